@@ -74,7 +74,7 @@ class VersionError(WindlassError):
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name closest to a misspelt one, or None where nothing is close."""
-    close = get_close_matches(name.lower(), [k for k in known], n=1, cutoff=0.6)
+    close = get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)
     return close[0] if close else None
 
 

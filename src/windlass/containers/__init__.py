@@ -1,0 +1,30 @@
+"""Container runtimes: what puts an image around the user's command. One row per backend."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from windlass.errors import unknown_name
+from windlass.containers.base import Runtime
+
+_BACKENDS = {
+    "apptainer": ("windlass.containers.apptainer", "Apptainer"),
+    "singularity": ("windlass.containers.apptainer", "Singularity"),
+    "podman-hpc": ("windlass.containers.podman_hpc", "PodmanHpc"),
+    "shifter": ("windlass.containers.shifter", "Shifter"),
+    "edf": ("windlass.containers.edf", "ContainerEngine"),
+    "charliecloud": ("windlass.containers.charliecloud", "Charliecloud"),
+}
+
+
+def runtime_names() -> tuple[str, ...]:
+    return tuple(_BACKENDS)
+
+
+def get_runtime(name: str) -> Runtime:
+    """The backend of this name; an unknown name is a `UsageError` with the nearest one."""
+    if name not in _BACKENDS:
+        raise unknown_name("container runtime", name, _BACKENDS)
+    module, attribute = _BACKENDS[name]
+    backend: Runtime = getattr(import_module(module), attribute)()
+    return backend

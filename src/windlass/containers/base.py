@@ -1,0 +1,61 @@
+"""What a container runtime is to the rest of windlass: it puts words in front of the user's command. Pure.
+
+The rank script runs on the host (except under an engine that starts the task inside, `starts_task`), so ranks, devices,
+caches and rendezvous are computed outside and carried in by the means that the runtime has.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from windlass.model.origin import Argument
+from windlass.model.plan import ContainerPlan, Setting
+
+
+class WrapSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What the runtime must do for one rank."""
+
+    container: ContainerPlan
+    cwd: str
+    run_dir: str
+    vendor: str | None
+    """nvidia, amd, intel or None: which device flag to give."""
+    settings: tuple[Setting, ...]
+    """Variables of the plan that the command must see inside."""
+    rank_variables: tuple[str, ...]
+    """Names that the rank script has exported (RANK, MASTER_ADDR, …) and the command must see inside."""
+
+
+class Runtime:
+    """Base of the backends."""
+
+    name: ClassVar[str]
+    executable: ClassVar[str]
+    starts_task: ClassVar[bool] = False
+    """The launcher starts the whole rank script inside the container (`srun --environment`)."""
+    inherits_environment: ClassVar[bool] = True
+    """Variables exported on the host arrive inside by themselves."""
+    image_forms: ClassVar[str]
+    """For error messages: what an image looks like for this runtime."""
+
+    def wrap(self, spec: WrapSpec) -> tuple[Argument, ...]:
+        """The words in front of the user's command, executable first; empty where the launcher does it."""
+        raise NotImplementedError(self.name)
+
+    def host_settings(self, spec: WrapSpec) -> tuple[Setting, ...]:
+        """Variables to set on the host side so that others arrive inside (`APPTAINERENV_LD_LIBRARY_PATH`)."""
+        return ()
+
+    def launcher_arguments(self, spec: WrapSpec) -> tuple[Argument, ...]:
+        """Words for the launcher's own command line."""
+        return ()
+
+    def files(self, spec: WrapSpec) -> dict[str, str]:
+        """Files to write into the run folder, name to text (an EDF file)."""
+        return {}
+
+    def check_image(self, image: str) -> str | None:
+        """What is wrong with this image's name for this runtime, or None. Looks at the text alone."""
+        return None

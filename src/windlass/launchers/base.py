@@ -1,0 +1,92 @@
+"""What a launcher is to the rest of windlass: values in, words and parsed lines out. Nothing here runs anything.
+
+A backend is one short file with one class. It says how its command line is built, which variables its tasks find their
+rank in, how its labelled output and its complaints about a failed rank are read. `launch/` does the running.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar, Literal
+
+import msgspec
+
+from windlass.model.origin import Argument
+from windlass.model.record import RankFailure
+from windlass.model.site import LauncherSpec
+
+
+class RankVariables(msgspec.Struct, frozen=True, kw_only=True):
+    """Variables in which a task finds its place, the most trusted first. Empty: it has to be computed from the rank."""
+
+    rank: tuple[str, ...]
+    local_rank: tuple[str, ...] = ()
+    node_rank: tuple[str, ...] = ()
+    world_size: tuple[str, ...] = ()
+
+
+class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What to start, in words that every launcher can express. Local ranks are blocks: node 0 has ranks 0..R-1."""
+
+    nodes: int
+    ranks_per_node: int
+    cpu_lists: tuple[tuple[int, ...], ...] = ()
+    """CPUs of each local rank; empty: do not bind to a list."""
+    cpus_per_rank: int | None = None
+    """Hardware threads that each rank may use, for launchers that only count."""
+    unbound: bool = False
+    """Tell the launcher not to bind at all."""
+    gpus_per_node: int | None = None
+    gpu_request: Literal["none", "gpus-per-node", "gres", "gpus", "gpus-per-task"] = "none"
+    devices: Literal["all", "one"] = "all"
+    device_by_launcher: bool = False
+    """With one device per rank, let the launcher choose the closest one."""
+    mpi: str | None = None
+    hosts_known: bool = True
+    host_file: str | None = None
+    """Path of a file with one host per line that lists the nodes to use, for launchers that take one."""
+    host_list: str | None = None
+    """Folded host list of the nodes to use when they are a part of the allocation."""
+    output_dir: str | None = None
+    """Folder for the ranks' output, for launchers whose daemons write one labelled file per node."""
+    step_name: str = "windlass"
+    time_limit: str | None = None
+    environment_names: tuple[str, ...] = ()
+    """Names of variables that must travel, for launchers that pass only what is named."""
+
+
+class Launcher:
+    """Base of the backends. Class attributes say what a launcher can do; methods are pure."""
+
+    name: ClassVar[str]
+    executable: ClassVar[str]
+    variables: ClassVar[RankVariables]
+    output: ClassVar[Literal["files", "stream", "pipes"]]
+    """`files`: its daemons write `<output_dir>/<host>.log`, every line labelled with the rank. `stream`: everything
+    arrives labelled on its stdout. `pipes`: windlass itself holds one pipe per rank (the local launcher)."""
+    binds_lists: ClassVar[bool]
+    """Takes one CPU list per local rank. Otherwise the rank script binds."""
+    names_failed_rank: ClassVar[bool]
+    """Its messages name the rank that failed first. Otherwise the rank script stays the parent and reports it."""
+    multi_node: ClassVar[bool] = True
+
+    def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:
+        """The command line, executable first, up to but without the program. Each argument has its reason."""
+        raise NotImplementedError(self.name)
+
+    def host_file_text(self, hosts: Iterable[str], spec: LaunchSpec) -> str | None:
+        """Text of the host file for `spec.host_file`, or None where the launcher takes none."""
+        return None
+
+    def parse_line(self, line: str) -> tuple[int | None, str]:
+        """Rank and text of one labelled line; rank None for a line of the launcher itself."""
+        raise NotImplementedError(self.name)
+
+    def parse_failure(self, messages: Iterable[str], exit_code: int) -> RankFailure | None:
+        """The first failed rank according to the launcher's own messages, or None where they do not say."""
+        return None
+
+
+def own_message(line: str) -> tuple[int | None, str]:
+    """A line that no rank wrote."""
+    return None, line

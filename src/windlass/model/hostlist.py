@@ -1,0 +1,100 @@
+"""Host lists of thousands of nodes: `nid[0001-0004,0010]`, expanded and folded without a scheduler's tools.
+
+Containers have no `scontrol`, and a login node may not either, so the expansion is ours. Pure.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable
+
+from windlass.errors import UsageError
+
+_MOST_HOSTS = 1_000_000
+_NAME = re.compile(r"[A-Za-z0-9._\-]+\Z")
+_NUMBER = re.compile(r"\A(.*?)(\d+)([^\d]*)\Z")
+
+
+def expand_hostlist(text: str) -> tuple[str, ...]:
+    """Every host of a list, in the list's order. A list that does not parse is a `UsageError` that shows the place."""
+    hosts: list[str] = []
+    for item in _split_outside_brackets(text):
+        hosts.extend(_expand_item(item, text))
+        if len(hosts) > _MOST_HOSTS:
+            raise UsageError(f"host list names more than {_MOST_HOSTS} hosts: {text[:60]!r}…")
+    if not hosts:
+        raise UsageError(f"empty host list {text!r}", hint="write names or ranges, as in nid[0001-0004]")
+    return tuple(hosts)
+
+
+def _split_outside_brackets(text: str) -> list[str]:
+    parts, depth, start = [], 0, 0
+    for at, char in enumerate(text):
+        if char == "[":
+            depth += 1
+        elif char == "]":
+            depth -= 1
+        if depth not in (0, 1):
+            raise UsageError(f"malformed host list {text!r}: unexpected {char!r} at character {at + 1}")
+        if depth == 0 and char in ", \n\t":
+            parts.append(text[start:at])
+            start = at + 1
+    if depth:
+        raise UsageError(f"malformed host list {text!r}: '[' is not closed")
+    parts.append(text[start:])
+    return [part for part in parts if part]
+
+
+def _expand_item(item: str, whole: str) -> Iterable[str]:
+    pieces = re.split(r"\[([^\]]*)\]", item)
+    choices: list[list[str]] = []
+    count = 1
+    for at, piece in enumerate(pieces):
+        choices.append([piece] if at % 2 == 0 else _expand_ranges(piece, whole))
+        count *= len(choices[-1])
+        if count > _MOST_HOSTS:
+            raise UsageError(f"host list names more than {_MOST_HOSTS} hosts: {whole[:60]!r}…")
+    for parts in itertools.product(*choices):
+        host = "".join(parts)
+        if not _NAME.match(host):
+            raise UsageError(f"malformed host name {host!r} in host list {whole!r}")
+        yield host
+
+
+def _expand_ranges(text: str, whole: str) -> list[str]:
+    out: list[str] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+            raise UsageError(f"malformed range {part!r} in host list {whole!r}", hint="ranges go up, as in [0001-0004]")
+        if dash and int(last) - int(first) >= _MOST_HOSTS:
+            raise UsageError(f"host list names more than {_MOST_HOSTS} hosts: {whole[:60]!r}…")
+        out.extend(f"{n:0{len(first)}d}" for n in range(int(first), int(last if dash else first) + 1))
+    return out
+
+
+def fold_hostlist(hosts: Iterable[str]) -> str:
+    """The shortest list for these hosts, keeping their order: runs of consecutive numbers become ranges."""
+    groups: list[tuple[str, str, list[str]]] = []
+    for host in hosts:
+        match = _NUMBER.match(host)
+        prefix, digits, suffix = match.groups() if match else (host, "", "")
+        if groups and groups[-1][0] == prefix and groups[-1][1] == suffix and digits and groups[-1][2][0]:
+            groups[-1][2].append(digits)
+        else:
+            groups.append((prefix, suffix, [digits]))
+    return ",".join(_fold_group(*group) for group in groups)
+
+
+def _fold_group(prefix: str, suffix: str, numbers: list[str]) -> str:
+    if len(numbers) == 1:
+        return f"{prefix}{numbers[0]}{suffix}"
+    ranges: list[tuple[str, str]] = []
+    for digits in numbers:
+        if ranges and len(ranges[-1][1]) == len(digits) and int(digits) == int(ranges[-1][1]) + 1:
+            ranges[-1] = (ranges[-1][0], digits)
+        else:
+            ranges.append((digits, digits))
+    inner = ",".join(low if low == high else f"{low}-{high}" for low, high in ranges)
+    return f"{prefix}[{inner}]{suffix}"

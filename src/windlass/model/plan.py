@@ -1,0 +1,199 @@
+"""The plan: everything decided, each thing with its reason and its source, and no secret in it.
+
+A plan is the same value whether it is shown (`windlass plan`), saved (`plan.json`), turned into a batch script or run.
+It is made on any machine; what only the job can know (host names, job id, a free port) is left to rules in it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from windlass.errors import ConfigError, VersionError
+from windlass.model.condition import ALWAYS, When
+from windlass.model.origin import BUILTIN, Argument, Origin
+from windlass.model.request import Request
+from windlass.model.topology import Topology
+
+PLAN_VERSION = 1
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One environment variable of the ranks. `value` None unsets it; a secret's value is in a file beside."""
+
+    name: str
+    value: str | None
+    because: str
+    origin: Origin = BUILTIN
+    when: When = ALWAYS
+    """Only tests that the compute node decides are left in here."""
+    expand: bool = False
+    prepend: bool = False
+    inside: bool = True
+    """False: only for the host side of a container."""
+    secret: bool = False
+    keep_user: bool = True
+    """A value that the user has set in the environment before the modules wins over this one."""
+    note: str = ""
+
+
+class RankBinding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where one local rank sits. Empty `cpus`: not bound."""
+
+    local_rank: int
+    cpus: tuple[int, ...] = ()
+    devices: tuple[int, ...] = ()
+    """Physical devices that are this rank's (one, or a share of one)."""
+    numa: tuple[int, ...] = ()
+    nic: str | None = None
+
+
+class Binding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The map of a node: ranks to CPUs, devices and interfaces."""
+
+    ranks: tuple[RankBinding, ...]
+    because: str
+    origin: Origin = BUILTIN
+    preset: str | None = None
+    visible: tuple[int, ...] = ()
+    """Order of devices that every rank sees (`--devices all`); empty leaves all visible as they are."""
+    agent_cpus: tuple[int, ...] = ()
+    comm_cpus: tuple[int, ...] = ()
+    by_launcher: bool = True
+    """Launcher flags bind; otherwise the rank script does, with taskset."""
+
+
+class Rendezvous(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How ranks find each other. A rule, because only the job knows its hosts."""
+
+    suffix: str = ""
+    short_name: bool = True
+    address: Literal["host", "ip"] = "host"
+    interface: str | None = None
+    port_base: int = 20000
+    port_span: int = 12000
+    fixed_port: int | None = None
+    because: str = ""
+    origin: Origin = BUILTIN
+
+
+class Mount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    source: str
+    target: str
+    because: str
+    origin: Origin = BUILTIN
+    read_only: bool = False
+    optional: bool = False
+    follow: bool = False
+
+
+class ContainerPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The container around the user's command."""
+
+    runtime: str
+    image: str
+    executable: str
+    verb: str = "exec"
+    arguments: tuple[Argument, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    activate: str = ""
+    annotations: dict[str, str] = {}
+    note: str = ""
+
+
+class CacheDir(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A node-local folder for a just-in-time or download cache, and the variables that point to it."""
+
+    name: str
+    subdir: str
+    variables: tuple[str, ...]
+    because: str
+    keep: bool = True
+    """Saved and restored between jobs with --keep-caches."""
+
+
+class Prologue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A line of shell in the job before the ranks start."""
+
+    line: str
+    because: str
+    origin: Origin = BUILTIN
+
+
+class Remark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Something a person should know before running: a warning or a note."""
+
+    level: Literal["note", "warning"]
+    text: str
+    hint: str = ""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """See the module's text. Field order is the order in which people read it."""
+
+    version: int = PLAN_VERSION
+    windlass: str = ""
+    name: str
+    site: str
+    partition: str | None = None
+    nodes: int
+    ranks_per_node: int
+    world_size: int
+    scheduler: str
+    launcher: str
+    request: Request
+    command: tuple[str, ...]
+    """What each rank runs, placeholders not yet filled in; secret words are masked, see `secret_words`."""
+    secret_words: tuple[int, ...] = ()
+    """Positions in `command` whose words are in the secrets file."""
+    directives: tuple[Argument, ...] = ()
+    launch: tuple[Argument, ...] = ()
+    """The launcher's command line without the rank script; `{run_dir}` stands for the run folder."""
+    modules_use: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    prologue: tuple[Prologue, ...] = ()
+    limits: tuple[Argument, ...] = ()
+    """`ulimit` words, e.g. `-c 0`."""
+    environment: tuple[Setting, ...] = ()
+    binding: Binding
+    topology: Topology
+    rendezvous: Rendezvous = Rendezvous()
+    container: ContainerPlan | None = None
+    caches: tuple[CacheDir, ...] = ()
+    cache_root: str = "/tmp"
+    keep_caches: str | None = None
+    hosts: str | None = None
+    """Folded host list, where an allocation is known."""
+    job_id: str | None = None
+    remarks: tuple[Remark, ...] = ()
+    grace_s: float = 5.0
+    parent: bool = False
+    """The rank script stays the parent of the user's command and reports its end, because the launcher does not say
+    which rank failed."""
+
+
+_encoder = msgspec.json.Encoder(order="deterministic")
+
+
+def plan_to_json(plan: Plan) -> bytes:
+    """Indented JSON that `plan_from_json` reads back as the same value."""
+    return msgspec.json.format(_encoder.encode(plan), indent=1) + b"\n"
+
+
+def plan_from_json(data: bytes, *, where: str = "plan") -> Plan:
+    """The plan in `data`. A torn file, an unknown field or a newer version is an error that names `where`."""
+    try:
+        head = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        version = msgspec.json.decode(head.get("version", msgspec.Raw(b"1")), type=int)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{where}: not a plan: {error}", hint="make it anew with `windlass plan --json`") from error
+    if version > PLAN_VERSION:
+        raise VersionError(
+            f"{where}: plan version {version} is newer than this windlass reads ({PLAN_VERSION})",
+            hint="use the windlass that wrote it, or make the plan anew",
+        )
+    try:
+        return msgspec.json.decode(data, type=Plan)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{where}: not a plan: {error}", hint="make it anew with `windlass plan --json`") from error

@@ -1,0 +1,67 @@
+"""A result is a record: what ran where, how it ended, with which figures. Versioned JSON."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from windlass.errors import ConfigError, VersionError
+
+RECORD_VERSION = 1
+
+Outcome = Literal["ok", "failed", "killed", "stopped", "not-started"]
+
+
+class RankFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The first rank that failed. `signal` is set where a signal ended it."""
+
+    rank: int | None
+    host: str | None = None
+    code: int | None = None
+    signal: int | None = None
+    log: str | None = None
+    last_lines: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """What the shell would say: the code, or 128 + signal."""
+        if self.signal is not None:
+            return 128 + self.signal
+        return self.code if self.code else 1
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The end of one run, `result.json` in its folder."""
+
+    version: int = RECORD_VERSION
+    windlass: str
+    name: str
+    site: str
+    nodes: int
+    ranks_per_node: int
+    hosts: str
+    job_id: str | None = None
+    outcome: Outcome
+    exit_code: int
+    started: str
+    seconds: float
+    launch_argv: tuple[str, ...] = ()
+    failure: RankFailure | None = None
+    remarks: tuple[str, ...] = ()
+
+
+def record_to_json(record: RunRecord) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
+
+
+def record_from_json(data: bytes, *, where: str = "record") -> RunRecord:
+    """The record in `data`; a torn file or a newer version is an error that names `where`."""
+    try:
+        head = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        version = msgspec.json.decode(head.get("version", msgspec.Raw(b"1")), type=int)
+        if version > RECORD_VERSION:
+            raise VersionError(f"{where}: record version {version} is newer than this windlass reads")
+        return msgspec.json.decode(data, type=RunRecord)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{where}: not a record of a run: {error}") from error

@@ -1,0 +1,86 @@
+"""What the user asked for, before anything is decided."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+PLACEHOLDERS = (
+    "rank",
+    "local_rank",
+    "node_rank",
+    "world_size",
+    "nodes",
+    "ranks_per_node",
+    "master_addr",
+    "master_port",
+    "job_id",
+)
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Options of run, plan and submit. None means "not said": the site or the machine decides."""
+
+    command: tuple[str, ...]
+    """The user's own words: a script and its arguments, `-m module`, or a command."""
+    kind: Literal["script", "module", "command"] = "command"
+    name: str | None = None
+    cwd: str = ""
+    python: str | None = None
+    placeholders: bool = True
+
+    site: str | None = None
+    scheduler: str | None = None
+    launcher: str | None = None
+    nodes: int | None = None
+    ranks_per_node: int | None = None
+    ranks_per_device: int | None = None
+    hosts: str | None = None
+    partition: str | None = None
+    qos: str | None = None
+    account: str | None = None
+    time: str | None = None
+    directives: tuple[str, ...] = ()
+    launcher_args: tuple[str, ...] = ()
+    """Both: a leading `~` removes a default of that name."""
+
+    cpu_bind: str = "auto"
+    devices: Literal["all", "one"] | None = None
+    device_unit: Literal["tile", "card"] | None = None
+    threads: int | None = None
+
+    container: str | None = None
+    runtime: str | None = None
+    binds: tuple[str, ...] = ()
+    container_args: tuple[str, ...] = ()
+
+    env: tuple[tuple[str, str], ...] = ()
+    unset: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    no_modules: bool = False
+    activate: str | None = None
+    keep_caches: str | None = None
+    options: tuple[str, ...] = ()
+    """Named remedies and experiments of the site (`--with NAME`)."""
+    comm_log: str | None = None
+    """Ranks whose collective library logs to a file: a list, `all`, or None."""
+    mpi: str | None = None
+    master_port: int | None = None
+    run_dir: str | None = None
+    grace_s: float = 5.0
+    """Time between asking ranks to end and killing them."""
+
+
+class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the scheduler has given us, read inside the job."""
+
+    scheduler: str
+    job_id: str
+    hosts: tuple[str, ...]
+    cpus_per_node: int | None = None
+    tasks_per_node: int | None = None
+    gpus_per_node: int | None = None
+    end_time_s: float | None = None
+    whole_nodes: bool | None = None
+    partition: str | None = None

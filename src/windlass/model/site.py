@@ -1,0 +1,347 @@
+"""The closed schema of a catalog file. One schema serves sites, hardware, networks and the user's own overlays.
+
+Every field has a default, so that a file may say only what it knows and a merge of scopes fills the rest. Unknown keys
+are errors. Values that a reader may doubt carry `source`, the key of an entry in `[sources]` of the same file, which
+says where it was read, when, and how far to trust it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from windlass.model.condition import ALWAYS, When
+from windlass.model.origin import Grade, Origin
+
+
+class _Table(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A TOML table that refuses keys it does not know."""
+
+
+class SourceSpec(_Table, frozen=True, kw_only=True):
+    """Where facts were read. `checked` is the date of the copy, `grade` how far to trust it."""
+
+    where: str
+    checked: str
+    grade: Grade = "site"
+
+
+class SettingSpec(_Table, frozen=True, kw_only=True):
+    """An environment variable. A missing `value` unsets it."""
+
+    name: str
+    value: str | None = None
+    because: str
+    source: str
+    when: When = ALWAYS
+    expand: bool = False
+    """`${NAME}` in the value is expanded on the node, `{local_rank}` and the like in the rank."""
+    prepend: bool = False
+    """The value goes in front of what is there, separated by a colon."""
+    note: str = ""
+    origin: Origin | None = None
+    """Filled in by the merge; not for files."""
+
+
+class ArgumentSpec(_Table, frozen=True, kw_only=True):
+    """Words of a batch directive or of the launcher's command line. `name` is what `--directive -NAME` removes."""
+
+    words: tuple[str, ...]
+    because: str
+    source: str
+    when: When = ALWAYS
+    note: str = ""
+    origin: Origin | None = None
+
+
+class DetectSpec(_Table, frozen=True, kw_only=True):
+    """Evidence that this is the machine. Never one host prefix alone: `hostnames` count only beside something else."""
+
+    cluster_names: tuple[str, ...] = ()
+    variables: dict[str, str] = {}
+    """Variable to a regular expression that its value matches."""
+    domains: tuple[str, ...] = ()
+    hostnames: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    login_hosts: tuple[str, ...] = ()
+    source: str = ""
+
+
+class SchedulerSpec(_Table, frozen=True, kw_only=True):
+    kind: Literal["slurm", "pbs", "flux", "none"] = "none"
+    default_partition: str | None = None
+    account_required: bool = False
+    gpu_request: Literal["none", "gpus-per-node", "gres", "gpus", "gpus-per-task"] = "none"
+    """How the allocation asks for devices; a site that allots whole nodes needs none."""
+    directives: tuple[ArgumentSpec, ...] = ()
+    poll_s: float = 10.0
+    source: str = ""
+
+
+class LauncherSpec(_Table, frozen=True, kw_only=True):
+    kind: Literal["srun", "pals", "hydra", "openmpi", "flux", "local"] = "local"
+    executable: str | None = None
+    mpi: str | None = None
+    """The process-management interface to ask for (`pmi2`, `pmix`); none leaves the site's default."""
+    arguments: tuple[ArgumentSpec, ...] = ()
+    source: str = ""
+
+
+class RendezvousSpec(_Table, frozen=True, kw_only=True):
+    """How ranks find each other: the first host's name, changed to a name on the fabric."""
+
+    suffix: str = ""
+    """Appended to the short host name (`.hsn.example.org`, or `i` at a site with such names)."""
+    short_name: bool = True
+    address: Literal["host", "ip"] = "host"
+    interface: str | None = None
+    """Interface whose address to publish when `address` is `ip`."""
+    port_base: int = 20000
+    port_span: int = 12000
+    """The port is base + job id modulo span, then checked on node 0."""
+    source: str = ""
+
+
+class PresetSpec(_Table, frozen=True, kw_only=True):
+    """A binding that cannot be computed, as a named list: CPUs of each local rank, separated by colons."""
+
+    name: str
+    ranks_per_node: int
+    cpus: str
+    because: str
+    source: str
+    comm_cpus: str = ""
+    """Cores of the collective library's own threads; ranks stay away from them."""
+    device_unit: Literal["tile", "card"] | None = None
+    devices: tuple[int, ...] = ()
+    """Device of each local rank; without it, rank i uses device i * devices / ranks."""
+    default: bool = False
+    """Taken by `--cpu-bind auto` when the number of ranks per node is this preset's."""
+    note: str = ""
+    settings: tuple[SettingSpec, ...] = ()
+    origin: Origin | None = None
+
+
+class BindingSpec(_Table, frozen=True, kw_only=True):
+    order: Literal["device", "core"] = "device"
+    """`device`: rank i sits next to device i. `core`: rank i has the i-th cores, and the devices are renumbered."""
+    threads: Literal["first", "all"] = "all"
+    """Whether a rank's mask has only the first hardware thread of each core."""
+    agent_cpus: str = ""
+    comm_cpus: str = ""
+    cores_per_rank_max: int | None = None
+    launcher_binds: bool = True
+    """False where the site leaves binding to its launcher (Flux mpibind)."""
+    presets: tuple[PresetSpec, ...] = ()
+    source: str = ""
+
+
+class DeviceSpec(_Table, frozen=True, kw_only=True):
+    """Devices of a node of this hardware, and how a process is told which to use."""
+
+    vendor: Literal["nvidia", "amd", "intel"] | None = None
+    name: str = ""
+    unit: Literal["tile", "card"] = "card"
+    """What one torch device is by default."""
+    visibility: str | None = None
+    """The one variable that selects devices."""
+    mode: Literal["all", "one"] = "all"
+    by_launcher: bool = False
+    """With `--devices one` the launcher's own flags choose the device (Frontier's closest)."""
+    memory_gb: float | None = None
+    source: str = ""
+
+
+class DomainSpec(_Table, frozen=True, kw_only=True):
+    """A NUMA domain: its CPUs (all hardware threads), its socket, devices and interfaces."""
+
+    cpus: str
+    socket: int = 0
+    devices: tuple[int, ...] = ()
+    nics: tuple[str, ...] = ()
+
+
+class NodeSpec(_Table, frozen=True, kw_only=True):
+    """One node of this hardware, as its documentation describes it."""
+
+    arch: str = ""
+    cpu: str = ""
+    cores: int = 0
+    threads_per_core: int = 1
+    domains: tuple[DomainSpec, ...] = ()
+    l3: tuple[str, ...] = ()
+    """CPU lists of the last-level caches, where they are smaller than a NUMA domain."""
+    reserved: str = ""
+    tiles_per_card: int = 1
+    memory_gb: float | None = None
+    nic_gbits: float | None = None
+    source: str = ""
+
+
+class PeakSpec(_Table, frozen=True, kw_only=True):
+    """Dense peak of one torch device, for utilisation. Numbers in TFLOP/s and TB/s."""
+
+    precision: str
+    tflops: float
+    source: str
+    note: str = ""
+
+
+class QueueSpec(_Table, frozen=True, kw_only=True):
+    name: str
+    kind: Literal["partition", "qos", "queue"] = "partition"
+    nodes_min: int | None = None
+    nodes_max: int | None = None
+    time_max: str | None = None
+    note: str = ""
+    source: str = ""
+
+
+class BindSpec(_Table, frozen=True, kw_only=True):
+    """A host path that a container needs."""
+
+    source_path: str
+    target: str | None = None
+    because: str
+    source: str
+    when: When = ALWAYS
+    follow: bool = False
+    """Follow symbolic links on the host and bind what they point at too."""
+    optional: bool = False
+    """Leave it out when the host does not have it, where the runtime would otherwise refuse to start."""
+    origin: Origin | None = None
+
+
+class ContainerSpec(_Table, frozen=True, kw_only=True):
+    """What a site's container runtime needs at run time."""
+
+    runtime: str
+    executable: str | None = None
+    default: bool = False
+    arguments: tuple[ArgumentSpec, ...] = ()
+    binds: tuple[BindSpec, ...] = ()
+    settings: tuple[SettingSpec, ...] = ()
+    modules: tuple[str, ...] = ()
+    activate: str = ""
+    """Shell text that some images need first, e.g. `$WITH_CONDA`; `activate_images` says which (glob patterns)."""
+    activate_images: tuple[str, ...] = ()
+    verb: Literal["exec", "run"] = "exec"
+    annotations: dict[str, str] = {}
+    """Container-engine annotations (EDF)."""
+    note: str = ""
+    source: str = ""
+
+
+class StorageSpec(_Table, frozen=True, kw_only=True):
+    home: str = ""
+    scratch: str = ""
+    """Shared and large; run folders and caches of downloads belong here."""
+    local: str = "/tmp"
+    """Node-local, for JIT caches."""
+    local_kind: Literal["memory", "disk", "unknown"] = "unknown"
+    stage: str = ""
+    """Best node-local place for a staged environment."""
+    shared: tuple[str, ...] = ()
+    links: dict[str, str] = {}
+    """Paths that are links into another tree (`/scratch` into `/pfs`), so that a container bind must follow them."""
+    note: str = ""
+    source: str = ""
+
+
+class ModuleSpec(_Table, frozen=True, kw_only=True):
+    use: tuple[str, ...] = ()
+    load: tuple[str, ...] = ()
+    because: str = ""
+    when: When = ALWAYS
+    default: bool = True
+    """False: advice that the user asks for with `--module`."""
+    note: str = ""
+    source: str = ""
+
+
+class PrologueSpec(_Table, frozen=True, kw_only=True):
+    """A line of shell that a job at this site needs before its ranks start."""
+
+    line: str
+    because: str
+    source: str
+    when: When = ALWAYS
+    origin: Origin | None = None
+
+
+class NoteSpec(_Table, frozen=True, kw_only=True):
+    """Where sources contradict each other, or something worth knowing: the verdict and the alternatives."""
+
+    topic: str
+    verdict: str
+    alternatives: str = ""
+    source: str = ""
+
+
+class SiteFile(_Table, frozen=True, kw_only=True):
+    """One file. `kind` says which scope it fills."""
+
+    kind: Literal["site", "hardware", "network", "overlay"] = "site"
+    name: str = ""
+    title: str = ""
+    operator: str = ""
+    extends: str | None = None
+    """An overlay's base site, or a site that another one differs little from."""
+    hardware: str | None = None
+    network: str | None = None
+    largest_nodes: int | None = None
+    status: str = ""
+    """What of this entry was never run on the machine."""
+    login_refuse: bool = True
+    offline: bool = False
+    """Compute nodes cannot reach the internet."""
+    sources: dict[str, SourceSpec] = {}
+    detect: DetectSpec = DetectSpec()
+    scheduler: SchedulerSpec = SchedulerSpec()
+    launcher: LauncherSpec = LauncherSpec()
+    rendezvous: RendezvousSpec = RendezvousSpec()
+    binding: BindingSpec = BindingSpec()
+    devices: DeviceSpec = DeviceSpec()
+    node: NodeSpec = NodeSpec()
+    peaks: tuple[PeakSpec, ...] = ()
+    queues: tuple[QueueSpec, ...] = ()
+    settings: tuple[SettingSpec, ...] = ()
+    drop: tuple[str, ...] = ()
+    """Names of inherited settings to leave out."""
+    modules: tuple[ModuleSpec, ...] = ()
+    prologue: tuple[PrologueSpec, ...] = ()
+    containers: tuple[ContainerSpec, ...] = ()
+    storage: StorageSpec = StorageSpec()
+    notes: tuple[NoteSpec, ...] = ()
+    partitions: dict[str, PartitionSpec] = {}
+
+
+class PartitionSpec(_Table, frozen=True, kw_only=True):
+    """What differs in one partition or queue."""
+
+    hardware: str | None = None
+    binding: BindingSpec | None = None
+    devices: DeviceSpec | None = None
+    storage: StorageSpec | None = None
+    settings: tuple[SettingSpec, ...] = ()
+    drop: tuple[str, ...] = ()
+    directives: tuple[ArgumentSpec, ...] = ()
+    note: str = ""
+    source: str = ""
+
+
+class Site(msgspec.Struct, frozen=True, kw_only=True):
+    """A site after the merge of scopes. `origins` remembers which scope and file decided each key (`launcher.kind`)."""
+
+    name: str
+    file: SiteFile
+    origins: dict[str, Origin]
+
+    def origin_of(self, key: str) -> Origin:
+        """The origin of a key or of the nearest table that holds it."""
+        while key:
+            if key in self.origins:
+                return self.origins[key]
+            key = key.rpartition(".")[0]
+        return Origin(scope="builtin", where="windlass")

@@ -1,0 +1,28 @@
+"""Schedulers: what gives us nodes. One row per backend."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from windlass.errors import unknown_name
+from windlass.schedulers.base import Scheduler
+
+_BACKENDS = {
+    "slurm": ("windlass.schedulers.slurm", "Slurm"),
+    "pbs": ("windlass.schedulers.pbs", "Pbs"),
+    "flux": ("windlass.schedulers.flux", "Flux"),
+    "none": ("windlass.schedulers.none", "NoScheduler"),
+}
+
+
+def scheduler_names() -> tuple[str, ...]:
+    return tuple(_BACKENDS)
+
+
+def get_scheduler(name: str) -> Scheduler:
+    """The backend of this name; an unknown name is a `UsageError` with the nearest one."""
+    if name not in _BACKENDS:
+        raise unknown_name("scheduler", name, _BACKENDS)
+    module, attribute = _BACKENDS[name]
+    backend: Scheduler = getattr(import_module(module), attribute)()
+    return backend

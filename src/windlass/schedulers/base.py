@@ -1,0 +1,116 @@
+"""What a scheduler is to the rest of windlass: small hooks that build words or text and parse output. All pure.
+
+`launch/` runs the commands. Errors are split in two: a request that is wrong (`UsageError`) and a scheduler that cannot
+answer now (`transient`). A state that a backend does not know is UNKNOWN, never an exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import ClassVar
+
+import msgspec
+
+from windlass.errors import WindlassError
+from windlass.model.origin import Argument
+from windlass.model.request import Allocation
+from windlass.model.site import SchedulerSpec
+
+
+class JobState(Enum):
+    QUEUED = "queued"
+    HELD = "held"
+    RUNNING = "running"
+    ENDING = "ending"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIMEOUT = "timeout"
+    UNKNOWN = "unknown"
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What to ask the scheduler for."""
+
+    name: str
+    nodes: int
+    ranks_per_node: int
+    cpus_per_rank: int | None = None
+    gpus_per_node: int | None = None
+    partition: str | None = None
+    qos: str | None = None
+    account: str | None = None
+    time: str | None = None
+    """As the user wrote it: `30` (minutes), `1:30:00`, `2h`, `1-12:00:00`; backends write their own form."""
+    output: str | None = None
+    exclude_hosts: tuple[str, ...] = ()
+
+
+class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
+    state: JobState
+    exit_code: int | None = None
+    reason: str = ""
+    """The scheduler's own words where it has any ("Can Never Run")."""
+
+
+class Scheduler:
+    """Base of the backends."""
+
+    name: ClassVar[str]
+    directive: ClassVar[str]
+    """Prefix of a directive line, `#SBATCH`."""
+    job_id_variable: ClassVar[str]
+    shebang: ClassVar[str] = "#!/bin/bash"
+    host_lines: ClassVar[str]
+    """A shell command that prints the hosts of the job, one per line, rank 0's first, each once."""
+    submit_program: ClassVar[str]
+
+    def in_allocation(self, environ: Mapping[str, str]) -> bool:
+        """Whether this process runs inside a job (batch script, interactive allocation or a step)."""
+        raise NotImplementedError(self.name)
+
+    def allocation_argv(self, environ: Mapping[str, str]) -> tuple[str, ...] | None:
+        """A command whose output `parse_allocation` needs, or None where the environment and files suffice."""
+        return None
+
+    def parse_allocation(
+        self, environ: Mapping[str, str], read_text: Callable[[str], str], output: str | None = None
+    ) -> Allocation:
+        """What the job was given. A malformed host list or node file is a `UsageError` that names it."""
+        raise NotImplementedError(self.name)
+
+    def directives(self, spec: JobSpec, site: SchedulerSpec) -> tuple[Argument, ...]:
+        """Directive words for the batch script, each with its reason; the site's own come last."""
+        raise NotImplementedError(self.name)
+
+    def submit_argv(self, script: str) -> tuple[str, ...]:
+        raise NotImplementedError(self.name)
+
+    def parse_submit(self, output: str) -> str:
+        """The job id that the submit command printed; a `CommandError`-free answer or a `WindlassError`."""
+        raise NotImplementedError(self.name)
+
+    def explain_refusal(self, code: int, output: str) -> WindlassError:
+        """The error for a refused submission, in words and with a hint; `transient` where trying again may help."""
+        raise NotImplementedError(self.name)
+
+    def status_argv(self, job_id: str) -> tuple[str, ...]:
+        raise NotImplementedError(self.name)
+
+    def parse_status(self, output: str, code: int, job_id: str) -> JobStatus:
+        raise NotImplementedError(self.name)
+
+    def cancel_argv(self, job_id: str) -> tuple[str, ...]:
+        raise NotImplementedError(self.name)
+
+    def address_argv(self, host: str) -> tuple[str, ...] | None:
+        """A command that tells the network address of a node whose name does not resolve, or None."""
+        return None
+
+    def parse_address(self, output: str) -> str | None:
+        return None
+
+    def kill_step_argv(self, environ: Mapping[str, str], step_name: str) -> tuple[str, ...] | None:
+        """A command that kills, at once and on all nodes, what the launcher started under this name, or None."""
+        return None
