@@ -1,0 +1,49 @@
+"""Fixtures for every test: folder names that break careless quoting, and a check that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import leftovers
+
+# Tests under these marks start real processes, so what they leave behind is looked for.
+_REAL = ("slurm", "mpi", "fuse", "containers", "torch", "modules")
+
+HOSTILE_NAME = """run 1's "$HOME" $(touch x) `id` [a]*? ünï;&|#%"""
+
+
+@pytest.fixture
+def hostile_dir(tmp_path: Path) -> Path:
+    """A folder whose name has spaces, quotes, shell syntax, glob characters and non-ASCII letters."""
+    folder = tmp_path / HOSTILE_NAME
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def mark() -> str:
+    """This test's mark: put it into names of network namespaces and interfaces, so that leaks are found."""
+    return os.environ[leftovers.MARK_VARIABLE]
+
+
+@pytest.fixture(autouse=True)
+def _no_leftovers(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test of real parts that leaves a process, mount or namespace behind, and clears it away."""
+    mark = leftovers.new_mark()
+    os.environ[leftovers.MARK_VARIABLE] = mark
+    real = any(request.node.get_closest_marker(name) for name in _REAL)
+    if not real:
+        yield
+        return
+    base = request.getfixturevalue("tmp_path_factory").getbasetemp()
+    before = frozenset(leftovers.mounts_under(base))
+    yield
+    found = leftovers.look_until_clean(mark, base, patience_s=5, ignore_mounts=before)
+    if found:
+        text = found.text()
+        leftovers.remove(found)
+        pytest.fail(f"the test left behind:\n{text}", pytrace=False)
