@@ -26,11 +26,14 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     scope: Scope
     where: str = ""
+    file: str = ""
+    """Name of the catalog file or path of the user's file."""
     checked: str | None = None
     grade: Grade | None = None
 
     def text(self) -> str:
-        parts = [self.scope if not self.where else f"{self.scope}: {self.where}"]
+        who = f"{self.scope} {self.file}" if self.file else self.scope
+        parts = [who if not self.where else f"{who}: {self.where}"]
         if self.checked:
             parts.append(f"checked {self.checked}")
         if self.grade in {"unconfirmed", "community"}:

@@ -44,8 +44,21 @@ class SettingSpec(_Table, frozen=True, kw_only=True):
     """Filled in by the merge; not for files."""
 
 
+_REPEATABLE = ("-l", "-W", "-o", "-x", "--env", "--genv", "-genv", "--mca", "--setattr", "--setopt", "--bind", "-B")
+
+
+def argument_key(words: tuple[str, ...]) -> str:
+    """The name of an option without its value; for options that may be given many times, with the name in the value."""
+    first, equals, value = words[0].partition("=") if words else ("", "", "")
+    if first not in _REPEATABLE:
+        return first
+    if not equals:
+        value = words[1] if len(words) > 1 else ""
+    return f"{first} {value.split('=', 1)[0]}".strip()
+
+
 class ArgumentSpec(_Table, frozen=True, kw_only=True):
-    """Words of a batch directive or of the launcher's command line. `name` is what `--directive -NAME` removes."""
+    """Words of a batch directive or of the launcher's command line."""
 
     words: tuple[str, ...]
     because: str
@@ -54,11 +67,19 @@ class ArgumentSpec(_Table, frozen=True, kw_only=True):
     note: str = ""
     origin: Origin | None = None
 
+    @property
+    def key(self) -> str:
+        """What this is a value of: `--network`, `-l place`, `--setattr rdzv_get_en`. A higher scope replaces by it."""
+        return argument_key(self.words)
+
 
 class DetectSpec(_Table, frozen=True, kw_only=True):
-    """Evidence that this is the machine. Never one host prefix alone: `hostnames` count only beside something else."""
+    """Evidence that this is the machine. Never one host prefix alone: `hostnames` count only beside something else.
+
+    Host names and values of variables are regular expressions that must match as a whole; domains are suffixes."""
 
     cluster_names: tuple[str, ...] = ()
+    """Names that the scheduler gives its cluster."""
     variables: dict[str, str] = {}
     """Variable to a regular expression that its value matches."""
     domains: tuple[str, ...] = ()
@@ -150,11 +171,18 @@ class DeviceSpec(_Table, frozen=True, kw_only=True):
     by_launcher: bool = False
     """With `--devices one` the launcher's own flags choose the device (Frontier's closest)."""
     memory_gb: float | None = None
+    memory_tbs: float | None = None
+    """Memory bandwidth of one torch device, TB/s."""
+    torch_type: Literal["cuda", "xpu", "cpu"] | None = None
+    backend: str = ""
+    """Collective backend for `torch.distributed`, where the site names one (`nccl`, `xccl`)."""
     source: str = ""
 
 
 class DomainSpec(_Table, frozen=True, kw_only=True):
-    """A NUMA domain: its CPUs (all hardware threads), its socket, devices and interfaces."""
+    """A NUMA domain: its CPUs (all hardware threads), its socket, devices (in the hardware's default unit) and interfaces.
+
+    Where the domain has several last-level caches, its devices are listed in the order of those caches."""
 
     cpus: str
     socket: int = 0
@@ -175,6 +203,8 @@ class NodeSpec(_Table, frozen=True, kw_only=True):
     reserved: str = ""
     tiles_per_card: int = 1
     memory_gb: float | None = None
+    nics: tuple[str, ...] = ()
+    """Interfaces whose domain is not documented."""
     nic_gbits: float | None = None
     source: str = ""
 
@@ -186,6 +216,19 @@ class PeakSpec(_Table, frozen=True, kw_only=True):
     tflops: float
     source: str
     note: str = ""
+
+
+class ReferenceSpec(_Table, frozen=True, kw_only=True):
+    """A figure that somebody measured on a healthy machine of this kind, to compare one's own with."""
+
+    what: str
+    """`all_reduce busbw`, `import torch`, `resnet50 images/s`."""
+    value: float
+    unit: str
+    nodes: int | None = None
+    ranks_per_node: int | None = None
+    note: str = ""
+    source: str
 
 
 class QueueSpec(_Table, frozen=True, kw_only=True):
@@ -288,6 +331,8 @@ class SiteFile(_Table, frozen=True, kw_only=True):
     operator: str = ""
     extends: str | None = None
     """An overlay's base site, or a site that another one differs little from."""
+    source: str = ""
+    """For the facts at the top of the file."""
     hardware: str | None = None
     network: str | None = None
     largest_nodes: int | None = None
@@ -305,10 +350,13 @@ class SiteFile(_Table, frozen=True, kw_only=True):
     devices: DeviceSpec = DeviceSpec()
     node: NodeSpec = NodeSpec()
     peaks: tuple[PeakSpec, ...] = ()
+    references: tuple[ReferenceSpec, ...] = ()
     queues: tuple[QueueSpec, ...] = ()
     settings: tuple[SettingSpec, ...] = ()
     drop: tuple[str, ...] = ()
-    """Names of inherited settings to leave out."""
+    """Inherited things to leave out: variables (`NCCL_*` is a pattern), options (`--network`), binds (`/opt/cray`)."""
+    limits: tuple[ArgumentSpec, ...] = ()
+    """Words of `ulimit`, e.g. `-c 0`."""
     modules: tuple[ModuleSpec, ...] = ()
     prologue: tuple[PrologueSpec, ...] = ()
     containers: tuple[ContainerSpec, ...] = ()
