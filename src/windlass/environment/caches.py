@@ -1,0 +1,120 @@
+"""Node-local folders for the caches that compilers and libraries write while a job runs.
+
+On a shared file system these caches race between ranks and fill the home quota; node-local and per job they do neither.
+`--keep-caches DIR` saves them after a job and restores them before the next, so that nothing is compiled twice.
+"""
+
+from __future__ import annotations
+
+from windlass.model.plan import CacheDir, Setting
+from windlass.model.site import Site
+
+CACHE_DIR_VARIABLE = "WINDLASS_CACHE_DIR"
+"""Set by the rank script to this job's folder on the node; the caches lie in it."""
+
+_ALL = (
+    CacheDir(
+        name="triton",
+        subdir="triton",
+        variables=("TRITON_CACHE_DIR",),
+        because="Triton's cache races between ranks on a shared file system",
+    ),
+    CacheDir(
+        name="inductor",
+        subdir="inductor",
+        variables=("TORCHINDUCTOR_CACHE_DIR",),
+        because="torch.compile's cache races between nodes on a shared file system",
+    ),
+    CacheDir(
+        name="extensions",
+        subdir="extensions",
+        variables=("TORCH_EXTENSIONS_DIR",),
+        because="torch's built extensions lock a folder in home, and a killed job leaves the lock",
+    ),
+    CacheDir(
+        name="numba",
+        subdir="numba",
+        variables=("NUMBA_CACHE_DIR",),
+        because="numba's cache beside the sources is on the shared file system or read-only",
+    ),
+    CacheDir(
+        name="matplotlib",
+        subdir="matplotlib",
+        variables=("MPLCONFIGDIR",),
+        because="matplotlib builds its font list in home from every rank at once",
+    ),
+)
+
+_BY_VENDOR = {
+    "nvidia": (
+        CacheDir(
+            name="cuda",
+            subdir="cuda",
+            variables=("CUDA_CACHE_PATH",),
+            because="the driver's compile cache in home is written by every rank",
+        ),
+    ),
+    "amd": (
+        CacheDir(
+            name="miopen",
+            subdir="miopen",
+            variables=("MIOPEN_USER_DB_PATH", "MIOPEN_CUSTOM_CACHE_DIR"),
+            because="MIOpen keeps SQLite files, which break on shared file systems; the folder must exist beforehand",
+        ),
+    ),
+    "intel": (
+        CacheDir(
+            name="neo",
+            subdir="neo",
+            variables=("NEO_CACHE_DIR",),
+            because="the compute runtime's compile cache in home is written by every rank",
+        ),
+        CacheDir(
+            name="sycl",
+            subdir="sycl",
+            variables=("SYCL_CACHE_DIR",),
+            because="SYCL's persistent device code in home is written by every rank",
+        ),
+    ),
+}
+
+_DOWNLOADS = (
+    ("HF_HOME", "huggingface", "models and data sets fill the home quota; every node needs the same copy"),
+    ("TORCH_HOME", "torch", "torch hub's downloads fill the home quota"),
+)
+
+
+def cache_dirs(vendor: str | None) -> tuple[CacheDir, ...]:
+    """The caches that matter with devices of this vendor."""
+    return _ALL + _BY_VENDOR.get(vendor or "", ())
+
+
+def cache_settings(dirs: tuple[CacheDir, ...]) -> tuple[Setting, ...]:
+    """One variable for each cache; the folder itself is made by the rank script before the command starts."""
+    return tuple(
+        Setting(
+            name=variable,
+            value="${" + CACHE_DIR_VARIABLE + "}/" + entry.subdir,
+            because=entry.because,
+            expand=True,
+        )
+        for entry in dirs
+        for variable in entry.variables
+    )
+
+
+def download_settings(site: Site) -> tuple[Setting, ...]:
+    """Where downloads go: the site's scratch, where it names one. They are shared, so they are not node-local."""
+    scratch = site.file.storage.scratch
+    if not scratch:
+        return ()
+    return tuple(
+        Setting(
+            name=name,
+            value=f"{scratch.rstrip('/')}/.cache/{folder}",
+            because=because,
+            expand=True,
+            origin=site.origin_of("storage.scratch"),
+        )
+        for name, folder, because in _DOWNLOADS
+    )

@@ -1,0 +1,105 @@
+"""Which variables a plan has: candidates of all scopes, conditions decided, the user's own values on top. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from windlass.model.condition import ALWAYS, Facts, When, holds
+from windlass.model.origin import BUILTIN, Origin
+from windlass.model.plan import Setting
+from windlass.model.secrets import MASK, is_secret
+from windlass.model.site import SettingSpec
+
+
+def setting_of(spec: SettingSpec) -> Setting:
+    """A catalog setting as a plan has it, keeping only the tests that the node decides."""
+    left = ALWAYS
+    if spec.when.at_run_time:
+        left = When(exists=spec.when.exists, found=spec.when.found, found_in=spec.when.found_in)
+    return Setting(
+        name=spec.name,
+        value=spec.value,
+        because=spec.because,
+        origin=spec.origin or BUILTIN,
+        when=left,
+        expand=spec.expand,
+        prepend=spec.prepend,
+        note=spec.note,
+    )
+
+
+def settings_that_hold(specs: Iterable[SettingSpec], facts: Facts) -> tuple[Setting, ...]:
+    """Settings whose conditions hold. Of one name the last wins, except that `prepend` ones add up and that settings
+    which the node decides stand beside their unconditional alternative."""
+    return tuple(setting_of(spec) for spec in specs if holds(spec.when, facts))
+
+
+def layer(*groups: Iterable[Setting]) -> tuple[Setting, ...]:
+    """Groups of settings, lowest scope first, as one list in which each name is decided once."""
+    chosen: dict[tuple[str, str, str], Setting] = {}
+    for group in groups:
+        for setting in group:
+            key = (
+                setting.name,
+                (setting.value or "") if setting.prepend else "",
+                setting.when.text() if setting.when.at_run_time else "",
+            )
+            if not setting.prepend and not setting.when.at_run_time:
+                for old in [k for k in chosen if k[0] == setting.name]:
+                    del chosen[old]
+            chosen[key] = setting
+    return tuple(chosen.values())
+
+
+def with_users_values(settings: Iterable[Setting], users: Mapping[str, str]) -> tuple[Setting, ...]:
+    """Where the user has set a variable in the environment, their value wins and is shown as theirs."""
+    out: dict[str, Setting] = {}
+    rest: list[Setting] = []
+    for setting in settings:
+        mine = users.get(setting.name)
+        if mine is None or not setting.keep_user or setting.prepend:
+            rest.append(setting)
+        elif setting.name not in out:
+            catalog = "unset it" if setting.value is None else f"say {setting.value}"
+            same = mine == setting.value
+            out[setting.name] = msgspec.structs.replace(
+                setting,
+                value=MASK if is_secret(setting.name, mine) else mine,
+                because="you set it in your environment" + (", as the catalog does" if same else ""),
+                origin=Origin(scope="environment", where="your environment"),
+                when=ALWAYS,
+                expand=False,
+                secret=is_secret(setting.name, mine),
+                note="" if same else f"the catalog would {catalog}: {setting.because} ({setting.origin.text()})",
+            )
+            rest.append(out[setting.name])
+    return tuple(rest)
+
+
+def flag_settings(env: tuple[tuple[str, str], ...], unset: tuple[str, ...]) -> tuple[Setting, ...]:
+    """Settings from `--env` and `--unset`. Secrets are masked; the caller keeps them in a file."""
+    flag = Origin(scope="flag", where="--env")
+    made = [
+        Setting(
+            name=name,
+            value=MASK if is_secret(name, value) else value,
+            because="you asked for it",
+            origin=flag,
+            secret=is_secret(name, value),
+            keep_user=False,
+        )
+        for name, value in env
+    ]
+    made += [
+        Setting(
+            name=name,
+            value=None,
+            because="you asked to leave it unset",
+            origin=Origin(scope="flag", where="--unset"),
+            keep_user=False,
+        )
+        for name in unset
+    ]
+    return tuple(made)

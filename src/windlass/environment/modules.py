@@ -1,0 +1,78 @@
+"""Modules and activation as lines of shell, and the question whose a variable is: the user's or a module's. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from windlass.model.shell import quote
+
+_INIT_FILES = (
+    "/etc/profile.d/lmod.sh",
+    "/etc/profile.d/z00_lmod.sh",
+    "/etc/profile.d/modules.sh",
+    "/usr/share/lmod/lmod/init/bash",
+    "/usr/share/modules/init/bash",
+    "/opt/cray/pe/lmod/lmod/init/bash",
+)
+_SEPARATOR = "----windlass-environment----"
+_NEVER_THE_USERS = ("SLURM_", "SLURMD_", "PBS_", "FLUX_", "PMI_", "PMIX_", "PALS_", "OMPI_", "HYDRA_", "BASH_FUNC_")
+
+
+def module_lines(use: tuple[str, ...], load: tuple[str, ...]) -> tuple[str, ...]:
+    """Shell lines that make `module` available and load these; a module that does not load ends the job."""
+    if not use and not load:
+        return ()
+    files = " ".join(_INIT_FILES)
+    lines = [
+        f'if ! type module >/dev/null 2>&1; then for f in {files}; do [ -r "$f" ] && . "$f" && break; done; fi',
+        *(f"module use {quote(path)}" for path in use),
+    ]
+    for name in load:
+        quoted = quote(name)
+        lines.append(
+            f"module load {quoted} || {{ echo {quote(f'windlass: module {name} does not load')} >&2; exit 3; }}"
+        )
+    return tuple(lines)
+
+
+def activation_lines(target: str, kind: str) -> tuple[str, ...]:
+    """Shell lines that activate a virtual environment (`venv`) or a conda environment (`conda`) in the job."""
+    quoted = quote(target)
+    if kind == "venv":
+        return (f". {quoted}/bin/activate",)
+    return (
+        f'export CONDA_PREFIX={quoted} PATH={quoted}/bin:"$PATH" CONDA_DEFAULT_ENV={quoted}',
+        f'for f in {quoted}/etc/conda/activate.d/*.sh; do [ -r "$f" ] && . "$f"; done',
+    )
+
+
+def after_modules_argv(use: tuple[str, ...], load: tuple[str, ...]) -> tuple[str, ...]:
+    """A command that prints the environment which these modules alone make, for `parse_environment`."""
+    script = "\n".join((*module_lines(use, load), f"printf '%s\\n' {_SEPARATOR}", "env -0"))
+    return ("bash", "-l", "-c", script)
+
+
+def parse_environment(output: str) -> dict[str, str]:
+    """Variables in the output of `after_modules_argv`."""
+    _, _, tail = output.partition(_SEPARATOR + "\n")
+    pairs = (entry.partition("=") for entry in tail.split("\0") if "=" in entry)
+    return {name: value for name, _, value in pairs}
+
+
+def loaded_modules(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Modules that are loaded already."""
+    return tuple(name for name in environ.get("LOADEDMODULES", "").split(":") if name)
+
+
+def users_variables(environ: Mapping[str, str], after_modules: Mapping[str, str] | None) -> dict[str, str]:
+    """The part of the environment that is the user's own will: not the scheduler's, and not what the modules set.
+
+    A variable that has the very value which the modules give it is the modules'; one that differs is the user's."""
+    own: dict[str, str] = {}
+    for name, value in environ.items():
+        if name.startswith(_NEVER_THE_USERS):
+            continue
+        if after_modules is not None and after_modules.get(name) == value:
+            continue
+        own[name] = value
+    return own
