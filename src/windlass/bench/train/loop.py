@@ -1,0 +1,169 @@
+"""The language-model training loop, from nothing to a measured result. Read it top to bottom."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from dataclasses import dataclass, replace
+
+import torch
+
+from windlass.bench.train import parallel
+from windlass.bench.train.breakdown import Breakdown, profiled
+from windlass.bench.train.data import RandomTokens, TokenFile
+from windlass.bench.train.device import Device, StepClock, allow_tf32, find_device, peak_memory_bytes
+from windlass.bench.train.llama import Llama
+from windlass.bench.train.optimizer import adamw, warm_learning_rate
+from windlass.bench.train.options import LlmOptions, llama_size
+from windlass.bench.train.pieces import make_pieces
+from windlass.bench.train.product import Accumulation, ProductRules
+from windlass.errors import MachineError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LlmResult:
+    """What one run measured. `step_s` holds the timed steps only; `losses` all of them, warm-up first."""
+
+    options: LlmOptions
+    device: Device
+    ranks: int
+    parameters: int
+    step_s: tuple[float, ...]
+    losses: tuple[float, ...]
+    gradient_norms: tuple[float, ...]
+    peak_memory_bytes: int
+    breakdown: Breakdown | None
+
+
+def train_llm(options: LlmOptions) -> LlmResult:
+    """Train for `warmup + steps` optimizer steps and return the times of the last `steps`."""
+    world = parallel.read_world()
+    device = find_device(options.device, world.local_rank)
+    options = resolve(options, device)
+    allow_tf32(bool(options.tf32))
+    with parallel.process_group(world, options.parallel, device):
+        return _train(options, device, world)
+
+
+def resolve(options: LlmOptions, device: Device) -> LlmOptions:
+    """The options with every None replaced by what suits the device; an error where the device lacks what was asked."""
+    precision = options.precision or device.precision
+    if precision == "fp8" and device.fp8 is None:
+        raise MachineError(f"{device.name} has no fp8 matrix products", hint="use --precision bf16")
+    return replace(
+        options,
+        device=device.kind,
+        precision=precision,
+        compile=device.compile if options.compile is None else options.compile,
+        tf32=False if options.tf32 is None else options.tf32,
+    )
+
+
+def _train(options: LlmOptions, device: Device, world: parallel.World) -> LlmResult:
+    size = llama_size(options.model)
+    assert options.precision is not None
+    accumulation = Accumulation(in_place=False)
+    plain = Llama(
+        size,
+        rules=ProductRules(
+            precision=options.precision,
+            fp8=device.fp8,
+            fp8_fast=options.fp8_fast_accumulation,
+            standing_copies=options.parallel != "fsdp",
+        ),
+        pieces=make_pieces(compile=bool(options.compile)),
+        accumulation=accumulation,
+        device=device,
+        checkpointing=options.checkpointing,
+        loss_chunk=options.loss_chunk,
+    )
+    model = parallel.spread_llama(plain, options.parallel, device, options.seed)
+    optimizer = adamw(
+        model, learning_rate=options.learning_rate, weight_decay=options.weight_decay, device=device
+    )
+    data = _data(options, device)
+    clock = StepClock(device)
+    losses: list[torch.Tensor] = []
+    norms: list[torch.Tensor] = []
+
+    def one_step(step: int) -> None:
+        total = torch.zeros((), device=device.torch)
+        for micro in range(options.accumulation):
+            last = micro == options.accumulation - 1
+            # DDP's hooks and FSDP's reduction must see the gradient that they send.
+            accumulation.in_place = options.fuse_accumulation and (
+                options.parallel == "none" or (options.parallel == "ddp" and not last)
+            )
+            tokens, targets = data.batch(step, world.rank * options.accumulation + micro)
+            with parallel.micro_step(model, options.parallel, last=last):
+                loss = model(tokens, targets) / options.accumulation
+                loss.backward()
+            total += loss.detach()
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), options.clip, foreach=True))
+        for group in optimizer.param_groups:
+            group["lr"] = warm_learning_rate(options.learning_rate, step)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        plain.refresh()
+        losses.append(total)
+
+    # Python's collector would stop one rank at a random moment while all others wait for it.
+    gc.collect()
+    gc.disable()
+    try:
+        for step in range(options.warmup):
+            one_step(step)
+            log.info("warm-up %d/%d", step + 1, options.warmup)
+        clock.mark()
+        for step in range(options.warmup, options.warmup + options.steps):
+            one_step(step)
+            clock.mark()
+            clock.wait_for(back=1)
+            log.info("step %d/%d", step - options.warmup + 1, options.steps)
+        step_s = clock.intervals_s()
+        breakdown = None
+        if options.profile:
+            breakdown = profiled(lambda: one_step(options.warmup + options.steps), device)
+    finally:
+        gc.enable()
+
+    mean = [parallel.mean_over_ranks(float(loss), world, options.parallel, device) for loss in losses]
+    return LlmResult(
+        options=options,
+        device=device,
+        ranks=world.size,
+        parameters=size.parameters,
+        step_s=step_s,
+        losses=tuple(mean),
+        gradient_norms=tuple(_plain(norm) for norm in norms),
+        peak_memory_bytes=peak_memory_bytes(device),
+        breakdown=breakdown,
+    )
+
+
+def _plain(norm: torch.Tensor) -> float:
+    """A number, also from the sharded tensor that FSDP's norm is."""
+    full = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    return float(full)
+
+
+def _data(options: LlmOptions, device: Device) -> RandomTokens | TokenFile:
+    size = llama_size(options.model)
+    if options.tokens_file is not None:
+        return TokenFile(
+            options.tokens_file,
+            vocabulary=size.vocabulary,
+            sequence=options.sequence,
+            batch=options.micro_batch,
+            seed=options.seed,
+            device=device.torch,
+        )
+    return RandomTokens(
+        vocabulary=size.vocabulary,
+        sequence=options.sequence,
+        batch=options.micro_batch,
+        seed=options.seed,
+        device=device.torch,
+    )

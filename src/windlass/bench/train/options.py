@@ -1,0 +1,164 @@
+"""What can be asked of the training step, and the sizes of the models. Values only: no torch in here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from windlass.errors import UsageError, unknown_name
+
+Precision = Literal["fp32", "bf16", "fp8"]
+Parallel = Literal["none", "ddp", "fsdp"]
+Checkpointing = Literal["none", "selective", "full"]
+
+PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp8")
+PARALLELS: tuple[Parallel, ...] = ("none", "ddp", "fsdp")
+CHECKPOINTINGS: tuple[Checkpointing, ...] = ("none", "selective", "full")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LlamaSize:
+    """The shape of a Llama-style model: RMSNorm, rotary positions, grouped queries, SwiGLU, untied head."""
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    hidden: int
+    vocabulary: int
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-5
+
+    @property
+    def head_width(self) -> int:
+        return self.width // self.heads
+
+    @property
+    def parameters(self) -> int:
+        """All of them, embedding and head included: the N of 6·N·tokens."""
+        attention = self.width * self.head_width * (2 * self.heads + 2 * self.kv_heads)
+        block = attention + 3 * self.width * self.hidden + 2 * self.width
+        return self.layers * block + 2 * self.vocabulary * self.width + self.width
+
+
+LLAMAS: dict[str, LlamaSize] = {
+    "tiny": LlamaSize(layers=2, width=64, heads=4, kv_heads=2, hidden=128, vocabulary=256),
+    "llama-20m": LlamaSize(layers=6, width=256, heads=4, kv_heads=4, hidden=768, vocabulary=32_000),
+    "llama-160m": LlamaSize(layers=12, width=768, heads=12, kv_heads=12, hidden=2_048, vocabulary=32_000),
+    "llama-1b": LlamaSize(layers=16, width=2_048, heads=16, kv_heads=16, hidden=5_504, vocabulary=32_000),
+    "llama2-7b": LlamaSize(layers=32, width=4_096, heads=32, kv_heads=32, hidden=11_008, vocabulary=32_000),
+    "llama2-13b": LlamaSize(layers=40, width=5_120, heads=40, kv_heads=40, hidden=13_824, vocabulary=32_000),
+    "llama3-8b": LlamaSize(
+        layers=32, width=4_096, heads=32, kv_heads=8, hidden=14_336, vocabulary=128_256, rope_theta=500_000.0
+    ),
+}
+
+# Bottleneck blocks per stage.
+RESNETS: dict[str, tuple[int, int, int, int]] = {
+    "resnet50": (3, 4, 6, 3),
+    "resnet101": (3, 4, 23, 3),
+    "resnet-tiny": (1, 1, 1, 1),
+}
+
+
+def llama_size(name: str) -> LlamaSize:
+    """The size of that name, or an error that names the nearest."""
+    if name not in LLAMAS:
+        raise unknown_name("model", name, LLAMAS)
+    return LLAMAS[name]
+
+
+def resnet_blocks(name: str) -> tuple[int, int, int, int]:
+    """Blocks per stage of that ResNet, or an error that names the nearest."""
+    if name not in RESNETS:
+        raise unknown_name("model", name, RESNETS)
+    return RESNETS[name]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepOptions:
+    """What both loops share. None means: decided for the device (see `device.defaults`)."""
+
+    device: str | None = None
+    precision: Precision | None = None
+    parallel: Parallel = "none"
+    compile: bool | None = None
+    tf32: bool | None = None
+    steps: int = 10
+    warmup: int = 3
+    seed: int = 1234
+    profile: bool = False
+
+    def __post_init__(self) -> None:
+        _at_least("steps", self.steps, 1)
+        _at_least("warmup", self.warmup, 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LlmOptions(StepOptions):
+    """One Llama training run. The global batch is micro_batch × accumulation × ranks sequences."""
+
+    model: str = "tiny"
+    sequence: int = 512
+    micro_batch: int = 1
+    accumulation: int = 1
+    checkpointing: Checkpointing = "none"
+    loss_chunk: int = 2_048
+    tokens_file: Path | None = None
+    learning_rate: float = 3e-4
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    fp8_fast_accumulation: Literal["all", "forward", "none"] = "forward"
+    fuse_accumulation: bool = True
+
+    def __post_init__(self) -> None:
+        # Named, because super() without arguments does not survive a dataclass with slots.
+        StepOptions.__post_init__(self)
+        llama_size(self.model)
+        for name in ("sequence", "micro_batch", "accumulation", "loss_chunk"):
+            _at_least(name.replace("_", "-"), getattr(self, name), 1)
+        if self.precision == "fp8" and (self.micro_batch * self.sequence) % 16:
+            raise UsageError(
+                f"fp8 products need micro-batch × sequence divisible by 16, not {self.micro_batch * self.sequence}",
+                hint="change --sequence or --micro-batch",
+            )
+
+    @property
+    def tokens_per_micro_step(self) -> int:
+        return self.micro_batch * self.sequence
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResNetOptions(StepOptions):
+    """One ResNet training run on images made on the device."""
+
+    model: str = "resnet50"
+    batch: int = 32
+    image: int = 224
+    classes: int = 1_000
+    graphs: bool | None = None
+    channels_last: bool = True
+    pointwise_as_matmul: bool = False
+    autotune: bool = False
+    learning_rate: float = 0.05
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    steps: int = 50
+    warmup: int = 10
+
+    def __post_init__(self) -> None:
+        StepOptions.__post_init__(self)
+        resnet_blocks(self.model)
+        _at_least("batch", self.batch, 1)
+        _at_least("image", self.image, 32)
+        _at_least("classes", self.classes, 2)
+        if self.precision == "fp8":
+            raise UsageError("there are no fp8 convolutions", hint="use --precision bf16")
+        if self.parallel == "fsdp":
+            raise UsageError("ResNet runs under ddp only: its weights fit every device", hint="use --parallel ddp")
+
+
+def _at_least(name: str, value: int, low: int) -> None:
+    if value < low:
+        raise UsageError(f"--{name} is {value}", hint=f"it must be at least {low}")

@@ -1,0 +1,125 @@
+"""One model over many ranks: DDP or FSDP2, and what differs between them inside a step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from windlass.bench.train.device import Device
+from windlass.bench.train.llama import Llama, initialize
+from windlass.bench.train.options import Parallel
+from windlass.errors import UsageError
+
+_TIMEOUT = timedelta(seconds=300)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class World:
+    """Who this process is among the ranks."""
+
+    rank: int
+    size: int
+    local_rank: int
+
+
+def read_world() -> World:
+    """From the variables every torch launcher sets; alone where there are none."""
+    return World(
+        rank=int(os.environ.get("RANK", "0")),
+        size=int(os.environ.get("WORLD_SIZE", "1")),
+        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+    )
+
+
+@contextmanager
+def process_group(world: World, parallel: Parallel, device: Device) -> Iterator[None]:
+    """Join the ranks for the time of the block. FSDP of one rank needs a group too; without any launcher it is a local one."""
+    if parallel == "none":
+        if world.size > 1:
+            raise UsageError(f"{world.size} ranks but --parallel none", hint="use --parallel ddp or fsdp")
+        yield
+        return
+    store = dist.HashStore() if world.size == 1 and "MASTER_ADDR" not in os.environ else None
+    extra: dict[str, Any] = {"store": store, "rank": 0, "world_size": 1} if store is not None else {}
+    if device.kind != "cpu":
+        extra["device_id"] = device.torch
+    dist.init_process_group(device.collective, timeout=_TIMEOUT, **extra)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def spread_llama(model: Llama, parallel: Parallel, device: Device, seed: int) -> nn.Module:
+    """The model with its weights on the device, wrapped for the parallel mode. Made and sharded block by block under FSDP."""
+    if parallel != "fsdp":
+        initialize(model, "", layers=model.size.layers, seed=seed, device=device.torch)
+        model.refresh()
+        return _ddp(model, device) if parallel == "ddp" else model
+    low = None if model.compute_type == torch.float32 else torch.bfloat16
+    # Inputs are not cast: the rotary tables must stay fp32.
+    policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    mesh = dist.device_mesh.init_device_mesh(device.kind, (dist.get_world_size(),))
+    for index, block in enumerate(model.blocks):
+        initialize(block, f"blocks.{index}.", layers=model.size.layers, seed=seed, device=device.torch)
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    rest = _Rest(model)
+    initialize(rest, "", layers=model.size.layers, seed=seed, device=device.torch)
+    rest.give_back(model)
+    sharded: nn.Module = fully_shard(model, mesh=mesh, mp_policy=policy)
+    return sharded
+
+
+class _Rest(nn.Module):  # type: ignore[misc]
+    """The parameters outside the blocks, as one module that can be materialised alone."""
+
+    def __init__(self, model: Llama) -> None:
+        super().__init__()
+        self.embedding = model.embedding
+        self.norm = model.norm
+        self.head = model.head
+
+    def give_back(self, model: Llama) -> None:
+        model.embedding, model.norm = self.embedding, self.norm
+
+
+def _ddp(model: nn.Module, device: Device) -> nn.Module:
+    where = None if device.kind == "cpu" else [device.index]
+    wrapped: nn.Module = DistributedDataParallel(
+        model, device_ids=where, gradient_as_bucket_view=True, broadcast_buffers=False
+    )
+    return wrapped
+
+
+def spread_resnet(model: nn.Module, parallel: Parallel, device: Device) -> nn.Module:
+    """A ResNet on its device, wrapped for the parallel mode."""
+    return _ddp(model, device) if parallel == "ddp" else model
+
+
+def micro_step(model: nn.Module, parallel: Parallel, *, last: bool) -> AbstractContextManager[object]:
+    """Around one forward and backward: gradients are exchanged in the last micro-step of a step only."""
+    if parallel == "fsdp":
+        model.set_requires_gradient_sync(last)
+    if parallel == "ddp" and not last:
+        context: AbstractContextManager[object] = model.no_sync()
+        return context
+    return nullcontext()
+
+
+def mean_over_ranks(value: float, world: World, parallel: Parallel, device: Device) -> float:
+    """The mean of one number over all ranks."""
+    if parallel == "none" or world.size == 1:
+        return value
+    tensor = torch.tensor([value], dtype=torch.float64 if device.kind == "cpu" else torch.float32, device=device.torch)
+    dist.all_reduce(tensor)
+    return float(tensor.item()) / world.size
