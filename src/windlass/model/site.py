@@ -133,7 +133,8 @@ class PresetSpec(_Table, frozen=True, kw_only=True):
     because: str
     source: str
     comm_cpus: str = ""
-    """Cores of the collective library's own threads; ranks stay away from them."""
+    """Cores of the collective library's own threads; ranks stay away from them. A preset states its own: those of
+    `[binding]` are for computed maps."""
     device_unit: Literal["tile", "card"] | None = None
     devices: tuple[int, ...] = ()
     """Device of each local rank; without it, rank i uses device i * devices / ranks."""
@@ -206,6 +207,8 @@ class NodeSpec(_Table, frozen=True, kw_only=True):
     nics: tuple[str, ...] = ()
     """Interfaces whose domain is not documented."""
     nic_gbits: float | None = None
+    nic_by_core: bool = False
+    """Within a domain, core c is served by interface c modulo their number."""
     source: str = ""
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 Vendor = Literal["nvidia", "amd", "intel"]
+DeviceUnit = Literal["tile", "card"]
 
 
 class Core(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +31,9 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str = ""
     card: int = 0
     tile: int | None = None
+    """Which part of its card this is; None where the card is one device."""
+    tiles: int = 1
+    """Parts that this one device stands for: 2 for a whole card of two tiles."""
     numa: int | None = None
     l3: int | None = None
     pci: str = ""
@@ -57,6 +61,13 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reserved: tuple[int, ...] = ()
     memory_bytes: int = 0
     probed: bool = False
+    nic_by_core: bool = False
+    """Within a NUMA domain, core c is served by interface c modulo their number, not by whichever is free."""
+
+    @property
+    def unit(self) -> DeviceUnit:
+        """What one entry of `devices` is."""
+        return "tile" if any(device.tile is not None for device in self.devices) else "card"
 
     @property
     def cpus(self) -> tuple[int, ...]:
@@ -77,14 +88,18 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return not self.allowed or set(self.allowed) >= set(self.cpus) - set(self.reserved)
 
     def usable_cores(self) -> tuple[Core, ...]:
-        """Cores whose threads are all allowed and none reserved, in ascending order."""
+        """Cores with an allowed thread and no reserved one, narrowed to their allowed threads, in ascending order.
+
+        A job that asked for one thread per core may use half of each core's threads: the core still counts.
+        """
         allowed = set(self.allowed) if self.allowed else set(self.cpus)
         blocked = set(self.reserved)
-        return tuple(
-            core
-            for core in sorted(self.cores, key=lambda c: c.id)
-            if set(core.cpus) <= allowed and not set(core.cpus) & blocked
-        )
+        cores = []
+        for core in sorted(self.cores, key=lambda c: c.id):
+            threads = tuple(cpu for cpu in core.cpus if cpu in allowed)
+            if threads and not blocked.intersection(core.cpus):
+                cores.append(core if threads == core.cpus else msgspec.structs.replace(core, cpus=threads))
+        return tuple(cores)
 
     def core_of(self, cpu: int) -> Core | None:
         for core in self.cores:
