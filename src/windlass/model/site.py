@@ -181,7 +181,7 @@ class DeviceSpec(_Table, frozen=True, kw_only=True):
 
 
 class DomainSpec(_Table, frozen=True, kw_only=True):
-    """A NUMA domain: its CPUs (all hardware threads), its socket, devices (in the hardware's default unit) and interfaces.
+    """A NUMA domain: its CPUs (all hardware threads), socket, devices (in the hardware's default unit), interfaces.
 
     Where the domain has several last-level caches, its devices are listed in the order of those caches."""
 
