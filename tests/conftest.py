@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 import leftovers
+from cluster.fixtures import _bound_cluster, _wide_cluster, slurm, slurm_bound
+
+__all__ = ["_bound_cluster", "_wide_cluster", "slurm", "slurm_bound"]
 
 # Tests under these marks start real processes, so what they leave behind is looked for.
 _REAL = ("slurm", "mpi", "fuse", "containers", "torch", "modules")
