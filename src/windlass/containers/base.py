@@ -6,12 +6,15 @@ caches and rendezvous are computed outside and carried in by the means that the 
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import msgspec
 
 from windlass.model.origin import Argument
-from windlass.model.plan import ContainerPlan, Setting
+from windlass.model.plan import ContainerPlan, Mount, Setting
+
+ImageKind = Literal["sif", "squashfs", "directory", "uri", "registry", "edf"]
+"""What an image's name says about it; see `image.image_kind`."""
 
 
 class WrapSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +31,12 @@ class WrapSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Names that the rank script has exported (RANK, MASTER_ADDR, …) and the command must see inside."""
 
 
+class OptionalArgument(Argument, frozen=True, kw_only=True, omit_defaults=True):
+    """Words that are only there on nodes which have the path; `exists` may hold `${NAME}`."""
+
+    exists: str
+
+
 class Runtime:
     """Base of the backends."""
 
@@ -39,6 +48,14 @@ class Runtime:
     """Variables exported on the host arrive inside by themselves."""
     image_forms: ClassVar[str]
     """For error messages: what an image looks like for this runtime."""
+    image_kinds: ClassVar[frozenset[ImageKind]]
+    """Kinds of image it takes."""
+    shares_file_systems: ClassVar[bool] = False
+    """The site's configuration shows the shared file systems inside, and binding them again is refused."""
+    mounts_home: ClassVar[bool] = False
+    """The home folder is visible inside unless asked otherwise, with the packages in `~/.local`."""
+    device_flags: ClassVar[dict[str, str]] = {}
+    """The option that brings a vendor's devices and driver libraries inside."""
 
     def wrap(self, spec: WrapSpec) -> tuple[Argument, ...]:
         """The words in front of the user's command, executable first; empty where the launcher does it."""
@@ -58,4 +75,8 @@ class Runtime:
 
     def check_image(self, image: str) -> str | None:
         """What is wrong with this image's name for this runtime, or None. Looks at the text alone."""
+        return None
+
+    def check_mount(self, mount: Mount) -> str | None:
+        """What the runtime's bind syntax cannot express about this mount, or None."""
         return None

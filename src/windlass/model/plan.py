@@ -97,6 +97,10 @@ class ContainerPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     verb: str = "exec"
     arguments: tuple[Argument, ...] = ()
     mounts: tuple[Mount, ...] = ()
+    settings: tuple[Setting, ...] = ()
+    """Variables for the inside alone, which the host must not see: search paths of libraries and programs, preloads."""
+    device_flag: bool = True
+    """Give the runtime's own device option (`--nv`, `--rocm`)."""
     activate: str = ""
     annotations: dict[str, str] = {}
     note: str = ""

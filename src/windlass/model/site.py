@@ -272,6 +272,10 @@ class ContainerSpec(_Table, frozen=True, kw_only=True):
     activate: str = ""
     """Shell text that some images need first, e.g. `$WITH_CONDA`; `activate_images` says which (glob patterns)."""
     activate_images: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
+    """Glob patterns of the images that this entry is for; without any it is for every image of the runtime."""
+    device_flag: bool = True
+    """False where the runtime's own device option (`--nv`, `--rocm`) does harm at this site."""
     verb: Literal["exec", "run"] = "exec"
     annotations: dict[str, str] = {}
     """Container-engine annotations (EDF)."""
