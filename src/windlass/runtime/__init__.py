@@ -1,0 +1,14 @@
+"""What a user's script may import: `init` and `Snapshot`.
+
+Nothing here needs a launcher, and importing it loads the standard library only: torch comes in when something is
+called. `windlass.init` and `windlass.Snapshot` are the same names, reached lazily.
+"""
+
+from __future__ import annotations
+
+from windlass.runtime.codes import RESUME_ME, ResumeLater
+from windlass.runtime.run import Run
+from windlass.runtime.snapshot import Snapshot
+from windlass.runtime.start import init
+
+__all__ = ["RESUME_ME", "ResumeLater", "Run", "Snapshot", "init"]

@@ -1,0 +1,96 @@
+"""Which device and which collective backend a rank uses: probed once, decided by a pure rule."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from windlass.errors import MachineError, UsageError, unknown_name
+
+Kind = Literal["cuda", "xpu", "cpu"]
+_KINDS: tuple[Kind, ...] = ("cuda", "xpu", "cpu")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Devices:
+    """What torch sees on this node, from inside this rank."""
+
+    cuda: int = 0
+    xpu: int = 0
+    nccl: bool = False
+    xccl: bool = False
+    ccl: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """The device of this rank and the backend of its process group, with the reason."""
+
+    kind: Kind
+    index: int | None
+    backend: str
+    because: str
+
+    @property
+    def name(self) -> str:
+        """As torch spells it: `cuda:3`, `cpu`."""
+        return self.kind if self.index is None else f"{self.kind}:{self.index}"
+
+
+def probe(torch: Any) -> Devices:
+    """What is there. Asks torch alone, so that visibility variables and driver faults count."""
+    dist = torch.distributed
+    have = dist.is_available()
+    xpu = torch.xpu.device_count() if hasattr(torch, "xpu") and torch.xpu.is_available() else 0
+    return Devices(
+        cuda=torch.cuda.device_count() if torch.cuda.is_available() else 0,
+        xpu=xpu,
+        nccl=have and dist.is_nccl_available(),
+        xccl=have and bool(getattr(dist, "is_xccl_available", lambda: False)()),
+        ccl=importlib.util.find_spec("oneccl_bindings_for_pytorch") is not None,
+    )
+
+
+def choose(devices: Devices, *, local_rank: int, kind: str | None = None) -> Choice:
+    """The choice for one rank. `kind` forces a device; asking for one that is not there is an error."""
+    if kind is not None and kind not in _KINDS:
+        raise unknown_name("device", kind, _KINDS, where="windlass.init")
+    counts: dict[Kind, int] = {"cuda": devices.cuda, "xpu": devices.xpu, "cpu": 0}
+    if kind in ("cuda", "xpu") and counts[kind] == 0:
+        raise MachineError(
+            f"windlass.init: no {kind} device is visible to this rank",
+            hint="check the visibility variables, the driver, and that torch was built for this vendor",
+        )
+    found = kind or next((k for k in _KINDS if counts[k]), "cpu")
+    if found == "cpu":
+        because = "no device is visible" if kind is None else "asked"
+        return Choice(kind="cpu", index=None, backend="gloo", because=because)
+    chosen: Kind = "cuda" if found == "cuda" else "xpu"
+    count = counts[chosen]
+    return Choice(
+        kind=chosen,
+        index=_index(chosen, count, local_rank),
+        backend=_backend(chosen, devices),
+        because="one visible device" if count == 1 else f"local rank of {count} visible devices",
+    )
+
+
+def _index(kind: Kind, count: int, local_rank: int) -> int:
+    """The visibility rule: a launcher that shows one device per task has chosen already."""
+    if count == 1:
+        return 0
+    if local_rank >= count:
+        raise UsageError(
+            f"local rank {local_rank} has no device of its own: {count} {kind} devices are visible",
+            hint=f"start at most {count} ranks per node, or show each rank one device",
+        )
+    return local_rank
+
+
+def _backend(kind: Kind, devices: Devices) -> str:
+    if kind == "cuda":
+        return "nccl" if devices.nccl else "gloo"
+    if devices.xccl:
+        return "xccl"
+    return "ccl" if devices.ccl else "gloo"

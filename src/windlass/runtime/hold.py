@@ -1,0 +1,263 @@
+"""Who may write into a snapshot folder: one run at a time, said by a small file with a lease.
+
+File locks are no help here: on Lustre they are often off or local to a node. A file made by `link` (atomic everywhere)
+names the holder; a thread renews its time stamp; a holder that is provably dead, or silent for the lease, is replaced.
+Silence is watched by the newcomer's own clock: time stamps of two nodes are compared only where minutes of difference
+do not matter. A holder that lost its lease (stopped, swapped out) sees that at its next commit and does not commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from windlass.errors import MachineError
+from windlass.runtime import codes
+from windlass.runtime.store import disk_error, new_token
+
+HOLDER = "holder.json"
+RENEW_S = 5.0
+LEASE_S = 30.0
+_POLL_S = 0.25
+
+
+class HeldError(MachineError):
+    """Another run writes into this folder."""
+
+    transient = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Holder:
+    """The process that writes into a folder, as it described itself."""
+
+    token: str
+    host: str
+    pid: int
+    started: str
+    boot: str
+    pid_space: str
+    user: str
+    job: str
+    run_id: str
+    attempt: int
+    since: float
+
+    def describe(self) -> str:
+        """For people: who, where, since when."""
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
+        job = f", job {self.job}" if self.job else ""
+        run = f", run {self.run_id}" if self.run_id else ""
+        return f"process {self.pid} of {self.user} on {self.host}{job}{run}, since {when}"
+
+
+def this_process(environ: Mapping[str, str] | None = None) -> Holder:
+    """This process as a holder."""
+    env = os.environ if environ is None else environ
+    attempt = env.get(codes.ATTEMPT, "0")
+    return Holder(
+        token=new_token() + new_token(),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        started=_start_of(os.getpid()) or "",
+        boot=_read("/proc/sys/kernel/random/boot_id"),
+        pid_space=_link("/proc/self/ns/pid"),
+        user=_user(),
+        job=env.get("SLURM_JOB_ID") or env.get("PBS_JOBID") or env.get("FLUX_JOB_ID") or "",
+        run_id=env.get(codes.RUN_ID, ""),
+        attempt=int(attempt) if attempt.isdigit() else 0,
+        since=time.time(),
+    )
+
+
+class Hold:
+    """A held folder. Made by `take`; `release` gives it back and may be called twice."""
+
+    def __init__(self, folder: Path, me: Holder, renew_s: float) -> None:
+        self._folder = folder
+        self._me = me
+        self._done = threading.Event()
+        self._renew_s = renew_s
+        self._thread = threading.Thread(target=self._renew, name="windlass-hold", daemon=True)
+        self._thread.start()
+
+    def still_mine(self) -> bool:
+        """True while nobody has replaced this holder."""
+        other = read_holder(self._folder)
+        return other is not None and other.token == self._me.token
+
+    def require(self) -> None:
+        """Raise `HeldError` where another run has taken the folder meanwhile."""
+        if not self.still_mine():
+            other = read_holder(self._folder)
+            who = other.describe() if other else "nobody now"
+            raise HeldError(
+                f"{self._folder} is no longer held by this run (now: {who}); nothing was committed",
+                hint="this run was silent for longer than its lease; stop it, the other one goes on",
+            )
+
+    def release(self) -> None:
+        """Give the folder back. Leaves another run's claim alone."""
+        if self._done.is_set():
+            return
+        self._done.set()
+        self._thread.join(self._renew_s)
+        with contextlib.suppress(OSError):
+            if self.still_mine():
+                (self._folder / HOLDER).unlink()
+
+    def _renew(self) -> None:
+        while not self._done.wait(self._renew_s):
+            with contextlib.suppress(OSError):  # a slow file server: the next try is as good
+                if self.still_mine():
+                    os.utime(self._folder / HOLDER)
+
+
+def take(
+    folder: Path,
+    *,
+    me: Holder | None = None,
+    lease_s: float = LEASE_S,
+    renew_s: float = RENEW_S,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Hold:
+    """Hold `folder`, making it if needed. `HeldError` names the run that has it.
+
+    Waits at most about `lease_s`, and only for a holder of which it cannot tell at once whether it lives.
+    """
+    me = me or this_process()
+    claim = folder / f".claim-{me.token}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        claim.write_text(json.dumps(asdict(me)), encoding="utf-8")
+    except OSError as error:
+        raise disk_error(error, folder, "write snapshots in") from error
+    try:
+        _claim(folder, claim, me, lease_s, tell)
+    finally:
+        claim.unlink(missing_ok=True)
+    return Hold(folder, me, renew_s)
+
+
+def read_holder(folder: Path) -> Holder | None:
+    """Who holds the folder, or None. A file that is not one of ours counts as none."""
+    try:
+        return Holder(**json.loads((folder / HOLDER).read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
+
+
+def _claim(folder: Path, claim: Path, me: Holder, lease_s: float, tell: Callable[[str], None]) -> None:
+    target = folder / HOLDER
+    watched: tuple[float, float] | None = None  # the holder's stamp, and when we first saw it
+    while True:
+        try:
+            os.link(claim, target)
+            return
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise disk_error(error, folder, "write snapshots in") from error
+        other = read_holder(folder)
+        stamp = _stamp(target)
+        if stamp is None:
+            continue  # released between the two calls
+        silent = watched is not None and time.monotonic() - watched[1] > lease_s
+        if other is None or _replaced_by(other, me) or _dead(other) or silent or _long_silent(claim, stamp, lease_s):
+            _remove(target, other)
+            continue
+        if _alive(other) or (watched is not None and stamp != watched[0]):
+            raise HeldError(
+                f"{folder} is in use by another run: {other.describe()}",
+                hint="wait for it, stop it, or give this run a folder of its own",
+            )
+        if watched is None:
+            watched = (stamp, time.monotonic())
+            tell(f"{folder}: waiting up to {lease_s:.0f} s to see whether its last holder is alive: {other.describe()}")
+        time.sleep(_POLL_S)
+
+
+def _remove(target: Path, judged: Holder | None) -> None:
+    """Take the dead holder's file away; put it back where it is no longer the one that was judged."""
+    grave = target.with_name(f".gone-{new_token()}")
+    try:
+        target.rename(grave)
+    except FileNotFoundError:
+        return
+    try:
+        found = Holder(**json.loads(grave.read_text(encoding="utf-8")))
+    except (ValueError, TypeError):
+        found = None
+    if found is not None and (judged is None or found.token != judged.token):
+        with contextlib.suppress(FileExistsError):
+            os.link(grave, target)
+    grave.unlink(missing_ok=True)
+
+
+def _replaced_by(other: Holder, me: Holder) -> bool:
+    """The launcher restarts a run only after its former ranks are gone."""
+    return me.run_id != "" and other.run_id == me.run_id and other.attempt < me.attempt
+
+
+def _same_world(other: Holder) -> bool:
+    """True where that pid can be looked up from here: same boot, same pid namespace."""
+    here = _read("/proc/sys/kernel/random/boot_id")
+    return here != "" and other.boot == here and other.pid_space == _link("/proc/self/ns/pid")
+
+
+def _dead(other: Holder) -> bool:
+    return _same_world(other) and _start_of(other.pid) != other.started
+
+
+def _alive(other: Holder) -> bool:
+    return _same_world(other) and _start_of(other.pid) == other.started
+
+
+def _long_silent(claim: Path, stamp: float, lease_s: float) -> bool:
+    """Silent for so long that no difference between two nodes' clocks can explain it."""
+    return claim.stat().st_mtime - stamp > 10 * lease_s
+
+
+def _stamp(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return None
+
+
+def _start_of(pid: int) -> str | None:
+    """Start time of a process in kernel ticks (a pid alone may be another process by now); None: no such process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
+        return None if fields[0] in "ZX" else fields[19]  # a zombie writes nothing any more
+    except (OSError, IndexError):
+        return None
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+def _link(path: str) -> str:
+    try:
+        return str(Path(path).readlink())
+    except OSError:
+        return ""
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())

@@ -1,0 +1,94 @@
+"""What `windlass.init` returns: where this rank stands and what it uses. Frozen; the few verbs act on torch."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from windlass.errors import MachineError
+
+_log = logging.getLogger("windlass")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One rank of a job. `device` is a `torch.device`."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int | None
+    node_rank: int | None
+    device: Any
+    backend: str
+    launcher: str
+    master_addr: str | None
+    master_port: int | None
+    timeout_s: float
+
+    @property
+    def is_main(self) -> bool:
+        """True on the one rank that prints and writes for all."""
+        return self.rank == 0
+
+    def barrier(self, timeout_s: float | None = None) -> None:
+        """Return when every rank is here; raise `MachineError` at the deadline (gloo names who is missing)."""
+        import torch.distributed as dist
+
+        if self.world_size == 1 or not dist.is_initialized():
+            return
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        limit = timedelta(seconds=limit_s)
+        try:
+            if dist.get_backend() == "gloo":
+                dist.monitored_barrier(timeout=limit)
+            else:
+                dist.barrier(async_op=True).wait(limit)
+        except RuntimeError as error:
+            raise MachineError(
+                f"rank {self.rank}: not every rank reached the barrier within {limit_s:.0f} s: {first_line(error)}",
+                hint="look at the missing rank's log first: it usually failed before",
+            ) from error
+
+    def shutdown(self, timeout_s: float = 30.0) -> None:
+        """Destroy the process group, waiting at most `timeout_s` for it: a dead peer must not hold the exit."""
+        close_group(timeout_s)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        if kind is None:
+            self.shutdown()
+
+
+def close_group(timeout_s: float) -> None:
+    """Destroy torch's process groups if there are any; give up quietly at the deadline."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized():
+        return
+    worker = threading.Thread(target=dist.destroy_process_group, name="windlass-shutdown", daemon=True)
+    worker.start()
+    worker.join(timeout_s)
+    if worker.is_alive():
+        say(f"the process group did not close within {timeout_s:.0f} s; leaving without it")
+
+
+def say(line: str) -> None:
+    """One line for people: through logging where the script has set it up, else on stderr."""
+    if _log.hasHandlers():
+        _log.info(line)
+    elif sys.stderr is not None:
+        sys.stderr.write(f"windlass: {line}\n")
+        sys.stderr.flush()
+
+
+def first_line(error: BaseException) -> str:
+    """The message of an error on one line: torch appends C++ stacks."""
+    text = str(error).strip().split("\n", 1)[0]
+    return text or type(error).__name__

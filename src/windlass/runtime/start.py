@@ -1,0 +1,205 @@
+"""`windlass.init`: find the place, choose the device, meet the other ranks, say in one line what was chosen."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from windlass.errors import MachineError, UsageError
+from windlass.runtime import codes
+from windlass.runtime.affinity import import_keeping_affinity
+from windlass.runtime.device import Choice, choose, probe
+from windlass.runtime.place import Place, find_place
+from windlass.runtime.recorder import stacks_on_request, switch_on
+from windlass.runtime.run import Run, first_line, say
+
+_TORCH_PORT = 29500  # the port every torch example uses; only where nothing tells two jobs apart
+_JOB_NAMES = ("PMIX_NAMESPACE", "PALS_APID", "OMPI_MCA_ess_base_jobid", "FLUX_JOB_ID", "PBS_JOBID")
+_HAS_MPI = frozenset({"pals", "openmpi", "hydra", "flux"})
+
+
+def init(
+    *,
+    device: str | None = None,
+    launcher: str | None = None,
+    timeout_s: float | None = None,
+    process_group: bool = True,
+) -> Run:
+    """Set this process up as one rank, under windlass, srun, mpiexec, flux, torchrun, or alone.
+
+    On return torch's default device and process group are set, and the torch variables (`RANK`, `MASTER_ADDR`, ...)
+    are in the environment for other libraries. `device` and `launcher` override what would be found.
+    Raises `UsageError` where the variables contradict each other, `MachineError` where the ranks do not meet in time.
+    """
+    torch, restored = import_keeping_affinity("torch", os.environ.get(codes.CPUS))
+    place = _complete(find_place(os.environ, launcher=launcher))
+    local_rank = _local_rank(place)
+    choice = choose(probe(torch), local_rank=local_rank, kind=device)
+    limit_s = timeout_s if timeout_s is not None else scaled_timeout_s(place.world_size)
+    if limit_s <= 0:
+        raise UsageError(f"windlass.init: timeout_s is {limit_s}", hint="give seconds greater than zero")
+    switch_on(os.environ, torch.__version__, os.environ.get(codes.RUN_DIR))
+    stacks_on_request()
+    if choice.kind != "cpu":
+        getattr(torch, choice.kind).set_device(choice.index)
+    run = Run(
+        rank=place.rank,
+        local_rank=local_rank,
+        world_size=place.world_size,
+        local_world_size=place.local_world_size,
+        node_rank=place.node_rank,
+        device=torch.device(choice.name),
+        backend=choice.backend,
+        launcher=place.launcher,
+        master_addr=place.master_addr,
+        master_port=place.master_port,
+        timeout_s=limit_s,
+    )
+    if process_group:
+        _meet(torch, run, choice)
+    if run.is_main:
+        say(_summary(run, choice, restored))
+    return run
+
+
+def scaled_timeout_s(world_size: int) -> float:
+    """How long ranks wait for each other: torch's ten minutes, more where thousands import torch at once."""
+    return max(600.0, 300.0 + 60.0 * math.log2(max(world_size, 1)))
+
+
+def _complete(place: Place) -> Place:
+    """Address and port for the rendezvous: from MPI where only MPI knows, else by rule."""
+    if (
+        place.world_size > 1
+        and place.launcher in _HAS_MPI
+        and (
+            place.master_addr is None or place.local_rank is None or (place.master_port is None and not place.one_node)
+        )
+    ):
+        place = _ask_mpi(place)
+    if place.world_size > 1 and place.master_addr is None:
+        raise UsageError(
+            f"{place.world_size} ranks ({place.launcher}), but nothing says where rank 0 is",
+            hint="start with windlass, or export MASTER_ADDR, or install mpi4py for this MPI",
+        )
+    if place.master_port is None:
+        place = replace(place, master_port=_port(os.environ))
+    return place
+
+
+def _ask_mpi(place: Place) -> Place:
+    """Rank 0's host, a free port and the local rank through mpi4py, where it is installed and fits this launcher."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError):
+        return place
+    world = MPI.COMM_WORLD
+    if world.Get_size() != place.world_size:
+        raise UsageError(
+            f"mpi4py sees {world.Get_size()} ranks, {place.launcher} started {place.world_size}",
+            hint="mpi4py was built for another MPI than the launcher's; rebuild it, or export MASTER_ADDR",
+        )
+    addr, port = world.bcast((socket.gethostname(), _free_port()) if place.rank == 0 else None, root=0)
+    local = world.Split_type(MPI.COMM_TYPE_SHARED)
+    here = replace(place, local_world_size=local.Get_size()) if place.local_world_size is None else place
+    local_rank = local.Get_rank() if place.local_rank is None else place.local_rank
+    local.Free()
+    return replace(
+        here,
+        master_addr=place.master_addr or ("127.0.0.1" if here.one_node else addr),
+        master_port=port if place.master_port is None else place.master_port,
+        local_rank=local_rank,
+    )
+
+
+def _free_port() -> int:
+    with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe_socket:
+        probe_socket.bind(("", 0))
+        return int(probe_socket.getsockname()[1])
+
+
+def _port(environ: Mapping[str, str]) -> int:
+    """A port all ranks of a job agree on without talking, from the name the launcher gave the job."""
+    name = next((environ[key] for key in _JOB_NAMES if environ.get(key)), None)
+    if name is None:
+        return _TORCH_PORT
+    return 15_000 + int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % 15_000
+
+
+def _local_rank(place: Place) -> int:
+    if place.local_rank is not None:
+        return place.local_rank
+    if place.one_node:
+        return place.rank
+    raise UsageError(
+        f"rank {place.rank} of {place.world_size} ({place.launcher}): its number on this node is unknown",
+        hint="export LOCAL_RANK in the job script, or start with windlass",
+    )
+
+
+def _meet(torch: Any, run: Run, choice: Choice) -> None:
+    """The process group of all ranks. One that exists already is checked and kept."""
+    dist = torch.distributed
+    if not dist.is_available():
+        if run.world_size > 1:
+            raise MachineError("this torch was built without torch.distributed", hint="use another build of torch")
+        return
+    if dist.is_initialized():
+        if (dist.get_rank(), dist.get_world_size()) != (run.rank, run.world_size):
+            raise UsageError(
+                f"torch.distributed is already set up as rank {dist.get_rank()} of {dist.get_world_size()}, "
+                f"but {run.launcher} says rank {run.rank} of {run.world_size}",
+                hint="let windlass.init set it up, or pass process_group=False",
+            )
+        return
+    if choice.backend == "ccl":
+        import_keeping_affinity("oneccl_bindings_for_pytorch")  # registers the backend by being imported
+    if run.launcher != "alone":
+        _export(run)
+    options: dict[str, Any] = {"backend": choice.backend, "timeout": timedelta(seconds=run.timeout_s)}
+    if choice.kind == "cuda" and choice.backend == "nccl":
+        options["device_id"] = run.device
+    if run.world_size == 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
+        options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # no port, no host name, nothing to clash
+    try:
+        dist.init_process_group(**options)
+    except (RuntimeError, ValueError) as error:
+        raise MachineError(
+            f"rank {run.rank} on {socket.gethostname()} did not meet the other {run.world_size - 1} ranks at "
+            f"{run.master_addr}:{run.master_port} within {run.timeout_s:.0f} s: {first_line(error)}",
+            hint="is rank 0 alive, is its address reachable from here, is the port free?",
+        ) from error
+
+
+def _export(run: Run) -> None:
+    """The torch variables, for DDP wrappers and libraries that read them; what is set stays."""
+    words = {
+        "RANK": run.rank,
+        "WORLD_SIZE": run.world_size,
+        "LOCAL_RANK": run.local_rank,
+        "LOCAL_WORLD_SIZE": run.local_world_size,
+        "MASTER_ADDR": run.master_addr,
+        "MASTER_PORT": run.master_port,
+    }
+    for name, value in words.items():
+        if value is not None:
+            os.environ.setdefault(name, str(value))
+
+
+def _summary(run: Run, choice: Choice, restored: bool) -> str:
+    nodes = ""
+    if run.local_world_size and run.world_size % run.local_world_size == 0:
+        nodes = f" on {run.world_size // run.local_world_size} node(s)"
+    where = f", meeting at {run.master_addr}:{run.master_port}" if run.world_size > 1 else ""
+    mask = ", CPU mask restored after importing torch" if restored else ""
+    return (
+        f"{run.world_size} rank(s){nodes} from {run.launcher}, device {choice.name} ({choice.because}), "
+        f"backend {run.backend}, waits up to {run.timeout_s:.0f} s{where}{mask}"
+    )

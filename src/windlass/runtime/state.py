@@ -1,0 +1,179 @@
+"""Model, optimizer and per-rank values as one flat dictionary, and back.
+
+Flat names (`model/…`, `buffer/…`, `optim/…`, `rank/…`) let two dictionaries be compared before a byte is loaded, so that a
+folder of another model is refused by name and shape instead of failing half way.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from windlass.errors import UsageError
+
+_WRAPPERS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+_SHOWN = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """What a snapshot holds: the user's own objects."""
+
+    model: Any
+    optimizers: tuple[Any, ...] = ()
+    loader: Any = None
+    also: Mapping[str, Any] | None = None
+
+    @property
+    def optimizer_is_empty(self) -> bool:
+        """True while no optimizer has state: before its first step, or for ever (SGD without momentum)."""
+        return not any(optimizer.state for optimizer in self.optimizers)
+
+
+def tensors_of(parts: Parts, *, with_optimizer: bool) -> dict[str, Any]:
+    """Model and optimizer as flat names to (sharded) tensors and plain values; the tensors are the live ones."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
+
+    buffers = {_plain(name) for name, _ in parts.model.named_buffers()}
+    flat: dict[str, Any] = {}
+    for name, value in get_model_state_dict(parts.model).items():
+        flat[f"{'buffer' if _plain(name) in buffers else 'model'}/{name}"] = value
+    if with_optimizer and parts.optimizers:
+        options = StateDictOptions(flatten_optimizer_state_dict=True)
+        state = get_optimizer_state_dict(parts.model, parts.optimizers, options=options)
+        flat |= {f"optim/{name}": value for name, value in state.items()}
+    return flat
+
+
+def rank_key(rank: int) -> str:
+    """Name under which one rank's own values are kept."""
+    return f"rank/{rank:06d}"
+
+
+def pack(values: Mapping[str, Any]) -> Any:
+    """Any values as a tensor of bytes: so they travel inside the rank's shard, without a file of their own."""
+    import torch
+
+    return torch.frombuffer(bytearray(pickle.dumps(values, protocol=4)), dtype=torch.uint8)
+
+
+def unpack(tensor: Any) -> dict[str, Any]:
+    """The values again. Pickle: only for files whose digest was just checked, in the user's own folder."""
+    values: dict[str, Any] = pickle.loads(tensor.numpy().tobytes())
+    return values
+
+
+def own_values(parts: Parts, rng: Mapping[str, Any]) -> dict[str, Any]:
+    """What differs from rank to rank, or is too small to shard."""
+    groups = [
+        [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+        for optimizer in parts.optimizers
+    ]
+    return {
+        "rng": dict(rng),
+        "loader": None if parts.loader is None else parts.loader.state_dict(),
+        "also": {name: thing.state_dict() for name, thing in (parts.also or {}).items()},
+        "param_groups": groups if parts.optimizer_is_empty else None,
+    }
+
+
+def restore_values(parts: Parts, values: Mapping[str, Any]) -> None:
+    """Put loader, schedulers and the like back. Generators are restored by the caller, at the last moment."""
+    if parts.loader is not None and values["loader"] is not None:
+        parts.loader.load_state_dict(values["loader"])
+    for name, thing in (parts.also or {}).items():
+        if name in values["also"]:
+            thing.load_state_dict(values["also"][name])
+    if values["param_groups"] is not None:
+        for optimizer, groups in zip(parts.optimizers, values["param_groups"], strict=True):
+            for group, saved in zip(optimizer.param_groups, groups, strict=True):
+                group.update(saved)
+
+
+def load_tensors(parts: Parts, target: dict[str, Any], stored: Mapping[str, Any]) -> None:
+    """Give the loaded `target` (made by `tensors_of`) back to model and optimizers.
+
+    A parameter without optimizer state in the snapshot has none afterwards either, as in a run that never stopped.
+    """
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_optimizer_state_dict
+
+    model = {name.partition("/")[2]: v for name, v in target.items() if name.startswith(("model/", "buffer/"))}
+    set_model_state_dict(parts.model, model)
+    optim = {name.removeprefix("optim/"): v for name, v in target.items() if name.startswith("optim/")}
+    if not optim:
+        return
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    set_optimizer_state_dict(parts.model, parts.optimizers, optim_state_dict=optim, options=options)
+    named = {_plain(name): parameter for name, parameter in parts.model.named_parameters()}
+    for name in stateless_parameters(target, stored):
+        for optimizer in parts.optimizers:
+            optimizer.state.pop(named.get(name), None)
+
+
+def stateless_parameters(target: Mapping[str, Any], stored: Iterable[str]) -> set[str]:
+    """Parameters for which the snapshot has no optimizer state at all although the optimizer here made some."""
+    have = {_parameter(name) for name in stored if name.startswith("optim/state.")}
+    return {_parameter(name) for name in target if name.startswith("optim/state.")} - have
+
+
+def loadable(target: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of `target` that the snapshot holds."""
+    return {name: value for name, value in target.items() if name in stored}
+
+
+def compare(target: Mapping[str, Any], stored: Mapping[str, Any], where: Path) -> None:
+    """Raise `UsageError` where the snapshot is of another model or optimizer; `stored` is torch's metadata."""
+    unused = stateless_parameters(target, stored)
+    only_here = [n for n in target if n not in stored and _counts(n) and _parameter(n) not in unused]
+    only_there = [n for n in stored if n not in target and _counts(n)]
+    shapes = [
+        f"{n.partition('/')[2]} is {_shape(stored[n])} there and {_shape(target[n])} here"
+        for n in target
+        if n in stored and _shape(stored[n]) != _shape(target[n])
+    ]
+    if not (only_here or only_there or shapes):
+        return
+    problems = shapes[:_SHOWN] or []
+    for label, names in (("only in the snapshot", only_there), ("only in this run", only_here)):
+        if names:
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            problems.append(f"{label}: {', '.join(n.partition('/')[2] for n in sorted(names)[:_SHOWN])}{more}")
+    raise UsageError(
+        f"{where} holds another model or optimizer: {'; '.join(problems)}",
+        hint="give this run a folder of its own, or build the model as it was; nothing was loaded or overwritten",
+    )
+
+
+def as_optimizers(optimizer: Any) -> tuple[Any, ...]:
+    """None, one optimizer or several, as a tuple."""
+    if optimizer is None:
+        return ()
+    return tuple(optimizer) if isinstance(optimizer, Sequence) else (optimizer,)
+
+
+def _counts(name: str) -> bool:
+    """Hyperparameters come and go with torch versions and schedulers; tensors must match."""
+    return name.startswith(("model/", "buffer/", "optim/state."))
+
+
+def _parameter(name: str) -> str:
+    """`optim/state.layers.0.weight.exp_avg` is about `layers.0.weight`."""
+    return name.removeprefix("optim/state.").rpartition(".")[0]
+
+
+def _plain(name: str) -> str:
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def _shape(value: Any) -> str | None:
+    """Shape of a tensor or of torch's metadata of one, for people; None for plain values."""
+    size = getattr(value, "size", None)
+    if size is None:
+        return None
+    shape = tuple(size() if callable(size) else size)
+    return "x".join(str(n) for n in shape) or "a scalar"

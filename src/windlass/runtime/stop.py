@@ -1,0 +1,80 @@
+"""The wish to stop: a signal or the end of the allocation sets a flag, and nothing else happens here.
+
+Acting on it belongs to the end of a step, where all ranks can agree.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+from windlass.errors import UsageError
+from windlass.runtime import codes
+
+# The number travels between ranks; the largest wins.
+REASONS = ("", "SIGTERM", "SIGUSR2", "the allocation ends")
+_SIGNALS = {"SIGTERM": 1, "SIGUSR2": 2}
+_WALLTIME = 3
+_GRACE_S = 60.0
+_GRACE_SHARE = 0.1
+
+
+class StopFlag:
+    """Set by SIGTERM and SIGUSR2 between `listen` and `restore`, and by the deadline."""
+
+    def __init__(self, deadline: float | None) -> None:
+        self._deadline = deadline
+        self._started = time.time()
+        self._former: dict[int, Any] = {}
+        self.reason = 0
+        """Index into `REASONS`; 0 while nobody asked."""
+
+    def listen(self) -> None:
+        """Catch the signals. In a thread other than the main one Python allows no handlers: the deadline is left."""
+        for name, reason in _SIGNALS.items():
+            number = getattr(signal, name, None)
+            if number is None:
+                continue
+            try:
+                self._former[number] = signal.signal(number, self._note(reason, signal.getsignal(number)))
+            except ValueError:
+                return
+
+    def restore(self) -> None:
+        """Put the former handlers back."""
+        while self._former:
+            number, handler = self._former.popitem()
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+    def check_deadline(self, save_s: float, step_s: float) -> None:
+        """Set the flag where a save started after the next step could come too late. `save_s`: how long one takes."""
+        if self._deadline is None or self.reason:
+            return
+        whole = max(self._deadline - self._started, 0.0)
+        margin = max(min(_GRACE_S, _GRACE_SHARE * whole), 0.0) + 2.0 * save_s + 2.0 * step_s
+        if time.time() >= self._deadline - margin:
+            self.reason = _WALLTIME
+
+    def _note(self, reason: int, former: Any) -> Any:
+        def handler(number: int, frame: FrameType | None) -> None:
+            self.reason = self.reason or reason
+            if callable(former) and former is not signal.default_int_handler:
+                former(number, frame)
+
+        return handler
+
+
+def find_deadline(environ: Mapping[str, str]) -> float | None:
+    """When the allocation ends (seconds since 1970), as the launcher or Slurm says; None where nobody does."""
+    for name in (codes.DEADLINE, "SLURM_JOB_END_TIME"):
+        text = environ.get(name, "")
+        if not text:
+            continue
+        try:
+            return float(text)
+        except ValueError:
+            raise UsageError(f"{name}={text!r} is not a time", hint="give seconds since 1970") from None
+    return None

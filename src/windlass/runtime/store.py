@@ -1,0 +1,269 @@
+"""A folder of snapshots on disk: names, manifest, commit, check, prune. Standard library only, one process acts.
+
+    ckpt/
+      step-000000120/        committed: every file named in MANIFEST.json, with its size and SHA-256
+      .saving-000000140-ab12/  being written; nobody reads it, the next holder of the folder removes it
+      bad-000000160-cd34/    failed its check and was set aside; the newest one is kept as evidence
+      holder.json            who writes here now (see `hold`)
+
+A snapshot appears by one rename of a complete folder, so a reader sees a whole one or none. Only names of these forms
+are ever touched; other files in the folder are the user's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from windlass.errors import MachineError, VersionError, WindlassError
+
+FORMAT = 1
+MANIFEST = "MANIFEST.json"
+_STEP = re.compile(r"step-(\d{9,})$")
+_SAVING = re.compile(r"\.saving-\d{9,}-[0-9a-f]+$")
+_BAD = re.compile(r"bad-(\d{9,})-[0-9a-f]+$")
+_GOING = re.compile(r"\.going-\d{9,}-[0-9a-f]+$")
+_CHUNK = 1 << 20
+
+
+class CorruptError(WindlassError):
+    """A committed snapshot is not what its manifest says."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileEntry:
+    """One file of a snapshot."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """What a snapshot is and what it is made of. Written last."""
+
+    step: int
+    world_size: int
+    saved_at: float
+    files: tuple[FileEntry, ...]
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """A committed snapshot, not yet checked."""
+
+    step: int
+    path: Path
+
+
+def new_token() -> str:
+    """A name part that no other process picks."""
+    return secrets.token_hex(4)
+
+
+def saving_path(folder: Path, step: int, token: str) -> Path:
+    """Where the snapshot of `step` is written before it is committed."""
+    return folder / f".saving-{step:09d}-{token}"
+
+
+def list_snapshots(folder: Path) -> tuple[Found, ...]:
+    """Committed snapshots, newest step first. A folder that does not exist has none."""
+    try:
+        names = [path.name for path in folder.iterdir()]
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise disk_error(error, folder, "read") from error
+    found = [Found(step=int(m[1]), path=folder / name) for name in names if (m := _STEP.match(name))]
+    return tuple(sorted(found, key=lambda f: f.step, reverse=True))
+
+
+def manifest_text(manifest: Manifest) -> str:
+    """The manifest as JSON that carries its own digest: a flipped bit in it must not pass either."""
+    body = {
+        "format": FORMAT,
+        "step": manifest.step,
+        "world_size": manifest.world_size,
+        "saved_at": manifest.saved_at,
+        "notes": dict(manifest.notes),
+        "files": [[f.name, f.size_bytes, f.sha256] for f in manifest.files],
+    }
+    return json.dumps({**body, "sha256": _digest_of(body)}, indent=1, sort_keys=True) + "\n"
+
+
+def parse_manifest(text: str, where: str) -> Manifest:
+    """The manifest in `text`. `CorruptError` where it is damaged, `VersionError` where it is too new."""
+    try:
+        body = json.loads(text)
+        newer = int(body["format"]) > FORMAT
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptError(f"{where}: {MANIFEST} cannot be read: {error}") from None
+    if newer:
+        raise VersionError(
+            f"{where} was written by a newer windlass (format {body['format']}, this one reads {FORMAT})",
+            hint="use that windlass, or another snapshot folder",
+        )
+    digest = body.pop("sha256", None)
+    if digest != _digest_of(body):
+        raise CorruptError(f"{where}: {MANIFEST} does not match its own digest")
+    return Manifest(
+        step=body["step"],
+        world_size=body["world_size"],
+        saved_at=body["saved_at"],
+        notes=body["notes"],
+        files=tuple(FileEntry(name=n, size_bytes=s, sha256=d) for n, s, d in body["files"]),
+    )
+
+
+def read_manifest(snapshot: Path) -> Manifest:
+    """The manifest of a committed snapshot."""
+    try:
+        text = (snapshot / MANIFEST).read_text(encoding="utf-8")
+    except (FileNotFoundError, UnicodeDecodeError) as error:
+        raise CorruptError(f"{snapshot}: {MANIFEST} cannot be read: {error}") from None
+    except OSError as error:
+        raise disk_error(error, snapshot / MANIFEST, "read") from error
+    return parse_manifest(text, str(snapshot))
+
+
+def check_file(path: Path, entry: FileEntry) -> str | None:
+    """What is wrong with one file, or None. Reads all of it."""
+    try:
+        size = path.stat().st_size
+        if size != entry.size_bytes:
+            return f"{entry.name} has {size} bytes, not {entry.size_bytes}"
+        if file_digest(path) != entry.sha256:
+            return f"{entry.name} does not match its checksum"
+    except FileNotFoundError:
+        return f"{entry.name} is missing"
+    except PermissionError as error:
+        raise disk_error(error, path, "read") from error
+    except OSError as error:
+        return f"{entry.name} cannot be read: {error.strerror}"
+    return None
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, in hex."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_CHUNK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def check_snapshot(snapshot: Path) -> Manifest:
+    """The manifest of a snapshot whose every file was read and found right; else `CorruptError`. For one process."""
+    manifest = read_manifest(snapshot)
+    problems = [p for entry in manifest.files if (p := check_file(snapshot / entry.name, entry))]
+    if problems:
+        raise CorruptError(f"{snapshot}: {'; '.join(problems[:3])}")
+    return manifest
+
+
+def newest_good(folder: Path) -> Found | None:
+    """The newest snapshot that passes its check, for tools that only look (a supervisor, a listing)."""
+    for found in list_snapshots(folder):
+        try:
+            check_snapshot(found.path)
+        except CorruptError:
+            continue
+        return found
+    return None
+
+
+def commit(folder: Path, saving: Path, manifest: Manifest) -> Path:
+    """Make the snapshot written in `saving` visible under its final name. On raise nothing became visible."""
+    target = folder / f"step-{manifest.step:09d}"
+    write_durably(saving / MANIFEST, manifest_text(manifest))
+    _sync_folder(saving)
+    going = folder / f".going-{manifest.step:09d}-{new_token()}"
+    if target.exists():
+        # Only a snapshot of the same step can be there: a run that fell back came by again. It moves away whole.
+        target.rename(going)
+    saving.rename(target)
+    _sync_folder(folder)
+    shutil.rmtree(going, ignore_errors=True)
+    return target
+
+
+def set_aside(found: Found) -> Path | None:
+    """Rename a snapshot that will not be used, so that no later start considers it; None where that fails."""
+    aside = found.path.with_name(f"bad-{found.step:09d}-{new_token()}")
+    try:
+        found.path.rename(aside)
+    except OSError:
+        return None
+    return aside
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Remove committed snapshots beyond the `keep` newest, and all but the newest bad one."""
+    for found in list_snapshots(folder)[keep:]:
+        # Renamed first: a reader never meets a committed name whose files are half gone.
+        going = folder / f".going-{found.step:09d}-{new_token()}"
+        found.path.rename(going)
+        shutil.rmtree(going, ignore_errors=True)
+    bad = sorted((p for p in folder.iterdir() if _BAD.match(p.name)), key=lambda p: p.stat().st_mtime)
+    for path in bad[:-1]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a killed run left half written or half removed. The caller holds the folder."""
+    for path in folder.iterdir():
+        if _SAVING.match(path.name) or _GOING.match(path.name):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Write a small file and push it to the disk."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def disk_error(error: OSError, path: Path | str, verb: str) -> MachineError:
+    """An operating system error as ours: what, where, and what to do."""
+    hints = {
+        "EACCES": "choose a folder you may write to, or ask its owner",
+        "EPERM": "choose a folder you may write to, or ask its owner",
+        "EROFS": "the file system is mounted read-only here; choose another folder",
+        "ENOSPC": "free space or choose another folder; older snapshots are untouched",
+        "EDQUOT": "your quota is used up; free space or choose another folder; older snapshots are untouched",
+        "EFBIG": "the file system or a limit (ulimit -f) does not allow files of this size",
+        "ENOTDIR": "part of the path is a file",
+        "EEXIST": "part of the path is a file",
+    }
+    import errno
+
+    code = errno.errorcode.get(error.errno or 0, "")
+    return MachineError(f"cannot {verb} {path}: {error.strerror or error}", hint=hints.get(code))
+
+
+def entries(files: Iterable[FileEntry]) -> tuple[FileEntry, ...]:
+    """Files in a stable order, so that two manifests of the same content are the same text."""
+    return tuple(sorted(files, key=lambda f: f.name))
+
+
+def _digest_of(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _sync_folder(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

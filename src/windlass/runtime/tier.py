@@ -1,0 +1,143 @@
+"""The fast tier: each node keeps its own shards on a local disk first, then they drain to the shared folder.
+
+A process that dies between the two loses nothing: the next start finds the local parts on the nodes, finishes the
+drain, and resumes from there. A node that dies takes its part along; then the last drained snapshot counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import socket
+from pathlib import Path
+
+from windlass.errors import WindlassError
+from windlass.runtime import store
+from windlass.runtime.peers import Peers
+from windlass.runtime.store import CorruptError, FileEntry, Manifest
+
+_KEEP_LOCAL = 1
+_CHUNK = 1 << 20
+IDENTITY = "folder.json"
+
+
+class FastTier:
+    """This node's local part of the snapshots of one shared folder."""
+
+    def __init__(self, root: Path, folder_id: str, peers: Peers) -> None:
+        self.path = root / f"windlass-{folder_id}"
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            problem: WindlassError | None = None
+        except OSError as error:
+            problem = store.disk_error(error, root, "write the fast tier in")
+        places = peers.gather((socket.gethostname(), str(self.path), problem))
+        for _, _, failed in places:
+            if failed is not None:
+                raise failed
+        mine = places[peers.rank]
+        self.leads = next(rank for rank, place in enumerate(places) if place[:2] == mine[:2]) == peers.rank
+        """True on the one rank of this node that renames and removes for the others."""
+
+    def snapshot_path(self, step: int) -> Path:
+        """Where this node's part of a snapshot stands."""
+        return self.path / f"step-{step:09d}"
+
+    def keep_local(self, saving: Path, manifest: Manifest, peers: Peers) -> None:
+        """Commit this node's part. All ranks have written theirs; on return it survives the death of the processes."""
+        if self.leads:
+            store.commit(self.path, saving, manifest)
+            store.prune(self.path, _KEEP_LOCAL)
+        peers.gather(None)
+
+    def finish_drain(self, folder: Path, newest_shared: int, peers: Peers) -> int | None:
+        """Bring the newest complete local snapshot to the shared folder if it is newer; its step, or None.
+
+        All ranks call it. Parts that are damaged, or of which some node is missing, are left out.
+        """
+        mine = self._local_parts(newest_shared) if self.leads else {}
+        reports = peers.gather({step: (digest, names) for step, (digest, names, _) in mine.items()})
+        step = _complete_step(reports, mine, peers)
+        if step is None:
+            return None
+        token = peers.tell_all(store.new_token())
+        saving = store.saving_path(folder, step, token)
+        problem: str | None = None
+        manifest = mine[step][2] if step in mine else None
+        if manifest is not None:
+            try:
+                saving.mkdir(parents=True, exist_ok=True)
+                for entry in manifest.files:
+                    if entry.name in mine[step][1]:
+                        copy_checked(self.snapshot_path(step) / entry.name, saving / entry.name, entry)
+            except (OSError, WindlassError) as error:
+                problem = str(error)
+        done = not any(peers.gather(problem))
+        if peers.is_main:
+            if done and manifest is not None:
+                store.commit(folder, saving, manifest)
+            else:
+                shutil.rmtree(saving, ignore_errors=True)
+        peers.gather(None)
+        return step if done else None
+
+    def _local_parts(self, newer_than: int) -> dict[int, tuple[str, frozenset[str], Manifest]]:
+        """Local snapshots by step: digest of the manifest, the files that are here and right, the manifest."""
+        store.sweep(self.path)
+        parts: dict[int, tuple[str, frozenset[str], Manifest]] = {}
+        for found in store.list_snapshots(self.path):
+            if found.step <= newer_than:
+                continue
+            try:
+                manifest = store.read_manifest(found.path)
+            except CorruptError:
+                continue
+            here = frozenset(e.name for e in manifest.files if store.check_file(found.path / e.name, e) is None)
+            digest = hashlib.sha256(store.manifest_text(manifest).encode()).hexdigest()
+            parts[found.step] = (digest, here, manifest)
+        return parts
+
+
+def _complete_step(
+    reports: list[dict[int, tuple[str, frozenset[str]]]],
+    mine: dict[int, tuple[str, frozenset[str], Manifest]],
+    peers: Peers,
+) -> int | None:
+    """The newest step whose files are all somewhere; decided by the main rank, which leads its own node."""
+    chosen: int | None = None
+    if peers.is_main:
+        for step in sorted(mine, reverse=True):
+            digest, _, manifest = mine[step]
+            parts = [report[step] for report in reports if step in report]
+            have = {name for seen, names in parts if seen == digest for name in names}
+            if all(entry.name in have for entry in manifest.files):
+                chosen = step
+                break
+    answer: int | None = peers.tell_all(chosen)
+    return answer
+
+
+def folder_identity(folder: Path) -> str:
+    """A name for this very folder: one that was removed and made again is another, and old local parts stay out."""
+    path = folder / IDENTITY
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["id"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        identity = store.new_token() + store.new_token()
+        store.write_durably(path, json.dumps({"id": identity}))
+        return identity
+
+
+def copy_checked(source: Path, target: Path, entry: FileEntry) -> None:
+    """Copy a file and push it to the disk; `CorruptError` where what was read is not what was saved."""
+    digest = hashlib.sha256()
+    with source.open("rb") as src, target.open("wb") as dst:
+        while block := src.read(_CHUNK):
+            digest.update(block)
+            dst.write(block)
+        dst.flush()
+        os.fsync(dst.fileno())
+    if digest.hexdigest() != entry.sha256:
+        raise CorruptError(f"{source} changed on the local disk before it was copied")
