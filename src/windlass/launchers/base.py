@@ -6,14 +6,17 @@ rank in, how its labelled output and its complaints about a failed rank are read
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import ClassVar, Literal
 
 import msgspec
 
-from windlass.model.origin import Argument
+from windlass.model.origin import Argument, Origin
 from windlass.model.record import RankFailure
 from windlass.model.site import LauncherSpec
+
+_LABEL = re.compile(r"\A[ \t]*(\d+):(?: (.*))?\Z", re.DOTALL)
 
 
 class RankVariables(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +36,9 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     cpu_lists: tuple[tuple[int, ...], ...] = ()
     """CPUs of each local rank; empty: do not bind to a list."""
     cpus_per_rank: int | None = None
-    """Hardware threads that each rank may use, for launchers that only count."""
+    """Hardware threads that each rank may use, for launchers that only count. Together with `cpu_lists` it is the size
+    of the step: srun refuses a list outside the step's own CPUs, so give a number that, times `ranks_per_node`, is
+    every CPU the allocation has on a node, or None, which leaves the whole node to the step."""
     unbound: bool = False
     """Tell the launcher not to bind at all."""
     gpus_per_node: int | None = None
@@ -53,6 +58,12 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     time_limit: str | None = None
     environment_names: tuple[str, ...] = ()
     """Names of variables that must travel, for launchers that pass only what is named."""
+    beside: bool = False
+    """A small step beside the ranks (one agent per node): it shares their CPUs and takes no device and no memory."""
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.ranks_per_node
 
 
 class Launcher:
@@ -62,8 +73,12 @@ class Launcher:
     executable: ClassVar[str]
     variables: ClassVar[RankVariables]
     output: ClassVar[Literal["files", "stream", "pipes"]]
-    """`files`: its daemons write `<output_dir>/<host>.log`, every line labelled with the rank. `stream`: everything
-    arrives labelled on its stdout. `pipes`: windlass itself holds one pipe per rank (the local launcher)."""
+    """`files`: its daemons write one file per node into `output_dir`, named as `node_log` says, every line labelled
+    with the rank. `stream`: everything arrives labelled on its stdout and stderr. `pipes`: windlass itself holds one
+    pipe per rank (the local launcher)."""
+    node_log: ClassVar[str] = "node-{node_rank:04d}.log"
+    """Name of a node's log, by the node's place in the step. Host names would need to be what `gethostname` says on the
+    node, which is not always what the scheduler calls it."""
     binds_lists: ClassVar[bool]
     """Takes one CPU list per local rank. Otherwise the rank script binds."""
     names_failed_rank: ClassVar[bool]
@@ -73,6 +88,10 @@ class Launcher:
     def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:
         """The command line, executable first, up to but without the program. Each argument has its reason."""
         raise NotImplementedError(self.name)
+
+    def path_word(self, path: str) -> str:
+        """A path as it must be written inside this launcher's arguments; raises `UsageError` where it cannot be."""
+        return path
 
     def host_file_text(self, hosts: Iterable[str], spec: LaunchSpec) -> str | None:
         """Text of the host file for `spec.host_file`, or None where the launcher takes none."""
@@ -85,6 +104,25 @@ class Launcher:
     def parse_failure(self, messages: Iterable[str], exit_code: int) -> RankFailure | None:
         """The first failed rank according to the launcher's own messages, or None where they do not say."""
         return None
+
+
+def label_line(rank: int, text: str) -> str:
+    """A line of a rank as most launchers label it, and as windlass itself labels what it read from pipes."""
+    return f"{rank}: {text}"
+
+
+def parse_label(line: str) -> tuple[int | None, str]:
+    """The reverse of `label_line`; numbers may be padded with zeros or spaces. Any other line is nobody's."""
+    match = _LABEL.match(line)
+    return (int(match.group(1)), match.group(2) or "") if match else (None, line)
+
+
+def site_arguments(site: LauncherSpec) -> tuple[Argument, ...]:
+    """The site's own words, in its order. The planner has already left out those whose condition does not hold."""
+    return tuple(
+        Argument(words=spec.words, because=spec.because, origin=spec.origin or Origin(scope="site", where=spec.source))
+        for spec in site.arguments
+    )
 
 
 def own_message(line: str) -> tuple[int | None, str]:

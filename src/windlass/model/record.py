@@ -22,6 +22,8 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     signal: int | None = None
     log: str | None = None
     last_lines: tuple[str, ...] = ()
+    said: str = ""
+    """The launcher's own words about it ("Out Of Memory")."""
 
     @property
     def exit_code(self) -> int:

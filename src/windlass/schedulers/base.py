@@ -6,16 +6,33 @@ answer now (`transient`). A state that a backend does not know is UNKNOWN, never
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import ClassVar
 
 import msgspec
 
-from windlass.errors import WindlassError
-from windlass.model.origin import Argument
+from windlass.errors import CommandError, MachineError, UsageError, WindlassError
+from windlass.model.origin import Argument, Origin
 from windlass.model.request import Allocation
+from windlass.model.shell import quote_words
 from windlass.model.site import SchedulerSpec
+
+
+class SchedulerBusyError(MachineError):
+    """The scheduler cannot answer or accept now; the same request may do later."""
+
+    transient = True
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """One way in which a submission is refused: a pattern of the scheduler's words, what it means, what to do."""
+
+    pattern: str
+    means: str
+    transient: bool = False
+    hint: str | None = None
 
 
 class JobState(Enum):
@@ -44,6 +61,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     time: str | None = None
     """As the user wrote it: `30` (minutes), `1:30:00`, `2h`, `1-12:00:00`; backends write their own form."""
     output: str | None = None
+    """Path of the job's own log, taken literally."""
     exclude_hosts: tuple[str, ...] = ()
 
 
@@ -84,6 +102,10 @@ class Scheduler:
         """Directive words for the batch script, each with its reason; the site's own come last."""
         raise NotImplementedError(self.name)
 
+    def directive_line(self, argument: Argument) -> str:
+        """The line of a batch script for one directive; its value arrives unchanged."""
+        return f"{self.directive} {quote_words(argument.words)}"
+
     def submit_argv(self, script: str) -> tuple[str, ...]:
         raise NotImplementedError(self.name)
 
@@ -114,3 +136,29 @@ class Scheduler:
     def kill_step_argv(self, environ: Mapping[str, str], step_name: str) -> tuple[str, ...] | None:
         """A command that kills, at once and on all nodes, what the launcher started under this name, or None."""
         return None
+
+
+def site_directives(site: SchedulerSpec) -> tuple[Argument, ...]:
+    """The site's own words, in its order. The planner has already left out those whose condition does not hold."""
+    return tuple(
+        Argument(words=spec.words, because=spec.because, origin=spec.origin or Origin(scope="site", where=spec.source))
+        for spec in site.directives
+    )
+
+
+def one_line(text: str, what: str) -> str:
+    """The text, where it fits into one line of a batch script. A control character in it would start a line of its own,
+    which the job would execute: a `UsageError`."""
+    if not text or not text.isprintable():
+        raise UsageError(f"{what} cannot be {text!r}", hint="use printable characters on one line")
+    return text
+
+
+def explain(program: str, code: int, output: str, refusals: tuple[Refusal, ...]) -> WindlassError:
+    """The error for a refusal: the first pattern that matches decides; unknown words are shown as they are."""
+    said = " ".join(line.strip() for line in output.splitlines() if line.strip()) or "no message"
+    for refusal in refusals:
+        if re.search(refusal.pattern, output):
+            kind = SchedulerBusyError if refusal.transient else UsageError
+            return kind(f"{program} refused the job: {refusal.means} (it said: {said})", hint=refusal.hint)
+    return CommandError(f"{program} failed with code {code}: {said}", argv=(program,), code=code, output=output)

@@ -1,0 +1,189 @@
+"""Slurm's srun. Its daemons bind, write one labelled log per node, end all ranks when one fails and name that one."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Iterator
+
+from windlass.errors import UsageError
+from windlass.launchers.base import Launcher, LaunchSpec, RankVariables, parse_label, site_arguments
+from windlass.model.cpulist import cpu_mask
+from windlass.model.origin import Argument
+from windlass.model.record import RankFailure
+from windlass.model.site import LauncherSpec
+
+_TASKS = re.compile(r"\Asrun: error: (?P<host>[^\s:]+): tasks? (?P<tasks>[\d,\-\[\] ]+): (?P<how>.+?)\s*\Z")
+_EXIT = re.compile(r"\AExited with exit code (\d+)\Z")
+_NODE = re.compile(r"\Asrun: error: (?:Node failure on|Task launch for \S+ failed on node) (?P<host>[^\s:]+)")
+_ABORTED = re.compile(
+    r"\Asrun: (?:error: )?(?P<said>(?:Job step aborted|Unable to create step|Application launch failed|Only allocated).*)"
+)
+_DAEMON = re.compile(r"\Aslurmstepd(?:-\S+)?: ")
+_SIGNALS = {
+    "Hangup": signal.SIGHUP,
+    "Interrupt": signal.SIGINT,
+    "Quit": signal.SIGQUIT,
+    "Illegal instruction": signal.SIGILL,
+    "Trace/breakpoint trap": signal.SIGTRAP,
+    "Aborted": signal.SIGABRT,
+    "Bus error": signal.SIGBUS,
+    "Floating point exception": signal.SIGFPE,
+    "Killed": signal.SIGKILL,
+    "Out Of Memory": signal.SIGKILL,
+    "User defined signal 1": signal.SIGUSR1,
+    "Segmentation fault": signal.SIGSEGV,
+    "User defined signal 2": signal.SIGUSR2,
+    "Broken pipe": signal.SIGPIPE,
+    "Alarm clock": signal.SIGALRM,
+    "Terminated": signal.SIGTERM,
+    "CPU time limit exceeded": signal.SIGXCPU,
+    "File size limit exceeded": signal.SIGXFSZ,
+    "Bad system call": signal.SIGSYS,
+}
+
+
+class Srun(Launcher):
+    name = "srun"
+    executable = "srun"
+    variables = RankVariables(
+        rank=("SLURM_PROCID",),
+        local_rank=("SLURM_LOCALID",),
+        node_rank=("SLURM_NODEID",),
+        world_size=("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+    )
+    output = "files"
+    binds_lists = True
+    names_failed_rank = True
+
+    def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:
+        """See the base. Two reasons of Slurm run through it: what is not said is inherited from the job's variables or
+        the site's configuration, and an option given twice loses silently; so everything is said once."""
+        return (
+            Argument(words=(site.executable or self.executable,), because="the site's launcher"),
+            *_shape(spec),
+            *_binding(spec),
+            *_devices(spec),
+            *_behaviour(spec, site),
+            *self._output(spec),
+            *site_arguments(site),
+        )
+
+    def _output(self, spec: LaunchSpec) -> Iterator[Argument]:
+        yield Argument(words=("--label",), because="every line begins with its rank")
+        if spec.output_dir is not None:
+            yield Argument(
+                words=(f"--output={spec.output_dir}/node-%4n.log",),
+                because="each node's daemon writes its ranks' output, stderr too: one file per node, none through srun",
+            )
+
+    def path_word(self, path: str) -> str:
+        """Slurm reads `%` in a path as a pattern; a backslash switches patterns off, so a path with one is refused."""
+        if "\\" in path:
+            raise UsageError(
+                f"Slurm cannot write logs under {path!r}: a backslash in a path means something else to it",
+                hint="choose another folder with --run-dir",
+            )
+        return path.replace("%", "%%")
+
+    def parse_line(self, line: str) -> tuple[int | None, str]:
+        """Labels count only where a rank wrote the line: the daemon's own words carry the first rank's label too."""
+        rank, text = parse_label(line)
+        return (None, text) if _DAEMON.match(text) else (rank, text)
+
+    def parse_failure(self, messages: Iterable[str], exit_code: int) -> RankFailure | None:
+        """The first task that srun complained about: it is told of the failure before it begins to end the others. A
+        step that was stopped from outside or never started has no such task: rank None, and srun's words."""
+        for message in messages:
+            failure = _failure(message.strip())
+            if failure:
+                return failure
+        return None
+
+
+def _shape(spec: LaunchSpec) -> Iterator[Argument]:
+    yield Argument(words=(f"--nodes={spec.nodes}",), because=f"{spec.nodes} nodes")
+    yield Argument(
+        words=(f"--ntasks={spec.ranks}",), because=f"{spec.nodes} nodes with {spec.ranks_per_node} ranks each"
+    )
+    yield Argument(words=(f"--ntasks-per-node={spec.ranks_per_node}",), because="the same number of ranks on each node")
+    yield Argument(
+        words=("--distribution=block:block",), because="ranks in blocks: node 0 has the first, neighbours share a node"
+    )
+    if spec.cpus_per_rank is not None:
+        yield Argument(
+            words=(f"--cpus-per-task={spec.cpus_per_rank}",),
+            because="since 22.05 srun does not take it from the job, and gives each task one CPU",
+        )
+    if spec.host_list is not None:
+        yield Argument(words=(f"--nodelist={spec.host_list}",), because="a part of the allocation")
+    if spec.beside:
+        yield Argument(words=("--overlap",), because="runs beside the ranks on the same CPUs")
+        yield Argument(words=("--mem=0",), because="takes no share of the memory from the ranks")
+
+
+def _binding(spec: LaunchSpec) -> Iterator[Argument]:
+    if spec.cpu_lists:
+        digits = max(len(cpu_mask(cpus)) for cpus in spec.cpu_lists) - len("0x")
+        masks = ",".join(cpu_mask(cpus, digits=digits) for cpus in spec.cpu_lists)
+        yield Argument(words=(f"--cpu-bind=mask_cpu={masks}",), because="one mask per local rank, from the binding map")
+    elif spec.unbound or spec.beside:
+        yield Argument(words=("--cpu-bind=none",), because="srun binds nothing")
+    elif spec.cpus_per_rank is not None:
+        yield Argument(words=("--cpu-bind=cores",), because="whole cores for each rank, in order")
+
+
+def _devices(spec: LaunchSpec) -> Iterator[Argument]:
+    if spec.beside:
+        yield Argument(words=("--gres=none",), because="needs no device")
+        return
+    if spec.gpu_request == "none" or not spec.gpus_per_node:
+        return
+    if spec.devices == "one" and spec.device_by_launcher:
+        yield Argument(words=("--gpus-per-task=1",), because="one device for each rank")
+        yield Argument(words=("--gpu-bind=closest",), because="Slurm gives each rank the device next to its cores")
+        return
+    per_node = spec.gpus_per_node
+    word = {
+        "gpus-per-node": f"--gpus-per-node={per_node}",
+        "gres": f"--gres=gpu:{per_node}",
+        "gpus": f"--gpus={per_node * spec.nodes}",
+        "gpus-per-task": f"--gpus-per-task={max(1, per_node // spec.ranks_per_node)}",
+    }[spec.gpu_request]
+    yield Argument(words=(word,), because=f"{per_node} devices per node, asked for as the site does")
+    yield Argument(
+        words=("--gpu-bind=none",),
+        because="every rank sees its node's devices: hiding the others breaks peer-to-peer copies",
+    )
+
+
+def _behaviour(spec: LaunchSpec, site: LauncherSpec) -> Iterator[Argument]:
+    yield Argument(words=("--kill-on-bad-exit=1",), because="when one rank fails all end at once, none waits for it")
+    yield Argument(words=("--wait=0",), because="a rank that ends well first is no reason to kill those still writing")
+    yield Argument(words=("--export=ALL",), because="the environment travels, also where the job was sent without it")
+    mpi = spec.mpi or site.mpi
+    if mpi:
+        yield Argument(words=(f"--mpi={mpi}",), because="how the MPI library finds its peers")
+    if spec.time_limit is not None:
+        yield Argument(words=(f"--time={spec.time_limit}",), because="time limit of this step")
+    yield Argument(words=(f"--job-name={spec.step_name}",), because="so that exactly this step can be found and ended")
+
+
+def _failure(line: str) -> RankFailure | None:
+    """One complaint of srun as a value, or None for any other line."""
+    node = _NODE.match(line)
+    if node:
+        return RankFailure(rank=None, host=node.group("host"), said=line.partition("error: ")[2])
+    aborted = _ABORTED.match(line)
+    if aborted:
+        return RankFailure(rank=None, said=aborted.group("said").removeprefix("error: "))
+    match = _TASKS.match(line)
+    if not match:
+        return None
+    rank = int(re.split(r"[,\- ]", match.group("tasks").strip("[] "))[0])
+    how = match.group("how").removesuffix(" (core dumped)")
+    code = _EXIT.match(how)
+    if code:
+        return RankFailure(rank=rank, host=match.group("host"), code=int(code.group(1)), said=how)
+    number = _SIGNALS.get(how)
+    return RankFailure(rank=rank, host=match.group("host"), signal=int(number) if number else None, said=how)

@@ -1,0 +1,294 @@
+"""Slurm: sbatch, squeue, scontrol, scancel. One allocation is a job; what runs in it are steps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+from windlass.errors import CommandError, UsageError, WindlassError
+from windlass.model.hostlist import expand_hostlist, fold_hostlist
+from windlass.model.origin import Argument
+from windlass.model.request import Allocation
+from windlass.model.site import SchedulerSpec
+from windlass.schedulers.base import (
+    JobSpec,
+    JobState,
+    JobStatus,
+    Refusal,
+    Scheduler,
+    explain,
+    one_line,
+    site_directives,
+)
+from windlass.schedulers.walltime import day_clock_text, parse_walltime
+
+_STATES = {
+    "BOOT_FAIL": JobState.FAILED,
+    "CANCELLED": JobState.CANCELLED,
+    "COMPLETED": JobState.DONE,
+    "COMPLETING": JobState.ENDING,
+    "CONFIGURING": JobState.QUEUED,
+    "DEADLINE": JobState.TIMEOUT,
+    "FAILED": JobState.FAILED,
+    "NODE_FAIL": JobState.FAILED,
+    "OUT_OF_MEMORY": JobState.FAILED,
+    "PENDING": JobState.QUEUED,
+    "PREEMPTED": JobState.CANCELLED,
+    "REQUEUED": JobState.QUEUED,
+    "REQUEUE_FED": JobState.QUEUED,
+    "REQUEUE_HOLD": JobState.HELD,
+    "RESIZING": JobState.RUNNING,
+    "REVOKED": JobState.CANCELLED,
+    "RUNNING": JobState.RUNNING,
+    "SIGNALING": JobState.RUNNING,
+    "SPECIAL_EXIT": JobState.HELD,
+    "STAGE_OUT": JobState.ENDING,
+    "STOPPED": JobState.RUNNING,
+    "SUSPENDED": JobState.RUNNING,
+    "TIMEOUT": JobState.TIMEOUT,
+}
+_HELD = ("JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue")
+_QUIET_REASONS = {"None", "(null)", ""}
+
+# scontrol forgets a job some minutes after its end; sacct remembers it, where the site keeps accounts.
+_STATUS = (
+    'scontrol --oneliner show job "$1" 2>/dev/null || '
+    'sacct --noheader --parsable2 --allocations --jobs="$1" --format=JobIDRaw,State,ExitCode'
+)
+_KILL_STEP = (
+    'squeue --noheader --steps --jobs="$1" --format="%i %j" | '
+    'while read -r id name; do if [ "$name" = "$2" ]; then scancel "$id"; fi; done'
+)
+
+_REFUSALS = (
+    Refusal(
+        r"invalid partition|Invalid partition",
+        "the partition does not exist here",
+        hint="`sinfo --summarize` lists the partitions; name one with --partition",
+    ),
+    Refusal(
+        r"Invalid account|invalid account",
+        "the account is unknown, or may not use this partition",
+        hint="`sacctmgr show associations user=$USER` lists yours; name one with --account",
+    ),
+    Refusal(r"Invalid qos", "the quality of service is unknown or not allowed", hint="name another with --qos"),
+    Refusal(
+        r"time limit is invalid|[Rr]equested time limit|TIMELIMIT",
+        "the time limit is missing or longer than the partition allows",
+        hint="`sinfo` shows each partition's limit; say another with --time",
+    ),
+    Refusal(
+        r"[Nn]ode count specification invalid|More processors requested|node configuration is not available",
+        "the partition has no such nodes, or not so many",
+        hint="ask for fewer nodes, ranks or devices, or for another partition",
+    ),
+    Refusal(
+        r"Invalid generic resource|gres",
+        "the devices are asked for in words that this Slurm does not know",
+        hint="see `windlass explain` for the device directive, and `scontrol show node` for what the nodes have",
+    ),
+    Refusal(
+        r"QOSMax|AssocMax|AssocGrp|QOSGrp|violates accounting|submit limit",
+        "a limit of your account or quality of service is reached",
+        transient=True,
+        hint="wait for your other jobs to end, or ask for less",
+    ),
+    Refusal(
+        r"unrecognized option|Invalid directive|requires an argument|[Ii]nvalid (?:option|argument)",
+        "a directive that this Slurm does not know",
+        hint="remove it with --directive ~NAME",
+    ),
+    Refusal(
+        r"contact slurm controller|Socket timed out|Connection refused|temporarily un(?:able|available)|"
+        r"Zero Bytes were transmitted|Slurm backup controller|configuration source",
+        "Slurm's controller does not answer",
+        transient=True,
+        hint="try again in a minute",
+    ),
+    Refusal(r"Access/permission denied|not permitted|Permission denied", "you may not submit this here"),
+    Refusal(r"DOS line breaks|does not look like|This does not", "the batch script is not a script that Slurm takes"),
+)
+
+
+class Slurm(Scheduler):
+    name = "slurm"
+    directive = "#SBATCH"
+    job_id_variable = "SLURM_JOB_ID"
+    host_lines = 'scontrol show hostnames "$SLURM_JOB_NODELIST"'
+    submit_program = "sbatch"
+
+    def in_allocation(self, environ: Mapping[str, str]) -> bool:
+        return bool(environ.get("SLURM_JOB_ID"))
+
+    def parse_allocation(
+        self, environ: Mapping[str, str], read_text: Callable[[str], str], output: str | None = None
+    ) -> Allocation:
+        """From the variables alone: there is no scontrol inside a container."""
+        names = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST") or ""
+        try:
+            hosts = expand_hostlist(names)
+        except UsageError as error:
+            raise UsageError(f"SLURM_JOB_NODELIST: {error.message}", hint=error.hint) from error
+        count = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES")
+        if count and count.isdecimal() and int(count) != len(hosts):
+            raise UsageError(
+                f"SLURM_JOB_NODELIST names {len(hosts)} hosts but the job has {count} nodes: {names!r}",
+                hint="was one of the variables changed by hand?",
+            )
+        end = environ.get("SLURM_JOB_END_TIME", "")
+        return Allocation(
+            scheduler=self.name,
+            job_id=environ.get("SLURM_JOB_ID", ""),
+            hosts=hosts,
+            cpus_per_node=_least(environ.get("SLURM_JOB_CPUS_PER_NODE"), "SLURM_JOB_CPUS_PER_NODE"),
+            tasks_per_node=_tasks_per_node(environ),
+            gpus_per_node=_gpus_per_node(environ),
+            end_time_s=float(end) if end.isdecimal() else None,
+            partition=environ.get("SLURM_JOB_PARTITION"),
+        )
+
+    def directives(self, spec: JobSpec, site: SchedulerSpec) -> tuple[Argument, ...]:
+        return (*_directives(spec, site), *site_directives(site))
+
+    def submit_argv(self, script: str) -> tuple[str, ...]:
+        return ("sbatch", "--parsable", script)
+
+    def parse_submit(self, output: str) -> str:
+        """`123`, `123;cluster` (--parsable) or `Submitted batch job 123`."""
+        for line in reversed(output.strip().splitlines()):
+            match = re.match(r"(?:Submitted batch job )?(\d+)(?:;[^\s;]+)?\s*\Z", line)
+            if match:
+                return match.group(1)
+        raise CommandError("sbatch printed no job id", argv=("sbatch",), code=0, output=output)
+
+    def explain_refusal(self, code: int, output: str) -> WindlassError:
+        return explain("sbatch", code, output, _REFUSALS)
+
+    def status_argv(self, job_id: str) -> tuple[str, ...]:
+        return ("sh", "-c", _STATUS, "sh", job_id)
+
+    def parse_status(self, output: str, code: int, job_id: str) -> JobStatus:
+        """From `scontrol --oneliner show job` or `sacct --parsable2`; other text is UNKNOWN with its last line."""
+        for line in output.splitlines():
+            if "JobState=" in line:
+                return _from_scontrol(dict(re.findall(r"(\w+)=(\S*)", line)))
+            fields = line.split("|")
+            if len(fields) == 3 and fields[0].split(".")[0].split("_")[0] == job_id.split("_")[0]:
+                return _status(fields[1], fields[2], "")
+        lines = [line for line in output.splitlines() if line.strip()]
+        return JobStatus(state=JobState.UNKNOWN, reason=lines[-1].strip() if lines else "Slurm knows no such job")
+
+    def cancel_argv(self, job_id: str) -> tuple[str, ...]:
+        return ("scancel", job_id)
+
+    def address_argv(self, host: str) -> tuple[str, ...] | None:
+        return ("scontrol", "--oneliner", "show", "node", host)
+
+    def parse_address(self, output: str) -> str | None:
+        match = re.search(r"\bNodeAddr=(\S+)", output)
+        return match.group(1) if match else None
+
+    def kill_step_argv(self, environ: Mapping[str, str], step_name: str) -> tuple[str, ...] | None:
+        job_id = environ.get("SLURM_JOB_ID")
+        return ("sh", "-c", _KILL_STEP, "sh", job_id, step_name) if job_id else None
+
+
+def _directives(spec: JobSpec, site: SchedulerSpec) -> Iterator[Argument]:
+    def line(word: str, because: str) -> Argument:
+        return Argument(words=(one_line(word, "a Slurm directive"),), because=because)
+
+    yield line(f"--job-name={one_line(spec.name, 'the name of a job')}", "the name in the queue")
+    yield line(f"--nodes={spec.nodes}", f"{spec.nodes} nodes")
+    yield line(f"--ntasks-per-node={spec.ranks_per_node}", "one task per rank")
+    if spec.cpus_per_rank is not None:
+        yield line(f"--cpus-per-task={spec.cpus_per_rank}", "CPUs for each rank")
+    if spec.gpus_per_node and site.gpu_request != "none":
+        yield line(_device_word(spec, site, spec.gpus_per_node), "devices, asked for as the site does")
+    if spec.partition:
+        yield line(f"--partition={spec.partition}", "where to run")
+    if spec.qos:
+        yield line(f"--qos={spec.qos}", "quality of service")
+    if spec.account:
+        yield line(f"--account={spec.account}", "who pays")
+    if spec.time:
+        yield line(f"--time={day_clock_text(parse_walltime(spec.time))}", "the job ends after this time at the latest")
+    if spec.output:
+        yield line(f"--output={_literal_path(spec.output)}", "output of the batch script itself")
+    if spec.exclude_hosts:
+        yield line(f"--exclude={fold_hostlist(spec.exclude_hosts)}", "nodes known to be bad")
+
+
+def _device_word(spec: JobSpec, site: SchedulerSpec, per_node: int) -> str:
+    return {
+        "gpus-per-node": f"--gpus-per-node={per_node}",
+        "gres": f"--gres=gpu:{per_node}",
+        "gpus": f"--gpus={per_node * spec.nodes}",
+        "gpus-per-task": f"--gpus-per-task={max(1, per_node // spec.ranks_per_node)}",
+    }[site.gpu_request]
+
+
+def _literal_path(path: str) -> str:
+    if "\\" in path:
+        raise UsageError(
+            f"Slurm cannot write a log to {path!r}: a backslash in a path means something else to it",
+            hint="choose another folder with --run-dir",
+        )
+    return path.replace("%", "%%")
+
+
+def expand_counts(text: str, what: str) -> tuple[int, ...]:
+    """`2(x3),1` as (2, 2, 2, 1): one number per node, as Slurm writes them."""
+    counts: list[int] = []
+    for part in text.split(","):
+        match = re.match(r"(\d+)(?:\(x(\d+)\))?\Z", part.strip())
+        if not match:
+            raise UsageError(f"{what}: not a list of counts: {text!r}", hint="Slurm writes it as in 2(x3),1")
+        counts.extend([int(match.group(1))] * min(int(match.group(2) or 1), 1_000_000))
+    return tuple(counts)
+
+
+def _least(text: str | None, what: str) -> int | None:
+    """What every node has at least."""
+    return min(expand_counts(text, what)) if text else None
+
+
+def _tasks_per_node(environ: Mapping[str, str]) -> int | None:
+    """Only what somebody asked for: without --ntasks Slurm fills SLURM_TASKS_PER_NODE with the number of CPUs."""
+    if environ.get("SLURM_NTASKS_PER_NODE", "").isdecimal():
+        return int(environ["SLURM_NTASKS_PER_NODE"])
+    if environ.get("SLURM_NTASKS"):
+        return _least(environ.get("SLURM_TASKS_PER_NODE"), "SLURM_TASKS_PER_NODE")
+    return None
+
+
+def _gpus_per_node(environ: Mapping[str, str]) -> int | None:
+    """SLURM_GPUS_ON_NODE (this node's) or SLURM_GPUS_PER_NODE, which may name a type: `a100:4`."""
+    for name in ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"):
+        counts = re.findall(r"(?:\A|,|:)(\d+)(?=\Z|,|\()", environ.get(name, ""))
+        if counts:
+            return sum(int(count) for count in counts)
+    return None
+
+
+def _from_scontrol(fields: Mapping[str, str]) -> JobStatus:
+    reason = fields.get("Reason", "")
+    return _status(fields.get("JobState", ""), fields.get("ExitCode", ""), "" if reason in _QUIET_REASONS else reason)
+
+
+def _status(word: str, exit_code: str, reason: str) -> JobStatus:
+    name = re.split(r"[\s+]", word.strip(), maxsplit=1)[0]
+    state = _STATES.get(name, JobState.UNKNOWN)
+    if state is JobState.QUEUED and reason in _HELD:
+        state = JobState.HELD
+    ended = state in {JobState.DONE, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT}
+    if not reason and (state is JobState.UNKNOWN or name in {"NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "BOOT_FAIL"}):
+        reason = name
+    return JobStatus(state=state, exit_code=_exit_code(exit_code) if ended else None, reason=reason)
+
+
+def _exit_code(text: str) -> int | None:
+    """`3:0` is code 3, `0:9` signal 9."""
+    code, _, number = text.partition(":")
+    if not code.isdecimal():
+        return None
+    return 128 + int(number) if number.isdecimal() and int(number) else int(code)
