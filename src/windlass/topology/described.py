@@ -1,0 +1,150 @@
+"""A node as its site describes it, for plans that are made away from the machine. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from windlass.errors import ConfigError
+from windlass.model.cpulist import format_cpulist, parse_cpulist
+from windlass.model.site import DeviceSpec, DomainSpec, NodeSpec
+from windlass.model.topology import Core, Device, DeviceUnit, Nic, Topology
+from windlass.topology.units import in_unit
+
+_GB = 1_000_000_000
+
+
+def topology_from_spec(
+    node: NodeSpec, devices: DeviceSpec, *, unit: DeviceUnit | None = None, where: str = "node"
+) -> Topology:
+    """The documented node, its devices counted in `unit` (the hardware's default one where None).
+
+    A description without cores gives an empty topology: ranks of such a node are left unbound. One that contradicts
+    itself is a `ConfigError` that names `where`.
+    """
+    domains = node.domains or _single_domain(node)
+    caches = tuple(parse_cpulist(text) for text in node.l3)
+    cores = _cores(node, domains, caches, where)
+    return in_unit(
+        Topology(
+            arch=node.arch,
+            cores=cores,
+            devices=_devices(node, devices, domains, cores, where),
+            nics=_nics(node, domains),
+            reserved=_inside(parse_cpulist(node.reserved), cores, f"{where}: reserved"),
+            memory_bytes=int((node.memory_gb or 0) * _GB),
+            nic_by_core=node.nic_by_core,
+        ),
+        unit or devices.unit,
+    )
+
+
+def complete_probe(probed: Topology, described: Topology) -> Topology:
+    """The probed node with what a probe cannot see filled in from the description of the same hardware.
+
+    The system's own cores are no secret of /sys, and some drivers do not say which NUMA domain a device is near. Where
+    the two disagree about the hardware itself (number of CPUs), the description is not of this node and is left out.
+    """
+    if set(probed.cpus) - set(described.cpus):
+        return probed
+    known = {device.index: device for device in described.devices} if probed.unit == described.unit else {}
+    same_cores = {core.cpus: core.l3 for core in probed.cores} == {core.cpus: core.l3 for core in described.cores}
+    devices = tuple(_fill(device, known.get(device.index), with_l3=same_cores) for device in probed.devices)
+    reserved = tuple(sorted({*probed.reserved, *described.reserved} & set(probed.cpus)))
+    return msgspec.structs.replace(
+        probed, devices=devices, reserved=reserved, nic_by_core=probed.nic_by_core or described.nic_by_core
+    )
+
+
+def _fill(device: Device, known: Device | None, *, with_l3: bool) -> Device:
+    if known is None or known.vendor != device.vendor:
+        return device
+    numa = known.numa if device.numa is None else device.numa
+    l3 = known.l3 if device.l3 is None and with_l3 and numa == known.numa else device.l3
+    return msgspec.structs.replace(device, numa=numa, l3=l3)
+
+
+def _single_domain(node: NodeSpec) -> tuple[DomainSpec, ...]:
+    """A node of which only the number of cores is known is one domain."""
+    if node.cores <= 0:
+        return ()
+    return (DomainSpec(cpus=f"0-{node.cores * node.threads_per_core - 1}"),)
+
+
+def _cores(
+    node: NodeSpec, domains: tuple[DomainSpec, ...], caches: tuple[tuple[int, ...], ...], where: str
+) -> tuple[Core, ...]:
+    """Cores of all domains. Linux numbers first threads before second ones, so siblings lie half a domain apart."""
+    threads = max(1, node.threads_per_core)
+    cache_of = {cpu: index for index, cpus in enumerate(caches) for cpu in cpus}
+    seen: dict[int, int] = {}
+    cores: list[Core] = []
+    for numa, domain in enumerate(domains):
+        cpus = parse_cpulist(domain.cpus)
+        place = f"{where}: domain {numa} ({domain.cpus})"
+        if len(cpus) % threads:
+            raise ConfigError(
+                f"{place}: {len(cpus)} CPUs do not make cores of {threads} threads",
+                hint="list all hardware threads of the domain, as in 0-15,64-79",
+            )
+        for cpu in cpus:
+            if seen.setdefault(cpu, numa) != numa:
+                raise ConfigError(f"{place}: CPU {cpu} is in domain {seen[cpu]} too")
+        count = len(cpus) // threads
+        for position in range(count):
+            own = tuple(cpus[position + count * thread] for thread in range(threads))
+            l3 = cache_of.get(own[0], len(caches) + numa) if caches else numa
+            cores.append(Core(cpus=own, socket=domain.socket, numa=numa, l3=l3))
+    if node.cores and len(cores) != node.cores:
+        raise ConfigError(
+            f"{where}: its domains hold {len(cores)} cores, but cores = {node.cores}",
+            hint="domains list every hardware thread; cores counts physical cores",
+        )
+    return tuple(sorted(cores, key=lambda core: core.id))
+
+
+def _devices(
+    node: NodeSpec, spec: DeviceSpec, domains: tuple[DomainSpec, ...], cores: tuple[Core, ...], where: str
+) -> tuple[Device, ...]:
+    if spec.vendor is None:
+        return ()
+    tiles = max(1, node.tiles_per_card)
+    per_entry = tiles if spec.unit == "card" else 1
+    memory = int((spec.memory_gb or 0) * _GB) // per_entry
+    found: dict[int, Device] = {}
+    for numa, domain in enumerate(domains):
+        caches = sorted({core.l3 for core in cores if core.numa == numa})
+        for position, number in enumerate(domain.devices):
+            l3 = caches[position] if len(caches) == len(domain.devices) > 1 else None
+            for index in range(number * per_entry, (number + 1) * per_entry):
+                if index in found:
+                    raise ConfigError(f"{where}: device {number} is listed twice", hint="each device has one domain")
+                found[index] = Device(
+                    index=index,
+                    vendor=spec.vendor,
+                    name=spec.name,
+                    card=index // tiles,
+                    tile=index % tiles if tiles > 1 else None,
+                    numa=numa,
+                    l3=l3,
+                    memory_bytes=memory,
+                )
+    if sorted(found) != list(range(len(found))):
+        raise ConfigError(f"{where}: devices {sorted(found)} are not numbered from 0 without a gap")
+    return tuple(found[index] for index in sorted(found))
+
+
+def _nics(node: NodeSpec, domains: tuple[DomainSpec, ...]) -> tuple[Nic, ...]:
+    speed = int((node.nic_gbits or 0) * 1000)
+    placed = [(name, numa) for numa, domain in enumerate(domains) for name in domain.nics]
+    near = [Nic(name=name, numa=numa, speed_mbits=speed) for name, numa in placed]
+    known = {nic.name for nic in near}
+    far = [Nic(name=name, speed_mbits=speed) for name in node.nics if name not in known]
+    return tuple(sorted([*near, *far], key=lambda nic: (len(nic.name), nic.name)))
+
+
+def _inside(cpus: tuple[int, ...], cores: tuple[Core, ...], where: str) -> tuple[int, ...]:
+    """The CPUs, all of which must exist where the node is described at all."""
+    strange = set(cpus) - {cpu for core in cores for cpu in core.cpus} if cores else set()
+    if strange:
+        raise ConfigError(f"{where}: the node has no CPU {format_cpulist(strange)}")
+    return cpus

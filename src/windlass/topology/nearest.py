@@ -1,0 +1,49 @@
+"""Which network interface is nearest to a rank. Pure."""
+
+from __future__ import annotations
+
+from windlass.model.plan import RankBinding
+from windlass.model.topology import Nic, Topology
+
+
+def fabric_nics(topology: Topology) -> tuple[Nic, ...]:
+    """Interfaces that ranks should use: those with an RDMA or CXI device, else the fastest ones."""
+    direct = tuple(nic for nic in topology.nics if nic.device)
+    if direct:
+        return direct
+    fastest = max((nic.speed_mbits for nic in topology.nics), default=0)
+    return tuple(nic for nic in topology.nics if nic.speed_mbits == fastest)
+
+
+def nearest_nics(topology: Topology, ranks: tuple[RankBinding, ...]) -> tuple[str | None, ...]:
+    """The interface of each rank: in its NUMA domain, else in its socket, else any; neighbours take turns."""
+    nics = fabric_nics(topology)
+    turns: dict[tuple[str, ...], int] = {}
+    names: list[str | None] = []
+    for rank in ranks:
+        near = _near(topology, nics, rank.numa[0] if len(rank.numa) == 1 else None)
+        if not near:
+            names.append(None)
+            continue
+        turn = turns.get(near, 0)
+        turns[near] = turn + 1
+        core = topology.core_of(rank.cpus[0]) if rank.cpus else None
+        if topology.nic_by_core and core is not None and set(rank.cpus) <= set(core.cpus):
+            turn = core.id
+        names.append(near[turn % len(near)])
+    return tuple(names)
+
+
+def _near(topology: Topology, nics: tuple[Nic, ...], numa: int | None) -> tuple[str, ...]:
+    """Names of the interfaces nearest to a domain; all of them where nothing is known of either side."""
+    placed = [nic for nic in nics if nic.numa is not None]
+    if numa is None or not placed:
+        return tuple(nic.name for nic in nics)
+    socket_of = {core.numa: core.socket for core in topology.cores}
+
+    def distance(nic: Nic) -> tuple[bool, int, int]:
+        home = nic.numa if nic.numa is not None else numa
+        return (socket_of.get(home) != socket_of.get(numa), abs(home - numa), home)
+
+    best = min(distance(nic) for nic in placed)
+    return tuple(nic.name for nic in placed if distance(nic) == best)
