@@ -1,0 +1,62 @@
+# make help          what there is
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
+# torch by its exact name and before anything that depends on it, so that nothing pulls another build of it in.
+TORCH  := $(shell sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help install test test-all lint demo packages clean
+
+help:
+	@echo "make install    .venv with the windlass command in it"
+	@echo "make demo       a small real training with 2 ranks on this machine (installs torch into .venv)"
+	@echo "make test       everything but the slow tests; sets up what it needs, Debian packages too when root"
+	@echo "make test-all   the slow tests too"
+	@echo "make lint       ruff and mypy"
+	@echo "make clean      remove .venv and caches"
+
+install: $(VENV)/.installed
+
+test: packages lint
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+test-all: packages lint
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.tools
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+demo: $(VENV)/.torch
+	$(BIN)/windlass run --ranks-per-node 2 examples/ddp/train.py
+
+packages:
+	@scripts/debian-packages.sh
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Debian's python3 has no ensurepip before python3-venv is there.
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "$(PYTHON) is older than 3.10: make PYTHON=/path/to/newer/python3 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || scripts/debian-packages.sh python3-venv
+	$(PYTHON) -m venv $(VENV)
+
+# Stamps: each says that .venv holds what pyproject.toml asks for, so that a second call costs nothing.
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	$(PIP) install -e .
+	@touch $@
+
+$(VENV)/.torch: $(VENV)/.installed
+	$(PIP) install '$(TORCH)' numpy
+	@touch $@
+
+$(VENV)/.tools: pyproject.toml $(VENV)/.torch
+	$(PIP) install -e '.[dev,real]'
+	@touch $@
