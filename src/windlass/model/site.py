@@ -277,8 +277,6 @@ class ContainerSpec(_Table, frozen=True, kw_only=True):
     device_flag: bool = True
     """False where the runtime's own device option (`--nv`, `--rocm`) does harm at this site."""
     verb: Literal["exec", "run"] = "exec"
-    device_flag: bool = True
-    """False where the runtime's own flag for devices (`--rocm`) does harm with the site's images."""
     annotations: dict[str, str] = {}
     """Container-engine annotations (EDF)."""
     note: str = ""
