@@ -1,0 +1,243 @@
+"""The mount process's side of the cache: what is in the node's store, the peer process for the rest, and the shared file
+system itself where the peer process is gone.
+
+The mount outlives the peer: a peer that is dead or stopped costs one warning and the sharing, never a read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import random
+import threading
+import time
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Callable
+
+from . import wire
+from .config import NodeConfig
+from .keys import BadKeyError, digest, directory_key
+from .limits import TokenBucket, fallback_jitter_s
+from .link import Link, connect_local
+from .listing import Listing
+from .source import Source
+from .store import StoreReader
+
+log = logging.getLogger("windlass.cache")
+Fetched = Callable[["OSError | None"], None]
+_IN_HAND = 64
+_LISTING_BYTES = 96 << 20
+_RETRY_PEER_S = 5.0
+_NEWS_EVERY_S = 0.5
+
+
+class Backend:
+    """Implements `view.Local`, and fetches what it lacks."""
+
+    def __init__(self, config: NodeConfig, key: bytes) -> None:
+        self._config = config
+        self._key = key
+        os.makedirs(config.store, mode=0o700, exist_ok=True)
+        self._store = StoreReader(config.store)
+        self._source = Source(config.roots, config.chunk_bytes)
+        self._lock = threading.Lock()
+        self._listings: OrderedDict[bytes, tuple[Listing, int]] = OrderedDict()
+        self._listing_bytes = 0
+        self._in_hand: OrderedDict[bytes, bytes] = OrderedDict()
+        self._link: Link | None = None
+        self._next_try = 0.0
+        self._warned = False
+        self._readers = ThreadPoolExecutor(config.source_threads, "source")
+        self._bucket = TokenBucket(config.fallback_rate, config.fallback_rate)
+        self._touched: list[bytes] = []
+        self._closed = threading.Event()
+        self.counters: dict[str, int] = {"hits": 0, "misses": 0, "hit_bytes": 0, "direct": 0, "errors": 0}
+        self.extra_status: Callable[[], dict[str, Any]] = dict
+
+    def start(self, deadline: float) -> None:
+        """Waits for the peer process; without it the mount would start by reading around it."""
+        while self._connect() is None:
+            if time.monotonic() > deadline:
+                raise TimeoutError("the peer process did not come up at %s" % self._config.socket)
+            time.sleep(0.02)
+        threading.Thread(target=self._tell_news, name="news", daemon=True).start()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._send_news()
+        link = self._link
+        if link is not None:
+            link.close()
+        self._readers.shutdown(wait=False)
+
+    # What is here
+
+    def listing(self, path: bytes) -> Listing | None:
+        held = self._listings.get(path)
+        if held is not None:
+            return held[0]
+        key = directory_key(path)
+        blob = self._in_hand.get(key) or self._store.read(key)
+        if blob is None:
+            return None
+        listing = Listing(blob)
+        self.touched(key)
+        # Names and their table weigh about as much again as the listing itself, twice for short names.
+        weight = len(blob) + 150 * len(listing)
+        with self._lock:
+            self._listings[path] = listing, weight
+            self._listing_bytes += weight
+            while self._listing_bytes > _LISTING_BYTES and len(self._listings) > 1:
+                self._listing_bytes -= self._listings.popitem(last=False)[1][1]
+        return listing
+
+    def read_into(self, key: bytes, offset: int, target: memoryview) -> int:
+        got = self._store.read_into(key, offset, target)
+        if got >= 0:
+            self.counters["hits"] += 1
+            self.counters["hit_bytes"] += got
+            return got
+        data = self._in_hand.get(key)
+        if data is None:
+            return -1
+        part = data[offset : offset + len(target)]
+        target[: len(part)] = part
+        return len(part)
+
+    def will_want(self, key: bytes, count: int) -> None:
+        link = self._link
+        if link is not None and not link.closed:
+            link.tell(wire.PREFETCH, count.to_bytes(2, "little") + key)
+
+    def touched(self, key: bytes) -> None:
+        self._touched.append(key)
+
+    # What is not here
+
+    def fetch(self, key: bytes, done: Fetched, *, again: bool = False) -> None:
+        """Brings an object here and calls `done` once, from another thread. `again`: it was brought and is gone."""
+        self.counters["misses"] += 1
+        link = self._connect()
+        kind = wire.GET_INLINE if again else wire.GET
+        if link is None or not link.ask(kind, key, _FetchReply(self, key, done)):
+            self.fetch_directly(key, done)
+
+    def keep_in_hand(self, key: bytes, data: bytes) -> None:
+        """Objects the store could not take wait here for the call that wanted them."""
+        with self._lock:
+            self._in_hand[key] = data
+            self._in_hand.move_to_end(key)
+            while len(self._in_hand) > _IN_HAND:
+                self._in_hand.popitem(last=False)
+
+    def fetch_directly(self, key: bytes, done: Fetched) -> None:
+        """The peer process does not answer: this process reads the shared file system."""
+        if not self._warned:
+            self._warned = True
+            log.warning("the peer process of this node does not answer; reading the shared file system directly")
+        delay = self._bucket.take()
+        if self.counters["direct"] == 0:
+            delay += fallback_jitter_s(self._config.nodes, random.Random(os.urandom(8)))
+        self.counters["direct"] += 1
+        try:
+            self._readers.submit(self._read_source, key, done, delay)
+        except RuntimeError:
+            done(OSError(errno.ESHUTDOWN, "the cache is stopping"))
+
+    def _read_source(self, key: bytes, done: Fetched, delay: float) -> None:
+        if delay:
+            self._closed.wait(delay)
+        try:
+            self.keep_in_hand(key, self._source.read(key))
+        except OSError as error:
+            done(error)
+            return
+        except BadKeyError as error:
+            done(OSError(errno.EINVAL, str(error)))
+            return
+        done(None)
+
+    def _connect(self) -> Link | None:
+        link = self._link
+        if link is not None and not link.closed:
+            return link
+        now = time.monotonic()
+        with self._lock:
+            if now < self._next_try:
+                return None
+            self._next_try = now + (_RETRY_PEER_S if link is not None else 0.0)
+        try:
+            self._link = connect_local(
+                self._config.socket, self._key, self._config.node, self._config.peer_timeout_s + 1.0
+            )
+        except (OSError, wire.ProtocolError):
+            return None
+        return self._link
+
+    # News for the peer process
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "pid": os.getpid(),
+            **self.counters,
+            "source_calls": self._source.calls,
+            "source_bytes": self._source.bytes,
+            **self.extra_status(),
+        }
+
+    def _tell_news(self) -> None:
+        last = ""
+        while not self._closed.wait(_NEWS_EVERY_S):
+            now = json.dumps(self.status())
+            if self._touched or now != last:
+                last = now
+                self._send_news()
+
+    def _send_news(self) -> None:
+        touched, self._touched = self._touched, []
+        link = self._link
+        if link is None or link.closed:
+            return
+        head = json.dumps(self.status()).encode() + b"\n"
+        parts, size = [head], len(head)
+        for key in touched:
+            if size > 1 << 20:
+                link.tell(wire.TOUCH, b"".join(parts))
+                parts, size = [head], len(head)
+            parts.append(len(key).to_bytes(2, "little") + key)
+            size += 2 + len(key)
+        link.tell(wire.TOUCH, b"".join(parts))
+
+
+class _FetchReply:
+    def __init__(self, backend: Backend, key: bytes, done: Fetched) -> None:
+        self._backend = backend
+        self._key = key
+        self._done = done
+
+    def frame(self, kind: int, body: memoryview) -> bool:
+        if kind == wire.HAVE:
+            self._done(None)
+        elif kind == wire.OBJECT:
+            key, stated, data = wire.parse_object(body)
+            if key != self._key or digest(key, data) != stated:
+                self._backend.fetch_directly(self._key, self._done)
+            else:
+                self._backend.keep_in_hand(key, bytes(data))
+                self._done(None)
+        elif kind == wire.ERROR:
+            error = wire.parse_error(bytes(body))
+            if error.errno in (errno.ESHUTDOWN, errno.EAGAIN):
+                self._backend.fetch_directly(self._key, self._done)
+            else:
+                self._backend.counters["errors"] += 1
+                self._done(error)
+        return True
+
+    def lost(self, reason: str) -> None:
+        with contextlib.suppress(Exception):
+            self._backend.fetch_directly(self._key, self._done)

@@ -1,0 +1,121 @@
+"""What a node's cache is told: one value, one JSON file, no secret in it (the key stays in its own file)."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from .roots import Root
+
+VERSION = 1
+REPLICATE = "replicate"
+PARTITION = "partition"
+
+
+class ConfigFileError(Exception):
+    """A configuration or key file that cannot be used; the text says which and why."""
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """The cache of one node. `hosts[i]` is the address of node i; the list is the same on all nodes, `node` is not."""
+
+    job: str
+    node: int
+    hosts: tuple[str, ...]
+    roots: tuple[Root, ...]
+    state_dir: str
+    key_file: str
+    mount: str = ""
+    store_dir: str = ""
+    budget_bytes: int = 2 << 30
+    chunk_bytes: int = 128 << 10
+    fanout: int = 4
+    readers: int = 1
+    placement: str = REPLICATE
+    port: int = 0
+    trace_in: str = ""
+    trace_out: str = ""
+    trace_limit_bytes: int = 1 << 30
+    peer_timeout_s: float = 2.0
+    give_up_s: float = 20.0
+    start_grace_s: float = 20.0
+    source_threads: int = 8
+    fallback_rate: float = 500.0
+    fuse_threads: int = 2
+    fuse_flags_mask: int = 0xFFFFFFFFFFFFFFFF
+    allow_other: bool = False
+    owner_pid: int = 0
+    version: int = VERSION
+
+    @property
+    def nodes(self) -> int:
+        return len(self.hosts)
+
+    @property
+    def stripes(self) -> int:
+        return max(1, min(self.readers, len(self.hosts)))
+
+    @property
+    def store(self) -> str:
+        return self.store_dir or os.path.join(self.state_dir, "store")
+
+    @property
+    def socket(self) -> str:
+        return os.path.join(self.state_dir, "peer.sock")
+
+
+def dump_config(config: NodeConfig) -> str:
+    values = asdict(config)
+    values["hosts"] = list(config.hosts)
+    # Paths are bytes; JSON holds them as text with the bytes that are not UTF-8 escaped one by one.
+    values["roots"] = [[os.fsdecode(r.view), os.fsdecode(r.real)] for r in config.roots]
+    return json.dumps(values, indent=1, sort_keys=True)
+
+
+def parse_config(text: str) -> NodeConfig:
+    """The value of a file; `ConfigFileError` for an unknown key, a newer version or a value out of range."""
+    values: dict[str, Any] = json.loads(text)
+    known = {f.name for f in fields(NodeConfig)}
+    if values.get("version", 0) > VERSION:
+        raise ConfigFileError("cache configuration of version %s, this code knows %d" % (values["version"], VERSION))
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise ConfigFileError("unknown setting in cache configuration: %s" % ", ".join(unknown))
+    values["hosts"] = tuple(values["hosts"])
+    values["roots"] = tuple(Root(os.fsencode(v), os.fsencode(r)) for v, r in values["roots"])
+    config = NodeConfig(**values)
+    if not 0 <= config.node < config.nodes:
+        raise ConfigFileError("node %d of %d" % (config.node, config.nodes))
+    if config.placement not in (REPLICATE, PARTITION):
+        raise ConfigFileError("unknown placement %r" % config.placement)
+    if config.chunk_bytes % 4096 or not 4096 <= config.chunk_bytes <= 16 << 20:
+        raise ConfigFileError("chunk_bytes must be a multiple of 4096 up to 16 MiB, not %d" % config.chunk_bytes)
+    if config.fanout < 1:
+        raise ConfigFileError("fanout must be at least 1")
+    return config
+
+
+def read_config(path: str) -> NodeConfig:
+    with open(path, encoding="utf-8") as file:
+        return parse_config(file.read())
+
+
+def read_key(path: str) -> bytes:
+    """The job's key. Refused where others could read it: a key everyone knows proves nothing."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o077:
+            raise ConfigFileError("%s: the key file must be readable by its owner only (chmod 600)" % path)
+        if status.st_uid not in (os.getuid(), 0):
+            raise ConfigFileError("%s: the key file belongs to another user" % path)
+        key = os.read(fd, 4096)
+    finally:
+        os.close(fd)
+    if len(key) < 16:
+        raise ConfigFileError("%s: a key has at least 16 bytes, not %d" % (path, len(key)))
+    return key

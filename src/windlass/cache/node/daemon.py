@@ -1,0 +1,129 @@
+"""The two processes of a node, from start to end: files that say they are up, signals, and leaving nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Sequence
+
+from .backend import Backend
+from .config import ConfigFileError, NodeConfig, read_config, read_key
+from .fuse import Server, mount, unmount
+from .peer import Peer
+from .view import View
+
+log = logging.getLogger("windlass.cache")
+
+
+def main(arguments: Sequence[str]) -> int:
+    if len(arguments) != 2 or arguments[0] not in ("peer", "mount"):
+        sys.stderr.write("usage: peer|mount CONFIG\n")
+        return 2
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s " + arguments[0] + " %(levelname)s %(message)s"
+    )
+    threading.stack_size(512 << 10)
+    try:
+        config = read_config(arguments[1])
+        key = read_key(config.key_file)
+        run_peer(config, key) if arguments[0] == "peer" else run_mount(config, key)
+    except (ConfigFileError, OSError) as error:
+        log.error("%s", error)
+        say(arguments[0], read_state_dir(arguments[1]), {"failed": str(error)})
+        return 1
+    return 0
+
+
+def run_peer(config: NodeConfig, key: bytes) -> None:
+    peer = Peer(config, key)
+    _on_signals(peer.stopped.set)
+    _follow_owner(config, peer.stopped.set)
+    peer.start()
+    say("peer", config.state_dir, {"pid": os.getpid(), "port": peer.port})
+    while not peer.stopped.wait(3600.0):
+        pass
+    peer.close()
+
+
+def run_mount(config: NodeConfig, key: bytes) -> None:
+    """Mounts, serves until unmounted or told to stop, and unmounts."""
+    backend = Backend(config, key)
+    backend.start(time.monotonic() + config.start_grace_s)
+    view = View(backend, config.chunk_bytes)
+    os.makedirs(config.mount, mode=0o700, exist_ok=True)
+    device = mount(config.mount, "windlass:" + config.job, allow_other=config.allow_other)
+    server = Server(view, backend, device, config.fuse_flags_mask)
+    backend.extra_status = lambda: {
+        "requests": {str(code): count for code, count in server.requests.items()},
+        "nodes": len(view),
+        "waiting": len(server._late),
+    }
+    stop = lambda: unmount(config.mount)  # noqa: E731
+    _on_signals(lambda: threading.Thread(target=stop, daemon=True).start())
+    _follow_owner(config, stop)
+    threading.Thread(target=_say_mounted, args=(server, config), daemon=True).start()
+    try:
+        server.serve(config.fuse_threads)
+    finally:
+        unmount(config.mount)
+        backend.close()
+
+
+def _say_mounted(server: Server, config: NodeConfig) -> None:
+    if server.ready.wait(config.start_grace_s):
+        say("mount", config.state_dir, {"pid": os.getpid(), "flags": server.flags})
+
+
+def say(role: str, state_dir: str, news: dict[str, object]) -> None:
+    """Puts `<role>.json` into the state folder: whoever started the process waits for it."""
+    if not state_dir:
+        return
+    path = os.path.join(state_dir, role + ".json")
+    with contextlib.suppress(OSError):
+        with open(path + ".new", "w", encoding="utf-8") as file:
+            json.dump(news, file)
+        os.replace(path + ".new", path)
+
+
+def read_state_dir(config_path: str) -> str:
+    try:
+        with open(config_path, encoding="utf-8") as file:
+            return str(json.load(file)["state_dir"])
+    except (OSError, ValueError, KeyError):
+        return ""
+
+
+def _on_signals(stop: object) -> None:
+    assert callable(stop)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: stop())
+
+
+def _follow_owner(config: NodeConfig, stop: object) -> None:
+    """Ends with the process that wanted the cache, however that one ends."""
+    assert callable(stop)
+    if not config.owner_pid:
+        return
+    born = start_time(config.owner_pid)
+
+    def watch() -> None:
+        while born is not None and start_time(config.owner_pid) == born:
+            time.sleep(1.0)
+        stop()
+
+    threading.Thread(target=watch, name="owner", daemon=True).start()
+
+
+def start_time(pid: int) -> int | None:
+    """When a process started (in kernel ticks), or None where there is none: a number that is never used twice."""
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return None

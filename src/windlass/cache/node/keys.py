@@ -1,0 +1,107 @@
+"""Names for the things that travel: a key says which bytes of which version of which file, or which directory.
+
+A key is plain `bytes`, so that it can be a dictionary key, go on the wire and be hashed without any conversion. The
+version of a file (its pin) is part of the key: bytes of two versions of a file can never meet under one key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from typing import NamedTuple
+
+DIRECTORY = 1
+CHUNK = 2
+
+_HEAD = struct.Struct("<BIQqQ")
+HEAD_BYTES = _HEAD.size
+MAX_PATH_BYTES = 4096
+MAX_KEY_BYTES = HEAD_BYTES + MAX_PATH_BYTES
+DIGEST_BYTES = 32
+
+
+class Pin(NamedTuple):
+    """What tells one version of a file from another."""
+
+    size: int
+    mtime_ns: int
+    ino: int
+
+
+class Key(NamedTuple):
+    kind: int
+    index: int
+    pin: Pin
+    path: bytes
+
+
+NO_PIN = Pin(0, 0, 0)
+
+
+class BadKeyError(ValueError):
+    """Bytes that are not a key, or a key that names something no view can hold."""
+
+
+def directory_key(path: bytes) -> bytes:
+    return _HEAD.pack(DIRECTORY, 0, 0, 0, 0) + path
+
+
+def chunk_key(path: bytes, pin: Pin, index: int) -> bytes:
+    return _HEAD.pack(CHUNK, index, pin.size, pin.mtime_ns, pin.ino) + path
+
+
+def parse_key(key: bytes) -> Key:
+    """The parts of a key; `BadKeyError` for anything that is not a clean absolute path of a known kind."""
+    if not HEAD_BYTES < len(key) <= MAX_KEY_BYTES:
+        raise BadKeyError("key has %d bytes" % len(key))
+    kind, index, size, mtime_ns, ino = _HEAD.unpack_from(key)
+    if kind not in (DIRECTORY, CHUNK):
+        raise BadKeyError("key of unknown kind %d" % kind)
+    path = key[HEAD_BYTES:]
+    check_path(path)
+    return Key(kind, index, Pin(size, mtime_ns, ino), path)
+
+
+def check_path(path: bytes) -> None:
+    """Holds on return: absolute, no NUL, no empty, `.` or `..` part, so that joining it can never leave a root."""
+    if path == b"/":
+        return
+    if not path.startswith(b"/") or b"\0" in path:
+        raise BadKeyError("not an absolute path: %r" % path[:80])
+    for part in path[1:].split(b"/"):
+        if part in (b"", b".", b".."):
+            raise BadKeyError("path is not clean: %r" % path[:80])
+        if len(part) > 255:
+            raise BadKeyError("name longer than 255 bytes in %r" % path[:80])
+
+
+def store_name(key: bytes) -> str:
+    """File name under which the object of `key` is kept on the node."""
+    return hashlib.sha256(key).hexdigest()[:40]
+
+
+def digest(key: bytes, data: bytes | bytearray | memoryview) -> bytes:
+    """What the reader of the shared file system attaches; covers the key, so the right bytes of the wrong chunk fail too."""
+    state = hashlib.sha256(key)
+    state.update(data)
+    return state.digest()
+
+
+def chunk_count(size: int, chunk_bytes: int) -> int:
+    return (size + chunk_bytes - 1) // chunk_bytes
+
+
+def chunk_length(size: int, chunk_bytes: int, index: int) -> int:
+    """Bytes of chunk `index` of a file of `size`; 0 beyond its end."""
+    return max(0, min(chunk_bytes, size - index * chunk_bytes))
+
+
+def stripe_of(key: bytes, stripes: int) -> int:
+    """Which reader of the shared file system an object belongs to; the version of a file plays no part in it.
+
+    Runs of eight chunks stay together: one large file is read by all readers, without every reader seeking at every chunk.
+    """
+    if stripes == 1:
+        return 0
+    spread = int.from_bytes(hashlib.sha256(key[HEAD_BYTES:]).digest()[:8], "little")
+    return (spread + int.from_bytes(key[1:5], "little") // 8) % stripes

@@ -1,0 +1,272 @@
+"""The peer process of a node: answers the mount process, other nodes and the tools; hosts flights, streams, the barrier."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from . import wire
+from .barrier import Barrier
+from .config import NodeConfig
+from .flights import Flights, Outcome
+from .keys import CHUNK, BadKeyError, chunk_count, chunk_key, parse_key
+from .limits import Health
+from .link import Collect
+from .links import Links
+from .server import Inbound, Listener, listen_tcp, listen_unix
+from .source import Source
+from .store import Store
+from .stream import Streams
+from .timers import Timers
+from .trace import BadTraceError, Recorder, read_trace, write_trace
+from .tree import children
+
+log = logging.getLogger("windlass.cache")
+MAX_PREFETCH = 64
+
+
+class Peer:
+    """All parts of the peer process. `start` returns when it listens; `stopped` is set when it was told to stop."""
+
+    def __init__(self, config: NodeConfig, key: bytes) -> None:
+        self.config = config
+        self._key = key
+        self._started = time.time()
+        self.stopped = threading.Event()
+        self._timers = Timers()
+        self._health = Health()
+        self._source = Source(config.roots, config.chunk_bytes)
+        self._store = Store(config.store, config.budget_bytes)
+        self._links = Links(config, key, self._health)
+        self.flights = Flights(config, self._source, self._store, self._links, self._health, self._timers)
+        self._streams = Streams(config, self.flights, self._store, self._links, self._health)
+        self._barrier = Barrier(config, self._links, self._health)
+        self._recorder = Recorder(config.chunk_bytes, config.trace_limit_bytes)
+        self._recorded = 0
+        self._mount_status: dict[str, Any] = {}
+        self._mount_link: Inbound | None = None
+        self._askers = ThreadPoolExecutor(4, "asker")
+        self._listeners: list[Listener] = []
+
+    def start(self) -> None:
+        """Listens, joins the others and begins to push. Raises `OSError` where no port or socket can be had."""
+        host = self.config.hosts[self.config.node]
+        tcp = listen_tcp(host, wire.port_candidates(self._key, self.config.port))
+        self.port = tcp.getsockname()[1]
+        self._listeners.append(Listener(tcp, self._key, self.config.node, self, local=False))
+        unix = listen_unix(self.config.socket)
+        self._listeners.append(Listener(unix, self._key, self.config.node, self, local=True))
+        self._streams.start()
+        self._barrier.start(self._links.end_grace)
+        if self.config.trace_out:
+            self._timers.after(10.0, self._save_trace_sometimes)
+
+    def close(self) -> None:
+        """Ends all work, saves the trace, empties the store."""
+        self._barrier.close()
+        self._streams.close()
+        for listener in self._listeners:
+            listener.close()
+        self._links.close()
+        self._timers.close()
+        self.flights.close()
+        self._askers.shutdown(wait=False)
+        self.save_trace()
+        self._store.clear()
+        self._source.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self.config.socket)
+
+    # Requests
+
+    def serve(self, connection: Inbound, kind: int, request: int, body: bytes) -> None:
+        if kind in (wire.GET, wire.GET_INLINE):
+            self._get(connection, request, body, inline=kind == wire.GET_INLINE)
+        elif kind == wire.TOUCH:
+            self._touched(connection, body)
+        elif kind == wire.PREFETCH:
+            self._prefetch(body)
+        elif kind == wire.STREAM:
+            stripe, position = _two_numbers(body)
+            work = lambda: self._streams.feed(connection, request, stripe, position)  # noqa: E731
+            threading.Thread(target=work, name="feed", daemon=True).start()
+        elif kind == wire.READY:
+            connection.send(wire.ANSWER, request, self._barrier.heard(body))
+        elif kind == wire.PING:
+            connection.send(wire.ANSWER, request, b"{}")
+        elif kind == wire.STATUS:
+            self._askers.submit(self._answer_status, connection, request, body)
+        elif kind == wire.STOP:
+            self._askers.submit(self._answer_stop, connection, request, body)
+
+    def _get(self, connection: Inbound, request: int, key: bytes, *, inline: bool, tries: int = 3) -> None:
+        def done(outcome: Outcome) -> None:
+            connection.later(lambda: self._answer(connection, request, key, outcome, inline=inline, tries=tries))
+
+        try:
+            self.flights.obtain(key, done)
+        except BadKeyError as error:
+            connection.send(wire.ERROR, request, wire.error_body(22, str(error)))
+
+    def _answer(
+        self, connection: Inbound, request: int, key: bytes, outcome: Outcome, *, inline: bool, tries: int
+    ) -> None:
+        if outcome.error is not None:
+            number = outcome.error.errno or 5
+            connection.send(wire.ERROR, request, wire.error_body(number, outcome.error.strerror or str(outcome.error)))
+        elif outcome.data is not None:
+            connection.send(wire.OBJECT, request, wire.object_prefix(key, outcome.digest), outcome.data)
+        elif connection.local and not inline:
+            connection.send(wire.HAVE, request)
+        else:
+            fd = self._store.open(key)
+            if fd is not None:
+                try:
+                    prefix = wire.object_prefix(key, outcome.digest)
+                    connection.send_file(request, prefix, fd, os.fstat(fd).st_size)
+                finally:
+                    os.close(fd)
+            elif tries:  # evicted in between
+                self._get(connection, request, key, inline=inline, tries=tries - 1)
+            else:
+                connection.send(wire.ERROR, request, wire.error_body(11, "evicted again and again"))
+
+    def _prefetch(self, body: bytes) -> None:
+        """First key of a run of chunks and how many: fetched because the reader will want them soon."""
+        if len(body) < 2:
+            return
+        try:
+            key = parse_key(body[2:])
+        except BadKeyError:
+            return
+        if key.kind != CHUNK:
+            return
+        count = min(int.from_bytes(body[:2], "little"), MAX_PREFETCH)
+        end = min(key.index + count, chunk_count(key.pin.size, self.config.chunk_bytes))
+        for index in range(key.index, end):
+            wanted = chunk_key(key.path, key.pin, index)
+            if wanted not in self._store:
+                self.flights.obtain(wanted, lambda outcome: None)
+
+    def _touched(self, connection: Inbound, body: bytes) -> None:
+        """News from the mount process: its counters, and the keys it read for the first time, in order."""
+        if not connection.local:
+            return
+        head, _, rest = body.partition(b"\n")
+        self._mount_status = json.loads(head)
+        self._mount_link = connection
+        while rest:
+            length = int.from_bytes(rest[:2], "little")
+            key, rest = rest[2 : 2 + length], rest[2 + length :]
+            self._store.touch(key)
+            if self.config.trace_out:
+                parsed = parse_key(key)
+                if parsed.kind == CHUNK:
+                    self._recorder.chunk(parsed.path, parsed.index, parsed.pin.size)
+                else:
+                    self._recorder.directory(parsed.path)
+
+    # The trace
+
+    def _save_trace_sometimes(self) -> None:
+        self.save_trace()
+        self._timers.after(10.0, self._save_trace_sometimes)
+
+    def save_trace(self) -> None:
+        """Writes the trace where something new was touched; a failure is a warning, the job goes on."""
+        config = self.config
+        if not config.trace_out or self._recorder.changes == self._recorded:
+            return
+        self._recorded = self._recorder.changes
+        before = None
+        if config.trace_in:
+            with contextlib.suppress(OSError, BadTraceError):
+                before = read_trace(config.trace_in)
+        try:
+            identity = os.path.basename(config.trace_out).partition(".")[0]
+            write_trace(config.trace_out, self._recorder.trace(identity, tuple(r.view for r in config.roots), before))
+        except OSError as error:
+            log.warning("trace not saved: %s", error)
+
+    # Status and stop
+
+    def status(self) -> dict[str, Any]:
+        """This node, as JSON values."""
+        counts = self.flights.counts
+        mount_alive = self._mount_link is not None and not self._mount_link.closed
+        return {
+            "node": self.config.node,
+            "host": self.config.hosts[self.config.node],
+            "state": "ready" if self._barrier.complete else "starting",
+            "pid": os.getpid(),
+            "uptime_s": round(time.time() - self._started, 1),
+            "ready_nodes": self._barrier.ready_count,
+            "missing_nodes": self._barrier.missing(),
+            "objects": len(self._store),
+            "used_bytes": self._store.used_bytes,
+            "budget_bytes": self._store.budget_bytes,
+            "evicted": self._store.evicted,
+            "refused": self._store.refused,
+            "calls": dict(counts.calls),
+            "bytes": dict(counts.bytes),
+            "source_calls": self._source.calls,
+            "source_bytes": self._source.bytes,
+            "failovers": counts.failovers,
+            "fallbacks": counts.fallbacks,
+            "corrupt": counts.corrupt,
+            "changed": counts.changed,
+            "errors": counts.errors,
+            "left_out": list(self._health.paused()),
+            "push": self._streams.status(),
+            "mount": dict(self._mount_status, alive=mount_alive),
+            "strangers_refused": sum(listener.refused for listener in self._listeners),
+        }
+
+    def _answer_status(self, connection: Inbound, request: int, body: bytes) -> None:
+        asked = json.loads(body or b"{}")
+        found = [self.status()]
+        if asked.get("tree"):
+            found += self._ask_below(wire.STATUS, self.config.node, float(asked.get("timeout_s", 5.0)))
+        connection.send(wire.ANSWER, request, json.dumps(found).encode())
+
+    def _answer_stop(self, connection: Inbound, request: int, body: bytes) -> None:
+        asked = json.loads(body or b"{}")
+        if asked.get("tree"):
+            self._ask_below(wire.STOP, self.config.node, float(asked.get("timeout_s", 5.0)))
+        connection.send(wire.ANSWER, request, b"[]")
+        self.stopped.set()
+
+    def _ask_below(self, kind: int, node: int, timeout_s: float) -> list[dict[str, Any]]:
+        """Answers of the whole tree below `node`; the children of a child that does not answer are asked directly."""
+        config = self.config
+        asked: list[tuple[int, Collect | None]] = []
+        body = json.dumps({"tree": True, "timeout_s": timeout_s * 0.8}).encode()
+        for child in children(node, 0, config.stripes, config.nodes, config.fanout):
+            link = self._links.existing(child) or (self._links.open(child) if self._health.usable(child) else None)
+            reply = Collect()
+            asked.append((child, reply if link is not None and link.ask(kind, body, reply) else None))
+        found: list[dict[str, Any]] = []
+        deadline = time.monotonic() + timeout_s
+        for child, waiting in asked:
+            try:
+                if waiting is None:
+                    raise ConnectionError("no connection")
+                found += json.loads(waiting.wait(max(0.1, deadline - time.monotonic()))[1])
+            except (OSError, ValueError) as error:
+                found.append({"node": child, "host": config.hosts[child], "state": "gone", "reason": str(error)})
+                found += self._ask_below(kind, child, timeout_s * 0.8)
+        return found
+
+
+def _two_numbers(body: bytes) -> tuple[int, int]:
+    try:
+        first, second = json.loads(body)
+        return int(first), int(second)
+    except (ValueError, TypeError) as error:
+        raise wire.ProtocolError("not a stream request: %s" % error) from error

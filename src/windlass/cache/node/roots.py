@@ -1,0 +1,78 @@
+"""The declared roots: the only part of the shared file system that a cache can name.
+
+A root has the path the user wrote (`view`, what the mount shows) and the folder it really is (`real`, symlinks followed
+once, at the start). All paths that travel are view paths.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple, Sequence
+
+
+class Root(NamedTuple):
+    view: bytes
+    real: bytes
+
+
+def declare_roots(paths: Sequence[str | bytes]) -> tuple[Root, ...]:
+    """Roots from what a user wrote: made absolute, symlinks followed, a root inside another one dropped.
+
+    Raises `FileNotFoundError` for a root that is not there.
+    """
+    roots: list[Root] = []
+    for path in paths:
+        view = os.path.normpath(os.path.join(os.fsencode(os.getcwd()), os.fsencode(path)))
+        view = b"/" + view.lstrip(b"/")
+        real = os.path.realpath(view)
+        os.stat(real)
+        roots.append(Root(view, real))
+    roots.sort()
+    kept: list[Root] = []
+    for root in roots:
+        if not any(is_under(root.view, k.view) for k in kept):
+            kept.append(root)
+    return tuple(kept)
+
+
+def is_under(path: bytes, root: bytes) -> bool:
+    return path == root or root == b"/" or path.startswith(root + b"/")
+
+
+def root_of(path: bytes, roots: Sequence[Root]) -> Root | None:
+    for root in roots:
+        if is_under(path, root.view):
+            return root
+    return None
+
+
+def names_above(path: bytes, roots: Sequence[Root]) -> dict[bytes, Root | None] | None:
+    """Names in a folder that lies above the roots: the root it leads to exactly, or None for one more such folder.
+
+    None instead of a dict: the folder is not above any root.
+    """
+    prefix = path.rstrip(b"/") + b"/"
+    found: dict[bytes, Root | None] = {}
+    for root in roots:
+        if root.view.startswith(prefix) and root.view != prefix:
+            name, _, rest = root.view[len(prefix) :].partition(b"/")
+            found[name] = None if rest else root
+    return found or (None if path != b"/" else {})
+
+
+def link_text(link: bytes, target: bytes, roots: Sequence[Root]) -> bytes:
+    """The text a symbolic link at view path `link` shows.
+
+    An absolute target inside a root, under its declared or its real name, becomes relative: it stays inside the view
+    wherever the view is mounted, bound or nested. Every other text is shown as it is.
+    """
+    if not target.startswith(b"/"):
+        return target
+    clean = b"/" + os.path.normpath(target).lstrip(b"/")
+    for root in roots:
+        for base in (root.view, root.real):
+            if is_under(clean, base):
+                rest = clean[len(base.rstrip(b"/")) :].lstrip(b"/")
+                inside = root.view.rstrip(b"/") + b"/" + rest if rest else root.view
+                return os.path.relpath(inside, os.path.dirname(link))
+    return target

@@ -1,0 +1,257 @@
+"""The reader of the shared file system: the only code of the cache that touches it.
+
+Every path is walked from the real folder of a declared root, part by part, without following a symbolic link; nothing
+outside the roots can be reached, whatever a request says. Files are pinned: size, mtime and inode must be the ones of the
+key before and after each read, or the read fails with `ChangedError` and no byte of it is used.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+from collections import OrderedDict
+from typing import Sequence
+
+from .keys import CHUNK, DIRECTORY, BadKeyError, Pin, chunk_length, parse_key
+from .listing import MAX_LISTING_BYTES, Entry, folder_attr, pack_attr, pack_listing
+from .roots import Root, link_text, names_above, root_of
+
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_OPEN_FILES = 64
+_OPEN_FOLDERS = 256
+
+
+class ChangedError(OSError):
+    """The file is not the version that was seen first."""
+
+    def __init__(self, path: bytes) -> None:
+        super().__init__(errno.ESTALE, "changed since it was first seen: %s" % os.fsdecode(path))
+
+
+class Source:
+    """Reads listings and chunks under the declared roots, and counts what that cost the shared file system."""
+
+    def __init__(self, roots: Sequence[Root], chunk_bytes: int) -> None:
+        self._roots = tuple(roots)
+        self._chunk_bytes = chunk_bytes
+        self._lock = threading.Lock()
+        self._folders: OrderedDict[bytes, _Held] = OrderedDict()
+        self._files: OrderedDict[tuple[bytes, Pin], _Held] = OrderedDict()
+        self._devices: dict[int, int] = {}
+        self.calls = 0
+        self.bytes = 0
+
+    def read(self, key: bytes) -> bytes:
+        """The bytes of an object. Raises `OSError` (with the errno for the reader) or `BadKeyError`."""
+        parsed = parse_key(key)
+        if parsed.kind == DIRECTORY:
+            return self._listing(parsed.path)
+        assert parsed.kind == CHUNK
+        return self._chunk(parsed.path, parsed.pin, parsed.index)
+
+    def close(self) -> None:
+        with self._lock:
+            held = [*self._folders.values(), *self._files.values()]
+            self._folders.clear()
+            self._files.clear()
+        for item in held:
+            item.release()
+
+    def _count(self, calls: int, data: int = 0) -> None:
+        with self._lock:
+            self.calls += calls
+            self.bytes += data
+
+    # Folders
+
+    def _listing(self, path: bytes) -> bytes:
+        root = root_of(path, self._roots)
+        if root is None:
+            return self._folder_above(path)
+        folder = self._folder(path, root)
+        try:
+            own = os.fstat(folder.fd)
+            salt = self._salt(own.st_dev)
+            entries = []
+            with os.scandir(folder.fd) as found:
+                for item in found:
+                    entry = self._entry(folder.fd, path, os.fsencode(item.name), salt)
+                    if entry is not None:
+                        entries.append(entry)
+            self._count(3 + len(entries))
+        finally:
+            folder.release()
+        blob = pack_listing(pack_attr(own, salt=salt), entries)
+        if len(blob) > MAX_LISTING_BYTES:
+            raise OSError(errno.EFBIG, "directory too large for the cache: %s" % os.fsdecode(path))
+        return blob
+
+    def _entry(self, fd: int, folder: bytes, name: bytes, salt: int) -> Entry | None:
+        try:
+            status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            if not stat.S_ISLNK(status.st_mode):
+                return Entry(name, pack_attr(status, salt=salt), None)
+            self._count(1)
+            text = link_text(folder.rstrip(b"/") + b"/" + name, os.readlink(name, dir_fd=fd), self._roots)
+        except FileNotFoundError:
+            return None  # removed between the listing and the look: as if it had never been there
+        return Entry(name, pack_attr(status, salt=salt, size=len(text)), text)
+
+    def _folder_above(self, path: bytes) -> bytes:
+        names = names_above(path, self._roots)
+        if names is None:
+            raise FileNotFoundError(errno.ENOENT, "outside the declared roots: %s" % os.fsdecode(path))
+        entries = []
+        for name, root in names.items():
+            if root is None:
+                entries.append(Entry(name, folder_attr(_folder_ino(path + b"/" + name)), None))
+            else:
+                status = os.stat(root.real)
+                self._count(1)
+                entries.append(Entry(name, pack_attr(status, salt=self._salt(status.st_dev)), None))
+        return pack_listing(folder_attr(_folder_ino(path)), entries)
+
+    def _salt(self, device: int) -> int:
+        """Zero for the first file system seen, something else for each further one: inode numbers must not collide."""
+        with self._lock:
+            return self._devices.setdefault(device, len(self._devices)) << 56
+
+    def _folder(self, path: bytes, root: Root) -> _Held:
+        """A held descriptor of a folder below a root, reached without following any link."""
+        with self._lock:
+            held = self._folders.get(path)
+            if held is not None:
+                self._folders.move_to_end(path)
+                return held.hold()
+        if path == root.view:
+            fd = os.open(root.real, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        else:
+            parent, _, name = path.rpartition(b"/")
+            above = self._folder(parent or b"/", root)
+            try:
+                fd = os.open(name, _FOLDER_FLAGS, dir_fd=above.fd)
+            finally:
+                above.release()
+        self._count(1)
+        return _keep(self._folders, path, _Held(fd), _OPEN_FOLDERS, self._lock)
+
+    # Files
+
+    def _chunk(self, path: bytes, pin: Pin, index: int) -> bytes:
+        want = chunk_length(pin.size, self._chunk_bytes, index)
+        if want == 0:
+            raise BadKeyError("chunk %d lies beyond the end of %r" % (index, path))
+        held = self._file(path, pin)
+        try:
+            data = os.pread(held.fd, want, index * self._chunk_bytes)
+            while len(data) < want:
+                more = os.pread(held.fd, want - len(data), index * self._chunk_bytes + len(data))
+                if not more:
+                    break
+                data += more
+            after = os.fstat(held.fd)
+            self._count(2, len(data))
+            if len(data) < want or not self._is(after, pin):
+                self._drop_file(path, pin)
+                raise ChangedError(path)
+        finally:
+            held.release()
+        return data
+
+    def _is(self, status: os.stat_result, pin: Pin) -> bool:
+        return (
+            status.st_size == pin.size
+            and status.st_mtime_ns == pin.mtime_ns
+            and (status.st_ino ^ pin.ino) & ((1 << 56) - 1) == 0
+        )
+
+    def _file(self, path: bytes, pin: Pin) -> _Held:
+        with self._lock:
+            held = self._files.get((path, pin))
+            if held is not None:
+                self._files.move_to_end((path, pin))
+                return held.hold()
+        fd = self._open_file(path)
+        status = os.fstat(fd)
+        self._count(2)
+        if not stat.S_ISREG(status.st_mode) or not self._is(status, pin):
+            os.close(fd)
+            raise ChangedError(path)
+        held = _Held(fd)
+        if pin.size <= self._chunk_bytes:
+            return held  # one read ends it: no reason to keep it open
+        return _keep(self._files, (path, pin), held, _OPEN_FILES, self._lock)
+
+    def _open_file(self, path: bytes) -> int:
+        root = root_of(path, self._roots)
+        if root is None:
+            raise FileNotFoundError(errno.ENOENT, "outside the declared roots: %s" % os.fsdecode(path))
+        if path == root.view:
+            return os.open(root.real, _FILE_FLAGS)
+        parent, _, name = path.rpartition(b"/")
+        folder = self._folder(parent or b"/", root)
+        try:
+            return os.open(name, _FILE_FLAGS, dir_fd=folder.fd)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
+                raise ChangedError(path) from error
+            raise
+        finally:
+            folder.release()
+
+    def _drop_file(self, path: bytes, pin: Pin) -> None:
+        with self._lock:
+            held = self._files.pop((path, pin), None)
+        if held is not None:
+            held.release()
+
+
+class _Held:
+    """A descriptor with a count of users: leaving the table must not close it under a reader."""
+
+    __slots__ = ("_users", "fd", "lock")
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._users = 1
+        self.lock = threading.Lock()
+
+    def hold(self) -> _Held:
+        with self.lock:
+            self._users += 1
+        return self
+
+    def release(self) -> None:
+        with self.lock:
+            self._users -= 1
+            last = self._users == 0
+        if last:
+            os.close(self.fd)
+
+
+def _keep(table: OrderedDict, name: object, held: _Held, limit: int, lock: threading.Lock) -> _Held:  # type: ignore[type-arg]
+    """Put a descriptor into a table of limited size and return it held once more, for the caller."""
+    out = []
+    with lock:
+        other = table.get(name)
+        if other is not None:
+            out.append(held)
+            held = other
+        else:
+            table[name] = held
+        held.hold()
+        while len(table) > limit:
+            out.append(table.popitem(last=False)[1])
+    for item in out:
+        item.release()
+    return held
+
+
+def _folder_ino(path: bytes) -> int:
+    value = 0xCBF29CE484222325
+    for byte in path.strip(b"/"):
+        value = ((value ^ byte) * 0x100000001B3) & ((1 << 64) - 1)
+    return value | 1 << 63
