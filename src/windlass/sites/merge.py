@@ -1,0 +1,206 @@
+"""Merging the scopes of a site: later layers win key by key, and every winner remembers where it came from. Pure.
+
+Layers are raw tables as TOML gives them, not `SiteFile` values: a value with defaults no longer says what was written.
+
+Rules. Tables merge by key. A list of named things (settings, directives, binds, …) is kept by name: what a later layer
+says about a name replaces everything that earlier layers said about it, so that one file may give a variable several
+values under different conditions. Any other value is replaced. `drop` removes inherited things before the layer's own
+are added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from windlass.model.origin import Origin, Scope
+from windlass.model.site import argument_key
+
+Table = dict[str, Any]
+
+OWN_SOURCE = "own"
+"""A source that a user's file need not declare: "because I say so"."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layer:
+    """One file, or one partition of a file, in one scope."""
+
+    scope: Scope
+    file: str
+    data: Mapping[str, Any]
+    sources: Mapping[str, Any]
+
+
+@dataclass(kw_only=True, slots=True)
+class Merged:
+    """The merged table, the sources of all layers under unique keys, and who decided each key."""
+
+    data: Table = field(default_factory=dict)
+    sources: Table = field(default_factory=dict)
+    origins: dict[str, Origin] = field(default_factory=dict)
+
+
+def _argument_name(item: Table) -> str:
+    return argument_key(tuple(item["words"]))
+
+
+_NAMED_LISTS: dict[str, Callable[[Table], str]] = {
+    "settings": lambda item: str(item["name"]),
+    "limits": _argument_name,
+    "peaks": lambda item: str(item["precision"]),
+    "references": lambda item: f"{item['what']} {item.get('nodes')}x{item.get('ranks_per_node')}",
+    "queues": lambda item: f"{item.get('kind', 'partition')} {item['name']}",
+    "modules": lambda item: " ".join(item.get("load", ())),
+    "prologue": lambda item: str(item["line"]),
+    "notes": lambda item: str(item["topic"]),
+    "scheduler.directives": _argument_name,
+    "launcher.arguments": _argument_name,
+    "binding.presets": lambda item: str(item["name"]),
+    "containers.arguments": _argument_name,
+    "containers.binds": lambda item: str(item["source_path"]),
+    "containers.settings": lambda item: str(item["name"]),
+}
+_WITH_ORIGIN = frozenset({"settings", "limits", "prologue"}) | {
+    "scheduler.directives",
+    "launcher.arguments",
+    "binding.presets",
+    "containers.arguments",
+    "containers.binds",
+    "containers.settings",
+}
+_NOT_MERGED = frozenset({"kind", "name", "extends", "sources", "drop", "partitions"})
+
+
+def merge_layers(layers: Sequence[Layer]) -> Merged:
+    """All layers in one, lowest scope first."""
+    merged = Merged()
+    for layer in layers:
+        _apply(merged, layer)
+    return merged
+
+
+def source_key(file: str, key: str) -> str:
+    """The key of a file's source in the merged table, unique over all files: `aurora/oneccl`."""
+    return f"{file}/{key}"
+
+
+def origin_for(layer: Layer, key: str | None) -> Origin:
+    """The origin of something in this layer that names this source."""
+    spec = layer.sources.get(key) if key else None
+    if spec is None:
+        return Origin(scope=layer.scope, file=layer.file, where="your own choice" if key == OWN_SOURCE else "")
+    return Origin(
+        scope=layer.scope,
+        file=layer.file,
+        where=spec["where"],
+        checked=spec["checked"],
+        grade=spec.get("grade", "site"),
+    )
+
+
+def _apply(merged: Merged, layer: Layer) -> None:
+    for key, spec in layer.sources.items():
+        merged.sources[source_key(layer.file, key)] = dict(spec)
+    _drop(merged.data, layer.data.get("drop", ()))
+    _merge_table(merged, merged.data, "", layer.data, layer)
+
+
+def _merge_table(merged: Merged, target: Table, path: str, data: Mapping[str, Any], layer: Layer) -> None:
+    origin = origin_for(layer, data.get("source") or layer.data.get("source"))
+    for key, value in data.items():
+        where = f"{path}.{key}" if path else key
+        if not path and key in _NOT_MERGED:
+            continue
+        if where == "containers":
+            _merge_containers(merged, target, value, layer)
+        elif where in _NAMED_LISTS:
+            _merge_named(merged, target, key, where, value, layer)
+        elif isinstance(value, Mapping):
+            _merge_table(merged, target.setdefault(key, {}), where, value, layer)
+        elif key == "source":
+            target[key] = source_key(layer.file, value)
+        else:
+            target[key] = value
+            merged.origins[where] = origin
+
+
+def _merge_named(
+    merged: Merged, target: Table, key: str, where: str, items: Sequence[Table], layer: Layer, prefix: str = ""
+) -> None:
+    """`where` says which list it is; `prefix` is the path to remember where that differs (containers)."""
+    name_of = _NAMED_LISTS[where]
+    names = {name_of(item) for item in items}
+    kept = [item for item in target.get(key, ()) if name_of(item) not in names]
+    own = [_with_origin(item, where, layer) for item in items]
+    target[key] = kept + own
+    for item in items:
+        merged.origins[f"{prefix or where}.{name_of(item)}"] = origin_for(layer, item.get("source"))
+
+
+def _with_origin(item: Table, where: str, layer: Layer) -> Table:
+    copy = dict(item)
+    source = copy.get("source")
+    if source:
+        copy["source"] = source_key(layer.file, source)
+    if where in _WITH_ORIGIN:
+        copy["origin"] = origin_for(layer, source)
+    if "settings" in copy:  # those of a preset
+        copy["settings"] = [_with_origin(setting, "settings", layer) for setting in copy["settings"]]
+    return copy
+
+
+def _merge_containers(merged: Merged, target: Table, items: Sequence[Table], layer: Layer) -> None:
+    """Containers are tables named by their runtime and the images that they are for."""
+    known: list[Table] = target.setdefault("containers", [])
+    for item in items:
+        runtime = item["runtime"]
+        mine = next((entry for entry in known if _container_name(entry) == _container_name(item)), None)
+        if mine is None:
+            mine = {"runtime": runtime}
+            known.append(mine)
+        if item.get("default"):
+            for entry in known:
+                entry.pop("default", None)
+        origin = origin_for(layer, item.get("source") or layer.data.get("source"))
+        for key, value in item.items():
+            where = f"containers.{key}"
+            here = f"containers.{runtime}.{key}"
+            if where in _NAMED_LISTS:
+                _merge_named(merged, mine, key, where, value, layer, prefix=here)
+            elif isinstance(value, Mapping):
+                mine[key] = {**mine.get(key, {}), **value}
+                merged.origins[here] = origin
+            else:
+                mine[key] = source_key(layer.file, value) if key == "source" else value
+                merged.origins[here] = origin
+
+
+def _container_name(item: Table) -> tuple[str, ...]:
+    return (item["runtime"], *item.get("images", ()))
+
+
+def _drop(data: Table, patterns: Sequence[str]) -> None:
+    """Leave out inherited variables (`NCCL_*`), options (`--network`, `-l place`) and binds (`/opt/cray`)."""
+    for pattern in patterns:
+        if pattern.startswith("-"):
+            lists = ("limits", "scheduler.directives", "launcher.arguments", "containers.arguments")
+        elif pattern.startswith("/"):
+            lists = ("containers.binds",)
+        else:
+            lists = ("settings", "containers.settings")
+        for where in lists:
+            name_of = _NAMED_LISTS[where]
+            table, _, key = where.rpartition(".")
+            for holder in _holders(data, table):
+                holder[key] = [item for item in holder.get(key, ()) if not fnmatchcase(name_of(item), pattern)]
+
+
+def _holders(data: Table, table: str) -> list[Table]:
+    if not table:
+        return [data]
+    if table == "containers":
+        return list(data.get("containers", ()))
+    return [data[table]] if table in data else []
