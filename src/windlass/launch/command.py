@@ -1,0 +1,65 @@
+"""The user's words as the command that each rank runs. Pure, except that the caller says which interpreter there is."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+from windlass.errors import UsageError
+from windlass.model.request import Request
+
+_NESTED = {
+    "torchrun": "torchrun",
+    "torchrun_jsc": "torchrun_jsc",
+    "accelerate": "accelerate launch",
+    "deepspeed": "the deepspeed launcher",
+    "horovodrun": "horovodrun",
+    "mpiexec": "mpiexec",
+    "mpirun": "mpirun",
+    "srun": "srun",
+}
+_NESTED_MODULES = {
+    "torch.distributed.run": "torch.distributed.run",
+    "torch.distributed.launch": "torch.distributed.launch",
+    "accelerate.commands.launch": "accelerate launch",
+    "deepspeed.launcher.runner": "the deepspeed launcher",
+}
+
+
+def rank_command(request: Request, python: str) -> tuple[str, ...]:
+    """The words that a rank executes: the interpreter in front of a script or module, a command as it is."""
+    if request.kind == "script":
+        return (python, *request.command)
+    if request.kind == "module":
+        return (python, "-m", *request.command)
+    return request.command
+
+
+def nested_launcher(command: tuple[str, ...]) -> str | None:
+    """The launcher that this command would start inside every rank, if it is one."""
+    words = list(command)
+    while words and (PurePath(words[0]).name in {"env", "nohup", "exec"} or "=" in words[0].partition("/")[0]):
+        words.pop(0)
+    if not words:
+        return None
+    first = PurePath(words[0]).name
+    if first in _NESTED:
+        return None if first == "accelerate" and "launch" not in words[1:2] else _NESTED[first]
+    if first.startswith("python") and "-m" in words[:-1]:
+        return _NESTED_MODULES.get(words[words.index("-m") + 1])
+    return None
+
+
+def refuse_nested_launcher(command: tuple[str, ...], ranks_per_node: int) -> str | None:
+    """Refuse a launcher inside several ranks of a node; for one rank per node return a remark instead.
+
+    Each of the R ranks would start R workers of its own, all on the same port: the most common way to hang a job."""
+    name = nested_launcher(command)
+    if name is None:
+        return None
+    if ranks_per_node > 1 or name in {"srun", "mpiexec", "mpirun"}:
+        raise UsageError(
+            f"the command starts {name} inside every rank ({ranks_per_node} per node)",
+            hint="leave it out: windlass starts one process per device and sets RANK, LOCAL_RANK, WORLD_SIZE, "
+            "MASTER_ADDR and MASTER_PORT. To keep it, use --ranks-per-node 1",
+        )
+    return f"{name} runs inside windlass, one per node: its workers get no binding from windlass"

@@ -1,0 +1,191 @@
+"""Looking around before planning: which site, which allocation, which node, whose variables. All I/O of planning."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from windlass.environment.modules import (
+    after_modules_argv,
+    loaded_modules,
+    parse_environment,
+    users_variables,
+)
+from windlass.errors import UsageError, WindlassError
+from windlass.launch.plan import Context
+from windlass.launch.rendezvous import is_this_host
+from windlass.launch.shape import VISIBILITY
+from windlass.model.plan import Remark
+from windlass.model.request import Allocation, Request
+from windlass.model.site import Site
+from windlass.model.topology import Topology
+from windlass.proc import run_command, which
+from windlass.schedulers import get_scheduler, scheduler_names
+from windlass.settings import Settings
+from windlass.sites.catalog import load_site, site_of_file
+from windlass.sites.detect import Detection, detect_site
+from windlass.topology.described import topology_from_spec
+from windlass.topology.probe import probe_topology
+
+_MODULES_TIMEOUT_S = 20.0
+_ASK_TIMEOUT_S = 15.0
+
+
+class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
+    """The context of planning, and what was noticed on the way."""
+
+    context: Context
+    detection: Detection | None = None
+    remarks: tuple[Remark, ...] = ()
+
+
+def find_allocation(environ: Mapping[str, str], wanted: str | None = None) -> Allocation | None:
+    """The job that this process is in, if any."""
+    if wanted == "none":
+        return None
+    for name in scheduler_names():
+        scheduler = get_scheduler(name)
+        if name == "none" or not scheduler.in_allocation(environ):
+            continue
+        output = None
+        argv = scheduler.allocation_argv(environ)
+        if argv is not None:
+            output = run_command(argv, timeout_s=_ASK_TIMEOUT_S, env=environ).stdout
+        return scheduler.parse_allocation(environ, _read_text, output)
+    return None
+
+
+def _read_text(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint="is this still inside the job?") from error
+
+
+def choose_site(
+    request: Request, settings: Settings, site_file: Path | None, environ: Mapping[str, str]
+) -> tuple[Site, Detection | None]:
+    """The site by flag, file, variable or evidence; unknown machines get a generic one."""
+    files = tuple(path for path in (site_file or settings.site_file,) if path is not None)
+    name = request.site or (site_of_file(files[0]) if files else None) or settings.site
+    detection = None
+    if name is None:
+        detection = detect_site(environ, config_dir=settings.config_dir)
+        name = detection.site or detection.fallback
+    site = load_site(name, partition=request.partition, config_dir=settings.config_dir, user_files=files)
+    return site, detection
+
+
+def look_around(
+    request: Request,
+    settings: Settings,
+    *,
+    environ: Mapping[str, str],
+    site_file: Path | None = None,
+    here: bool,
+) -> Surroundings:
+    """Everything that planning needs. `here`: the ranks will run on nodes like this one (run), as opposed to a plan or
+    a submission for nodes that we cannot see from where we are."""
+    allocation = find_allocation(environ, request.scheduler) if here else None
+    site, detection = choose_site(request, settings, site_file, environ)
+    on_node = here and (allocation is None or any(is_this_host(host, environ) for host in allocation.hosts))
+    topology, remarks = choose_topology(site, probe=on_node, device_unit=request.device_unit)
+    topology = restrict_devices(topology, environ) if allocation is None and on_node else topology
+    python, because = find_python(request, environ)
+    context = Context(
+        site=site,
+        topology=topology,
+        allocation=allocation,
+        users_environment=_users_environment(request, site, environ),
+        python=python,
+        python_because=because,
+        activate_kind=_activate_kind(request),
+        check_paths=here,
+    )
+    return Surroundings(context=context, detection=detection, remarks=tuple(remarks))
+
+
+def choose_topology(site: Site, *, probe: bool, device_unit: str | None) -> tuple[Topology, list[Remark]]:
+    """The site's documented node, held against what is really here when we are on a node; the probed one where the
+    site has none or differs; an unknown node where we can neither look nor read."""
+    described = topology_from_spec(site.file.node, site.file.devices) if site.file.node.domains else None
+    if not probe:
+        if described:
+            return described, []
+        if site.file.scheduler.kind == "none":
+            return probe_topology(), []
+        return Topology(arch="", cores=()), []
+    seen = probe_topology()
+    if described is None:
+        return seen, []
+    if set(seen.cpus) == set(described.cpus) and len(seen.devices) in {0, len(described.devices)}:
+        return msgspec.structs.replace(described, allowed=seen.allowed, probed=True), []
+    text = (
+        f"this node has {len(seen.cpus)} CPUs and {len(seen.devices)} devices, but {site.name} is documented with "
+        f"{len(described.cpus)} and {len(described.devices)}: using what is here"
+    )
+    return seen, [Remark(level="warning", text=text, hint="is this the right --site?")]
+
+
+def restrict_devices(topology: Topology, environ: Mapping[str, str]) -> Topology:
+    """On a machine of one's own, a visibility variable says which devices the user wants to use."""
+    if not topology.devices:
+        return topology
+    text = environ.get(VISIBILITY[topology.devices[0].vendor])
+    if text is None or not all(part.strip().isdecimal() for part in text.split(",")):
+        return topology
+    chosen = {int(part) for part in text.split(",")}
+    return msgspec.structs.replace(topology, devices=tuple(d for d in topology.devices if d.index in chosen))
+
+
+def find_python(request: Request, environ: Mapping[str, str]) -> tuple[str, str]:
+    """The interpreter for a script: said, activated, or first in PATH."""
+    if request.python:
+        return request.python, "--python"
+    if request.activate:
+        return str(Path(request.activate) / "bin" / "python"), "of the environment that --activate names"
+    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        candidate = Path(environ.get(variable) or "/nonexistent") / "bin" / "python"
+        if candidate.exists():
+            return str(candidate), f"of the active environment ({variable})"
+    found = which("python3", environ) or which("python", environ)
+    return (found, "first in PATH") if found else (sys.executable, "the one that runs windlass")
+
+
+def _activate_kind(request: Request) -> str | None:
+    if request.activate is None:
+        return None
+    folder = Path(request.activate)
+    if (folder / "bin" / "activate").exists() and not (folder / "conda-meta").exists():
+        return "venv"
+    if (folder / "conda-meta").exists():
+        return "conda"
+    raise UsageError(
+        f"--activate {request.activate}: neither a virtual environment nor a conda environment",
+        hint="give the folder that has bin/python in it",
+    )
+
+
+def _users_environment(request: Request, site: Site, environ: Mapping[str, str]) -> dict[str, str]:
+    """Whose a variable is can only be told against the environment after the modules, which costs a shell: asked only
+    where a setting of the site is set already and modules are loaded."""
+    loaded = loaded_modules(environ)
+    contested = any(spec.name in environ for spec in site.file.settings)
+    if not loaded or not contested or not which("bash", environ):
+        return users_variables(environ, None)
+    uses = tuple(path for path in environ.get("MODULEPATH", "").split(":") if path)
+    clean = {name: environ[name] for name in ("HOME", "USER", "LOGNAME", "TERM", "LANG") if name in environ}
+    try:
+        done = run_command(after_modules_argv(uses, loaded), timeout_s=_MODULES_TIMEOUT_S, env=clean, check=True)
+    except WindlassError:
+        return users_variables(environ, None)
+    return users_variables(environ, parse_environment(done.stdout))
+
+
+def current_environ() -> dict[str, str]:
+    """The environment of this process, as a value."""
+    return dict(os.environ)

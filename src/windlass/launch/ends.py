@@ -1,0 +1,30 @@
+"""How ranks ended, as their own rank scripts reported it (`ends/<node>`), for launchers that do not say."""
+
+from __future__ import annotations
+
+import signal
+
+from windlass.launch.folder import RunFolder
+from windlass.model.record import RankFailure
+
+_CONSEQUENCES = {128 + signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SIGKILL, 128 + signal.SIGHUP}
+"""What a launcher does to the others once one has failed."""
+
+
+def first_end(folder: RunFolder) -> RankFailure | None:
+    """The earliest failed end that is not the launcher's doing; if all look like that, the earliest of them."""
+    ends: list[tuple[float, RankFailure]] = []
+    for file in sorted(folder.part("ends").iterdir()):
+        for line in file.read_text(errors="replace").splitlines():
+            fields = line.split("\t")
+            if len(fields) != 4 or not fields[3].isdecimal() or int(fields[3]) == 0:
+                continue
+            when, rank, host, code = float(fields[0]), int(fields[1]), fields[2], int(fields[3])
+            by_signal = 128 < code < 128 + 65
+            failure = RankFailure(
+                rank=rank, host=host, code=None if by_signal else code, signal=code - 128 if by_signal else None
+            )
+            ends.append((when, failure))
+    ends.sort(key=lambda end: end[0])
+    causes = [failure for _, failure in ends if failure.exit_code not in _CONSEQUENCES]
+    return causes[0] if causes else ends[0][1] if ends else None

@@ -1,0 +1,219 @@
+"""Output of ranks: read from pipes or from the node's files, written to one labelled file per node, shown to a person.
+
+Bytes stay bytes on their way to the files; only the terminal sees them decoded. A line is a line: partial ones are held
+back until they end or the rank does.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TextIO
+
+from windlass.errors import MachineError, UsageError
+from windlass.launchers.base import Launcher, label_line
+from windlass.model.plan import Plan
+
+_READ_BYTES = 1 << 16
+_LONGEST_LINE = 1 << 20
+_MOST_OPEN = 256
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]")
+
+
+def decode(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+def show_ranks(text: str, world_size: int) -> frozenset[int] | None:
+    """Ranks to show on the terminal: `0`, `0,3-5`, `all` (None) or `none`. Anything else is a `UsageError`."""
+    if text == "all":
+        return None
+    if text == "none":
+        return frozenset()
+    ranks: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
+        if not match:
+            raise UsageError(f"--show {text!r}: not a list of ranks", hint="give all, none, or numbers as in 0,3-5")
+        low, high = int(match.group(1)), int(match.group(2) or match.group(1))
+        if low >= world_size or high < low:
+            raise UsageError(f"--show {text!r}: the run has ranks 0 to {world_size - 1}")
+        ranks.update(range(low, min(high, world_size - 1) + 1))
+    return frozenset(ranks)
+
+
+class View:
+    """The merged view on the terminal: lines of the chosen ranks, prefixed; windlass' own words on stderr."""
+
+    def __init__(self, shown: frozenset[int] | None, out: TextIO, err: TextIO, *, width: int = 1) -> None:
+        self._shown = shown
+        self._out = out
+        self._err = err
+        self._width = width
+        self._tint = out.isatty()
+
+    def shows(self, rank: int | None) -> bool:
+        return rank is not None and (self._shown is None or rank in self._shown)
+
+    @property
+    def shown(self) -> frozenset[int] | None:
+        return self._shown
+
+    def line(self, rank: int, text: str) -> None:
+        if not self.shows(rank):
+            return
+        label = f"[{rank:>{self._width}}]"
+        if self._tint:
+            label = f"\x1b[2m{label}\x1b[0m"
+        self._write(self._out, f"{label} {text.encode('utf-8', 'surrogateescape').decode('utf-8', 'replace')}")
+
+    def note(self, text: str) -> None:
+        """Words of windlass or of the launcher; control characters of others cannot move the cursor."""
+        safe = _CONTROL.sub("�", text).encode("utf-8", "replace").decode()
+        self._write(self._err, safe)
+
+    @staticmethod
+    def _write(stream: TextIO, text: str) -> None:
+        try:
+            stream.write(text + "\n")
+            stream.flush()
+        except (BrokenPipeError, ValueError):
+            pass  # the reader went away (`| head`); the run and its files go on
+
+
+class Lines:
+    """Bytes from a descriptor, handed on as whole lines."""
+
+    def __init__(self, descriptor: int, on_line: Callable[[bytes], None]) -> None:
+        self.descriptor = descriptor
+        self._on_line = on_line
+        self._rest = b""
+
+    def read(self) -> bool:
+        """Read what is there. False at the end of the stream."""
+        try:
+            data = os.read(self.descriptor, _READ_BYTES)
+        except BlockingIOError:
+            return True
+        except OSError:
+            data = b""
+        if not data:
+            self.finish()
+            return False
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._on_line(line)
+        if len(self._rest) > _LONGEST_LINE:
+            self.finish()
+        return True
+
+    def finish(self) -> None:
+        if self._rest:
+            rest, self._rest = self._rest, b""
+            self._on_line(rest)
+
+
+class NodeLogs:
+    """One file per node, every line labelled with its rank; for launchers that do not write files themselves."""
+
+    def __init__(self, folder: Path, launcher: Launcher, ranks_per_node: int) -> None:
+        self._folder = folder
+        self._launcher = launcher
+        self._ranks_per_node = ranks_per_node
+        self._open: dict[int, int] = {}
+        self.lost: OSError | None = None
+
+    def write(self, rank: int, line: bytes) -> None:
+        """Append one line. A full disk does not end the run: the first error is kept in `lost` and told once."""
+        node = rank // self._ranks_per_node
+        label = label_line(rank, "").encode()
+        try:
+            os.write(self._descriptor(node), label + line + b"\n")
+        except OSError as error:
+            self.lost = self.lost or error
+
+    def _descriptor(self, node: int) -> int:
+        if node not in self._open:
+            if len(self._open) >= _MOST_OPEN:
+                os.close(self._open.pop(next(iter(self._open))))
+            path = self._folder / self._launcher.node_log.format(node_rank=node)
+            self._open[node] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        return self._open[node]
+
+    def close(self) -> None:
+        for descriptor in self._open.values():
+            os.close(descriptor)
+        self._open.clear()
+
+
+class Tail:
+    """Follows the nodes' files that a launcher's daemons write, as far as the view wants them."""
+
+    def __init__(self, plan: Plan, folder: Path, launcher: Launcher, view: View) -> None:
+        nodes = range(plan.nodes)
+        if view.shown is not None:
+            nodes = sorted({rank // plan.ranks_per_node for rank in view.shown})  # type: ignore[assignment]
+        self._launcher = launcher
+        self._view = view
+        self._paths = {node: folder / launcher.node_log.format(node_rank=node) for node in nodes}
+        self._lines: dict[int, Lines] = {}
+
+    def poll(self) -> bool:
+        """Show what is new. True if there was anything."""
+        moved = False
+        for node, path in self._paths.items():
+            if node not in self._lines:
+                try:
+                    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                except OSError:
+                    continue
+                self._lines[node] = Lines(descriptor, self._show)
+            lines = self._lines[node]
+            before = os.lseek(lines.descriptor, 0, os.SEEK_CUR)
+            while os.fstat(lines.descriptor).st_size > os.lseek(lines.descriptor, 0, os.SEEK_CUR) and lines.read():
+                pass
+            moved = moved or os.lseek(lines.descriptor, 0, os.SEEK_CUR) > before
+        return moved
+
+    def _show(self, line: bytes) -> None:
+        rank, text = self._launcher.parse_line(decode(line))
+        if rank is not None:
+            self._view.line(rank, text)
+
+    def close(self) -> None:
+        for lines in self._lines.values():
+            lines.finish()
+            os.close(lines.descriptor)
+        self._lines.clear()
+
+
+def rank_log(folder: Path, plan: Plan, launcher: Launcher, rank: int) -> Path:
+    """The file that holds this rank's output."""
+    return folder / "out" / launcher.node_log.format(node_rank=rank // plan.ranks_per_node)
+
+
+def rank_lines(path: Path, launcher: Launcher, ranks: frozenset[int] | None) -> Iterable[tuple[int, str]]:
+    """Lines of these ranks in a node's file."""
+    try:
+        stream = path.open("rb")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise MachineError(f"cannot read {path}: {error.strerror}") from error
+    with stream:
+        for line in stream:
+            rank, text = launcher.parse_line(decode(line.rstrip(b"\n")))
+            if rank is not None and (ranks is None or rank in ranks):
+                yield rank, text
+
+
+def last_lines(path: Path, launcher: Launcher, rank: int, count: int = 20) -> tuple[str, ...]:
+    """The last lines that a rank wrote; nothing where its file cannot be read."""
+    try:
+        found = deque((text for _, text in rank_lines(path, launcher, frozenset({rank}))), maxlen=count)
+    except MachineError:
+        return ()
+    return tuple(found)

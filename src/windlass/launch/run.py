@@ -1,0 +1,218 @@
+"""Run a plan to its end: start, watch, stop when asked or when a rank fails, say how it ended. Nothing survives it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from windlass.launch.batch import launch_script, launch_words
+from windlass.launch.caches import finish_caches
+from windlass.launch.children import adopt_orphans, sweep
+from windlass.launch.ends import first_end
+from windlass.launch.folder import RunFolder
+from windlass.launch.jobs import Job, LauncherJob, LocalJob
+from windlass.launch.output import View, last_lines, rank_log
+from windlass.launch.script import JobFacts, rank_script
+from windlass.launch.steps import kill_step, write_host_file
+from windlass.model.plan import Plan
+from windlass.model.record import Outcome, RankFailure, RunRecord
+
+_TICK_S = 0.1
+_DRAIN_S = 0.5
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(slots=True)
+class _Stop:
+    """Requests to stop that arrived as signals."""
+
+    signals: list[signal.Signals] = field(default_factory=list)
+
+    @property
+    def first(self) -> signal.Signals | None:
+        return self.signals[0] if self.signals else None
+
+
+def prepare(plan: Plan, folder: RunFolder, facts: JobFacts, hosts: tuple[str, ...]) -> None:
+    """Write the scripts of a run into its folder."""
+    folder.write("rank.sh", rank_script(plan, facts), mode=0o700)
+    folder.write("launch.sh", launch_script(plan, str(folder.path)), mode=0o700)
+    write_host_file(plan, folder, hosts)
+
+
+def execute(
+    plan: Plan, folder: RunFolder, facts: JobFacts, hosts: tuple[str, ...], view: View, environ: Mapping[str, str]
+) -> RunRecord:
+    """Start the ranks and stay until the last one has ended. Writes and returns the record."""
+    started = time.time()
+    adopt_orphans()
+    job: Job
+    if plan.launcher == "local":
+        job = LocalJob(plan, folder, view, socket.gethostname().split(".", 1)[0])
+    else:
+        job = LauncherJob(plan, folder, view)
+    stop = _Stop()
+    try:
+        drive(job, stop, environ, lambda: kill_step(plan, environ))
+    finally:
+        job.kill()
+        sweep()
+        job.close()
+        folder.forget_secrets()
+    finish_caches(plan, folder, facts, environ, view)
+    record = _record(plan, folder, job, hosts, stop, started)
+    folder.save_result(record)
+    return record
+
+
+def drive(job: Job, stop: _Stop, environ: Mapping[str, str], kill_everywhere: Callable[[], None]) -> None:
+    """The loop: read, show, stop. Ends when the ranks have ended, or have been killed and given up on."""
+    selector = selectors.DefaultSelector()
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    selector.register(reader, selectors.EVENT_READ)
+    old_wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    old = {
+        sig: signal.signal(sig, lambda number, _: stop.signals.append(signal.Signals(number))) for sig in _STOP_SIGNALS
+    }
+    old[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+    try:
+        job.start(environ)
+        for lines in job.streams:
+            selector.register(lines.descriptor, selectors.EVENT_READ, lines)
+        _watch(job, stop, selector, reader, kill_everywhere)
+    finally:
+        signal.set_wakeup_fd(old_wakeup)
+        for sig, handler in old.items():
+            signal.signal(sig, handler)
+        selector.close()
+        os.close(reader)
+        os.close(writer)
+
+
+def _watch(
+    job: Job, stop: _Stop, selector: selectors.BaseSelector, wakeup: int, kill_everywhere: Callable[[], None]
+) -> None:
+    asked: float | None = None
+    killed: float | None = None
+    heard = 0
+    while not job.done:
+        _pump(job, selector, wakeup, _TICK_S)
+        job.poll()
+        now = time.monotonic()
+        if len(stop.signals) > heard:
+            if heard == 0:
+                job.view.note(f"windlass: {stop.signals[0].name}, stopping all ranks (again to kill them)")
+                job.ask_to_stop(stop.signals[0])
+                asked = now
+            elif killed is None:
+                asked = now - job.plan.grace_s
+            heard = len(stop.signals)
+        if job.failing and asked is None:
+            asked = now
+        if asked is not None and killed is None and now - asked >= job.plan.grace_s and not job.done:
+            kill_everywhere()
+            job.kill()
+            killed = now
+        if killed is not None and now - killed > 2 * job.plan.grace_s + 10:
+            job.view.note("windlass: the launcher does not end although it was killed; giving up on it")
+            break
+    end = time.monotonic() + _DRAIN_S
+    while selector.get_map() and len(selector.get_map()) > 1 and time.monotonic() < end:
+        _pump(job, selector, wakeup, 0.02)
+    while job.tail() and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+def _pump(job: Job, selector: selectors.BaseSelector, wakeup: int, timeout_s: float) -> None:
+    """Wait for output, a signal or the tick; hand on what came."""
+    for key, _ in selector.select(timeout_s):
+        if key.fd == wakeup:
+            with contextlib.suppress(BlockingIOError):
+                os.read(wakeup, 4096)
+            continue
+        if not key.data.read():
+            selector.unregister(key.fd)
+    job.tail()
+
+
+def _record(plan: Plan, folder: RunFolder, job: Job, hosts: tuple[str, ...], stop: _Stop, started: float) -> RunRecord:
+    failure = _failure(plan, folder, job) if job.failing and stop.first is None else None
+    outcome: Outcome
+    if stop.first is not None:
+        outcome, code = "stopped", 128 + stop.first
+    elif failure is not None:
+        outcome = "killed" if failure.signal is not None else "failed"
+        code = failure.exit_code
+    elif job.code != 0:
+        outcome, code = "failed", job.code if 0 < job.code < 256 else 128 - job.code if job.code < 0 else 1
+    else:
+        outcome, code = "ok", 0
+    return RunRecord(
+        windlass=plan.windlass,
+        name=plan.name,
+        site=plan.site,
+        nodes=plan.nodes,
+        ranks_per_node=plan.ranks_per_node,
+        hosts=plan.hosts or ",".join(hosts),
+        job_id=plan.job_id,
+        outcome=outcome,
+        exit_code=code,
+        started=time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(started)),
+        seconds=round(time.time() - started, 3),
+        launch_argv=launch_words(plan, str(folder.path)),
+        failure=failure,
+    )
+
+
+def _failure(plan: Plan, folder: RunFolder, job: Job) -> RankFailure | None:
+    """The first failing rank: what the ranks themselves reported, else what the launcher said; with its last lines."""
+    found = first_end(folder) or job.failure()
+    if found is None or found.rank is None:
+        return found
+    log = rank_log(folder.path, plan, job.launcher, found.rank)
+    lines = last_lines(log, job.launcher, found.rank)
+    return msgspec.structs.replace(found, log=str(log.relative_to(folder.path)), last_lines=lines)
+
+
+def explain_end(record: RunRecord, folder: RunFolder) -> list[str]:
+    """The end of a run in words: nothing where all is well."""
+    failure = record.failure
+    if record.outcome == "ok":
+        return []
+    if record.outcome == "stopped":
+        return [f"windlass: stopped after {record.seconds:.1f} s; run folder {folder.path}"]
+    if failure is None:
+        return [
+            f"windlass: the launcher ended with code {record.exit_code} and no rank to blame; "
+            f"its words are in {folder.path}/launcher.log"
+        ]
+    who = f"rank {failure.rank}" if failure.rank is not None else "a rank"
+    where = f" on {failure.host}" if failure.host else ""
+    if failure.signal is not None:
+        how = f"was killed by {_signal_name(failure.signal)}"
+    elif failure.code is not None:
+        how = f"exited with code {failure.code}"
+    else:
+        how = f"failed: {failure.said}"
+    lines = [f"windlass: {who}{where} {how} after {record.seconds:.1f} s; all other ranks were ended"]
+    if failure.last_lines:
+        lines.append(f"windlass: its last lines ({folder.path}/{failure.log}):")
+        lines += [f"  | {line}" for line in failure.last_lines]
+    if failure.rank is not None:
+        lines.append(f"windlass: see all of it with: windlass logs {folder.path} --rank {failure.rank}")
+    return lines
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

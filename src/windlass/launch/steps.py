@@ -1,0 +1,36 @@
+"""Small commands beside the ranks: the host file, killing what a launcher left, one task per node."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+
+from windlass.errors import WindlassError
+from windlass.launch.folder import RunFolder
+from windlass.launchers import get_launcher
+from windlass.launchers.base import LaunchSpec
+from windlass.model.plan import Plan
+from windlass.proc import run_command
+from windlass.schedulers import get_scheduler
+
+_KILL_TIMEOUT_S = 20.0
+
+
+def write_host_file(plan: Plan, folder: RunFolder, hosts: tuple[str, ...]) -> None:
+    """The hosts of the run, one per line, in the form that the launcher reads."""
+    if not hosts:
+        return
+    spec = LaunchSpec(nodes=plan.nodes, ranks_per_node=plan.ranks_per_node)
+    text = get_launcher(plan.launcher).host_file_text(hosts, spec)
+    folder.write("hosts", text if text is not None else "".join(f"{host}\n" for host in hosts))
+
+
+def kill_step(plan: Plan, environ: Mapping[str, str]) -> None:
+    """Kill on all nodes what the launcher started; for ranks that do not listen to SIGTERM. Never raises."""
+    if plan.scheduler == "none":
+        return
+    scheduler = get_scheduler(plan.scheduler)
+    with contextlib.suppress(WindlassError):
+        argv = scheduler.kill_step_argv(environ, plan.name)
+        if argv is not None:
+            run_command(argv, timeout_s=_KILL_TIMEOUT_S, env=environ, check=False)
