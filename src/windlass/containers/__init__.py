@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from windlass.errors import unknown_name
 from windlass.containers.base import Runtime
+from windlass.errors import unknown_name
 
 _BACKENDS = {
     "apptainer": ("windlass.containers.apptainer", "Apptainer"),
