@@ -156,8 +156,10 @@ def read_holder(folder: Path) -> Holder | None:
 
 
 def _claim(folder: Path, claim: Path, me: Holder, lease_s: float, tell: Callable[[str], None]) -> None:
+    """Turn the claim into the holder's file, or raise. Every turn of the loop looks anew."""
     target = folder / HOLDER
     watched: tuple[float, float] | None = None  # the holder's stamp, and when we first saw it
+    began = time.monotonic()
     while True:
         try:
             os.link(claim, target)
@@ -172,7 +174,10 @@ def _claim(folder: Path, claim: Path, me: Holder, lease_s: float, tell: Callable
             continue  # released between the two calls
         silent = watched is not None and time.monotonic() - watched[1] > lease_s
         if other is None or _replaced_by(other, me) or _dead(other) or silent or _long_silent(claim, stamp, lease_s):
-            _remove(target, other)
+            round_number = int((time.monotonic() - began) / (2 * lease_s))
+            if _take_over(claim, target, other, round_number):
+                return
+            time.sleep(_POLL_S / 10)
             continue
         if _alive(other) or (watched is not None and stamp != watched[0]):
             raise HeldError(
@@ -185,21 +190,25 @@ def _claim(folder: Path, claim: Path, me: Holder, lease_s: float, tell: Callable
         time.sleep(_POLL_S)
 
 
-def _remove(target: Path, judged: Holder | None) -> None:
-    """Take the dead holder's file away; put it back where it is no longer the one that was judged."""
-    grave = target.with_name(f".gone-{new_token()}")
+def _take_over(claim: Path, target: Path, judged: Holder | None, round_number: int) -> bool:
+    """Replace the holder that was judged gone; False where somebody else is at it or was faster.
+
+    One ticket per judged holder: of many newcomers one gets it, and that one looks again before it replaces, so
+    nobody replaces a holder that it did not judge. A newcomer that dies with the ticket costs a round.
+    """
+    ticket = target.with_name(f".takeover-{judged.token if judged else 'damaged'}-{round_number}")
     try:
-        target.rename(grave)
-    except FileNotFoundError:
-        return
+        os.link(claim, ticket)
+    except FileExistsError:
+        return False
     try:
-        found = Holder(**json.loads(grave.read_text(encoding="utf-8")))
-    except (ValueError, TypeError):
-        found = None
-    if found is not None and (judged is None or found.token != judged.token):
-        with contextlib.suppress(FileExistsError):
-            os.link(grave, target)
-    grave.unlink(missing_ok=True)
+        current = read_holder(target.parent)
+        if (current and current.token) != (judged and judged.token) or not target.exists():
+            return False
+        claim.rename(target)
+        return True
+    finally:
+        ticket.unlink(missing_ok=True)
 
 
 def _replaced_by(other: Holder, me: Holder) -> bool:

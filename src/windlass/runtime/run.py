@@ -81,7 +81,7 @@ def close_group(timeout_s: float) -> None:
 
 def say(line: str) -> None:
     """One line for people: through logging where the script has set it up, else on stderr."""
-    if _log.hasHandlers():
+    if _log.hasHandlers() and _log.isEnabledFor(logging.INFO):
         _log.info(line)
     elif sys.stderr is not None:
         sys.stderr.write(f"windlass: {line}\n")

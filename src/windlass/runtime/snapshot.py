@@ -78,6 +78,8 @@ class Snapshot:
         self._background = background
         self._wait_s = wait_s
         self._open = False
+        self._pace: Pace | None = None
+        self._failure: WindlassError | None = None
 
     def resume(self, steps: range | int) -> Iterator[int]:
         """The steps that are left of `steps`, after loading the newest good snapshot.
@@ -87,8 +89,11 @@ class Snapshot:
         windlass, or where no snapshot in it is good.
         """
         steps = range(steps) if isinstance(steps, int) else steps
-        _require(isinstance(steps, range) and steps.step > 0, f"steps is {steps!r}", "give a rising range")
+        rising = isinstance(steps, range) and steps.step > 0
+        _require(rising, f"steps must be a rising range, not {steps!r}", "as range(1000)")
         _require(not self._open, "resume was called twice", "make one Snapshot per loop")
+        self._heartbeat = Heartbeat(None)
+        self._flag = StopFlag(find_deadline(os.environ))
         self._peers, background = meet(find_place(os.environ).world_size, self._wait_s)
         self._hold = self._take_folder()
         self._open = True
@@ -114,15 +119,17 @@ class Snapshot:
         Costs about a microsecond where nothing is due; the ranks talk to each other about twice a second.
         """
         now = time.monotonic()
+        pace = self._pace
+        if pace is None:
+            raise UsageError("windlass.Snapshot: step was called outside a loop over resume(...)")
         if now >= self._heartbeat.next_s:
             self._heartbeat.beat(step, now)
-        if self._pace.quiet(now) and (self._flag.reason == 0 or self._peers.world_size > 1):
+        if pace.quiet(now) and (self._flag.reason == 0 or self._peers.world_size > 1):
             return
-        self._agree(step, now)
+        self._agree(step, now, pace)
 
     def _loop(self, left: range, loaded: Loaded | None) -> Iterator[int]:
         self._heartbeat = Heartbeat(os.environ.get(codes.HEARTBEAT))
-        self._flag = StopFlag(find_deadline(os.environ))
         self._flag.listen()
         self._pace = Pace(
             every_s=self._every_s,
@@ -141,15 +148,15 @@ class Snapshot:
         finally:
             self._close()
 
-    def _agree(self, step: int, now: float) -> None:
+    def _agree(self, step: int, now: float, pace: Pace) -> None:
         """The end of a step at which the ranks decide together. The same answer on every rank."""
         self._note_outcome(self._saver.take_outcome())
         if self._peers.is_main:
-            self._flag.check_deadline(self._save_s, self._pace.agree_s)
-        step_us = self._pace.step_us(now)
+            self._flag.check_deadline(self._save_s, pace.agree_s)
+        step_us = pace.step_us(now)
         mine = [
             self._flag.reason,
-            int(self._peers.is_main and self._pace.due(now)),
+            int(self._peers.is_main and pace.due(now)),
             int(self._saver.busy),
             self._failures,
             step,
@@ -165,14 +172,15 @@ class Snapshot:
         self._failures = max(failures, self._failures)
         if self._failures >= _FAILURES:
             self._raise_failure()
-        self._pace.agreed(now, step_us)
+        pace.agreed(now, step_us)
         if reason and step != self._last:
             self._leave(step, REASONS[reason])
         elif due and not busy:
             self._save(step, background=self._background and self._peers.world_size <= GLOO_RANKS)
 
     def _save(self, step: int, *, background: bool) -> None:
-        self._pace.saving(time.monotonic())
+        if self._pace is not None:
+            self._pace.saving(time.monotonic())
         parts = self._parts
         empty = parts.optimizer_is_empty
         state = tensors_of(parts, with_optimizer=not empty)
@@ -214,9 +222,8 @@ class Snapshot:
 
     def _raise_failure(self) -> None:
         """Raise the last save's error, if it failed."""
-        failure = getattr(self, "_failure", None)
-        if failure is not None:
-            raise failure
+        if self._failure is not None:
+            raise self._failure
         if self._failures >= _FAILURES:
             raise MachineError(f"{self._failures} saves into {self._folder} failed in a row")
 
@@ -249,9 +256,9 @@ class Snapshot:
         if not self._open:
             return
         self._open = False
-        if hasattr(self, "_flag"):
-            self._flag.restore()
-            self._heartbeat.close()
+        self._pace = None
+        self._flag.restore()
+        self._heartbeat.close()
         if self._hold is not None:
             self._hold.release()
             atexit.unregister(self._hold.release)

@@ -1,7 +1,7 @@
 """Model, optimizer and per-rank values as one flat dictionary, and back.
 
-Flat names (`model/…`, `buffer/…`, `optim/…`, `rank/…`) let two dictionaries be compared before a byte is loaded, so that a
-folder of another model is refused by name and shape instead of failing half way.
+Flat names (`model/…`, `buffer/…`, `optim/…`, `rank/…`) let two dictionaries be compared before a byte is loaded, so
+that a folder of another model is refused by name and shape instead of failing half way.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ Writes one line `<step> <loss in hex>` per step to --losses on rank 0, so that t
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import random
 import signal
@@ -122,7 +123,18 @@ def main() -> None:
         time.sleep(args.pause)
         misbehave(args, run, step)
         snapshot.step(step)
+    if args.losses and run.is_main and args.kind != "fsdp":
+        with Path(args.losses).open("a") as file:
+            file.write(f"end {digest(model)}\n")
     run.shutdown()
+
+
+def digest(model: nn.Module) -> str:
+    """Parameters and buffers at the end, as the main rank has them."""
+    whole = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        whole.update(name.encode() + tensor.numpy().tobytes())
+    return whole.hexdigest()
 
 
 def report(args: argparse.Namespace, run: windlass.runtime.Run, step: int, loss: torch.Tensor) -> None:
