@@ -7,16 +7,17 @@ from windlass.model.topology import Nic, Topology
 
 
 def fabric_nics(topology: Topology) -> tuple[Nic, ...]:
-    """Interfaces that ranks should use: those with an RDMA or CXI device, else the fastest ones."""
-    direct = tuple(nic for nic in topology.nics if nic.device)
-    if direct:
-        return direct
-    fastest = max((nic.speed_mbits for nic in topology.nics), default=0)
-    return tuple(nic for nic in topology.nics if nic.speed_mbits == fastest)
+    """Interfaces that ranks should use: the fastest of those with an RDMA or CXI device, else the fastest of all."""
+    direct = tuple(nic for nic in topology.nics if nic.device) or topology.nics
+    fastest = max((nic.speed_mbits for nic in direct), default=0)
+    return tuple(nic for nic in direct if nic.speed_mbits == fastest)
 
 
 def nearest_nics(topology: Topology, ranks: tuple[RankBinding, ...]) -> tuple[str | None, ...]:
-    """The interface of each rank: in its NUMA domain, else in its socket, else any; neighbours take turns."""
+    """The interface of each rank: in its NUMA domain, else in its socket; neighbours take turns.
+
+    None where there is no telling: a rank without a domain, or interfaces that do not say where they are.
+    """
     nics = fabric_nics(topology)
     turns: dict[tuple[str, ...], int] = {}
     names: list[str | None] = []
@@ -35,15 +36,16 @@ def nearest_nics(topology: Topology, ranks: tuple[RankBinding, ...]) -> tuple[st
 
 
 def _near(topology: Topology, nics: tuple[Nic, ...], numa: int | None) -> tuple[str, ...]:
-    """Names of the interfaces nearest to a domain; all of them where nothing is known of either side."""
-    placed = [nic for nic in nics if nic.numa is not None]
-    if numa is None or not placed:
-        return tuple(nic.name for nic in nics)
+    """Names of the interfaces nearest to a domain; nothing where that would be a guess."""
+    if len(nics) == 1:
+        return (nics[0].name,)
     socket_of = {core.numa: core.socket for core in topology.cores}
+    placed = [(nic.name, nic.numa) for nic in nics if nic.numa is not None]
+    if numa is None or not placed:
+        return ()
 
-    def distance(nic: Nic) -> tuple[bool, int, int]:
-        home = nic.numa if nic.numa is not None else numa
+    def distance(home: int) -> tuple[bool, int, int]:
         return (socket_of.get(home) != socket_of.get(numa), abs(home - numa), home)
 
-    best = min(distance(nic) for nic in placed)
-    return tuple(nic.name for nic in placed if distance(nic) == best)
+    best = min(distance(home) for _, home in placed)
+    return tuple(name for name, home in placed if distance(home) == best)

@@ -22,7 +22,8 @@ def share_among_devices(
     what is left over stays idle.
     """
     homes = device_homes(topology, devices)
-    for level in ("L3 cache", "NUMA domain", "socket", "node"):
+    levels = ("L3 cache", "NUMA domain", "socket", "node")
+    for level in levels if any(device.l3 is not None for device in devices) else levels[1:]:
         shares = _shares(topology, devices, homes, cores, level, ranks_per_device)
         if all(len(share) >= ranks_per_device for share in shares.values()):
             return shares, level

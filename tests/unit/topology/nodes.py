@@ -12,6 +12,7 @@ def span(first: int, last: int, *, sibling: int) -> str:
     return f"{first}-{last},{first + sibling}-{last + sibling}"
 
 
+# Each interface hangs on one card, hence on one domain; which one is not published, so the numbers here are made up.
 MI250X_NODE = NodeSpec(
     arch="x86_64",
     cores=64,
