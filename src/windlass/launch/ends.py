@@ -1,8 +1,10 @@
-"""How ranks ended, as their own rank scripts reported it (`ends/<node>`), for launchers that do not say."""
+"""What rank scripts reported: where each rank sat (`where/<node>`), and how it ended (`ends/<node>`) where asked."""
 
 from __future__ import annotations
 
 import signal
+from pathlib import Path
+from typing import NamedTuple
 
 from windlass.launch.folder import RunFolder
 from windlass.model.record import RankFailure
@@ -28,3 +30,24 @@ def first_end(folder: RunFolder) -> RankFailure | None:
     ends.sort(key=lambda end: end[0])
     causes = [failure for _, failure in ends if failure.exit_code not in _CONSEQUENCES]
     return causes[0] if causes else ends[0][1] if ends else None
+
+
+class Seat(NamedTuple):
+    """Where a rank really was."""
+
+    rank: int
+    host: str
+    cpus: str
+    device: str
+    pid: int
+
+
+def read_seats(folder: Path) -> list[Seat]:
+    """Every rank that got as far as saying where it is. Lines that are not whole are passed over."""
+    seats: list[Seat] = []
+    for file in folder.iterdir():
+        for line in file.read_text(errors="replace").splitlines():
+            fields = line.split("\t")
+            if len(fields) == 5 and fields[0].isdecimal() and fields[4].isdecimal():
+                seats.append(Seat(int(fields[0]), fields[1], fields[2], fields[3], int(fields[4])))
+    return seats

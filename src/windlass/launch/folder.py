@@ -72,22 +72,28 @@ class RunFolder:
 def make_folder(wanted: str | None, runs_dir: Path, name: str, *, now: float | None = None) -> RunFolder:
     """A new, empty run folder. With `wanted` just that path, which must not hold a run already."""
     if wanted is not None:
-        path = Path(wanted).expanduser().absolute()
+        path = folder_path(wanted, runs_dir, name)
         if (path / PLAN_FILE).exists():
             raise UsageError(
                 f"--run-dir {wanted} holds a run already",
                 hint="choose another folder, or remove it if you do not need it",
             )
         return RunFolder(_create(path, exist_ok=True))
-    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
-    base = runs_dir.expanduser().absolute()
+    first = folder_path(None, runs_dir, name, now=now)
     for attempt in range(100):
-        path = base / (f"{name}-{stamp}" if attempt == 0 else f"{name}-{stamp}-{attempt + 1}")
+        path = first if attempt == 0 else first.with_name(f"{first.name}-{attempt + 1}")
         try:
             return RunFolder(_create(path, exist_ok=False))
         except FileExistsError:
             continue
-    raise MachineError(f"cannot find a free name for a run folder in {base}", hint="use --run-dir")
+    raise MachineError(f"cannot find a free name for a run folder in {first.parent}", hint="use --run-dir")
+
+
+def folder_path(wanted: str | None, runs_dir: Path, name: str, *, now: float | None = None) -> Path:
+    """Where a run folder would be made now."""
+    if wanted is not None:
+        return Path(wanted).expanduser().absolute()
+    return runs_dir.expanduser().absolute() / f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}"
 
 
 def _create(path: Path, *, exist_ok: bool) -> Path:

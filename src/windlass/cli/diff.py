@@ -1,0 +1,21 @@
+"""Compare two saved plans (from `windlass plan --json` or a run folder)."""
+
+from __future__ import annotations
+
+import argparse
+
+from windlass.cli.result import Result
+from windlass.launch.folder import read_plan
+from windlass.launch.show import diff_lines
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("a", metavar="A.json", help="a plan, or a run folder")
+    parser.add_argument("b", metavar="B.json")
+    parser.add_argument("--json", action="store_true")
+
+
+def main(args: argparse.Namespace) -> Result:
+    """Exit code 0 where they agree, 1 where they differ, as diff has it."""
+    lines = diff_lines(read_plan(args.a), read_plan(args.b))
+    return Result(text="\n".join(lines) or "the plans agree", data=lines, exit_code=1 if lines else 0)

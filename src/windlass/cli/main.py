@@ -1,0 +1,112 @@
+"""Entry point: finds the command, runs it, shows its result or its error. Imports a command's module only when used."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from importlib import import_module
+from typing import Any
+
+import windlass
+from windlass.errors import CommandError, WindlassError, nearest
+
+_COMMANDS = {
+    "run": ("windlass.cli.run", "run a script on this machine or in this allocation"),
+    "plan": ("windlass.cli.plan", "show what would run and why, without running it"),
+    "submit": ("windlass.cli.submit", "write the batch script and hand it to the scheduler"),
+    "explain": ("windlass.cli.explain", "why is this variable or flag there, from which file, checked when"),
+    "diff": ("windlass.cli.diff", "compare two saved plans"),
+    "sites": ("windlass.cli.sites", "the catalog of machines: list, show, detect, check"),
+    "logs": ("windlass.cli.logs", "output of one rank or of all, and where each rank was"),
+    "selftest": ("windlass.cli.selftest", "a bundle that shows what a machine really does with a plan"),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, but with the nearest name in its complaints and no abbreviations of options."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(allow_abbrev=False, **kwargs)
+
+    def error(self, message: str) -> Any:
+        hint = ""
+        words = message.split()
+        if message.startswith("unrecognized arguments:") and len(words) > 2:
+            close = nearest(words[2].split("=", 1)[0], self._option_string_actions)
+            hint = f"; did you mean {close}?" if close else ""
+        self.print_usage(sys.stderr)
+        self.exit(2, f"{self.prog}: error: {message}{hint}\n")
+
+
+def _usage() -> str:
+    width = max(len(name) for name in _COMMANDS)
+    lines = ["usage: windlass COMMAND [options]", "", __import__("windlass").__doc__ or "", "", "commands:"]
+    lines += [f"  {name:<{width}}  {text}" for name, (_, text) in _COMMANDS.items()]
+    lines += ["", "`windlass COMMAND --help` tells the options of a command."]
+    return "\n".join(lines)
+
+
+def main(argv: list[str]) -> int:
+    """Run one command line and return its exit code."""
+    if not argv or argv[0] in {"-h", "--help", "help"}:
+        print(_usage())
+        return 0 if argv else 2
+    if argv[0] in {"-V", "--version"}:
+        print(f"windlass {windlass.__version__}")
+        return 0
+    name = argv[0]
+    if name not in _COMMANDS:
+        close = nearest(name, _COMMANDS)
+        print(f"windlass: unknown command {name!r}" + (f"; did you mean {close!r}?" if close else ""), file=sys.stderr)
+        return 2
+    command = import_module(_COMMANDS[name][0])
+    parser = _Parser(prog=f"windlass {name}", description=command.__doc__, formatter_class=_Help)
+    command.add_arguments(parser)
+    try:
+        args = command.parse(parser, argv[1:]) if hasattr(command, "parse") else parser.parse_args(argv[1:])
+        result = command.main(args)
+    except WindlassError as error:
+        return _complain(error)
+    except KeyboardInterrupt:
+        print("windlass: interrupted", file=sys.stderr)
+        return 130
+    if getattr(args, "json", False) and result.data is not None:
+        _print_json(result.data)
+    elif result.text:
+        print(result.text, end="" if result.text.endswith("\n") else "\n")
+    code: int = result.exit_code
+    return code
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32, width=110)
+
+
+def _print_json(data: object) -> None:
+    import msgspec  # here: `windlass --help` does not need it
+
+    encoded = msgspec.json.encode(data, order="deterministic")
+    sys.stdout.write(msgspec.json.format(encoded, indent=1).decode() + "\n")
+
+
+def _complain(error: WindlassError) -> int:
+    print(f"windlass: error: {error.message}", file=sys.stderr)
+    if isinstance(error, CommandError) and error.output and error.output.splitlines()[-1] not in error.message:
+        for line in error.output.splitlines()[-5:]:
+            print(f"  | {line}", file=sys.stderr)
+    if error.hint:
+        print(f"  hint: {error.hint}", file=sys.stderr)
+    return error.exit_code
+
+
+def entry() -> None:
+    """The `windlass` command."""
+    try:
+        code = main(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # `windlass plan … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141
+    sys.exit(code)

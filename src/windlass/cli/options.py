@@ -1,0 +1,257 @@
+"""Options that run, plan and submit share, and the request that they make."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from windlass.errors import UsageError, unknown_name
+from windlass.launchers import launcher_names
+from windlass.model.request import Request
+from windlass.model.shell import NAME
+from windlass.proc import which
+from windlass.schedulers import scheduler_names
+
+Kind = Literal["script", "module", "command"]
+USAGE = "[options] SCRIPT.py [ARGS…] | -m MODULE [ARGS…] | -- COMMAND [ARGS…]"
+
+
+def add_request_options(parser: argparse.ArgumentParser) -> None:
+    parser.usage = f"{parser.prog} {USAGE}"
+    where = parser.add_argument_group("where")
+    where.add_argument("--site", metavar="NAME", help="machine of the catalog (default: detected)")
+    where.add_argument("--site-file", metavar="FILE", help="a site file of yours, on top of the catalog")
+    where.add_argument("--scheduler", metavar="NAME", help=", ".join(scheduler_names()))
+    where.add_argument("--launcher", metavar="NAME", help=", ".join(launcher_names()))
+    where.add_argument("--nodes", "-N", type=int, metavar="N", help="default: all of the allocation, else 1")
+    where.add_argument("--hosts", metavar="LIST", help="these hosts of the allocation, as in nid[0001-0004]")
+    where.add_argument("--partition", "--queue", "-p", dest="partition", metavar="NAME")
+    where.add_argument("--qos", metavar="NAME")
+    where.add_argument("--account", "-A", metavar="NAME")
+    where.add_argument("--time", "-t", metavar="TIME", help="30 (minutes), 1:30:00, 2h, 1-12:00:00")
+    where.add_argument(
+        "--directive",
+        action="append",
+        default=[],
+        metavar="WORDS",
+        help="a directive for the scheduler (reservation, constraint, filesystems…); ~NAME removes one",
+    )
+    where.add_argument(
+        "--arg",
+        action="append",
+        default=[],
+        metavar="WORDS",
+        help="an argument for the launcher; ~NAME removes a default one",
+    )
+    ranks = parser.add_argument_group("ranks")
+    ranks.add_argument("--ranks-per-node", "-r", type=int, metavar="R", help="default: one per device")
+    ranks.add_argument("--ranks-per-device", type=int, metavar="K", help="several ranks share a device")
+    ranks.add_argument("--devices", choices=("all", "one"), help="does each rank see all devices of its node, or one?")
+    ranks.add_argument("--device-unit", choices=("tile", "card"), help="what counts as one device")
+    ranks.add_argument("--cpu-bind", default="auto", metavar="HOW", help="auto, none, a preset of the site, or 0-3:4-7")
+    ranks.add_argument("--threads", type=int, metavar="T", help="OMP_NUM_THREADS (default: cores of the rank)")
+    ranks.add_argument("--mpi", metavar="TYPE", help="process management for MPI programs (pmi2, pmix)")
+    ranks.add_argument("--master-port", type=int, metavar="PORT", help="default: from the job id, checked to be free")
+    inside = parser.add_argument_group("environment")
+    inside.add_argument("--python", metavar="PATH", help="interpreter for SCRIPT.py and -m")
+    inside.add_argument("--env", action="append", default=[], metavar="K=V", help="set a variable in the ranks")
+    inside.add_argument("--unset", action="append", default=[], metavar="K", help="unset a variable in the ranks")
+    inside.add_argument("--module", action="append", default=[], metavar="NAME", help="load a module in the job")
+    inside.add_argument("--no-modules", action="store_true", help="leave out the site's own modules")
+    inside.add_argument("--activate", metavar="DIR", help="activate a venv or conda environment in the job")
+    inside.add_argument(
+        "--with",
+        action="append",
+        default=[],
+        dest="options",
+        metavar="NAME",
+        help="a named remedy or experiment of the site",
+    )
+    inside.add_argument(
+        "--comm-log",
+        nargs="?",
+        const="0",
+        metavar="RANKS",
+        help="log of the collective library for these ranks (default 0; all), into files",
+    )
+    inside.add_argument("--keep-caches", metavar="DIR", help="save compile caches after the run, restore them before")
+    box = parser.add_argument_group("container")
+    box.add_argument("--container", metavar="IMAGE")
+    box.add_argument("--runtime", metavar="NAME", help="apptainer, singularity, podman-hpc, shifter, edf, charliecloud")
+    box.add_argument("--bind", action="append", default=[], metavar="SRC[:DST[:ro]]")
+    box.add_argument("--container-arg", action="append", default=[], metavar="WORD")
+    run = parser.add_argument_group("run")
+    run.add_argument("--name", metavar="NAME", help="name of the run and of the job")
+    run.add_argument("--run-dir", metavar="DIR", help="folder of this run (default: runs/NAME-TIME)")
+    run.add_argument("--no-placeholders", action="store_true", help="leave {rank} and the like in arguments alone")
+    run.add_argument(
+        "--grace", type=float, default=5.0, metavar="S", help="seconds between asking ranks to end and killing"
+    )
+
+
+def parse_with_command(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
+    """Options up to the user's command, which is taken as it stands, whatever its own options look like."""
+    options, kind, command = split_command(parser, argv)
+    args = parser.parse_args(options)
+    args.kind, args.command = kind, command
+    return args
+
+
+def split_command(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[list[str], str, list[str]]:
+    """Where windlass' options end and the user's words begin."""
+    at = 0
+    while at < len(argv):
+        word = argv[at]
+        if word == "--":
+            return argv[:at], "command", argv[at + 1 :]
+        if word == "-m":
+            return argv[:at], "module", argv[at + 1 :]
+        if not word.startswith("-") or word == "-":
+            return argv[:at], "script", argv[at:]
+        action = parser._option_string_actions.get(word.split("=", 1)[0])
+        at += 1
+        if action is None or "=" in word or action.nargs == 0:
+            continue
+        if action.nargs == "?":
+            if at < len(argv) and re.fullmatch(r"all|[\d,\-]+", argv[at]):
+                at += 1
+            continue
+        at += 1
+    return argv, "script", []
+
+
+def request_from(args: argparse.Namespace, environ: Mapping[str, str]) -> Request:
+    """The request of a parsed command line. Raises `UsageError` for values that cannot be."""
+    kind: Kind = args.kind
+    command = tuple(args.command)
+    if not command:
+        raise UsageError("nothing to run", hint=f"usage: windlass {USAGE}")
+    kind = _check_command(kind, command, args, environ)
+    if args.nodes is not None and args.nodes < 1:
+        raise UsageError(f"--nodes {args.nodes}", hint="give 1 or more")
+    for name, known in (("scheduler", scheduler_names()), ("launcher", launcher_names())):
+        value = getattr(args, name)
+        if value is not None and value not in known:
+            raise unknown_name(name, value, known)
+    if args.grace < 0:
+        raise UsageError(f"--grace {args.grace}", hint="give seconds, 0 or more")
+    if args.threads is not None and args.threads < 1:
+        raise UsageError(f"--threads {args.threads}", hint="give 1 or more")
+    if args.master_port is not None and not 0 < args.master_port < 65536:
+        raise UsageError(f"--master-port {args.master_port}", hint="give a number from 1 to 65535")
+    return Request(
+        command=command,
+        kind=kind,
+        name=_name(args.name),
+        cwd=str(Path.cwd()),
+        python=_absolute_command(args.python),
+        placeholders=not args.no_placeholders,
+        site=args.site,
+        scheduler=args.scheduler,
+        launcher=args.launcher,
+        nodes=args.nodes,
+        ranks_per_node=args.ranks_per_node,
+        ranks_per_device=args.ranks_per_device,
+        hosts=args.hosts,
+        partition=args.partition,
+        qos=args.qos,
+        account=args.account,
+        time=args.time,
+        directives=tuple(args.directive),
+        launcher_args=tuple(args.arg),
+        cpu_bind=args.cpu_bind,
+        devices=args.devices,
+        device_unit=args.device_unit,
+        threads=args.threads,
+        container=args.container,
+        runtime=args.runtime,
+        binds=tuple(args.bind),
+        container_args=tuple(args.container_arg),
+        env=tuple(_pair(text) for text in args.env),
+        unset=tuple(_variable(text, "--unset") for text in args.unset),
+        modules=tuple(args.module),
+        no_modules=args.no_modules,
+        activate=str(Path(args.activate).expanduser().absolute()) if args.activate else None,
+        keep_caches=str(Path(args.keep_caches).expanduser().absolute()) if args.keep_caches else None,
+        options=tuple(args.options),
+        comm_log=_ranks(args.comm_log),
+        mpi=args.mpi,
+        master_port=args.master_port,
+        run_dir=args.run_dir,
+        grace_s=args.grace,
+    )
+
+
+def _check_command(kind: Kind, command: tuple[str, ...], args: argparse.Namespace, environ: Mapping[str, str]) -> Kind:
+    """A script must exist, unless it is inside a container; a word that is a program is a command."""
+    if kind != "script" or args.container:
+        return kind
+    first = command[0]
+    path = Path(first)
+    if path.is_dir() and not (path / "__main__.py").exists():
+        raise UsageError(f"{first} is a folder", hint="give a script, -m MODULE, or -- COMMAND")
+    if first.endswith((".py", ".pyz")) or path.is_dir():
+        if not path.exists():
+            raise UsageError(f"script {first} does not exist", hint=f"looked in {Path.cwd()}")
+        return kind
+    if path.is_file() and os.access(path, os.X_OK) and "/" in first:
+        return "command"
+    if path.is_file():
+        return kind
+    if which(first, environ):
+        return "command"
+    raise UsageError(f"script {first} does not exist", hint=f"looked in {Path.cwd()} and for a command in PATH")
+
+
+def _name(name: str | None) -> str | None:
+    if name is None:
+        return None
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", name):
+        raise UsageError(
+            f"--name {name!r}", hint="use letters, digits, '.', '_' and '-', beginning with a letter or digit"
+        )
+    return name
+
+
+def _absolute_command(path: str | None) -> str | None:
+    """A path to an interpreter is kept as it is written but made absolute: jobs start in other folders."""
+    if path is None or "/" not in path:
+        return path
+    return os.path.abspath(Path(path).expanduser())  # noqa: PTH100  resolve() would follow a venv's link to the base
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise UsageError(f"--env {text!r} has no '='", hint="write --env NAME=VALUE")
+    return _variable(name, "--env"), value
+
+
+def _variable(name: str, flag: str) -> str:
+    if not NAME.match(name):
+        raise UsageError(
+            f"{flag} {name!r} is not the name of a variable", hint="letters, digits and '_', no digit first"
+        )
+    return name
+
+
+def _ranks(text: str | None) -> str | None:
+    if text is None or text == "all":
+        return text
+    out: list[str] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if not match:
+            raise UsageError(f"--comm-log {text!r}: not a list of ranks", hint="give all, or numbers as in 0,3-5")
+        out += [str(n) for n in range(int(match.group(1)), int(match.group(2) or match.group(1)) + 1)]
+    return ",".join(out)
+
+
+def warn(text: str) -> None:
+    """A remark to the person at the terminal, outside of the result."""
+    print(text, file=sys.stderr)

@@ -1,0 +1,14 @@
+"""What a command has to say, before anybody decides how to show it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """`text` for people, `data` for `--json` (anything msgspec can encode), and the exit code."""
+
+    text: str = ""
+    data: object = None
+    exit_code: int = 0

@@ -1,0 +1,141 @@
+"""Run a script on this machine, or on all nodes of this allocation."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+
+from windlass.cli.options import add_request_options, parse_with_command, request_from, warn
+from windlass.cli.result import Result
+from windlass.errors import UsageError
+from windlass.launch.context import Surroundings, current_environ, look_around
+from windlass.launch.folder import RunFolder, make_folder, open_folder, read_plan, restart
+from windlass.launch.output import View, show_ranks
+from windlass.launch.plan import Secrets, make_plan
+from windlass.launch.rendezvous import is_this_host, master_address, master_port
+from windlass.launch.run import execute, explain_end, prepare
+from windlass.launch.script import JobFacts
+from windlass.launch.show import headline
+from windlass.model.hostlist import expand_hostlist, fold_hostlist
+from windlass.model.plan import Plan
+from windlass.model.request import Request
+from windlass.settings import Settings, read_settings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_request_options(parser)
+    parser.add_argument("--plan", metavar="FILE", help="run a saved plan (what a batch script does)")
+    parser.add_argument("--show", default="0", metavar="RANKS", help="ranks to show: 0 (default), 0,3-5, all, none")
+    parser.add_argument("--allow-login", action="store_true", help="run although this looks like a login node")
+    parser.add_argument("--quiet", "-q", action="store_true", help="no words of windlass itself unless something fails")
+
+
+def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
+    return parse_with_command(parser, argv)
+
+
+def main(args: argparse.Namespace) -> Result:
+    environ = current_environ()
+    settings = read_settings(environ)
+    if args.plan:
+        plan, secrets, folder = _planned(args, settings, environ)
+    else:
+        plan, secrets, folder = _fresh(args, settings, environ)
+    show = show_ranks(args.show, plan.world_size)
+    view = View(show, sys.stdout, sys.stderr, width=len(str(plan.world_size - 1)))
+    if secrets:
+        folder.save_plan(plan, secrets)
+    hosts = expand_hostlist(plan.hosts) if plan.hosts else (socket.gethostname().split(".", 1)[0],)
+    facts = _settle(plan, folder, hosts, environ)
+    if not args.quiet:
+        for remark in plan.remarks:
+            if remark.level == "warning":
+                view.note(f"windlass: warning: {remark.text}" + (f" ({remark.hint})" if remark.hint else ""))
+        view.note(f"windlass: {headline(plan)}; run folder {folder.path}")
+    prepare(plan, folder, facts, hosts)
+    record = execute(plan, folder, facts, hosts, view, environ)
+    for line in explain_end(record, folder):
+        view.note(line)
+    if record.outcome == "ok" and not args.quiet:
+        view.note(f"windlass: all {plan.world_size} ranks ended well after {record.seconds:.1f} s")
+    return Result(data=None, exit_code=record.exit_code)
+
+
+def _fresh(args: argparse.Namespace, settings: Settings, environ: dict[str, str]) -> tuple[Plan, Secrets, RunFolder]:
+    request = request_from(args, environ)
+    site_file = Path(args.site_file).expanduser() if args.site_file else None
+    around = look_around(request, settings, environ=environ, site_file=site_file, here=True)
+    refuse_login(around, request, allowed=args.allow_login or settings.allow_login)
+    plan, secrets = make_plan(request, around.context)
+    plan = msgspec.structs.replace(plan, remarks=around.remarks + plan.remarks)
+    show_ranks(args.show, plan.world_size)
+    folder = make_folder(request.run_dir, settings.runs_dir, plan.name)
+    folder.save_plan(plan, secrets)
+    return plan, secrets, folder
+
+
+def _planned(args: argparse.Namespace, settings: Settings, environ: dict[str, str]) -> tuple[Plan, Secrets, RunFolder]:
+    """A saved plan, completed with what only the job knows: its hosts and, where the plan could not, its node."""
+    if args.command:
+        raise UsageError("--plan and a command were given", hint="the plan says what to run")
+    plan = read_plan(args.plan)
+    folder = open_folder(args.plan)
+    request = plan.request
+    here = msgspec.structs.replace(request, nodes=None, ranks_per_node=plan.ranks_per_node)
+    around = look_around(here, settings, environ=environ, here=True)
+    allocation = around.context.allocation
+    if plan.scheduler != "none" and allocation is None:
+        raise UsageError(
+            f"{args.plan} is a plan for a {plan.scheduler} job, and this is not one",
+            hint="submit it, or plan with --scheduler none",
+        )
+    restart(folder)
+    if not plan.topology.cores:
+        fresh, _ = make_plan(msgspec.structs.replace(request, nodes=plan.nodes, site=plan.site), around.context)
+        plan = msgspec.structs.replace(fresh, command=plan.command, secret_words=plan.secret_words, request=request)
+    elif allocation is not None:
+        if len(allocation.hosts) < plan.nodes:
+            raise UsageError(f"the plan has {plan.nodes} nodes, but this job has {len(allocation.hosts)}")
+        plan = msgspec.structs.replace(
+            plan, hosts=fold_hostlist(allocation.hosts[: plan.nodes]), job_id=allocation.job_id
+        )
+    folder.save_plan(plan, Secrets())
+    return plan, Secrets(), folder
+
+
+def refuse_login(around: Surroundings, request: Request, *, allowed: bool) -> None:
+    """On a login node ranks would disturb everybody; where a scheduler rules the nodes, it has to be asked."""
+    context = around.context
+    if context.allocation is not None or request.scheduler == "none" or allowed:
+        return
+    detection = around.detection
+    if detection is not None and detection.login_node and context.site.file.login_refuse:
+        raise UsageError(
+            f"this is a login node of {context.site.name} ({detection.login_because})",
+            hint="use `windlass submit` with the same arguments, or get an allocation first; --allow-login overrides",
+        )
+    if context.site.file.scheduler.kind != "none":
+        raise UsageError(
+            f"{context.site.name} has a scheduler ({context.site.file.scheduler.kind}), and this is not inside a job",
+            hint="use `windlass submit`, or get an allocation first; --scheduler none runs on this machine alone",
+        )
+
+
+def _settle(plan: Plan, folder: RunFolder, hosts: tuple[str, ...], environ: dict[str, str]) -> JobFacts:
+    """Address and port, checked before any rank starts."""
+    first = plan.nodes == 1 or is_this_host(hosts[0], environ)
+    if plan.nodes > 1 and not first:
+        warn(f"windlass: this is not {hosts[0]}, so its port could not be checked")
+    return JobFacts(
+        run_dir=str(folder.path),
+        run_id=folder.run_id,
+        uid=os.getuid(),
+        master_addr=master_address(plan, hosts, environ),
+        master_port=master_port(plan, plan.job_id, folder.run_id, on_first_host=first),
+        job_id=plan.job_id or folder.run_id,
+    )

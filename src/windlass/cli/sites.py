@@ -1,0 +1,65 @@
+"""The catalog of machines: list them, show one, find out which one this is, check a file of yours."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from windlass.cli.result import Result
+from windlass.launch.context import current_environ
+from windlass.settings import read_settings
+from windlass.sites.catalog import load_site, site_names
+from windlass.sites.check import check_file
+from windlass.sites.detect import detect_site
+from windlass.sites.show import site_text
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    sub = parser.add_subparsers(dest="action", required=True, metavar="list | show NAME | detect | check FILE")
+    for name, text in (("list", "all machines"), ("detect", "what machine am I on, and how do you know")):
+        sub.add_parser(name, help=text).add_argument("--json", action="store_true")
+    show = sub.add_parser("show", help="everything known about one machine, with sources")
+    show.add_argument("name")
+    show.add_argument("--partition")
+    show.add_argument("--json", action="store_true")
+    check = sub.add_parser("check", help="validate a site file of yours")
+    check.add_argument("files", nargs="+", metavar="FILE")
+    check.add_argument("--json", action="store_true")
+
+
+def main(args: argparse.Namespace) -> Result:
+    settings = read_settings()
+    if args.action == "list":
+        return _list(settings.config_dir)
+    if args.action == "show":
+        site = load_site(args.name, partition=args.partition, config_dir=settings.config_dir)
+        return Result(text=site_text(site), data=site)
+    if args.action == "detect":
+        detection = detect_site(current_environ(), config_dir=settings.config_dir)
+        return Result(text=detection.text(), data=detection)
+    problems = [problem for file in args.files for problem in check_file(Path(file))]
+    text = "\n".join(problem.text() for problem in problems) or "no problems"
+    return Result(text=text, data=problems, exit_code=2 if problems else 0)
+
+
+def _list(config_dir: Path) -> Result:
+    sites = [load_site(name, config_dir=config_dir).file for name in site_names(config_dir)]
+    rows = [
+        {
+            "name": site.name,
+            "title": site.title,
+            "operator": site.operator,
+            "scheduler": site.scheduler.kind,
+            "launcher": site.launcher.kind,
+            "hardware": site.hardware,
+            "network": site.network,
+        }
+        for site in sites
+    ]
+    width = max(len(str(row["name"])) for row in rows)
+    text = "\n".join(
+        f"{row['name']:<{width}}  {row['scheduler']:<6} {row['launcher']:<8} {row['title']}"
+        + (f" ({row['operator']})" if row["operator"] else "")
+        for row in rows
+    )
+    return Result(text=text, data=rows)

@@ -1,0 +1,57 @@
+"""Write the batch script for the site's scheduler, submit it, and print the job id."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from windlass.cli.options import add_request_options, parse_with_command, warn
+from windlass.cli.planning import plan_from
+from windlass.cli.result import Result
+from windlass.errors import UsageError
+from windlass.launch.batch import batch_script, standalone_script
+from windlass.launch.folder import folder_path, make_folder
+from windlass.launch.submit import submit_script
+from windlass.model.plan import Plan
+from windlass.settings import read_settings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_request_options(parser)
+    parser.add_argument("--dry-run", action="store_true", help="print the batch script, submit and write nothing")
+    parser.add_argument("--standalone", action="store_true", help="a script that needs no windlass in the job")
+    parser.add_argument("--json", action="store_true")
+
+
+def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
+    return parse_with_command(parser, argv)
+
+
+def main(args: argparse.Namespace) -> Result:
+    plan, secrets, around = plan_from(args, here=False)
+    if plan.scheduler == "none":
+        raise UsageError(
+            f"{plan.site} has no scheduler to submit to", hint="use `windlass run`, or name the machine with --site"
+        )
+    if around.context.site.file.scheduler.account_required and not plan.request.account:
+        raise UsageError(f"{plan.site} needs an account", hint="add --account NAME")
+    if args.dry_run:
+        where = folder_path(plan.request.run_dir, read_settings().runs_dir, plan.name)
+        return Result(text=_script(plan, str(where), "RUN_ID", args.standalone))
+    folder = make_folder(plan.request.run_dir, read_settings().runs_dir, plan.name)
+    script = folder.write("batch.sh", _script(plan, str(folder.path), folder.run_id, args.standalone), mode=0o700)
+    folder.save_plan(plan, secrets)
+    for remark in plan.remarks:
+        if remark.level == "warning":
+            warn(f"windlass: warning: {remark.text}")
+    job_id = submit_script(plan, str(script))
+    folder.write("job_id", job_id + "\n")
+    warn(f"windlass: {plan.name} is job {job_id} of {plan.scheduler}; run folder {folder.path}")
+    return Result(text=job_id, data={"job_id": job_id, "run_dir": str(folder.path), "script": str(script)})
+
+
+def _script(plan: Plan, run_dir: str, run_id: str, standalone: bool) -> str:
+    if standalone:
+        return standalone_script(plan, run_dir, os.getuid(), run_id)
+    return batch_script(plan, run_dir, (sys.executable, "-m", "windlass"))
