@@ -133,10 +133,10 @@ class Remark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     hint: str = ""
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """See the module's text. Field order is the order in which people read it."""
 
-    version: int = PLAN_VERSION
+    version: int
     windlass: str = ""
     name: str
     site: str
