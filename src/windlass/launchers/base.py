@@ -7,6 +7,7 @@ rank in, how its labelled output and its complaints about a failed rank are read
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterable
 from typing import ClassVar, Literal
 
@@ -14,7 +15,7 @@ import msgspec
 
 from windlass.model.origin import Argument, Origin
 from windlass.model.record import RankFailure
-from windlass.model.site import LauncherSpec
+from windlass.model.site import LauncherSpec, argument_key
 
 _LABEL = re.compile(r"\A[ \t]*(\d+):(?: (.*))?\Z", re.DOTALL)
 
@@ -117,12 +118,26 @@ def parse_label(line: str) -> tuple[int | None, str]:
     return (int(match.group(1)), match.group(2) or "") if match else (None, line)
 
 
-def site_arguments(site: LauncherSpec) -> tuple[Argument, ...]:
-    """The site's own words, in its order. The planner has already left out those whose condition does not hold."""
-    return tuple(
-        Argument(words=spec.words, because=spec.because, origin=spec.origin or Origin(scope="site", where=spec.source))
-        for spec in site.arguments
+def with_site(defaults: Iterable[Argument], site: LauncherSpec) -> tuple[Argument, ...]:
+    """The defaults and then the site's own words, in its order. Where both say the same option, the site's counts:
+    launchers take an option that is given twice in silence, and not all take the last one. The planner has already
+    left out those of the site whose condition does not hold."""
+    said = {spec.key for spec in site.arguments}
+    return (
+        *(argument for argument in defaults if argument_key(argument.words) not in said),
+        *(
+            Argument(
+                words=spec.words, because=spec.because, origin=spec.origin or Origin(scope="site", where=spec.source)
+            )
+            for spec in site.arguments
+        ),
     )
+
+
+def signal_number(words: str) -> int | None:
+    """The signal that the C library describes in these words ("Killed", "Segmentation fault (core dumped)")."""
+    cleaned = words.removesuffix(" (core dumped)")
+    return next((int(number) for number in signal.Signals if signal.strsignal(number) == cleaned), None)
 
 
 def own_message(line: str) -> tuple[int | None, str]:

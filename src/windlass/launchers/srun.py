@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterable, Iterator
 
 from windlass.errors import UsageError
-from windlass.launchers.base import Launcher, LaunchSpec, RankVariables, parse_label, site_arguments
+from windlass.launchers.base import Launcher, LaunchSpec, RankVariables, parse_label, signal_number, with_site
 from windlass.model.cpulist import cpu_mask
 from windlass.model.origin import Argument
 from windlass.model.record import RankFailure
@@ -17,30 +17,10 @@ _TASKS = re.compile(r"\Asrun: error: (?P<host>[^\s:]+): tasks? (?P<tasks>[\d,\-\
 _EXIT = re.compile(r"\AExited with exit code (\d+)\Z")
 _NODE = re.compile(r"\Asrun: error: (?:Node failure on|Task launch for \S+ failed on node) (?P<host>[^\s:]+)")
 _ABORTED = re.compile(
-    r"\Asrun: (?:error: )?(?P<said>(?:Job step aborted|Unable to create step|Application launch failed|Only allocated).*)"
+    r"\Asrun: (?:error: )?(?P<said>(?:Job step aborted|Unable to create step|Application launch|Only allocated).*)"
 )
 _DAEMON = re.compile(r"\Aslurmstepd(?:-\S+)?: ")
-_SIGNALS = {
-    "Hangup": signal.SIGHUP,
-    "Interrupt": signal.SIGINT,
-    "Quit": signal.SIGQUIT,
-    "Illegal instruction": signal.SIGILL,
-    "Trace/breakpoint trap": signal.SIGTRAP,
-    "Aborted": signal.SIGABRT,
-    "Bus error": signal.SIGBUS,
-    "Floating point exception": signal.SIGFPE,
-    "Killed": signal.SIGKILL,
-    "Out Of Memory": signal.SIGKILL,
-    "User defined signal 1": signal.SIGUSR1,
-    "Segmentation fault": signal.SIGSEGV,
-    "User defined signal 2": signal.SIGUSR2,
-    "Broken pipe": signal.SIGPIPE,
-    "Alarm clock": signal.SIGALRM,
-    "Terminated": signal.SIGTERM,
-    "CPU time limit exceeded": signal.SIGXCPU,
-    "File size limit exceeded": signal.SIGXFSZ,
-    "Bad system call": signal.SIGSYS,
-}
+_OUT_OF_MEMORY = "Out Of Memory"
 
 
 class Srun(Launcher):
@@ -59,15 +39,15 @@ class Srun(Launcher):
     def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:
         """See the base. Two reasons of Slurm run through it: what is not said is inherited from the job's variables or
         the site's configuration, and an option given twice loses silently; so everything is said once."""
-        return (
+        defaults = (
             Argument(words=(site.executable or self.executable,), because="the site's launcher"),
             *_shape(spec),
             *_binding(spec),
             *_devices(spec),
             *_behaviour(spec, site),
             *self._output(spec),
-            *site_arguments(site),
         )
+        return with_site(defaults, site)
 
     def _output(self, spec: LaunchSpec) -> Iterator[Argument]:
         yield Argument(words=("--label",), because="every line begins with its rank")
@@ -181,9 +161,9 @@ def _failure(line: str) -> RankFailure | None:
     if not match:
         return None
     rank = int(re.split(r"[,\- ]", match.group("tasks").strip("[] "))[0])
-    how = match.group("how").removesuffix(" (core dumped)")
+    how = match.group("how")
     code = _EXIT.match(how)
     if code:
         return RankFailure(rank=rank, host=match.group("host"), code=int(code.group(1)), said=how)
-    number = _SIGNALS.get(how)
-    return RankFailure(rank=rank, host=match.group("host"), signal=int(number) if number else None, said=how)
+    number = int(signal.SIGKILL) if how == _OUT_OF_MEMORY else signal_number(how)
+    return RankFailure(rank=rank, host=match.group("host"), signal=number, said=how)

@@ -7,7 +7,7 @@ answer now (`transient`). A state that a backend does not know is UNKNOWN, never
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import ClassVar
 
@@ -17,7 +17,7 @@ from windlass.errors import CommandError, MachineError, UsageError, WindlassErro
 from windlass.model.origin import Argument, Origin
 from windlass.model.request import Allocation
 from windlass.model.shell import quote_words
-from windlass.model.site import SchedulerSpec
+from windlass.model.site import SchedulerSpec, argument_key
 
 
 class SchedulerBusyError(MachineError):
@@ -33,6 +33,8 @@ class Refusal(msgspec.Struct, frozen=True):
     means: str
     transient: bool = False
     hint: str | None = None
+    codes: tuple[int, ...] = ()
+    """Exit codes that mean the same, for a scheduler whose codes do not depend on the language."""
 
 
 class JobState(Enum):
@@ -83,6 +85,8 @@ class Scheduler:
     host_lines: ClassVar[str]
     """A shell command that prints the hosts of the job, one per line, rank 0's first, each once."""
     submit_program: ClassVar[str]
+    can_exclude: ClassVar[bool] = True
+    """Takes `exclude_hosts`. Otherwise a job has to ask for spare nodes and leave the bad ones out itself."""
 
     def in_allocation(self, environ: Mapping[str, str]) -> bool:
         """Whether this process runs inside a job (batch script, interactive allocation or a step)."""
@@ -138,11 +142,18 @@ class Scheduler:
         return None
 
 
-def site_directives(site: SchedulerSpec) -> tuple[Argument, ...]:
-    """The site's own words, in its order. The planner has already left out those whose condition does not hold."""
-    return tuple(
-        Argument(words=spec.words, because=spec.because, origin=spec.origin or Origin(scope="site", where=spec.source))
-        for spec in site.directives
+def with_site(defaults: Iterable[Argument], site: SchedulerSpec) -> tuple[Argument, ...]:
+    """The defaults and then the site's own words, in its order. Where both say the same option, the site's counts. The
+    planner has already left out those of the site whose condition does not hold."""
+    said = {spec.key for spec in site.directives}
+    return (
+        *(argument for argument in defaults if argument_key(argument.words) not in said),
+        *(
+            Argument(
+                words=spec.words, because=spec.because, origin=spec.origin or Origin(scope="site", where=spec.source)
+            )
+            for spec in site.directives
+        ),
     )
 
 
@@ -158,7 +169,7 @@ def explain(program: str, code: int, output: str, refusals: tuple[Refusal, ...])
     """The error for a refusal: the first pattern that matches decides; unknown words are shown as they are."""
     said = " ".join(line.strip() for line in output.splitlines() if line.strip()) or "no message"
     for refusal in refusals:
-        if re.search(refusal.pattern, output):
+        if code in refusal.codes or re.search(refusal.pattern, output):
             kind = SchedulerBusyError if refusal.transient else UsageError
             return kind(f"{program} refused the job: {refusal.means} (it said: {said})", hint=refusal.hint)
     return CommandError(f"{program} failed with code {code}: {said}", argv=(program,), code=code, output=output)

@@ -18,7 +18,7 @@ from windlass.schedulers.base import (
     Scheduler,
     explain,
     one_line,
-    site_directives,
+    with_site,
 )
 from windlass.schedulers.walltime import day_clock_text, parse_walltime
 
@@ -73,17 +73,18 @@ _REFUSALS = (
     ),
     Refusal(r"Invalid qos", "the quality of service is unknown or not allowed", hint="name another with --qos"),
     Refusal(
-        r"time limit is invalid|[Rr]equested time limit|TIMELIMIT",
+        r"time limit is invalid|[Rr]equested time limit|TIMELIMIT|Invalid --time",
         "the time limit is missing or longer than the partition allows",
         hint="`sinfo` shows each partition's limit; say another with --time",
     ),
     Refusal(
-        r"[Nn]ode count specification invalid|More processors requested|node configuration is not available",
+        r"[Nn]ode count specification invalid|More processors requested|node configuration is not available|"
+        r"Invalid feature|Memory specification",
         "the partition has no such nodes, or not so many",
         hint="ask for fewer nodes, ranks or devices, or for another partition",
     ),
     Refusal(
-        r"Invalid generic resource|gres",
+        r"Invalid generic resource|\bgres\b",
         "the devices are asked for in words that this Slurm does not know",
         hint="see `windlass explain` for the device directive, and `scontrol show node` for what the nodes have",
     ),
@@ -106,7 +107,10 @@ _REFUSALS = (
         hint="try again in a minute",
     ),
     Refusal(r"Access/permission denied|not permitted|Permission denied", "you may not submit this here"),
-    Refusal(r"DOS line breaks|does not look like|This does not", "the batch script is not a script that Slurm takes"),
+    Refusal(
+        r"DOS line breaks|does not look like a batch script|script is empty|Unable to open file",
+        "the batch script is not one that Slurm takes",
+    ),
 )
 
 
@@ -148,7 +152,7 @@ class Slurm(Scheduler):
         )
 
     def directives(self, spec: JobSpec, site: SchedulerSpec) -> tuple[Argument, ...]:
-        return (*_directives(spec, site), *site_directives(site))
+        return with_site(_directives(spec, site), site)
 
     def submit_argv(self, script: str) -> tuple[str, ...]:
         return ("sbatch", "--parsable", script)

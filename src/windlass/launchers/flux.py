@@ -1,0 +1,142 @@
+"""Flux's `flux run`, inside a batch job's own instance. Binds lists, labels lines, and with exit-on-error ends all
+ranks when one fails and says which one. By default it would do none of these."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from windlass.launchers.base import (
+    Launcher,
+    LaunchSpec,
+    RankVariables,
+    own_message,
+    parse_label,
+    signal_number,
+    with_site,
+)
+from windlass.model.cpulist import format_cpulist
+from windlass.model.origin import Argument
+from windlass.model.record import RankFailure
+from windlass.model.site import LauncherSpec
+
+_TASK = re.compile(r"task rank (?P<rank>\d+) on host (?P<host>\S+) (?:failed|exited) \((?P<how>[^)]*)\)")
+_START = re.compile(r"task (?P<rank>\d+) \(host (?P<host>[^)]+)\): (?P<said>start failed: .*)")
+_SHELL = re.compile(r"(?P<said>shell rank \d+ \(on (?P<host>[^)]+)\): .*|node failure on (?P<node>\S+).*)")
+_EXCEPTION = re.compile(r"job\.exception \S+ type=(?P<type>\S+) severity=0 ?(?P<note>.*)")
+_CODE = re.compile(r"\AExit (\d+)\Z")
+_STAMP = re.compile(r"\A\d+\.\d+s: (?:flux-shell\[|job\.)|\Aflux-(?:job|shell|run)\b")
+_NOT_FOUND = 127
+
+
+class FluxRun(Launcher):
+    name = "flux"
+    executable = "flux"
+    variables = RankVariables(
+        rank=("FLUX_TASK_RANK",),
+        local_rank=("FLUX_TASK_LOCAL_ID",),
+        world_size=("FLUX_JOB_SIZE",),
+    )
+    output = "stream"
+    binds_lists = True
+    names_failed_rank = True
+
+    def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:
+        return with_site(_defaults(spec, site.executable or self.executable), site)
+
+    def parse_line(self, line: str) -> tuple[int | None, str]:
+        """`3: text`; lines of the shells and of flux-job begin with a time or their name."""
+        return own_message(line) if _STAMP.match(line) else parse_label(line)
+
+    def parse_failure(self, messages: Iterable[str], exit_code: int) -> RankFailure | None:
+        """The task that exit-on-error names, else the first exception: a lost shell or node, a time limit, a request
+        that cannot be met."""
+        exception: RankFailure | None = None
+        for message in messages:
+            rank, text = self.parse_line(message)
+            if rank is not None:
+                continue
+            task = _task_failure(text)
+            if task:
+                return task
+            exception = exception or _exception(text)
+        return exception
+
+
+def _defaults(spec: LaunchSpec, executable: str) -> Iterator[Argument]:
+    yield Argument(words=(executable,), because="the site's launcher")
+    yield Argument(words=("run",), because="start ranks in this job's own Flux instance")
+    yield Argument(words=(f"--nodes={spec.nodes}",), because=f"{spec.nodes} nodes")
+    yield Argument(words=(f"--ntasks={spec.ranks}",), because=f"{spec.ranks_per_node} ranks on each node, in blocks")
+    yield Argument(words=("--exclusive",), because="whole nodes: all cores and devices, not one core per rank")
+    if spec.host_list is not None:
+        yield Argument(words=(f"--requires=host:{spec.host_list}",), because="a part of the allocation")
+    yield from _binding(spec)
+    yield from _devices(spec)
+    yield Argument(words=("-o", "exit-on-error"), because="when one rank fails all end at once, and Flux says which")
+    if spec.time_limit is not None:
+        yield Argument(words=(f"--time-limit={spec.time_limit}",), because="time limit of this step")
+    yield Argument(words=(f"--job-name={spec.step_name}",), because="so that exactly this step can be found and ended")
+    yield Argument(words=("--label-io",), because="every line begins with its rank")
+
+
+def _binding(spec: LaunchSpec) -> Iterator[Argument]:
+    if spec.cpu_lists:
+        lists = ";".join(format_cpulist(cpus) for cpus in spec.cpu_lists)
+        yield Argument(
+            words=("-o", f"cpu-affinity=map:{lists}"), because="one list of CPUs per local rank, from the binding map"
+        )
+    elif spec.unbound:
+        yield Argument(words=("-o", "cpu-affinity=off"), because="Flux binds nothing")
+    elif spec.cpus_per_rank is not None:
+        yield Argument(words=("-o", "cpu-affinity=per-task"), because="each rank gets its share of the cores")
+    if spec.cpu_lists or spec.unbound:
+        yield Argument(
+            words=("-o", "mpibind=off"), because="where the site has mpibind, it would bind over this; others ignore it"
+        )
+
+
+def _devices(spec: LaunchSpec) -> Iterator[Argument]:
+    if not spec.gpus_per_node or spec.gpu_request == "none":
+        return
+    if spec.gpus_per_node % spec.ranks_per_node == 0:
+        yield Argument(
+            words=(f"--gpus-per-task={spec.gpus_per_node // spec.ranks_per_node}",),
+            because=f"{spec.gpus_per_node} devices per node",
+        )
+    if spec.devices == "one" and spec.device_by_launcher:
+        yield Argument(words=("-o", "gpu-affinity=per-task"), because="Flux gives each rank its own device")
+    else:
+        yield Argument(
+            words=("-o", "gpu-affinity=off"),
+            because="every rank sees its node's devices: hiding the others breaks peer-to-peer copies",
+        )
+
+
+def _task_failure(text: str) -> RankFailure | None:
+    started = _START.search(text)
+    if started:
+        return RankFailure(
+            rank=int(started.group("rank")), host=started.group("host"), code=_NOT_FOUND, said=started.group("said")
+        )
+    task = _TASK.search(text)
+    if not task:
+        return None
+    code = _CODE.match(task.group("how"))
+    return RankFailure(
+        rank=int(task.group("rank")),
+        host=task.group("host"),
+        code=int(code.group(1)) if code else None,
+        signal=None if code else signal_number(task.group("how")),
+        said=task.group("how"),
+    )
+
+
+def _exception(text: str) -> RankFailure | None:
+    shell = _SHELL.search(text)
+    if shell:
+        return RankFailure(rank=None, host=shell.group("host") or shell.group("node"), said=shell.group("said"))
+    raised = _EXCEPTION.search(text)
+    if raised:
+        return RankFailure(rank=None, said=f"{raised.group('type')}: {raised.group('note')}".strip())
+    return None

@@ -1,0 +1,71 @@
+"""MPICH's hydra mpiexec (4.x and 5.x). The rank script binds, because hydra's own lists name no rank, and stays the
+parent, because hydra neither says which rank failed nor ends the others when a rank that never called MPI fails."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from windlass.launchers.base import Launcher, LaunchSpec, RankVariables, own_message, with_site
+from windlass.model.hostlist import expand_hostlist
+from windlass.model.origin import Argument
+from windlass.model.record import RankFailure
+from windlass.model.site import LauncherSpec
+
+_LABEL = re.compile(r"\A\[(\d+)\](?: (.*))?\Z", re.DOTALL)
+_WHERE = re.compile(r"\A=\s+PID \d+ RUNNING AT (\S+)")
+_CODE = re.compile(r"\A=\s+EXIT CODE: (\d+)")
+_STRING = re.compile(r"TERMINATED WITH THE EXIT STRING: (.*?)(?: \(signal (\d+)\))?\s*\Z")
+
+
+class Hydra(Launcher):
+    name = "hydra"
+    executable = "mpiexec"
+    variables = RankVariables(
+        rank=("PMI_RANK",), local_rank=("MPI_LOCALRANKID", "PMI_LOCAL_RANK"), world_size=("PMI_SIZE",)
+    )
+    output = "stream"
+    binds_lists = False
+    names_failed_rank = False
+
+    def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:
+        return with_site(_defaults(spec, site.executable or self.executable), site)
+
+    def host_file_text(self, hosts: Iterable[str], spec: LaunchSpec) -> str | None:
+        return "".join(f"{host}:{spec.ranks_per_node}\n" for host in hosts)
+
+    def parse_line(self, line: str) -> tuple[int | None, str]:
+        """`[3] text`."""
+        match = _LABEL.match(line)
+        return (int(match.group(1)), match.group(2) or "") if match else own_message(line)
+
+    def parse_failure(self, messages: Iterable[str], exit_code: int) -> RankFailure | None:
+        """Host and signal from its banner; it does not say the rank."""
+        host: str | None = None
+        code: int | None = None
+        for message in messages:
+            line = message.strip()
+            where, number, ended = _WHERE.match(line), _CODE.match(line), _STRING.search(line)
+            host = where.group(1) if where else host
+            code = int(number.group(1)) if number else code
+            if ended:
+                signal = int(ended.group(2)) if ended.group(2) else None
+                return RankFailure(
+                    rank=None, host=host, code=None if signal else code, signal=signal, said=ended.group(1)
+                )
+        return RankFailure(rank=None, host=host, code=code) if host or code else None
+
+
+def _defaults(spec: LaunchSpec, executable: str) -> Iterator[Argument]:
+    yield Argument(words=(executable,), because="MPICH's own launcher")
+    yield Argument(words=("-n", str(spec.ranks)), because=f"{spec.nodes} nodes with {spec.ranks_per_node} ranks each")
+    yield Argument(words=("-ppn", str(spec.ranks_per_node)), because="ranks in blocks: node 0 has the first")
+    if spec.host_file is not None:
+        yield Argument(words=("-f", spec.host_file), because="exactly these nodes, in this order")
+    elif spec.host_list is not None:
+        yield Argument(
+            words=("-hosts", ",".join(expand_hostlist(spec.host_list))), because="exactly these nodes, in this order"
+        )
+    yield Argument(words=("-bind-to", "none"), because="the rank script binds")
+    yield Argument(words=("-genvall",), because="the environment travels to every node")
+    yield Argument(words=("-prepend-rank",), because="every line begins with its rank")

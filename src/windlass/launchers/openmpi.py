@@ -1,0 +1,83 @@
+"""Open MPI's mpirun, 4.x and 5.x: only options that both take. Its lists of CPUs differ between the two, so the rank
+script binds. It ends all ranks when one fails and names that one, but passes on only the variables it is told to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from windlass.launchers.base import Launcher, LaunchSpec, RankVariables, own_message, with_site
+from windlass.model.hostlist import expand_hostlist
+from windlass.model.origin import Argument
+from windlass.model.record import RankFailure
+from windlass.model.site import LauncherSpec
+
+# 4.x: `[1,0]<stdout>:text`; 5.x names the job by its daemon and writes a space: `[prterun-host-99@1,0]<stdout>: text`.
+_LABEL_4 = re.compile(r"\A\[\d+,(\d+)\]<(?:stdout|stderr|stddiag)>:(.*)\Z", re.DOTALL)
+_LABEL_5 = re.compile(r"\A\[[^\]\s]*@\d+,(\d+)\]<(?:stdout|stderr|stddiag)>:(?: (.*))?\Z", re.DOTALL)
+_PROCESS = re.compile(r"\A\s*Process name: \[.*,(\d+)\]\s*\Z")
+_CODE = re.compile(r"\A\s*Exit code:\s+(\d+)\s*\Z")
+_SIGNAL = re.compile(
+    r"(?:mpirun|mpiexec|prterun|orterun) noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) "
+    r"exited on\s+signal (?P<signal>\d+) \((?P<said>[^)]*)\)"
+)
+
+
+class OpenMpi(Launcher):
+    name = "openmpi"
+    executable = "mpirun"
+    variables = RankVariables(
+        # OMPI_COMM_WORLD_NODE_RANK counts the processes of all jobs on a node; it is not the node's number.
+        rank=("OMPI_COMM_WORLD_RANK", "PMIX_RANK"),
+        local_rank=("OMPI_COMM_WORLD_LOCAL_RANK",),
+        world_size=("OMPI_COMM_WORLD_SIZE",),
+    )
+    output = "stream"
+    binds_lists = False
+    names_failed_rank = True
+
+    def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:
+        return with_site(_defaults(spec, site.executable or self.executable), site)
+
+    def host_file_text(self, hosts: Iterable[str], spec: LaunchSpec) -> str | None:
+        return "".join(f"{host} slots={spec.ranks_per_node}\n" for host in hosts)
+
+    def parse_line(self, line: str) -> tuple[int | None, str]:
+        match = _LABEL_4.match(line) or _LABEL_5.match(line)
+        return (int(match.group(1)), match.group(2) or "") if match else own_message(line)
+
+    def parse_failure(self, messages: Iterable[str], exit_code: int) -> RankFailure | None:
+        """ "The first process to do so was", or the process that a signal ended. 5.x breaks its lines anywhere."""
+        own = [text for rank, text in map(self.parse_line, messages) if rank is None]
+        noticed = _SIGNAL.search(" ".join(line.strip() for line in own))
+        if noticed:
+            return RankFailure(
+                rank=int(noticed.group("rank")),
+                host=noticed.group("host"),
+                signal=int(noticed.group("signal")),
+                said=noticed.group("said"),
+            )
+        rank: int | None = None
+        for line in own:
+            process, code = _PROCESS.match(line), _CODE.match(line)
+            rank = int(process.group(1)) if process else rank
+            if code and rank is not None:
+                return RankFailure(rank=rank, code=int(code.group(1)), said=f"exit code {code.group(1)}")
+        return None
+
+
+def _defaults(spec: LaunchSpec, executable: str) -> Iterator[Argument]:
+    yield Argument(words=(executable,), because="Open MPI's launcher")
+    yield Argument(words=("-n", str(spec.ranks)), because=f"{spec.nodes} nodes with {spec.ranks_per_node} ranks each")
+    yield Argument(
+        words=("--map-by", f"ppr:{spec.ranks_per_node}:node"), because="ranks in blocks: node 0 has the first"
+    )
+    yield Argument(words=("--bind-to", "none"), because="the rank script binds")
+    if spec.host_file is not None:
+        yield Argument(words=("--hostfile", spec.host_file), because="exactly these nodes, in this order")
+    elif spec.host_list is not None:
+        hosts = ",".join(f"{host}:{spec.ranks_per_node}" for host in expand_hostlist(spec.host_list))
+        yield Argument(words=("--host", hosts), because="exactly these nodes, in this order")
+    for name in spec.environment_names:
+        yield Argument(words=("-x", name), because="Open MPI passes on only variables that are named")
+    yield Argument(words=("--tag-output",), because="every line begins with its rank")

@@ -1,0 +1,201 @@
+"""Flux: flux batch, flux jobs, flux cancel. A batch job is a Flux instance of its own, in which `flux run` starts the
+ranks. Behaviour checked against the real output of flux-core 0.88."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from windlass.errors import CommandError, UsageError, WindlassError
+from windlass.model.hostlist import expand_hostlist, fold_hostlist
+from windlass.model.origin import Argument
+from windlass.model.request import Allocation
+from windlass.model.site import SchedulerSpec
+from windlass.schedulers.base import JobSpec, JobState, JobStatus, Refusal, Scheduler, explain, one_line, with_site
+from windlass.schedulers.walltime import parse_walltime, unit_text
+
+_JOB_ID = re.compile(r"(?:ƒ|f)[1-9A-HJ-NP-Za-km-z]+\Z|\d+\Z")
+_RESOURCES = re.compile(r"(?:free|allocated)\s+(\d+)\s+\d+\s+(\d+)\b")
+_STATES = {
+    "NEW": JobState.QUEUED,
+    "DEPEND": JobState.QUEUED,
+    "PRIORITY": JobState.QUEUED,
+    "SCHED": JobState.QUEUED,
+    "RUN": JobState.RUNNING,
+    "CLEANUP": JobState.ENDING,
+}
+_RESULTS = {
+    "COMPLETED": JobState.DONE,
+    "FAILED": JobState.FAILED,
+    "CANCELED": JobState.CANCELLED,
+    "TIMEOUT": JobState.TIMEOUT,
+}
+_ALLOCATION = 'flux hostlist local && flux resource list --no-header --format="{state} {nnodes} {ncores} {ngpus}"'
+# SIGKILL first: a cancel alone gives the tasks another five seconds.
+_KILL_STEP = (
+    'for id in $(flux jobs --no-header --format="{id}" --name="$1"); do '
+    'flux job kill --signal=SIGKILL "$id"; flux cancel "$id"; done'
+)
+
+_REFUSALS = (
+    Refusal(
+        r"[Ii]nvalid queue|not a valid queue",
+        "the queue does not exist here",
+        hint="`flux queue list` lists the queues; name one with --queue",
+    ),
+    Refusal(
+        r"exceeds policy limit",
+        "the queue does not take jobs of this size or length",
+        hint="`flux queue list` shows its limits; change --nodes, --time or --queue",
+    ),
+    Refusal(
+        r"submission to \S+ is disabled|submission is disabled",
+        "the queue takes no jobs now",
+        transient=True,
+        hint="`flux queue status` says why; try later or name another queue",
+    ),
+    Refusal(
+        r"Unable to connect to Flux|Connection refused|Connection reset|[Tt]imed? ?out",
+        "Flux does not answer here",
+        transient=True,
+        hint="is this a login node of the machine, or is FLUX_URI left over from an instance that has ended?",
+    ),
+    Refusal(
+        r"unsatisfiable|host constraint contains invalid hosts",
+        "there are no such nodes, or not so many",
+        hint="`flux resource list` shows what there is",
+    ),
+    Refusal(r"invalid Flux standard duration|Errno 22", "Flux does not accept one of the values"),
+    Refusal(
+        r"unrecognized arguments|invalid .* value|expected one argument|sentinel changed|directives? .* after|dangling",
+        "a directive that this Flux does not know",
+        hint="remove it with --directive ~NAME",
+        codes=(2,),
+    ),
+    Refusal(r"does not appear to start with|No such file", "the batch script is not one that Flux takes"),
+)
+
+
+class Flux(Scheduler):
+    name = "flux"
+    directive = "# flux:"
+    job_id_variable = "FLUX_ENCLOSING_ID"
+    host_lines = "flux hostlist --expand local | tr ' ' '\\n' | awk 'NF && !seen[$1]++'"
+    submit_program = "flux"
+
+    def in_allocation(self, environ: Mapping[str, str]) -> bool:
+        return bool(environ.get("FLUX_URI"))
+
+    def allocation_argv(self, environ: Mapping[str, str]) -> tuple[str, ...] | None:
+        return ("sh", "-c", _ALLOCATION)
+
+    def parse_allocation(
+        self, environ: Mapping[str, str], read_text: Callable[[str], str], output: str | None = None
+    ) -> Allocation:
+        """From `flux hostlist local` (first line) and `flux resource list` (the rest)."""
+        lines = (output or "").strip().splitlines()
+        if not lines:
+            raise UsageError("flux hostlist printed no hosts", hint="is FLUX_URI that of a running instance?")
+        try:
+            hosts = tuple(dict.fromkeys(expand_hostlist(lines[0].strip())))
+        except UsageError as error:
+            raise UsageError(f"flux hostlist: {error.message}", hint=error.hint) from error
+        found = [match for match in (_RESOURCES.match(line.strip()) for line in lines[1:]) if match]
+        nodes, gpus = sum(int(match[1]) for match in found), sum(int(match[2]) for match in found)
+        return Allocation(
+            scheduler=self.name,
+            job_id=environ.get("FLUX_JOB_ID") or environ.get("FLUX_ENCLOSING_ID") or "",
+            hosts=hosts,
+            gpus_per_node=gpus // nodes if gpus and nodes else None,
+        )
+
+    def directives(self, spec: JobSpec, site: SchedulerSpec) -> tuple[Argument, ...]:
+        return with_site(_directives(spec), site)
+
+    def submit_argv(self, script: str) -> tuple[str, ...]:
+        return ("flux", "batch", script)
+
+    def parse_submit(self, output: str) -> str:
+        """`ƒ2E1Wbrw`, or `f2E1Wbrw` where the locale has no ƒ."""
+        for line in reversed(output.strip().splitlines()):
+            if _JOB_ID.match(line.strip()):
+                return line.strip()
+        raise CommandError("flux batch printed no job id", argv=("flux", "batch"), code=0, output=output)
+
+    def explain_refusal(self, code: int, output: str) -> WindlassError:
+        return explain("flux batch", code, output, _REFUSALS)
+
+    def status_argv(self, job_id: str) -> tuple[str, ...]:
+        return ("flux", "jobs", "--json", job_id)
+
+    def parse_status(self, output: str, code: int, job_id: str) -> JobStatus:
+        """From `flux jobs --json`, which prints a bare object for one job and a list in "jobs" for several."""
+        job = _find_job(output)
+        if job is None:
+            lines = [line.strip() for line in output.splitlines() if line.strip()]
+            return JobStatus(state=JobState.UNKNOWN, reason=lines[-1] if lines else "Flux knows no such job")
+        exception = job.get("exception")
+        note = str(exception.get("note") or "") if isinstance(exception, dict) else ""
+        if job.get("state") == "INACTIVE":
+            state = _RESULTS.get(str(job.get("result")), JobState.UNKNOWN)
+            return JobStatus(state=state, exit_code=_exit_code(job.get("returncode")), reason=note)
+        state = _STATES.get(str(job.get("state")), JobState.UNKNOWN)
+        if state is JobState.QUEUED and job.get("urgency") == 0:
+            state = JobState.HELD
+        return JobStatus(state=state, reason=note)
+
+    def cancel_argv(self, job_id: str) -> tuple[str, ...]:
+        return ("flux", "cancel", job_id)
+
+    def kill_step_argv(self, environ: Mapping[str, str], step_name: str) -> tuple[str, ...] | None:
+        return ("sh", "-c", _KILL_STEP, "sh", step_name) if environ.get("FLUX_URI") else None
+
+
+def _directives(spec: JobSpec) -> Iterator[Argument]:
+    def line(word: str, because: str) -> Argument:
+        return Argument(words=(one_line(word, "a Flux directive"),), because=because)
+
+    if spec.qos:
+        raise UsageError("Flux has no quality of service", hint="name a queue, or say it by --directive")
+    yield line(f"--job-name={one_line(spec.name, 'the name of a job')}", "the name in the queue")
+    yield line(f"--nodes={spec.nodes}", "whole nodes, with all their cores and devices")
+    yield line("--exclusive", "nobody else on these nodes")
+    if spec.time:
+        yield line(f"--time-limit={unit_text(parse_walltime(spec.time))}", "the job ends after this time at the latest")
+    if spec.partition:
+        yield line(f"--queue={spec.partition}", "where to run")
+    if spec.account:
+        yield line(f"--bank={spec.account}", "who pays")
+    if spec.output:
+        yield line(f"--output={_literal_path(spec.output)}", "output of the batch script itself")
+    if spec.exclude_hosts:
+        yield line(f"--requires=-host:{fold_hostlist(spec.exclude_hosts)}", "nodes known to be bad")
+
+
+def _literal_path(path: str) -> str:
+    if "{{" in path:
+        raise UsageError(
+            f"Flux cannot write a log to {path!r}: it fills in what stands in double braces",
+            hint="choose another folder with --run-dir",
+        )
+    return path
+
+
+def _find_job(output: str) -> Mapping[str, Any] | None:
+    start, end = output.find("{"), output.rfind("}")
+    try:
+        answer = json.loads(output[start : end + 1])
+    except ValueError:
+        return None
+    if isinstance(answer, dict) and isinstance(answer.get("jobs"), list):
+        answer = answer["jobs"][0] if answer["jobs"] else None
+    return answer if isinstance(answer, dict) and "state" in answer else None
+
+
+def _exit_code(code: object) -> int | None:
+    """Negative: a signal to the job's shell (-9), or -128 for a job that never ran."""
+    if not isinstance(code, int) or code == -128:
+        return None
+    return 128 - code if code < 0 else code

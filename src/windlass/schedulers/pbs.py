@@ -1,0 +1,254 @@
+"""PBS Pro and OpenPBS: qsub, qstat, qdel. Behaviour checked against the real output of OpenPBS 23.06."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from windlass.errors import CommandError, UsageError, WindlassError
+from windlass.model.origin import Argument
+from windlass.model.request import Allocation
+from windlass.model.site import SchedulerSpec
+from windlass.schedulers.base import JobSpec, JobState, JobStatus, Refusal, Scheduler, explain, one_line, with_site
+from windlass.schedulers.walltime import clock_text, parse_walltime
+
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]*\Z")
+_JOB_ID = re.compile(r"(\d+(?:\[\])?(?:\.[\w.\-]+)?)\s*\Z")
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+=@%~\-]+\Z")
+_LONGEST_NAME = 230
+_STATES = {
+    "B": JobState.RUNNING,
+    "E": JobState.ENDING,
+    "H": JobState.HELD,
+    "Q": JobState.QUEUED,
+    "R": JobState.RUNNING,
+    "S": JobState.RUNNING,
+    "T": JobState.QUEUED,
+    "U": JobState.RUNNING,
+    "W": JobState.QUEUED,
+}
+_FINISHED = ("F", "X")
+_DELETED, _FAILED = 91, 93
+_WALLTIME = -29
+
+# qsub exits with the error's number modulo 256.
+_REFUSALS = (
+    Refusal(
+        r"Unknown queue",
+        "the queue does not exist here",
+        hint="`qstat -Q` lists the queues; name one with --queue",
+        codes=(170,),
+    ),
+    Refusal(
+        r"Unknown resource|cannot be used with \"select\"|Cannot be used with select",
+        "a resource that this PBS does not know, or two forms of asking that exclude each other",
+        hint="remove it with --directive '~-l NAME'",
+        codes=(187, 5, 6),
+    ),
+    Refusal(
+        r"violates queue and/or server resource limits|would exceed",
+        "the queue does not take jobs of this size or length",
+        hint="`qstat -Q -f QUEUE` shows its limits; change --nodes, --time or --queue",
+        codes=(188,),
+    ),
+    Refusal(r"Illegal attribute or resource value", "PBS does not accept one of the values", codes=(166,)),
+    Refusal(
+        r"cannot connect to server|Connection refused|Unknown Host|Server is shutting down|[Tt]imed? ?out",
+        "the PBS server does not answer",
+        transient=True,
+        hint="try again in a minute",
+        codes=(255, 160),
+    ),
+    Refusal(
+        r"Maximum number of jobs|limit on (?:number of )?jobs|would exceed .* limit",
+        "you have as many jobs as you may have",
+        transient=True,
+        hint="wait for one of them to end",
+    ),
+    Refusal(
+        r"Unauthorized|not permitted|Access denied|[Nn]ot allowed|Permission denied",
+        "you may not submit this here",
+        hint="is the project right (--account), and may you use this queue?",
+        codes=(159,),
+    ),
+    Refusal(
+        r"script contains cr, lf|script not a file|No such file",
+        "the batch script is not one that PBS takes",
+    ),
+    Refusal(
+        r"usage: qsub|invalid option|illegal -",
+        "a directive that this PBS does not know",
+        hint="remove it with --directive ~NAME",
+        codes=(2,),
+    ),
+)
+
+
+class Pbs(Scheduler):
+    name = "pbs"
+    directive = "#PBS"
+    job_id_variable = "PBS_JOBID"
+    host_lines = "awk 'NF && !seen[$1]++ { print $1 }' \"$PBS_NODEFILE\""
+    submit_program = "qsub"
+    can_exclude = False
+
+    def in_allocation(self, environ: Mapping[str, str]) -> bool:
+        return bool(environ.get("PBS_JOBID"))
+
+    def parse_allocation(
+        self, environ: Mapping[str, str], read_text: Callable[[str], str], output: str | None = None
+    ) -> Allocation:
+        """From the node file. A host stands in it once per rank that was asked for (mpiprocs) or per chunk that it
+        holds, so repeated lines are no error and the order is kept. The number of CPUs is not told: without cgroups PBS
+        counts them but binds nobody, so the node's own mask is the truth."""
+        path = environ.get("PBS_NODEFILE", "")
+        if not path:
+            raise UsageError("PBS_NODEFILE is not set although PBS_JOBID is", hint="run inside the job's own shell")
+        try:
+            text = read_text(path)
+        except OSError as error:
+            raise UsageError(f"cannot read the node file {path}: {error.strerror or error}") from error
+        counts = _parse_nodefile(text, path)
+        each = min(counts.values())
+        return Allocation(
+            scheduler=self.name,
+            job_id=environ.get("PBS_JOBID", ""),
+            hosts=tuple(counts),
+            tasks_per_node=each if max(counts.values()) > 1 else None,
+            partition=environ.get("PBS_QUEUE") or environ.get("PBS_O_QUEUE"),
+        )
+
+    def directives(self, spec: JobSpec, site: SchedulerSpec) -> tuple[Argument, ...]:
+        return with_site(_directives(spec, site), site)
+
+    def submit_argv(self, script: str) -> tuple[str, ...]:
+        return ("qsub", script)
+
+    def parse_submit(self, output: str) -> str:
+        for line in reversed(output.strip().splitlines()):
+            match = _JOB_ID.match(line.strip())
+            if match:
+                return match.group(1)
+        raise CommandError("qsub printed no job id", argv=("qsub",), code=0, output=output)
+
+    def explain_refusal(self, code: int, output: str) -> WindlassError:
+        return explain("qsub", code, output, _REFUSALS)
+
+    def status_argv(self, job_id: str) -> tuple[str, ...]:
+        return ("qstat", "-x", "-f", "-F", "json", job_id)
+
+    def parse_status(self, output: str, code: int, job_id: str) -> JobStatus:
+        """From `qstat -x -f -F json`. A server that keeps no history answers with code 0 and without any job."""
+        job = _find_job(output, job_id)
+        if job is None:
+            last = [line.strip() for line in output.splitlines() if line.strip().startswith("qstat:")]
+            return JobStatus(state=JobState.UNKNOWN, reason=last[-1] if last else "PBS knows no such job, or no more")
+        comment = str(job.get("comment") or "")
+        letter = str(job.get("job_state") or "")
+        if letter in _FINISHED:
+            return _ended(job, comment)
+        return JobStatus(state=_STATES.get(letter, JobState.UNKNOWN), reason=comment)
+
+    def cancel_argv(self, job_id: str) -> tuple[str, ...]:
+        """One job at a time: an unknown id among several has crashed a server."""
+        return ("qdel", job_id)
+
+
+def _parse_nodefile(text: str, path: str) -> dict[str, int]:
+    """Host to the number of its lines, in the file's order."""
+    counts: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        host = line.strip()
+        if not host:
+            continue
+        if not _HOST.match(host):
+            raise UsageError(f"{path}, line {number}: not a host name: {host!r}", hint="PBS writes one name per line")
+        counts[host] = counts.get(host, 0) + 1
+    if not counts:
+        raise UsageError(f"the node file {path} is empty", hint="was the job given chunks with mpiprocs=0 only?")
+    return counts
+
+
+def _directives(spec: JobSpec, site: SchedulerSpec) -> Iterator[Argument]:
+    if spec.qos:
+        raise UsageError("PBS has no quality of service", hint="name a queue, or say it by --directive")
+    yield Argument(words=("-N", _job_name(spec.name)), because="the name in the queue")
+    yield Argument(words=("-l", f"select={_select(spec, site)}"), because=f"{spec.nodes} nodes, one chunk on each")
+    yield Argument(words=("-l", "place=scatter"), because="chunks on different hosts; without it they may share one")
+    if spec.time:
+        yield Argument(
+            words=("-l", f"walltime={clock_text(parse_walltime(spec.time))}"),
+            because="the job ends after this time at the latest",
+        )
+    if spec.partition:
+        yield Argument(words=("-q", one_line(spec.partition, "a queue")), because="where to run")
+    if spec.account:
+        yield Argument(words=("-A", one_line(spec.account, "an account")), because="who pays")
+    yield Argument(words=("-j", "oe"), because="one log for output and errors")
+    if spec.output:
+        yield Argument(words=("-k", "doe"), because="the log is written while the job runs, not at its end")
+        yield Argument(words=("-o", _path(spec.output)), because="output of the batch script itself")
+
+
+def _select(spec: JobSpec, site: SchedulerSpec) -> str:
+    parts = [str(spec.nodes)]
+    if spec.cpus_per_rank is not None:
+        parts.append(f"ncpus={spec.cpus_per_rank * spec.ranks_per_node}")
+        parts.append(f"mpiprocs={spec.ranks_per_node}")
+    if spec.gpus_per_node and site.gpu_request != "none":
+        parts.append(f"ngpus={spec.gpus_per_node}")
+    return ":".join(parts)
+
+
+def _job_name(name: str) -> str:
+    """PBS refuses names with spaces and long ones."""
+    return re.sub(r"[^A-Za-z0-9_.+\-]", "_", name)[:_LONGEST_NAME] or "windlass"
+
+
+def _path(path: str) -> str:
+    if not _PLAIN_PATH.match(path):
+        raise UsageError(
+            f"PBS cannot write a log to {path!r}: it reads colons, commas, quotes and spaces in a path in its own way",
+            hint="choose a folder with a plain name by --run-dir",
+        )
+    return path
+
+
+def _find_job(output: str, job_id: str) -> Mapping[str, Any] | None:
+    """The job's attributes. PBS retypes values (a name 1e5 becomes a number), so nothing in it is surely a string."""
+    start, end = output.find("{"), output.rfind("}")
+    try:
+        answer = json.loads(output[start : end + 1])
+    except ValueError:
+        return None
+    jobs = answer.get("Jobs") if isinstance(answer, dict) else None
+    if not isinstance(jobs, dict):
+        return None
+    number = job_id.split(".", 1)[0]
+    for name, job in jobs.items():
+        if isinstance(job, dict) and name.split(".", 1)[0] == number:
+            return job
+    return None
+
+
+def _ended(job: Mapping[str, Any], comment: str) -> JobStatus:
+    """Neither the exit status nor the substate alone can be trusted: a job that lost a node ended with status 0 and
+    substate 93."""
+    status, substate = job.get("Exit_status"), job.get("substate")
+    code = _exit_code(status) if isinstance(status, int) else None
+    if status == _WALLTIME or "exceeded resource walltime" in comment:
+        return JobStatus(state=JobState.TIMEOUT, exit_code=code, reason=comment)
+    if substate == _DELETED or not isinstance(status, int):
+        return JobStatus(state=JobState.CANCELLED, exit_code=code, reason=comment)
+    if status == 0 and substate != _FAILED:
+        return JobStatus(state=JobState.DONE, exit_code=0, reason="")
+    return JobStatus(state=JobState.FAILED, exit_code=code, reason=comment)
+
+
+def _exit_code(status: int) -> int | None:
+    """256 + signal for a killed top process; negative numbers are PBS's own reasons, not the job's code."""
+    if status < 0:
+        return None
+    return 128 + status - 256 if status > 256 else status
