@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from windlass.errors import UsageError, unknown_name
+from windlass.launch.command import nested_launcher
 from windlass.launchers import launcher_names
 from windlass.model.request import Request
 from windlass.model.shell import NAME
@@ -203,7 +204,7 @@ def _check_command(kind: Kind, command: tuple[str, ...], args: argparse.Namespac
         return "command"
     if path.is_file():
         return kind
-    if which(first, environ):
+    if which(first, environ) or nested_launcher(command):
         return "command"
     raise UsageError(f"script {first} does not exist", hint=f"looked in {Path.cwd()} and for a command in PATH")
 

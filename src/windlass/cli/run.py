@@ -10,14 +10,14 @@ from pathlib import Path
 
 import msgspec
 
-from windlass.cli.options import add_request_options, parse_with_command, request_from, warn
+from windlass.cli.options import add_request_options, parse_with_command, request_from
 from windlass.cli.result import Result
 from windlass.errors import UsageError
 from windlass.launch.context import Surroundings, current_environ, look_around
 from windlass.launch.folder import RunFolder, make_folder, open_folder, read_plan, restart
 from windlass.launch.output import View, show_ranks
 from windlass.launch.plan import Secrets, make_plan
-from windlass.launch.rendezvous import is_this_host, master_address, master_port
+from windlass.launch.rendezvous import is_free, master_address, master_port
 from windlass.launch.run import execute, explain_end, prepare
 from windlass.launch.script import JobFacts
 from windlass.launch.show import headline
@@ -43,15 +43,15 @@ def main(args: argparse.Namespace) -> Result:
     environ = current_environ()
     settings = read_settings(environ)
     if args.plan:
-        plan, secrets, folder = _planned(args, settings, environ)
+        plan, secrets, folder, around = _planned(args, settings, environ)
     else:
-        plan, secrets, folder = _fresh(args, settings, environ)
+        plan, secrets, folder, around = _fresh(args, settings, environ)
     show = show_ranks(args.show, plan.world_size)
     view = View(show, sys.stdout, sys.stderr, width=len(str(plan.world_size - 1)))
     if secrets:
         folder.save_plan(plan, secrets)
     hosts = expand_hostlist(plan.hosts) if plan.hosts else (socket.gethostname().split(".", 1)[0],)
-    facts = _settle(plan, folder, hosts, environ)
+    facts = _settle(plan, folder, hosts, around, environ)
     if not args.quiet:
         for remark in plan.remarks:
             if remark.level == "warning":
@@ -66,7 +66,9 @@ def main(args: argparse.Namespace) -> Result:
     return Result(data=None, exit_code=record.exit_code)
 
 
-def _fresh(args: argparse.Namespace, settings: Settings, environ: dict[str, str]) -> tuple[Plan, Secrets, RunFolder]:
+def _fresh(
+    args: argparse.Namespace, settings: Settings, environ: dict[str, str]
+) -> tuple[Plan, Secrets, RunFolder, Surroundings]:
     request = request_from(args, environ)
     site_file = Path(args.site_file).expanduser() if args.site_file else None
     around = look_around(request, settings, environ=environ, site_file=site_file, here=True)
@@ -76,10 +78,12 @@ def _fresh(args: argparse.Namespace, settings: Settings, environ: dict[str, str]
     show_ranks(args.show, plan.world_size)
     folder = make_folder(request.run_dir, settings.runs_dir, plan.name)
     folder.save_plan(plan, secrets)
-    return plan, secrets, folder
+    return plan, secrets, folder, around
 
 
-def _planned(args: argparse.Namespace, settings: Settings, environ: dict[str, str]) -> tuple[Plan, Secrets, RunFolder]:
+def _planned(
+    args: argparse.Namespace, settings: Settings, environ: dict[str, str]
+) -> tuple[Plan, Secrets, RunFolder, Surroundings]:
     """A saved plan, completed with what only the job knows: its hosts and, where the plan could not, its node."""
     if args.command:
         raise UsageError("--plan and a command were given", hint="the plan says what to run")
@@ -105,7 +109,7 @@ def _planned(args: argparse.Namespace, settings: Settings, environ: dict[str, st
             plan, hosts=fold_hostlist(allocation.hosts[: plan.nodes]), job_id=allocation.job_id
         )
     folder.save_plan(plan, Secrets())
-    return plan, Secrets(), folder
+    return plan, Secrets(), folder, around
 
 
 def refuse_login(around: Surroundings, request: Request, *, allowed: bool) -> None:
@@ -126,16 +130,16 @@ def refuse_login(around: Surroundings, request: Request, *, allowed: bool) -> No
         )
 
 
-def _settle(plan: Plan, folder: RunFolder, hosts: tuple[str, ...], environ: dict[str, str]) -> JobFacts:
-    """Address and port, checked before any rank starts."""
-    first = plan.nodes == 1 or is_this_host(hosts[0], environ)
-    if plan.nodes > 1 and not first:
-        warn(f"windlass: this is not {hosts[0]}, so its port could not be checked")
+def _settle(
+    plan: Plan, folder: RunFolder, hosts: tuple[str, ...], around: Surroundings, environ: dict[str, str]
+) -> JobFacts:
+    """Address and port, checked before any rank starts: on this node, or as the first node told us."""
+    free = is_free if around.on_node else lambda port: port not in around.taken_ports
     return JobFacts(
         run_dir=str(folder.path),
         run_id=folder.run_id,
         uid=os.getuid(),
         master_addr=master_address(plan, hosts, environ),
-        master_port=master_port(plan, plan.job_id, folder.run_id, on_first_host=first),
+        master_port=master_port(plan, plan.job_id, folder.run_id, free),
         job_id=plan.job_id or folder.run_id,
     )

@@ -17,6 +17,7 @@ from windlass.environment.modules import (
 )
 from windlass.errors import UsageError, WindlassError
 from windlass.launch.plan import Context
+from windlass.launch.remote import look_at_node
 from windlass.launch.rendezvous import is_this_host
 from windlass.launch.shape import VISIBILITY
 from windlass.model.plan import Remark
@@ -41,6 +42,10 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     context: Context
     detection: Detection | None = None
     remarks: tuple[Remark, ...] = ()
+    on_node: bool = False
+    """This process is on a node that will run ranks."""
+    taken_ports: tuple[int, ...] = ()
+    """Ports in use on the first node, where that is not this one."""
 
 
 def find_allocation(environ: Mapping[str, str], wanted: str | None = None) -> Allocation | None:
@@ -93,7 +98,13 @@ def look_around(
     allocation = find_allocation(environ, request.scheduler) if here else None
     site, detection = choose_site(request, settings, site_file, environ)
     on_node = here and (allocation is None or any(is_this_host(host, environ) for host in allocation.hosts))
-    topology, remarks = choose_topology(site, probe=on_node, device_unit=request.device_unit)
+    taken: tuple[int, ...] = ()
+    seen = probe_topology() if on_node else None
+    if here and allocation is not None and not on_node:
+        launcher = request.launcher or site.file.launcher.kind
+        look = look_at_node(allocation.hosts[0], launcher, site.file.launcher, environ)
+        seen, taken = look.topology, look.taken_ports
+    topology, remarks = choose_topology(site, seen)
     topology = restrict_devices(topology, environ) if allocation is None and on_node else topology
     python, because = find_python(request, environ)
     context = Context(
@@ -106,20 +117,21 @@ def look_around(
         activate_kind=_activate_kind(request),
         check_paths=here,
     )
-    return Surroundings(context=context, detection=detection, remarks=tuple(remarks))
+    return Surroundings(
+        context=context, detection=detection, remarks=tuple(remarks), on_node=on_node, taken_ports=taken
+    )
 
 
-def choose_topology(site: Site, *, probe: bool, device_unit: str | None) -> tuple[Topology, list[Remark]]:
-    """The site's documented node, held against what is really here when we are on a node; the probed one where the
-    site has none or differs; an unknown node where we can neither look nor read."""
+def choose_topology(site: Site, seen: Topology | None) -> tuple[Topology, list[Remark]]:
+    """The site's documented node, held against one that was looked at (`seen`); the latter where the site has none or
+    differs; an unknown node where we could neither look nor read."""
     described = topology_from_spec(site.file.node, site.file.devices) if site.file.node.domains else None
-    if not probe:
+    if seen is None:
         if described:
             return described, []
         if site.file.scheduler.kind == "none":
             return probe_topology(), []
         return Topology(arch="", cores=()), []
-    seen = probe_topology()
     if described is None:
         return seen, []
     if set(seen.cpus) == set(described.cpus) and len(seen.devices) in {0, len(described.devices)}:

@@ -24,7 +24,17 @@ from windlass.launchers import get_launcher
 from windlass.launchers.base import LaunchSpec
 from windlass.model.condition import Facts, holds
 from windlass.model.origin import BUILTIN, Argument, Origin
-from windlass.model.plan import Binding, ContainerPlan, Plan, Prologue, RankBinding, Remark, Rendezvous, Setting
+from windlass.model.plan import (
+    PLAN_VERSION,
+    Binding,
+    ContainerPlan,
+    Plan,
+    Prologue,
+    RankBinding,
+    Remark,
+    Rendezvous,
+    Setting,
+)
 from windlass.model.request import Allocation, Request
 from windlass.model.secrets import mask_word, secret_positions
 from windlass.model.site import ArgumentSpec, ModuleSpec, Site
@@ -91,6 +101,7 @@ def make_plan(request: Request, context: Context) -> tuple[Plan, Secrets]:
     )
     remarks += _remarks(request, site, shape, facts, environment)
     plan = Plan(
+        version=PLAN_VERSION,
         windlass=windlass.__version__,
         name=shape.name,
         site=site.name,
@@ -333,6 +344,7 @@ def _launch_arguments(
         ranks_per_node=shape.ranks_per_node,
         cpu_lists=tuple(rank.cpus for rank in binding.ranks) if bound and binding.by_launcher else (),
         cpus_per_rank=_step_cpus(shape, binding, context.topology),
+        overcommit=_overcommitted(shape, context),
         unbound=request.cpu_bind == "none" or (bound and not binding.by_launcher),
         gpus_per_node=shape.gpus_per_node,
         gpu_request=site.file.scheduler.gpu_request,
@@ -359,6 +371,14 @@ def _launch_arguments(
         )
         made += runtime.launcher_arguments(wrap)
     return edit_arguments(tuple(made), request.launcher_args, flag="--arg")
+
+
+def _overcommitted(shape: Shape, context: Context) -> bool:
+    """More ranks than CPUs: a wish that schedulers take for a mistake unless told."""
+    cpus = len([cpu for core in context.topology.usable_cores() for cpu in core.cpus])
+    if not cpus and context.allocation:
+        cpus = context.allocation.cpus_per_node or 0
+    return 0 < cpus < shape.ranks_per_node
 
 
 def _step_cpus(shape: Shape, binding: Binding, topology: Topology) -> int | None:

@@ -8,7 +8,7 @@ import contextlib
 import socket
 import threading
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from windlass.errors import MachineError, WindlassError
 from windlass.model.plan import Plan
@@ -87,20 +87,20 @@ def is_this_host(host: str, environ: Mapping[str, str]) -> bool:
     return host.split(".", 1)[0] in {name.split(".", 1)[0] for name in mine if name}
 
 
-def master_port(plan: Plan, job_id: str | None, run_id: str, *, on_first_host: bool) -> int:
-    """The port by the job id, moved on while it is taken; checked here where this is node 0."""
+def master_port(plan: Plan, job_id: str | None, run_id: str, free: Callable[[int], bool]) -> int:
+    """The port by the job id, moved on while it is taken on node 0, which `free` tells."""
     rule = plan.rendezvous
     if rule.fixed_port is not None:
-        if on_first_host and not is_free(rule.fixed_port):
+        if not free(rule.fixed_port):
             raise MachineError(
-                f"port {rule.fixed_port} is taken on this node", hint="leave --master-port out, or choose another"
+                f"port {rule.fixed_port} is taken on the first node", hint="leave --master-port out, or choose another"
             )
         return rule.fixed_port
     digits = "".join(char for char in (job_id or "").split(".", 1)[0] if char.isdecimal())
     number = int(digits[-9:] or 0) + zlib.crc32(run_id.encode()) % 97
     for attempt in range(_PORT_TRIES):
         port = rule.port_base + (number + attempt) % rule.port_span
-        if not on_first_host or is_free(port):
+        if free(port):
             return port
     raise MachineError(
         f"no free port between {rule.port_base} and {rule.port_base + rule.port_span} after {_PORT_TRIES} tries",

@@ -23,7 +23,7 @@ from windlass.launch.output import View, last_lines, rank_log
 from windlass.launch.script import JobFacts, rank_script
 from windlass.launch.steps import kill_step, write_host_file
 from windlass.model.plan import Plan
-from windlass.model.record import Outcome, RankFailure, RunRecord
+from windlass.model.record import RECORD_VERSION, Outcome, RankFailure, RunRecord
 
 _TICK_S = 0.1
 _DRAIN_S = 0.5
@@ -156,6 +156,7 @@ def _record(plan: Plan, folder: RunFolder, job: Job, hosts: tuple[str, ...], sto
     else:
         outcome, code = "ok", 0
     return RunRecord(
+        version=RECORD_VERSION,
         windlass=plan.windlass,
         name=plan.name,
         site=plan.site,

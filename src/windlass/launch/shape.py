@@ -39,6 +39,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     hosts: str | None
     part_of_allocation: bool
     whole_nodes: bool
+    counted_cpus: int | None = None
+    """CPUs per rank by the scheduler's count, for nodes that we cannot look at."""
     remarks: tuple[Remark, ...] = ()
 
     @property
@@ -47,9 +49,9 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.all_devices) or None
 
     def cpus_per_rank(self, binding: Binding) -> int | None:
-        """Hardware threads of the smallest rank, or None where ranks are not bound."""
+        """Hardware threads of the smallest rank; an equal share where ranks are not bound; None where nobody knows."""
         sizes = [len(rank.cpus) for rank in binding.ranks]
-        return min(sizes) if sizes and min(sizes) > 0 else None
+        return min(sizes) if sizes and min(sizes) > 0 else self.counted_cpus
 
 
 def decide_shape(request: Request, site: Site, topology: Topology, allocation: Allocation | None) -> Shape:
@@ -86,6 +88,7 @@ def decide_shape(request: Request, site: Site, topology: Topology, allocation: A
         hosts=hosts,
         part_of_allocation=part,
         whole_nodes=_whole_nodes(allocation, topology),
+        counted_cpus=max(1, allocation.cpus_per_node // ranks) if allocation and allocation.cpus_per_node else None,
         remarks=tuple(remarks),
     )
 

@@ -40,6 +40,8 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Hardware threads that each rank may use, for launchers that only count. Together with `cpu_lists` it is the size
     of the step: srun refuses a list outside the step's own CPUs, so give a number that, times `ranks_per_node`, is
     every CPU the allocation has on a node, or None, which leaves the whole node to the step."""
+    overcommit: bool = False
+    """More ranks than CPUs on a node, wanted: several ranks share one."""
     unbound: bool = False
     """Tell the launcher not to bind at all."""
     gpus_per_node: int | None = None

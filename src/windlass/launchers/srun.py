@@ -95,6 +95,8 @@ def _shape(spec: LaunchSpec) -> Iterator[Argument]:
             words=(f"--cpus-per-task={spec.cpus_per_rank}",),
             because="since 22.05 srun does not take it from the job, and gives each task one CPU",
         )
+    if spec.overcommit:
+        yield Argument(words=("--overcommit",), because="more ranks than CPUs on a node: some share one")
     if spec.host_list is not None:
         yield Argument(words=(f"--nodelist={spec.host_list}",), because="a part of the allocation")
     if spec.beside:

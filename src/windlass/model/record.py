@@ -36,7 +36,7 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The end of one run, `result.json` in its folder."""
 
-    version: int = RECORD_VERSION
+    version: int
     windlass: str
     name: str
     site: str
