@@ -66,9 +66,10 @@ def launch_script(plan: Plan, run_dir: str) -> str:
 
 def _directive_lines(plan: Plan, run_dir: str) -> list[str]:
     scheduler = get_scheduler(plan.scheduler)
+    written = scheduler.path_word(run_dir)
     lines: list[str] = []
     for argument in plan.directives:
-        words = tuple(word.replace("{run_dir}", run_dir) for word in argument.words)
+        words = tuple(word.replace("{run_dir}", written) for word in argument.words)
         lines.append(scheduler.directive_line(Argument(words=words, because=argument.because)))
     return lines
 

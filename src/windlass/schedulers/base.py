@@ -63,7 +63,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     time: str | None = None
     """As the user wrote it: `30` (minutes), `1:30:00`, `2h`, `1-12:00:00`; backends write their own form."""
     output: str | None = None
-    """Path of the job's own log, taken literally."""
+    """Path of the job's own log, as `path_word` writes it; `{run_dir}` in it is filled in later, by `path_word` too."""
     exclude_hosts: tuple[str, ...] = ()
 
 
@@ -105,6 +105,10 @@ class Scheduler:
     def directives(self, spec: JobSpec, site: SchedulerSpec) -> tuple[Argument, ...]:
         """Directive words for the batch script, each with its reason; the site's own come last."""
         raise NotImplementedError(self.name)
+
+    def path_word(self, path: str) -> str:
+        """A path as it must be written inside this scheduler's directives; raises `UsageError` where it cannot be."""
+        return path
 
     def directive_line(self, argument: Argument) -> str:
         """The line of a batch script for one directive; its value arrives unchanged."""

@@ -69,7 +69,7 @@ _REFUSALS = (
     ),
     Refusal(r"invalid Flux standard duration|Errno 22", "Flux does not accept one of the values"),
     Refusal(
-        r"unrecognized arguments|invalid .* value|expected one argument|sentinel changed|directives? .* after|dangling",
+        r"unrecognized arguments|invalid .* value|expected one argument|sentinel changed|orphan '",
         "a directive that this Flux does not know",
         hint="remove it with --directive ~NAME",
         codes=(2,),
@@ -113,6 +113,14 @@ class Flux(Scheduler):
 
     def directives(self, spec: JobSpec, site: SchedulerSpec) -> tuple[Argument, ...]:
         return with_site(_directives(spec), site)
+
+    def path_word(self, path: str) -> str:
+        if "{{" in path:
+            raise UsageError(
+                f"Flux cannot write a log to {path!r}: it fills in what stands in double braces",
+                hint="choose another folder with --run-dir",
+            )
+        return path
 
     def submit_argv(self, script: str) -> tuple[str, ...]:
         return ("flux", "batch", script)
@@ -169,18 +177,9 @@ def _directives(spec: JobSpec) -> Iterator[Argument]:
     if spec.account:
         yield line(f"--bank={spec.account}", "who pays")
     if spec.output:
-        yield line(f"--output={_literal_path(spec.output)}", "output of the batch script itself")
+        yield line(f"--output={spec.output}", "output of the batch script itself")
     if spec.exclude_hosts:
         yield line(f"--requires=-host:{fold_hostlist(spec.exclude_hosts)}", "nodes known to be bad")
-
-
-def _literal_path(path: str) -> str:
-    if "{{" in path:
-        raise UsageError(
-            f"Flux cannot write a log to {path!r}: it fills in what stands in double braces",
-            hint="choose another folder with --run-dir",
-        )
-    return path
 
 
 def _find_job(output: str) -> Mapping[str, Any] | None:

@@ -123,6 +123,14 @@ class Pbs(Scheduler):
     def directives(self, spec: JobSpec, site: SchedulerSpec) -> tuple[Argument, ...]:
         return with_site(_directives(spec, site), site)
 
+    def path_word(self, path: str) -> str:
+        if not _PLAIN_PATH.match(path):
+            raise UsageError(
+                f"PBS cannot write a log to {path!r}: it reads colons, commas, quotes and spaces in its own way",
+                hint="choose a folder with a plain name by --run-dir",
+            )
+        return path
+
     def submit_argv(self, script: str) -> tuple[str, ...]:
         return ("qsub", script)
 
@@ -189,7 +197,9 @@ def _directives(spec: JobSpec, site: SchedulerSpec) -> Iterator[Argument]:
     yield Argument(words=("-j", "oe"), because="one log for output and errors")
     if spec.output:
         yield Argument(words=("-k", "doe"), because="the log is written while the job runs, not at its end")
-        yield Argument(words=("-o", _path(spec.output)), because="output of the batch script itself")
+        yield Argument(
+            words=("-o", one_line(spec.output, "the path of a log")), because="output of the batch script itself"
+        )
 
 
 def _select(spec: JobSpec, site: SchedulerSpec) -> str:
@@ -205,15 +215,6 @@ def _select(spec: JobSpec, site: SchedulerSpec) -> str:
 def _job_name(name: str) -> str:
     """PBS refuses names with spaces and long ones."""
     return re.sub(r"[^A-Za-z0-9_.+\-]", "_", name)[:_LONGEST_NAME] or "windlass"
-
-
-def _path(path: str) -> str:
-    if not _PLAIN_PATH.match(path):
-        raise UsageError(
-            f"PBS cannot write a log to {path!r}: it reads colons, commas, quotes and spaces in a path in its own way",
-            hint="choose a folder with a plain name by --run-dir",
-        )
-    return path
 
 
 def _find_job(output: str, job_id: str) -> Mapping[str, Any] | None:

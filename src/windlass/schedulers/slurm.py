@@ -154,6 +154,15 @@ class Slurm(Scheduler):
     def directives(self, spec: JobSpec, site: SchedulerSpec) -> tuple[Argument, ...]:
         return with_site(_directives(spec, site), site)
 
+    def path_word(self, path: str) -> str:
+        """Slurm reads `%` in a path as a pattern; a backslash switches patterns off, so a path with one is refused."""
+        if "\\" in path:
+            raise UsageError(
+                f"Slurm cannot write a log to {path!r}: a backslash in a path means something else to it",
+                hint="choose another folder with --run-dir",
+            )
+        return path.replace("%", "%%")
+
     def submit_argv(self, script: str) -> tuple[str, ...]:
         return ("sbatch", "--parsable", script)
 
@@ -217,7 +226,7 @@ def _directives(spec: JobSpec, site: SchedulerSpec) -> Iterator[Argument]:
     if spec.time:
         yield line(f"--time={day_clock_text(parse_walltime(spec.time))}", "the job ends after this time at the latest")
     if spec.output:
-        yield line(f"--output={_literal_path(spec.output)}", "output of the batch script itself")
+        yield line(f"--output={spec.output}", "output of the batch script itself")
     if spec.exclude_hosts:
         yield line(f"--exclude={fold_hostlist(spec.exclude_hosts)}", "nodes known to be bad")
 
@@ -229,15 +238,6 @@ def _device_word(spec: JobSpec, site: SchedulerSpec, per_node: int) -> str:
         "gpus": f"--gpus={per_node * spec.nodes}",
         "gpus-per-task": f"--gpus-per-task={max(1, per_node // spec.ranks_per_node)}",
     }[site.gpu_request]
-
-
-def _literal_path(path: str) -> str:
-    if "\\" in path:
-        raise UsageError(
-            f"Slurm cannot write a log to {path!r}: a backslash in a path means something else to it",
-            hint="choose another folder with --run-dir",
-        )
-    return path.replace("%", "%%")
 
 
 def expand_counts(text: str, what: str) -> tuple[int, ...]:
