@@ -67,7 +67,15 @@ def _defaults(spec: LaunchSpec, executable: str) -> Iterator[Argument]:
     yield Argument(words=(executable,), because="the site's launcher")
     yield Argument(words=("run",), because="start ranks in this job's own Flux instance")
     yield Argument(words=(f"--nodes={spec.nodes}",), because=f"{spec.nodes} nodes")
-    yield Argument(words=(f"--ntasks={spec.ranks}",), because=f"{spec.ranks_per_node} ranks on each node, in blocks")
+    if spec.overcommit:
+        yield Argument(
+            words=(f"--tasks-per-node={spec.ranks_per_node}",),
+            because="more ranks than cores on a node: some share one",
+        )
+    else:
+        yield Argument(
+            words=(f"--ntasks={spec.ranks}",), because=f"{spec.ranks_per_node} ranks on each node, in blocks"
+        )
     yield Argument(words=("--exclusive",), because="whole nodes: all cores and devices, not one core per rank")
     if spec.host_list is not None:
         yield Argument(words=(f"--requires=host:{spec.host_list}",), because="a part of the allocation")
@@ -99,7 +107,7 @@ def _binding(spec: LaunchSpec) -> Iterator[Argument]:
 def _devices(spec: LaunchSpec) -> Iterator[Argument]:
     if not spec.gpus_per_node or spec.gpu_request == "none":
         return
-    if spec.gpus_per_node % spec.ranks_per_node == 0:
+    if spec.gpus_per_node % spec.ranks_per_node == 0 and not spec.overcommit:
         yield Argument(
             words=(f"--gpus-per-task={spec.gpus_per_node // spec.ranks_per_node}",),
             because=f"{spec.gpus_per_node} devices per node",
