@@ -69,8 +69,9 @@ class OpenMpi(Launcher):
 def _defaults(spec: LaunchSpec, executable: str) -> Iterator[Argument]:
     yield Argument(words=(executable,), because="Open MPI's launcher")
     yield Argument(words=("-n", str(spec.ranks)), because=f"{spec.nodes} nodes with {spec.ranks_per_node} ranks each")
+    share = ":OVERSUBSCRIBE" if spec.overcommit else ""
     yield Argument(
-        words=("--map-by", f"ppr:{spec.ranks_per_node}:node"), because="ranks in blocks: node 0 has the first"
+        words=("--map-by", f"ppr:{spec.ranks_per_node}:node{share}"), because="ranks in blocks: node 0 has the first"
     )
     yield Argument(words=("--bind-to", "none"), because="the rank script binds")
     if spec.host_file is not None:
