@@ -1,6 +1,6 @@
 """Which host paths are seen in the container, and where. Decided in values; only `settle` looks at the machine.
 
-Paths may hold `$NAME` or `${NAME}`: they become `${NAME}`, which the rank script expands on the node.
+Paths may hold `${NAME}`, which the rank script expands on the node.
 """
 
 from __future__ import annotations
@@ -18,19 +18,24 @@ from windlass.model.origin import BUILTIN, SCOPES, Argument, Origin
 from windlass.model.plan import Mount
 from windlass.model.site import BindSpec
 
-_VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})")
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_ANY_VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})")
 _FLAG = Origin(scope="flag", where="--bind")
 
 
 def normal_path(path: str) -> str:
-    """The path without doubled or trailing slashes, `~/` and variables in the form that the rank script expands. `..`
-    stays: what it means depends on links."""
+    """The path without doubled or trailing slashes, and with the home folder as a variable. `..` stays: what it means
+    depends on links."""
     if path == "~" or path.startswith("~/"):
         path = "${HOME}" + path[1:]
-    path = _VARIABLE.sub(lambda m: f"${{{m.group(1) or m.group(2)}}}", path)
-    if ".." in path.split("/"):
+    if not path or ".." in path.split("/"):
         return path
-    return posixpath.normpath(path).replace("//", "/", 1) if path else path
+    return posixpath.normpath(path).replace("//", "/", 1)
+
+
+def site_path(path: str) -> str:
+    """A path of the catalog, which may say `$NAME` for `${NAME}`."""
+    return normal_path(_ANY_VARIABLE.sub(lambda m: f"${{{m.group(1) or m.group(2)}}}", path))
 
 
 def parse_bind(text: str, cwd: str) -> Mount:
@@ -52,10 +57,10 @@ def parse_bind(text: str, cwd: str) -> Mount:
 
 def mount_of(spec: BindSpec) -> Mount:
     """A site's bind as a plan has it."""
-    source = normal_path(spec.source_path)
+    source = site_path(spec.source_path)
     return Mount(
         source=source,
-        target=normal_path(spec.target) if spec.target else source,
+        target=site_path(spec.target) if spec.target else source,
         because=spec.because,
         origin=spec.origin or Origin(scope="site", where=spec.source),
         optional=spec.optional or spec.when.exists is not None,
@@ -65,8 +70,7 @@ def mount_of(spec: BindSpec) -> Mount:
 
 def needed_path(path: str, because: str, *, optional: bool = False) -> Mount:
     """A path that the command has to see at the same place as on the host."""
-    path = normal_path(path)
-    return Mount(source=path, target=path, because=because, follow=True, optional=optional)
+    return Mount(source=normal_path(path), target=normal_path(path), because=because, follow=True, optional=optional)
 
 
 def combine(
@@ -121,10 +125,9 @@ def settle(
 
 def expanded(path: str, environ: Mapping[str, str]) -> str | None:
     """The path with its variables filled in, or None where one of them is not set."""
-    names = [match.group(2) for match in _VARIABLE.finditer(path) if match.group(2)]
-    if any(not environ.get(name) for name in names):
+    if any(not environ.get(name) for name in _VARIABLE.findall(path)):
         return None
-    return _VARIABLE.sub(lambda m: environ[m.group(2)] if m.group(2) else m.group(0), path)
+    return _VARIABLE.sub(lambda match: environ[match.group(1)], path)
 
 
 def refuse_variables(path: str, what: str) -> None:
