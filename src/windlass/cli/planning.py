@@ -11,15 +11,19 @@ from windlass.cli.options import request_from
 from windlass.launch.context import Surroundings, current_environ, look_around
 from windlass.launch.plan import Secrets, make_plan
 from windlass.model.plan import Plan
+from windlass.model.request import Request
 from windlass.settings import read_settings
 
 
-def plan_from(args: argparse.Namespace, *, here: bool) -> tuple[Plan, Secrets, Surroundings]:
+def plan_from(
+    args: argparse.Namespace, *, here: bool, request: Request | None = None, run_dir: str | None = None
+) -> tuple[Plan, Secrets, Surroundings]:
     """The plan that these arguments ask for, with the remarks made while looking around."""
     environ = current_environ()
     settings = read_settings(environ)
-    request = request_from(args, environ)
+    request = request or request_from(args, environ)
     site_file = Path(args.site_file).expanduser() if args.site_file else None
     around = look_around(request, settings, environ=environ, site_file=site_file, here=here)
-    plan, secrets = make_plan(request, around.context)
+    context = around.context if run_dir is None else msgspec.structs.replace(around.context, run_dir=run_dir)
+    plan, secrets = make_plan(request, context)
     return msgspec.structs.replace(plan, remarks=around.remarks + plan.remarks), secrets, around

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 
-from windlass.cli.options import add_request_options, parse_with_command, warn
+from windlass.cli.options import add_request_options, parse_with_command, request_from, warn
 from windlass.cli.planning import plan_from
 from windlass.cli.result import Result
 from windlass.errors import UsageError
 from windlass.launch.batch import batch_script, standalone_script
+from windlass.launch.context import current_environ
 from windlass.launch.folder import folder_path, make_folder
+from windlass.launch.plan import Secrets
+from windlass.launch.shape import run_name
 from windlass.launch.submit import submit_script
 from windlass.model.plan import Plan
+from windlass.model.request import Request
 from windlass.settings import read_settings
 
 
@@ -29,19 +34,20 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
 
 
 def main(args: argparse.Namespace) -> Result:
-    plan, secrets, around = plan_from(args, here=False)
-    if plan.scheduler == "none":
-        raise UsageError(
-            f"{plan.site} has no scheduler to submit to", hint="use `windlass run`, or name the machine with --site"
-        )
-    if around.context.site.file.scheduler.account_required and not plan.request.account:
-        raise UsageError(f"{plan.site} needs an account", hint="add --account NAME")
+    request = request_from(args, current_environ())
+    runs_dir, name = read_settings().runs_dir, run_name(request)
     if args.dry_run:
-        where = folder_path(plan.request.run_dir, read_settings().runs_dir, plan.name)
+        where = folder_path(request.run_dir, runs_dir, name)
+        plan, _ = _plan(args, request, str(where))
         return Result(text=_script(plan, str(where), "RUN_ID", args.standalone))
-    folder = make_folder(plan.request.run_dir, read_settings().runs_dir, plan.name)
-    script = folder.write("batch.sh", _script(plan, str(folder.path), folder.run_id, args.standalone), mode=0o700)
-    folder.save_plan(plan, secrets)
+    folder = make_folder(request.run_dir, runs_dir, name)
+    try:
+        plan, secrets = _plan(args, request, str(folder.path))
+        script = folder.write("batch.sh", _script(plan, str(folder.path), folder.run_id, args.standalone), mode=0o700)
+        folder.save_plan(plan, secrets)
+    except BaseException:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise
     for remark in plan.remarks:
         if remark.level == "warning":
             warn(f"windlass: warning: {remark.text}")
@@ -49,6 +55,17 @@ def main(args: argparse.Namespace) -> Result:
     folder.write("job_id", job_id + "\n")
     warn(f"windlass: {plan.name} is job {job_id} of {plan.scheduler}; run folder {folder.path}")
     return Result(text=job_id, data={"job_id": job_id, "run_dir": str(folder.path), "script": str(script)})
+
+
+def _plan(args: argparse.Namespace, request: Request, run_dir: str) -> tuple[Plan, Secrets]:
+    plan, secrets, around = plan_from(args, here=False, request=request, run_dir=run_dir)
+    if plan.scheduler == "none":
+        raise UsageError(
+            f"{plan.site} has no scheduler to submit to", hint="use `windlass run`, or name the machine with --site"
+        )
+    if around.context.site.file.scheduler.account_required and not request.account:
+        raise UsageError(f"{plan.site} needs an account", hint="add --account NAME")
+    return plan, secrets
 
 
 def _script(plan: Plan, run_dir: str, run_id: str, standalone: bool) -> str:

@@ -64,14 +64,9 @@ def launch_script(plan: Plan, run_dir: str) -> str:
     return "\n".join([*lines, "exec " + quote_words(rank)]) + "\n"
 
 
-def _directive_lines(plan: Plan, run_dir: str) -> list[str]:
+def _directive_lines(plan: Plan) -> list[str]:
     scheduler = get_scheduler(plan.scheduler)
-    written = scheduler.path_word(run_dir)
-    lines: list[str] = []
-    for argument in plan.directives:
-        words = tuple(word.replace("{run_dir}", written) for word in argument.words)
-        lines.append(scheduler.directive_line(Argument(words=words, because=argument.because)))
-    return lines
+    return [scheduler.directive_line(argument) for argument in plan.directives]
 
 
 def _reasons(plan: Plan) -> list[str]:
@@ -86,7 +81,7 @@ def batch_script(plan: Plan, run_dir: str, windlass_words: tuple[str, ...]) -> s
     """The default batch script: directives, then `windlass run --plan` in the job."""
     lines = [
         get_scheduler(plan.scheduler).shebang,
-        *_directive_lines(plan, run_dir),
+        *_directive_lines(plan),
         *_reasons(plan),
         "",
         "# The job itself: windlass reads the plan, looks at the nodes it got, and starts the ranks.",
@@ -106,7 +101,7 @@ def standalone_script(plan: Plan, run_dir: str, uid: int, run_id: str) -> str:
     words = launch_words(plan, run_dir)
     lines = [
         scheduler.shebang,
-        *_directive_lines(plan, run_dir),
+        *_directive_lines(plan),
         *_reasons(plan),
         "",
         f"cd {quote(plan.request.cwd)} || exit 3" if plan.request.cwd else "",

@@ -57,6 +57,8 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     python_because: str = "found first in PATH"
     activate_kind: str | None = None
     """`venv` or `conda`, where the request says --activate."""
+    run_dir: str = "RUN_DIR"
+    """Path of the run folder, where it is known already (a submission names its log there)."""
     check_paths: bool = False
     """True on the machine that will run: paths of images and binds can be looked at."""
 
@@ -114,7 +116,7 @@ def make_plan(request: Request, context: Context) -> tuple[Plan, Secrets]:
         request=_masked_request(request),
         command=tuple(mask_word(w) if at in secret_words else w for at, w in enumerate(command)),
         secret_words=secret_words,
-        directives=_directives(request, site, shape, binding, facts),
+        directives=_directives(request, context, shape, binding, facts),
         launch=launch,
         modules_use=modules_use,
         modules=modules,
@@ -398,9 +400,12 @@ def _argument(spec: ArgumentSpec) -> Argument:
     return Argument(words=spec.words, because=spec.because, origin=spec.origin or BUILTIN)
 
 
-def _directives(request: Request, site: Site, shape: Shape, binding: Binding, facts: Facts) -> tuple[Argument, ...]:
+def _directives(
+    request: Request, context: Context, shape: Shape, binding: Binding, facts: Facts
+) -> tuple[Argument, ...]:
     if shape.scheduler == "none":
         return ()
+    site = context.site
     scheduler = get_scheduler(shape.scheduler)
     spec = JobSpec(
         name=shape.name,
@@ -412,7 +417,7 @@ def _directives(request: Request, site: Site, shape: Shape, binding: Binding, fa
         qos=request.qos,
         account=request.account,
         time=request.time,
-        output="{run_dir}/job.log",
+        output=f"{scheduler.path_word(context.run_dir)}/job.log",
     )
     mine = tuple(a for a in site.file.scheduler.directives if holds(a.when, facts))
     made = scheduler.directives(spec, msgspec.structs.replace(site.file.scheduler, directives=mine))

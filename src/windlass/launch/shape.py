@@ -73,7 +73,7 @@ def decide_shape(request: Request, site: Site, topology: Topology, allocation: A
     ranks, remarks = _ranks_per_node(request, visible, ranks_per_device, allocation, site)
     vendor = topology.devices[0].vendor if topology.devices else site.file.devices.vendor
     return Shape(
-        name=request.name or _default_name(request),
+        name=run_name(request),
         scheduler=scheduler,
         launcher=launcher,
         nodes=nodes,
@@ -197,8 +197,10 @@ def _preset_allows(request: Request, site: Site, ranks: int) -> bool:
     return any(preset.name == request.cpu_bind and preset.ranks_per_node == ranks for preset in presets)
 
 
-def _default_name(request: Request) -> str:
-    """A short name from the script or command, safe for a file and for every scheduler."""
+def run_name(request: Request) -> str:
+    """The name that was asked for, or a short one from the script or command: safe for files and every scheduler."""
+    if request.name:
+        return request.name
     last = request.command[0].rsplit("/", 1)[-1] if request.command else "run"
     stem = last.removesuffix(".py").removesuffix(".sh")
     safe = "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "-" for char in stem).strip("-.")

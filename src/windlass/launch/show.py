@@ -87,14 +87,17 @@ def _arguments(arguments: tuple[Argument, ...], explain: bool, tail: str = "") -
     if not arguments:
         return [tail] if tail else []
     if not explain:
-        words = " ".join(quote_words(argument.words) for argument in arguments)
-        return [f"{words} {tail}".rstrip()]
-    width = min(44, max(len(quote_words(argument.words)) for argument in arguments))
+        return [f"{' '.join(_words(argument) for argument in arguments)} {tail}".rstrip()]
+    width = min(44, max(len(_words(argument)) for argument in arguments))
     lines: list[str] = []
     for argument in arguments:
-        text = quote_words(argument.words)
+        text = _words(argument)
         lines.append(f"{text:<{width}}  {argument.because}  [{argument.origin.text()}]")
     return [*lines, tail] if tail else lines
+
+
+def _words(argument: Argument) -> str:
+    return quote_words(tuple(word.replace("{run_dir}", RUN_DIR) for word in argument.words))
 
 
 def _settings(settings: tuple[Setting, ...], explain: bool) -> list[str]:
