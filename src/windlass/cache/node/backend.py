@@ -1,5 +1,5 @@
-"""The mount process's side of the cache: what is in the node's store, the peer process for the rest, and the shared file
-system itself where the peer process is gone.
+"""The mount process's side of the cache: the node's store, the peer process for the rest, and the shared file system
+itself where the peer process is gone.
 
 The mount outlives the peer: a peer that is dead or stopped costs one warning and the sharing, never a read.
 """
@@ -15,8 +15,9 @@ import random
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable
+from typing import Any
 
 from . import wire
 from .config import NodeConfig

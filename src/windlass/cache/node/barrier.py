@@ -6,8 +6,7 @@ It replaces a fixed sleep. Nobody needs it to read, it only says when the whole 
 from __future__ import annotations
 
 import threading
-import time
-from typing import Callable
+from collections.abc import Callable
 
 from . import wire
 from .config import NodeConfig

@@ -61,7 +61,10 @@ class NodeConfig:
 
     @property
     def store(self) -> str:
-        return self.store_dir or os.path.join(self.state_dir, "store")
+        """Where objects lie; below `store_dir` in a folder whose name says whose it is, for the sweep."""
+        if not self.store_dir:
+            return os.path.join(self.state_dir, "store")
+        return os.path.join(self.store_dir, "windlass-%s-%d" % (self.job, self.node))
 
     @property
     def socket(self) -> str:

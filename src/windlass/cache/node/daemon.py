@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -10,10 +11,11 @@ import signal
 import sys
 import threading
 import time
-from typing import Sequence
+from collections.abc import Sequence
 
 from .backend import Backend
 from .config import ConfigFileError, NodeConfig, read_config, read_key
+from .control import control_main
 from .fuse import Server, mount, unmount
 from .peer import Peer
 from .view import View
@@ -23,21 +25,23 @@ log = logging.getLogger("windlass.cache")
 
 def main(arguments: Sequence[str]) -> int:
     if len(arguments) != 2 or arguments[0] not in ("peer", "mount"):
-        sys.stderr.write("usage: peer|mount CONFIG\n")
-        return 2
+        return control_main(arguments)
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s " + arguments[0] + " %(levelname)s %(message)s"
     )
     threading.stack_size(512 << 10)
     try:
         config = read_config(arguments[1])
+        _hold_lock(config, arguments[0])
         key = read_key(config.key_file)
         run_peer(config, key) if arguments[0] == "peer" else run_mount(config, key)
     except (ConfigFileError, OSError) as error:
         log.error("%s", error)
         say(arguments[0], read_state_dir(arguments[1]), {"failed": str(error)})
         return 1
-    return 0
+    # Threads may still be blocked in the shared file system or in a connect: nothing to wait for.
+    logging.shutdown()
+    os._exit(0)
 
 
 def run_peer(config: NodeConfig, key: bytes) -> None:
@@ -118,6 +122,16 @@ def _follow_owner(config: NodeConfig, stop: object) -> None:
         stop()
 
     threading.Thread(target=watch, name="owner", daemon=True).start()
+
+
+def _hold_lock(config: NodeConfig, role: str) -> None:
+    """The kernel lets go of the lock when this process ends, in whatever way: proof of life, also across containers."""
+    fd = os.open(os.path.join(config.state_dir, role + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.pwrite(fd, b"%d" % os.getpid(), 0)
+    except BlockingIOError:
+        raise ConfigFileError("a %s process of this cache runs already" % role) from None
 
 
 def start_time(pid: int) -> int | None:

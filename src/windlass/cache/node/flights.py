@@ -13,8 +13,9 @@ import os
 import random
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 from . import wire
 from .config import PARTITION, NodeConfig
@@ -153,7 +154,12 @@ class Flights:
         """`obtain` for code that has a thread of its own to block."""
         landed = threading.Event()
         found: list[Outcome] = []
-        self.obtain(key, lambda outcome: (found.append(outcome), landed.set())[0])
+
+        def done(outcome: Outcome) -> None:
+            found.append(outcome)
+            landed.set()
+
+        self.obtain(key, done)
         if not landed.wait(timeout_s):
             return Outcome(error=OSError(errno.ETIMEDOUT, "not there after %.0f s" % timeout_s))
         return found[0]

@@ -18,7 +18,7 @@ import socket
 import struct
 import subprocess
 import threading
-from typing import Callable
+from collections.abc import Callable
 
 from .backend import Backend
 from .view import Miss, View, split_batch_forget

@@ -30,7 +30,7 @@ class Pin(NamedTuple):
 
 class Key(NamedTuple):
     kind: int
-    index: int
+    chunk: int
     pin: Pin
     path: bytes
 
@@ -81,7 +81,7 @@ def store_name(key: bytes) -> str:
 
 
 def digest(key: bytes, data: bytes | bytearray | memoryview) -> bytes:
-    """What the reader of the shared file system attaches; covers the key, so the right bytes of the wrong chunk fail too."""
+    """Made by the reader of the shared file system; covers the key: the right bytes of the wrong chunk fail too."""
     state = hashlib.sha256(key)
     state.update(data)
     return state.digest()
@@ -99,7 +99,7 @@ def chunk_length(size: int, chunk_bytes: int, index: int) -> int:
 def stripe_of(key: bytes, stripes: int) -> int:
     """Which reader of the shared file system an object belongs to; the version of a file plays no part in it.
 
-    Runs of eight chunks stay together: one large file is read by all readers, without every reader seeking at every chunk.
+    Runs of eight chunks stay together: all readers read one large file, without a seek at every chunk.
     """
     if stripes == 1:
         return 0

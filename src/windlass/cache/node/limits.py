@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from typing import Callable
+from collections.abc import Callable
 
 Clock = Callable[[], float]
 
@@ -71,5 +71,5 @@ class Health:
 
 
 def fallback_jitter_s(nodes: int, random_: random.Random) -> float:
-    """A random wait before the shared file system is read in another node's place: 8,192 nodes must not do it at once."""
+    """A random wait before reading the shared file system in another node's place: 8,192 must not do it at once."""
     return random_.uniform(0.0, min(5.0, 0.002 * nodes))

@@ -6,12 +6,15 @@ frame at all for `timeout_s`, with something asked, means the peer is gone, stop
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import socket
 import struct
 import threading
 import time
-from typing import Callable, Protocol
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from . import wire
 
@@ -132,10 +135,8 @@ class Link:
     def close(self, reason: str = "closed") -> None:
         self.reason = self.reason or reason
         self.closed = True
-        try:
+        with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
 
     def _send(self, kind: int, request: int, body: bytes) -> bool:
         try:
@@ -210,7 +211,7 @@ class Collect:
 def connect(
     host: str, ports: tuple[int, ...], key: bytes, me: int, node: int, timeout_s: float, source_host: str = ""
 ) -> tuple[Link, int]:
-    """An open link to `node` at one of the ports, and that port. `OSError` or `ProtocolError` where none proves the key."""
+    """An open link to `node` and the port that answered; `OSError` or `ProtocolError` where none proves the key."""
     deadline = time.monotonic() + timeout_s
     last: Exception = ConnectionError("no port to try")
     for port in ports:
@@ -232,12 +233,23 @@ def connect(
     raise last
 
 
+@contextlib.contextmanager
+def short_path(path: str) -> Iterator[str]:
+    """A name for a socket's path that fits into the 107 bytes the kernel allows."""
+    folder = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield "/proc/self/fd/%d/%s" % (folder, os.path.basename(path))
+    finally:
+        os.close(folder)
+
+
 def connect_local(path: str, key: bytes, me: int, timeout_s: float) -> Link:
     """A link to the peer process of this node, over its Unix socket."""
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.settimeout(timeout_s)
-        connection.connect(path)
+        with short_path(path) as short:
+            connection.connect(short)
         wire.prove_as_caller(
             connection, key, wire.NO_NODE, wire.NO_NODE if me < 0 else me, time.monotonic() + timeout_s
         )

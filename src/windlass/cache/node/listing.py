@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import stat
 import struct
-from typing import Iterable, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from .keys import Pin
 

@@ -1,4 +1,4 @@
-"""The peer process of a node: answers the mount process, other nodes and the tools; hosts flights, streams, the barrier."""
+"""The peer process of a node: answers the mount process, other nodes and the tools."""
 
 from __future__ import annotations
 
@@ -148,8 +148,8 @@ class Peer:
         if key.kind != CHUNK:
             return
         count = min(int.from_bytes(body[:2], "little"), MAX_PREFETCH)
-        end = min(key.index + count, chunk_count(key.pin.size, self.config.chunk_bytes))
-        for index in range(key.index, end):
+        end = min(key.chunk + count, chunk_count(key.pin.size, self.config.chunk_bytes))
+        for index in range(key.chunk, end):
             wanted = chunk_key(key.path, key.pin, index)
             if wanted not in self._store:
                 self.flights.obtain(wanted, lambda outcome: None)
@@ -168,7 +168,7 @@ class Peer:
             if self.config.trace_out:
                 parsed = parse_key(key)
                 if parsed.kind == CHUNK:
-                    self._recorder.chunk(parsed.path, parsed.index, parsed.pin.size)
+                    self._recorder.chunk(parsed.path, parsed.chunk, parsed.pin.size)
                 else:
                     self._recorder.directory(parsed.path)
 
@@ -202,6 +202,7 @@ class Peer:
         mount_alive = self._mount_link is not None and not self._mount_link.closed
         return {
             "node": self.config.node,
+            "nodes": self.config.nodes,
             "host": self.config.hosts[self.config.node],
             "state": "ready" if self._barrier.complete else "starting",
             "pid": os.getpid(),

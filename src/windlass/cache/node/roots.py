@@ -7,7 +7,8 @@ once, at the start). All paths that travel are view paths.
 from __future__ import annotations
 
 import os
-from typing import NamedTuple, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 
 class Root(NamedTuple):

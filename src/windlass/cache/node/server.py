@@ -11,10 +11,11 @@ import queue
 import socket
 import threading
 import time
-from typing import Callable, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 from . import wire
-from .link import FrameReader, set_timeouts
+from .link import FrameReader, set_timeouts, short_path
 
 SEND_TIMEOUT_S = 15.0
 WAIT_EVERY_S = 0.4
@@ -146,9 +147,7 @@ class Listener:
             try:
                 connection, _ = self._socket.accept()
             except OSError:
-                if self._closed:
-                    return
-                time.sleep(0.05)  # out of descriptors: others will close
+                time.sleep(0.05)  # closing, or out of descriptors: others will close theirs
                 continue
             with self._lock:
                 full = self._strangers >= self.MAX_STRANGERS or len(self._proven) >= self.MAX_CONNECTIONS
@@ -201,10 +200,12 @@ def listen_tcp(host: str, ports: tuple[int, ...]) -> socket.socket:
 
 
 def listen_unix(path: str) -> socket.socket:
+    """A listening socket that only this user can reach, however long the path is."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     sock = socket.socket(socket.AF_UNIX)
-    sock.bind(path)
+    with short_path(path) as short:
+        sock.bind(short)
     os.chmod(path, 0o600)
     sock.listen(64)
     return sock

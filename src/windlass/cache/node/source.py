@@ -1,7 +1,7 @@
 """The reader of the shared file system: the only code of the cache that touches it.
 
-Every path is walked from the real folder of a declared root, part by part, without following a symbolic link; nothing
-outside the roots can be reached, whatever a request says. Files are pinned: size, mtime and inode must be the ones of the
+Every path is walked from the real folder of a declared root, part by part, without following a symbolic link: nothing
+outside the roots can be reached, whatever a request says. Files are pinned: size, mtime and inode must be those of the
 key before and after each read, or the read fails with `ChangedError` and no byte of it is used.
 """
 
@@ -12,7 +12,7 @@ import os
 import stat
 import threading
 from collections import OrderedDict
-from typing import Sequence
+from collections.abc import Sequence
 
 from .keys import CHUNK, DIRECTORY, BadKeyError, Pin, chunk_length, parse_key
 from .listing import MAX_LISTING_BYTES, Entry, folder_attr, pack_attr, pack_listing
@@ -50,7 +50,7 @@ class Source:
         if parsed.kind == DIRECTORY:
             return self._listing(parsed.path)
         assert parsed.kind == CHUNK
-        return self._chunk(parsed.path, parsed.pin, parsed.index)
+        return self._chunk(parsed.path, parsed.pin, parsed.chunk)
 
     def close(self) -> None:
         with self._lock:

@@ -34,6 +34,8 @@ class Store:
         self._temporary = 0
         os.makedirs(folder, mode=0o700, exist_ok=True)
         os.chmod(folder, 0o700)
+        for left_over in os.listdir(folder):  # of a peer process that died: nobody knows their digests any more
+            os.unlink(os.path.join(folder, left_over))
 
     def __len__(self) -> int:
         return len(self._held)

@@ -14,7 +14,7 @@ import stat
 import threading
 import time
 from collections import deque
-from typing import Iterator
+from collections.abc import Iterator
 
 from . import wire
 from .config import NodeConfig

@@ -114,7 +114,9 @@ def parse_trace(text: str) -> Trace:
             raise BadTraceError("trace of version %s, this code knows %d" % (values["version"], VERSION))
         touches = tuple(Touch(os.fsencode(p), int(o), int(n)) for p, o, n in values["touches"])
         return Trace(str(values["identity"]), tuple(os.fsencode(r) for r in values["roots"]), touches)
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+    except BadTraceError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
         raise BadTraceError("not a trace: %s" % error) from error
 
 

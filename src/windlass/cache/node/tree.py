@@ -1,7 +1,7 @@
 """Who asks whom: pure functions of the number of nodes, never of the state of the network.
 
-`replicate` spreads every object over a k-ary tree. There is one tree per reader of the shared file system (a stripe); the
-trees are rotations of each other, so that a node that forwards in one is a leaf in the others and all links carry load.
+`replicate` spreads every object over a k-ary tree. There is one tree per reader of the shared file system (a stripe);
+the trees are rotations of each other: a node that forwards in one is a leaf in the others, and all links carry load.
 `partition` gives each object a short list of owners by rendezvous hashing.
 
 In every order produced here a node asks only nodes that stand before it, for that object. Waiting can therefore never
@@ -11,7 +11,7 @@ go in a circle, whoever is dead.
 from __future__ import annotations
 
 import hashlib
-from typing import Sequence
+from collections.abc import Sequence
 
 STANDBYS = 2
 _GROUP = 64

@@ -11,7 +11,8 @@ import itertools
 import stat
 import struct
 import threading
-from typing import Callable, Protocol, Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from .keys import Pin, chunk_key, directory_key
 from .listing import Listing, attr_mode, attr_pin, folder_attr
@@ -228,4 +229,4 @@ class View:
 def split_batch_forget(body: bytes) -> Sequence[tuple[int, int]]:
     """Pairs of node and count of a BATCH_FORGET."""
     count = struct.unpack_from("<I", body)[0]
-    return [struct.unpack_from("<QQ", body, 8 + 16 * i) for i in range(min(count, (len(body) - 8) // 16))]  # type: ignore[misc]
+    return [struct.unpack_from("<QQ", body, 8 + 16 * i) for i in range(min(count, (len(body) - 8) // 16))]

@@ -1,7 +1,7 @@
 """The peers' protocol: frames, their limits, and the proof of the job's key. No threads, no policy.
 
-A frame is a head (length of the body, type, request) and a body. Before the proof is done only frames of the exact size of
-the proof are read; after it, a length beyond the limit of the frame's type ends the connection.
+A frame is a head (length of the body, type, request) and a body. Before the proof is done only the fixed sizes of the
+proof are read; after it, a length beyond the limit of the frame's type ends the connection.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def parse_error(body: bytes) -> OSError:
     return OSError(_ERROR.unpack_from(body)[0], body[_ERROR.size :].decode("utf-8", "surrogateescape"))
 
 
-# The proof. The side that was called sends a nonce; the caller proves first; only then does the called side prove itself.
+# The proof. The called side sends a nonce; the caller proves first; only then does the called side prove itself.
 
 _HELLO = struct.Struct("<4sHH32s")
 _CLAIM = struct.Struct("<II32s32s")

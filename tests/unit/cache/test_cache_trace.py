@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from windlass.cache.node.keys import Pin, chunk_key
+from windlass.cache.node.stream import StreamLog, dump_plan, parse_plan, place_of
+from windlass.cache.node.trace import (
+    BadTraceError,
+    Recorder,
+    Touch,
+    Trace,
+    directory_touch,
+    dump_trace,
+    parse_trace,
+    read_trace,
+    write_trace,
+)
+from windlass.cache.node.wire import ProtocolError
+
+
+def test_touches_are_kept_in_order_once_and_neighbours_become_one_range() -> None:
+    recorder = Recorder(100, 10**9)
+    recorder.directory(b"/a")
+    for index in (0, 1, 2, 1, 7):
+        recorder.chunk(b"/a/f", index, 1000)
+    recorder.chunk(b"/a/g", 9, 950)
+    recorder.directory(b"/a")
+    trace = recorder.trace("id", (b"/a",))
+    assert trace.touches == (
+        directory_touch(b"/a"),
+        Touch(b"/a/f", 0, 300),
+        Touch(b"/a/f", 700, 100),
+        Touch(b"/a/g", 900, 50),
+    )
+    assert trace.file_bytes == 450
+
+
+def test_recording_stops_at_the_limit_so_that_a_data_set_is_not_recorded() -> None:
+    recorder = Recorder(100, 1000)
+    for index in range(50):
+        recorder.chunk(b"/data", index, 5000)
+    assert recorder.trace("id", ()).file_bytes == 1000
+
+
+def test_a_later_run_keeps_what_only_the_earlier_one_touched() -> None:
+    first, second = Recorder(100, 10**9), Recorder(100, 10**9)
+    first.chunk(b"/f", 0, 100)
+    first.chunk(b"/only-before", 0, 100)
+    second.chunk(b"/new", 0, 100)
+    second.chunk(b"/f", 0, 100)
+    merged = second.trace("id", (), first.trace("id", ()))
+    assert [t.path for t in merged.touches] == [b"/new", b"/f", b"/only-before"]
+
+
+def test_a_trace_survives_its_file_with_names_that_are_not_utf8(tmp_path: Path) -> None:
+    trace = Trace("id", (b"/r\xff",), (directory_touch(b"/r\xff"), Touch(b"/r\xff/\xc3\xa4\xfe", 5, 10)))
+    path = tmp_path / "sub" / "t.json"
+    write_trace(str(path), trace)
+    assert read_trace(str(path)) == trace
+    assert [p.name for p in path.parent.iterdir()] == ["t.json"]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"version": 99}', '{"version": 1, "touches": [[1]]}', "null"])
+def test_a_file_that_is_no_trace_is_refused(text: str) -> None:
+    with pytest.raises(BadTraceError):
+        parse_trace(text)
+
+
+def test_dumping_is_stable() -> None:
+    trace = Trace("id", (b"/r",), (Touch(b"/r/f", 0, 10),))
+    assert parse_trace(dump_trace(trace)) == trace
+
+
+def test_a_plan_survives_the_wire() -> None:
+    plan = [(1, b"\0\0\0\0", b"/a b"), (2, b"\1\0\0\0", b"/a b/\xff c")]
+    assert parse_plan(dump_plan(plan)) == plan
+    assert parse_plan(b"") == []
+    with pytest.raises(ProtocolError):
+        parse_plan(b"x")
+
+
+def test_a_log_awaits_what_is_announced_and_has_not_come() -> None:
+    key, other = chunk_key(b"/f", Pin(10, 1, 1), 0), chunk_key(b"/g", Pin(10, 1, 1), 0)
+    log = StreamLog()
+    assert not log.awaits(key)
+    log.start([place_of(key), place_of(other)])
+    assert log.awaits(key) and log.awaits(other)
+    log.add(key)
+    assert not log.awaits(key) and log.awaits(other)
+    log.add(None)
+    assert not log.awaits(other), "skipped is not awaited"
+    log.end()
+    assert log.ended
