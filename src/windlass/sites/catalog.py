@@ -6,35 +6,17 @@ the builtin scope. Reads only the files that one site needs: this is on the way 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from windlass.errors import ConfigError, unknown_name
 from windlass.model.origin import Scope
 from windlass.model.site import Site, SiteFile
+from windlass.sites.folders import catalog_names, catalog_path, read_builtin, user_path
 from windlass.sites.merge import Layer, Merged, merge_layers
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-DATA_DIR = Path(__file__).parent / "data"
-_FOLDERS = {"site": "sites", "hardware": "hardware", "network": "networks"}
-
-
-def catalog_names(kind: str, config_dir: Path | None = None) -> tuple[str, ...]:
-    """Names of all catalog files of a kind (`site`, `hardware`, `network`), the user's own included."""
-    folder = _FOLDERS[kind]
-    names = {path.stem for path in (DATA_DIR / folder).glob("*.toml")}
-    if config_dir is not None and (config_dir / folder).is_dir():
-        names |= {path.stem for path in (config_dir / folder).glob("*.toml")}
-    return tuple(sorted(names))
 
 
 def site_names(config_dir: Path | None = None) -> tuple[str, ...]:
@@ -42,9 +24,9 @@ def site_names(config_dir: Path | None = None) -> tuple[str, ...]:
     return catalog_names("site", config_dir)
 
 
-def site_of_file(path: Path) -> str:
+def site_of_file(path: Path, config_dir: Path | None = None) -> str:
     """The site that a file given with --site-file stands for: its own name, or the one that it extends."""
-    data = _read_user(path)
+    data = _read_user(path, config_dir)
     name = data.get("name") or data.get("extends")
     if not name:
         raise ConfigError(f"{path}: says neither `name` nor `extends`", hint='add a line such as extends = "frontier"')
@@ -63,7 +45,7 @@ def load_site(
     A file `<config_dir>/sites/<name>.toml` overlays the catalog's or is a site of its own; `user_files` come last and
     count where they are about this site. Raises `UsageError` for an unknown name, `ConfigError` for a bad file.
     """
-    own = tuple((str(path), _read_user(path)) for path in user_files)
+    own = tuple((str(path), _read_user(path, config_dir)) for path in user_files)
     chain = _chain(name, config_dir, own, ())
     merged_partition = partition or _last(chain, "scheduler", "default_partition")
     layers = [*_base_layers(chain, merged_partition, config_dir), *_with_partitions(chain, merged_partition)]
@@ -90,12 +72,12 @@ def _chain(
     if name in seen:
         raise ConfigError(f"sites extend each other in a circle: {' -> '.join((*seen, name))}")
     found: list[Layer] = []
-    builtin = DATA_DIR / "sites" / f"{name}.toml"
-    if builtin.is_file():
-        found.append(_layer("site", builtin.stem, _read_builtin(builtin)))
-    if config_dir is not None and (config_dir / "sites" / f"{name}.toml").is_file():
-        path = config_dir / "sites" / f"{name}.toml"
-        found.append(_layer("user", str(path), _read_user(path)))
+    builtin = catalog_path("site", name)
+    if builtin:
+        found.append(_layer("site", name, read_builtin(builtin)))
+    users = user_path("site", name, config_dir)
+    if users:
+        found.append(_layer("user", str(users), _read_user(users, config_dir)))
     for path_text, data in own:
         about = data.get("name") or data.get("extends") or name
         if about == name or (not seen and data.get("extends") == name):
@@ -112,21 +94,21 @@ def _chain(
 def _base_layers(chain: Sequence[Layer], partition: str | None, config_dir: Path | None) -> Iterator[Layer]:
     """Hardware and network of the site; the highest scope that names one decides which."""
     spoken = [data for layer in chain for data in (layer.data, layer.data.get("partitions", {}).get(partition, {}))]
-    for kind, scope in (("hardware", "hardware"), ("network", "network")):
+    kinds: tuple[Literal["hardware", "network"], ...] = ("hardware", "network")
+    for kind in kinds:
         names = [data[kind] for data in spoken if data.get(kind)]
         if names:
-            yield _part(kind, scope, names[-1], config_dir)  # type: ignore[arg-type]
+            yield _part(kind, names[-1], config_dir)
 
 
-def _part(kind: str, scope: Scope, name: str, config_dir: Path | None) -> Layer:
-    folder = _FOLDERS[kind]
-    own = config_dir / folder / f"{name}.toml" if config_dir is not None else None
-    if own is not None and own.is_file():
-        return _layer(scope, str(own), _read_user(own))
-    path = DATA_DIR / folder / f"{name}.toml"
-    if not path.is_file():
+def _part(kind: Literal["hardware", "network"], name: str, config_dir: Path | None) -> Layer:
+    users = user_path(kind, name, config_dir)
+    if users:
+        return _layer(kind, str(users), _read_user(users, config_dir))
+    path = catalog_path(kind, name)
+    if path is None:
         raise unknown_name(kind, name, catalog_names(kind, config_dir))
-    return _layer(scope, name, _read_builtin(path))
+    return _layer(kind, name, read_builtin(path))
 
 
 def _with_partitions(chain: Sequence[Layer], partition: str | None) -> Iterator[Layer]:
@@ -160,18 +142,14 @@ def _last(chain: Sequence[Layer], table: str, key: str) -> str | None:
     return str(values[-1]) if values else None
 
 
-@lru_cache(maxsize=64)
-def _read_builtin(path: Path) -> Mapping[str, Any]:
-    """A file of the catalog itself; a test checks them all, so that loading need not."""
-    return tomllib.loads(path.read_text(encoding="utf-8"))
-
-
-def _read_user(path: Path) -> Mapping[str, Any]:
+def _read_user(path: Path, config_dir: Path | None) -> Mapping[str, Any]:
     """A file of the user, checked; all its problems are in the error."""
     from windlass.sites.check import check_file, read_table  # here: most runs have no such file
 
-    problems = check_file(path)
+    problems = check_file(path, config_dir=config_dir)
     if problems:
         lines = "\n".join(f"  {problem.text()}" for problem in problems)
-        raise ConfigError(f"{path} has {len(problems)} problem(s):\n{lines}", hint="see docs/sites/writing-a-site-file.md")
+        word = "problem" if len(problems) == 1 else "problems"
+        hint = "see docs/sites/writing-a-site-file.md"
+        raise ConfigError(f"{path} has {len(problems)} {word}:\n{lines}", hint=hint)
     return read_table(path)

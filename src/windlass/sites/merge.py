@@ -185,6 +185,7 @@ def _container_name(item: Table) -> tuple[str, ...]:
 def _drop(data: Table, patterns: Sequence[str]) -> None:
     """Leave out inherited variables (`NCCL_*`), options (`--network`, `-l place`) and binds (`/opt/cray`)."""
     for pattern in patterns:
+        lists: tuple[str, ...]
         if pattern.startswith("-"):
             lists = ("limits", "scheduler.directives", "launcher.arguments", "containers.arguments")
         elif pattern.startswith("/"):

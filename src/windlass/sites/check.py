@@ -1,0 +1,200 @@
+"""Checking a site file: every problem at once, each with its line, its key and what to write instead.
+
+For `windlass sites check FILE`, for a user's file on its way into a plan, and for a test over the whole catalog.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path as FilePath
+from typing import Any
+
+import msgspec
+
+from windlass.errors import ConfigError, nearest
+from windlass.sites.facts import fact_misfits
+from windlass.sites.folders import DATA_DIR, Kind, catalog_names
+from windlass.sites.lines import Path, line_index, line_of
+from windlass.sites.merge import OWN_SOURCE
+from windlass.sites.shape import Misfit, misfits
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_AT_LINE = re.compile(r"\(at line (\d+)(?:, column \d+)?\)|\(at end of document\)")
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing to correct in one file."""
+
+    file: str
+    line: int
+    key: str
+    message: str
+    hint: str = ""
+
+    def text(self) -> str:
+        """`my.toml:12: scheduler.kind: must be … (did you mean …)`, on one line."""
+        place = f"{self.file}:{self.line}: "
+        key = f"{self.key}: " if self.key else ""
+        return f"{place}{key}{self.message}" + (f" ({self.hint})" if self.hint else "")
+
+
+Known = Callable[[Kind], Sequence[str]]
+"""From a kind of file to the names that a file may refer to."""
+
+
+def check_file(path: FilePath, *, config_dir: FilePath | None = None) -> tuple[Problem, ...]:
+    """All problems of a file, by line. A file that cannot be read is one problem."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
+        return (Problem(file=str(path), line=1, key="", message=f"cannot be read: {reason}"),)
+    builtin = path.resolve().is_relative_to(DATA_DIR)
+    return check_text(
+        text,
+        file=path.name if builtin else str(path),
+        stem=path.stem,
+        known=lambda kind: catalog_names(kind, config_dir),
+        builtin=builtin,
+    )
+
+
+def check_text(text: str, *, file: str, stem: str, known: Known, builtin: bool = False) -> tuple[Problem, ...]:
+    """All problems of a file's text. `builtin` files have a name that is their file's, and declare every source."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        return (_syntax_problem(error, text, file),)
+    lines = line_index(text)
+    found = [
+        *misfits(data),
+        *_names(data, stem, known, builtin=builtin),
+        *_sources(data, builtin=builtin),
+        *_reasons(data),
+        *fact_misfits(data),
+    ]
+    problems = {
+        (misfit.path, misfit.message): Problem(
+            file=file,
+            line=line_of(lines, misfit.path),
+            key=path_text(misfit.path),
+            message=misfit.message,
+            hint=misfit.hint,
+        )
+        for misfit in found
+    }
+    return tuple(sorted(problems.values(), key=lambda problem: (problem.line, problem.key, problem.message)))
+
+
+def read_table(path: FilePath) -> Mapping[str, Any]:
+    """The table of a file that was checked before."""
+    try:
+        table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}", hint="did it change just now?") from error
+    return table
+
+
+def path_text(path: Path) -> str:
+    """`settings[3].when.nodes_min`, as people write it; elements are counted from 1."""
+    text = ""
+    for part in path:
+        text += f"[{part + 1}]" if isinstance(part, int) else (f".{part}" if text else part)
+    return text
+
+
+def _syntax_problem(error: Exception, text: str, file: str) -> Problem:
+    said = str(error)
+    match = _AT_LINE.search(said)
+    line = int(match.group(1)) if match and match.group(1) else text.count("\n") + 1
+    message = "not TOML: " + _AT_LINE.sub("", said).strip()
+    return Problem(file=file, line=line, key="", message=message, hint="nothing after it was checked")
+
+
+def _names(data: Mapping[str, Any], stem: str, known: Known, *, builtin: bool) -> Iterator[Misfit]:
+    kind = data.get("kind", "site")
+    name = data.get("name")
+    if builtin and name != stem:
+        yield Misfit(path=("name",), message=f"must be {stem!r}, the name of the file, not {name!r}")
+    if kind == "overlay" and not data.get("extends"):
+        yield Misfit(path=("kind",), message="an overlay must say which site it extends", hint='extends = "frontier"')
+    partitions = data.get("partitions")
+    places: list[tuple[Path, Kind, object]] = [
+        (("hardware",), "hardware", data.get("hardware")),
+        (("network",), "network", data.get("network")),
+        (("extends",), "site", data.get("extends")),
+    ]
+    if isinstance(partitions, Mapping):
+        for key, spec in partitions.items():
+            if isinstance(spec, Mapping):
+                places.append((("partitions", key, "hardware"), "hardware", spec.get("hardware")))
+    for path, what, value in places:
+        if isinstance(value, str) and value not in known(what):
+            close = nearest(value, known(what))
+            hint = f"did you mean {close!r}?" if close else f"known: {', '.join(known(what))}"
+            yield Misfit(path=path, message=f"unknown {what} {value!r}", hint=hint)
+
+
+def _sources(data: Mapping[str, Any], *, builtin: bool) -> Iterator[Misfit]:
+    """Every source has a place and a date, and every fact names one that exists."""
+    sources = data.get("sources")
+    declared = sources if isinstance(sources, Mapping) else {}
+    for key, spec in declared.items():
+        if not isinstance(spec, Mapping):
+            continue
+        checked = spec.get("checked")
+        if isinstance(checked, datetime.date):
+            hint = f'write it in quotes: checked = "{checked.isoformat()[:10]}"'
+            yield Misfit(path=("sources", key, "checked"), message="must be a text in quotes", hint=hint)
+        elif isinstance(checked, str) and not _is_date(checked):
+            message = f"must be a date as in 2026-08-19, not {checked!r}"
+            yield Misfit(path=("sources", key, "checked"), message=message)
+        if isinstance(spec.get("where"), str) and not spec["where"].strip():
+            yield Misfit(path=("sources", key, "where"), message="is empty: say where it was read")
+    allowed = set(declared) | (set() if builtin else {OWN_SOURCE})
+    for path, value in _values(data, "source"):
+        if value == "" and not builtin:
+            continue
+        if isinstance(value, str) and value not in allowed:
+            close = nearest(value, allowed)
+            hint = f"did you mean {close!r}?" if close else f"add a table [sources.{value or 'name'}]"
+            yield Misfit(path=path, message=f"unknown source {value!r}", hint=hint)
+
+
+def _is_date(text: str) -> bool:
+    try:
+        datetime.date.fromisoformat(text)
+    except ValueError:
+        return False
+    return len(text) == len("2026-08-19")
+
+
+def _reasons(data: Mapping[str, Any]) -> Iterator[Misfit]:
+    for key in ("because", "verdict", "topic"):
+        for path, value in _values(data, key):
+            if isinstance(value, str) and not value.strip() and path[0] != "modules":
+                yield Misfit(path=path, message="is empty: say why" if key == "because" else "is empty")
+
+
+_FREE_TABLES = frozenset({"variables", "links", "annotations"})
+"""Tables whose keys are the user's words."""
+
+
+def _values(data: object, wanted: str, path: Path = ()) -> Iterator[tuple[Path, object]]:
+    """Every value under a key of this name, anywhere."""
+    if isinstance(data, Mapping):
+        for key, value in data.items():
+            if key == wanted and not isinstance(value, Mapping | list):
+                yield (*path, key), value
+            elif key not in _FREE_TABLES:
+                yield from _values(value, wanted, (*path, key))
+    elif isinstance(data, list):
+        for index, item in enumerate(data):
+            yield from _values(item, wanted, (*path, index))
