@@ -1,9 +1,12 @@
 """Keeps the daemons of a test cluster, and everything that they start, within reach of the test session.
 
-Run as a program: `keeper.py`. It reads one JSON request per line from stdin and answers each with one line:
-`{"start": NAME, "argv": [...], "log": PATH}`, `{"stop": NAME}`. It makes itself the reaper of orphans, so that slurmd's
-step daemons, which cut loose from slurmd, and whatever ranks leave behind stay its descendants. When stdin ends,
-because the test session closed it or was killed, it kills all of them. Nothing of the cluster outlives it.
+Run as a program: `keeper.py HOSTS`. It puts the file HOSTS in the place of /etc/hosts, for itself and what it starts
+alone, so that node names resolve on the nodes as they do on a real cluster. Then it reads one JSON request per line
+from stdin and answers each with one line: `{"start": NAME, "argv": [...], "log": PATH}`, `{"stop": NAME}`.
+
+It makes itself the reaper of orphans, so that slurmd's step daemons, which cut loose from slurmd, and whatever ranks
+leave behind stay its descendants. When stdin ends, because the test session closed it or was killed, it kills all of
+them. Nothing of the cluster outlives it.
 """
 
 from __future__ import annotations
@@ -15,12 +18,16 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_CLONE_NEWNS = 0x00020000
+_MS_BIND = 0x1000
+_MS_REC_SLAVE = 0x4000 | 0x80000
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -108,6 +115,17 @@ class _Daemons:
         return self.stop(request["stop"])
 
 
+def use_hosts_file(path: str) -> None:
+    """A mount namespace of our own, in which `path` is /etc/hosts. Mounts made outside still arrive, ours stay in."""
+    for failed in (
+        _libc.unshare(_CLONE_NEWNS),
+        _libc.mount(None, b"/", None, _MS_REC_SLAVE, None),
+        _libc.mount(path.encode(), b"/etc/hosts", None, _MS_BIND, None),
+    ):
+        if failed:
+            raise OSError(ctypes.get_errno(), f"cannot put {path} in the place of /etc/hosts")
+
+
 def _die_with_me() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
@@ -115,6 +133,7 @@ def _die_with_me() -> None:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest, which closes our stdin in its own time
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    use_hosts_file(sys.argv[1])
     daemons = _Daemons()
     said = b""
     while True:

@@ -116,9 +116,20 @@ def conf_text(shape: Shape, folder: Path, ports: Sequence[int]) -> str:
     ]
     words = node_words(shape.flavour)
     for at, name in enumerate(shape.names):
-        lines.append(f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.{11 + at} Port={ports[at + 1]} {words}")
+        lines.append(f"NodeName={name} NodeHostname={host} NodeAddr={address(at)} Port={ports[at + 1]} {words}")
     lines.append("PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP")
     return "\n".join(lines) + "\n"
+
+
+def address(at: int) -> str:
+    """The loopback address of the node at this position."""
+    return f"127.0.0.{11 + at}"
+
+
+def hosts_text(shape: Shape) -> str:
+    """The machine's /etc/hosts, and the nodes."""
+    nodes = "".join(f"{address(at)} {name}\n" for at, name in enumerate(shape.names))
+    return Path("/etc/hosts").read_text().rstrip("\n") + "\n" + nodes
 
 
 class SlurmCluster:
@@ -159,6 +170,7 @@ class SlurmCluster:
         for name in ("state", *(f"spool.{node}" for node in self.nodes)):
             (self.folder / name).mkdir()
         self.conf.write_text(conf_text(self.shape, self.folder, free_ports(1 + len(self.nodes))))
+        (self.folder / "hosts").write_text(hosts_text(self.shape))
         key = self.folder / "munge.key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o600)
@@ -173,7 +185,7 @@ class SlurmCluster:
 
     def _start_keeper(self) -> None:
         self._keeper = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("keeper.py"))],
+            [sys.executable, str(Path(__file__).with_name("keeper.py")), str(self.folder / "hosts")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

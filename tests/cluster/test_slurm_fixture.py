@@ -43,6 +43,12 @@ def test_a_batch_job_runs_a_step_on_its_nodes(slurm: SlurmCluster, tmp_path: Pat
     assert sorted(out.read_text().split()) == ["nid0001", "nid0002", "nid0003"]
 
 
+def test_node_names_resolve_on_the_nodes_and_only_there(slurm: SlurmCluster) -> None:
+    done = slurm.run(["srun", "-N1", "-w", "nid0001", "getent", "hosts", "nid0002"], check=True)
+    assert done.stdout.split() == ["127.0.0.12", "nid0002"]
+    assert slurm.run(["getent", "hosts", "nid0002"]).code != 0
+
+
 def test_a_node_can_be_restarted(slurm: SlurmCluster) -> None:
     slurm.stop_node("nid0002")
     slurm.start_node("nid0002")
