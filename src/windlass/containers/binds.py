@@ -93,8 +93,8 @@ def combine(
         else:
             chosen[mount.target] = _winner(old, mount, notes)
     kept = [m for m in chosen.values() if not _covered(m, chosen.values())]
-    kept.sort(key=lambda m: sum(_below(m.target, other.target) for other in kept))
-    return tuple(kept), tuple(notes)
+    parents_first = sorted(kept, key=lambda m: sum(_below(m.target, other.target) for other in kept))
+    return tuple(parents_first), tuple(notes)
 
 
 def without(mounts: tuple[Mount, ...], path: str) -> tuple[Mount, ...]:

@@ -1,0 +1,55 @@
+"""The shell text that runs inside: only where it is needed, and safe from the host's expansion."""
+
+from __future__ import annotations
+
+from windlass.containers import inside
+from windlass.model.condition import When
+from windlass.model.plan import Setting
+from windlass.model.shell import expandable, quote
+
+
+def _words(*args: object) -> tuple[str, ...]:
+    made = inside.inner_arguments(*args)  # type: ignore[arg-type]
+    return made[0].words if made else ()
+
+
+def test_nothing_to_do_means_no_shell() -> None:
+    assert _words("") == ()
+    assert _words("  \n", (), ()) == ()
+
+
+def test_an_activation_runs_in_bash_and_hands_over_the_words() -> None:
+    assert _words("$WITH_CONDA;") == ("bash", "-c", '$WITH_CONDA; exec "$@"', "bash")
+
+
+def test_an_activation_with_a_comment_does_not_swallow_the_command() -> None:
+    assert _words("true # comment")[2] == 'true # comment\nexec "$@"'
+
+
+def test_nothing_in_the_text_is_expanded_on_the_host() -> None:
+    carried = inside.carry(
+        (
+            Setting(name="A", value="1", because="x"),
+            Setting(name="LD_LIBRARY_PATH", value="/x", because="x", prepend=True),
+        )
+    )
+    for word in _words("source ${ROOT}/activate", carried, ("B",)):
+        assert expandable(word) == quote(word)
+
+
+def test_two_values_in_front_of_one_variable_travel_separately() -> None:
+    settings = tuple(Setting(name="PATH", value=value, because="x", prepend=True) for value in ("/a", "/b"))
+    assert [s.name for s in inside.host_side(inside.carry(settings))] == [
+        "WINDLASS_INSIDE_PATH",
+        "WINDLASS_INSIDE_PATH_2",
+    ]
+
+
+def test_an_unset_that_the_node_decides_is_left_to_the_host() -> None:
+    settings = (
+        Setting(name="A", value=None, because="x"),
+        Setting(name="B", value=None, because="x", when=When(exists="/x")),
+        Setting(name="C", value="1", because="x"),
+        Setting(name="bad name; rm", value=None, because="x"),
+    )
+    assert inside.unset_names(settings) == ("A",)
