@@ -136,7 +136,7 @@ def _cores_of_ranks(
 def _near_devices(
     topology: Topology, wish: BindWish, chosen: Sequence[tuple[Device, ...]], usable: Cores
 ) -> tuple[Sequence[Cores], str] | None:
-    share = wish.ranks_per_device or 1
+    share = min(wish.ranks_per_device or 1, wish.ranks_per_node)
     used = tuple(dict.fromkeys(devices[0] for devices in chosen))
     found = share_among_devices(topology, used, usable, ranks_per_device=share)
     if found is None:

@@ -107,8 +107,10 @@ def _distances(binding: Binding, topology: Topology) -> Iterable[Problem]:
     """Ranks sit in the socket of their device, and in its NUMA domain or in one of that socket that has no device.
 
     A level with fewer usable cores than ranks of its devices binds nobody: on part of a node the nearest core may well
-    be far away.
+    be far away. The only rank of a node, whose devices are all of them, may be anywhere.
     """
+    if len(binding.ranks) == 1 and len(binding.ranks[0].devices) > 1:
+        return
     socket_of = {core.numa: core.socket for core in topology.cores}
     told = {device.index for device in topology.devices if device.numa in socket_of}
     numa_of = {index: home for index, home in device_homes(topology, topology.devices).items() if index in told}

@@ -44,7 +44,7 @@ def lists(binding: Binding) -> str:
 def test_mi250x_node_gives_the_documented_masks_without_a_site(tmp_path: Path) -> None:
     tree = mi250x_node(tmp_path / "node")
     reserved = {first + thread for first in range(0, 64, 8) for thread in (0, 64)}
-    tree.process(sorted(set(range(128)) - reserved))
+    tree.process(sorted(set(range(128)) - reserved), memory_kb=512 << 20)
     node = probed(tree)
     binding = bind(node, BindWish(ranks_per_node=8, threads="first"))
     assert lists(binding) == "49-55:57-63:17-23:25-31:1-7:9-15:33-39:41-47"
@@ -214,7 +214,7 @@ def test_device_whose_file_a_container_left_out_is_not_counted(tmp_path: Path) -
     (tree.dev / "nvidia2").unlink()
     node = probed(tree)
     assert [(device.index, device.numa) for device in node.devices] == [(0, 2), (1, 0)]
-    assert lists(bind(node, BindWish(ranks_per_node=2, order="core"))) == "0-15,64-79:32-47,96-111"
+    assert lists(bind(node, BindWish(ranks_per_node=2, order="core"))) == "0-31,64-95:32-63,96-127"
 
 
 def test_dies_that_the_control_group_hides_keep_the_packages_of_the_others(tmp_path: Path) -> None:
