@@ -1,0 +1,180 @@
+"""Gathering what can be known about this machine without asking anybody slow. The only I/O of detection.
+
+No name service is asked: `getfqdn` may hang for minutes on a compute node. The domain comes from the host name itself,
+from `/etc/resolv.conf` and from the scheduler's own configuration. Every look at a path has a deadline, because a dead
+file system blocks even `stat`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from windlass.errors import CommandError
+from windlass.proc import run_command, which
+
+SchedulerKind = Literal["slurm", "pbs", "flux"]
+
+_JOB_VARIABLES: dict[SchedulerKind, tuple[str, ...]] = {
+    "slurm": ("SLURM_JOB_ID", "SLURM_JOBID"),
+    "pbs": ("PBS_JOBID",),
+    "flux": ("FLUX_JOB_ID", "FLUX_URI"),
+}
+_COMMANDS: dict[SchedulerKind, str] = {"slurm": "sbatch", "pbs": "qsub", "flux": "flux"}
+_SLURM_CONF = ("etc/slurm/slurm.conf", "run/slurm/conf/slurm.conf", "etc/slurm-llnl/slurm.conf")
+_CLUSTER_NAME = re.compile(r"^\s*ClusterName\s*=\s*(\S+)", re.IGNORECASE | re.MULTILINE)
+_PBS_SERVER = re.compile(r"^\s*PBS_SERVER\s*=\s*(\S+)", re.MULTILINE)
+_READ_BYTES = 1 << 20
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What was seen. Absent things are empty, not guessed."""
+
+    hostname: str = ""
+    domains: dict[str, str] = {}
+    """Domain to where it was read."""
+    cluster_name: str | None = None
+    cluster_where: str = ""
+    variables: dict[str, str] = {}
+    files: tuple[str, ...] = ()
+    schedulers: dict[str, str] = {}
+    """Scheduler to how it was noticed."""
+    job: str | None = None
+    """The scheduler inside whose job this process runs."""
+    arch: str = ""
+    vendor: str | None = None
+    """Maker of the devices, where somebody has probed them."""
+
+
+def gather_evidence(
+    *,
+    variables: Iterable[str] = (),
+    paths: Iterable[str] = (),
+    environ: Mapping[str, str] | None = None,
+    hostname: str | None = None,
+    arch: str | None = None,
+    root: Path = Path("/"),
+    deadline_s: float = 1.0,
+    ask_scheduler: bool = False,
+    vendor: str | None = None,
+) -> Evidence:
+    """What this machine shows. `variables` and `paths` are those that the catalog's sites look for.
+
+    With `ask_scheduler`, Slurm may be asked for the cluster's name where no file says it; that can take seconds.
+    """
+    env = os.environ if environ is None else environ
+    host = socket.gethostname() if hostname is None else hostname
+    job = _job(env)
+    schedulers = _schedulers(env, job)
+    name, name_where = _cluster_name(env, root)
+    if name is None and ask_scheduler and "slurm" in schedulers:
+        name, name_where = _asked_cluster_name(env), "scontrol show config"
+    return Evidence(
+        hostname=host.split(".", 1)[0],
+        domains=_domains(host, env, root),
+        cluster_name=name,
+        cluster_where=name_where if name else "",
+        variables={key: env[key] for key in sorted(set(variables)) if env.get(key)},
+        files=existing(paths, root=root, deadline_s=deadline_s),
+        schedulers=schedulers,
+        job=job,
+        arch=os.uname().machine if arch is None else arch,
+        vendor=vendor,
+    )
+
+
+def existing(paths: Iterable[str], *, root: Path = Path("/"), deadline_s: float) -> tuple[str, ...]:
+    """Those of `paths` that exist, as far as the file systems answer within the deadline."""
+    wanted = sorted(set(paths))
+    found: list[str] = []
+
+    def look(path: str) -> None:
+        if os.path.lexists(root / path.lstrip("/")):
+            found.append(path)
+
+    # One thread per path: a dead file system must not hide what the others show. They are daemons, so that one that
+    # never returns does not keep the process.
+    threads = [threading.Thread(target=look, args=(path,), daemon=True) for path in wanted]
+    for thread in threads:
+        thread.start()
+    step_s = deadline_s / max(1, len(threads))
+    for thread in threads:
+        thread.join(timeout=step_s)
+    return tuple(sorted(found))
+
+
+def _job(env: Mapping[str, str]) -> SchedulerKind | None:
+    for kind, names in _JOB_VARIABLES.items():
+        if any(env.get(name) for name in names):
+            return kind
+    return None
+
+
+def _schedulers(env: Mapping[str, str], job: SchedulerKind | None) -> dict[str, str]:
+    seen: dict[str, str] = {}
+    if job is not None:
+        seen[job] = f"this is a {job} job"
+    for kind, command in _COMMANDS.items():
+        path = which(command, env)
+        if path and kind not in seen:
+            seen[kind] = f"{command} is in PATH"
+    return seen
+
+
+def _domains(host: str, env: Mapping[str, str], root: Path) -> dict[str, str]:
+    """Domains of this machine, the most telling first."""
+    domains: dict[str, str] = {}
+    own = host.partition(".")[2]
+    if own:
+        domains[own] = "host name"
+    server = env.get("PBS_SERVER") or _match(_PBS_SERVER, _read(root / "etc/pbs.conf"))
+    if server and "." in server:
+        domains.setdefault(server.partition(".")[2], "PBS server")
+    for line in _read(root / "etc/resolv.conf").splitlines():
+        words = line.split()
+        if words and words[0] in {"search", "domain"}:
+            for domain in words[1:]:
+                domains.setdefault(domain.strip(".").lower(), "/etc/resolv.conf")
+    return domains
+
+
+def _cluster_name(env: Mapping[str, str], root: Path) -> tuple[str | None, str]:
+    if env.get("SLURM_CLUSTER_NAME"):
+        return env["SLURM_CLUSTER_NAME"], "SLURM_CLUSTER_NAME"
+    configured = env.get("SLURM_CONF")
+    places = [Path(configured)] if configured else [root / place for place in _SLURM_CONF]
+    for place in places:
+        name = _match(_CLUSTER_NAME, _read(place))
+        if name:
+            return name, str(place)
+    return None, ""
+
+
+def _asked_cluster_name(env: Mapping[str, str]) -> str | None:
+    """The name as the controller says it, or None where it does not answer in time."""
+    try:
+        done = run_command(("scontrol", "show", "config"), timeout_s=5.0, env=env)
+    except CommandError:
+        return None
+    return _match(_CLUSTER_NAME, done.stdout)
+
+
+def _match(pattern: re.Pattern[str], text: str) -> str | None:
+    match = pattern.search(text)
+    return match.group(1) if match else None
+
+
+def _read(path: Path) -> str:
+    """The beginning of a small configuration file; nothing where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(_READ_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ""
