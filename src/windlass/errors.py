@@ -74,8 +74,9 @@ class VersionError(WindlassError):
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name closest to a misspelt one, or None where nothing is close."""
-    close = get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)
-    return close[0] if close else None
+    spelled = {candidate.lower(): candidate for candidate in known}
+    close = get_close_matches(name.lower(), spelled, n=1, cutoff=0.6)
+    return spelled[close[0]] if close else None
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], *, where: str = "") -> UsageError:

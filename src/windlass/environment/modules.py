@@ -22,17 +22,16 @@ def module_lines(use: tuple[str, ...], load: tuple[str, ...]) -> tuple[str, ...]
     """Shell lines that make `module` available and load these; a module that does not load ends the job."""
     if not use and not load:
         return ()
-    files = " ".join(_INIT_FILES)
-    lines = [
-        f'if ! type module >/dev/null 2>&1; then for f in {files}; do [ -r "$f" ] && . "$f" && break; done; fi',
+    return (
+        "if ! type module >/dev/null 2>&1; then",
+        f"  for f in {' '.join(_INIT_FILES)}; do",
+        '    [ -r "$f" ] && . "$f" && break',
+        "  done",
+        "fi",
+        'w_load() { module load "$1" || { echo "windlass: module $1 does not load" >&2; exit 3; }; }',
         *(f"module use {quote(path)}" for path in use),
-    ]
-    for name in load:
-        quoted = quote(name)
-        lines.append(
-            f"module load {quoted} || {{ echo {quote(f'windlass: module {name} does not load')} >&2; exit 3; }}"
-        )
-    return tuple(lines)
+        *(f"w_load {quote(name)}" for name in load),
+    )
 
 
 def activation_lines(target: str, kind: str) -> tuple[str, ...]:

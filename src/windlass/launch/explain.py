@@ -30,7 +30,7 @@ def find_name(name: str, plan: Plan, site: Site) -> tuple[Finding, ...]:
     if not found:
         known = {s.name for s in plan.environment} | {s.name for s in site.file.settings}
         known |= {a.name for a in (*plan.launch, *plan.directives)}
-        close = nearest(name, known) or nearest(name.upper(), known)
+        close = nearest(name, known)
         raise UsageError(
             f"{name}: neither this plan nor the catalog entry of {site.name} has it",
             hint=(f"did you mean {close}? " if close else "")

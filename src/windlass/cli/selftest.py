@@ -1,0 +1,147 @@
+"""Run a small job through windlass and bundle what the machine really did: topology, binding, transport.
+
+Run it inside an allocation of two nodes (or on this machine), then send the bundle to the catalog's maintainers: it is
+how an entry that was written from documentation becomes one that was seen to work."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import tarfile
+import time
+from pathlib import Path
+
+import windlass
+from windlass.cli import run as run_command_line
+from windlass.cli.options import add_request_options
+from windlass.cli.result import Result
+from windlass.errors import UsageError
+from windlass.launch import selftest
+from windlass.launch.context import current_environ
+from windlass.launch.ends import read_seats
+from windlass.launch.folder import RunFolder, make_folder, read_plan
+from windlass.launch.output import rank_lines, rank_log
+from windlass.launchers import get_launcher
+from windlass.model.cpulist import format_cpulist, parse_cpulist
+from windlass.model.plan import Plan
+from windlass.settings import read_settings
+from windlass.sites.detect import detect_site
+from windlass.topology.probe import probe_topology
+
+_PARTS = ("plan.json", "result.json", "rank.sh", "launch.sh", "launcher.log")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_request_options(parser)
+    parser.usage = f"{parser.prog} [options of run] [--bundle FILE]"
+    parser.add_argument(
+        "--bundle", metavar="FILE", help="where to write it (default: windlass-selftest-SITE-TIME.tar.gz)"
+    )
+    parser.add_argument("--json", action="store_true")
+
+
+def main(args: argparse.Namespace) -> Result:
+    settings = read_settings()
+    folder = make_folder(args.run_dir, settings.runs_dir, "selftest")
+    args.run_dir = str(folder.path)
+    script = folder.write("selftest.py", Path(selftest.__file__).read_text())  # a container sees the run folder
+    args.comm_log = args.comm_log or "0"
+    args.name = args.name or "selftest"
+    args.kind, args.command = "script", [str(script)]
+    args.plan, args.show, args.allow_login, args.quiet = None, "none", False, False
+    ended = run_command_line.main(args)
+    plan = read_plan(folder.path)
+    findings = judge(plan, folder)
+    bundle = Path(args.bundle or f"windlass-selftest-{plan.site}-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz")
+    write_bundle(bundle, folder, findings)
+    lines = [f"{'ok  ' if row['ok'] else 'BAD '} {row['what']}: {row['seen']}" for row in findings]
+    text = "\n".join(
+        [*lines, "", f"bundle: {bundle}", "It holds no values of variables beyond those of the collective libraries."]
+    )
+    bad = ended.exit_code or (1 if any(not row["ok"] for row in findings) else 0)
+    return Result(text=text, data={"bundle": str(bundle), "findings": findings}, exit_code=bad)
+
+
+def reports(plan: Plan, folder: RunFolder) -> list[dict[str, object]]:
+    """What the ranks said, by rank."""
+    launcher = get_launcher(plan.launcher)
+    found = []
+    for node in range(plan.nodes):
+        for _, text in rank_lines(rank_log(folder.path, plan, launcher, node * plan.ranks_per_node), launcher, None):
+            if text.startswith(selftest.MARK):
+                found.append(json.loads(text[len(selftest.MARK) :]))
+    return sorted(found, key=lambda report: int(report["rank"]))
+
+
+def judge(plan: Plan, folder: RunFolder) -> list[dict[str, object]]:
+    """The plan held against what the ranks saw."""
+    said = reports(plan, folder)
+    rows: list[dict[str, object]] = [
+        {"what": "ranks that reported", "ok": len(said) == plan.world_size, "seen": f"{len(said)} of {plan.world_size}"}
+    ]
+    planned = {rank.local_rank: rank.cpus for rank in plan.binding.ranks}
+    seats = sorted(read_seats(folder.part("where")))
+    wrong = [
+        f"rank {seat.rank}: {seat.cpus} instead of {format_cpulist(planned[seat.rank % plan.ranks_per_node])}"
+        for seat in seats
+        if planned.get(seat.rank % plan.ranks_per_node)
+        and set(parse_cpulist(seat.cpus)) != set(planned[seat.rank % plan.ranks_per_node])
+    ]
+    rows.append({"what": "binding as planned", "ok": not wrong, "seen": "; ".join(wrong[:4]) or "every rank"})
+    torch_said = [report["torch"] for report in said if isinstance(report["torch"], dict)]
+    right = [answer for answer in torch_said if answer.get("all_reduce_right")]
+    missing = [answer for answer in torch_said if "missing" in answer]
+    if torch_said and not missing:
+        failed = next((answer.get("failed") for answer in torch_said if answer.get("failed")), None)
+        rows.append(
+            {"what": "all-reduce", "ok": len(right) == len(said), "seen": failed or f"right on {len(right)} ranks"}
+        )
+        rows.append({"what": "transport", "ok": True, "seen": transport(folder, torch_said)})
+    else:
+        rows.append(
+            {"what": "all-reduce", "ok": True, "seen": "not tried: torch is not installed for this interpreter"}
+        )
+    return rows
+
+
+def transport(folder: RunFolder, answers: list[dict[str, object]]) -> str:
+    """What moved the bytes, from the collective library's own log where there is one."""
+    for file in sorted(folder.part("comm").iterdir()):
+        for line in file.read_text(errors="replace").splitlines():
+            if "Using network" in line:
+                return line.split("Using network", 1)[1].strip()
+    return str(answers[0].get("backend"))
+
+
+def write_bundle(bundle: Path, folder: RunFolder, findings: list[dict[str, object]]) -> None:
+    """One archive with the plan, the scripts, what ranks said and what was made of it."""
+    environ = current_environ()
+    about = {
+        "windlass": windlass.__version__,
+        "findings": findings,
+        "reports": reports(read_plan(folder.path), folder),
+        "detection": detect_site(environ).text(),
+        "topology": json.loads(_encode(probe_topology())),
+    }
+    try:
+        with tarfile.open(bundle, "w:gz") as archive:
+            data = json.dumps(about, indent=1).encode()
+            entry = tarfile.TarInfo("selftest/report.json")
+            entry.size, entry.mtime = len(data), int(time.time())
+            archive.addfile(entry, io.BytesIO(data))
+            for name in _PARTS:
+                if folder.part(name).exists():
+                    archive.add(folder.part(name), arcname=f"selftest/{name}")
+            for part in ("where", "comm"):
+                archive.add(folder.part(part), arcname=f"selftest/{part}")
+    except OSError as error:
+        raise UsageError(
+            f"cannot write the bundle {bundle}: {error.strerror}", hint="name another with --bundle"
+        ) from error
+
+
+def _encode(value: object) -> bytes:
+    import msgspec
+
+    return msgspec.json.encode(value)

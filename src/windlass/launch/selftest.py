@@ -1,0 +1,96 @@
+"""What a rank reports about itself in a self-test. Runs inside the rank with the user's interpreter; stdlib only.
+
+Prints one line of JSON behind a mark: the node as the rank sees it, the CPUs and devices it got, the transport that a
+first all-reduce used. torch is used where it is installed, and its absence is part of the answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+MARK = "WINDLASS-SELFTEST "
+_VARIABLES = re.compile(
+    r"\A(NCCL|RCCL|CCL|FI|GLOO|HSA|ZE|ROCR|HIP|CUDA_VISIBLE|MIOPEN|OMP|SLURM_(JOB_NUM|NNODES|NTASKS|PROCID|LOCALID|NODEID"
+    r"|CPUS|CPU_BIND)|PALS|PMI|PMIX_RANK|FLUX_(JOB_SIZE|TASK)|RANK\Z|LOCAL_RANK\Z|WORLD_SIZE\Z|MASTER_)"
+)
+
+
+def report() -> dict[str, Any]:
+    """Everything this rank knows about where it is."""
+    return {
+        "rank": int(os.environ.get("RANK", "-1")),
+        "local_rank": int(os.environ.get("LOCAL_RANK", "-1")),
+        "host": socket.gethostname(),
+        "kernel": platform.release(),
+        "arch": platform.machine(),
+        "python": platform.python_version(),
+        "cpus": sorted(os.sched_getaffinity(0)),
+        "cpu_count": os.cpu_count(),
+        "variables": {k: v for k, v in sorted(os.environ.items()) if _VARIABLES.match(k)},
+        "interfaces": sorted(path.name for path in Path("/sys/class/net").glob("*")),
+        "libraries": loaded_libraries(),
+        "torch": torch_report(),
+    }
+
+
+def loaded_libraries() -> list[str]:
+    """Collective and network libraries that are mapped into this process."""
+    wanted = re.compile(r"lib(nccl|rccl|ccl|fabric|cxi|mpi|ucp|nccl-net|rccl-net|gloo)[^/]*\.so")
+    try:
+        lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    return sorted({line.split()[-1] for line in lines if wanted.search(line)})
+
+
+def torch_report() -> dict[str, Any]:
+    """Devices, backend and one checked all-reduce through torch."""
+    try:
+        import torch
+        import torch.distributed as dist
+    except ImportError as error:
+        return {"missing": str(error)}
+    answer: dict[str, Any] = {"version": torch.__version__}
+    backend, device = _device(torch)
+    answer |= {"backend": backend, "device": str(device)}
+    try:
+        from datetime import timedelta
+
+        dist.init_process_group(backend, timeout=timedelta(seconds=300))
+        value = torch.ones(1 << 20, device=device) * (dist.get_rank() + 1)
+        start = time.perf_counter()
+        dist.all_reduce(value)
+        expected = dist.get_world_size() * (dist.get_world_size() + 1) / 2
+        answer |= {
+            "all_reduce_right": bool((value == expected).all().item()),
+            "all_reduce_first_s": round(time.perf_counter() - start, 4),
+            "libraries_after": loaded_libraries(),
+        }
+        dist.destroy_process_group()
+    except Exception as error:  # a report of what went wrong is the purpose
+        answer["failed"] = f"{type(error).__name__}: {error}"
+    return answer
+
+
+def _device(torch: Any) -> tuple[str, Any]:
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    for name, backend in (("cuda", "nccl"), ("xpu", "xccl")):
+        module = getattr(torch, name, None)
+        if module is not None and module.is_available():
+            index = local if module.device_count() > local else 0
+            module.set_device(index)
+            return backend, torch.device(name, index)
+    return "gloo", torch.device("cpu")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(MARK + json.dumps(report()) + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,32 @@
+"""Plans for tests: the shortest way from a few words to a plan, without looking at this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from windlass.launch.plan import Context, Secrets, make_plan
+from windlass.model.plan import Plan
+from windlass.model.request import Allocation, Request
+from windlass.model.topology import Core, Topology
+from windlass.sites.catalog import load_site
+from windlass.topology.described import topology_from_spec
+
+PLAIN = Topology(arch="x86_64", cores=tuple(Core(cpus=(n,)) for n in range(4)), allowed=(0, 1, 2, 3))
+
+
+def plan_for(
+    site: str,
+    *command: str,
+    topology: Topology | None = None,
+    allocation: Allocation | None = None,
+    users: Mapping[str, str] | None = None,
+    **options: object,
+) -> tuple[Plan, Secrets]:
+    """The plan of a command on a site of the catalog."""
+    loaded = load_site(site, partition=options.get("partition"))  # type: ignore[arg-type]
+    if topology is None:
+        spec = loaded.file
+        topology = topology_from_spec(spec.node, spec.devices) if spec.node.domains else PLAIN
+    request = Request(command=command or ("true",), cwd="/home/user/project", **options)  # type: ignore[arg-type]
+    context = Context(site=loaded, topology=topology, allocation=allocation, users_environment=users or {})
+    return make_plan(request, context)
