@@ -1,0 +1,74 @@
+"""Plans of every site at 1, 2 and the largest number of nodes, reviewed as text.
+
+A change of the catalog or of planning shows here as a diff that a person reads. To write them anew:
+`WINDLASS_GOLDEN=write make golden`, then read `git diff tests/golden`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from planning import plan_for
+from windlass.launch.batch import batch_script, standalone_script
+from windlass.launch.show import plan_text
+from windlass.sites.catalog import load_site, site_names
+
+FOLDER = Path(__file__).parent / "plans"
+WRITE = os.environ.get("WINDLASS_GOLDEN") == "write"
+GENERIC = {"generic-slurm", "generic-pbs", "generic-flux"}
+MAIN = ("aurora", "frontier", "lumi", "hpe-gh200")
+
+
+def sizes(site: str) -> tuple[int, ...]:
+    if site == "workstation":
+        return (1,)
+    largest = load_site(site).file.largest_nodes
+    return (1, 2) if site in GENERIC or largest is None else (1, 2, largest)
+
+
+CASES = [(site, nodes) for site in site_names() for nodes in sizes(site)]
+
+
+def compare(name: str, text: str) -> None:
+    path = FOLDER / name
+    if WRITE:
+        FOLDER.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert path.exists(), f"{path.name} is missing: write it with WINDLASS_GOLDEN=write"
+    assert text == path.read_text(), f"{path.name} differs: read the diff, then WINDLASS_GOLDEN=write"
+
+
+@pytest.mark.parametrize(("site", "nodes"), CASES, ids=str)
+def test_plan_is_as_reviewed(site: str, nodes: int) -> None:
+    plan, _ = plan_for(site, "python", "train.py", "--epochs", "3", nodes=nodes, account="ACCOUNT", time="1h")
+    compare(f"{site}-{nodes}.txt", plan_text(plan, explain=True, script=False) + "\n")
+
+
+@pytest.mark.parametrize("site", MAIN)
+def test_scripts_of_the_main_sites_are_as_reviewed(site: str) -> None:
+    plan, _ = plan_for(
+        site, "python", "train.py", "--rank={rank}", "two words", nodes=2, account="ACCOUNT", time="1h", name="train"
+    )
+    compare(f"{site}-2-batch.sh", batch_script(plan, "RUN_DIR", ("windlass",)))
+    compare(f"{site}-2-standalone.sh", standalone_script(plan, "RUN_DIR", 1000, "RUN_ID"))
+
+
+@pytest.mark.parametrize(
+    ("site", "image"),
+    [("lumi", "/images/torch.sif"), ("frontier", "/images/torch.sif"), ("hpe-gh200", "/images/torch.sif")],
+)
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_container_plans_are_as_reviewed(site: str, image: str, nodes: int) -> None:
+    plan, _ = plan_for(site, "python", "train.py", nodes=nodes, container=image, account="ACCOUNT", name="train")
+    compare(f"{site}-{nodes}-container.txt", plan_text(plan, explain=True, script=True) + "\n")
+
+
+def test_no_reviewed_plan_is_left_over() -> None:
+    """A file that no test writes any more is a claim that nobody checks."""
+    expected = {f"{site}-{nodes}.txt" for site, nodes in CASES}
+    expected |= {f"{site}-2-{kind}.sh" for site in MAIN for kind in ("batch", "standalone")}
+    expected |= {f"{site}-{n}-container.txt" for site in ("lumi", "frontier", "hpe-gh200") for n in (1, 2)}
+    assert {path.name for path in FOLDER.iterdir()} == expected
