@@ -19,6 +19,7 @@ from windlass.model.plan import Mount, Setting
 
 _EVALUATED = frozenset("$`\\")
 _NO_WAY_IN = frozenset({"HOME"})
+_OWN = ("APPTAINER_", "APPTAINERENV_", "SINGULARITY_", "SINGULARITYENV_")
 
 
 class Apptainer(Runtime):
@@ -119,7 +120,8 @@ class Singularity(Apptainer):
 
 
 def _arriving(spec: WrapSpec) -> tuple[Setting, ...]:
-    return tuple(s for s in spec.settings if s.inside and s.value is not None)
+    """Settings for the command; those of the runtime itself (`APPTAINER_CONTAINLIBS`) are for the host alone."""
+    return tuple(s for s in spec.settings if s.inside and s.value is not None and not s.name.startswith(_OWN))
 
 
 def _unset(spec: WrapSpec) -> tuple[str, ...]:
