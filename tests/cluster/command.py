@@ -116,5 +116,5 @@ def json_lines(text: str) -> list[dict[str, Any]]:
 def rank_lines(job: Allocation, run: Path, words: Sequence[str] = ("--rank", "all")) -> list[dict[str, Any]]:
     """What all ranks of a run printed, by `windlass logs`."""
     said = job.windlass("logs", str(run), *words)
-    assert said.code == 0, said
+    assert said.code == 0, said.text
     return json_lines(said.stdout)

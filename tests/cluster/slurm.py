@@ -52,6 +52,11 @@ class Ended:
     stdout: str
     stderr: str
 
+    @property
+    def text(self) -> str:
+        """All of it, for a failure's message."""
+        return f"{self.argv} ended with code {self.code}\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
+
 
 def free_ports(count: int) -> list[int]:
     """Ports that nobody listens on now; held together until all are found, so that none comes twice."""
@@ -257,7 +262,7 @@ class SlurmCluster:
                 f"{argv!r} still runs after {timeout_s:g} s\nstdout: {stdout}\nstderr: {stderr}\n{self.state()}"
             ) from error
         ended = Ended(argv=tuple(argv), code=child.returncode, stdout=stdout, stderr=stderr)
-        assert not check or ended.code == 0, f"{ended}\n{self.state()}"
+        assert not check or ended.code == 0, f"{ended.text}\n{self.state()}"
         return ended
 
     def popen(

@@ -99,6 +99,11 @@ def folder_path(wanted: str | None, runs_dir: Path, name: str, *, now: float | N
 def _create(path: Path, *, exist_ok: bool) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:  # a file of that name is no free place either, whatever the last part is called
+        raise MachineError(
+            f"cannot make the run folder {path}: {error.strerror}", hint="choose another place with --run-dir"
+        ) from error
+    try:
         path.mkdir(mode=0o700, exist_ok=exist_ok)
         for part in _PARTS:
             (path / part).mkdir(mode=0o700, exist_ok=exist_ok)
