@@ -118,9 +118,9 @@ def refuse_login(around: Surroundings, request: Request, *, allowed: bool) -> No
     if context.allocation is not None or request.scheduler == "none" or allowed:
         return
     detection = around.detection
-    if detection is not None and detection.login_node and context.site.file.login_refuse:
+    if detection is not None and detection.login.verdict == "yes" and context.site.file.login_refuse:
         raise UsageError(
-            f"this is a login node of {context.site.name} ({detection.login_because})",
+            f"this is a login node of {context.site.name} ({detection.login.because})",
             hint="use `windlass submit` with the same arguments, or get an allocation first; --allow-login overrides",
         )
     if context.site.file.scheduler.kind != "none":

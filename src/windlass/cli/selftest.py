@@ -116,12 +116,11 @@ def transport(folder: RunFolder, answers: list[dict[str, object]]) -> str:
 
 def write_bundle(bundle: Path, folder: RunFolder, findings: list[dict[str, object]]) -> None:
     """One archive with the plan, the scripts, what ranks said and what was made of it."""
-    environ = current_environ()
     about = {
         "windlass": windlass.__version__,
         "findings": findings,
         "reports": reports(read_plan(folder.path), folder),
-        "detection": detect_site(environ).text(),
+        "detection": detect_site(environ=current_environ()).lines(),
         "topology": json.loads(_encode(probe_topology())),
     }
     try:

@@ -6,12 +6,12 @@ import argparse
 from pathlib import Path
 
 from windlass.cli.result import Result
+from windlass.cli.site_text import site_text
 from windlass.launch.context import current_environ
 from windlass.settings import read_settings
 from windlass.sites.catalog import load_site, site_names
 from windlass.sites.check import check_file
 from windlass.sites.detect import detect_site
-from windlass.sites.show import site_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,9 +35,9 @@ def main(args: argparse.Namespace) -> Result:
         site = load_site(args.name, partition=args.partition, config_dir=settings.config_dir)
         return Result(text=site_text(site), data=site)
     if args.action == "detect":
-        detection = detect_site(current_environ(), config_dir=settings.config_dir)
-        return Result(text=detection.text(), data=detection)
-    problems = [problem for file in args.files for problem in check_file(Path(file))]
+        detection = detect_site(config_dir=settings.config_dir, environ=current_environ(), ask_scheduler=True)
+        return Result(text="\n".join(detection.lines()), data=detection)
+    problems = [p for file in args.files for p in check_file(Path(file), config_dir=settings.config_dir)]
     text = "\n".join(problem.text() for problem in problems) or "no problems"
     return Result(text=text, data=problems, exit_code=2 if problems else 0)
 

@@ -79,8 +79,8 @@ def choose_site(
     name = request.site or (site_of_file(files[0]) if files else None) or settings.site
     detection = None
     if name is None:
-        detection = detect_site(environ, config_dir=settings.config_dir)
-        name = detection.site or detection.fallback
+        detection = detect_site(config_dir=settings.config_dir, environ=environ)
+        name = detection.name
     site = load_site(name, partition=request.partition, config_dir=settings.config_dir, user_files=files)
     return site, detection
 

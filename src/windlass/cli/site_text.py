@@ -1,0 +1,140 @@
+"""A site of the catalog as text for people: every fact with its condition and its source. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from windlass.model.condition import ALWAYS, When
+from windlass.model.origin import Origin
+from windlass.model.shell import quote_words
+from windlass.model.site import QueueSpec, Site, SourceSpec
+from windlass.topology.bind import bind
+from windlass.topology.described import topology_from_spec
+from windlass.topology.draw import draw_node
+from windlass.topology.wish import wish_from_site
+
+
+def site_text(site: Site) -> str:
+    """The whole entry, in the order in which a user needs it."""
+    file = site.file
+    head = [f"{site.name}: {file.title}" + (f" ({file.operator})" if file.operator else "")]
+    if file.status:
+        head.append(f"  {file.status}")
+    sections = (
+        ("machine", _machine(site)),
+        ("queues", [_queue(q) for q in file.queues]),
+        ("batch directives", [_words(a.words, a.because, a.when, a.origin) for a in file.scheduler.directives]),
+        ("launcher arguments", [_words(a.words, a.because, a.when, a.origin) for a in file.launcher.arguments]),
+        ("modules", [_modules(m.use, m.load, m.because, m.when, m.default) for m in file.modules]),
+        ("variables", _flat(_setting(s.name, s.value, s.because, s.when, s.origin, s.note) for s in file.settings)),
+        (
+            "binding presets",
+            _flat(_preset(p.name, p.ranks_per_node, p.cpus, p.because, p.origin) for p in file.binding.presets),
+        ),
+        ("containers", _flat(_container(site))),
+        ("storage", _storage(site)),
+        ("notes", _flat(_note(n.topic, n.verdict, n.alternatives) for n in file.notes)),
+        ("node", _node(site)),
+        ("sources", [_source(key, spec) for key, spec in file.sources.items()]),
+    )
+    lines = [*head, ""]
+    for title, body in sections:
+        if body:
+            lines += [title, *(f"  {line}".rstrip() for line in body), ""]
+    return "\n".join(lines)
+
+
+def _flat(groups: Iterable[list[str]]) -> list[str]:
+    return [line for group in groups for line in group]
+
+
+def _when(when: When) -> str:
+    return "" if when == ALWAYS else f"   when {when.text()}"
+
+
+def _from(origin: Origin | None) -> str:
+    return f"  [{origin.text()}]" if origin else ""
+
+
+def _words(words: tuple[str, ...], because: str, when: When, origin: Origin | None) -> str:
+    return f"{quote_words(words)}{_when(when)}: {because}{_from(origin)}"
+
+
+def _setting(name: str, value: str | None, because: str, when: When, origin: Origin | None, note: str) -> list[str]:
+    lines = [f"{name}={value}" if value is not None else f"{name} unset"]
+    lines[0] += _when(when)
+    lines.append(f"    {because}{_from(origin)}")
+    return [*lines, f"    note: {note}"] if note else lines
+
+
+def _machine(site: Site) -> list[str]:
+    file = site.file
+    rows = (
+        ("hardware", "hardware", file.hardware),
+        ("network", "network", file.network),
+        ("largest", "largest_nodes", f"{file.largest_nodes} nodes" if file.largest_nodes else None),
+        ("scheduler", "scheduler.kind", file.scheduler.kind),
+        ("launcher", "launcher.kind", file.launcher.kind),
+        ("devices", "devices.name", f"{file.devices.name} ({file.devices.vendor})" if file.devices.vendor else None),
+        ("rendezvous", "rendezvous.suffix", f"first host{file.rendezvous.suffix}"),
+    )
+    return [f"{name:<11}{value}  [{site.origin_of(key).text()}]" for name, key, value in rows if value]
+
+
+def _queue(queue: QueueSpec) -> str:
+    nodes = f"{queue.nodes_min or 1}-{queue.nodes_max} nodes" if queue.nodes_max else ""
+    return "  ".join(part for part in (f"{queue.kind} {queue.name}", nodes, queue.time_max or "", queue.note) if part)
+
+
+def _modules(use: tuple[str, ...], load: tuple[str, ...], because: str, when: When, default: bool) -> str:
+    words = " ".join((*(f"use {path}" for path in use), *load))
+    return f"{words}{_when(when)}{'' if default else '   (only with --module)'}: {because}"
+
+
+def _preset(name: str, ranks: int, cpus: str, because: str, origin: Origin | None) -> list[str]:
+    return [f"{name}: {ranks} ranks per node", f"    {cpus}", f"    {because}{_from(origin)}"]
+
+
+def _container(site: Site) -> Iterable[list[str]]:
+    for box in site.file.containers:
+        lines = [f"{box.runtime}{' (default)' if box.default else ''}"]
+        lines += [f"    {_words(a.words, a.because, a.when, a.origin)}" for a in box.arguments]
+        lines += [
+            f"    bind {b.source_path}{':' + b.target if b.target else ''}{_when(b.when)}: {b.because}"
+            for b in box.binds
+        ]
+        lines += [f"    {s.name}={s.value}{_when(s.when)}: {s.because}" for s in box.settings]
+        if box.activate:
+            lines.append(f"    first, in images {', '.join(box.activate_images) or 'of this site'}: {box.activate}")
+        yield [*lines, f"    note: {box.note}"] if box.note else lines
+
+
+def _storage(site: Site) -> list[str]:
+    store = site.file.storage
+    rows = (
+        ("home", store.home),
+        ("scratch", store.scratch),
+        ("node-local", f"{store.local} ({store.local_kind})"),
+        ("staging", store.stage),
+        ("note", store.note),
+    )
+    return [f"{name:<11}{value}" for name, value in rows if value]
+
+
+def _note(topic: str, verdict: str, alternatives: str) -> list[str]:
+    lines = [f"{topic}: {verdict}"]
+    return [*lines, f"    alternatives: {alternatives}"] if alternatives else lines
+
+
+def _node(site: Site) -> list[str]:
+    """The map of a node with one rank per device."""
+    file = site.file
+    if not file.node.domains:
+        return []
+    topology = topology_from_spec(file.node, file.devices)
+    wish = wish_from_site(file.binding, file.devices, ranks_per_node=max(1, len(topology.devices)))
+    return draw_node(bind(topology, wish), topology).splitlines()
+
+
+def _source(key: str, spec: SourceSpec) -> str:
+    return f"{key}: {spec.where} ({spec.grade}, checked {spec.checked})"
