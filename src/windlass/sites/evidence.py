@@ -55,9 +55,9 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def gather_evidence(
     *,
+    environ: Mapping[str, str] | None = None,
     variables: Iterable[str] = (),
     paths: Iterable[str] = (),
-    environ: Mapping[str, str] | None = None,
     hostname: str | None = None,
     arch: str | None = None,
     root: Path = Path("/"),
@@ -69,19 +69,19 @@ def gather_evidence(
 
     With `ask_scheduler`, Slurm may be asked for the cluster's name where no file says it; that can take seconds.
     """
-    env = os.environ if environ is None else environ
+    environ = os.environ if environ is None else environ
     host = socket.gethostname() if hostname is None else hostname
-    job = _job(env)
-    schedulers = _schedulers(env, job)
-    name, name_where = _cluster_name(env, root)
+    job = _job(environ)
+    schedulers = _schedulers(environ, job, root)
+    name, name_where = _cluster_name(environ, root)
     if name is None and ask_scheduler and "slurm" in schedulers:
-        name, name_where = _asked_cluster_name(env), "scontrol show config"
+        name, name_where = _asked_cluster_name(environ), "scontrol show config"
     return Evidence(
         hostname=host.split(".", 1)[0],
-        domains=_domains(host, env, root),
+        domains=_domains(host, environ, root),
         cluster_name=name,
         cluster_where=name_where if name else "",
-        variables={key: env[key] for key in sorted(set(variables)) if env.get(key)},
+        variables={key: environ[key] for key in sorted(set(variables)) if environ.get(key)},
         files=existing(paths, root=root, deadline_s=deadline_s),
         schedulers=schedulers,
         job=job,
@@ -117,15 +117,25 @@ def _job(env: Mapping[str, str]) -> SchedulerKind | None:
     return None
 
 
-def _schedulers(env: Mapping[str, str], job: SchedulerKind | None) -> dict[str, str]:
+def _schedulers(env: Mapping[str, str], job: SchedulerKind | None, root: Path) -> dict[str, str]:
+    """Schedulers that could be asked. A client's command alone is not one: a package that nobody configured."""
     seen: dict[str, str] = {}
     if job is not None:
         seen[job] = f"this is a {job} job"
     for kind, command in _COMMANDS.items():
         path = which(command, env)
-        if path and kind not in seen:
-            seen[kind] = f"{command} is in PATH"
+        if path and kind not in seen and _configured(kind, env, root):
+            seen[kind] = f"{command} is in PATH and configured"
     return seen
+
+
+def _configured(kind: SchedulerKind, env: Mapping[str, str], root: Path) -> bool:
+    if kind == "slurm":
+        named = env.get("SLURM_CONF") or env.get("SLURM_CONF_SERVER")
+        return bool(named) or any((root / path).exists() for path in _SLURM_CONF)
+    if kind == "pbs":
+        return bool(env.get("PBS_CONF_FILE")) or (root / "etc/pbs.conf").exists()
+    return True
 
 
 def _domains(host: str, env: Mapping[str, str], root: Path) -> dict[str, str]:
