@@ -11,8 +11,8 @@ from windlass.model.cpulist import parse_bindings, parse_cpulist
 from windlass.model.origin import BUILTIN, Origin
 from windlass.model.plan import Binding, RankBinding
 from windlass.model.site import PresetSpec
-from windlass.model.topology import Core, Device, Topology
-from windlass.topology.check import Problem, problems_of
+from windlass.model.topology import Device, Topology
+from windlass.topology.check import Problem, problems_of, whole_cores
 from windlass.topology.nearest import nearest_nics
 from windlass.topology.split import (
     Cores,
@@ -122,8 +122,8 @@ def _cores_of_ranks(
         return unbound, "not bound here: the site leaves it to its launcher"
     if not topology.cores:
         return unbound, "not bound: the cores of this node are not known"
-    aside = set(wish.agent_cpus) | set(wish.comm_cpus)
-    usable = tuple(core for core in topology.usable_cores() if not aside.intersection(_siblings(topology, core)))
+    aside = whole_cores(topology, (*wish.agent_cpus, *wish.comm_cpus))
+    usable = tuple(core for core in topology.usable_cores() if not aside.intersection(core.cpus))
     too_few = f"not bound: {wish.ranks_per_node} ranks, {len(usable)} usable cores"
     if len(chosen) == 1 and len(chosen[0]) != 1:
         return (usable,), "the only rank has every usable core of the node" if usable else too_few
@@ -152,12 +152,6 @@ def _guess_text(topology: Topology) -> str:
     if len(topology.numas) == 1:
         return "cores of the node's one NUMA domain in equal shares"
     return "the node does not say which NUMA domain its devices are near: shared out in order"
-
-
-def _siblings(topology: Topology, core: Core) -> tuple[int, ...]:
-    """All threads of a core that may have been narrowed to the allowed ones."""
-    whole = topology.core_of(core.id)
-    return whole.cpus if whole is not None else core.cpus
 
 
 def _cpus_of(cores: Cores, wish: BindWish) -> tuple[int, ...]:

@@ -65,9 +65,9 @@ def _cpus(binding: Binding, topology: Topology) -> Iterable[Problem]:
     """Every CPU of a rank exists, is allowed, and its core belongs to nobody else."""
     allowed = set(topology.allowed or topology.cpus)
     forbidden: tuple[tuple[Kind, str, set[int]], ...] = (
-        ("reserved", "the system reserves", _whole_cores(topology, topology.reserved)),
-        ("set-aside", "are set aside for the agent", _whole_cores(topology, binding.agent_cpus)),
-        ("set-aside", "are set aside for communication threads", _whole_cores(topology, binding.comm_cpus)),
+        ("reserved", "the system reserves", whole_cores(topology, topology.reserved)),
+        ("set-aside", "are set aside for the agent", whole_cores(topology, binding.agent_cpus)),
+        ("set-aside", "are set aside for communication threads", whole_cores(topology, binding.comm_cpus)),
     )
     for rank in binding.ranks:
         who = f"rank {rank.local_rank}"
@@ -84,7 +84,7 @@ def _cpus(binding: Binding, topology: Topology) -> Iterable[Problem]:
                 yield Problem(kind=kind, text=text)
 
 
-def _whole_cores(topology: Topology, cpus: Iterable[int]) -> set[int]:
+def whole_cores(topology: Topology, cpus: Iterable[int]) -> set[int]:
     """The CPUs and their siblings: a rank on the other thread of a busy core is in its way too."""
     wanted = set(cpus)
     return {cpu for core in topology.cores if wanted.intersection(core.cpus) for cpu in core.cpus}
@@ -140,7 +140,7 @@ def _far_text(rank: RankBinding, cores: set[int], level: str, homes: set[int]) -
 
 def _levels_that_suffice(binding: Binding, topology: Topology) -> tuple[bool, bool]:
     """Whether each NUMA domain, and each socket, has a usable core for every rank whose device is there."""
-    taken = _whole_cores(topology, (*binding.agent_cpus, *binding.comm_cpus))
+    taken = whole_cores(topology, (*binding.agent_cpus, *binding.comm_cpus))
     usable = [core for core in topology.usable_cores() if not taken.intersection(core.cpus)]
     socket_of = {core.numa: core.socket for core in topology.cores}
     homes = device_homes(topology, topology.devices)

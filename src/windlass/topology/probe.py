@@ -43,7 +43,19 @@ def probe_topology(
     )
     known = set(node.cpus)
     allowed = tuple(cpu for cpu in probe_allowed(sys, proc, allowed_by) if cpu in known)
-    return msgspec.structs.replace(node, allowed=allowed, devices=_with_caches(node))
+    node = _at_home(msgspec.structs.replace(node, allowed=allowed))
+    return msgspec.structs.replace(node, devices=_with_caches(node))
+
+
+def _at_home(node: Topology) -> Topology:
+    """Devices and interfaces of a node with a single domain are in it, even where the firmware does not say so."""
+    if len(node.numas) != 1:
+        return node
+    return msgspec.structs.replace(
+        node,
+        devices=tuple(msgspec.structs.replace(device, numa=node.numas[0]) for device in node.devices),
+        nics=tuple(msgspec.structs.replace(nic, numa=node.numas[0]) for nic in node.nics),
+    )
 
 
 def _with_caches(node: Topology) -> tuple[Device, ...]:

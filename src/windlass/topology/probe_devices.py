@@ -83,7 +83,11 @@ def _nvidia_devices(trees: Trees) -> tuple[Device, ...]:
     facts = [properties(proc.text(f"driver/nvidia/gpus/{address}/information"), ":") for address in held]
     files = [f"nvidia{fact.get('Device Minor', position)}" for position, fact in enumerate(facts)]
     usable = _usable(trees.dev, files)
-    kept = [(address, fact) for address, fact, ok in zip(held, facts, usable, strict=True) if ok]
+    kept = [
+        (address, fact)
+        for address, fact, ok in zip(held, facts, usable, strict=True)
+        if ok and fact.get("GPU Excluded") != "Yes"
+    ]
     return tuple(
         Device(
             index=index,

@@ -84,14 +84,16 @@ class MachineTree:
         self.link(f"sys/bus/pci/devices/{address}", real)
         return real
 
-    def nvidia(self, address: str, *, minor: int, numa: int, model: str, file: bool = True) -> None:
+    def nvidia(self, address: str, *, minor: int, numa: int, model: str, excluded: bool = False) -> None:
         self.pci(address, vendor=0x10DE, device=0x20B0, numa=numa, driver="nvidia")
         self.write(
             f"proc/driver/nvidia/gpus/{address}/information",
-            f"Model: \t\t {model}\nIRQ:   \t\t 210\nBus Location: \t {address}\nDevice Minor: \t {minor}",
+            (
+                f"Model: \t\t {model}\nIRQ:   \t\t 41\nBus Type: \t PCIe\nBus Location: \t {address}\n"
+                f"Device Minor: \t {minor}\nGPU Excluded:\t {'Yes' if excluded else 'No'}"
+            ),
         )
-        if file:
-            self.write(f"dev/nvidia{minor}", "")
+        self.write(f"dev/nvidia{minor}", "")
 
     def amd(self, node: int, address: str, *, device: int, gfx: int, minor: int, numa: int) -> None:
         """A device of the KFD at a PCI address."""

@@ -193,12 +193,34 @@ def test_odd_file_contents_never_raise(rubbish: str, tmp_path: Path) -> None:
     assert probed(tree).probed
 
 
-def test_device_without_a_domain_says_so(tmp_path: Path) -> None:
+def test_device_of_a_node_with_one_domain_is_in_it_even_if_the_firmware_does_not_say(tmp_path: Path) -> None:
     tree = laptop(tmp_path / "node")
-    tree.nvidia("0000:01:00.0", minor=0, numa=-1, model="NVIDIA RTX A2000")
+    tree.nvidia("0000:01:00.0", minor=0, numa=-1, model="NVIDIA H200")
     node = probed(tree)
-    assert node.devices[0].numa is None
+    assert node.devices[0].numa == 0
+    assert node.nics[0].numa == 0
     assert lists(bind(node, BindWish(ranks_per_node=1))) == "0-7"
+
+
+def test_device_without_a_domain_says_so_where_there_are_several(tmp_path: Path) -> None:
+    tree = MachineTree(tmp_path / "node")
+    for numa in range(2):
+        tree.cpus([(2 * numa,), (2 * numa + 1,)], socket=numa, numa=numa)
+    tree.online(range(4))
+    for minor in range(2):
+        tree.nvidia(f"0000:0{minor + 1}:00.0", minor=minor, numa=-1, model="NVIDIA H200")
+    node = probed(tree)
+    assert [device.numa for device in node.devices] == [None, None]
+    binding = bind(node, BindWish(ranks_per_node=2))
+    assert lists(binding) == "0-1:2-3"
+    assert "does not say" in binding.because
+
+
+def test_device_that_the_driver_excludes_is_not_counted(tmp_path: Path) -> None:
+    tree = laptop(tmp_path / "node")
+    tree.nvidia("0000:01:00.0", minor=0, numa=0, model="NVIDIA H200", excluded=True)
+    tree.nvidia("0000:02:00.0", minor=1, numa=0, model="NVIDIA H200")
+    assert [device.pci for device in probed(tree).devices] == ["0000:02:00.0"]
 
 
 def test_card_of_another_driver_is_no_device(tmp_path: Path) -> None:
