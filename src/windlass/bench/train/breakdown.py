@@ -54,7 +54,7 @@ def busy_us(intervals: list[tuple[float, float]]) -> float:
     return total
 
 
-def profiled(work: Callable[[], None], device: Device, *, top: int = 25) -> Breakdown | None:
+def profiled(work: Callable[[], None], device: Device, *, top: int = 80) -> Breakdown | None:
     """Run the work once under the profiler; None on the CPU, whose kernels it does not time apart."""
     if device.kind == "cpu":
         work()

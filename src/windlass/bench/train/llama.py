@@ -14,7 +14,7 @@ from windlass.bench.train.device import Device, Vendor
 from windlass.bench.train.loss import chunked_loss
 from windlass.bench.train.options import Checkpointing, LlamaSize
 from windlass.bench.train.pieces import Pieces, rotary_table
-from windlass.bench.train.product import Accumulation, Linear, ProductRules
+from windlass.bench.train.product import Accumulation, Linear, ProductRules, embed
 
 # Best first; torch takes the first that can run the case. cuDNN's attention is the fastest on Hopper.
 ATTENTION: dict[Vendor, tuple[SDPBackend, ...]] = {
@@ -62,7 +62,11 @@ class Block(nn.Module):  # type: ignore[misc]
         q, k, v = self.pieces.rotate(parts, cos, sin, size.heads, size.kv_heads)
         with sdpa_kernel(list(self.attention_order), set_priority=True):
             mixed = nn.functional.scaled_dot_product_attention(
-                q, k, v, is_causal=True, enable_gqa=size.kv_heads != size.heads
+                q.transpose(1, 2),
+                k.transpose(1, 2),
+                v.transpose(1, 2),
+                is_causal=True,
+                enable_gqa=size.kv_heads != size.heads,
             )
         return mixed.transpose(1, 2).reshape(batch, positions, size.heads * size.head_width)
 
@@ -86,6 +90,7 @@ class Llama(nn.Module):  # type: ignore[misc]
         self.pieces = pieces
         self.checkpointing = checkpointing
         self.loss_chunk = loss_chunk
+        self.accumulation = accumulation
         self.compute_type = torch.float32 if rules.precision == "fp32" else torch.bfloat16
         head_rules = rules if rules.precision != "fp8" else _in_bf16(rules)
         with torch.device("meta"):
@@ -99,7 +104,7 @@ class Llama(nn.Module):  # type: ignore[misc]
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         cos, sin = self._rotary_of(tokens)
-        stream = nn.functional.embedding(tokens, self.embedding).to(self.compute_type)
+        stream = embed(tokens, self.embedding, self.accumulation).to(self.compute_type)
         branch = torch.zeros_like(stream)
         for block in self.blocks:
             stream, branch = _call(self.checkpointing, block, stream, branch, cos, sin)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,8 +13,9 @@ from windlass.bench.train import parallel
 from windlass.bench.train.breakdown import Breakdown, profiled
 from windlass.bench.train.data import RandomTokens, TokenFile
 from windlass.bench.train.device import Device, StepClock, allow_tf32, find_device, peak_memory_bytes
+from windlass.bench.train.graph import captured
 from windlass.bench.train.llama import Llama
-from windlass.bench.train.optimizer import adamw, warm_learning_rate
+from windlass.bench.train.optimizer import AdamW, warm_learning_rate
 from windlass.bench.train.options import LlmOptions, llama_size
 from windlass.bench.train.pieces import make_pieces
 from windlass.bench.train.product import Accumulation, ProductRules
@@ -80,13 +82,18 @@ def _train(options: LlmOptions, device: Device, world: parallel.World) -> LlmRes
         loss_chunk=options.loss_chunk,
     )
     model = parallel.spread_llama(plain, options.parallel, device, options.seed)
-    optimizer = adamw(
-        model, learning_rate=options.learning_rate, weight_decay=options.weight_decay, device=device
-    )
+    optimizer = AdamW(model, weight_decay=options.weight_decay, clip=options.clip, compile=bool(options.compile))
     data = _data(options, device)
     clock = StepClock(device)
     losses: list[torch.Tensor] = []
     norms: list[torch.Tensor] = []
+
+    def forward_backward(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        loss = model(tokens, targets) / options.accumulation
+        loss.backward()
+        return loss.detach()
+
+    work = _recorded(forward_backward, model, accumulation, data.batch(0, 0)) if options.graphs else forward_backward
 
     def one_step(step: int) -> None:
         total = torch.zeros((), device=device.torch)
@@ -98,15 +105,9 @@ def _train(options: LlmOptions, device: Device, world: parallel.World) -> LlmRes
             )
             tokens, targets = data.batch(step, world.rank * options.accumulation + micro)
             with parallel.micro_step(model, options.parallel, last=last):
-                loss = model(tokens, targets) / options.accumulation
-                loss.backward()
-            total += loss.detach()
-        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), options.clip, foreach=True))
-        for group in optimizer.param_groups:
-            group["lr"] = warm_learning_rate(options.learning_rate, step)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        plain.refresh()
+                total += work(tokens, targets)
+        norms.append(optimizer.step(warm_learning_rate(options.learning_rate, step)))
+        model.zero_grad(set_to_none=not options.graphs)
         losses.append(total)
 
     # Python's collector would stop one rank at a random moment while all others wait for it.
@@ -137,16 +138,25 @@ def _train(options: LlmOptions, device: Device, world: parallel.World) -> LlmRes
         parameters=size.parameters,
         step_s=step_s,
         losses=tuple(mean),
-        gradient_norms=tuple(_plain(norm) for norm in norms),
+        gradient_norms=tuple(float(norm) for norm in norms),
         peak_memory_bytes=peak_memory_bytes(device),
         breakdown=breakdown,
     )
 
 
-def _plain(norm: torch.Tensor) -> float:
-    """A number, also from the sharded tensor that FSDP's norm is."""
-    full = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-    return float(full)
+def _recorded(
+    work: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    model: torch.nn.Module,
+    accumulation: Accumulation,
+    example: tuple[torch.Tensor, torch.Tensor],
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """The micro-step as a graph. Gradients then live in one place for ever: they are added to, and cleared between steps."""
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    accumulation.in_place = True
+    replay = captured(work, *example, rehearsals=2)
+    model.zero_grad(set_to_none=False)
+    return replay
 
 
 def _data(options: LlmOptions, device: Device) -> RandomTokens | TokenFile:

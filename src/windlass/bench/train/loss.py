@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from windlass.bench.train.pieces import Pieces
-from windlass.bench.train.product import Linear, add_product
+from windlass.bench.train.product import Linear, add_product, new_product
 
 
 def chunked_loss(x: Tensor, head: Linear, targets: Tensor, pieces: Pieces, chunk: int) -> Tensor:
     """Mean cross entropy of head(x) against `targets`, over all tokens."""
     low = head.weight if head.rules.precision == "fp32" else _bf16_copy(head)
-    loss: Tensor = _ChunkedLoss.apply(x.reshape(-1, x.shape[-1]), head.weight, low, targets.reshape(-1), pieces, chunk)
+    loss: Tensor = _ChunkedLoss.apply(x.reshape(-1, x.shape[-1]), head.weight, low, targets.reshape(-1), head, pieces, chunk)
     return loss
 
 
@@ -32,20 +32,28 @@ def _bf16_copy(head: Linear) -> Tensor:
 class _ChunkedLoss(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, low: Tensor, targets: Tensor, pieces: Pieces, chunk: int
+        ctx: Any, x: Tensor, weight: Tensor, low: Tensor, targets: Tensor, head: Linear, pieces: Pieces, chunk: int
     ) -> Tensor:
         dx = torch.empty_like(x)
-        dw = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
-        loss = torch.zeros((), dtype=torch.float32, device=x.device)
+        dw: Tensor | None = None
+        losses = []
         for part, part_dx, part_targets in zip(x.split(chunk), dx.split(chunk), targets.split(chunk), strict=True):
             part_loss, dlogits = pieces.softmax_loss(part @ low.t(), part_targets, 1.0 / len(targets))
-            loss += part_loss
+            losses.append(part_loss)
             torch.mm(dlogits, low, out=part_dx)
-            add_product(dw, dlogits.t(), part)
-        ctx.save_for_backward(dx, dw.to(weight.dtype))
-        return loss
+            if dw is None:
+                dw = new_product(dlogits.t(), part, torch.float32)
+            else:
+                add_product(dw, dlogits.t(), part)
+        ctx.save_for_backward(dx, dw)
+        ctx.weight, ctx.head = weight, head
+        return torch.stack(losses).sum()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         dx, dw = ctx.saved_tensors
-        return dx * gradient.to(dx.dtype), dw * gradient, None, None, None, None
+        rest = (None,) * 5
+        if ctx.head.accumulation.in_place and ctx.weight.grad is not None:
+            ctx.head.pieces.add_scaled_into(ctx.weight.grad, dw, gradient)
+            return dx * gradient.to(dx.dtype), None, *rest
+        return dx * gradient.to(dx.dtype), (dw * gradient).to(ctx.weight.dtype), *rest

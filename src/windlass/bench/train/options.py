@@ -111,6 +111,7 @@ class LlmOptions(StepOptions):
     clip: float = 1.0
     fp8_fast_accumulation: Literal["all", "forward", "none"] = "forward"
     fuse_accumulation: bool = True
+    graphs: bool = False
 
     def __post_init__(self) -> None:
         # Named, because super() without arguments does not survive a dataclass with slots.
@@ -118,6 +119,8 @@ class LlmOptions(StepOptions):
         llama_size(self.model)
         for name in ("sequence", "micro_batch", "accumulation", "loss_chunk"):
             _at_least(name.replace("_", "-"), getattr(self, name), 1)
+        if self.graphs and self.parallel != "none":
+            raise UsageError("graphs of a micro-step are for one device", hint="leave --graphs out")
         if self.precision == "fp8" and (self.micro_batch * self.sequence) % 16:
             raise UsageError(
                 f"fp8 products need micro-batch × sequence divisible by 16, not {self.micro_batch * self.sequence}",
@@ -139,9 +142,11 @@ class ResNetOptions(StepOptions):
     classes: int = 1_000
     graphs: bool | None = None
     channels_last: bool = True
-    pointwise_as_matmul: bool = False
+    norm: Literal["torch", "by-hand"] | None = None
+    pointwise_as_matmul: bool = True
+    stem_patches: bool = True
     autotune: bool = False
-    learning_rate: float = 0.05
+    learning_rate: float = 0.0125
     momentum: float = 0.9
     weight_decay: float = 1e-4
     steps: int = 50
@@ -155,6 +160,10 @@ class ResNetOptions(StepOptions):
         _at_least("classes", self.classes, 2)
         if self.precision == "fp8":
             raise UsageError("there are no fp8 convolutions", hint="use --precision bf16")
+        if self.norm == "by-hand" and (self.parallel != "none" or not self.channels_last):
+            raise UsageError("norms by hand run on one device, in channels-last memory", hint="use --norm torch")
+        if self.image % 32:
+            raise UsageError(f"--image is {self.image}", hint="the network halves it five times: use a multiple of 32")
         if self.parallel == "fsdp":
             raise UsageError("ResNet runs under ddp only: its weights fit every device", hint="use --parallel ddp")
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from windlass.bench.train.device import compiled
+from windlass.bench.train.kernels import kernels_available, swiglu_by_hand
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,16 +28,26 @@ class Pieces:
     swiglu: Callable[..., Tensor]
     softmax_loss: Callable[..., tuple[Tensor, Tensor]]
     to_fp8: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    to_fp8_into: Callable[..., None]
+    add_into: Callable[[Tensor, Tensor], None]
+    add_scaled_into: Callable[[Tensor, Tensor, Tensor], None]
 
 
 def make_pieces(*, compile: bool) -> Pieces:
+    """The pieces, each compiled once per shape it meets."""
+    if compile:
+        # to_fp8 meets every weight, value and gradient shape of the model; past the limit torch falls back to eager, silently.
+        torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     return Pieces(
         rms_norm=compiled(_rms_norm, compile),
         add_rms_norm=compiled(_add_rms_norm, compile),
         rotate=compiled(_rotate, compile),
-        swiglu=compiled(_swiglu, compile),
+        swiglu=swiglu_by_hand if compile and kernels_available() else compiled(_swiglu, compile),
         softmax_loss=compiled(_softmax_loss, compile),
         to_fp8=compiled(_to_fp8, compile),
+        to_fp8_into=compiled(_to_fp8_into, compile),
+        add_into=compiled(_add_into, compile),
+        add_scaled_into=compiled(_add_scaled_into, compile),
     )
 
 
@@ -61,12 +71,13 @@ def _add_rms_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tupl
 
 
 def _rotate(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Split (batch, positions, heads + 2 kv_heads, width) into q, k, v as (batch, heads, positions, width); q and k rotated.
+    """Split (batch, positions, heads + 2 kv_heads, width) into q, k and v, with q and k rotated.
 
-    v is copied on purpose: as a view it would keep all of qkv alive until the backward pass.
+    v is copied on purpose: as a view it would keep all of qkv alive until the backward pass. And all three are returned
+    contiguous, to be transposed by the caller: compiled code copies the gradient of an output that is not.
     """
     q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=2)
-    return _turn(q, cos, sin).transpose(1, 2), _turn(k, cos, sin).transpose(1, 2), v.contiguous().transpose(1, 2)
+    return _turn(q, cos, sin), _turn(k, cos, sin), v.contiguous()
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -104,7 +115,18 @@ def _to_fp8(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     return small, small.t().contiguous(), 1.0 / scale
 
 
-def piece_names() -> tuple[str, ...]:
-    """Names of the compiled pieces, as they show in a profile."""
-    fields: Any = Pieces.__dataclass_fields__
-    return tuple(fields)
+def _to_fp8_into(x: Tensor, small: Tensor, turned: Tensor, scale: Tensor) -> None:
+    """As _to_fp8, into tensors that are there already."""
+    new_small, new_turned, new_scale = _to_fp8(x, small.dtype)
+    small.copy_(new_small)
+    turned.copy_(new_turned)
+    scale.copy_(new_scale)
+
+
+def _add_into(total: Tensor, part: Tensor) -> None:
+    """total += part for parts in a narrower type; compiled it reads at the full rate of the memory, torch's own at 2/3."""
+    total.add_(part)
+
+
+def _add_scaled_into(total: Tensor, part: Tensor, scale: Tensor) -> None:
+    total.add_(part * scale)

@@ -51,22 +51,25 @@ class Linear(nn.Module):  # type: ignore[misc]
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Make the standing copy from the master; in place where it exists, so that graphs and views stay valid."""
+        """Make the standing copy from the master; in place where it exists, so that captured graphs see it."""
         if not self.rules.standing_copies or self.rules.precision == "fp32":
             return
-        new = self._low(self.weight)
         if self.copy is None:
-            self.copy = new
+            self.copy = self._low(self.weight)
+        elif self.rules.precision == "bf16":
+            self.copy[0].copy_(self.weight)
         else:
-            for old, value in zip(self.copy, new, strict=True):
-                old.copy_(value)
+            self.pieces.to_fp8_into(self.weight, *self.copy)
 
     def _low(self, weight: Tensor) -> tuple[Tensor, ...]:
-        low = weight.to(torch.bfloat16)
         if self.rules.precision == "bf16":
-            return (low,)
+            return (weight.to(torch.bfloat16),)
         assert self.rules.fp8 is not None
-        return self.pieces.to_fp8(low, self.rules.fp8[0])
+        return self.pieces.to_fp8(weight, self.rules.fp8[0])
+
+    def bf16_copy(self) -> Tensor | None:
+        """The standing copy where it is plain bf16, for an optimizer that writes it in its own pass."""
+        return self.copy[0] if self.copy is not None and self.rules.precision == "bf16" else None
 
     def low_copy(self) -> tuple[Tensor, ...]:
         """The weight as the product wants it: the standing copy, or one made now."""
@@ -134,7 +137,7 @@ class _Fp8Product(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, owner: Linear) -> Tensor:
         w, _, w_scale = owner.low_copy()
-        x8, x8t, x_scale = owner.pieces.to_fp8(x, _types(owner)[0])
+        x8, x8t, x_scale = owner.pieces.to_fp8(x.detach(), _types(owner)[0])
         ctx.save_for_backward(x8t, x_scale)
         ctx.weight = weight
         ctx.owner = owner
@@ -150,7 +153,7 @@ class _Fp8Product(torch.autograd.Function):  # type: ignore[misc]
         dx = _scaled(dy8, wt, dy_scale, w_scale, fast=fast)
         dw = _scaled(dy8t, x8t, dy_scale, x_scale, fast=fast)
         if owner.accumulation.in_place and ctx.weight.grad is not None:
-            ctx.weight.grad.add_(dw)
+            owner.pieces.add_into(ctx.weight.grad, dw)
             return dx, None, None
         return dx, dw.to(ctx.weight.dtype), None
 
@@ -166,3 +169,27 @@ def _scaled(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, *, fast: boo
         a, b.t(), scale_a=a_scale, scale_b=b_scale, out_dtype=torch.bfloat16, use_fast_accum=fast
     )
     return out
+
+
+def embed(tokens: Tensor, table: Tensor, accumulation: Accumulation) -> Tensor:
+    """Rows of the table, one per token."""
+    rows: Tensor = _Embedding.apply(tokens, table, accumulation)
+    return rows
+
+
+class _Embedding(torch.autograd.Function):  # type: ignore[misc]
+    """Its gradient touches a few rows: added where they stand, it need not be made as a table of zeros first."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, table: Tensor, accumulation: Accumulation) -> Tensor:
+        ctx.save_for_backward(tokens)
+        ctx.table, ctx.accumulation = table, accumulation
+        return nn.functional.embedding(tokens, table)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor | None, None]:
+        (tokens,) = ctx.saved_tensors
+        in_place = ctx.accumulation.in_place and ctx.table.grad is not None
+        total = ctx.table.grad if in_place else torch.zeros_like(ctx.table)
+        total.index_add_(0, tokens.reshape(-1), dy.reshape(-1, dy.shape[-1]).to(total.dtype))
+        return None, None if in_place else total, None

@@ -1,0 +1,207 @@
+"""Measures of the training step on one GPU, in stages that fit a short lease of the machine.
+
+    python3 bench/h200.py --stage probe|main|... --out FOLDER
+
+Every case is a process of its own with a time limit, so that one that fails or hangs costs its own time only. Records go to
+FOLDER as JSON; a short table is printed last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SEVEN = ("llm", "--model", "llama2-7b", "--sequence", "4096", "--micro-batch", "1")
+
+# name, limit in seconds, arguments of `python -m windlass.bench.train` (or "micro:..." for a part of this file)
+Case = tuple[str, int, tuple[str, ...]]
+
+SEVEN_RATE = ("--learning-rate", "3e-5")
+QUICK = ("--accumulation", "16", "--warmup", "1", "--steps", "4", "--profile")
+
+STAGES: dict[str, tuple[Case, ...]] = {
+    "toy": (
+        ("micro", 100, ("micro", "toy")),
+        ("llm", 100, ("llm", "--model", "tiny", "--steps", "6", "--warmup", "1", "--profile")),
+        ("resnet", 100, ("resnet", "--model", "resnet-tiny", "--image", "64", "--batch", "4", "--steps", "6", "--profile")),
+    ),
+    "probe": (
+        ("micro", 120, ("micro", "full")),
+        ("bf16-a8", 150, (*SEVEN, "--precision", "bf16", "--accumulation", "8", "--warmup", "2", "--steps", "5", "--profile")),
+        ("fp8-a8", 150, (*SEVEN, "--precision", "fp8", "--accumulation", "8", "--warmup", "2", "--steps", "5", "--profile")),
+        ("rn50-b32", 120, ("resnet", "--batch", "32", "--steps", "100", "--profile")),
+        ("rn50-b32-mm", 120, ("resnet", "--batch", "32", "--steps", "100", "--pointwise-as-matmul", "--profile")),
+        ("rn50-b96", 120, ("resnet", "--batch", "96", "--steps", "100", "--profile")),
+    ),
+    "second": (
+        ("bf16-a16", 110, (*SEVEN, *SEVEN_RATE, *QUICK, "--precision", "bf16")),
+        ("fp8-a16", 100, (*SEVEN, *SEVEN_RATE, *QUICK, "--precision", "fp8")),
+        ("rn50-b32", 70, ("resnet", "--batch", "32", "--steps", "100", "--profile")),
+        ("rn50-b96", 70, ("resnet", "--batch", "96", "--steps", "100", "--profile")),
+        ("rn101-b32", 70, ("resnet", "--model", "resnet101", "--batch", "32", "--steps", "100")),
+        ("fp8-a16-graphs", 100, (*SEVEN, *SEVEN_RATE, *QUICK, "--precision", "fp8", "--graphs")),
+        ("rn50-b96-torchnorm", 90, ("resnet", "--batch", "96", "--steps", "100", "--norm", "torch")),
+        ("rn50-b32-conv", 70, ("resnet", "--batch", "32", "--steps", "100", "--no-pointwise-as-matmul", "--no-stem-patches")),
+    ),
+}
+
+
+def run_case(case: Case, out: Path, deadline: float) -> dict[str, object]:
+    name, limit, arguments = case
+    record = out / f"{name}.json"
+    if arguments[0] == "micro":
+        argv = [sys.executable, str(Path(__file__).resolve()), "--micro", arguments[1], "--out", str(out)]
+    else:
+        argv = [sys.executable, "-m", "windlass.bench.train", *arguments, "--json", str(record)]
+    left = min(limit, deadline - time.monotonic())
+    if left < 20:
+        return {"case": name, "state": "skipped: no time left"}
+    env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    started = time.monotonic()
+    try:
+        done = subprocess.run(argv, env=env, timeout=left, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        state, text = ("ok" if done.returncode == 0 else f"exit {done.returncode}"), done.stdout
+    except subprocess.TimeoutExpired as error:
+        state, text = "timeout", (error.stdout or b"").decode(errors="replace")
+    print(f"--- {name}: {state} in {time.monotonic() - started:.0f} s\n{text[-2500:]}", flush=True)
+    return {"case": name, "state": state, "wall_s": time.monotonic() - started}
+
+
+def table(results: list[dict[str, object]], out: Path) -> None:
+    print("=" * 100)
+    for result in results:
+        path = out / f"{result['case']}.json"
+        line = f"{result['case']:<22} {result['state']}"
+        if path.exists():
+            record = json.loads(path.read_text())
+            if "figures" in record:
+                figures, step = record["figures"], record["spread"]["step_s"]
+                main = figures.get("tflops_6n") or figures["images_per_s_per_device"]
+                line += f"  {main['value']:>9.1f} {main['unit']}  step {step['median'] * 1e3:.2f} ms cv {step['cv']:.2%}"
+                line += f"  loss {record['losses'][0]:.3f}->{record['losses'][-1]:.3f}"
+                line += f"  {record['peak_memory_bytes'] / 2**30:.0f} GiB"
+        print(line, flush=True)
+
+
+def micro(size: str, out: Path) -> None:
+    """Rates of the parts: products by shape and type, casts, attention."""
+    sys.path.insert(0, str(ROOT / "src"))
+    import torch
+
+    from windlass.bench.matmul import measure_matmul
+    from windlass.bench.train.device import StepClock, find_device
+    from windlass.bench.train.llama import ATTENTION
+    from windlass.bench.train.pieces import make_pieces
+
+    device = find_device(None)
+    toy = size == "toy"
+    lines: list[dict[str, object]] = []
+
+    def note(**values: object) -> None:
+        lines.append(values)
+        print(" ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in values.items()), flush=True)
+        (out / "micro.json").write_text(json.dumps(lines, indent=1))
+
+    def timed(function: object, repeats: int = 20) -> float:
+        for _ in range(3):
+            function()  # type: ignore[operator]
+        clock = StepClock(device)
+        clock.mark()
+        for _ in range(repeats):
+            function()  # type: ignore[operator]
+            clock.mark()
+        return sorted(clock.intervals_s())[repeats // 2]
+
+    edge = 256 if toy else 8192
+    for kind in ("bf16", "fp8", "fp8_fast"):
+        r = measure_matmul(kind, (edge, edge, edge), seconds=0.1 if toy else 3.0)  # type: ignore[arg-type]
+        note(what="matmul", type=kind, edge=edge, burst=r.burst.value, sustained=r.sustained.value)
+
+    t, h, f = (64, 64, 128) if toy else (4096, 4096, 11008)
+    where, low = device.torch, torch.bfloat16
+    fp8 = device.fp8 or (low, low)
+    for name, n, k in (("qkv", 3 * h, h), ("out", h, h), ("gate_up", 2 * f, h), ("down", h, f)):
+        x, w, dy = (torch.randn(s, device=where, dtype=low) for s in ((t, k), (n, k), (t, n)))
+        total = torch.zeros(n, k, device=where)
+        operations = 2 * t * n * k / 1e12
+        rates = {"fwd": lambda x=x, w=w: x @ w.t(), "dgrad": lambda dy=dy, w=w: dy @ w, "wgrad": lambda dy=dy, x=x: dy.t() @ x}
+        if device.kind == "cuda":
+            rates["wgrad32"] = lambda dy=dy, x=x: torch.mm(dy.t(), x, out_dtype=torch.float32)
+            rates["wgrad32_add"] = lambda dy=dy, x=x, total=total: torch.addmm(
+                total, dy.t(), x, out_dtype=torch.float32, out=total
+            )
+            total.zero_()
+            rates["wgrad32_add"]()
+            rates["wgrad32_add"]()
+            reference = dy.t().float() @ x.float()
+            note(what="wgrad32_add error", shape=name, error=float((total / 2 - reference).norm() / reference.norm()))
+        note(what="bf16 TFLOP/s", shape=name, **{key: operations / timed(fn) for key, fn in rates.items()})
+        x8, w8, dy8 = x.to(fp8[0]), w.to(fp8[0]), dy.to(fp8[1])
+        xt, wt, dyt = (v.t().contiguous() for v in (x8, w8, dy8))
+        one = torch.ones((), device=where)
+
+        def scaled(a: torch.Tensor, b: torch.Tensor, fast: bool, one: torch.Tensor = one) -> object:
+            return lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=low, use_fast_accum=fast)
+
+        note(
+            what="fp8 TFLOP/s",
+            shape=name,
+            **{
+                f"{key}{'_fast' if fast else ''}": operations / timed(scaled(a, b, fast))
+                for key, a, b in (("fwd", x8, w8), ("dgrad", dy8, wt), ("wgrad", dyt, xt))
+                for fast in (True, False)
+            },
+        )
+        note(what="fp8 add grad us", shape=name, add=timed(lambda total=total, w=w: total.add_(w)) * 1e6)
+
+    pieces = make_pieces(compile=not toy)
+    for rows, columns in ((t, h), (t, f), (t, 2 * f)):
+        x = torch.randn(rows, columns, device=where, dtype=low)
+        us = timed(lambda x=x: pieces.to_fp8(x, fp8[0])) * 1e6
+        small, turned, scale = pieces.to_fp8(x, fp8[0])
+        error = float((small.float() * scale - x.float()).norm() / x.float().norm())
+        same = bool((small.t().float() == turned.float()).all())
+        note(what="to_fp8", rows=rows, columns=columns, us=us, tb_s=rows * columns * 6 / us / 1e6, error=error, same=same)
+
+    heads, width = (2, 32) if toy else (32, 128)
+    for backend in ATTENTION[device.vendor][:2]:
+        q, k, v = (
+            torch.randn(1, t, heads, width, device=where, dtype=low).transpose(1, 2).requires_grad_() for _ in range(3)
+        )
+        with torch.nn.attention.sdpa_kernel(backend):
+            o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            do = torch.randn_like(o)
+            forward = timed(lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
+            backward = timed(lambda: torch.autograd.grad(o, (q, k, v), do, retain_graph=True))
+        work = 4 * t * t * heads * width / 2 / 1e12
+        note(what="attention TFLOP/s", backend=str(backend), fwd=work / forward, bwd=2.5 * work / backward)
+
+
+def main() -> int:
+    asked = argparse.ArgumentParser()
+    asked.add_argument("--stage", choices=sorted(STAGES))
+    asked.add_argument("--only", help="names of cases, comma separated")
+    asked.add_argument("--micro")
+    asked.add_argument("--out", type=Path, required=True)
+    asked.add_argument("--budget-s", type=float, default=560)
+    arguments = asked.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    if arguments.micro:
+        micro(arguments.micro, arguments.out)
+        return 0
+    deadline = time.monotonic() + arguments.budget_s
+    only = set((arguments.only or "").split(",")) - {""}
+    cases = [c for c in STAGES[arguments.stage] if not only or c[0] in only]
+    results = [run_case(case, arguments.out, deadline) for case in cases]
+    table(results, arguments.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

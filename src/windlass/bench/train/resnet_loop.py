@@ -1,0 +1,152 @@
+"""The ResNet training loop, from nothing to a measured result."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from windlass.bench.train import parallel
+from windlass.bench.train.breakdown import Breakdown, profiled
+from windlass.bench.train.data import RandomImages
+from windlass.bench.train.device import Device, StepClock, allow_tf32, find_device, peak_memory_bytes, synchronize
+from windlass.bench.train.graph import captured
+from windlass.bench.train.kernels import kernels_available
+from windlass.bench.train.norm import NormTable
+from windlass.bench.train.optimizer import MasterSgd
+from windlass.bench.train.options import ResNetOptions, resnet_blocks
+from windlass.bench.train.resnet import ResNet
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResNetResult:
+    """What one run measured. `step_s` holds the timed steps only; `losses` all of them, warm-up first."""
+
+    options: ResNetOptions
+    device: Device
+    ranks: int
+    parameters: int
+    step_s: tuple[float, ...]
+    losses: tuple[float, ...]
+    peak_memory_bytes: int
+    breakdown: Breakdown | None
+
+
+def train_resnet(options: ResNetOptions) -> ResNetResult:
+    """Train on fresh random images for `warmup + steps` steps and return the times of the last `steps`."""
+    world = parallel.read_world()
+    device = find_device(options.device, world.local_rank)
+    options = resolve(options, device)
+    allow_tf32(bool(options.tf32))
+    torch.backends.cudnn.benchmark = True
+    with parallel.process_group(world, options.parallel, device):
+        return _train(options, device, world)
+
+
+def resolve(options: ResNetOptions, device: Device) -> ResNetOptions:
+    """The options with every None replaced by what suits the device."""
+    graphs = device.graphs and options.parallel == "none" if options.graphs is None else options.graphs
+    norm = options.norm
+    if norm is None:
+        alone = options.parallel == "none" and options.channels_last
+        norm = "by-hand" if alone and device.kind == "cuda" and kernels_available() else "torch"
+    return replace(
+        options,
+        norm=norm,
+        device=device.kind,
+        precision=options.precision or device.precision,
+        compile=device.compile if options.compile is None else options.compile,
+        # Convolutions in fp32 are TF32 in every published table of this benchmark; products of the step are not affected.
+        tf32=device.kind == "cuda" if options.tf32 is None else options.tf32,
+        graphs=graphs,
+    )
+
+
+def _train(options: ResNetOptions, device: Device, world: parallel.World) -> ResNetResult:
+    torch.manual_seed(options.seed)
+    low = options.precision == "bf16"
+    table = NormTable() if options.norm == "by-hand" else None
+    plain = _on_device(
+        ResNet(
+            resnet_blocks(options.model),
+            options.classes,
+            as_matmul=options.pointwise_as_matmul,
+            patches=options.stem_patches,
+            table=table,
+        ),
+        options,
+        device,
+    )
+    parameters = sum(p.numel() for p in plain.parameters())
+    model = parallel.spread_resnet(plain, options.parallel, device)
+    # The masters are taken after DDP has made all ranks equal.
+    optimizer = MasterSgd(
+        list(model.parameters()),
+        learning_rate=options.learning_rate,
+        momentum=options.momentum,
+        decay=options.weight_decay,
+        compile=bool(options.compile),
+    )
+    if options.compile and table is None:
+        model = torch.compile(model, dynamic=False, mode="max-autotune-no-cudagraphs" if options.autotune else None)
+    data = RandomImages(
+        image=options.image,
+        classes=options.classes,
+        batch=options.batch,
+        seed=options.seed,
+        dtype=torch.bfloat16 if low else torch.float32,
+        device=device.torch,
+    )
+
+    def train_on(images: Tensor, labels: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = model(images, labels)
+        loss.backward()
+        if table is not None:
+            table.end()
+        optimizer.step()
+        return loss.detach()
+
+    first = data.batch(0, world.rank)
+    step_on = captured(train_on, *first) if options.graphs else train_on
+    clock = StepClock(device)
+    losses: list[Tensor] = []
+
+    def one_step(step: int) -> None:
+        losses.append(step_on(*data.batch(step, world.rank)).clone())
+
+    for step in range(options.warmup):
+        one_step(step)
+    synchronize(device)
+    clock.mark()
+    for step in range(options.warmup, options.warmup + options.steps):
+        one_step(step)
+        clock.mark()
+    step_s = clock.intervals_s()
+    breakdown = profiled(lambda: one_step(options.warmup + options.steps), device) if options.profile else None
+    return ResNetResult(
+        options=options,
+        device=device,
+        ranks=world.size,
+        parameters=parameters,
+        step_s=step_s,
+        losses=tuple(float(loss) for loss in losses),
+        peak_memory_bytes=peak_memory_bytes(device),
+        breakdown=breakdown,
+    )
+
+
+def _on_device(model: ResNet, options: ResNetOptions, device: Device) -> ResNet:
+    """Convolutions and classifier in the compute type; norms stay fp32, as their sums over pixels need."""
+    model = model.to(device.torch)
+    if options.channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    if options.precision == "bf16":
+        for module in model.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                module.to(torch.bfloat16)
+    return model
