@@ -1,7 +1,7 @@
-"""The ranks of a run talking to each other for a snapshot, on process groups of their own.
+"""The ranks of a run talking to each other for a snapshot, on a process group of their own.
 
-A group of its own keeps snapshot traffic out of the order of the user's collectives, and lets a background thread
-talk while the main thread trains.
+A group of its own, on the CPU, keeps snapshot traffic out of the device's queue and has its own deadline. Only the
+main thread talks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from windlass.errors import MachineError, UsageError
 from windlass.runtime.run import first_line
 
-# Gloo connects every rank with every other one. Beyond this the job's own group is used, and saves block.
+# Gloo connects every rank with every other one: beyond this the job's own group is used.
 GLOO_RANKS = 2048
 
 
@@ -71,6 +71,19 @@ class Peers:
             raise _lost(self.rank, error) from error
         return values or []
 
+    def deal(self, values: list[Any]) -> Any:
+        """To each rank its element of the main rank's list."""
+        if self.world_size == 1:
+            return values[0]
+        import torch.distributed as dist
+
+        box: list[Any] = [None]
+        try:
+            dist.scatter_object_list(box, values if self.is_main else None, src=0, group=self.group)
+        except RuntimeError as error:
+            raise _lost(self.rank, error) from error
+        return box[0]
+
     def tell_all(self, value: Any) -> Any:
         """The main rank's value, on every rank."""
         if self.world_size == 1:
@@ -85,8 +98,8 @@ class Peers:
         return box[0]
 
 
-def meet(expected_world: int, timeout_s: float) -> tuple[Peers, Peers]:
-    """Groups for the main thread and for the background one. All ranks call it, in the same order."""
+def meet(expected_world: int, timeout_s: float) -> Peers:
+    """The group of all ranks for snapshots. All ranks call it, in the same order as other group-making calls."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):
@@ -95,24 +108,16 @@ def meet(expected_world: int, timeout_s: float) -> tuple[Peers, Peers]:
                 f"{expected_world} ranks were started, but torch.distributed is not set up",
                 hint="call windlass.init() before Snapshot.resume()",
             )
-        alone = Peers(rank=0, world_size=1)
-        return alone, alone
+        return Peers(rank=0, world_size=1)
     rank, world = dist.get_rank(), dist.get_world_size()
     if world == 1:
-        alone = Peers(rank=0, world_size=1)
-        return alone, alone
-    if world > GLOO_RANKS:
+        return Peers(rank=0, world_size=1)
+    if world > GLOO_RANKS and dist.get_backend() != "gloo":
         import torch
 
-        device = torch.device("cpu") if dist.get_backend() == "gloo" else torch.accelerator.current_accelerator()
-        shared = Peers(rank=rank, world_size=world, device=device)
-        return shared, shared
-    limit = timedelta(seconds=timeout_s)
-    main, background = (dist.new_group(backend="gloo", timeout=limit) for _ in range(2))
-    return (
-        Peers(rank=rank, world_size=world, group=main),
-        Peers(rank=rank, world_size=world, group=background),
-    )
+        return Peers(rank=rank, world_size=world, device=torch.accelerator.current_accelerator())
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+    return Peers(rank=rank, world_size=world, group=group)
 
 
 def _lost(rank: int, error: RuntimeError) -> MachineError:

@@ -1,7 +1,8 @@
-"""Writing one snapshot, in the background where torch allows: shards, digests, commit, prune.
+"""One snapshot at a time: staged and planned by all ranks, written in the background, committed at a later step.
 
-All ranks go through the same calls on a group of their own; the main rank alone commits. Every outcome, good or bad,
-is the same on every rank.
+The main thread drives: `start` begins, the thread writes this rank's files, and `advance`, called by all ranks at the
+same step once no rank writes any more, goes on to the next phase (drain, commit). Every outcome is the same on every
+rank.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from windlass.runtime.hold import Hold
 from windlass.runtime.peers import Peers
 from windlass.runtime.store import FileEntry, Manifest
 from windlass.runtime.tier import FastTier, copy_checked
-from windlass.runtime.writer import write_shards
+from windlass.runtime.writer import Plan, ShardWriter, first_failure
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,8 +33,20 @@ class Outcome:
     error: WindlassError | None = None
 
 
+@dataclass(kw_only=True, slots=True)
+class _Job:
+    """The save under way. `manifest` is set once all ranks have written, and then the files only have to move."""
+
+    step: int
+    notes: dict[str, Any]
+    saving: Path
+    writer: ShardWriter
+    began: float
+    manifest: Manifest | None = None
+
+
 class Saver:
-    """Saves one snapshot at a time into `folder`. `hold` is None on all but the main rank."""
+    """Saves into `folder`. `hold` is None on all but the main rank."""
 
     def __init__(
         self, folder: Path, *, keep: int, peers: Peers, hold: Hold | None, fast: FastTier | None, wait_s: float
@@ -44,44 +58,71 @@ class Saver:
         self._fast = fast
         self._wait_s = wait_s
         self._thread: threading.Thread | None = None
-        self._outcome: Outcome | None = None
+        self._error: WindlassError | None = None
+        self._job: _Job | None = None
+        self._plan: Plan | None = None
         self._stager: Any = None
 
     @property
     def busy(self) -> bool:
-        """True while a save is under way."""
+        """True while this rank's thread works. The same question for all ranks needs an agreement."""
         return self._thread is not None and self._thread.is_alive()
 
-    def start(self, step: int, state: dict[str, Any], notes: dict[str, Any]) -> None:
-        """Copy `state` to host memory and save it in the background. On return training may change the tensors."""
-        staged = self._stage(state)
-        self._thread = threading.Thread(target=self._run, args=(step, staged, notes), name="windlass-save", daemon=True)
-        self._thread.start()
+    @property
+    def under_way(self) -> bool:
+        """True from `start` until the outcome; the same on every rank."""
+        return self._job is not None
 
-    def save_now(self, step: int, state: dict[str, Any], notes: dict[str, Any]) -> Outcome:
-        """Save and wait for it."""
-        self._run(step, state, notes)
-        outcome = self.take_outcome()
-        assert outcome is not None
+    def start(self, step: int, state: dict[str, Any], notes: dict[str, Any], *, background: bool) -> Outcome | None:
+        """Begin to save `state`. On return training may change the tensors. An outcome: it failed at once."""
+        token = self._peers.tell_all(store.new_token())
+        saving = store.saving_path(self._folder, step, token)
+        local = saving if self._fast is None else store.saving_path(self._fast.path, step, token)
+        writer = ShardWriter(local, self._stage(state) if background else state)
+        self._job = _Job(step=step, notes=notes, saving=saving, writer=writer, began=time.monotonic())
+        try:
+            self._plan = writer.plan(self._peers, self._plan)
+        except WindlassError as error:
+            return self._end(error)
+        self._run(writer.write, background=background)
+        return None
+
+    def advance(self, *, background: bool) -> Outcome | None:
+        """All ranks, none of them busy: on to the next phase. The outcome, where that was the last one."""
+        job = self._job
+        assert job is not None
+        try:
+            if job.manifest is None:
+                job.manifest = self._gather_manifest(job)
+                if self._fast is not None:
+                    self._fast.keep_local(job.writer.path, job.manifest, self._peers)
+                    self._run(lambda: self._drain(job), background=background)
+                    return None
+            else:
+                self._raise_any_failure()
+            self._commit(job)
+        except WindlassError as error:
+            return self._end(error)
+        outcome = self._end(None)
+        if self._peers.is_main:
+            self._run(lambda: store.prune(self._folder, self._keep), background=background)
         return outcome
 
-    def take_outcome(self) -> Outcome | None:
-        """The outcome of the last finished save, once."""
-        if self.busy:
-            return None
-        outcome, self._outcome = self._outcome, None
+    def finish(self) -> Outcome | None:
+        """Wait for the save under way and take it to its end, with all ranks; None where there is none."""
+        outcome: Outcome | None = None
+        while self._job is not None and outcome is None:
+            self._join()
+            outcome = self.advance(background=False)
+        self._join()
         return outcome
 
-    def wait(self) -> Outcome | None:
-        """The outcome of the save under way; `MachineError` where it does not end in time."""
+    def cancel(self) -> None:
+        """Give up on what this rank writes, for a process that ends: a thread must not outlive the interpreter."""
+        if self._job is not None:
+            self._job.writer.cancel()
         if self._thread is not None:
-            self._thread.join(self._wait_s)
-            if self._thread.is_alive():
-                raise MachineError(
-                    f"saving into {self._folder} did not end within {self._wait_s:.0f} s",
-                    hint="is the file system hanging? the last committed snapshot is untouched",
-                )
-        return self.take_outcome()
+            self._thread.join(5.0)
 
     def _stage(self, state: dict[str, Any]) -> dict[str, Any]:
         if self._stager is None:
@@ -89,82 +130,100 @@ class Saver:
         staged: dict[str, Any] = self._stager.stage(state)
         return staged
 
-    def _run(self, step: int, state: dict[str, Any], notes: dict[str, Any]) -> None:
-        began = time.monotonic()
-        error: WindlassError | None = None
-        try:
-            self._save(step, state, notes)
-        except WindlassError as known:
-            error = known
-        except OSError as problem:
-            error = store.disk_error(problem, self._folder, "save into")
-        except Exception as unknown:  # the top of a background thread: nobody above would see it
-            error = MachineError(f"saving step {step} failed: {type(unknown).__name__}: {unknown}")
-        self._outcome = Outcome(step=step, seconds=time.monotonic() - began, error=error)
+    def _run(self, work: Callable[[], None], *, background: bool) -> None:
+        self._error = None
 
-    def _save(self, step: int, state: dict[str, Any], notes: dict[str, Any]) -> None:
-        token = self._peers.tell_all(store.new_token())
-        saving = store.saving_path(self._folder, step, token)
-        local = saving if self._fast is None else store.saving_path(self._fast.path, step, token)
-        try:
-            mine = write_shards(state, local, self._peers.group, alone=self._peers.world_size == 1)
-            manifest = self._manifest(step, mine, notes)
-            if self._fast is not None:
-                self._fast.keep_local(local, manifest, self._peers)
-                self._drain(self._fast.snapshot_path(step), saving, mine)
-            self._commit(saving, manifest)
-        except BaseException:
-            if self._peers.is_main:
-                shutil.rmtree(saving, ignore_errors=True)
-            if local != saving:
-                shutil.rmtree(local, ignore_errors=True)
-            raise
+        def guarded() -> None:
+            try:
+                work()
+            except WindlassError as error:
+                self._error = error
+            except OSError as error:
+                self._error = store.disk_error(error, self._folder, "save into")
+            except Exception as error:  # the top of a thread: nobody above would see it
+                self._error = MachineError(f"saving into {self._folder} failed: {type(error).__name__}: {error}")
 
-    def _manifest(self, step: int, mine: tuple[FileEntry, ...], notes: dict[str, Any]) -> Manifest:
-        """The manifest over all ranks' files: on the main rank, and with a fast tier on every rank."""
-        parts = self._peers.collect(mine)
-        manifest = Manifest(
-            step=step,
-            world_size=self._peers.world_size,
-            saved_at=time.time(),
-            files=store.entries(entry for part in parts for entry in part),
-            notes=notes,
-        )
-        if self._fast is None:
-            return manifest
-        text = self._peers.tell_all(store.manifest_text(manifest) if self._peers.is_main else None)
-        return store.parse_manifest(text, "the main rank's manifest")
+        if background:
+            self._thread = threading.Thread(target=guarded, name="windlass-save", daemon=True)
+            self._thread.start()
+        else:
+            guarded()
 
-    def _drain(self, source: Path, saving: Path, mine: tuple[FileEntry, ...]) -> None:
-        """Copy this rank's files from the fast tier to the shared folder; every rank learns of any failure."""
-        problem: WindlassError | None = None
+    def _join(self) -> None:
+        if self._thread is None:
+            return
+        self._thread.join(self._wait_s)
+        if self._thread.is_alive():
+            raise MachineError(
+                f"rank {self._peers.rank}: saving into {self._folder} did not end within {self._wait_s:.0f} s",
+                hint="is the file system hanging? the last committed snapshot is untouched",
+            )
+        self._thread = None
+
+    def _raise_any_failure(self) -> None:
+        failed = first_failure(self._peers.gather(self._error))
+        if failed is not None:
+            raise failed
+
+    def _gather_manifest(self, job: _Job) -> Manifest:
+        """All ranks' files in one manifest: complete on the main rank, and with a fast tier on every rank."""
+        reports = self._peers.collect((tuple(job.writer.files.values()), job.writer.results, self._error))
+        answer: Manifest | WindlassError | None = None
+        if self._peers.is_main:
+            answer = first_failure([error for _, _, error in reports])
+            if answer is None:
+                answer = self._index(job, reports)
+        short = None if isinstance(answer, Manifest) and self._fast is None else answer
+        told = self._peers.tell_all(short)
+        if isinstance(told, WindlassError):
+            raise told
+        found = answer if isinstance(answer, Manifest) else told
+        return found if isinstance(found, Manifest) else _manifest(job, self._peers.world_size, ())
+
+    def _index(self, job: _Job, reports: list[Any]) -> Manifest | WindlassError:
         try:
-            saving.mkdir(parents=True, exist_ok=True)
-            for entry in mine:
-                copy_checked(source / entry.name, saving / entry.name, entry)
+            index = job.writer.finish([results for _, results, _ in reports])
         except OSError as error:
-            problem = store.disk_error(error, saving, "write")
-        except WindlassError as error:
-            problem = error
-        for rank, failed in enumerate(self._peers.gather(problem)):
-            if failed is not None:
-                raise MachineError(f"rank {rank}: {failed.message}", hint=failed.hint)
+            return store.disk_error(error, job.writer.path, "write")
+        files = [entry for entries, _, _ in reports for entry in entries]
+        return _manifest(job, self._peers.world_size, store.entries([*files, index]))
 
-    def _commit(self, saving: Path, manifest: Manifest) -> None:
+    def _drain(self, job: _Job) -> None:
+        """Copy this rank's files from the fast tier to the shared folder."""
+        assert self._fast is not None
+        job.saving.mkdir(parents=True, exist_ok=True)
+        for entry in job.writer.files.values():
+            copy_checked(self._fast.snapshot_path(job.step) / entry.name, job.saving / entry.name, entry)
+
+    def _commit(self, job: _Job) -> None:
         problem: WindlassError | None = None
         if self._peers.is_main:
+            assert job.manifest is not None
             try:
                 if self._hold is not None:
                     self._hold.require()
-                store.commit(self._folder, saving, manifest)
-                store.prune(self._folder, self._keep)
+                store.commit(self._folder, job.saving, job.manifest)
             except OSError as error:
-                problem = store.disk_error(error, saving, "commit")
+                problem = store.disk_error(error, job.saving, "commit")
             except WindlassError as error:
                 problem = error
         problem = self._peers.tell_all(problem)
         if problem is not None:
             raise problem
+
+    def _end(self, error: WindlassError | None) -> Outcome:
+        job, self._job = self._job, None
+        assert job is not None
+        if error is not None:
+            if self._peers.is_main:
+                shutil.rmtree(job.saving, ignore_errors=True)
+            if self._fast is not None:
+                shutil.rmtree(job.writer.path, ignore_errors=True)
+        return Outcome(step=job.step, seconds=time.monotonic() - job.began, error=error)
+
+
+def _manifest(job: _Job, world_size: int, files: tuple[FileEntry, ...]) -> Manifest:
+    return Manifest(step=job.step, world_size=world_size, saved_at=time.time(), files=files, notes=job.notes)
 
 
 def _make_stager() -> Any:

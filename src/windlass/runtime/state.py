@@ -16,6 +16,7 @@ from windlass.errors import UsageError
 
 _WRAPPERS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 _SHOWN = 3
+_ROUND = 1 << 14
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,10 +55,14 @@ def rank_key(rank: int) -> str:
 
 
 def pack(values: Mapping[str, Any]) -> Any:
-    """Any values as a tensor of bytes: so they travel inside the rank's shard, without a file of their own."""
+    """Any values as a tensor of bytes: so they travel inside the rank's shard, without a file of their own.
+
+    Padded to a round size: its length wanders by a few bytes from save to save, and a plan holds for one shape.
+    """
     import torch
 
-    return torch.frombuffer(bytearray(pickle.dumps(values, protocol=4)), dtype=torch.uint8)
+    content = bytearray(pickle.dumps(values, protocol=4))
+    return torch.frombuffer(content.ljust(-(-len(content) // _ROUND) * _ROUND, b"\0"), dtype=torch.uint8)
 
 
 def unpack(tensor: Any) -> dict[str, Any]:

@@ -1,21 +1,26 @@
 """`torch.distributed.checkpoint` writing into a folder, with a SHA-256 of every file made on the way to the disk.
 
-The digest is of the bytes that were meant, not of what a later read gives back. torch is imported here on first use.
+Its planner and storage writer are driven step by step instead of through `async_save`: there, a background thread
+talks to other ranks, and a rank that dies meanwhile leaves that thread stuck in C++ where nothing can end it, so a
+mistake in the user's code ends in an abort instead of a traceback. Here the ranks plan and commit on the main thread,
+and the background thread only writes this rank's files, which can be cancelled.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import io
 import os
-import warnings
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from windlass.errors import MachineError
+from windlass.errors import MachineError, WindlassError
+from windlass.runtime.peers import Peers
 from windlass.runtime.run import first_line
 from windlass.runtime.store import FileEntry, disk_error
 
@@ -26,8 +31,9 @@ class _DigestStream(io.RawIOBase):
     raised inside torch's C++ serializer, "no space left" turns into an unreadable message or ends the process.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, cancelled: threading.Event) -> None:
         super().__init__()
+        self._cancelled = cancelled
         self._file = path.open("wb", buffering=1 << 20)
         self._digest = hashlib.sha256()
         self._size = 0
@@ -39,6 +45,8 @@ class _DigestStream(io.RawIOBase):
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
         self._size += len(view)
+        if self._cancelled.is_set():
+            self._error = self._error or InterruptedError(errno.EINTR, "the save was cancelled")
         if self._error is None:
             try:
                 self._file.write(view)
@@ -74,12 +82,96 @@ class _DigestStream(io.RawIOBase):
         return FileEntry(name=name, size_bytes=self._size, sha256=self._digest.hexdigest())
 
 
-def make_writer(path: Path) -> tuple[Any, dict[str, FileEntry]]:
-    """A storage writer for `torch.distributed.checkpoint` and the table of files it fills."""
-    from torch.distributed.checkpoint import FileSystemWriter
-    from torch.distributed.checkpoint.filesystem import FileSystem
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Who writes what. Made once by all ranks, good for as long as names and shapes stay the same."""
 
-    files: dict[str, FileEntry] = {}
+    local: Any
+    mine: Any
+    metadata: Any
+    """On the main rank only."""
+
+
+class ShardWriter:
+    """One save of this rank's part of `state` into `path`: `plan` and `finish` with all ranks, `write` alone."""
+
+    def __init__(self, path: Path, state: dict[str, Any]) -> None:
+        from torch.distributed.checkpoint import FileSystemWriter
+
+        self.path = path
+        self.files: dict[str, FileEntry] = {}
+        self._cancelled = threading.Event()
+        self._storage = FileSystemWriter(path, sync_files=True, overwrite=True)
+        self._storage.fs = _make_file_system(self.files, self._cancelled)
+        self._planner = _make_planner()
+        self._state = state
+        self._plan: Plan | None = None
+        self.results: list[Any] = []
+
+    def plan(self, peers: Peers, former: Plan | None) -> Plan:
+        """Agree with all ranks on who writes what; `former` is used again where nothing changed on any rank."""
+        planner, storage = self._planner, self._storage
+        planner.set_up_planner(self._state, storage.storage_meta(), peers.is_main)
+        storage.set_up_storage_writer(peers.is_main)
+        problem: WindlassError | None = None
+        local: Any = None
+        try:
+            local = storage.prepare_local_plan(planner.create_local_plan())
+        except OSError as error:
+            problem = disk_error(error, self.path, "write")
+        same = problem is None and former is not None and former.local == local
+        if former is not None and peers.largest([int(not same)])[0] == 0:
+            self._plan = former
+            return former
+        parts = peers.collect((local, problem))
+        answers: list[Any] = []
+        metadata: Any = None
+        if peers.is_main:
+            failed = first_failure([error for _, error in parts])
+            if failed is None:
+                plans, metadata = planner.create_global_plan([part for part, _ in parts])
+                answers = [(plan, None) for plan in storage.prepare_global_plan(plans)]
+            else:
+                answers = [(None, failed)] * peers.world_size
+        mine, failed = peers.deal(answers)
+        if failed is not None:
+            raise failed
+        self._plan = Plan(local=local, mine=planner.finish_plan(mine), metadata=metadata)
+        return self._plan
+
+    def write(self) -> None:
+        """Write this rank's files. No other rank is needed."""
+        assert self._plan is not None
+        try:
+            self.results = self._storage.write_data(self._plan.mine, self._planner).value()
+        except OSError as error:
+            raise disk_error(error, self.path, "write") from error
+        except RuntimeError as error:
+            raise MachineError(f"cannot write {self.path}: {first_line(error)}") from error
+
+    def cancel(self) -> None:
+        """Make a `write` that is under way end soon, with an error."""
+        self._cancelled.set()
+
+    def finish(self, results: list[list[Any]]) -> FileEntry:
+        """Write torch's own index of all shards; on the main rank, after all have written."""
+        assert self._plan is not None
+        before = set(self.files)
+        self._storage.finish(self._plan.metadata, results)
+        return next(entry for name, entry in self.files.items() if name not in before)
+
+
+def first_failure(problems: list[WindlassError | None]) -> MachineError | None:
+    """The error of the lowest rank that has one, with its number."""
+    for rank, problem in enumerate(problems):
+        if problem is not None:
+            return MachineError(f"rank {rank}: {problem.message}", hint=problem.hint)
+    return None
+
+
+def _make_file_system(files: dict[str, FileEntry], cancelled: threading.Event) -> Any:
+    """torch's view of the file system, filling `files` with what was written."""
+    from torch.distributed.checkpoint.filesystem import FileSystem
 
     class DigestFileSystem(FileSystem):  # type: ignore[misc]
         @contextmanager
@@ -89,7 +181,7 @@ def make_writer(path: Path) -> tuple[Any, dict[str, FileEntry]]:
                 with target.open(mode) as plain:
                     yield plain
                 return
-            stream = _DigestStream(target)
+            stream = _DigestStream(target, cancelled)
             try:
                 yield stream
             finally:
@@ -101,27 +193,7 @@ def make_writer(path: Path) -> tuple[Any, dict[str, FileEntry]]:
             name = Path(new_path).name
             files[name] = FileEntry(name=name, size_bytes=entry.size_bytes, sha256=entry.sha256)
 
-    writer = FileSystemWriter(path, sync_files=True, overwrite=True)
-    writer.fs = DigestFileSystem()
-    return writer, files
-
-
-def write_shards(state: dict[str, Any], path: Path, group: Any, *, alone: bool) -> tuple[FileEntry, ...]:
-    """Write this rank's part of `state` into `path`; all ranks call it. Returns the files this rank wrote.
-
-    A failure of any rank raises `MachineError` on every rank and names the first one that failed.
-    """
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.api import CheckpointException
-
-    if alone:
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # meant so, and said at every save
-    writer, files = make_writer(path)
-    try:
-        dcp.save(state, storage_writer=writer, planner=_make_planner(), process_group=group, no_dist=alone)
-    except CheckpointException as error:
-        raise _explain(error, path) from error
-    return tuple(files.values())
+    return DigestFileSystem()
 
 
 def _make_planner() -> Any:
@@ -143,14 +215,3 @@ def _make_planner() -> Any:
             return super().create_global_plan(kept)
 
     return Planner()
-
-
-def _explain(error: Any, path: Path) -> MachineError:
-    """The first rank's own error out of torch's bundle of tracebacks."""
-    rank, (cause, _) = min(error.failures.items())
-    while cause is not None and not isinstance(cause, OSError) and cause.__cause__ is not None:
-        cause = cause.__cause__
-    if isinstance(cause, OSError):
-        known = disk_error(cause, path, "write")
-        return MachineError(f"rank {rank}: {known.message}", hint=known.hint)
-    return MachineError(f"rank {rank}: cannot write {path}: {type(cause).__name__}: {first_line(cause)}")

@@ -43,6 +43,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--optimizer", choices=("adamw", "sgd", "momentum"), default="adamw")
     parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--dropout", type=float, default=0.2)
+    parser.add_argument("--no-norm", action="store_true", help="no batch statistics: they depend on the ranks")
     parser.add_argument("--every-steps", type=int)
     parser.add_argument("--every-s", type=float)
     parser.add_argument("--keep", type=int, default=3)
@@ -51,6 +52,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--pause", type=float, default=0.0, help="seconds of sleep per step")
     parser.add_argument("--kill-self", help="SIGNAL:STEP[:RANK], sent at the end of that step, before snapshot.step")
     parser.add_argument("--bug", help="STEP:RANK at which user code raises")
+    parser.add_argument("--shift-steps", action="store_true", help="every rank counts from its own number")
     parser.add_argument("--wait-s", type=float, default=60.0)
     return parser.parse_args()
 
@@ -59,7 +61,7 @@ def build(args: argparse.Namespace, rank: int) -> tuple[nn.Module, torch.optim.O
     torch.manual_seed(7)
     model: nn.Module = nn.Sequential(
         nn.Linear(8, args.width),
-        nn.BatchNorm1d(args.width),
+        nn.Identity() if args.no_norm else nn.BatchNorm1d(args.width),
         nn.ReLU(),
         nn.Dropout(args.dropout),
         nn.Linear(args.width, 1),
@@ -122,7 +124,7 @@ def main() -> None:
         report(args, run, step, loss.detach())
         time.sleep(args.pause)
         misbehave(args, run, step)
-        snapshot.step(step)
+        snapshot.step(step + run.rank if args.shift_steps else step)
     if args.losses and run.is_main and args.kind != "fsdp":
         with Path(args.losses).open("a") as file:
             file.write(f"end {digest(model)}\n")

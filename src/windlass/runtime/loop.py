@@ -1,0 +1,240 @@
+"""A training loop under way: takes the folder, loads, decides with all ranks when to save and when to leave."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from windlass.errors import UsageError, WindlassError
+from windlass.runtime import codes, rng, store
+from windlass.runtime.codes import ResumeLater
+from windlass.runtime.heartbeat import Heartbeat
+from windlass.runtime.hold import Hold, take
+from windlass.runtime.loader import Loaded, load_newest
+from windlass.runtime.pace import Pace
+from windlass.runtime.peers import Peers, meet
+from windlass.runtime.place import find_place
+from windlass.runtime.run import close_group, say
+from windlass.runtime.saver import Outcome, Saver
+from windlass.runtime.state import Parts, own_values, pack, rank_key, tensors_of
+from windlass.runtime.stop import REASONS, StopFlag, find_deadline
+from windlass.runtime.tier import FastTier, folder_identity
+
+_FAILURES = 3  # saves that may fail in a row before the run ends: a disk that is full for a minute is no reason to
+_CLOSE_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What the user asked for, checked."""
+
+    folder: Path
+    parts: Parts
+    every_s: float | None
+    every_steps: int | None
+    keep: int
+    fast_root: Path | None
+    background: bool
+    wait_s: float
+
+
+class Loop:
+    """Holds the folder from construction until `close`."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._folder = options.folder
+        self._flag = StopFlag(find_deadline(os.environ))
+        self._heartbeat = Heartbeat(None)
+        self._peers = meet(find_place(os.environ).world_size, options.wait_s)
+        self._hold = _take_folder(options.folder, self._peers)
+        self._saver: Saver | None = None
+        self._open = True
+        atexit.register(self.close)  # where an exception ends the script, nothing else gives the folder back
+        try:
+            self._fast = _open_fast_tier(options, self._peers)
+        except BaseException:
+            self.close()
+            raise
+        self._pace = Pace(
+            every_s=options.every_s,
+            every_steps=options.every_steps,
+            shared=self._peers.world_size > 1,
+            now=time.monotonic(),
+        )
+        self._loaded: Loaded | None = None
+        self._saved_step: int | None = None
+        self._last: int | None = None
+        self._save_s = 0.0
+        self._failures = 0
+        self._failure: WindlassError | None = None
+
+    def load(self) -> Loaded | None:
+        """Load the newest good snapshot into the user's objects, and get ready to save."""
+        try:
+            self._loaded = load_newest(self._folder, self._options.parts, self._peers, self._fast)
+        except BaseException:
+            self.close()
+            raise
+        self._saved_step = None if self._loaded is None else self._loaded.step
+        return self._loaded
+
+    def run(self, left: range) -> Iterator[int]:
+        """Draw the steps; when they are all done, save the end."""
+        options = self._options
+        saver = Saver(
+            self._folder,
+            keep=options.keep,
+            peers=self._peers,
+            hold=self._hold,
+            fast=self._fast,
+            wait_s=options.wait_s,
+        )
+        self._saver = saver
+        self._last = left[-1] if left else None
+        self._heartbeat = Heartbeat(os.environ.get(codes.HEARTBEAT))
+        self._flag.listen()
+        try:
+            if self._loaded is not None:
+                self._loaded.restore_generators()
+            yield from left
+            self._note(saver.finish())
+            if self._last is not None and self._saved_step != self._last:
+                self._save(saver, self._last, background=False)
+                self._raise_failure()
+        finally:
+            self.close()
+
+    def step(self, step: int) -> None:
+        """The end of a step, on the way that costs nothing where nothing is due."""
+        now = time.monotonic()
+        if now >= self._heartbeat.next_s:
+            self._heartbeat.beat(step, now)
+        if self._pace.quiet(now) and (self._flag.reason == 0 or self._peers.world_size > 1):
+            return
+        self._agree(step, now)
+
+    def close(self) -> None:
+        """Stop listening, give up what is still being written, and give the folder back. May be called twice."""
+        if not self._open:
+            return
+        self._open = False
+        atexit.unregister(self.close)
+        self._flag.restore()
+        self._heartbeat.close()
+        if self._saver is not None:
+            self._saver.cancel()
+        if self._hold is not None:
+            self._hold.release()
+
+    def _agree(self, step: int, now: float) -> None:
+        """The end of a step at which the ranks decide together. The same answer on every rank."""
+        saver = self._saver
+        if saver is None or not self._open:
+            raise UsageError("windlass.Snapshot: step was called outside a loop over resume(...)")
+        if self._peers.is_main:
+            self._flag.check_deadline(self._save_s, self._pace.agree_s)
+        due = self._peers.is_main and self._pace.due(now)
+        mine = [self._flag.reason, int(due), int(saver.busy), step, -step, self._pace.step_us(now)]
+        reason, agreed_due, busy, highest, lowest, step_us = self._peers.largest(mine)
+        if highest != -lowest:
+            raise UsageError(
+                f"the ranks are at different steps: {-lowest} to {highest}",
+                hint="call snapshot.step(step) on every rank, once per step",
+            )
+        self._pace.agreed(now, step_us)
+        if not busy and saver.under_way:
+            self._note(saver.advance(background=True))
+            if self._failures >= _FAILURES:
+                self._raise_failure()
+        if reason and step != self._last:
+            self._leave(saver, step, REASONS[reason])
+        if agreed_due and not busy and not saver.under_way:
+            self._save(saver, step, background=self._options.background)
+
+    def _save(self, saver: Saver, step: int, *, background: bool) -> None:
+        self._pace.saving(time.monotonic())
+        parts = self._options.parts
+        empty = parts.optimizer_is_empty
+        state = tensors_of(parts, with_optimizer=not empty)
+        state[rank_key(self._peers.rank)] = pack(own_values(parts, rng.capture()))
+        kind = "none" if not parts.optimizers else "empty" if empty else "tensors"
+        notes = {"optimizer": kind, "torch": _torch_version()}
+        self._note(saver.start(step, state, notes, background=background))
+        if not background:
+            self._note(saver.finish())
+
+    def _leave(self, saver: Saver, step: int, reason: str) -> None:
+        """Save what is not saved yet and end the process with the code that means "resume me"."""
+        self._note(saver.finish())
+        if self._saved_step != step:
+            self._save(saver, step, background=False)
+            self._raise_failure()
+        if self._peers.is_main:
+            say(f"{reason}: saved step {step} in {self._folder} and leaving with code {codes.RESUME_ME} (resume me)")
+        self.close()
+        close_group(_CLOSE_S)
+        raise ResumeLater(step, reason)
+
+    def _note(self, outcome: Outcome | None) -> None:
+        if outcome is None:
+            return
+        self._save_s = max(self._save_s, outcome.seconds)
+        self._failure = outcome.error
+        if outcome.error is None:
+            self._saved_step, self._failures = outcome.step, 0
+            return
+        self._failures += 1
+        if self._peers.is_main:
+            hint = f" ({outcome.error.hint})" if outcome.error.hint else ""
+            say(f"step {outcome.step} was not saved: {outcome.error.message}{hint}")
+
+    def _raise_failure(self) -> None:
+        """Raise the last save's error, if it failed."""
+        if self._failure is not None:
+            raise self._failure
+
+
+def _take_folder(folder: Path, peers: Peers) -> Hold | None:
+    """Hold the folder, on the main rank for all; a refusal is raised on every rank."""
+    hold: Hold | None = None
+    problem: WindlassError | None = None
+    if peers.is_main:
+        try:
+            hold = take(folder, tell=say)
+            store.sweep(folder)
+        except WindlassError as error:
+            problem = error
+        except OSError as error:
+            problem = store.disk_error(error, folder, "clean")
+    problem = peers.tell_all(problem)
+    if problem is not None:
+        if hold is not None:
+            hold.release()
+        raise problem
+    return hold
+
+
+def _open_fast_tier(options: Options, peers: Peers) -> FastTier | None:
+    if options.fast_root is None:
+        return None
+    answer: str | WindlassError | None = None
+    if peers.is_main:
+        try:
+            answer = folder_identity(options.folder)
+        except OSError as error:
+            answer = store.disk_error(error, options.folder, "write")
+    answer = peers.tell_all(answer)
+    if isinstance(answer, WindlassError):
+        raise answer
+    return FastTier(options.fast_root, str(answer), peers)
+
+
+def _torch_version() -> str:
+    import torch
+
+    return str(torch.__version__)

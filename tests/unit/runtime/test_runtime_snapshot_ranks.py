@@ -1,0 +1,122 @@
+"""`Snapshot` over several real ranks (torch, gloo): the same losses, other numbers of ranks, one rank in trouble."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from requirements import require_torch
+from unit.runtime.ranks import Training, losses, train
+from windlass.runtime import RESUME_ME, store
+from windlass.runtime.hold import read_holder
+
+require_torch()
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+
+
+def saved_steps(folder: Path) -> list[int]:
+    return [found.step for found in store.list_snapshots(folder)]
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_two_ranks_interrupted_on_one_of_them_go_on_bit_for_bit(tmp_path: Path, kind: str) -> None:
+    options = ("--kind", kind, "--every-steps", 4)
+    train(2, tmp_path / "a", 12, "--losses", tmp_path / "a.txt", *options)
+    again = (tmp_path / "b", 12, "--losses", tmp_path / "b.txt", *options)
+    said = train(2, *again, "--kill-self", "SIGTERM:5:1", code=RESUME_ME)
+    stopped = saved_steps(tmp_path / "b")[0]
+    assert 5 <= stopped < 11 and f"SIGTERM: saved step {stopped}" in said
+    assert read_holder(tmp_path / "b") is None
+    assert f"resuming after step {stopped}" in train(2, *again)
+    assert losses(tmp_path / "b.txt") == losses(tmp_path / "a.txt")
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "after"),
+    [
+        ("ddp", 2, 1),
+        pytest.param("ddp", 1, 3, marks=pytest.mark.slow),
+        ("fsdp", 2, 3),
+        pytest.param("fsdp", 3, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path, kind: str, before: int, after: int) -> None:
+    options = ("--kind", kind, "--dropout", 0, "--every-steps", 4, "--no-norm")
+    train(before, tmp_path / "a", 12, "--losses", tmp_path / "a.txt", *options)
+    again = (tmp_path / "b", 12, "--losses", tmp_path / "b.txt", *options)
+    train(before, *again, "--kill-self", "SIGTERM:5", code=RESUME_ME)
+    stopped = saved_steps(tmp_path / "b")[0]
+    assert 5 <= stopped < 11
+    said = train(after, *again)
+    assert f"resuming after step {stopped} from {tmp_path / 'b'}/step-{stopped:09d}, saved by {before} rank(s)" in said
+    whole, parts = losses(tmp_path / "a.txt"), losses(tmp_path / "b.txt")
+    for step in range(12):
+        # The global batch is the same; only the order of the sum over ranks differs.
+        assert float.fromhex(parts[str(step)]) == pytest.approx(float.fromhex(whole[str(step)]), rel=1e-4)
+
+
+def test_a_rank_killed_hard_costs_at_most_the_steps_since_the_last_snapshot(tmp_path: Path) -> None:
+    options = ("--kind", "ddp", "--every-steps", 3, "--blocking")
+    train(2, tmp_path / "a", 10, "--losses", tmp_path / "a.txt", *options)
+    again = (tmp_path / "b", 10, "--losses", tmp_path / "b.txt", *options)
+    with Training(2, *again, "--kill-self", "SIGKILL:7:1") as training:
+        survivor, killed = training.wait()
+    assert killed.code == -signal.SIGKILL
+    assert survivor.code not in (0, RESUME_ME)
+    assert saved_steps(tmp_path / "b")[0] == 5
+    said = train(2, *again)
+    assert "resuming after step 5" in said
+    assert losses(tmp_path / "b.txt") == losses(tmp_path / "a.txt")
+
+
+def test_a_mistake_in_the_users_code_ends_quickly_with_its_traceback(tmp_path: Path) -> None:
+    with Training(2, tmp_path, 50, "--kind", "ddp", "--every-steps", 3, "--bug", "4:0") as training:
+        began = time.monotonic()
+        guilty, other = training.wait(60)
+    assert guilty.code == 1 and "ValueError: a mistake in the user's code" in guilty.output
+    assert other.code not in (0, RESUME_ME)
+    assert time.monotonic() - began < 50
+    assert read_holder(tmp_path) is None
+
+
+def test_ranks_that_call_step_at_different_steps_are_told(tmp_path: Path) -> None:
+    with Training(2, tmp_path, 8, "--shift-steps") as training:
+        ended = training.wait()
+    assert all(e.code == 1 for e in ended), [e.output for e in ended]
+    assert all("the ranks are at different steps: 0 to 1" in e.output for e in ended)
+
+
+def test_a_second_job_on_the_folder_is_refused_on_every_rank(tmp_path: Path) -> None:
+    with Training(2, tmp_path, 1000, "--kind", "ddp", "--pause", 0.05, "--every-steps", 4) as first:
+        deadline = time.monotonic() + 60
+        while not saved_steps(tmp_path) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        with Training(2, tmp_path, 1000, "--kind", "ddp") as second:
+            refused = second.wait()
+        for rank in first.ranks:
+            rank.send_signal(signal.SIGTERM)
+        ended = first.wait()
+    assert [e.code for e in refused] == [1, 1]
+    assert all(f"in use by another run: process {first.ranks[0].pid} of" in e.output for e in refused)
+    assert [e.code for e in ended] == [RESUME_ME] * 2
+
+
+@pytest.mark.slow
+def test_killed_again_and_again_at_random_moments_it_still_ends_with_the_same_losses(tmp_path: Path) -> None:
+    options = ("--kind", "ddp", "--every-s", 0.05, "--pause", 0.01, "--width", 256)
+    train(2, tmp_path / "a", 150, "--losses", tmp_path / "a.txt", *options)
+    again = (tmp_path / "b", 150, "--losses", tmp_path / "b.txt", *options)
+    for round_number in range(6):
+        with Training(2, *again) as training:
+            deadline = time.monotonic() + 60
+            wanted = (saved_steps(tmp_path / "b") or [-1])[0] + 5
+            while (saved_steps(tmp_path / "b") or [-1])[0] < wanted and time.monotonic() < deadline:
+                time.sleep(0.003)
+            os.kill(training.ranks[round_number % 2].pid, signal.SIGKILL)
+            training.wait()
+    train(2, *again)
+    assert losses(tmp_path / "b.txt") == losses(tmp_path / "a.txt")
