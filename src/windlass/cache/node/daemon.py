@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import fcntl
 import json
 import logging
@@ -11,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .backend import Backend
 from .config import ConfigFileError, NodeConfig, read_config, read_key
@@ -21,6 +22,7 @@ from .peer import Peer
 from .view import View
 
 log = logging.getLogger("windlass.cache")
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -30,6 +32,10 @@ def main(arguments: Sequence[str]) -> int:
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s " + arguments[0] + " %(levelname)s %(message)s"
     )
     threading.stack_size(512 << 10)
+    # Blocked here, before there are threads, and waited for by one thread: a signal that the kernel hands to some
+    # other thread would leave the main one asleep.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # where every thread is, into the log
     try:
         config = read_config(arguments[1])
         _hold_lock(config, arguments[0])
@@ -68,8 +74,14 @@ def run_mount(config: NodeConfig, key: bytes) -> None:
         "nodes": len(view),
         "waiting": len(server._late),
     }
-    stop = lambda: unmount(config.mount)  # noqa: E731
-    _on_signals(lambda: threading.Thread(target=stop, daemon=True).start())
+
+    def stop() -> None:
+        # With a file open the kernel keeps the connection after the unmount: only the end of this process ends it.
+        unmount(config.mount)
+        backend.close()
+        os._exit(0)
+
+    _on_signals(stop)
     _follow_owner(config, stop)
     threading.Thread(target=_say_mounted, args=(server, config), daemon=True).start()
     try:
@@ -103,15 +115,16 @@ def read_state_dir(config_path: str) -> str:
         return ""
 
 
-def _on_signals(stop: object) -> None:
-    assert callable(stop)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: stop())
+def _on_signals(stop: Callable[[], None]) -> None:
+    def wait() -> None:
+        signal.sigwait(_ENDING)
+        stop()
+
+    threading.Thread(target=wait, name="signals", daemon=True).start()
 
 
-def _follow_owner(config: NodeConfig, stop: object) -> None:
+def _follow_owner(config: NodeConfig, stop: Callable[[], None]) -> None:
     """Ends with the process that wanted the cache, however that one ends."""
-    assert callable(stop)
     if not config.owner_pid:
         return
     born = start_time(config.owner_pid)

@@ -49,7 +49,10 @@ class Health:
             return node not in self.corrupt and self._until.get(node, 0.0) <= self._clock()
 
     def failed(self, node: int) -> None:
+        """Noted once per pause, however many requests went down with it."""
         with self._lock:
+            if self._until.get(node, 0.0) > self._clock():
+                return
             pause = self._pauses.get(node, self.FIRST_PAUSE_S)
             self._pauses[node] = min(2 * pause, self.LONGEST_PAUSE_S)
             self._until[node] = self._clock() + pause * self._random.uniform(0.75, 1.25)
