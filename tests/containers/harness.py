@@ -18,6 +18,8 @@ from windlass.model.shell import expandable, fillable, quote
 
 STANDIN = Path(__file__).with_name("standin.py")
 
+NOT_UTF8 = os.fsdecode(b"not utf-8 \xff\xfe")
+
 HOSTILE = (
     "two words",
     "",
@@ -33,7 +35,6 @@ HOSTILE = (
     "-e",
     "ünï",
     "#;&|<>!%",
-    os.fsdecode(b"not utf-8 \xff\xfe"),
 )
 """Words that careless quoting changes."""
 
@@ -140,6 +141,11 @@ def _parsed(output: bytes) -> dict[str, object]:
 def show(*arguments: str) -> tuple[str, ...]:
     """A command that shows these arguments and everything else."""
     return ("sh", "-c", SHOW, "sh", *arguments)
+
+
+def hostile(runtime: str) -> tuple[str, ...]:
+    """Hostile words, with bytes that are not UTF-8 where the runtime can carry them."""
+    return (*HOSTILE, NOT_UTF8) if get_runtime(runtime).carries_bytes else HOSTILE
 
 
 def container(runtime: str, executable: str, **fields: object) -> ContainerPlan:

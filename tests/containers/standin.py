@@ -50,6 +50,11 @@ def options(words: list[str], flags: set[str], valued: set[str]) -> tuple[list[t
     return found, words
 
 
+def through_json(text: str) -> str:
+    """What Go makes of bytes that are not UTF-8 when it writes them as JSON."""
+    return os.fsencode(text).decode("utf-8", errors="replace")
+
+
 def become(words: list[str], env: dict[str, str], cwd: str | None, report: dict[str, Any]) -> None:
     if not words:
         fail("no command")
@@ -115,6 +120,8 @@ def apptainer(words: list[str], prefix: str) -> None:
                 env[key] = value
     if verb == "run" and not plain:
         command = [evaluated(word) for word in command]
+    command = [through_json(word) for word in command]
+    env = {name: through_json(value) for name, value in env.items()}
     become(command, env, cwd, {"image": image, "mounts": mounts, "options": given})
 
 
@@ -146,7 +153,9 @@ def podman_hpc(words: list[str]) -> None:
                 fail(f"cannot mount {value}")
             mounts.append(pieces)
     cwd = next((value for name, value in given if name in {"--workdir", "-w"}), None)
-    become(rest[1:], env, cwd, {"image": rest[0], "mounts": mounts, "options": given})
+    command = [through_json(word) for word in rest[1:]]
+    env = {name: through_json(value) for name, value in env.items()}
+    become(command, env, cwd, {"image": rest[0], "mounts": mounts, "options": given})
 
 
 def shifter(words: list[str]) -> None:

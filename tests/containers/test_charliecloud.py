@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from containers.harness import HOSTILE, Seen, run_wrapped, show
+from containers.harness import HOSTILE, NOT_UTF8, Seen, run_wrapped, show
 from containers.rootfs import python_inside
 from requirements import missing_programs, require, require_containers
 from windlass.containers.base import WrapSpec
@@ -56,10 +56,11 @@ def _ok(seen: Seen) -> Seen:
 
 
 def test_hostile_arguments_and_values_arrive_byte_for_byte(rootfs: Path, tmp_path: Path) -> None:
-    values = {f"V{at}": word for at, word in enumerate(HOSTILE)}
+    words = (*HOSTILE, NOT_UTF8)
+    values = {f"V{at}": word for at, word in enumerate(words)}
     settings = tuple(Setting(name=key, value=value, because="test") for key, value in values.items())
-    seen = _ok(run_wrapped(_spec(rootfs, tmp_path, settings=settings), show(*HOSTILE), work=tmp_path))
-    assert seen.arguments == tuple(os.fsencode(word) for word in HOSTILE)
+    seen = _ok(run_wrapped(_spec(rootfs, tmp_path, settings=settings), show(*words), work=tmp_path))
+    assert seen.arguments == tuple(os.fsencode(word) for word in words)
     assert {key: seen.environ.get(key) for key in values} == {k: os.fsencode(v) for k, v in values.items()}
     assert "CH_RUNNING" in seen.environ
     assert seen.cwd == str(tmp_path)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from containers.harness import HOSTILE, Seen, container, run_wrapped, show, standin_executable
+from containers.harness import NOT_UTF8, Seen, container, hostile, run_wrapped, show, standin_executable
 from windlass.containers import get_runtime, runtime_names
 from windlass.containers.base import WrapSpec
+from windlass.containers.choose import plan_container
 from windlass.errors import UsageError
-from windlass.model.condition import When
+from windlass.model.condition import Facts, When
 from windlass.model.origin import Origin, words_of
 from windlass.model.plan import Mount, Setting
+from windlass.model.site import StorageSpec
 
 pytestmark = pytest.mark.parametrize("name", runtime_names())
 
@@ -45,8 +48,8 @@ def _ok(seen: Seen) -> Seen:
 @pytest.mark.parametrize("verb", ["exec", "run"])
 def test_hostile_arguments_arrive_byte_for_byte(name: str, verb: str, tmp_path: Path) -> None:
     spec = _spec(name, tmp_path, container=_plan(name, tmp_path, verb=verb))
-    seen = _ok(run_wrapped(spec, show(*HOSTILE), work=tmp_path))
-    assert seen.arguments == tuple(os.fsencode(word) for word in HOSTILE)
+    seen = _ok(run_wrapped(spec, show(*hostile(name)), work=tmp_path))
+    assert seen.arguments == tuple(os.fsencode(word) for word in hostile(name))
 
 
 def test_hostile_arguments_arrive_through_an_activation(name: str, tmp_path: Path) -> None:
@@ -54,13 +57,13 @@ def test_hostile_arguments_arrive_through_an_activation(name: str, tmp_path: Pat
     seen = _ok(
         run_wrapped(
             _spec(name, tmp_path, container=plan),
-            show(*HOSTILE),
+            show(*hostile(name)),
             work=tmp_path,
             image_env={"WITH_CONDA": "export ACTIVATED=yes"},
             host={"WITH_CONDA": "export ACTIVATED=yes"} if name == "charliecloud" else {},
         )
     )
-    assert seen.arguments == tuple(os.fsencode(word) for word in HOSTILE)
+    assert seen.arguments == tuple(os.fsencode(word) for word in hostile(name))
     assert seen.environ["ACTIVATED"] == b"yes"
 
 
@@ -76,7 +79,7 @@ def test_braces_in_an_activation_are_left_for_the_inside(name: str, tmp_path: Pa
 
 
 def test_values_of_the_plan_arrive_and_win_over_the_image(name: str, tmp_path: Path) -> None:
-    values = {f"V{at}": word for at, word in enumerate(HOSTILE) if word} | {"NCCL_NET": "AWS Libfabric"}
+    values = {f"V{at}": word for at, word in enumerate(hostile(name)) if word} | {"NCCL_NET": "AWS Libfabric"}
     settings = tuple(Setting(name=key, value=value, because="test") for key, value in values.items())
     seen = _ok(
         run_wrapped(
@@ -220,3 +223,15 @@ def test_an_image_of_another_kind_is_refused_with_what_it_takes(name: str, tmp_p
     runtime = get_runtime(name)
     other = "x/y.toml" if "edf" not in runtime.image_kinds else "/images/x.sif"
     assert runtime.image_forms in (runtime.check_image(other) or "")
+
+
+def test_bytes_that_the_runtime_would_change_are_refused_before_the_start(name: str, tmp_path: Path) -> None:
+    """The stand-ins change them as the real apptainer and podman do; the others let them through."""
+    spec = _spec(name, tmp_path)
+    arrived = _ok(run_wrapped(spec, show(NOT_UTF8), work=tmp_path)).arguments == (os.fsencode(NOT_UTF8),)
+    assert arrived == get_runtime(name).carries_bytes
+    wish: dict[str, Any] = {"binds": (), "extra_arguments": (), "cwd": "/", "specs": (), "storage": StorageSpec()}
+    facts = Facts(nodes=1, ranks_per_node=1, scheduler="none", launcher="local")
+    image = spec.container.image
+    with pytest.raises(UsageError, match="not UTF-8") if not arrived else nullcontext():
+        plan_container(image=image, runtime=name, facts=facts, check_paths=False, command=(NOT_UTF8,), **wish)

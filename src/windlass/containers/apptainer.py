@@ -30,6 +30,7 @@ class Apptainer(Runtime):
     prefix: ClassVar[str] = "APPTAINER"
     image_forms: ClassVar[str] = "a .sif file, a folder with an unpacked image, or a URI such as docker://NAME"
     image_kinds: ClassVar[frozenset[ImageKind]] = frozenset({"sif", "squashfs", "directory", "uri"})
+    carries_bytes: ClassVar[bool] = False
     mounts_home: ClassVar[bool] = True
     device_flags: ClassVar[dict[str, str]] = {"nvidia": "--nv", "amd": "--rocm"}
 

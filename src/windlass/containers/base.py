@@ -50,6 +50,8 @@ class Runtime:
     """For error messages: what an image looks like for this runtime."""
     image_kinds: ClassVar[frozenset[ImageKind]]
     """Kinds of image it takes."""
+    carries_bytes: ClassVar[bool] = True
+    """Words and values that are not UTF-8 arrive unchanged. Runtimes that hand them on as JSON replace such bytes."""
     shares_file_systems: ClassVar[bool] = False
     """The site's configuration shows the shared file systems inside, and binding them again is refused."""
     mounts_home: ClassVar[bool] = False

@@ -59,9 +59,11 @@ def plan_container(
     facts: Facts,
     check_paths: bool,
     needs: tuple[tuple[str, str], ...] = (),
+    command: tuple[str, ...] = (),
     environ: Mapping[str, str] | None = None,
 ) -> ContainerChoice:
-    """Decide the container. `needs` are more paths that the command has to see, each with a reason.
+    """Decide the container. `needs` are more paths that the command has to see, each with a reason; `command` is only
+    looked at for words that the runtime cannot carry.
 
     Raises `UsageError` for an unknown runtime, an image that the runtime cannot take or that is not there, and binds
     that cannot be expressed; `MachineError` for a path of the site that this machine lacks."""
@@ -73,6 +75,7 @@ def plan_container(
     wrong = backend.check_image(image)
     if wrong:
         raise UsageError(f"--container {image}: {wrong}", hint=f"--runtime chooses among {', '.join(runtime_names())}")
+    _refuse_bytes(backend, (image, cwd, *binds, *command))
     image = _image_path(image, cwd)
     if check_paths:
         _look_for_image(image, backend, env)
@@ -139,6 +142,16 @@ def _entry(name: str, image: str, specs: tuple[ContainerSpec, ...]) -> Container
         if not spec.images or _any_match(spec.images, image):
             return spec
     return ContainerSpec(runtime=name)
+
+
+def _refuse_bytes(backend: Runtime, words: Iterable[str]) -> None:
+    """Better no start than a file name or an argument that was changed in silence."""
+    for word in words:
+        if not backend.carries_bytes and any("\udc80" <= char <= "\udcff" for char in word):
+            raise UsageError(
+                f"{backend.name} replaces bytes that are not UTF-8, so it cannot carry {word!r}",
+                hint="rename the file, or hand the bytes over in a file",
+            )
 
 
 def _any_match(patterns: Iterable[str], image: str) -> bool:

@@ -27,6 +27,7 @@ class PodmanHpc(Runtime):
     name: ClassVar[str] = "podman-hpc"
     executable: ClassVar[str] = "podman-hpc"
     inherits_environment: ClassVar[bool] = False
+    carries_bytes: ClassVar[bool] = False
     image_forms: ClassVar[str] = "a name such as docker.io/library/debian:12 that `podman-hpc images` lists"
     image_kinds: ClassVar[frozenset[ImageKind]] = frozenset({"registry"})
     device_flags: ClassVar[dict[str, str]] = {"nvidia": "--gpu"}
