@@ -40,10 +40,15 @@ def draw_node(binding: Binding, topology: Topology, *, width: int = 100, color: 
         lines += ["", *_domains(topology, marks, width), "", *_legend(binding, topology, marks, width)]
     lines += ["", *_table(binding, topology, width)]
     if binding.visible:
-        order = " ".join(str(index) for index in binding.visible)
-        lines += ["", *wrap(f"every rank sees the devices in the order {order}", width)]
+        lines += ["", *wrap(_order_text(binding), width)]
     clipped = [line if len(line) <= width else line[: width - 1] + "…" for line in lines]
     return "\n".join(_painted(line, binding) if color and _is_map(line) else line.rstrip() for line in clipped)
+
+
+def _order_text(binding: Binding) -> str:
+    order = " ".join(str(index) for index in binding.visible)
+    own = all(rank.devices == binding.visible[at : at + 1] for at, rank in enumerate(binding.ranks))
+    return f"every rank sees the devices in the order {order}{', so that rank i has number i' if own else ''}"
 
 
 def _title(binding: Binding, topology: Topology) -> str:

@@ -89,7 +89,7 @@ def test_gh200_has_a_line_of_72_cells_per_superchip() -> None:
 
 def test_perlmutter_says_in_which_order_devices_are_seen() -> None:
     text = drawn(perlmutter(), BindWish(ranks_per_node=4, order="core"))
-    assert text.endswith("every rank sees the devices in the order 3 2 1 0")
+    assert text.endswith("every rank sees the devices in the order 3 2 1 0, so that rank i has number i")
     assert " NUMA 0  cores 0-15   |00000000 00000000|  GPU 3  hsn0" in text.splitlines()
 
 
