@@ -7,7 +7,7 @@ something else. Two sites with equal evidence are no answer.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -71,7 +71,7 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
         return self.site or self.fallback
 
     def lines(self) -> tuple[str, ...]:
-        """The whole answer for people."""
+        """The answer, the evidence for and against, and whether this is a login node."""
         head = f"site: {self.site}" if self.site else f"site: unknown, {self.fallback} instead"
         return (
             f"{head} ({self.because})",
@@ -80,10 +80,17 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def detect_site(config_dir: Path | None = None, *, ask_scheduler: bool = False, vendor: str | None = None) -> Detection:
+def detect_site(
+    config_dir: Path | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    ask_scheduler: bool = False,
+    vendor: str | None = None,
+) -> Detection:
     """Look at this machine and decide. Takes milliseconds unless the scheduler may be asked."""
     catalog = catalog_signs(config_dir)
     evidence = gather_evidence(
+        environ=environ,
         variables=[name for signs in catalog for name in signs.detect.variables],
         paths=[path for signs in catalog for path in signs.detect.files],
         ask_scheduler=ask_scheduler,
