@@ -12,6 +12,7 @@ import msgspec
 
 from windlass.errors import ConfigError, VersionError
 from windlass.model.condition import ALWAYS, When
+from windlass.model.jsontext import Versioned, from_json, to_json
 from windlass.model.origin import BUILTIN, Argument, Origin
 from windlass.model.request import Request
 from windlass.model.topology import Topology
@@ -177,27 +178,20 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     which rank failed."""
 
 
-_encoder = msgspec.json.Encoder(order="deterministic")
-
-
 def plan_to_json(plan: Plan) -> bytes:
     """Indented JSON that `plan_from_json` reads back as the same value."""
-    return msgspec.json.format(_encoder.encode(plan), indent=1) + b"\n"
+    return to_json(plan)
 
 
 def plan_from_json(data: bytes, *, where: str = "plan") -> Plan:
     """The plan in `data`. A torn file, an unknown field or a newer version is an error that names `where`."""
     try:
-        head = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-        version = msgspec.json.decode(head.get("version", msgspec.Raw(b"1")), type=int)
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{where}: not a plan: {error}", hint="make it anew with `windlass plan --json`") from error
-    if version > PLAN_VERSION:
-        raise VersionError(
-            f"{where}: plan version {version} is newer than this windlass reads ({PLAN_VERSION})",
-            hint="use the windlass that wrote it, or make the plan anew",
-        )
-    try:
-        return msgspec.json.decode(data, type=Plan)
+        version = from_json(data, Versioned).version
+        if version > PLAN_VERSION:
+            raise VersionError(
+                f"{where}: plan version {version} is newer than this windlass reads ({PLAN_VERSION})",
+                hint="use the windlass that wrote it, or make the plan anew",
+            )
+        return from_json(data, Plan)
     except msgspec.DecodeError as error:
         raise ConfigError(f"{where}: not a plan: {error}", hint="make it anew with `windlass plan --json`") from error

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from windlass.errors import ConfigError, VersionError
+from windlass.model.jsontext import Versioned, from_json, to_json
 
 RECORD_VERSION = 1
 
@@ -54,16 +55,15 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def record_to_json(record: RunRecord) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
+    return to_json(record)
 
 
 def record_from_json(data: bytes, *, where: str = "record") -> RunRecord:
     """The record in `data`; a torn file or a newer version is an error that names `where`."""
     try:
-        head = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-        version = msgspec.json.decode(head.get("version", msgspec.Raw(b"1")), type=int)
+        version = from_json(data, Versioned).version
         if version > RECORD_VERSION:
             raise VersionError(f"{where}: record version {version} is newer than this windlass reads")
-        return msgspec.json.decode(data, type=RunRecord)
+        return from_json(data, RunRecord)
     except msgspec.DecodeError as error:
         raise ConfigError(f"{where}: not a record of a run: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 
 import msgspec
@@ -22,6 +23,7 @@ from windlass.model.topology import Core, Topology
 def make_plan(command: tuple[str, ...] = ("python", "train.py"), value: str | None = "1") -> Plan:
     site = Origin(scope="site", where="frontier.toml", checked="2025-01-02", grade="site")
     return Plan(
+        version=PLAN_VERSION,
         name="train",
         site="frontier",
         nodes=2,
@@ -40,6 +42,7 @@ def make_plan(command: tuple[str, ...] = ("python", "train.py"), value: str | No
 
 def make_record() -> RunRecord:
     return RunRecord(
+        version=RECORD_VERSION,
         windlass="0.1.0",
         name="train",
         site="workstation",
@@ -54,11 +57,12 @@ def make_record() -> RunRecord:
     )
 
 
-# JSON is UTF-8: arguments that are not arrive with escapes of their own, before they reach a plan.
-_words = st.lists(st.text(st.characters(exclude_categories=("Cs",))), min_size=1, max_size=5).map(tuple)
+# What the operating system gives us: any bytes but NUL, those that are not UTF-8 as lone surrogates.
+_texts = st.binary(max_size=40).map(lambda data: os.fsdecode(data.replace(b"\0", b"")))
+_words = st.lists(_texts | st.text(st.characters(exclude_categories=("Cs",))), min_size=1, max_size=5).map(tuple)
 
 
-@given(_words, st.none() | st.text(st.characters(exclude_categories=("Cs",))))
+@given(_words, st.none() | _texts)
 def test_a_plan_comes_back_as_the_same_value(command: tuple[str, ...], value: str | None) -> None:
     plan = make_plan(command, value)
     assert plan_from_json(plan_to_json(plan)) == plan
@@ -77,6 +81,19 @@ def test_a_plan_on_disk_is_readable_text() -> None:
 
 def test_a_record_comes_back_as_the_same_value() -> None:
     assert record_from_json(record_to_json(make_record())) == make_record()
+
+
+@given(_texts)
+def test_last_lines_of_a_rank_may_be_any_bytes(line: str) -> None:
+    record = msgspec.structs.replace(make_record(), failure=RankFailure(rank=1, last_lines=(line,)))
+    assert record_from_json(record_to_json(record)) == record
+
+
+def test_a_torn_file_with_escapes_is_still_an_error() -> None:
+    data = plan_to_json(make_plan(("x", os.fsdecode(b"\xff"))))
+    assert b"\\udcff" in data
+    with pytest.raises(ConfigError, match="not a plan"):
+        plan_from_json(data[: len(data) - 3])
 
 
 _READERS: list[tuple[Callable[..., object], bytes, int]] = [
