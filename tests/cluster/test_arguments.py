@@ -62,10 +62,10 @@ def test_through_a_batch_script(slurm: SlurmCluster, hostile_dir: Path, kind: tu
     assert not list(hostile_dir.rglob("pwned"))
 
 
-@pytest.mark.parametrize("value", [word for word in HOSTILE if "\x00" not in word and len(word) < 100])
-def test_values_of_variables_too(slurm: SlurmCluster, tmp_path: Path, value: str) -> None:
-    words = ("--scheduler", "none", "-r", "1", "--env", f"MINE={value}", "--python", sys.executable, str(SHOW))
-    env = {**windlass_env(tmp_path), "SHOW": "MINE"}
-    done = slurm.run(windlass_argv("run", *words), env=env, cwd=tmp_path)
+def test_values_of_variables_too(slurm: SlurmCluster, hostile_dir: Path) -> None:
+    values = {f"MINE{at:02d}": value for at, value in enumerate(HOSTILE)}
+    given = [word for name, value in values.items() for word in ("--env", f"{name}={value}")]
+    with allocated(slurm, hostile_dir, "-N2", "--exclusive") as job:
+        done = job.run_python("-r", "1", "--show", "all", *given, str(SHOW), env={"SHOW": "MINE*"})
     assert done.code == 0, done.text
-    assert json_lines(done.stdout)[0]["environ"] == {"MINE": value}
+    assert [line["environ"] for line in json_lines(done.stdout)] == [values] * 2

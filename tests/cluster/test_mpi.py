@@ -70,8 +70,9 @@ def test_hydra_alone_starts_one_world_on_this_machine(slurm: SlurmCluster, hosti
 def test_a_failing_rank_of_hydra_is_named(slurm: SlurmCluster, hostile_dir: Path) -> None:
     script = hostile_dir / "fails.py"
     script.write_text(
-        "import sys, time\nfrom mpi4py import MPI\nrank = MPI.COMM_WORLD.Get_rank()\n"
-        "if rank == 1:\n    print('about to fail', flush=True)\n    sys.exit(5)\ntime.sleep(600)\n"
+        "import os, time\nfrom mpi4py import MPI\nrank = MPI.COMM_WORLD.Get_rank()\n"
+        "if rank == 1:\n    print('about to fail', flush=True)\n    os._exit(5)  # sys.exit would finalize, and wait\n"
+        "time.sleep(600)\n"
     )
     env = {**windlass_env(hostile_dir), "PATH": f"{hydra_mpiexec().parent}:{os.environ['PATH']}"}
     words = ("--scheduler", "none", "--launcher", "hydra", "-r", "2", str(script))
