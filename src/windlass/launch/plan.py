@@ -325,7 +325,7 @@ def _comm_log(shape: Shape) -> list[Setting]:
             ("NCCL_DEBUG_FILE", "${WINDLASS_RUN_DIR}/comm/rank-{rank}.log"),
         ]
     else:
-        pairs = [("TORCH_CPP_LOG_LEVEL", "INFO"), ("TORCH_DISTRIBUTED_DEBUG", "DETAIL")]
+        pairs = [("TORCH_CPP_LOG_LEVEL", "INFO")]  # TORCH_DISTRIBUTED_DEBUG on some ranks only would hang them all
     return [Setting(name=n, value=v, because=because, origin=flag, expand=True, keep_user=False) for n, v in pairs]
 
 
