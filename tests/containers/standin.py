@@ -145,6 +145,8 @@ def podman_hpc(words: list[str]) -> None:
             key, equals, text = value.partition("=")
             if equals:
                 env[key] = text
+            elif key.endswith("*"):
+                env.update({k: v for k, v in host_env().items() if k.startswith(key[:-1])})
             elif key in os.environ:
                 env[key] = os.environ[key]
         elif name in {"--volume", "-v"}:

@@ -62,10 +62,11 @@ def test_arguments_variables_and_folder_arrive_and_the_entry_point_does_not_run(
     values = {f"V{at}": word for at, word in enumerate(HOSTILE)} | {"NCCL_NET": "AWS Libfabric"}
     settings = tuple(Setting(name=key, value=value, because="test") for key, value in values.items())
     settings += (Setting(name="GONE", value=None, because="test"),)
-    seen = _run(wrapper, tmp_path, show(*HOSTILE), settings=settings, rank_variables=("RANK",), exports={"RANK": "3"})
+    exports = {"RANK": "3", "SLURM_JOB_ID": "17", "WINDLASS_RUN_DIR": "/x"}
+    seen = _run(wrapper, tmp_path, show(*HOSTILE), settings=settings, rank_variables=("RANK",), exports=exports)
     assert seen.arguments == tuple(os.fsencode(word) for word in HOSTILE)
     assert {key: seen.environ.get(key) for key in values} == {k: os.fsencode(v) for k, v in values.items()}
-    assert seen.environ["RANK"] == b"3"
+    assert {name: seen.environ.get(name, b"").decode() for name in exports} == exports
     assert "GONE" not in seen.environ
     assert seen.cwd == str(tmp_path)
 

@@ -54,6 +54,8 @@ class Runtime:
     """Words and values that are not UTF-8 arrive unchanged. Runtimes that hand them on as JSON replace such bytes."""
     shares_file_systems: ClassVar[bool] = False
     """The site's configuration shows the shared file systems inside, and binding them again is refused."""
+    shares_tmp: ClassVar[bool] = True
+    """/tmp inside is the node's own, so caches that the rank script makes there are seen."""
     mounts_home: ClassVar[bool] = False
     """The home folder is visible inside unless asked otherwise, with the packages in `~/.local`."""
     device_flags: ClassVar[dict[str, str]] = {}

@@ -108,19 +108,25 @@ def without(mounts: tuple[Mount, ...], path: str) -> tuple[Mount, ...]:
 
 
 def settle(
-    mounts: tuple[Mount, ...], environ: Mapping[str, str], exists: Callable[[str], bool] | None = None
+    mounts: tuple[Mount, ...], environ: Mapping[str, str] | None, exists: Callable[[str], bool] | None = None
 ) -> tuple[Mount, ...]:
     """The mounts that this machine can make: optional ones are left out where the path is missing. A missing path that
-    was asked for is an error, because some runtimes refuse to start and others bind nothing in silence."""
+    was asked for is an error, because some runtimes refuse to start and others bind nothing in silence. Without
+    `environ` a path with a variable in it is left to the node."""
     there = exists or (lambda path: Path(path).exists())
     kept = []
     for mount in mounts:
-        source = expanded(mount.source, environ)
-        if source is not None and there(source):
+        source = expanded(mount.source, environ or {})
+        unknown = environ is None and has_variables(mount.source)
+        if unknown or (source is not None and there(source)):
             kept.append(mount)
         elif not mount.optional:
             raise _missing(mount, source)
     return tuple(kept)
+
+
+def has_variables(path: str) -> bool:
+    return _VARIABLE.search(path) is not None
 
 
 def expanded(path: str, environ: Mapping[str, str]) -> str | None:

@@ -5,8 +5,8 @@ Pure unless `check_paths` is given, which is for the machine that will run: then
 
 from __future__ import annotations
 
-import getpass
 import os
+import pwd
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
@@ -63,11 +63,11 @@ def plan_container(
     environ: Mapping[str, str] | None = None,
 ) -> ContainerChoice:
     """Decide the container. `needs` are more paths that the command has to see, each with a reason; `command` is only
-    looked at for words that the runtime cannot carry.
+    looked at for words that the runtime cannot carry. With `check_paths`, `environ` fills in the variables in paths;
+    without it such paths are left to the node.
 
     Raises `UsageError` for an unknown runtime, an image that the runtime cannot take or that is not there, and binds
     that cannot be expressed; `MachineError` for a path of the site that this machine lacks."""
-    env = os.environ if environ is None else environ
     name = _runtime_name(image, runtime, specs)
     backend = get_runtime(name)
     spec = _entry(name, image, specs)
@@ -78,12 +78,12 @@ def plan_container(
     _refuse_bytes(backend, (image, cwd, *binds, *command))
     image = _image_path(image, cwd)
     if check_paths:
-        _look_for_image(image, backend, env)
+        _look_for_image(image, backend, environ)
     mounts, notes = _mounts(backend, spec, storage, facts, _Wish(binds=binds, cwd=cwd, needs=needs), check_paths)
     if check_paths:
-        mounts = _settled(mounts, backend, image, env)
+        mounts = _settled(mounts, backend, image, environ)
     arguments, device_flag = _arguments(backend, spec, facts, extra_arguments)
-    settings = _settings(backend, spec, arguments, env if check_paths else None)
+    settings = _settings(backend, spec, arguments, here=check_paths)
     note = strategy_note(mounts, arguments, spec.annotations, spec.modules, facts.nodes)
     plan = ContainerPlan(
         runtime=name,
@@ -168,10 +168,10 @@ def _image_path(image: str, cwd: str) -> str:
     return binds.normal_path(f"{cwd}/{path}") if is_path(image) or image_kind(image) != "directory" else image
 
 
-def _look_for_image(image: str, backend: Runtime, environ: Mapping[str, str]) -> None:
-    if not looked_up(image):
+def _look_for_image(image: str, backend: Runtime, environ: Mapping[str, str] | None) -> None:
+    if not looked_up(image) or (environ is None and binds.has_variables(image)):
         return
-    path = binds.expanded(image, environ)
+    path = binds.expanded(image, environ or {})
     if path is None:
         raise UsageError(f"--container {image}: a variable in it is not set here")
     if not Path(path).exists():
@@ -199,16 +199,21 @@ def _mounts(
     if not backend.shares_file_systems:
         paths = ((wish.cwd, "the working folder"), *wish.needs) if wish.cwd else wish.needs
         needed = tuple(binds.needed_path(path, because) for path, because in paths)
+        local = binds.site_path(storage.local or "/tmp")
+        if not (backend.shares_tmp and (local + "/").startswith("/tmp/")):
+            needed += (binds.needed_path(local, "caches on the node", optional=True),)
     real = os.path.realpath if check_paths else None
     return binds.combine((*own, *asked, *needed), storage.links, real)
 
 
-def _settled(mounts: tuple[Mount, ...], backend: Runtime, image: str, environ: Mapping[str, str]) -> tuple[Mount, ...]:
+def _settled(
+    mounts: tuple[Mount, ...], backend: Runtime, image: str, environ: Mapping[str, str] | None
+) -> tuple[Mount, ...]:
     mounts = binds.settle(mounts, environ)
-    folder = binds.expanded(image, environ)
+    folder = binds.expanded(image, environ or {})
     if backend.name != "charliecloud" or folder is None or not Path(folder).is_dir():
         return mounts
-    return _with_mount_points(mounts, folder, environ)
+    return _with_mount_points(mounts, folder, environ or {})
 
 
 def _with_mount_points(mounts: tuple[Mount, ...], folder: str, environ: Mapping[str, str]) -> tuple[Mount, ...]:
@@ -259,7 +264,7 @@ def _arguments(
 
 
 def _settings(
-    backend: Runtime, spec: ContainerSpec, arguments: tuple[Argument, ...], environ: Mapping[str, str] | None
+    backend: Runtime, spec: ContainerSpec, arguments: tuple[Argument, ...], *, here: bool
 ) -> tuple[SettingSpec, ...]:
     made: list[SettingSpec] = []
     hidden = {"--no-home", "--contain", "--containall", "-c", "-C"} & {a.name for a in arguments}
@@ -273,11 +278,11 @@ def _settings(
                 origin=BUILTIN,
             )
         )
-    if backend.name == "charliecloud" and environ is not None and not environ.get("USER"):
+    if backend.name == "charliecloud" and here:
         made.append(
             SettingSpec(
                 name="USER",
-                value=getpass.getuser(),
+                value=pwd.getpwuid(os.getuid()).pw_name,
                 because="ch-run refuses to start without it",
                 source="",
                 origin=BUILTIN,

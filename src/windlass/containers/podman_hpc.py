@@ -17,6 +17,14 @@ from windlass.model.origin import Argument
 from windlass.model.plan import Mount, Setting
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_FAMILIES = {
+    "WINDLASS_*": "where windlass keeps this run and its caches",
+    "SLURM_*": "what the scheduler says about the job",
+    "PALS_*": "what the launcher says about the rank",
+    "PMI*": "how MPI in the image finds the other ranks",
+    "FLUX_*": "what the scheduler says about the job",
+}
+"""Variables of the job, by the beginning of their names."""
 _SHARED = (
     ("--network", "--net", "host", "the ranks talk over the host's interfaces"),
     ("--ipc", "--ipc", "host", "the ranks of a node share memory through /dev/shm"),
@@ -28,6 +36,7 @@ class PodmanHpc(Runtime):
     executable: ClassVar[str] = "podman-hpc"
     inherits_environment: ClassVar[bool] = False
     carries_bytes: ClassVar[bool] = False
+    shares_tmp: ClassVar[bool] = False
     image_forms: ClassVar[str] = "a name such as docker.io/library/debian:12 that `podman-hpc images` lists"
     image_kinds: ClassVar[frozenset[ImageKind]] = frozenset({"registry"})
     device_flags: ClassVar[dict[str, str]] = {"nvidia": "--gpu"}
@@ -88,14 +97,14 @@ def _entrypoint(spec: WrapSpec) -> tuple[Argument, ...]:
 
 
 def _names(spec: WrapSpec) -> list[tuple[str, str]]:
-    """Every variable that has to be named, with its reason; those that are put in front travel as carriers."""
+    """Variables to name, each with its reason. Carriers begin with WINDLASS_ and come with their family."""
     names = {
         s.name: s.because
         for s in spec.settings
         if s.inside and not s.prepend and s.value is not None and _NAME.match(s.name)
     }
-    names.update(dict.fromkeys(spec.rank_variables, "who this rank is"))
-    names.update({entry.carrier.name: entry.carrier.because for entry in _carried(spec)})
+    names.update({name: "who this rank is" for name in spec.rank_variables if not name.startswith("WINDLASS_")})
+    names.update(_FAMILIES)
     return list(names.items())
 
 

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from unit.containers.sites import FRONTIER, LUMI, PERLMUTTER, choose, command_line
+from windlass.containers.choose import plan_container
 from windlass.containers.image import image_kind
 from windlass.errors import MachineError, UsageError
+from windlass.model.condition import Facts
+from windlass.model.site import StorageSpec
 
 NO_SITE = "containers = []\n"
 
@@ -149,3 +152,26 @@ def test_paths_that_the_plan_needs_are_bound() -> None:
 
 def test_a_baked_image_on_several_nodes_is_told_what_it_has_to_bring() -> None:
     assert "falls back to TCP" in choose(NO_SITE, "/x.sif", nodes=2).plan.note
+
+
+def test_caches_on_the_node_are_seen_where_the_runtime_does_not_show_them_anyway() -> None:
+    local = StorageSpec(local="$LOCAL")
+    assert _sources("/x.sif", "apptainer", local) == ["/work/me", "${LOCAL}"]
+    assert _sources("/x.sif", "apptainer", StorageSpec(local="/tmp")) == ["/work/me"]
+    assert _sources("x/y:1", "podman-hpc", StorageSpec(local="/tmp")) == ["/work/me", "/tmp"]
+    assert _sources("x/y:1", "shifter", local) == []
+
+
+def _sources(image: str, runtime: str, storage: StorageSpec) -> list[str]:
+    choice = plan_container(
+        image=image,
+        runtime=runtime,
+        binds=(),
+        extra_arguments=(),
+        cwd="/work/me",
+        specs=(),
+        storage=storage,
+        facts=Facts(nodes=1, ranks_per_node=1, scheduler="none", launcher="local"),
+        check_paths=False,
+    )
+    return [mount.source for mount in choice.plan.mounts]

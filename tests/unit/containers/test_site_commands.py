@@ -123,7 +123,8 @@ def test_perlmutter_shifter_by_default_and_podman_hpc_when_asked() -> None:
     settings = (Setting(name="NCCL_NET", value="AWS Libfabric", because="fail loudly"),)
     assert command_line(podman, "nvidia", settings=settings, rank_variables=("RANK",)) == (
         "podman-hpc run --rm --gpu --nccl --network=host --ipc=host --entrypoint= --env NCCL_NET --env RANK"
-        " --volume /work/me:/work/me --workdir /work/me -- nersc/pytorch:25.06.01"
+        " --env WINDLASS_* --env SLURM_* --env PALS_* --env PMI* --env FLUX_*"
+        " --volume /work/me:/work/me --volume /tmp:/tmp --workdir /work/me -- nersc/pytorch:25.06.01"
     )
 
 
