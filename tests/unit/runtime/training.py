@@ -9,6 +9,7 @@ import argparse
 import hashlib
 import os
 import random
+import resource
 import signal
 import time
 from pathlib import Path
@@ -53,6 +54,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kill-self", help="SIGNAL:STEP[:RANK], sent at the end of that step, before snapshot.step")
     parser.add_argument("--bug", help="STEP:RANK at which user code raises")
     parser.add_argument("--shift-steps", action="store_true", help="every rank counts from its own number")
+    parser.add_argument("--file-limit", help="BYTES:RANK, a limit on file size that appears after the first step")
     parser.add_argument("--wait-s", type=float, default=60.0)
     return parser.parse_args()
 
@@ -152,6 +154,9 @@ def misbehave(args: argparse.Namespace, run: windlass.runtime.Run, step: int) ->
         name, at, *only = args.kill_self.split(":")
         if int(at) == step and (not only or int(only[0]) == run.rank):
             os.kill(os.getpid(), getattr(signal, name))
+    if args.file_limit and args.file_limit.split(":")[1] == str(run.rank):
+        limit = int(args.file_limit.split(":")[0])
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     if args.bug and args.bug == f"{step}:{run.rank}":
         raise ValueError("a mistake in the user's code")
 
