@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from windlass.model.topology import Core
@@ -10,11 +11,16 @@ from windlass.topology.reading import Tree, cpulist_or_none, properties
 AllowedBy = Literal["mask", "cgroup"]
 _CPU = "devices/system/cpu"
 _NODE = "devices/system/node"
+_SLURM_JOB = re.compile(r"^job_\d+$")
 
 
 def probe_cores(sys: Tree, proc: Tree) -> tuple[Core, ...]:
-    """Every online core. A node whose /sys is hidden has one core for each CPU of this process's mask."""
-    online = sys.cpus(f"{_CPU}/online") or _cpu_folders(sys) or _mask(proc)
+    """Every online core. Where /sys is hidden, or shows CPUs of which this process may use none (some containers fake
+    their own count), the CPUs of this process's mask are all that is known."""
+    mask = _mask(proc)
+    online = sys.cpus(f"{_CPU}/online") or _cpu_folders(sys) or mask
+    if mask and not set(mask) & set(online):
+        online = mask
     numa_of = _numa_of_cpu(sys)
     known = set(online)
     cache_of = _caches(sys, online)
@@ -36,7 +42,7 @@ def probe_allowed(sys: Tree, proc: Tree, allowed_by: AllowedBy) -> tuple[int, ..
     """CPUs that the job may use; empty where nothing says so.
 
     `mask` is what this process may use. A shell inside a job step is often bound to a single core while the job owns
-    the whole node: `cgroup` is what the job may use.
+    the whole node: `cgroup` is what the job's control group allows.
     """
     group = _cgroup_cpus(sys, proc)
     return (group or _mask(proc)) if allowed_by == "cgroup" else (_mask(proc) or group)
@@ -66,8 +72,14 @@ def _cgroup_cpus(sys: Tree, proc: Tree) -> tuple[int, ...]:
 
 
 def _upwards(sys: Tree, mount: str, path: str, files: tuple[str, ...]) -> tuple[int, ...]:
-    """The first cpuset on the way up: a container may show only the top of the tree that /proc names."""
+    """The first cpuset on the way up: a container may show only the top of the tree that /proc names.
+
+    Slurm has a group for each step and task below the job's: the job's is the one that counts.
+    """
     parts = [part for part in path.split("/") if part not in {"", "..", "."}]
+    job = next((at for at, part in enumerate(parts) if _SLURM_JOB.match(part)), None)
+    if job is not None:
+        parts = parts[: job + 1]
     while True:
         folder = "/".join([mount, *parts])
         for file in files:

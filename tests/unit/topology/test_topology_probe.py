@@ -294,8 +294,8 @@ def test_infiniband_ports_are_found_with_and_without_an_interface(tmp_path: Path
 @pytest.mark.parametrize(
     ("cgroup", "file"),
     [
-        ("0::/slurm/job_1/step_0", "fs/cgroup/slurm/job_1/step_0/cpuset.cpus.effective"),
-        ("0::/slurm/job_1/step_0", "fs/cgroup/slurm/job_1/cpuset.cpus.effective"),
+        ("0::/pbs_jobs.service/jobid/7.host", "fs/cgroup/pbs_jobs.service/jobid/7.host/cpuset.cpus.effective"),
+        ("0::/pbs_jobs.service/jobid/7.host", "fs/cgroup/pbs_jobs.service/cpuset.cpus.effective"),
         ("0::/../../elsewhere", "fs/cgroup/cpuset.cpus.effective"),
         ("9:cpuset:/slurm/uid_1/job_1\n0::/", "fs/cgroup/cpuset/slurm/uid_1/job_1/cpuset.cpus"),
         ("9:cpuset,cpu:/pbspro/1.host\n0::/", "fs/cgroup/cpuset/pbspro/1.host/cpuset.effective_cpus"),
@@ -307,6 +307,29 @@ def test_the_job_may_use_more_than_the_shell_that_asks(cgroup: str, file: str, t
     tree.write(f"sys/{file}", "0-5")
     assert format_cpulist(probed(tree, "mask").allowed) == "0-1"
     assert format_cpulist(probed(tree, "cgroup").allowed) == "0-5"
+
+
+def test_the_jobs_group_counts_and_not_that_of_its_step(tmp_path: Path) -> None:
+    tree = laptop(tmp_path / "node")
+    tree.process([0], cgroup="0::/system.slice/slurmstepd.scope/job_12/step_0/user/task_0")
+    tree.write("sys/fs/cgroup/system.slice/slurmstepd.scope/job_12/cpuset.cpus.effective", "0-5")
+    tree.write("sys/fs/cgroup/system.slice/slurmstepd.scope/job_12/step_0/user/cpuset.cpus.effective", "0-1")
+    assert format_cpulist(probed(tree, "cgroup").allowed) == "0-5"
+
+
+def test_mask_outside_of_what_sys_shows_is_believed(tmp_path: Path) -> None:
+    """Some containers show CPUs 0-3 and run on 12-15."""
+    tree = laptop(tmp_path / "node")
+    tree.process([12, 13])
+    node = probed(tree)
+    assert node.cpus == node.allowed == (12, 13)
+
+
+def test_mask_of_cpus_that_do_not_exist_is_cut(tmp_path: Path) -> None:
+    """A virtual machine that could grow lists CPUs that it does not have."""
+    tree = laptop(tmp_path / "node")
+    tree.process(range(128))
+    assert probed(tree).allowed == tuple(range(8))
 
 
 def test_memory_is_the_limit_of_the_control_group(tmp_path: Path) -> None:
