@@ -84,11 +84,11 @@ def _node(data: Table) -> Iterator[Misfit]:
     seen: dict[int, Path] = {}
     devices: dict[int, Path] = {}
     for path, table in tables(data, "node", "domains"):
-        for cpu in _parsed(_text(table, "cpus")):
-            if cpu in seen:
-                yield Misfit(path=(*path, "cpus"), message=f"CPU {cpu} is in two domains")
-                break
-            seen[cpu] = path
+        cpus = _parsed(_text(table, "cpus"))
+        shared = [cpu for cpu in cpus if cpu in seen]
+        if shared:
+            yield Misfit(path=(*path, "cpus"), message=f"CPUs {format_cpulist(shared)} are in two domains")
+        seen.update(dict.fromkeys(cpus, path))
         listed = table.get("devices")
         for device in listed if isinstance(listed, list) else ():
             if device in devices:
