@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TextIO
 
 from windlass.errors import MachineError, UsageError
-from windlass.launchers.base import Launcher, label_line
+from windlass.launchers.base import Launcher, label_line, parse_label
 from windlass.model.plan import Plan
 
 _READ_BYTES = 1 << 16
@@ -196,7 +196,8 @@ def rank_log(folder: Path, plan: Plan, launcher: Launcher, rank: int) -> Path:
 
 
 def rank_lines(path: Path, launcher: Launcher, ranks: frozenset[int] | None) -> Iterable[tuple[int, str]]:
-    """Lines of these ranks in a node's file."""
+    """Lines of these ranks in a node's file: as the launcher labelled them, or as we did where we wrote the file."""
+    parse = launcher.parse_line if launcher.output == "files" else parse_label
     try:
         stream = path.open("rb")
     except FileNotFoundError:
@@ -205,7 +206,7 @@ def rank_lines(path: Path, launcher: Launcher, ranks: frozenset[int] | None) -> 
         raise MachineError(f"cannot read {path}: {error.strerror}") from error
     with stream:
         for line in stream:
-            rank, text = launcher.parse_line(decode(line.rstrip(b"\n")))
+            rank, text = parse(decode(line.rstrip(b"\n")))
             if rank is not None and (ranks is None or rank in ranks):
                 yield rank, text
 
