@@ -75,8 +75,13 @@ def current(setting: Setting, name: str, because: str) -> Setting:
 
 
 def rank_settings(names: Iterable[str]) -> tuple[Setting, ...]:
-    """The rank script's own variables as settings, so that they can be carried like the others."""
-    return tuple(Setting(name=name, value=f"${{{name}}}", expand=True, because="who this rank is") for name in names)
+    """The rank script's own variables as settings, so that they can be carried like the others. Those of windlass and
+    Horovod come in by themselves: no image has them."""
+    return tuple(
+        Setting(name=name, value=f"${{{name}}}", expand=True, because="who this rank is")
+        for name in names
+        if not name.startswith(("WINDLASS_", "HOROVOD_"))
+    )
 
 
 def host_side(carried: Iterable[Carried]) -> tuple[Setting, ...]:
