@@ -15,7 +15,7 @@ from windlass.model.condition import ALWAYS, When
 from windlass.model.jsontext import Versioned, from_json, to_json
 from windlass.model.origin import BUILTIN, Argument, Origin
 from windlass.model.request import Request
-from windlass.model.topology import Topology
+from windlass.model.topology import DeviceUnit, Topology
 
 PLAN_VERSION = 1
 
@@ -63,6 +63,8 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     comm_cpus: tuple[int, ...] = ()
     by_launcher: bool = True
     """Launcher flags bind; otherwise the rank script does, with taskset."""
+    device_unit: DeviceUnit | None = None
+    """What the device numbers here count, where that is not what the topology's count."""
 
 
 class Rendezvous(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

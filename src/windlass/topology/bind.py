@@ -11,7 +11,7 @@ from windlass.model.cpulist import parse_bindings, parse_cpulist
 from windlass.model.origin import BUILTIN, Origin
 from windlass.model.plan import Binding, RankBinding
 from windlass.model.site import PresetSpec
-from windlass.model.topology import Device, Topology
+from windlass.model.topology import Device, DeviceUnit, Topology
 from windlass.topology.check import Problem, problems_of, whole_cores
 from windlass.topology.nearest import nearest_nics
 from windlass.topology.split import (
@@ -37,7 +37,12 @@ def bind(topology: Topology, wish: BindWish) -> Binding:
     """
     if wish.ranks_per_node < 1 or (wish.ranks_per_device is not None and wish.ranks_per_device < 1):
         raise UsageError("a node needs at least one rank", hint="--ranks-per-node and --ranks-per-device count from 1")
-    topology = in_unit(topology, settled_unit(wish, topology))
+    counted = in_unit(topology, settled_unit(wish, topology))
+    binding = _bind(counted, wish)
+    return msgspec.structs.replace(binding, device_unit=counted.unit if counted.unit != topology.unit else None)
+
+
+def _bind(topology: Topology, wish: BindWish) -> Binding:
     preset = named_preset(wish)
     if preset is not None:
         return _preset_binding(topology, wish, preset)
@@ -54,11 +59,10 @@ def bind(topology: Topology, wish: BindWish) -> Binding:
 
 
 def natural_ranks_per_node(
-    topology: Topology, wish_unit: str | None = None, ranks_per_device: int | None = None
+    topology: Topology, unit: DeviceUnit | None = None, ranks_per_device: int | None = None
 ) -> int:
     """Ranks that a node gets when nobody says: one per device (or the share asked for), else one."""
-    counted = in_unit(topology, "card" if wish_unit == "card" else None)
-    return max(1, len(counted.devices) * (ranks_per_device or 1))
+    return max(1, len(in_unit(topology, unit).devices) * (ranks_per_device or 1))
 
 
 def device_order(topology: Topology, wish: BindWish) -> tuple[Device, ...]:

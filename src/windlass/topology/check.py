@@ -11,6 +11,7 @@ from windlass.model.cpulist import format_cpulist
 from windlass.model.plan import Binding, RankBinding
 from windlass.model.topology import Topology
 from windlass.topology.split import device_homes
+from windlass.topology.units import in_unit
 
 Kind = Literal["numbering", "missing", "not-allowed", "reserved", "overlap", "set-aside", "far", "device"]
 
@@ -24,15 +25,13 @@ class Problem:
 
 
 def check_binding(binding: Binding, topology: Topology) -> tuple[str, ...]:
-    """What is wrong with a binding of this node, one sentence each; nothing where all invariants hold.
-
-    The topology counts devices in the binding's unit (`units.in_unit`).
-    """
+    """What is wrong with a binding of this node, one sentence each; nothing where all invariants hold."""
     return tuple(problem.text for problem in problems_of(binding, topology))
 
 
 def problems_of(binding: Binding, topology: Topology) -> tuple[Problem, ...]:
     """As `check_binding`, with the kind of each problem."""
+    topology = in_unit(topology, binding.device_unit)
     return (
         *_numbering(binding),
         *_devices(binding, topology),

@@ -12,6 +12,7 @@ from textwrap import wrap
 from windlass.model.cpulist import format_cpulist
 from windlass.model.plan import Binding, RankBinding
 from windlass.model.topology import Core, Device, Topology
+from windlass.topology.units import in_unit
 
 _MARKS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _RESERVED, _AGENT, _COMM, _IDLE, _FOREIGN, _SHARED, _MANY = "#", "@", "~", ".", "-", "!", "*"
@@ -33,6 +34,7 @@ _TWO_TABLES = 16
 
 def draw_node(binding: Binding, topology: Topology, *, width: int = 100, color: bool = False) -> str:
     """Lines of at most `width` characters: the node, its domains with their cores, the table of ranks."""
+    topology = in_unit(topology, binding.device_unit)
     marks = _marks_of_cores(binding, topology)
     reason = f"preset {binding.preset}: {binding.because}" if binding.preset else binding.because
     lines = [*wrap(_title(binding, topology), width), *wrap(reason, width)]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from typing import Literal
 
 from windlass.model.topology import Core, Device, Topology
 
 Cores = tuple[Core, ...]
+Level = Literal["L3 cache", "NUMA domain", "socket", "node"]
+_LEVELS: tuple[Level, ...] = ("L3 cache", "NUMA domain", "socket", "node")
 _EVEN_ENOUGH = 0.75
 """Share of the even split that a rank may lose so that it does not straddle a domain. Three ranks on two domains of
 eight cores get four cores each and not five, one of them across; two ranks on four domains get two domains each."""
@@ -14,7 +17,7 @@ eight cores get four cores each and not five, one of them across; two ranks on f
 
 def share_among_devices(
     topology: Topology, devices: Sequence[Device], cores: Cores, *, ranks_per_device: int
-) -> tuple[dict[int, Cores], str] | None:
+) -> tuple[dict[int, Cores], Level] | None:
     """Cores of each device by its index, and the level that they were split at; None where ranks outnumber cores.
 
     The nearest level at which every rank gets a core is taken for all devices: their own cache, their NUMA domain
@@ -22,8 +25,7 @@ def share_among_devices(
     what is left over stays idle.
     """
     homes = device_homes(topology, devices)
-    levels = ("L3 cache", "NUMA domain", "socket", "node")
-    for level in levels if any(device.l3 is not None for device in devices) else levels[1:]:
+    for level in _LEVELS if any(device.l3 is not None for device in devices) else _LEVELS[1:]:
         shares = _shares(topology, devices, homes, cores, level, ranks_per_device)
         if all(len(share) >= ranks_per_device for share in shares.values()):
             return shares, level
@@ -51,7 +53,7 @@ def first_core_of(topology: Topology, device: Device, home: int) -> int:
 
 
 def _shares(
-    topology: Topology, devices: Sequence[Device], homes: dict[int, int], cores: Cores, level: str, least: int
+    topology: Topology, devices: Sequence[Device], homes: dict[int, int], cores: Cores, level: Level, least: int
 ) -> dict[int, Cores]:
     socket_of = {core.numa: core.socket for core in topology.cores}
     split_caches = {home for home in homes.values() if _caches_are_told(devices, homes, home)}
@@ -78,7 +80,7 @@ def _shares(
     return shares
 
 
-def _in_group(core: Core, key: Hashable, level: str) -> bool:
+def _in_group(core: Core, key: Hashable, level: Level) -> bool:
     if level == "node":
         return True
     if level == "socket":

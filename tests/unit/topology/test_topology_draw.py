@@ -82,6 +82,14 @@ def test_forty_eight_ranks_make_a_table_in_two_halves() -> None:
     assert lines[-1] == "   23  46    5     0     hsn2      47  98    11    1     hsn6"
 
 
+def test_a_map_in_cards_may_be_drawn_over_a_node_in_tiles() -> None:
+    wish = BindWish(ranks_per_node=6, presets=AURORA_PRESETS, cpu_bind="composite")
+    binding = bind(aurora(), wish)
+    assert binding.device_unit == "card"
+    assert draw_node(binding, aurora()) == draw_node(binding, in_unit(aurora(), "card"))
+    assert "card 0-2" in draw_node(binding, aurora())
+
+
 def test_gh200_has_a_line_of_72_cells_per_superchip() -> None:
     lines = drawn(gh200(), BindWish(ranks_per_node=4)).splitlines()
     assert "  216 |" + " ".join(["33333333"] * 9) + "|" in lines
