@@ -18,7 +18,7 @@ from windlass.launch.folder import RunFolder, make_folder, open_folder, read_pla
 from windlass.launch.output import View, show_ranks
 from windlass.launch.plan import Secrets, make_plan
 from windlass.launch.rendezvous import is_free, master_address, master_port
-from windlass.launch.run import execute, explain_end, prepare
+from windlass.launch.run import execute, explain_end, good_end, prepare
 from windlass.launch.script import JobFacts
 from windlass.launch.show import headline
 from windlass.model.hostlist import expand_hostlist, fold_hostlist
@@ -62,7 +62,8 @@ def main(args: argparse.Namespace) -> Result:
     for line in explain_end(record, folder):
         view.note(line)
     if record.outcome == "ok" and not args.quiet:
-        view.note(f"windlass: all {plan.world_size} ranks ended well after {record.seconds:.1f} s")
+        for line in good_end(plan, record, folder):
+            view.note(line)
     return Result(data=None, exit_code=record.exit_code)
 
 

@@ -16,16 +16,19 @@ import msgspec
 from windlass.launch.batch import launch_script, launch_words
 from windlass.launch.caches import finish_caches
 from windlass.launch.children import adopt_orphans, sweep
-from windlass.launch.ends import first_end
+from windlass.launch.ends import first_end, read_seats
 from windlass.launch.folder import RunFolder
 from windlass.launch.jobs import Job, LauncherJob, LocalJob
 from windlass.launch.output import View, last_lines, rank_log
 from windlass.launch.script import JobFacts, rank_script
 from windlass.launch.steps import kill_step, write_host_file
+from windlass.model.cpulist import format_cpulist
 from windlass.model.plan import Plan
 from windlass.model.record import RECORD_VERSION, Outcome, RankFailure, RunRecord
+from windlass.model.shell import quote
 
 _TICK_S = 0.1
+_MOST_SEATS = 16
 _DRAIN_S = 0.5
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -183,6 +186,21 @@ def _failure(plan: Plan, folder: RunFolder, job: Job) -> RankFailure | None:
     return msgspec.structs.replace(found, log=str(log.relative_to(folder.path)), last_lines=lines)
 
 
+def good_end(plan: Plan, record: RunRecord, folder: RunFolder) -> list[str]:
+    """The end of a run that went well: where the ranks were, and where to look next."""
+    ranks = "the rank" if plan.world_size == 1 else f"all {plan.world_size} ranks"
+    lines = [f"windlass: {ranks} ended well after {record.seconds:.1f} s"]
+    if plan.world_size <= _MOST_SEATS:
+        planned = {rank.local_rank: format_cpulist(rank.cpus) for rank in plan.binding.ranks}
+        for seat in sorted(read_seats(folder.part("where"))):
+            wish = planned.get(seat.rank % plan.ranks_per_node)
+            held = "as planned" if wish == seat.cpus else f"planned {wish}" if wish else "not bound"
+            device = f", device {seat.device}" if seat.device else ""
+            lines.append(f"  rank {seat.rank} on {seat.host}: cpus {seat.cpus} ({held}){device}")
+    lines.append(f"  output: windlass logs {quote(str(folder.path))}   reasons: windlass plan --explain …")
+    return lines
+
+
 def explain_end(record: RunRecord, folder: RunFolder) -> list[str]:
     """The end of a run in words: nothing where all is well."""
     failure = record.failure
@@ -208,7 +226,7 @@ def explain_end(record: RunRecord, folder: RunFolder) -> list[str]:
         lines.append(f"windlass: its last lines ({folder.path}/{failure.log}):")
         lines += [f"  | {line}" for line in failure.last_lines]
     if failure.rank is not None:
-        lines.append(f"windlass: see all of it with: windlass logs {folder.path} --rank {failure.rank}")
+        lines.append(f"windlass: see all of it with: windlass logs {quote(str(folder.path))} --rank {failure.rank}")
     return lines
 
 
