@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from windlass.errors import ConfigError, unknown_name
-from windlass.model.origin import Scope
+from windlass.model.origin import BUILTIN, Origin, Scope
 from windlass.model.site import Site, SiteFile
 from windlass.sites.folders import catalog_names, catalog_path, read_builtin, user_path
 from windlass.sites.merge import Layer, Merged, merge_layers
@@ -62,7 +62,20 @@ def _site(name: str, merged: Merged, chain: Sequence[Layer]) -> Site:
         file = msgspec.convert(data, SiteFile)
     except msgspec.ValidationError as error:
         raise ConfigError(f"site {name}: {error}", hint="`windlass sites check FILE` shows every problem") from error
-    return Site(name=name, file=file, origins=merged.origins)
+    return Site(name=name, file=file, origins={**_defaults(file, merged.data), **merged.origins})
+
+
+_TABLES = ("scheduler", "launcher", "rendezvous", "binding", "devices", "node", "storage")
+
+
+def _defaults(file: SiteFile, data: Mapping[str, Any]) -> dict[str, Origin]:
+    """What no file said is windlass's own, even in a table that a file began."""
+    return {
+        f"{table}.{field}": BUILTIN
+        for table in _TABLES
+        for field in getattr(file, table).__struct_fields__
+        if field not in data.get(table, {})
+    }
 
 
 def _chain(

@@ -119,6 +119,8 @@ def _merge_table(merged: Merged, target: Table, path: str, data: Mapping[str, An
         elif where in _NAMED_LISTS:
             _merge_named(merged, target, key, where, value, layer)
         elif isinstance(value, Mapping):
+            if value.get("source"):
+                merged.origins[where] = origin_for(layer, value["source"])
             _merge_table(merged, target.setdefault(key, {}), where, value, layer)
         elif key == "source":
             target[key] = source_key(layer.file, value)
