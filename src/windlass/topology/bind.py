@@ -133,7 +133,7 @@ def _cores_of_ranks(
         return (usable,), "the only rank has every usable core of the node" if usable else too_few
     if not topology.devices:
         runs = share_among_ranks(usable, wish.ranks_per_node)
-        return (runs, "no devices: usable cores in equal runs, within NUMA domains") if runs else (unbound, too_few)
+        return (runs, "no devices: usable cores in equal runs") if runs else (unbound, too_few)
     return _near_devices(topology, wish, chosen, usable) or (unbound, too_few)
 
 
