@@ -245,7 +245,7 @@ def _ended(job: Mapping[str, Any], comment: str) -> JobStatus:
         return JobStatus(state=JobState.CANCELLED, exit_code=code, reason=comment)
     if status == 0 and substate != _FAILED:
         return JobStatus(state=JobState.DONE, exit_code=0, reason="")
-    return JobStatus(state=JobState.FAILED, exit_code=code, reason=comment)
+    return JobStatus(state=JobState.FAILED, exit_code=code or None, reason=comment)
 
 
 def _exit_code(status: int) -> int | None:

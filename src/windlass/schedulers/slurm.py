@@ -287,7 +287,9 @@ def _status(word: str, exit_code: str, reason: str) -> JobStatus:
     ended = state in {JobState.DONE, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT}
     if not reason and (state is JobState.UNKNOWN or name in {"NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "BOOT_FAIL"}):
         reason = name
-    return JobStatus(state=state, exit_code=_exit_code(exit_code) if ended else None, reason=reason)
+    code = _exit_code(exit_code) if ended else None
+    # A job that was cancelled or ran out of time may still show a code of 0.
+    return JobStatus(state=state, exit_code=code if state is JobState.DONE else code or None, reason=reason)
 
 
 def _exit_code(text: str) -> int | None:
