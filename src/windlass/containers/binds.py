@@ -152,6 +152,12 @@ def mounts_of(spec: WrapSpec, runtime: Runtime) -> tuple[Mount, ...]:
     if spec.run_dir and not runtime.shares_file_systems:
         run = needed_path(spec.run_dir, "the run folder: logs, records and snapshots' ledger")
         mounts, _ = combine((*mounts, msgspec.structs.replace(run, follow=False)), {})
+    refuse_inexpressible(mounts, runtime)
+    return mounts
+
+
+def refuse_inexpressible(mounts: Iterable[Mount], runtime: Runtime) -> None:
+    """A mount that the runtime's syntax would misread is an error before anything starts."""
     for mount in mounts:
         wrong = runtime.check_mount(mount)
         if wrong:
@@ -159,7 +165,6 @@ def mounts_of(spec: WrapSpec, runtime: Runtime) -> tuple[Mount, ...]:
             raise UsageError(
                 f"{runtime.name} cannot bind {shown!r}: {wrong}", hint="use another name for it, or a link without it"
             )
-    return mounts
 
 
 def bind_argument(mount: Mount, words: tuple[str, ...]) -> Argument:

@@ -203,7 +203,9 @@ def _mounts(
         if not (backend.shares_tmp and (local + "/").startswith("/tmp/")):
             needed += (binds.needed_path(local, "caches on the node", optional=True),)
     real = os.path.realpath if check_paths else None
-    return binds.combine((*own, *asked, *needed), storage.links, real)
+    mounts, notes = binds.combine((*own, *asked, *needed), storage.links, real)
+    binds.refuse_inexpressible(mounts, backend)
+    return mounts, notes
 
 
 def _settled(

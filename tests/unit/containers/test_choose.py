@@ -145,6 +145,18 @@ def test_a_working_folder_named_like_a_variable_is_refused() -> None:
         choose(NO_SITE, "x.sif", cwd="/work/${HOME}")
 
 
+def test_a_bind_that_the_runtime_cannot_express_is_refused_while_planning() -> None:
+    with pytest.raises(UsageError, match=r"apptainer cannot bind '/a,b'"):
+        choose(NO_SITE, "/x.sif", binds=("/a,b",))
+    assert choose(NO_SITE, "x/y:1", binds=("/a,b",)).plan.mounts[0].source == "/a,b"
+
+
+def test_a_wrapping_program_is_an_activation_that_changes_the_words() -> None:
+    site = '[[containers]]\nruntime = "apptainer"\nactivate = \'set -- /host/adapt.sh "$@"\'\n'
+    line = command_line(choose(site, "/x.sif"), None)
+    assert line.endswith('/x.sif bash -c set -- /host/adapt.sh "$@"; exec "$@" bash')
+
+
 def test_paths_that_the_plan_needs_are_bound() -> None:
     choice = choose(NO_SITE, "/x.sif", needs=(("/lus/env", "the environment"), ("/work/me/sub", "covered")))
     assert [m.source for m in choice.plan.mounts] == ["/work/me", "/lus/env"]
