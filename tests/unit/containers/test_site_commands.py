@@ -164,7 +164,7 @@ def test_edf_text_survives_quotes_dollars_and_control_characters() -> None:
         Setting(name="B", value="${HOME}/x", because="test", expand=True),
         Setting(name="C", value=None, because="test"),
     )
-    choice = choose(CLARIDEN, "/images/x.sqsh", cwd="/work/me 'x'")
+    choice = choose(CLARIDEN, "/images/x.sqsh")
     spec = spec_of(choice, None, cwd="/work/me 'x' $1")
     plan = msgspec.structs.replace(spec.container, settings=settings, mounts=())
     text = get_runtime("edf").files(msgspec.structs.replace(spec, container=plan))["windlass.edf.toml"]
