@@ -7,11 +7,12 @@ One body serves both: modules, activation, then the launcher. The default batch 
 from __future__ import annotations
 
 from windlass.environment.modules import module_lines
-from windlass.launch.script import JobFacts, rank_script
+from windlass.launch.script import JobFacts, cache_parent, rank_script
+from windlass.launch.steps import beside_words
 from windlass.launchers import get_launcher
 from windlass.model.origin import Argument
 from windlass.model.plan import Plan
-from windlass.model.shell import comment, quote, quote_words
+from windlass.model.shell import comment, expandable, quote, quote_words
 from windlass.schedulers import get_scheduler
 
 
@@ -115,6 +116,11 @@ def standalone_script(plan: Plan, run_dir: str, uid: int, run_id: str) -> str:
         text + mark,
         "",
         *_command_lines(plan.launch, words, ("/bin/sh", f"{run_dir}/rank.sh")),
+        "w_code=$?",
+        "",
+        "# Caches of the ranks are removed from every node.",
+        f"{quote_words((*beside_words(plan), '/bin/rm', '-rf'))} {expandable(cache_parent(plan, facts))}",
+        "exit $w_code",
     ]
     return "\n".join(lines) + "\n"
 

@@ -29,7 +29,7 @@ from windlass.schedulers import get_scheduler, scheduler_names
 from windlass.settings import Settings
 from windlass.sites.catalog import load_site, site_of_file
 from windlass.sites.detect import Detection, detect_site
-from windlass.topology.described import topology_from_spec
+from windlass.topology.described import complete_probe, topology_from_spec
 from windlass.topology.probe import probe_topology
 
 _MODULES_TIMEOUT_S = 20.0
@@ -99,7 +99,8 @@ def look_around(
     site, detection = choose_site(request, settings, site_file, environ)
     on_node = here and (allocation is None or any(is_this_host(host, environ) for host in allocation.hosts))
     taken: tuple[int, ...] = ()
-    seen = probe_topology() if on_node else None
+    # Inside a job a shell may be bound to one core of it (`srun --pty bash`): what counts is the cgroup.
+    seen = probe_topology(allowed_by="cgroup" if allocation else "mask") if on_node else None
     if here and allocation is not None and not on_node:
         launcher = request.launcher or site.file.launcher.kind
         look = look_at_node(allocation.hosts[0], launcher, site.file.launcher, environ)
@@ -140,7 +141,7 @@ def choose_topology(site: Site, seen: Topology | None) -> tuple[Topology, list[R
         f"this node has {len(seen.cpus)} CPUs and {len(seen.devices)} devices, but {site.name} is documented with "
         f"{len(described.cpus)} and {len(described.devices)}: using what is here"
     )
-    return seen, [Remark(level="warning", text=text, hint="is this the right --site?")]
+    return complete_probe(seen, described), [Remark(level="warning", text=text, hint="is this the right --site?")]
 
 
 def restrict_devices(topology: Topology, environ: Mapping[str, str]) -> Topology:

@@ -63,5 +63,5 @@ def taken_ports() -> tuple[int, ...]:
 
 
 if __name__ == "__main__":
-    seen = Seen(topology=probe_topology(), taken_ports=taken_ports())
+    seen = Seen(topology=probe_topology(allowed_by="cgroup"), taken_ports=taken_ports())
     sys.stdout.write(msgspec.json.encode(seen).decode() + "\n")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from windlass.launch.batch import launch_script, launch_words
-from windlass.launch.caches import finish_caches
+from windlass.launch.caches import claim_caches, finish_caches
 from windlass.launch.children import adopt_orphans, sweep
 from windlass.launch.ends import first_end, read_seats
 from windlass.launch.folder import RunFolder
@@ -63,6 +63,7 @@ def execute(
     else:
         job = LauncherJob(plan, folder, view)
     stop = _Stop()
+    claim_caches(plan, facts, environ)
     try:
         drive(job, stop, environ, lambda: kill_step(plan, environ))
     finally:

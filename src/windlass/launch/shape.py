@@ -79,7 +79,7 @@ def decide_shape(request: Request, site: Site, topology: Topology, allocation: A
         nodes=nodes,
         ranks_per_node=ranks,
         ranks_per_device=ranks_per_device,
-        devices=request.devices or site.file.devices.mode,
+        devices=request.devices or ("one" if ranks_per_device > 1 else site.file.devices.mode),
         device_unit=unit,
         vendor=vendor if visible else None,
         visibility=site.file.devices.visibility or VISIBILITY.get(vendor or ""),

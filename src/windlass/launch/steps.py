@@ -9,7 +9,9 @@ from windlass.errors import WindlassError
 from windlass.launch.folder import RunFolder
 from windlass.launchers import get_launcher
 from windlass.launchers.base import LaunchSpec
+from windlass.model.origin import words_of
 from windlass.model.plan import Plan
+from windlass.model.site import LauncherSpec
 from windlass.proc import run_command
 from windlass.schedulers import get_scheduler
 
@@ -34,3 +36,21 @@ def kill_step(plan: Plan, environ: Mapping[str, str]) -> None:
         argv = scheduler.kill_step_argv(environ, plan.name)
         if argv is not None:
             run_command(argv, timeout_s=_KILL_TIMEOUT_S, env=environ, check=False)
+
+
+def run_on_nodes(plan: Plan, words: tuple[str, ...], environ: Mapping[str, str], timeout_s: float) -> None:
+    """One small task on each node of the run, beside whatever runs there. Raises `CommandError` where it fails."""
+    run_command((*beside_words(plan), *words), timeout_s=timeout_s, env=environ)
+
+
+def beside_words(plan: Plan) -> tuple[str, ...]:
+    """The launcher's words for one task on each node."""
+    launcher = get_launcher(plan.launcher)
+    spec = LaunchSpec(
+        nodes=plan.nodes,
+        ranks_per_node=1,
+        host_list=plan.hosts if plan.launcher == "srun" else None,
+        beside=True,
+        step_name=f"{plan.name}-end",
+    )
+    return words_of(launcher.arguments(spec, LauncherSpec()))
