@@ -9,12 +9,13 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from fuse.caches import Mounts, make_tree, mounts
+from fuse.caches import Mounts, make_tree, mounts, wait_for
 from requirements import require_fuse
 from windlass.cache.node.fuse import DO_READDIRPLUS, MAX_PAGES, NO_OPEN_SUPPORT, NO_OPENDIR_SUPPORT
 
@@ -239,9 +240,7 @@ def test_a_reader_can_be_killed_while_it_waits(tmp_path: Path, tree: Path) -> No
 
 def test_the_second_look_costs_the_mount_process_nothing(tmp_path: Path, tree: Path) -> None:
     def asked(caches: Mounts) -> int:
-        from time import sleep
-
-        sleep(0.7)
+        time.sleep(0.7)
         counts = caches.status(0)["mount"]["requests"]
         return sum(n for code, n in counts.items() if int(code) not in (17, 22, 23))
 
@@ -307,3 +306,26 @@ def test_a_user_without_root_mounts_through_fusermount(tmp_path: Path) -> None:
         finally:
             run(*cache, "stop", config.state_dir)
         assert not Path(config.mount).exists()
+
+
+@pytest.mark.parametrize("mask", [0xFFFFFFFF, OLDER], ids=["this-kernel", "older"])
+def test_a_recorded_run_is_in_the_kernel_before_anyone_asks(tmp_path: Path, tree: Path, mask: int) -> None:
+    trace = tmp_path / "traces" / "t.json"
+    with mounts(tmp_path / "one", 1, tree, trace_out=str(trace)) as caches:
+        assert_same(tree, caches.view(0, tree))
+    with mounts(tmp_path / "two", 3, tree, trace_in=str(trace), fuse_flags_mask=mask) as caches:
+        for node in range(3):
+            wait_for(lambda node=node: caches.status(node)["mount"].get("warm", {}).get("ended", False), what="warm")
+        for node in range(3):
+            assert_same(tree, caches.view(node, tree))
+        time.sleep(0.7)
+        for node in range(3):
+            status = caches.status(node)
+            assert status["mount"]["misses"] == 0
+            assert status["mount"]["requests"].get("15", 0) == 0, "no read reached the mount process"
+        assert caches.total("source_bytes") == sum(p.stat().st_size for p in set_of_files(tree))
+
+
+def set_of_files(tree: Path) -> list[Path]:
+    """Files by name: a hard link is read under each of its names."""
+    return [p for p in tree.rglob("*") if p.is_file() and not p.is_symlink()]

@@ -23,7 +23,7 @@ from . import wire
 from .config import NodeConfig
 from .keys import BadKeyError, digest, directory_key
 from .limits import TokenBucket, fallback_jitter_s
-from .link import Link, connect_local
+from .link import Link, Reply, connect_local
 from .listing import Listing
 from .source import Source
 from .store import StoreReader
@@ -127,6 +127,11 @@ class Backend:
         if link is None or not link.ask(kind, key, _FetchReply(self, key, done)):
             self.fetch_directly(key, done)
 
+    def subscribe(self, body: bytes, arrivals: Reply) -> bool:
+        """Asks the peer process to tell what its stream brings; False where it cannot be asked."""
+        link = self._connect()
+        return link is not None and bool(link.ask(wire.STREAM, body, arrivals))
+
     def keep_in_hand(self, key: bytes, data: bytes) -> None:
         """Objects the store could not take wait here for the call that wanted them."""
         with self._lock:
@@ -204,14 +209,8 @@ class Backend:
         if link is None or link.closed:
             return
         head = json.dumps(self.status()).encode() + b"\n"
-        parts, size = [head], len(head)
-        for key in touched:
-            if size > 1 << 20:
-                link.tell(wire.TOUCH, b"".join(parts))
-                parts, size = [head], len(head)
-            parts.append(len(key).to_bytes(2, "little") + key)
-            size += 2 + len(key)
-        link.tell(wire.TOUCH, b"".join(parts))
+        for start in range(0, max(1, len(touched)), 500):
+            link.tell(wire.TOUCH, head + wire.join_keys(touched[start : start + 500]))
 
 
 class _FetchReply:

@@ -46,6 +46,7 @@ class NodeConfig:
     source_threads: int = 8
     fallback_rate: float = 500.0
     fuse_threads: int = 2
+    warm: bool = True
     fuse_flags_mask: int = 0xFFFFFFFFFFFFFFFF
     allow_other: bool = False
     owner_pid: int = 0

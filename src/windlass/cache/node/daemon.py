@@ -20,6 +20,7 @@ from .control import control_main
 from .fuse import Server, mount, unmount
 from .peer import Peer
 from .view import View
+from .warm import Warmer
 
 log = logging.getLogger("windlass.cache")
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -69,7 +70,9 @@ def run_mount(config: NodeConfig, key: bytes) -> None:
     os.makedirs(config.mount, mode=0o700, exist_ok=True)
     device = mount(config.mount, "windlass:" + config.job, allow_other=config.allow_other)
     server = Server(view, backend, device, config.fuse_flags_mask)
+    warmer = Warmer(config, view, backend, server)
     backend.extra_status = lambda: {
+        "warm": {"ended": warmer.ended, "objects": warmer.objects, "bytes": warmer.bytes},
         "requests": {str(code): count for code, count in server.requests.items()},
         "nodes": len(view),
         "waiting": len(server._late),
@@ -83,7 +86,7 @@ def run_mount(config: NodeConfig, key: bytes) -> None:
 
     _on_signals(stop)
     _follow_owner(config, stop)
-    threading.Thread(target=_say_mounted, args=(server, config), daemon=True).start()
+    threading.Thread(target=_when_mounted, args=(server, config, warmer), daemon=True).start()
     try:
         server.serve(config.fuse_threads)
     finally:
@@ -91,8 +94,10 @@ def run_mount(config: NodeConfig, key: bytes) -> None:
         backend.close()
 
 
-def _say_mounted(server: Server, config: NodeConfig) -> None:
+def _when_mounted(server: Server, config: NodeConfig, warmer: Warmer) -> None:
     if server.ready.wait(config.start_grace_s):
+        if config.warm and config.trace_in:
+            warmer.start()
         say("mount", config.state_dir, {"pid": os.getpid(), "flags": server.flags})
 
 

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable
 
 from .backend import Backend
-from .view import Miss, View, split_batch_forget
+from .view import Miss, Node, View, split_batch_forget
 
 log = logging.getLogger("windlass.cache")
 
@@ -65,6 +65,7 @@ _REQUEST_BYTES = 64 << 10
 _MOST_READ = 1 << 20
 _CLONE = 0x8004E500
 _TRIES = 4
+_NOTIFY_STORE = 4
 
 
 def negotiate(body: bytes, mask: int) -> tuple[bytes, int]:
@@ -200,6 +201,12 @@ class Server:
                 late.interrupt()
         else:
             self._reply(device, unique, b"", self._refusals.get(code, errno.ENOSYS))
+
+    def store_pages(self, node: Node, offset: int, data: memoryview) -> None:
+        """Puts bytes of a file into the kernel's page cache. Never from a thread that answers requests: it may have to
+        wait for a page whose answer is due."""
+        head = _OUT.pack(16 + 24 + len(data), _NOTIFY_STORE, 0)
+        os.writev(self._device, [head, struct.pack("<QQII", node.id, offset, len(data), 0), data])
 
     # Calls
 

@@ -161,9 +161,7 @@ class Peer:
         head, _, rest = body.partition(b"\n")
         self._mount_status = json.loads(head)
         self._mount_link = connection
-        while rest:
-            length = int.from_bytes(rest[:2], "little")
-            key, rest = rest[2 : 2 + length], rest[2 + length :]
+        for key in wire.split_keys(rest):
             self._store.touch(key)
             if self.config.trace_out:
                 parsed = parse_key(key)

@@ -131,11 +131,27 @@ class Streams:
         source = self.logs[stripe]
         while source.plan is None and not inbound.closed:
             source.wait_plan(1.0)
+        if inbound.local:
+            self._tell_local(inbound, request, source, position)
+            return
         inbound.send(wire.PLAN, request, dump_plan(source.plan or []), last=False)
         while not inbound.closed:
             if position < len(source.items):
                 self._feed_one(inbound, request, source.items[position])
                 position += 1
+            elif source.ended:
+                inbound.send(wire.END, request)
+                return
+            else:
+                source.wait_beyond(position, 1.0)
+
+    def _tell_local(self, inbound: Inbound, request: int, source: StreamLog, position: int) -> None:
+        """The mount process reads the store itself: it only needs to know what is there."""
+        while not inbound.closed:
+            news = source.items[position : position + 64]
+            position += len(news)
+            if news:
+                inbound.send(wire.HAVE, request, wire.join_keys(key for key in news if key is not None), last=False)
             elif source.ended:
                 inbound.send(wire.END, request)
                 return

@@ -89,6 +89,16 @@ class View:
         except KeyError:
             raise OSError(errno.ESTALE, "unknown node %d" % ident) from None
 
+    def known(self, path: bytes) -> Node | None:
+        """The node of a path where the kernel knows it already."""
+        node = self._nodes[ROOT_ID]
+        for name in path[1:].split(b"/"):
+            found = self._by_name.get((node.id, name))
+            if found is None:
+                return None
+            node = found
+        return node
+
     def lookup(self, parent: int, name: bytes) -> bytes:
         """The kernel's entry for a name, or its "no such file", both good for ever."""
         node = self._by_name.get((parent, name))

@@ -12,6 +12,7 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from .keys import DIGEST_BYTES, MAX_KEY_BYTES
@@ -29,7 +30,7 @@ _LONG_REQUESTS = {TOUCH: 4 << 20, READY: 1 << 20, STATUS: 1 << 20}
 _KEY_LENGTH = struct.Struct("<H")
 _ERROR = struct.Struct("<i")
 MAX_OBJECT_BYTES = MAX_LISTING_BYTES + _KEY_LENGTH.size + MAX_KEY_BYTES + DIGEST_BYTES
-_LONG_REPLIES = {OBJECT: MAX_OBJECT_BYTES, PLAN: 256 << 20, ANSWER: 64 << 20}
+_LONG_REPLIES = {OBJECT: MAX_OBJECT_BYTES, HAVE: 1 << 20, PLAN: 256 << 20, ANSWER: 64 << 20}
 
 
 class ProtocolError(Exception):
@@ -83,6 +84,22 @@ def parse_object(body: memoryview) -> tuple[bytes, bytes, memoryview]:
     if len(body) < end + DIGEST_BYTES:
         raise ProtocolError("object of %d bytes is cut off" % len(body))
     return bytes(body[_KEY_LENGTH.size : end]), bytes(body[end : end + DIGEST_BYTES]), body[end + DIGEST_BYTES :]
+
+
+def join_keys(keys: Iterable[bytes]) -> bytes:
+    return b"".join(_KEY_LENGTH.pack(len(key)) + key for key in keys)
+
+
+def split_keys(body: bytes) -> list[bytes]:
+    """Keys put together by `join_keys`; `ProtocolError` where they are cut off."""
+    keys, at = [], 0
+    while at < len(body):
+        end = at + _KEY_LENGTH.size + int.from_bytes(body[at : at + _KEY_LENGTH.size], "little")
+        if end > len(body):
+            raise ProtocolError("keys are cut off")
+        keys.append(body[at + _KEY_LENGTH.size : end])
+        at = end
+    return keys
 
 
 def error_body(number: int, text: str) -> bytes:

@@ -1,0 +1,114 @@
+"""Warms the kernel: what the push brought is put into the kernel's own caches before anyone asks.
+
+Directories are listed once through the mount, which makes the kernel know every name in them; the pages of files are
+handed over with the kernel's "store" notification. The reader then finds names and pages where a second run would find
+them, and this process is not asked at all.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import threading
+
+from . import wire
+from .backend import Backend
+from .config import NodeConfig
+from .fuse import Server
+from .keys import DIRECTORY, parse_key
+from .view import View
+
+log = logging.getLogger("windlass.cache")
+
+
+class Warmer:
+    """Follows the peer process's stream of arrivals, on a thread of its own."""
+
+    def __init__(self, config: NodeConfig, view: View, backend: Backend, server: Server) -> None:
+        self._config = config
+        self._view = view
+        self._backend = backend
+        self._server = server
+        self._keys: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._buffer = memoryview(bytearray(config.chunk_bytes))
+        self._left = memory_to_spare()
+        self.ended = False
+        self.objects = 0
+        self.bytes = 0
+
+    def start(self) -> None:
+        for stripe in range(self._config.stripes):
+            if not self._backend.subscribe(json.dumps([stripe, 0]).encode(), _Arrivals(self._keys)):
+                self._keys.put(None)
+        threading.Thread(target=self._run, name="warm", daemon=True).start()
+
+    def _run(self) -> None:
+        open_streams = self._config.stripes
+        while open_streams:
+            key = self._keys.get()
+            if key is None:
+                open_streams -= 1
+                continue
+            try:
+                self._warm(key)
+            except OSError as error:
+                if error.errno in (107, 103, 19):  # ENOTCONN, ECONNABORTED, ENODEV: unmounted
+                    break
+                log.debug("not warmed: %s", error)
+        self.ended = True
+
+    def _warm(self, key: bytes) -> None:
+        parsed = parse_key(key)
+        if parsed.kind == DIRECTORY:
+            # Through the mount, on purpose: the answer to this listing is what fills the kernel's table of names.
+            with os.scandir(self._config.mount.encode() + parsed.path) as entries:
+                for _ in entries:
+                    pass
+            self.objects += 1
+            return
+        node = self._view.known(parsed.path)
+        if node is None:
+            os.lstat(self._config.mount.encode() + parsed.path)
+            node = self._view.known(parsed.path)
+        if node is None or self._left < self._config.chunk_bytes:
+            return
+        size = self._backend.read_into(key, 0, self._buffer)
+        if size > 0:
+            self._server.store_pages(node, parsed.chunk * self._config.chunk_bytes, self._buffer[:size])
+            self._left -= size
+            self.objects += 1
+            self.bytes += size
+
+
+class _Arrivals:
+    """Frames of keys from the peer process."""
+
+    def __init__(self, keys: queue.SimpleQueue[bytes | None]) -> None:
+        self._keys = keys
+
+    def frame(self, kind: int, body: memoryview) -> bool:
+        if kind == wire.HAVE:
+            for key in wire.split_keys(bytes(body)):
+                self._keys.put(key)
+            return False
+        if kind == wire.PLAN:
+            return False
+        self._keys.put(None)
+        return True
+
+    def lost(self, reason: str) -> None:
+        self._keys.put(None)
+
+
+def memory_to_spare() -> int:
+    """A quarter of the memory the node could give away: pages can be dropped again, but not for free."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024 // 4
+    except OSError:
+        pass
+    return 0
