@@ -14,7 +14,7 @@ from unit.sites.loading import SLINGSHOT, directives, launcher_words, variables
 from windlass.containers import runtime_names
 from windlass.launchers import launcher_names
 from windlass.model.cpulist import parse_bindings, parse_cpulist
-from windlass.model.site import Site
+from windlass.model.site import Site, argument_key
 from windlass.schedulers import scheduler_names
 from windlass.sites import facts
 from windlass.sites.catalog import load_site, site_names
@@ -89,15 +89,17 @@ def test_what_a_site_drops_would_be_there_without_it(name: str) -> None:
     path = catalog_path("site", name)
     assert path is not None
     data = read_builtin(path)
-    inherited = {"settings": [], "options": []}
+    inherited: dict[str, list[str]] = {"settings": [], "options": []}
     for kind in ("hardware", "network"):
         lower = catalog_path(kind, data[kind]) if data.get(kind) else None
         table = read_builtin(lower) if lower else {}
         inherited["settings"] += [item["name"] for item in table.get("settings", ())]
-        inherited["options"] += [w["words"][0] for w in table.get("scheduler", {}).get("directives", ())]
+        for place, key in (("scheduler", "directives"), ("launcher", "arguments")):
+            words = [tuple(item["words"]) for item in table.get(place, {}).get(key, ())]
+            inherited["options"] += [argument_key(entry) for entry in words]
     for pattern in data.get("drop", ()):
         names = inherited["options" if pattern.startswith("-") else "settings"]
-        assert any(fnmatchcase(entry.split("=")[0], pattern) for entry in names), pattern
+        assert any(fnmatchcase(entry, pattern) for entry in names), pattern
 
 
 @pytest.mark.parametrize("name", SITES)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from unit.sites.loading import variables
+from unit.sites.loading import facts_of, variables
 from windlass.errors import ConfigError, UsageError
+from windlass.model.condition import holds
 from windlass.sites.catalog import load_site, site_names, site_of_file
 
 
@@ -98,6 +99,28 @@ kind = "srun"
     site = load_site("our-cluster", user_files=[path])
     assert site.file.scheduler.kind == "slurm"
     assert variables(site)["NCCL_NET"] == "AWS Libfabric", "the network's rules come with it"
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "launcher", "switch"),
+    [
+        ("slurm", "srun", "--network=disable_rdzv_get"),
+        ("pbs", "pals", "--disable_rdzv_get"),
+        ("flux", "flux", "--setattr=rdzv_get_en=0"),
+        ("pbs", "openmpi", None),
+    ],
+)
+def test_a_site_of_ones_own_on_slingshot_gets_alt_read_only_with_its_switch(
+    tmp_path: Path, scheduler: str, launcher: str, switch: str | None
+) -> None:
+    tables = f'[scheduler]\nkind = "{scheduler}"\n[launcher]\nkind = "{launcher}"\n'
+    path = write(tmp_path, "mine", 'name = "mine"\nnetwork = "slingshot-11"\n' + tables)
+    file = load_site("mine", user_files=[path]).file
+    facts = facts_of(file, nodes=2)
+    words = [argument.words[0] for argument in file.launcher.arguments if holds(argument.when, facts)]
+    assert words == ([switch] if switch else [])
+    proto = variables(load_site("mine", user_files=[path])).get("FI_CXI_RDZV_PROTO")
+    assert proto == ("alt_read" if switch else None)
 
 
 def test_the_user_may_bring_hardware_too(tmp_path: Path) -> None:
