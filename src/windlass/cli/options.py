@@ -153,6 +153,7 @@ def request_from(args: argparse.Namespace, environ: Mapping[str, str]) -> Reques
         python=_absolute_command(args.python),
         placeholders=not args.no_placeholders,
         site=args.site,
+        site_file=str(Path(args.site_file).expanduser().absolute()) if args.site_file else None,
         scheduler=args.scheduler,
         launcher=args.launcher,
         nodes=args.nodes,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 import msgspec
 
@@ -22,8 +21,7 @@ def plan_from(
     environ = current_environ()
     settings = read_settings(environ)
     request = request or request_from(args, environ)
-    site_file = Path(args.site_file).expanduser() if args.site_file else None
-    around = look_around(request, settings, environ=environ, site_file=site_file, here=here)
+    around = look_around(request, settings, environ=environ, here=here)
     context = around.context if run_dir is None else msgspec.structs.replace(around.context, run_dir=run_dir)
     plan, secrets = make_plan(request, context)
     return msgspec.structs.replace(plan, remarks=around.remarks + plan.remarks), secrets, around

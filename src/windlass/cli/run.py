@@ -6,7 +6,6 @@ import argparse
 import os
 import socket
 import sys
-from pathlib import Path
 
 import msgspec
 
@@ -71,8 +70,7 @@ def _fresh(
     args: argparse.Namespace, settings: Settings, environ: dict[str, str]
 ) -> tuple[Plan, Secrets, RunFolder, Surroundings]:
     request = request_from(args, environ)
-    site_file = Path(args.site_file).expanduser() if args.site_file else None
-    around = look_around(request, settings, environ=environ, site_file=site_file, here=True)
+    around = look_around(request, settings, environ=environ, here=True)
     refuse_login(around, request, allowed=args.allow_login or settings.allow_login)
     plan, secrets = make_plan(request, around.context)
     plan = msgspec.structs.replace(plan, remarks=around.remarks + plan.remarks)
@@ -91,7 +89,7 @@ def _planned(
     plan = read_plan(args.plan)
     folder = open_folder(args.plan)
     request = plan.request
-    here = msgspec.structs.replace(request, nodes=None, ranks_per_node=plan.ranks_per_node)
+    here = msgspec.structs.replace(request, nodes=None, ranks_per_node=plan.ranks_per_node, site=plan.site)
     around = look_around(here, settings, environ=environ, here=True)
     allocation = around.context.allocation
     if plan.scheduler != "none" and allocation is None:
@@ -101,8 +99,7 @@ def _planned(
         )
     restart(folder)
     if not plan.topology.cores:
-        fresh, _ = make_plan(msgspec.structs.replace(request, nodes=plan.nodes, site=plan.site), around.context)
-        plan = msgspec.structs.replace(fresh, command=plan.command, secret_words=plan.secret_words, request=request)
+        plan = _planned_again(plan, around)
     elif allocation is not None:
         if len(allocation.hosts) < plan.nodes:
             raise UsageError(f"the plan has {plan.nodes} nodes, but this job has {len(allocation.hosts)}")
@@ -111,6 +108,21 @@ def _planned(
         )
     folder.save_plan(plan, Secrets())
     return plan, Secrets(), folder, around
+
+
+def _planned_again(plan: Plan, around: Surroundings) -> Plan:
+    """The plan made anew with the node that the job got. What is secret stays as it was: hidden, and in its file."""
+    fresh, _ = make_plan(msgspec.structs.replace(plan.request, nodes=plan.nodes, site=plan.site), around.context)
+    hidden = {setting.name: setting for setting in plan.environment if setting.secret}
+    environment = tuple(hidden.get(setting.name, setting) for setting in fresh.environment)
+    return msgspec.structs.replace(
+        fresh,
+        command=plan.command,
+        secret_words=plan.secret_words,
+        request=plan.request,
+        environment=environment,
+        directives=plan.directives,
+    )
 
 
 def refuse_login(around: Surroundings, request: Request, *, allowed: bool) -> None:

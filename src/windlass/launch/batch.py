@@ -6,8 +6,9 @@ One body serves both: modules, activation, then the launcher. The default batch 
 
 from __future__ import annotations
 
+from windlass.containers import get_runtime
 from windlass.environment.modules import module_lines
-from windlass.launch.script import JobFacts, cache_parent, rank_script
+from windlass.launch.script import JobFacts, cache_parent, rank_script, wrap_spec
 from windlass.launch.steps import beside_words
 from windlass.launchers import get_launcher
 from windlass.model.origin import Argument
@@ -96,9 +97,6 @@ def standalone_script(plan: Plan, run_dir: str, uid: int, run_id: str) -> str:
     scheduler = get_scheduler(plan.scheduler)
     facts = JobFacts(run_dir=run_dir, run_id=run_id, uid=uid)
     text = rank_script(plan, facts)
-    mark = "END_OF_RANK_SCRIPT"
-    while mark in text:
-        mark += "_"
     words = launch_words(plan, run_dir)
     lines = [
         scheduler.shebang,
@@ -112,9 +110,8 @@ def standalone_script(plan: Plan, run_dir: str, uid: int, run_id: str) -> str:
         *rendezvous_lines(plan, scheduler.job_id_variable, scheduler.host_lines, run_dir),
         "",
         "# The rank script: every task runs it before the command.",
-        f"cat > {quote(run_dir)}/rank.sh <<'{mark}'",
-        text + mark,
-        "",
+        *_file_lines(f"{run_dir}/rank.sh", text),
+        *_container_file_lines(plan, run_dir),
         *_command_lines(plan.launch, words, ("/bin/sh", f"{run_dir}/rank.sh")),
         "w_code=$?",
         "",
@@ -123,6 +120,21 @@ def standalone_script(plan: Plan, run_dir: str, uid: int, run_id: str) -> str:
         "exit $w_code",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _file_lines(path: str, text: str) -> list[str]:
+    """Lines that write a file; the end mark is one that the text does not have."""
+    mark = "END_OF_FILE"
+    while mark in text:
+        mark += "_"
+    return [f"cat > {quote(path)} <<'{mark}'", text.rstrip("\n"), mark, ""]
+
+
+def _container_file_lines(plan: Plan, run_dir: str) -> list[str]:
+    if plan.container is None:
+        return []
+    files = get_runtime(plan.container.runtime).files(wrap_spec(plan, run_dir))
+    return [line for name, text in files.items() for line in _file_lines(f"{run_dir}/{name}", text)]
 
 
 def rendezvous_lines(plan: Plan, job_id_variable: str, host_lines: str, run_dir: str) -> list[str]:

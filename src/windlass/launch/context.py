@@ -71,11 +71,10 @@ def _read_text(path: str) -> str:
         raise UsageError(f"cannot read {path}: {error.strerror}", hint="is this still inside the job?") from error
 
 
-def choose_site(
-    request: Request, settings: Settings, site_file: Path | None, environ: Mapping[str, str]
-) -> tuple[Site, Detection | None]:
+def choose_site(request: Request, settings: Settings, environ: Mapping[str, str]) -> tuple[Site, Detection | None]:
     """The site by flag, file, variable or evidence; unknown machines get a generic one."""
-    files = tuple(path for path in (site_file or settings.site_file,) if path is not None)
+    file = Path(request.site_file) if request.site_file else settings.site_file
+    files = (file,) if file is not None else ()
     name = request.site or (site_of_file(files[0]) if files else None) or settings.site
     detection = None
     if name is None:
@@ -90,13 +89,12 @@ def look_around(
     settings: Settings,
     *,
     environ: Mapping[str, str],
-    site_file: Path | None = None,
     here: bool,
 ) -> Surroundings:
     """Everything that planning needs. `here`: the ranks will run on nodes like this one (run), as opposed to a plan or
     a submission for nodes that we cannot see from where we are."""
     allocation = find_allocation(environ, request.scheduler) if here else None
-    site, detection = choose_site(request, settings, site_file, environ)
+    site, detection = choose_site(request, settings, environ)
     on_node = here and (allocation is None or any(is_this_host(host, environ) for host in allocation.hosts))
     taken: tuple[int, ...] = ()
     # Inside a job a shell may be bound to one core of it (`srun --pty bash`): what counts is the cgroup.
@@ -116,7 +114,8 @@ def look_around(
         python=python,
         python_because=because,
         activate_kind=_activate_kind(request),
-        check_paths=here,
+        check_paths=on_node,
+        environ=environ,
     )
     return Surroundings(
         context=context, detection=detection, remarks=tuple(remarks), on_node=on_node, taken_ports=taken

@@ -51,6 +51,8 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     site: Site
     topology: Topology
     allocation: Allocation | None = None
+    environ: Mapping[str, str] = {}
+    """The environment of the machine that will run, for `${NAME}` in paths; used only with `check_paths`."""
     users_environment: Mapping[str, str] = {}
     """Variables that are the user's own will (see environment.modules.users_variables)."""
     python: str = "python3"
@@ -87,7 +89,8 @@ def make_plan(request: Request, context: Context) -> tuple[Plan, Secrets]:
     binding = _binding(request, site, context.topology, shape)
     facts = _facts(request, shape, binding, site)
     _check_options(request, site)
-    container, container_settings, container_modules = _container(request, context, facts)
+    container, container_settings, container_modules, container_remarks = _container(request, context, facts, command)
+    remarks += container_remarks
     if container:
         facts = msgspec.structs.replace(facts, container=True, runtime=container.runtime)
     modules_use, modules = _modules(request, site, facts, container_modules)
@@ -200,10 +203,10 @@ def _check_options(request: Request, site: Site) -> None:
 
 
 def _container(
-    request: Request, context: Context, facts: Facts
-) -> tuple[ContainerPlan | None, tuple[Setting, ...], tuple[str, ...]]:
+    request: Request, context: Context, facts: Facts, command: tuple[str, ...]
+) -> tuple[ContainerPlan | None, tuple[Setting, ...], tuple[str, ...], tuple[Remark, ...]]:
     if request.container is None:
-        return None, (), ()
+        return None, (), (), ()
     choice = plan_container(
         image=request.container,
         runtime=request.runtime,
@@ -214,11 +217,25 @@ def _container(
         storage=context.site.file.storage,
         facts=facts,
         check_paths=context.check_paths,
+        needs=_needed_paths(request),
+        command=command,
+        environ=context.environ if context.check_paths else None,
     )
     holding = choose.settings_that_hold(
         choice.settings, msgspec.structs.replace(facts, container=True, runtime=choice.plan.runtime)
     )
-    return choice.plan, holding, choice.modules
+    return choice.plan, holding, choice.modules, choice.remarks
+
+
+def _needed_paths(request: Request) -> tuple[tuple[str, str], ...]:
+    """Folders outside of the working folder that the command names by itself."""
+    needs: list[tuple[str, str]] = []
+    if request.kind == "script" and request.command[0].startswith("/"):
+        needs.append((request.command[0].rpartition("/")[0] or "/", "the script's folder"))
+    if request.activate:
+        needs.append((request.activate, "the environment that --activate names"))
+    inside = request.cwd.rstrip("/") + "/"
+    return tuple((path, because) for path, because in needs if not f"{path}/".startswith(inside))
 
 
 def _modules(

@@ -21,7 +21,7 @@ from windlass.launch.folder import RunFolder
 from windlass.launch.jobs import Job, LauncherJob, LocalJob
 from windlass.launch.output import View, last_lines, rank_log
 from windlass.launch.script import JobFacts, rank_script
-from windlass.launch.steps import kill_step, write_host_file
+from windlass.launch.steps import kill_step, write_container_files, write_host_file
 from windlass.model.cpulist import format_cpulist
 from windlass.model.plan import Plan
 from windlass.model.record import RECORD_VERSION, Outcome, RankFailure, RunRecord
@@ -49,6 +49,7 @@ def prepare(plan: Plan, folder: RunFolder, facts: JobFacts, hosts: tuple[str, ..
     folder.write("rank.sh", rank_script(plan, facts), mode=0o700)
     folder.write("launch.sh", launch_script(plan, str(folder.path)), mode=0o700)
     write_host_file(plan, folder, hosts)
+    write_container_files(plan, folder)
 
 
 def execute(

@@ -10,12 +10,12 @@ from __future__ import annotations
 import msgspec
 
 from windlass.containers import get_runtime
-from windlass.containers.base import WrapSpec
+from windlass.containers.base import OptionalArgument, WrapSpec
 from windlass.environment.caches import CACHE_DIR_VARIABLE
 from windlass.environment.ranks import RANK_VARIABLES, rank_variable_names
 from windlass.launchers import get_launcher
 from windlass.model.cpulist import format_cpulist
-from windlass.model.origin import words_of
+from windlass.model.origin import Argument
 from windlass.model.plan import Plan, Setting
 from windlass.model.shell import comment, expandable, fillable, quote
 
@@ -274,11 +274,17 @@ def _container(plan: Plan, job: JobFacts) -> list[str]:
     lines = ["# The container around it; ranks, devices and rendezvous were computed outside and go in with it."]
     for setting in runtime.host_settings(spec):
         lines += _setting_lines(setting)
-    words = words_of(runtime.wrap(spec))
-    if words:
-        lines.append("set -- \\")
-        lines += [f"  {expandable(word)} \\" for word in words]
-        lines.append('  "$@"')
+    return [*lines, *_wrap_lines(runtime.wrap(spec))]
+
+
+def _wrap_lines(arguments: tuple[Argument, ...]) -> list[str]:
+    """The words in front of the command, last first, so that an optional one can first ask the node."""
+    lines: list[str] = []
+    for argument in reversed(arguments):
+        put = "set -- " + " ".join(expandable(word) for word in argument.words) + ' "$@"'
+        if isinstance(argument, OptionalArgument):
+            put = f"if [ -e {expandable(argument.exists)} ]; then {put}; fi"
+        lines.append(put)
     return lines
 
 

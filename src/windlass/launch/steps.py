@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 
+from windlass.containers import get_runtime
 from windlass.errors import WindlassError
 from windlass.launch.folder import RunFolder
+from windlass.launch.script import wrap_spec
 from windlass.launchers import get_launcher
 from windlass.launchers.base import LaunchSpec
 from windlass.model.origin import words_of
@@ -25,6 +27,14 @@ def write_host_file(plan: Plan, folder: RunFolder, hosts: tuple[str, ...]) -> No
     spec = LaunchSpec(nodes=plan.nodes, ranks_per_node=plan.ranks_per_node)
     text = get_launcher(plan.launcher).host_file_text(hosts, spec)
     folder.write("hosts", text if text is not None else "".join(f"{host}\n" for host in hosts))
+
+
+def write_container_files(plan: Plan, folder: RunFolder) -> None:
+    """Files that the container runtime reads from the run folder (an EDF)."""
+    if plan.container is None:
+        return
+    for name, text in get_runtime(plan.container.runtime).files(wrap_spec(plan, str(folder.path))).items():
+        folder.write(name, text)
 
 
 def kill_step(plan: Plan, environ: Mapping[str, str]) -> None:

@@ -31,6 +31,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     placeholders: bool = True
 
     site: str | None = None
+    site_file: str | None = None
     scheduler: str | None = None
     launcher: str | None = None
     nodes: int | None = None
