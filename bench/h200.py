@@ -183,6 +183,89 @@ def micro(size: str, out: Path) -> None:
         note(what="attention TFLOP/s", backend=str(backend), fwd=work / forward, bwd=2.5 * work / backward)
 
 
+# Rows, channels, warps, programs per multiprocessor.
+BATCHES = (96, 32)
+POOL_EDGE = 112
+TILE_SETTINGS = (
+    (64, 64, 4, 4),
+    (64, 64, 4, 8),
+    (32, 64, 4, 8),
+    (128, 64, 8, 4),
+    (32, 128, 4, 8),
+    (64, 128, 8, 4),
+    (32, 64, 4, 16),
+    (16, 128, 4, 16),
+)
+# Channels, edge, shortcut, how often: the norms of a ResNet-50.
+NORMS = (
+    (64, 56, False, 6), (128, 56, False, 1), (128, 28, False, 7), (256, 28, False, 1), (256, 14, False, 11),
+    (512, 14, False, 1), (512, 7, False, 5), (256, 56, True, 3), (512, 28, True, 4), (1024, 14, True, 6), (2048, 7, True, 3),
+)  # fmt: skip
+
+
+def norm_sweep(only: int | None, out: Path) -> None:
+    """Time the norm kernels per shape for each tile setting. With `only`, compile that setting and leave."""
+    sys.path.insert(0, str(ROOT / "src"))
+    import torch
+
+    from windlass.bench.train import norm
+    from windlass.bench.train.breakdown import profiled
+    from windlass.bench.train.device import find_device
+
+    device = find_device(None)
+    rows: list[dict[str, object]] = []
+    for number, (r, c, warps, programs) in enumerate(TILE_SETTINGS):
+        if only is not None and only != number:
+            continue
+        for key in ("sums", "apply", "back_sums", "back_input"):
+            norm.TILES[key] = norm.Tile(rows=r, channels=c, warps=warps, programs=programs)
+        small = {"rows": max(16, r // 2), "channels": 64, "warps": warps, "programs": programs}
+        norm.TILES["pool"] = norm.TILES["pool_back"] = norm.Tile(**small)
+        for batch in BATCHES:
+            totals: dict[str, float] = {}
+            for channels, edge, shortcut, count in (*NORMS, (64, POOL_EDGE, None, 1)):
+                table = norm.NormTable()
+                one = table.add(channels)
+                table.build()
+                table.to(device.torch)
+                sets = [
+                    [
+                        torch.randn(batch, edge, edge, channels, device=device.torch, dtype=torch.bfloat16).permute(0, 3, 1, 2)
+                        for _ in range(4)
+                    ]
+                    for _ in range(3)
+                ]
+
+                def work(turns: int, table: object = table, one: object = one, sets: object = sets, shortcut: object = shortcut) -> None:
+                    for turn in range(turns):
+                        x, s, d1, d2 = sets[turn % 3]  # type: ignore[index]
+                        x = x.detach().requires_grad_()
+                        if shortcut is None:
+                            y, _ = one.pooled(x)  # type: ignore[attr-defined]
+                            torch.autograd.backward([y], [d1[:, :, ::2, ::2].contiguous(memory_format=torch.channels_last)])
+                        elif shortcut:
+                            y, y2 = one(x, s.detach().requires_grad_())  # type: ignore[operator]
+                            torch.autograd.backward([y, y2], [d1, d2])
+                        else:
+                            y, _ = one(x)  # type: ignore[operator]
+                            torch.autograd.backward([y], [d1])
+
+                work(1 if only is not None else 3)
+                if only is not None:
+                    continue
+                found = profiled(lambda: work(9), device)
+                assert found is not None
+                for name, calls, ms in found.kernels:
+                    if name.startswith(("_sums", "_apply", "_back")):
+                        us = ms * 1e3 / calls
+                        key = f"{name}{'_pool' if shortcut is None else '_short' if shortcut else ''}"
+                        totals[key] = totals.get(key, 0.0) + us * count
+                        rows.append({"setting": number, "batch": batch, "channels": channels, "edge": edge, "kernel": key, "us": us})
+            if only is None:
+                print(f"{number} {TILE_SETTINGS[number]} b{batch} " + " ".join(f"{k}={v:.0f}" for k, v in sorted(totals.items())) + f" all={sum(totals.values()):.0f}", flush=True)
+                (out / "norm-sweep.json").write_text(json.dumps(rows))
+
+
 def main() -> int:
     asked = argparse.ArgumentParser()
     asked.add_argument("--stage", choices=sorted(STAGES))
@@ -192,6 +275,9 @@ def main() -> int:
     asked.add_argument("--budget-s", type=float, default=560)
     arguments = asked.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
+    if arguments.micro and arguments.micro.startswith("norm"):
+        norm_sweep(int(arguments.micro[4:]) if arguments.micro[4:] else None, arguments.out)
+        return 0
     if arguments.micro:
         micro(arguments.micro, arguments.out)
         return 0

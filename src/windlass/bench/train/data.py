@@ -91,7 +91,8 @@ class RandomImages:
         self._device = device
         self._generator = torch.Generator(device=device)
         patterns = torch.Generator(device=device).manual_seed(seed)
-        self._patterns = torch.randn(self._shown, 3, 7, 7, generator=patterns, device=device)
+        coarse = torch.randn(self._shown, 3, 7, 7, generator=patterns, device=device) * 0.5
+        self._patterns = coarse.to(dtype, memory_format=torch.channels_last)
 
     def batch(self, step: int, place: int) -> tuple[Tensor, Tensor]:
         """Images (batch, 3, image, image) in channels-last memory, and their classes."""
@@ -100,7 +101,7 @@ class RandomImages:
         labels = torch.randint(self._shown, (self._batch,), generator=self._generator, device=self._device)
         noise = torch.randn(size, generator=self._generator, device=self._device, dtype=self._dtype).permute(0, 3, 1, 2)
         pattern = torch.nn.functional.interpolate(self._patterns[labels], size=(self._image, self._image))
-        return noise + 0.5 * pattern.to(self._dtype), labels
+        return noise + pattern, labels
 
 
 def _mix(seed: int, step: int, place: int) -> int:

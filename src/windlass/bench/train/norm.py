@@ -8,6 +8,8 @@ this is what keeps a small batch from being a queue of tiny kernels.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -21,9 +23,27 @@ except ImportError:  # the CPU wheels of torch come without it
 
 EPS = 1e-5
 MOMENTUM = 0.1
-_PROGRAMS = 132 * 4
-_ROWS = 64
-_BLOCK = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tile:
+    """What one program of a kernel takes at a time, and how many programs there are for each multiprocessor."""
+
+    rows: int
+    channels: int
+    warps: int
+    programs: int
+
+
+# By measurement on an H200; see docs/explanation/training-step.md.
+TILES: dict[str, Tile] = {
+    "sums": Tile(rows=64, channels=64, warps=4, programs=4),
+    "apply": Tile(rows=64, channels=64, warps=4, programs=4),
+    "back_sums": Tile(rows=64, channels=64, warps=4, programs=4),
+    "back_input": Tile(rows=64, channels=64, warps=4, programs=4),
+    "pool": Tile(rows=16, channels=64, warps=4, programs=16),
+    "pool_back": Tile(rows=32, channels=64, warps=4, programs=8),
+}
 
 
 class TorchNorm(nn.BatchNorm2d):  # type: ignore[misc]
@@ -34,6 +54,11 @@ class TorchNorm(nn.BatchNorm2d):  # type: ignore[misc]
         if shortcut is not None:
             y = y + shortcut
         y = y.relu() if relu else y
+        return y, y
+
+    def pooled(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The norm, the ReLU, and the 3×3 maximum of stride 2."""
+        y = nn.functional.max_pool2d(super().forward(x).relu(), 3, stride=2, padding=1)
         return y, y
 
 
@@ -103,6 +128,11 @@ class TableNorm(nn.Module):  # type: ignore[misc]
         result: tuple[Tensor, Tensor] = _NormAct.apply(x, shortcut, relu, self._table[0], self.place)
         return result
 
+    def pooled(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The norm, the ReLU, and the 3×3 maximum of stride 2, for images of even height and width."""
+        result: tuple[Tensor, Tensor] = _NormPool.apply(x, self._table[0], self.place)
+        return result
+
 
 if triton is not None:
 
@@ -153,10 +183,63 @@ if triton is not None:
             r += R
 
     @triton.jit  # type: ignore[untyped-decorator]
+    def _from_pool(dy, index, r, c, inside, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803
+        """The gradient that reaches pixels r through a 3×3 maximum of stride 2: of the at most four windows that hold a
+        pixel, those that chose it."""
+        image, ih, iw = r // (H * W), (r // W) % H, r % W
+        g = tl.zeros([r.shape[0], c.shape[0]], tl.float32)
+        for i in tl.static_range(2):
+            for j in tl.static_range(2):
+                oh, ow = (ih + 1) // 2 - i, (iw + 1) // 2 - j
+                kh, kw = ih + 1 - 2 * oh, iw + 1 - 2 * ow
+                held = (kh <= 2) & (kw <= 2) & (oh >= 0) & (ow >= 0) & (oh < H // 2) & (ow < W // 2)
+                mask = held[:, None] & inside
+                at = ((image * (H // 2) + oh) * (W // 2) + ow)[:, None] * C + c[None, :]
+                chosen = tl.load(index + at, mask=mask, other=255).to(tl.int32) == (kh * 3 + kw)[:, None]
+                g += tl.where(chosen, tl.load(dy + at, mask=mask, other=0.0).to(tl.float32), 0.0)
+        return g
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def _apply_pool(  # type: ignore[no-untyped-def]
+        x, y, index, shift, weight, bias, total, square, mean_out, var_out, rows, eps,
+        steps: tl.constexpr, C: tl.constexpr, R: tl.constexpr, B: tl.constexpr,  # noqa: N803
+        H: tl.constexpr, W: tl.constexpr,  # noqa: N803
+    ):  # fmt: skip
+        """As _apply with ReLU, and the 3×3 maximum of stride 2 after it; the normed image itself is never written."""
+        c = tl.program_id(1) * B + tl.arange(0, B)
+        d = tl.load(total + c) / rows
+        var = tl.maximum(tl.load(square + c) / rows - d * d, 0.0)
+        mean = tl.load(shift + c) + d
+        if tl.program_id(0) == 0:
+            tl.store(mean_out + c, mean)
+            tl.store(var_out + c, var)
+        a = tl.load(weight + c) / tl.sqrt(var + eps)
+        b = (tl.load(bias + c) - mean * a)[None, :]
+        a = a[None, :]
+        q = tl.program_id(0) * steps * R + tl.arange(0, R)
+        for _ in range(steps):
+            inside = q < rows // 4
+            image, oh, ow = q // (H * W // 4), (q // (W // 2)) % (H // 2), q % (W // 2)
+            best = tl.full([R, B], -1.0, tl.float32)
+            which = tl.zeros([R, B], tl.int32)
+            for k in tl.static_range(9):
+                ih, iw = 2 * oh - 1 + k // 3, 2 * ow - 1 + k % 3
+                held = (inside & (ih >= 0) & (ih < H) & (iw >= 0) & (iw < W))[:, None]
+                v = tl.load(x + ((image * H + ih) * W + iw)[:, None] * C + c[None, :], mask=held, other=0.0)
+                v = tl.where(held, tl.maximum(v.to(tl.float32) * a + b, 0.0), -1.0)
+                which = tl.where(v > best, k, which)
+                best = tl.maximum(v, best)
+            at = q[:, None] * C + c[None, :]
+            tl.store(y + at, best.to(y.dtype.element_ty), mask=inside[:, None])
+            tl.store(index + at, which.to(tl.uint8), mask=inside[:, None])
+            q += R
+
+    @triton.jit  # type: ignore[untyped-decorator]
     def _back_sums(  # type: ignore[no-untyped-def]
         dy, dy2, x, y, g_out, weight, bias, mean_in, var_in, dbias, dweight, rows, eps,
         steps: tl.constexpr, C: tl.constexpr, R: tl.constexpr, B: tl.constexpr,  # noqa: N803
         SHORTCUT: tl.constexpr, RELU: tl.constexpr, TWO: tl.constexpr,  # noqa: N803
+        POOL: tl.constexpr, H: tl.constexpr, W: tl.constexpr,  # noqa: N803
     ):  # fmt: skip
         c = tl.program_id(1) * B + tl.arange(0, B)
         mean = tl.load(mean_in + c)
@@ -170,7 +253,10 @@ if triton is not None:
         for _ in range(steps):
             inside = (r < rows)[:, None]
             at = r[:, None] * C + c[None, :]
-            g = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
+            if POOL:
+                g = _from_pool(dy, dy2, r, c, inside, C, H, W)
+            else:
+                g = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
             v = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
             if TWO:
                 g += tl.load(dy2 + at, mask=inside, other=0.0).to(tl.float32)
@@ -189,8 +275,9 @@ if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _back_input(  # type: ignore[no-untyped-def]
-        dy, x, dx, weight, bias, mean_in, var_in, dbias, dweight, rows, eps,
-        steps: tl.constexpr, C: tl.constexpr, R: tl.constexpr, B: tl.constexpr, MASK: tl.constexpr,  # noqa: N803
+        dy, index, x, dx, weight, bias, mean_in, var_in, dbias, dweight, rows, eps,
+        steps: tl.constexpr, C: tl.constexpr, R: tl.constexpr, B: tl.constexpr,  # noqa: N803
+        MASK: tl.constexpr, POOL: tl.constexpr, H: tl.constexpr, W: tl.constexpr,  # noqa: N803
     ):  # fmt: skip
         c = tl.program_id(1) * B + tl.arange(0, B)
         mean = tl.load(mean_in + c)
@@ -205,7 +292,10 @@ if triton is not None:
         for _ in range(steps):
             inside = (r < rows)[:, None]
             at = r[:, None] * C + c[None, :]
-            g = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
+            if POOL:
+                g = _from_pool(dy, index, r, c, inside, C, H, W)
+            else:
+                g = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
             v = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
             if MASK:
                 g = tl.where(v * a + b > 0, g, 0.0)
@@ -217,14 +307,58 @@ def _rows_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
-def _launch(x: Tensor) -> tuple[tuple[int, int], dict[str, int]]:
-    """A grid of about four programs per multiprocessor, each with whole steps of rows."""
+def _launch(kernel: str, rows: int, channels: int) -> tuple[tuple[int, int], dict[str, int]]:
+    """Grid and sizes of a kernel over a matrix. The number of steps is a power of two: few variants to compile."""
+    tile = TILES[kernel]
+    block = min(tile.channels, channels)
+    columns = channels // block
+    wanted = max(1, tile.programs * _multiprocessors() // columns)
+    steps = 1
+    while steps * tile.rows * wanted < rows:
+        steps *= 2
+    grid = (-(-rows // (tile.rows * steps)), columns)
+    return grid, {"steps": steps, "C": channels, "R": tile.rows, "B": block, "num_warps": tile.warps}
+
+
+@lru_cache
+def _multiprocessors() -> int:
+    return int(torch.cuda.get_device_properties().multi_processor_count) if torch.cuda.is_available() else 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Vectors:
+    """One norm's parts of the table's long vectors."""
+
+    shift: Tensor
+    weight: Tensor
+    bias: Tensor
+    mean: Tensor
+    var: Tensor
+    total: Tensor
+    square: Tensor
+    dbias: Tensor
+    dweight: Tensor
+
+
+def _vectors(table: NormTable, place: slice) -> _Vectors:
+    return _Vectors(
+        table.running[0, place],
+        table.weight[place],
+        table.bias[place],
+        *(table.batch[row, place] for row in range(2)),
+        *(table.sums[row, place] for row in range(4)),
+    )
+
+
+def _forward_sums(x: Tensor, table: NormTable, place: slice) -> tuple[_Vectors, int, int]:
+    """Run the sums of one norm; returns its vectors, rows and channels."""
     channels = x.shape[1]
     rows = x.numel() // channels
-    columns = channels // _BLOCK
-    steps = max(1, -(-rows // (_ROWS * max(1, _PROGRAMS // columns))))
-    grid = (-(-rows // (_ROWS * steps)), columns)
-    return grid, {"rows": rows, "steps": steps, "C": channels, "R": _ROWS, "B": _BLOCK}
+    table.note_rows(place, rows)
+    v = _vectors(table, place)
+    grid, sizes = _launch("sums", rows, channels)
+    _sums[grid](x, v.shift, v.total, v.square, rows, **sizes)
+    return v, rows, channels
 
 
 class _NormAct(torch.autograd.Function):  # type: ignore[misc]
@@ -234,16 +368,12 @@ class _NormAct(torch.autograd.Function):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor]:
         x = _rows_last(x)
         shortcut = None if shortcut is None else _rows_last(shortcut)
-        grid, shape = _launch(x)
-        table.note_rows(place, shape["rows"])
-        shift, weight, bias = table.running[0, place], table.weight[place], table.bias[place]
-        total, square = table.sums[0, place], table.sums[1, place]
-        mean, var = table.batch[0, place], table.batch[1, place]
-        _sums[grid](x, shift, total, square, **shape)
+        v, rows, channels = _forward_sums(x, table, place)
         y = torch.empty_like(x)
+        grid, sizes = _launch("apply", rows, channels)
         _apply[grid](
-            x, x if shortcut is None else shortcut, y, shift, weight, bias, total, square, mean, var, eps=EPS,
-            SHORTCUT=shortcut is not None, RELU=relu, **shape,
+            x, x if shortcut is None else shortcut, y, v.shift, v.weight, v.bias, v.total, v.square, v.mean, v.var,
+            rows, EPS, SHORTCUT=shortcut is not None, RELU=relu, **sizes,
         )  # fmt: skip
         ctx.save_for_backward(x, y if shortcut is not None else None)
         ctx.table, ctx.place, ctx.relu = table, place, relu
@@ -253,22 +383,62 @@ class _NormAct(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, dy2: Tensor | None) -> tuple[Tensor | None, ...]:
         x, y = ctx.saved_tensors
-        table, place = ctx.table, ctx.place
         given = [_rows_last(d) for d in (dy, dy2) if d is not None]
-        has_shortcut = y is not None
-        if len(given) == 2 and not has_shortcut:
+        joined = y is not None
+        if len(given) == 2 and not joined:
             given = [given[0] + given[1]]
-        grid, shape = _launch(x)
-        weight, bias = table.weight[place], table.bias[place]
-        mean, var = table.batch[0, place], table.batch[1, place]
-        dbias, dweight = table.sums[2, place], table.sums[3, place]
-        g = torch.empty_like(x) if has_shortcut else given[0]
+        v = _vectors(ctx.table, ctx.place)
+        channels = x.shape[1]
+        rows = x.numel() // channels
+        g = torch.empty_like(x) if joined else given[0]
+        grid, sizes = _launch("back_sums", rows, channels)
         _back_sums[grid](
-            given[0], given[-1], x, y if has_shortcut else x, g, weight, bias, mean, var, dbias, dweight, eps=EPS,
-            SHORTCUT=has_shortcut, RELU=ctx.relu, TWO=len(given) == 2, **shape,
+            given[0], given[-1], x, y if joined else x, g, v.weight, v.bias, v.mean, v.var, v.dbias, v.dweight, rows, EPS,
+            SHORTCUT=joined, RELU=ctx.relu, TWO=len(given) == 2, POOL=False, H=0, W=0, **sizes,
         )  # fmt: skip
         dx = torch.empty_like(x)
+        grid, sizes = _launch("back_input", rows, channels)
         _back_input[grid](
-            g, x, dx, weight, bias, mean, var, dbias, dweight, eps=EPS, MASK=ctx.relu and not has_shortcut, **shape
-        )
-        return dx, g if has_shortcut else None, None, None, None
+            g, g, x, dx, v.weight, v.bias, v.mean, v.var, v.dbias, v.dweight, rows, EPS,
+            MASK=ctx.relu and not joined, POOL=False, H=0, W=0, **sizes,
+        )  # fmt: skip
+        return dx, g if joined else None, None, None, None
+
+
+class _NormPool(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, table: NormTable, place: slice) -> tuple[Tensor, Tensor]:
+        x = _rows_last(x)
+        v, rows, channels = _forward_sums(x, table, place)
+        batch, _, height, width = x.shape
+        y = x.new_empty(batch, height // 2, width // 2, channels).permute(0, 3, 1, 2)
+        index = torch.empty_like(y, dtype=torch.uint8)
+        grid, sizes = _launch("pool", rows // 4, channels)
+        _apply_pool[grid](
+            x, y, index, v.shift, v.weight, v.bias, v.total, v.square, v.mean, v.var, rows, EPS,
+            H=height, W=width, **sizes,
+        )  # fmt: skip
+        ctx.save_for_backward(x, index)
+        ctx.table, ctx.place = table, place
+        ctx.set_materialize_grads(False)
+        return y, y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None, dy2: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, index = ctx.saved_tensors
+        given = [_rows_last(d) for d in (dy, dy2) if d is not None]
+        total = given[0] if len(given) == 1 else given[0] + given[1]
+        v = _vectors(ctx.table, ctx.place)
+        _, channels, height, width = x.shape
+        rows = x.numel() // channels
+        dx = torch.empty_like(x)
+        grid, sizes = _launch("pool_back", rows, channels)
+        _back_sums[grid](
+            total, index, x, x, dx, v.weight, v.bias, v.mean, v.var, v.dbias, v.dweight, rows, EPS,
+            SHORTCUT=False, RELU=True, TWO=False, POOL=True, H=height, W=width, **sizes,
+        )  # fmt: skip
+        _back_input[grid](
+            total, index, x, dx, v.weight, v.bias, v.mean, v.var, v.dbias, v.dweight, rows, EPS,
+            MASK=True, POOL=True, H=height, W=width, **sizes,
+        )  # fmt: skip
+        return dx, None, None

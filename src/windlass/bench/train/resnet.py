@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from windlass.bench.train.device import compiled
 from windlass.bench.train.norm import NormTable, TableNorm, TorchNorm
 
 
@@ -27,20 +28,30 @@ class Stem(nn.Conv2d):  # type: ignore[misc]
     """The 7×7 convolution of stride 2 over three channels. Three channels fit no matrix unit, so it can be computed as the
     equal 4×4 convolution of stride 1 over 2×2 patches of 12 (padded to 16) channels."""
 
-    def __init__(self, *, over_patches: bool) -> None:
+    def __init__(self, *, over_patches: bool, compile: bool = False) -> None:
         super().__init__(3, 64, 7, stride=2, padding=3, bias=False)
         self.over_patches = over_patches
+        self._to_patches = compiled(_to_patches, compile)
+        self._to_taps = compiled(_to_taps, compile)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.over_patches:
             return super().forward(x)
-        batch, _, height, width = x.shape
-        patches = x.permute(0, 2, 3, 1).reshape(batch, height // 2, 2, width // 2, 2, 3).permute(0, 1, 3, 2, 4, 5)
-        patches = nn.functional.pad(patches.reshape(batch, height // 2, width // 2, 12), (0, 4, 2, 1, 2, 1))
-        # One more row and column of zeros in front makes the 7×7 an 8×8 whose taps pair up with the patches.
-        taps = nn.functional.pad(self.weight, (1, 0, 1, 0)).view(64, 3, 4, 2, 4, 2).permute(0, 2, 4, 3, 5, 1)
-        taps = nn.functional.pad(taps.reshape(64, 4, 4, 12), (0, 4))
+        patches, taps = self._to_patches(x), self._to_taps(self.weight)
         return nn.functional.conv2d(patches.permute(0, 3, 1, 2), taps.permute(0, 3, 1, 2))
+
+
+def _to_patches(x: Tensor) -> Tensor:
+    """(batch, height/2 + 3, width/2 + 3, 16): the four pixels of a 2×2 patch side by side, and the borders of zeros."""
+    batch, _, height, width = x.shape
+    patches = x.permute(0, 2, 3, 1).reshape(batch, height // 2, 2, width // 2, 2, 3).permute(0, 1, 3, 2, 4, 5)
+    return nn.functional.pad(patches.reshape(batch, height // 2, width // 2, 12), (0, 4, 2, 1, 2, 1))
+
+
+def _to_taps(weight: Tensor) -> Tensor:
+    """(64, 4, 4, 16): one more row and column of zeros in front makes the 7×7 an 8×8 whose taps pair up with patches."""
+    taps = nn.functional.pad(weight, (1, 0, 1, 0)).view(64, 3, 4, 2, 4, 2).permute(0, 2, 4, 3, 5, 1)
+    return nn.functional.pad(taps.reshape(64, 4, 4, 12), (0, 4))
 
 
 class Bottleneck(nn.Module):  # type: ignore[misc]
@@ -83,13 +94,13 @@ class ResNet(nn.Module):  # type: ignore[misc]
         *,
         as_matmul: bool = False,
         patches: bool = False,
+        compile_stem: bool = False,
         table: NormTable | None = None,
     ) -> None:
         super().__init__()
         self.table = table
-        self.stem = Stem(over_patches=patches)
+        self.stem = Stem(over_patches=patches, compile=compile_stem)
         self.stem_norm = _norm(table, 64)
-        self.pool = nn.MaxPool2d(3, stride=2, padding=1)
         self.blocks = nn.ModuleList()
         inputs = 64
         for stage, count in enumerate(blocks):
@@ -108,8 +119,7 @@ class ResNet(nn.Module):  # type: ignore[misc]
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
         if self.table is not None:
             self.table.begin()
-        y, _ = self.stem_norm(self.stem(images))
-        y = skip = self.pool(y)
+        y, skip = self.stem_norm.pooled(self.stem(images))
         for block in self.blocks:
             y, skip = block(y, skip)
         return nn.functional.cross_entropy(self.classifier(y.mean((2, 3))).float(), labels)

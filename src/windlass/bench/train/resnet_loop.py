@@ -76,6 +76,8 @@ def _train(options: ResNetOptions, device: Device, world: parallel.World) -> Res
             options.classes,
             as_matmul=options.pointwise_as_matmul,
             patches=options.stem_patches,
+            # Where the whole model is compiled, the stem is part of it.
+            compile_stem=bool(options.compile) and table is not None,
             table=table,
         ),
         options,
