@@ -17,10 +17,6 @@ from requirements import hydra_mpiexec, require_mpi
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(120)]
 
 
-# `{{` is how a literal brace is written where placeholders are filled in.
-EXPECTED = [word.replace("{{}}", "{}") for word in HOSTILE]
-
-
 @pytest.fixture
 def answers(hostile_dir: Path) -> Path:
     """Where the ranks write what arrived."""
@@ -41,7 +37,7 @@ def test_through_run_and_srun(slurm: SlurmCluster, hostile_dir: Path, answers: P
     with allocated(slurm, hostile_dir, "-N2", "--exclusive") as job:
         done = job.run_python("-r", "2", str(SHOW), *HOSTILE, env=_env(answers))
     assert done.code == 0, done.text
-    assert _arrived(answers) == [EXPECTED] * 4
+    assert _arrived(answers) == [list(HOSTILE)] * 4
     assert not list(hostile_dir.rglob("pwned"))
 
 
@@ -52,14 +48,14 @@ def test_through_run_and_hydra(slurm: SlurmCluster, hostile_dir: Path, answers: 
     with allocated(slurm, hostile_dir, "-N2", "--exclusive") as job:
         done = job.run_python("--launcher", "hydra", "-r", "2", str(SHOW), *HOSTILE, env={**_env(answers), **path})
     assert done.code == 0, done.text
-    assert _arrived(answers) == [EXPECTED] * 4
+    assert _arrived(answers) == [list(HOSTILE)] * 4
 
 
 def test_on_this_machine_alone(slurm: SlurmCluster, hostile_dir: Path, answers: Path) -> None:
     words = ("--scheduler", "none", "-r", "2", "--python", sys.executable, str(SHOW), *HOSTILE)
     done = slurm.run(windlass_argv("run", *words), env=_env(answers), cwd=hostile_dir)
     assert done.code == 0, done.text
-    assert _arrived(answers) == [EXPECTED] * 2
+    assert _arrived(answers) == [list(HOSTILE)] * 2
 
 
 @pytest.mark.parametrize("kind", [(), ("--standalone",)], ids=["with-windlass", "standalone"])
@@ -69,7 +65,7 @@ def test_through_a_batch_script(slurm: SlurmCluster, hostile_dir: Path, answers:
     assert said.code == 0, said.text
     ended = slurm.wait_job(said.stdout.strip(), timeout_s=60)
     assert ended["JobState"] == "COMPLETED", slurm.state()
-    assert _arrived(answers) == [EXPECTED] * 4
+    assert _arrived(answers) == [list(HOSTILE)] * 4
     assert not list(hostile_dir.rglob("pwned"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -56,10 +57,23 @@ def test_a_node_can_be_restarted(slurm: SlurmCluster) -> None:
     assert done.stdout == "nid0002\n"
 
 
+_ESCAPE = """
+import os, time
+child = os.fork()
+if child:
+    os.waitpid(child, 0)
+    os._exit(0)
+os.setsid()
+if os.fork():
+    os._exit(0)
+for fd in (0, 1, 2):
+    os.close(fd)
+time.sleep(30)
+"""
+
+
 def test_an_orphan_of_a_rank_is_seen(slurm: SlurmCluster) -> None:
-    escape = "import os, time\nif os.fork(): os._exit(0)\nos.setsid()\nif os.fork(): os._exit(0)\n"
-    code = escape + "[os.close(fd) for fd in (0, 1, 2)]\ntime.sleep(30)"
-    slurm.run(["srun", "-N1", "-n1", sys.executable, "-c", code], check=True)
+    slurm.run(["srun", "-N1", "-n1", sys.executable, "-c", _ESCAPE], check=True)
     wait_until(lambda: list(slurm.jobs()) == [], timeout_s=10, what="the job is over")
     orphans = [pid for pid, words in slurm.step_processes().items() if "time.sleep(30)" in words]
     assert len(orphans) == 1
@@ -76,7 +90,7 @@ cluster.start()
 step = cluster.popen(["srun", "-N2", "sleep", "600"])
 sleepers = lambda: [words for words in cluster.step_processes().values() if words.endswith("sleep 600")]
 wait_until(lambda: len(sleepers()) == 2, timeout_s=20, what="both ranks sleep")
-print(cluster._keeper.pid, cluster.folder, flush=True)
+print(cluster._keeper.pid, step.pid, cluster.folder, flush=True)
 time.sleep(600)
 """
 
@@ -91,13 +105,15 @@ def test_nothing_survives_a_killed_session() -> None:
     )
     assert session.stdout
     try:
-        keeper, folder = session.stdout.readline().split(maxsplit=1)
+        keeper, client, folder = session.stdout.readline().split(maxsplit=2)
         below = descendants(int(keeper))
         assert len(below) > 6
     finally:
         os.killpg(session.pid, signal.SIGKILL)
         session.wait(timeout=10)
         session.stdout.close()
+        with contextlib.suppress(ProcessLookupError):  # srun's helper would go on asking for a controller
+            os.killpg(int(client), signal.SIGKILL)
     gone = {int(keeper), *below}
     wait_until(
         lambda: not any(Path(f"/proc/{pid}").exists() for pid in gone), timeout_s=20, what="every process has gone"

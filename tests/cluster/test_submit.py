@@ -45,7 +45,7 @@ def test_a_submitted_script_runs_on_all_its_nodes(
 def test_the_cpus_of_a_submitted_run_are_those_of_its_plan(
     slurm_bound: SlurmCluster, hostile_dir: Path, kind: tuple[str, ...]
 ) -> None:
-    said = _submit(slurm_bound, hostile_dir, *kind, "-N", "2", "-r", "2", "--directive", "--exclusive", str(SHOW))
+    said = _submit(slurm_bound, hostile_dir, *kind, "-N", "2", "-r", "2", "--directive=--exclusive", str(SHOW))
     assert said.code == 0, said.text
     slurm_bound.wait_job(said.stdout.strip(), timeout_s=60)
     got = {int(line["environ"]["RANK"]): line["cpus"] for line in json_lines(_logs(slurm_bound, hostile_dir))}
@@ -65,7 +65,9 @@ def test_a_failing_rank_fails_the_job_with_its_code(
     script.write_text("import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(7)\ntime.sleep(600)\n")
     said = _submit(slurm, hostile_dir, *kind, "-N", "2", "-r", "1", str(script))
     ended = slurm.wait_job(said.stdout.strip(), timeout_s=90)
-    assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "7:0")
+    assert ended["JobState"] == "FAILED"
+    # srun alone gives the largest code, and 143 is that of a rank which it ended; windlass gives the first one's.
+    assert ended["ExitCode"] == ("143:0" if kind else "7:0")
 
 
 @pytest.mark.torch
