@@ -304,9 +304,8 @@ def _where(plan: Plan) -> list[str]:
 def _start(plan: Plan) -> list[str]:
     if not plan.parent:
         return ["", 'exec "$@"']
-    forward = [
-        f"trap 'kill -{name} \"$w_child\" 2>/dev/null' {name}" for name in ("HUP", "INT", "TERM", "USR1", "USR2")
-    ]
+    sent = {"HUP": "HUP", "INT": "TERM", "TERM": "TERM", "USR1": "USR1", "USR2": "USR2"}
+    forward = [f"trap 'kill -{send} \"$w_child\" 2>/dev/null' {got}" for got, send in sent.items()]
     return [
         "",
         f"# {plan.launcher} does not say which rank failed, so this script stays the parent and reports the end.",
