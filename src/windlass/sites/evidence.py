@@ -143,7 +143,7 @@ def _domains(host: str, env: Mapping[str, str], root: Path) -> dict[str, str]:
     domains: dict[str, str] = {}
     own = host.partition(".")[2]
     if own:
-        domains[own] = "host name"
+        domains[own.lower()] = "host name"
     server = env.get("PBS_SERVER") or _match(_PBS_SERVER, _read(root / "etc/pbs.conf"))
     if server and "." in server:
         domains.setdefault(server.partition(".")[2], "PBS server")
