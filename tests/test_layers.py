@@ -56,6 +56,7 @@ READS_ENVIRONMENT = (
     "settings.py",
     "proc.py",  # PATH, where a command is looked for
     "sites/evidence.py",  # what this machine shows, where the caller has no copy of the environment
+    "launch/selftest.py",  # a program that is a rank itself
     "launch/context.py",  # the one copy of the environment that a command works with
     "cli/",
     "runtime/",  # lives in the user's process: the environment is its input

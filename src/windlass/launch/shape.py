@@ -201,7 +201,15 @@ def run_name(request: Request) -> str:
     """The name that was asked for, or a short one from the script or command: safe for files and every scheduler."""
     if request.name:
         return request.name
-    last = request.command[0].rsplit("/", 1)[-1] if request.command else "run"
+    last = _telling_word(request.command).rsplit("/", 1)[-1]
     stem = last.removesuffix(".py").removesuffix(".sh")
     safe = "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "-" for char in stem).strip("-.")
     return (safe or "run")[:15].strip("-.") or "run"
+
+
+def _telling_word(command: tuple[str, ...]) -> str:
+    """The word that tells one run from another: the script rather than the interpreter in front of it."""
+    first = command[0].rsplit("/", 1)[-1] if command else "run"
+    if first.startswith("python"):
+        return next((word for word in command[1:] if word.endswith(".py")), first)
+    return first
