@@ -428,7 +428,7 @@ def _directives(
         name=shape.name,
         nodes=shape.nodes,
         ranks_per_node=shape.ranks_per_node,
-        cpus_per_rank=shape.cpus_per_rank(binding),
+        cpus_per_rank=None if site.file.scheduler.whole_nodes else shape.cpus_per_rank(binding),
         gpus_per_node=shape.gpus_per_node,
         partition=shape.partition,
         qos=request.qos,

@@ -93,6 +93,8 @@ class SchedulerSpec(_Table, frozen=True, kw_only=True):
     kind: Literal["slurm", "pbs", "flux", "none"] = "none"
     default_partition: str | None = None
     account_required: bool = False
+    whole_nodes: bool = False
+    """Nodes are given whole, and the request names only how many."""
     gpu_request: Literal["none", "gpus-per-node", "gres", "gpus", "gpus-per-task"] = "none"
     """How the allocation asks for devices; a site that allots whole nodes needs none."""
     directives: tuple[ArgumentSpec, ...] = ()

@@ -1,6 +1,6 @@
 #!/bin/bash
 #PBS -N train
-#PBS -l select=2:ncpus=48:mpiprocs=12
+#PBS -l select=2
 #PBS -l walltime=01:00:00
 #PBS -A ACCOUNT
 #PBS -o RUN_DIR/job.log
@@ -11,7 +11,7 @@
 
 # Why these directives:
 # -N train: the name in the queue (builtin: windlass)
-# -l select=2:ncpus=48:mpiprocs=12: 2 nodes, one chunk on each (builtin: windlass)
+# -l select=2: 2 nodes, one chunk on each (builtin: windlass)
 # -l walltime=01:00:00: the job ends after this time at the latest (builtin: windlass)
 # -A ACCOUNT: who pays (builtin: windlass)
 # -o RUN_DIR/job.log: output of the batch script itself (builtin: windlass)
