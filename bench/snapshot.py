@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 CALLS = 200_000
+BETWEEN = 100_000  # calls of `step` between two saves
 
 
 def quartiles(samples: list[float]) -> dict[str, float]:
@@ -131,23 +132,26 @@ def own_save(model: Any, folder: Path, saves: int) -> tuple[list[float], list[fl
     from windlass.runtime import store
 
     blocking, until_commit = [], []
-    snapshot = windlass.Snapshot(folder, model=model, every_steps=1, keep=1)
-    steps = snapshot.resume(range(10**6))
-    for step in steps:
-        began = time.perf_counter()
-        snapshot.step(step)
-        spent = time.perf_counter() - began
-        if not any(folder.glob(".saving-*")):
-            continue
-        if spent > 0.01:
-            blocking.append(spent)
-            while any(folder.glob(".saving-*")):
-                time.sleep(0.005)  # training goes on here; the commit comes at a later step
-                snapshot.step(step)
-            until_commit.append(time.perf_counter() - began)
-            os.sync()
-        if len(until_commit) == saves or not store.list_snapshots(folder):
-            break
+    snapshot = windlass.Snapshot(folder, model=model, every_steps=BETWEEN, keep=1)
+    steps = snapshot.resume(range(10**9))
+    calls = 0
+    for number in range(saves):
+        spent = 0.0
+        while calls < BETWEEN * (number + 1):
+            began = time.perf_counter()
+            snapshot.step(next(steps))
+            spent = time.perf_counter() - began
+            calls += 1
+        blocking.append(spent)  # the last call was the one that saves
+        while len(store.list_snapshots(folder)) == 0 or any(folder.glob(".saving-*")):
+            time.sleep(0.005)  # training goes on meanwhile; the commit comes at the end of a later step
+            snapshot.step(next(steps))
+            calls += 1
+            if time.perf_counter() - began > 120:
+                raise SystemExit("the save did not end within two minutes")
+        until_commit.append(time.perf_counter() - began)
+        calls = BETWEEN * (number + 1) + calls % BETWEEN
+        os.sync()
     steps.close()  # type: ignore[attr-defined]
     return blocking, until_commit
 
