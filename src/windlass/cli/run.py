@@ -58,7 +58,7 @@ def main(args: argparse.Namespace) -> Result:
         view.note(f"windlass: {headline(plan)}; run folder {folder.path}")
     prepare(plan, folder, facts, hosts)
     record = execute(plan, folder, facts, hosts, view, environ)
-    for line in explain_end(record, folder):
+    for line in explain_end(record, folder, seen=view.shows):
         view.note(line)
     if record.outcome == "ok" and not args.quiet:
         for line in good_end(plan, record, folder):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -164,6 +165,8 @@ def find_python(request: Request, environ: Mapping[str, str]) -> tuple[str, str]
         candidate = Path(environ.get(variable) or "/nonexistent") / "bin" / "python"
         if candidate.exists():
             return str(candidate), f"of the active environment ({variable})"
+    if sys.prefix != sys.base_prefix and find_spec("torch"):
+        return sys.executable, "of the environment that windlass is installed in, which has torch"
     found = which("python3", environ) or which("python", environ)
     return (found, "first in PATH") if found else (sys.executable, "the one that runs windlass")
 

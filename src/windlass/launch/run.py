@@ -203,8 +203,8 @@ def good_end(plan: Plan, record: RunRecord, folder: RunFolder) -> list[str]:
     return lines
 
 
-def explain_end(record: RunRecord, folder: RunFolder) -> list[str]:
-    """The end of a run in words: nothing where all is well."""
+def explain_end(record: RunRecord, folder: RunFolder, *, seen: Callable[[int], bool]) -> list[str]:
+    """The end of a run in words: nothing where all is well. Lines of a rank that is `seen` on the terminal are there."""
     failure = record.failure
     if record.outcome == "ok":
         return []
@@ -224,7 +224,7 @@ def explain_end(record: RunRecord, folder: RunFolder) -> list[str]:
     else:
         how = f"failed: {failure.said}"
     lines = [f"windlass: {who}{where} {how} after {record.seconds:.1f} s; all other ranks were ended"]
-    if failure.last_lines:
+    if failure.last_lines and not (failure.rank is not None and seen(failure.rank)):
         lines.append(f"windlass: its last lines ({folder.path}/{failure.log}):")
         lines += [f"  | {line}" for line in failure.last_lines]
     if failure.rank is not None:
