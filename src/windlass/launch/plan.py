@@ -118,6 +118,7 @@ def make_plan(request: Request, context: Context) -> tuple[Plan, Secrets]:
         launcher=shape.launcher,
         request=_masked_request(request),
         command=tuple(mask_word(w) if at in secret_words else w for at, w in enumerate(command)),
+        interpreter_because=_interpreter_because(request, context),
         secret_words=secret_words,
         directives=_directives(request, context, shape, binding, facts),
         launch=launch,
@@ -140,6 +141,12 @@ def make_plan(request: Request, context: Context) -> tuple[Plan, Secrets]:
         parent=not launcher.names_failed_rank,
     )
     return plan, secrets
+
+
+def _interpreter_because(request: Request, context: Context) -> str:
+    if request.kind == "command":
+        return ""
+    return "the image's own" if request.container and not request.python else context.python_because
 
 
 def _binding(request: Request, site: Site, topology: Topology, shape: Shape) -> Binding:

@@ -204,7 +204,7 @@ def good_end(plan: Plan, record: RunRecord, folder: RunFolder) -> list[str]:
 
 
 def explain_end(record: RunRecord, folder: RunFolder, *, seen: Callable[[int], bool]) -> list[str]:
-    """The end of a run in words: nothing where all is well. Lines of a rank that is `seen` on the terminal are there."""
+    """The end of a run in words: nothing where all is well. Lines that were `seen` are not repeated."""
     failure = record.failure
     if record.outcome == "ok":
         return []

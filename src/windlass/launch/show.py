@@ -78,6 +78,8 @@ def _summary(plan: Plan) -> str:
 
 def _command(plan: Plan) -> list[str]:
     lines = [quote_words(plan.command)]
+    if plan.interpreter_because:
+        lines.append(f"with {plan.command[0]}: {plan.interpreter_because}")
     if plan.request.cwd:
         lines.append(f"in {plan.request.cwd}")
     return lines

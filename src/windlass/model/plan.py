@@ -152,6 +152,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     request: Request
     command: tuple[str, ...]
     """What each rank runs, placeholders not yet filled in; secret words are masked, see `secret_words`."""
+    interpreter_because: str = ""
+    """Why this interpreter, where windlass chose one."""
     secret_words: tuple[int, ...] = ()
     """Positions in `command` whose words are in the secrets file."""
     directives: tuple[Argument, ...] = ()
