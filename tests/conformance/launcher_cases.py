@@ -66,7 +66,7 @@ WORDS = {
         exited=("x1.example: rank 2 exited with code 3", "x2.example: rank 0 died from signal 15"),
         killed=("x1.example: rank 2 died from signal 9", "x2.example: rank 0 died from signal 15"),
     ),
-    "hydra": Words(lambda rank, text: f"[{rank}] {text}"),
+    "hydra": Words(lambda rank, text: f"[windlass {rank}] {text}"),
     "openmpi": Words(
         lambda rank, text: f"[1,{rank}]<stdout>:{text}",
         exited=("  Process name: [[6187,1],2]", "  Exit code:    3"),

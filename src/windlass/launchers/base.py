@@ -104,9 +104,53 @@ class Launcher:
         """Rank and text of one labelled line; rank None for a line of the launcher itself."""
         raise NotImplementedError(self.name)
 
+    def segments(self, line: str) -> tuple[tuple[int | None, str], ...]:
+        """Pieces of one line of the stream, each with its rank. Only launchers that label whatever a rank wrote at
+        once, be it half a line, give more than one; see `LineReader`."""
+        return (self.parse_line(line),)
+
     def parse_failure(self, messages: Iterable[str], exit_code: int) -> RankFailure | None:
         """The first failed rank according to the launcher's own messages, or None where they do not say."""
         return None
+
+
+class LineReader:
+    """Puts the ranks' lines together again. hydra and Open MPI label what they read from a rank, not its lines: a rank
+    that writes a line in two pieces, as unbuffered Python does, appears twice in one line, or inside another rank's.
+    Keep one reader for each stream."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self._begun: dict[int | None, list[str]] = {}
+
+    def feed(self, line: str) -> tuple[int | None, str]:
+        """Rank and text of the line that this one ends. What it holds of other ranks' lines waits for their ends."""
+        *begun, (rank, text) = self._launcher.segments(line)
+        for other, piece in begun:
+            self._begun.setdefault(other, []).append(piece)
+        return rank, "".join(self._begun.pop(rank, ())) + text
+
+    def flush(self) -> tuple[tuple[int | None, str], ...]:
+        """Lines that were begun and never ended, at the end of the stream."""
+        rest = tuple((rank, "".join(pieces)) for rank, pieces in self._begun.items())
+        self._begun.clear()
+        return rest
+
+
+def labelled_pieces(label: re.Pattern[str], line: str) -> tuple[tuple[int | None, str], ...]:
+    """The line cut at every label, whose group `rank` is the rank."""
+    found = list(label.finditer(line))
+    if not found:
+        return ((None, line),)
+    ends = [match.start() for match in found[1:]] + [len(line)]
+    pieces = [(int(match.group("rank")), line[match.end() : end]) for match, end in zip(found, ends, strict=True)]
+    return (*(((None, line[: found[0].start()]),) if found[0].start() else ()), *pieces)
+
+
+def ended_line(pieces: tuple[tuple[int | None, str], ...]) -> tuple[int | None, str]:
+    """The rank that ends a line, and what of it stands in this line."""
+    last = pieces[-1][0]
+    return last, "".join(text for rank, text in pieces if rank == last)
 
 
 def label_line(rank: int, text: str) -> str:

@@ -6,13 +6,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from windlass.launchers.base import Launcher, LaunchSpec, RankVariables, own_message, with_site
+from windlass.launchers.base import Launcher, LaunchSpec, RankVariables, ended_line, labelled_pieces, with_site
 from windlass.model.hostlist import expand_hostlist
 from windlass.model.origin import Argument
 from windlass.model.record import RankFailure
 from windlass.model.site import LauncherSpec
 
-_LABEL = re.compile(r"\A\[(\d+)\](?: (.*))?\Z", re.DOTALL)
+_LABEL = re.compile(r"\[windlass (?P<rank>\d+)\] ")
 _WHERE = re.compile(r"\A=\s+PID \d+ RUNNING AT (\S+)")
 _CODE = re.compile(r"\A=\s+EXIT CODE: (\d+)")
 _STRING = re.compile(r"TERMINATED WITH THE EXIT STRING: (.*?)(?: \(signal (\d+)\))?\s*\Z")
@@ -35,9 +35,11 @@ class Hydra(Launcher):
         return "".join(f"{host}:{spec.ranks_per_node}\n" for host in hosts)
 
     def parse_line(self, line: str) -> tuple[int | None, str]:
-        """`[3] text`."""
-        match = _LABEL.match(line)
-        return (int(match.group(1)), match.group(2) or "") if match else own_message(line)
+        """`[windlass 3] text`; of a line that several ranks share, the one that ends it."""
+        return ended_line(self.segments(line))
+
+    def segments(self, line: str) -> tuple[tuple[int | None, str], ...]:
+        return labelled_pieces(_LABEL, line)
 
     def parse_failure(self, messages: Iterable[str], exit_code: int) -> RankFailure | None:
         """Host and signal from its banner; it does not say the rank."""
@@ -68,4 +70,7 @@ def _defaults(spec: LaunchSpec, executable: str) -> Iterator[Argument]:
         )
     yield Argument(words=("-bind-to", "none"), because="the rank script binds")
     yield Argument(words=("-genvall",), because="the environment travels to every node")
-    yield Argument(words=("-prepend-rank",), because="every line begins with its rank")
+    yield Argument(
+        words=("-prepend-pattern", "[windlass %r] "),
+        because="every piece of output begins with its rank, in words that no program prints by itself",
+    )

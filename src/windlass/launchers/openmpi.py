@@ -1,24 +1,26 @@
 """Open MPI's mpirun, 4.x and 5.x: only options that both take. Its lists of CPUs differ between the two, so the rank
-script binds. It ends all ranks when one fails and names that one, but passes on only the variables it is told to."""
+script binds. It ends all ranks when one fails and names that one, but passes on only the variables it is told to.
+
+4.1 labels in a buffer of 8 KiB what it reads in pieces of 4 KiB: a burst of hundreds of lines shorter than their labels
+(about 14 characters) is cut off there, in silence. Lines of ordinary length arrive whole."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
 
-from windlass.launchers.base import Launcher, LaunchSpec, RankVariables, own_message, with_site
+from windlass.launchers.base import Launcher, LaunchSpec, RankVariables, ended_line, labelled_pieces, with_site
 from windlass.model.hostlist import expand_hostlist
 from windlass.model.origin import Argument
 from windlass.model.record import RankFailure
 from windlass.model.site import LauncherSpec
 
 # 4.x: `[1,0]<stdout>:text`; 5.x names the job by its daemon and writes a space: `[prterun-host-99@1,0]<stdout>: text`.
-_LABEL_4 = re.compile(r"\A\[\d+,(\d+)\]<(?:stdout|stderr|stddiag)>:(.*)\Z", re.DOTALL)
-_LABEL_5 = re.compile(r"\A\[[^\]\s]*@\d+,(\d+)\]<(?:stdout|stderr|stddiag)>:(?: (.*))?\Z", re.DOTALL)
+_LABEL = re.compile(r"\[(?:\d+|(?P<five>[^\]\s]*@\d+)),(?P<rank>\d+)\]<(?:stdout|stderr|stddiag)>:(?(five) ?)")
 _PROCESS = re.compile(r"\A\s*Process name: \[.*,(\d+)\]\s*\Z")
 _CODE = re.compile(r"\A\s*Exit code:\s+(\d+)\s*\Z")
 _SIGNAL = re.compile(
-    r"(?:mpirun|mpiexec|prterun|orterun) noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) "
+    r"\S+ noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) "
     r"exited on\s+signal (?P<signal>\d+) \((?P<said>[^)]*)\)"
 )
 
@@ -43,8 +45,10 @@ class OpenMpi(Launcher):
         return "".join(f"{host} slots={spec.ranks_per_node}\n" for host in hosts)
 
     def parse_line(self, line: str) -> tuple[int | None, str]:
-        match = _LABEL_4.match(line) or _LABEL_5.match(line)
-        return (int(match.group(1)), match.group(2) or "") if match else own_message(line)
+        return ended_line(self.segments(line))
+
+    def segments(self, line: str) -> tuple[tuple[int | None, str], ...]:
+        return labelled_pieces(_LABEL, line)
 
     def parse_failure(self, messages: Iterable[str], exit_code: int) -> RankFailure | None:
         """ "The first process to do so was", or the process that a signal ended. 5.x breaks its lines anywhere."""

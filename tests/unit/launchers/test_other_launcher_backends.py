@@ -8,7 +8,7 @@ import pytest
 
 import captured
 from windlass.errors import UsageError
-from windlass.launchers.base import Launcher, LaunchSpec
+from windlass.launchers.base import Launcher, LaunchSpec, LineReader
 from windlass.launchers.flux import FluxRun
 from windlass.launchers.hydra import Hydra
 from windlass.launchers.local import Local
@@ -74,7 +74,7 @@ def test_hydra_tells_host_and_signal_but_no_rank() -> None:
     failure = Hydra().parse_failure(banner, 9)
     assert failure is not None
     assert (failure.rank, failure.host, failure.signal, failure.said) == (None, "node7", 9, "Killed")
-    assert Hydra().parse_failure(["[0] hello"], 3) is None
+    assert Hydra().parse_failure(["[windlass 0] hello"], 3) is None
 
 
 @pytest.mark.parametrize(
@@ -108,6 +108,29 @@ def test_open_mpi_4_and_5_name_the_first_process(
 )
 def test_open_mpi_labels_of_both_versions(line: str, rank: int | None, text: str) -> None:
     assert OpenMpi().parse_line(line) == (rank, text)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "label"),
+    [(Hydra(), "[windlass {}] "), (OpenMpi(), "[1,{}]<stdout>:"), (OpenMpi(), "[prterun-host-9@1,{}]<stdout>: ")],
+)
+def test_lines_that_were_written_in_pieces_are_put_together_again(launcher: Launcher, label: str) -> None:
+    """As unbuffered Python writes: the text, and then the end of the line."""
+    zero, one = label.format(0), label.format(1)
+    reader = LineReader(launcher)
+    fed = [
+        reader.feed(line)
+        for line in (
+            f"{zero}a{one}b{zero}",
+            f"{one}",
+            f"{zero}c{zero}d",
+            f"own{one}e",
+            f"{zero}never",
+            f"{one}x{zero}y",
+        )
+    ]
+    assert fed == [(0, "a"), (1, "b"), (0, "cd"), (1, "e"), (0, "never"), (0, "y")]
+    assert sorted(reader.flush(), key=str) == [(1, "x"), (None, "own")]
 
 
 def test_open_mpi_passes_on_the_variables_that_must_travel() -> None:

@@ -1,0 +1,95 @@
+"""Pretended sites for tests: the environment in which a stand-in's commands are found, and the end of all it started.
+
+`with pbs_site(folder) as site:` then run commands with `site.env`. On leaving, whatever still runs is killed; nothing
+of a job that did not end by itself survives the test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+_KEPT = ("LANG", "LC_ALL", "TERM", "TZ", "WLTEST_MARK", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+
+
+@dataclass(frozen=True)
+class Site:
+    """`env` is that of a user's shell on the login node; `home` is that user's home."""
+
+    env: dict[str, str]
+    folder: Path
+    home: Path
+    nodes: tuple[str, ...]
+
+
+def _plain_env(path: Sequence[Path], home: Path) -> dict[str, str]:
+    env = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    found = os.pathsep.join([*map(str, path), "/usr/local/bin", "/usr/bin", "/bin"])
+    return env | {"PATH": found, "HOME": str(home), "SHELL": "/bin/bash", "USER": "user", "LOGNAME": "user"}
+
+
+@contextlib.contextmanager
+def pbs_site(folder: Path, nodes: Sequence[str] = ()) -> Iterator[Site]:
+    """A login node with qsub, qstat and qdel, and PALS mpiexec in the jobs."""
+    for name in ("jobs", "scripts", "aux", "spool", "tmp", "deleted", "pids", "home"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    home = folder / "home"
+    commands = (_HERE / "pbs", _HERE / "pals")
+    # A job's shell is a login shell: what a site puts into PATH, it puts there.
+    (home / ".bash_profile").write_text("".join(f"PATH='{path}':$PATH\n" for path in commands))
+    env = _plain_env(commands, home) | {"STANDIN_PBS": str(folder)}
+    if nodes:
+        env["STANDIN_NODES"] = " ".join(nodes)
+    try:
+        yield Site(env=env, folder=folder, home=home, nodes=tuple(nodes) or _default_pbs_nodes())
+    finally:
+        _kill_all(folder / "pids")
+
+
+def _default_pbs_nodes() -> tuple[str, ...]:
+    return ("node1.cluster.test", "node2.cluster.test", "node3.cluster.test")
+
+
+@contextlib.contextmanager
+def flux_site(folder: Path, nodes: Sequence[str] = (), *, cores: int = 2, gpus: int = 0) -> Iterator[Site]:
+    """A login node of a Flux machine."""
+    for name in ("jobs", "scripts", "cancelled", "pids", "home"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    names = tuple(nodes) or ("node1", "node2", "node3", "node4")
+    env = _plain_env((_HERE / "flux",), folder / "home") | {
+        "STANDIN_FLUX": str(folder),
+        "STANDIN_NODES": " ".join(names),
+        "STANDIN_CORES": str(cores),
+        "STANDIN_GPUS": str(gpus),
+        "FLUX_URI": f"local://{folder}/local-0",
+    }
+    try:
+        yield Site(env=env, folder=folder, home=folder / "home", nodes=names)
+    finally:
+        _kill_all(folder / "pids")
+
+
+def _kill_all(pids: Path) -> None:
+    """Runners first, then what they ran: ranks die with their parent, shells are in the runner's children."""
+    for path in pids.iterdir():
+        for pid in path.read_text().split():
+            _kill_tree(int(pid))
+
+
+def _kill_tree(pid: int) -> None:
+    for child in _children(pid):
+        _kill_tree(child)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []

@@ -1,0 +1,159 @@
+"""Runs the ranks of a stand-in launcher: real processes on pretended hosts, with labelled output and a common end.
+
+A pretended host is a host name of its own (a UTS namespace, where the user may make one) and nothing more. Every rank
+has its own process group; when the launcher ends, however it ends, no rank outlives it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+LONGEST_RUN_S = 120.0
+"""A stand-in never runs longer than this, whatever its ranks do."""
+_CLONE_NEWUTS = 0x04000000
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Task:
+    """One rank and where it runs."""
+
+    rank: int
+    local_rank: int
+    node_rank: int
+    host: str
+    env: Mapping[str, str]
+    cpus: frozenset[int] = frozenset()
+
+
+@dataclass
+class Running:
+    """Ranks that were started, in the order in which they ended."""
+
+    children: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    ended: list[tuple[int, int]] = field(default_factory=list)
+    """Rank and its return code, negative for a signal."""
+    stopped: bool = False
+    """Somebody asked the launcher to end."""
+
+    def kill(self, number: int) -> None:
+        done = {rank for rank, _ in self.ended}
+        for rank, child in self.children.items():
+            if rank not in done:
+                kill_group(child.pid, number)
+
+
+def kill_group(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def blocks(hosts: Sequence[str], per_node: int, ranks: int) -> list[tuple[int, int, int, str]]:
+    """Rank, local rank, node rank and host: node 0 has the first ranks."""
+    return [(rank, rank % per_node, rank // per_node, hosts[rank // per_node]) for rank in range(ranks)]
+
+
+def start(
+    tasks: Sequence[Task], argv: Sequence[str], label: Callable[[Task], bytes] | None, cwd: str | None
+) -> Running:
+    """Start every rank. Raises OSError where the program cannot be started at all."""
+    running = Running()
+    for task in tasks:
+        child = subprocess.Popen(
+            list(argv),
+            env=dict(task.env),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=enter(task),  # noqa: PLW1509 (no thread runs yet)
+        )
+        running.children[task.rank] = child
+    for task in tasks:  # after the last fork: a thread that holds a lock while another rank is forked would stop it
+        child = running.children[task.rank]
+        assert child.stdout and child.stderr
+        prefix = label(task) if label else b""
+        for source, target in ((child.stdout, sys.stdout.buffer), (child.stderr, sys.stderr.buffer)):
+            threading.Thread(target=_pump, args=(source, target, prefix), daemon=True).start()
+    return running
+
+
+def enter(task: Task) -> Callable[[], None]:
+    """What a child does between fork and exec: die with its parent, take the host's name, bind to CPUs."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    short = task.host.split(".", 1)[0].encode()
+    possible = task.cpus & os.sched_getaffinity(0)
+
+    def prepare() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if libc.unshare(_CLONE_NEWUTS) == 0:
+            libc.sethostname(short, len(short))
+        if possible:  # the machine of a test has fewer CPUs than the machine that is pretended
+            os.sched_setaffinity(0, possible)
+
+    return prepare
+
+
+_WRITE = threading.Lock()
+
+
+def _pump(source: object, target: object, prefix: bytes) -> None:
+    for line in source:  # type: ignore[attr-defined]
+        with _WRITE:
+            target.write(prefix + line if line.endswith(b"\n") else prefix + line + b"\n")  # type: ignore[attr-defined]
+            target.flush()  # type: ignore[attr-defined]
+
+
+def wait(
+    running: Running,
+    *,
+    end_on_failure: bool,
+    grace_s: float,
+    on_end: Callable[[int, int], None],
+    asked: Callable[[], int | None] = lambda: None,
+) -> None:
+    """Wait for all ranks. With `end_on_failure` the first failing one ends the others: SIGTERM, and SIGKILL after
+    `grace_s`. A signal to the launcher, or one that `asked` tells of, does the same. On return every rank is gone and
+    its output was written."""
+    received: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda got, _frame: received.append(got))
+    deadline = time.monotonic() + LONGEST_RUN_S
+    kill_at: float | None = None
+    while len(running.ended) < len(running.children):
+        _collect(running, on_end)
+        failed = any(code != 0 for _, code in running.ended)
+        wanted = asked() if not received else None
+        if wanted:
+            received.append(wanted)
+        over = time.monotonic() > deadline
+        if kill_at is None and (received or over or (end_on_failure and failed)):
+            running.stopped = bool(received) or over
+            running.kill(received[0] if received and received[0] != signal.SIGHUP else signal.SIGTERM)
+            kill_at = time.monotonic() + grace_s
+        elif kill_at is not None and time.monotonic() > kill_at:
+            running.kill(signal.SIGKILL)
+        time.sleep(0.01)
+    for child in running.children.values():  # what a rank left in its group
+        kill_group(child.pid, signal.SIGKILL)
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and thread.daemon:
+            thread.join(timeout=5)
+
+
+def _collect(running: Running, on_end: Callable[[int, int], None]) -> None:
+    done = {rank for rank, _ in running.ended}
+    for rank, child in running.children.items():
+        if rank not in done and child.poll() is not None:
+            running.ended.append((rank, child.returncode))
+            on_end(rank, child.returncode)
