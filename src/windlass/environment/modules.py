@@ -68,9 +68,12 @@ def users_variables(environ: Mapping[str, str], after_modules: Mapping[str, str]
 
     A variable that has the very value which the modules give it is the modules'; one that differs is the user's."""
     own: dict[str, str] = {}
+    job = next((environ[name] for name in ("PBS_JOBID", "SLURM_JOB_ID") if environ.get(name)), None)
     for name, value in environ.items():
         if name.startswith(_NEVER_THE_USERS):
             continue
+        if name == "TMPDIR" and job and job.split(".", 1)[0] in value:
+            continue  # PBS gives each job a folder of its own, whose long path breaks sockets
         if after_modules is not None and after_modules.get(name) == value:
             continue
         own[name] = value

@@ -45,6 +45,10 @@ from windlass.topology.bind import bind
 from windlass.topology.wish import wish_from_site
 
 
+_CHOOSE_DEVICES = frozenset({"srun", "flux"})
+"""Launchers that can hand each rank the device closest to its cores."""
+
+
 class Context(msgspec.Struct, frozen=True, kw_only=True):
     """What planning needs to know beside the request; gathered at the edge."""
 
@@ -318,7 +322,7 @@ def _visibility(site: Site, shape: Shape, binding: Binding, topology: Topology) 
         binding,
         shape.visibility,
         shape.devices,
-        by_launcher=site.file.devices.by_launcher and shape.launcher == "srun",
+        by_launcher=site.file.devices.by_launcher and shape.launcher in _CHOOSE_DEVICES,
         all_devices=shape.all_devices,
     )
     origin = site.origin_of("devices.visibility")
