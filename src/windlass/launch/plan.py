@@ -44,7 +44,6 @@ from windlass.schedulers.base import JobSpec
 from windlass.topology.bind import bind
 from windlass.topology.wish import wish_from_site
 
-
 _CHOOSE_DEVICES = frozenset({"srun", "flux"})
 """Launchers that can hand each rank the device closest to its cores."""
 
