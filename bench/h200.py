@@ -2,8 +2,8 @@
 
     python3 bench/h200.py --stage probe|main|... --out FOLDER
 
-Every case is a process of its own with a time limit, so that one that fails or hangs costs its own time only. Records go to
-FOLDER as JSON; a short table is printed last.
+Every case is a process of its own with a time limit, so that one that fails or hangs costs its own time only. Records
+go to FOLDER as JSON; a short table is printed last.
 """
 
 from __future__ import annotations
@@ -23,21 +23,44 @@ SEVEN = ("llm", "--model", "llama2-7b", "--sequence", "4096", "--micro-batch", "
 Case = tuple[str, int, tuple[str, ...]]
 
 SEVEN_RATE = ("--learning-rate", "3e-5")
+FULL = ("--accumulation", "16", "--warmup", "2", "--steps", "8", "--profile")
 QUICK = ("--accumulation", "16", "--warmup", "1", "--steps", "4", "--profile")
 
 STAGES: dict[str, tuple[Case, ...]] = {
     "toy": (
         ("micro", 100, ("micro", "toy")),
         ("llm", 100, ("llm", "--model", "tiny", "--steps", "6", "--warmup", "1", "--profile")),
-        ("resnet", 100, ("resnet", "--model", "resnet-tiny", "--image", "64", "--batch", "4", "--steps", "6", "--profile")),
+        (
+            "resnet",
+            100,
+            ("resnet", "--model", "resnet-tiny", "--image", "64", "--batch", "4", "--steps", "6", "--profile"),
+        ),
     ),
     "probe": (
         ("micro", 120, ("micro", "full")),
-        ("bf16-a8", 150, (*SEVEN, "--precision", "bf16", "--accumulation", "8", "--warmup", "2", "--steps", "5", "--profile")),
-        ("fp8-a8", 150, (*SEVEN, "--precision", "fp8", "--accumulation", "8", "--warmup", "2", "--steps", "5", "--profile")),
+        (
+            "bf16-a8",
+            150,
+            (*SEVEN, "--precision", "bf16", "--accumulation", "8", "--warmup", "2", "--steps", "5", "--profile"),
+        ),
+        (
+            "fp8-a8",
+            150,
+            (*SEVEN, "--precision", "fp8", "--accumulation", "8", "--warmup", "2", "--steps", "5", "--profile"),
+        ),
         ("rn50-b32", 120, ("resnet", "--batch", "32", "--steps", "100", "--profile")),
         ("rn50-b32-mm", 120, ("resnet", "--batch", "32", "--steps", "100", "--pointwise-as-matmul", "--profile")),
         ("rn50-b96", 120, ("resnet", "--batch", "96", "--steps", "100", "--profile")),
+    ),
+    "final": (
+        ("matmul", 60, ("matmul",)),
+        ("llama2-7b-bf16", 120, (*SEVEN, *SEVEN_RATE, *FULL, "--precision", "bf16")),
+        ("llama2-7b-fp8", 110, (*SEVEN, *SEVEN_RATE, *FULL, "--precision", "fp8")),
+        ("resnet50-b32", 80, ("resnet", "--batch", "32", "--steps", "500", "--profile")),
+        ("resnet50-b96", 80, ("resnet", "--batch", "96", "--steps", "500", "--profile")),
+        ("resnet101-b32", 80, ("resnet", "--model", "resnet101", "--batch", "32", "--steps", "500", "--profile")),
+        ("curves", 110, ("micro", "curves")),
+        ("llama2-7b-bf16-a1", 60, (*SEVEN, *SEVEN_RATE, "--precision", "bf16", "--warmup", "2", "--steps", "10")),
     ),
     "second": (
         ("bf16-a16", 110, (*SEVEN, *SEVEN_RATE, *QUICK, "--precision", "bf16")),
@@ -47,16 +70,22 @@ STAGES: dict[str, tuple[Case, ...]] = {
         ("rn101-b32", 70, ("resnet", "--model", "resnet101", "--batch", "32", "--steps", "100")),
         ("fp8-a16-graphs", 100, (*SEVEN, *SEVEN_RATE, *QUICK, "--precision", "fp8", "--graphs")),
         ("rn50-b96-torchnorm", 90, ("resnet", "--batch", "96", "--steps", "100", "--norm", "torch")),
-        ("rn50-b32-conv", 70, ("resnet", "--batch", "32", "--steps", "100", "--no-pointwise-as-matmul", "--no-stem-patches")),
+        (
+            "rn50-b32-conv",
+            70,
+            ("resnet", "--batch", "32", "--steps", "100", "--no-pointwise-as-matmul", "--no-stem-patches"),
+        ),
     ),
 }
 
 
-def run_case(case: Case, out: Path, deadline: float) -> dict[str, object]:
+def run_case(case: Case, out: Path, deadline: float, commit: str | None) -> dict[str, object]:
     name, limit, arguments = case
     record = out / f"{name}.json"
     if arguments[0] == "micro":
         argv = [sys.executable, str(Path(__file__).resolve()), "--micro", arguments[1], "--out", str(out)]
+    elif arguments[0] == "matmul":
+        argv = [sys.executable, "-m", "windlass.bench.matmul", "--json", str(record)]
     else:
         argv = [sys.executable, "-m", "windlass.bench.train", *arguments, "--json", str(record)]
     left = min(limit, deadline - time.monotonic())
@@ -65,10 +94,17 @@ def run_case(case: Case, out: Path, deadline: float) -> dict[str, object]:
     env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     started = time.monotonic()
     try:
-        done = subprocess.run(argv, env=env, timeout=left, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        done = subprocess.run(
+            argv, env=env, timeout=left, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
         state, text = ("ok" if done.returncode == 0 else f"exit {done.returncode}"), done.stdout
     except subprocess.TimeoutExpired as error:
         state, text = "timeout", (error.stdout or b"").decode(errors="replace")
+    if commit and record.exists():
+        made = json.loads(record.read_text())
+        if isinstance(made, dict):
+            made["software"]["commit"] = commit
+            record.write_text(json.dumps(made, indent=1) + "\n")
     print(f"--- {name}: {state} in {time.monotonic() - started:.0f} s\n{text[-2500:]}", flush=True)
     return {"case": name, "state": state, "wall_s": time.monotonic() - started}
 
@@ -83,7 +119,9 @@ def table(results: list[dict[str, object]], out: Path) -> None:
             if "figures" in record:
                 figures, step = record["figures"], record["spread"]["step_s"]
                 main = figures.get("tflops_6n") or figures["images_per_s_per_device"]
-                line += f"  {main['value']:>9.1f} {main['unit']}  step {step['median'] * 1e3:.2f} ms cv {step['cv']:.2%}"
+                line += (
+                    f"  {main['value']:>9.1f} {main['unit']}  step {step['median'] * 1e3:.2f} ms cv {step['cv']:.2%}"
+                )
                 line += f"  loss {record['losses'][0]:.3f}->{record['losses'][-1]:.3f}"
                 line += f"  {record['peak_memory_bytes'] / 2**30:.0f} GiB"
         print(line, flush=True)
@@ -130,7 +168,11 @@ def micro(size: str, out: Path) -> None:
         x, w, dy = (torch.randn(s, device=where, dtype=low) for s in ((t, k), (n, k), (t, n)))
         total = torch.zeros(n, k, device=where)
         operations = 2 * t * n * k / 1e12
-        rates = {"fwd": lambda x=x, w=w: x @ w.t(), "dgrad": lambda dy=dy, w=w: dy @ w, "wgrad": lambda dy=dy, x=x: dy.t() @ x}
+        rates = {
+            "fwd": lambda x=x, w=w: x @ w.t(),
+            "dgrad": lambda dy=dy, w=w: dy @ w,
+            "wgrad": lambda dy=dy, x=x: dy.t() @ x,
+        }
         if device.kind == "cuda":
             rates["wgrad32"] = lambda dy=dy, x=x: torch.mm(dy.t(), x, out_dtype=torch.float32)
             rates["wgrad32_add"] = lambda dy=dy, x=x, total=total: torch.addmm(
@@ -167,7 +209,9 @@ def micro(size: str, out: Path) -> None:
         small, turned, scale = pieces.to_fp8(x, fp8[0])
         error = float((small.float() * scale - x.float()).norm() / x.float().norm())
         same = bool((small.t().float() == turned.float()).all())
-        note(what="to_fp8", rows=rows, columns=columns, us=us, tb_s=rows * columns * 6 / us / 1e6, error=error, same=same)
+        note(
+            what="to_fp8", rows=rows, columns=columns, us=us, tb_s=rows * columns * 6 / us / 1e6, error=error, same=same
+        )
 
     heads, width = (2, 32) if toy else (32, 128)
     for backend in ATTENTION[device.vendor][:2]:
@@ -177,10 +221,37 @@ def micro(size: str, out: Path) -> None:
         with torch.nn.attention.sdpa_kernel(backend):
             o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
             do = torch.randn_like(o)
-            forward = timed(lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
-            backward = timed(lambda: torch.autograd.grad(o, (q, k, v), do, retain_graph=True))
+            qkv = (q, k, v)
+            forward = timed(lambda qkv=qkv: torch.nn.functional.scaled_dot_product_attention(*qkv, is_causal=True))
+            backward = timed(lambda qkv=qkv, o=o, do=do: torch.autograd.grad(o, qkv, do, retain_graph=True))
         work = 4 * t * t * heads * width / 2 / 1e12
         note(what="attention TFLOP/s", backend=str(backend), fwd=work / forward, bwd=2.5 * work / backward)
+
+
+CURVE = {"model": "llama-160m", "sequence": 512, "micro_batch": 8, "steps": 200, "warmup": 0, "learning_rate": 6e-4}
+
+
+def curves(out: Path) -> None:
+    """The same model, data and seed in fp32, bf16 and fp8: how far apart are the losses?"""
+    sys.path.insert(0, str(ROOT / "src"))
+    from windlass.bench.train.loop import train_llm
+    from windlass.bench.train.options import LlmOptions
+    from windlass.bench.train.record import llm_record
+
+    losses = {}
+    for precision in ("fp32", "bf16", "fp8"):
+        record = llm_record(
+            train_llm(LlmOptions(**CURVE, precision=precision)), ("python3", "bench/h200.py", "--micro", "curves")
+        )  # type: ignore[arg-type]
+        (out / f"curve-{precision}.json").write_text(json.dumps(record, indent=1))
+        losses[precision] = record["losses"]
+    for other in ("bf16", "fp8"):
+        far = [abs(a - b) / a for a, b in zip(losses["fp32"], losses[other], strict=True)]
+        print(
+            f"{other} against fp32: largest relative distance {max(far):.4%}, mean {sum(far) / len(far):.4%}, "
+            f"last {losses['fp32'][-1]:.4f} and {losses[other][-1]:.4f}",
+            flush=True,
+        )
 
 
 # Rows, channels, warps, programs per multiprocessor.
@@ -199,7 +270,8 @@ TILE_SETTINGS = (
 # Channels, edge, shortcut, how often: the norms of a ResNet-50.
 NORMS = (
     (64, 56, False, 6), (128, 56, False, 1), (128, 28, False, 7), (256, 28, False, 1), (256, 14, False, 11),
-    (512, 14, False, 1), (512, 7, False, 5), (256, 56, True, 3), (512, 28, True, 4), (1024, 14, True, 6), (2048, 7, True, 3),
+    (512, 14, False, 1), (512, 7, False, 5), (256, 56, True, 3), (512, 28, True, 4),
+    (1024, 14, True, 6), (2048, 7, True, 3),
 )  # fmt: skip
 
 
@@ -209,7 +281,7 @@ def norm_sweep(only: int | None, out: Path) -> None:
     import torch
 
     from windlass.bench.train import norm
-    from windlass.bench.train.breakdown import profiled
+    from windlass.bench.train.breakdown import kind_of, profiled
     from windlass.bench.train.device import find_device
 
     device = find_device(None)
@@ -217,10 +289,10 @@ def norm_sweep(only: int | None, out: Path) -> None:
     for number, (r, c, warps, programs) in enumerate(TILE_SETTINGS):
         if only is not None and only != number:
             continue
-        for key in ("sums", "apply", "back_sums", "back_input"):
-            norm.TILES[key] = norm.Tile(rows=r, channels=c, warps=warps, programs=programs)
-        small = {"rows": max(16, r // 2), "channels": 64, "warps": warps, "programs": programs}
-        norm.TILES["pool"] = norm.TILES["pool_back"] = norm.Tile(**small)
+        for key in ("sums", "apply", "back_sums", "back_sums_joined", "back_input"):
+            norm.TILES[key] = ((0, norm.Tile(rows=r, channels=c, warps=warps, programs=programs)),)
+        small = norm.Tile(rows=max(16, r // 2), channels=64, warps=warps, programs=programs)
+        norm.TILES["pool"] = norm.TILES["pool_back"] = ((0, small),)
         for batch in BATCHES:
             totals: dict[str, float] = {}
             for channels, edge, shortcut, count in (*NORMS, (64, POOL_EDGE, None, 1)):
@@ -230,19 +302,29 @@ def norm_sweep(only: int | None, out: Path) -> None:
                 table.to(device.torch)
                 sets = [
                     [
-                        torch.randn(batch, edge, edge, channels, device=device.torch, dtype=torch.bfloat16).permute(0, 3, 1, 2)
+                        torch.randn(batch, edge, edge, channels, device=device.torch, dtype=torch.bfloat16).permute(
+                            0, 3, 1, 2
+                        )
                         for _ in range(4)
                     ]
                     for _ in range(3)
                 ]
 
-                def work(turns: int, table: object = table, one: object = one, sets: object = sets, shortcut: object = shortcut) -> None:
+                def work(
+                    turns: int,
+                    table: object = table,
+                    one: object = one,
+                    sets: object = sets,
+                    shortcut: object = shortcut,
+                ) -> None:
                     for turn in range(turns):
                         x, s, d1, d2 = sets[turn % 3]  # type: ignore[index]
                         x = x.detach().requires_grad_()
                         if shortcut is None:
                             y, _ = one.pooled(x)  # type: ignore[attr-defined]
-                            torch.autograd.backward([y], [d1[:, :, ::2, ::2].contiguous(memory_format=torch.channels_last)])
+                            torch.autograd.backward(
+                                [y], [d1[:, :, ::2, ::2].contiguous(memory_format=torch.channels_last)]
+                            )
                         elif shortcut:
                             y, y2 = one(x, s.detach().requires_grad_())  # type: ignore[operator]
                             torch.autograd.backward([y, y2], [d1, d2])
@@ -256,13 +338,27 @@ def norm_sweep(only: int | None, out: Path) -> None:
                 found = profiled(lambda: work(9), device)
                 assert found is not None
                 for name, calls, ms in found.kernels:
-                    if name.startswith(("_sums", "_apply", "_back")):
+                    if kind_of(name) == "by hand":
                         us = ms * 1e3 / calls
                         key = f"{name}{'_pool' if shortcut is None else '_short' if shortcut else ''}"
                         totals[key] = totals.get(key, 0.0) + us * count
-                        rows.append({"setting": number, "batch": batch, "channels": channels, "edge": edge, "kernel": key, "us": us})
+                        rows.append(
+                            {
+                                "setting": number,
+                                "batch": batch,
+                                "channels": channels,
+                                "edge": edge,
+                                "kernel": key,
+                                "us": us,
+                            }
+                        )
             if only is None:
-                print(f"{number} {TILE_SETTINGS[number]} b{batch} " + " ".join(f"{k}={v:.0f}" for k, v in sorted(totals.items())) + f" all={sum(totals.values()):.0f}", flush=True)
+                print(
+                    f"{number} {TILE_SETTINGS[number]} b{batch} "
+                    + " ".join(f"{k}={v:.0f}" for k, v in sorted(totals.items()))
+                    + f" all={sum(totals.values()):.0f}",
+                    flush=True,
+                )
                 (out / "norm-sweep.json").write_text(json.dumps(rows))
 
 
@@ -271,6 +367,7 @@ def main() -> int:
     asked.add_argument("--stage", choices=sorted(STAGES))
     asked.add_argument("--only", help="names of cases, comma separated")
     asked.add_argument("--micro")
+    asked.add_argument("--commit", help="what to write into the records where the copy of the tree has no history")
     asked.add_argument("--out", type=Path, required=True)
     asked.add_argument("--budget-s", type=float, default=560)
     arguments = asked.parse_args()
@@ -278,13 +375,16 @@ def main() -> int:
     if arguments.micro and arguments.micro.startswith("norm"):
         norm_sweep(int(arguments.micro[4:]) if arguments.micro[4:] else None, arguments.out)
         return 0
+    if arguments.micro == "curves":
+        curves(arguments.out)
+        return 0
     if arguments.micro:
         micro(arguments.micro, arguments.out)
         return 0
     deadline = time.monotonic() + arguments.budget_s
     only = set((arguments.only or "").split(",")) - {""}
     cases = [c for c in STAGES[arguments.stage] if not only or c[0] in only]
-    results = [run_case(case, arguments.out, deadline) for case in cases]
+    results = [run_case(case, arguments.out, deadline, arguments.commit) for case in cases]
     table(results, arguments.out)
     return 0
 

@@ -1,1 +1,1 @@
-"""Whole-job measurements: collectives, matrix products, training steps, input. Nothing here imports torch at the top of a package."""
+"""Whole-job measurements: collectives, matrix products, training steps, input. No torch at import time."""

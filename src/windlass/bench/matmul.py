@@ -1,19 +1,23 @@
 """The honest ceiling of a device: the rate of large matrix products on fresh random numbers, in each type it has.
 
-A datasheet's rate is reached by no product; the share of *this* ceiling is what says how good a training step is. Products
-of zeros run faster than products of data and one cold product faster than a thousand hot ones, so the inputs are random and
-there are two figures: `burst`, the first products after a pause, and `sustained`, after seconds of load.
+A datasheet's rate is reached by no product; the share of *this* ceiling is what says how good a training step is.
+Products of zeros run faster than products of data and one cold product faster than a thousand hot ones, so the inputs
+are random and there are two figures: `burst`, the first products after a pause, and `sustained`, after seconds of load.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from windlass.bench import measure
-from windlass.errors import MachineError, UsageError
+from windlass.errors import MachineError, UsageError, WindlassError
 
 MatmulType = Literal["bf16", "fp16", "tf32", "fp32", "fp8", "fp8_fast"]
 TYPES: tuple[MatmulType, ...] = ("bf16", "fp16", "tf32", "fp32", "fp8", "fp8_fast")
@@ -85,9 +89,7 @@ def measure_matmul(
     while time.monotonic() < end:
         sample(per_sample)
     sustained = tuple(sample(per_sample) for _ in range(samples))
-    return MatmulResult(
-        type=kind, m=m, n=n, k=k, products_per_sample=per_sample, burst_s=burst, sustained_s=sustained
-    )
+    return MatmulResult(type=kind, m=m, n=n, k=k, products_per_sample=per_sample, burst_s=burst, sustained_s=sustained)
 
 
 def _product(kind: MatmulType, size: tuple[int, int, int], device: Any) -> Callable[[], object]:
@@ -109,3 +111,53 @@ def _product(kind: MatmulType, size: tuple[int, int, int], device: Any) -> Calla
     left = torch.randn(m, k, device=where, dtype=dtype)
     right = torch.randn(k, n, device=where, dtype=dtype)
     return lambda: left @ right
+
+
+def record(results: Sequence[MatmulResult], skipped: Sequence[str], command: Sequence[str]) -> dict[str, Any]:
+    """What was measured as plain values, with the samples."""
+    from windlass.bench.train.device import find_device
+    from windlass.bench.train.environment import software
+
+    found = find_device(None)
+    return {
+        "record": "windlass.bench.matmul",
+        "version": 1,
+        "command": list(command),
+        "device": {"kind": found.kind, "vendor": found.vendor, "name": found.name, "memory_bytes": found.memory_bytes},
+        "software": software(),
+        "results": [asdict(r) | {"burst": asdict(r.burst), "sustained": asdict(r.sustained)} for r in results],
+        "skipped": list(skipped),
+    }
+
+
+def run(argv: Sequence[str]) -> int:
+    """`python -m windlass.bench.matmul [--types bf16,fp8] [--size 8192] [--seconds 3] [--json FILE]`."""
+    parser = argparse.ArgumentParser(prog="python -m windlass.bench.matmul")
+    parser.add_argument("--types", default=",".join(TYPES))
+    parser.add_argument("--size", type=int, default=8192)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args(argv)
+    results, skipped = [], []
+    for kind in asked.types.split(","):
+        try:
+            result = measure_matmul(kind, (asked.size,) * 3, seconds=asked.seconds)
+        except MachineError as error:
+            skipped.append(f"{kind}: {error.message}")
+            sys.stdout.write(f"{kind:<9} skipped: {error.message}\n")
+            continue
+        except WindlassError as error:
+            sys.stderr.write(f"error: {error.message}\n  hint: {error.hint}\n")
+            return error.exit_code
+        results.append(result)
+        sys.stdout.write(
+            f"{kind:<9} burst {result.burst.value:8.1f}   sustained {result.sustained.value:8.1f} TFLOP/s\n"
+        )
+    if asked.json:
+        made = record(results, skipped, ("python", "-m", "windlass.bench.matmul", *argv))
+        asked.json.write_text(json.dumps(made, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

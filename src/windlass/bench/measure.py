@@ -115,7 +115,8 @@ def busbw(op: Collective, size_bytes: int, time_s: float, ranks: int) -> Figure:
 
 
 def flops_6n(parameters: int, tokens: int) -> float:
-    """6·N·tokens: two operations per weight forward and four backward. N counts all parameters, attention is left out."""
+    """6·N·tokens: two operations per weight forward and four backward. N counts all parameters, attention is left
+    out."""
     return 6.0 * parameters * tokens
 
 

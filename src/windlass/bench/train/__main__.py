@@ -119,7 +119,10 @@ def summary(record: dict[str, Any]) -> str:
     lines += [f"  {f['value']:>12,.1f} {f['unit']:<9} {name} [{f['formula']}]" for name, f in record["figures"].items()]
     if record["breakdown"]:
         kinds = ", ".join(f"{kind} {ms:.1f}" for kind, ms in record["breakdown"]["kinds_ms"])
-        lines.append(f"  profile   span {record['breakdown']['span_ms']:.1f} ms, idle {record['breakdown']['idle_ms']:.1f}: {kinds}")
+        lines.append(
+            f"  profile   span {record['breakdown']['span_ms']:.1f} ms, "
+            f"idle {record['breakdown']['idle_ms']:.1f}: {kinds}"
+        )
     return "\n".join(lines) + "\n"
 
 

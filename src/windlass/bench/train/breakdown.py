@@ -14,20 +14,22 @@ from windlass.bench.train.device import Device, synchronize
 
 # First match wins. Names as they show in traces of CUDA and ROCm.
 _KINDS: tuple[tuple[str, str], ...] = (
-    ("attention", r"flash|fmha|sdpa|cudnn_generated_fort_native_sdpa|attention"),
-    ("optimizer", r"adam|multi_tensor|sgd|foreach|lpnorm|FusedOptim"),
-    ("convolution", r"conv|fprop|dgrad|wgrad|implicit|xmma_.*(fprop|dgrad|wgrad)|nhwc"),
-    ("product", r"gemm|cutlass|nvjet|cublas|Cijk|_mm_|matmul|sm90_xmma"),
-    ("compiled", r"triton"),
+    ("by hand", r"^(_swiglu_|sums$|apply$|apply_pool$|back_sums$|back_input$)"),
+    ("attention", r"flash|fmha|sdpa|attention|compute_dot_do_o|convert_dq"),
+    ("optimizer", r"adam|multi_tensor|sgd|foreach|triton_for|lerp|FusedOptim"),
+    ("communication", r"nccl|rccl|oneccl"),
+    ("compiled", r"^triton_"),
+    ("convolution", r"fprop|dgrad|wgrad|implicit_?gemm|conv2d|convolution|cask_plugin"),
+    ("product", r"gemm|cutlass|nvjet|cublas|Cijk|_mm_|matmul|splitKreduce"),
     ("copy", r"memcpy|memset|copy"),
-    ("elementwise", r"elementwise|vectorized|reduce|CatArray|index|softmax|batch_norm|bn_"),
-    ("communication", r"nccl|rccl|ccl"),
+    ("elementwise", r"elementwise|vectorized|reduce|CatArray|index|softmax|batch_norm|bn_|pool"),
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Breakdown:
-    """Milliseconds of one step. `idle_ms` is the span from the first kernel to the last, less the time any kernel ran."""
+    """Milliseconds of one step. `idle_ms` is the span from the first kernel to the last, less the time any kernel
+    ran."""
 
     span_ms: float
     idle_ms: float

@@ -1,8 +1,8 @@
 """Training data: fresh random batches made on the device, or windows of a file of tokens.
 
 A batch depends on the seed, the step and its place in the global batch alone, so that one rank with two micro-steps
-and two ranks with one see the same global batch. Random data has something to learn in it: a loss that falls shows that the
-step really trains.
+and two ranks with one see the same global batch. Random data has something to learn in it: a loss that falls shows
+that the step really trains.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class TokenFile:
         self._device = device
 
     def batch(self, step: int, place: int) -> tuple[Tensor, Tensor]:
-        """Tokens and the tokens that follow them, both (batch, sequence); an error at a number outside the vocabulary."""
+        """Tokens and the tokens that follow them, both (batch, sequence); an error at a number outside the
+        vocabulary."""
         generator = torch.Generator().manual_seed(_mix(self._seed, step, place))
         last = self._text.numel() - self._sequence
         starts = torch.randint(last, (self._batch,), generator=generator).tolist()
@@ -78,7 +79,8 @@ class TokenFile:
 
 
 class RandomImages:
-    """Noise over a coarse pattern that depends on the class; only some classes appear, so a short run can learn them."""
+    """Noise over a coarse pattern that depends on the class; only some classes appear, so a short run can learn
+    them."""
 
     def __init__(
         self, *, image: int, classes: int, batch: int, seed: int, dtype: torch.dtype, device: torch.device

@@ -13,8 +13,8 @@ def captured(
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """`work` of two tensors, recorded once and replayed on copies of what it is given.
 
-    The work really runs `rehearsals` times before it is recorded (compilers and library heuristics must have settled), so it
-    must be one that may run more often than asked. All it allocates stays reserved for the replays.
+    The work really runs `rehearsals` times before it is recorded (compilers and library heuristics must have
+    settled), so it must be one that may run more often than asked. All it allocates stays reserved for the replays.
     """
     still_first, still_second = (t.clone(memory_format=torch.preserve_format) for t in (first, second))
     side = torch.cuda.Stream()

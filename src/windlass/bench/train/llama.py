@@ -123,7 +123,7 @@ class Llama(nn.Module):  # type: ignore[misc]
                 module.refresh()
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def initialize(module: nn.Module, prefix: str, *, layers: int, seed: int, device: torch.device) -> None:
     """Materialise a module's meta parameters on `device` with values that depend on the seed and their names alone.
 
@@ -170,17 +170,10 @@ def _keep_products(_ctx: object, op: object, *_args: object, **_kwargs: object) 
 
 def _call(mode: Checkpointing, block: nn.Module, *arguments: Tensor) -> tuple[Tensor, Tensor]:
     """The block, with all, some (products and attention) or none of its inner values kept for backward."""
+    result: tuple[Tensor, Tensor]
     if mode == "none":
-        result: tuple[Tensor, Tensor] = block(*arguments)
+        result = block(*arguments)
         return result
-    if mode == "full":
-        result = checkpoint(block, *arguments, use_reentrant=False, preserve_rng_state=False)
-        return result
-    result = checkpoint(
-        block,
-        *arguments,
-        use_reentrant=False,
-        preserve_rng_state=False,
-        context_fn=lambda: create_selective_checkpoint_contexts(_keep_products),
-    )
+    extra = {} if mode == "full" else {"context_fn": lambda: create_selective_checkpoint_contexts(_keep_products)}
+    result = checkpoint(block, *arguments, use_reentrant=False, preserve_rng_state=False, **extra)
     return result

@@ -150,7 +150,8 @@ def _recorded(
     accumulation: Accumulation,
     example: tuple[torch.Tensor, torch.Tensor],
 ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """The micro-step as a graph. Gradients then live in one place for ever: they are added to, and cleared between steps."""
+    """The micro-step as a graph. Gradients then live in one place for ever: they are added to, and cleared between
+    steps."""
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     accumulation.in_place = True

@@ -1,8 +1,8 @@
 """Cross entropy of a large vocabulary without ever holding all logits.
 
-The head's product, the loss and both gradients are made chunk by chunk in the forward pass; what is kept is the gradient
-by the inputs (as large as the inputs) and by the head's weight. At 4096 tokens and 32,000 words this saves about 1 GB, at
-128,256 words 4 GB, and each chunk's logits are read while they are still near.
+The head's product, the loss and both gradients are made chunk by chunk in the forward pass; what is kept is the
+gradient by the inputs (as large as the inputs) and by the head's weight. At 4096 tokens and 32,000 words this saves
+about 1 GB, at 128,256 words 4 GB, and each chunk's logits are read while they are still near.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from windlass.bench.train.product import Linear, add_product, new_product
 def chunked_loss(x: Tensor, head: Linear, targets: Tensor, pieces: Pieces, chunk: int) -> Tensor:
     """Mean cross entropy of head(x) against `targets`, over all tokens."""
     low = head.weight if head.rules.precision == "fp32" else _bf16_copy(head)
-    loss: Tensor = _ChunkedLoss.apply(x.reshape(-1, x.shape[-1]), head.weight, low, targets.reshape(-1), head, pieces, chunk)
+    loss: Tensor = _ChunkedLoss.apply(
+        x.reshape(-1, x.shape[-1]), head.weight, low, targets.reshape(-1), head, pieces, chunk
+    )
     return loss
 
 

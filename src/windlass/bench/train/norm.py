@@ -1,9 +1,9 @@
 """Batch norm with what follows it: the sum with a shortcut and the ReLU. Torch's own, or four Triton kernels by hand.
 
 By hand there are two passes forward (sums; apply) and two backward (sums; input), and nothing between two of them but
-memory. All norms of a network share one `NormTable`: their weights are one parameter, their sums one buffer that one kernel
-clears per step, and their running averages are updated by one kernel per step. With a norm after each of 53 convolutions
-this is what keeps a small batch from being a queue of tiny kernels.
+memory. All norms of a network share one `NormTable`: their weights are one parameter, their sums one buffer that one
+kernel clears per step, and their running averages are updated by one kernel per step. With a norm after each of 53
+convolutions this is what keeps a small batch from being a queue of tiny kernels.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from windlass.errors import UsageError
+
 try:
-    import triton
-    import triton.language as tl
-except ImportError:  # the CPU wheels of torch come without it
-    triton = None
+    from windlass.bench.train import norm_kernels as kernels
+except ImportError:  # no Triton: the CPU wheels of torch come without it
+    kernels = None  # type: ignore[assignment]
 
 EPS = 1e-5
 MOMENTUM = 0.1
@@ -35,14 +36,27 @@ class Tile:
     programs: int
 
 
-# By measurement on an H200; see docs/explanation/training-step.md.
-TILES: dict[str, Tile] = {
-    "sums": Tile(rows=64, channels=64, warps=4, programs=4),
-    "apply": Tile(rows=64, channels=64, warps=4, programs=4),
-    "back_sums": Tile(rows=64, channels=64, warps=4, programs=4),
-    "back_input": Tile(rows=64, channels=64, warps=4, programs=4),
-    "pool": Tile(rows=16, channels=64, warps=4, programs=16),
-    "pool_back": Tile(rows=32, channels=64, warps=4, programs=8),
+# By kernel: the tile from so many elements on, largest first. By measurement on an H200
+# (docs/explanation/training-step.md). The sums want few programs when the matrix is small, because each ends with
+# atomic additions to the same few addresses.
+TILES: dict[str, tuple[tuple[int, Tile], ...]] = {
+    "sums": (
+        (9_000_000, Tile(rows=32, channels=64, warps=4, programs=16)),
+        (4_000_000, Tile(rows=32, channels=64, warps=4, programs=8)),
+        (0, Tile(rows=64, channels=64, warps=4, programs=4)),
+    ),
+    "apply": (
+        (15_000_000, Tile(rows=16, channels=128, warps=4, programs=16)),
+        (0, Tile(rows=32, channels=128, warps=4, programs=8)),
+    ),
+    "back_sums": ((0, Tile(rows=64, channels=64, warps=4, programs=4)),),
+    "back_sums_joined": ((0, Tile(rows=32, channels=64, warps=4, programs=8)),),
+    "back_input": (
+        (15_000_000, Tile(rows=16, channels=128, warps=4, programs=16)),
+        (0, Tile(rows=32, channels=128, warps=4, programs=8)),
+    ),
+    "pool": ((0, Tile(rows=16, channels=64, warps=4, programs=16)),),
+    "pool_back": ((0, Tile(rows=16, channels=64, warps=4, programs=16)),),
 }
 
 
@@ -93,19 +107,19 @@ class NormTable(nn.Module):  # type: ignore[misc]
         self.register_buffer("unbias", torch.ones(self.channels), persistent=False)
         self._known: set[int] = set()
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def note_rows(self, place: slice, rows: int) -> None:
         """Remember over how many values a norm averages; does work at the first sight only, so never inside a graph."""
         if place.start not in self._known:
             self._known.add(place.start)
             self.unbias[place] = rows / max(1, rows - 1)
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def begin(self) -> None:
         """Before forward: clear the sums."""
         self.sums.zero_()
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def end(self) -> None:
         """After backward: running averages, and the gradients that the kernels left in the sums."""
         self.running[0].lerp_(self.batch[0], MOMENTUM)
@@ -134,182 +148,17 @@ class TableNorm(nn.Module):  # type: ignore[misc]
         return result
 
 
-if triton is not None:
-
-    @triton.jit  # type: ignore[untyped-decorator]
-    def _sums(x, shift, total, square, rows, steps: tl.constexpr, C: tl.constexpr, R: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803
-        c = tl.program_id(1) * B + tl.arange(0, B)
-        k = tl.load(shift + c)[None, :]
-        first = tl.zeros([R, B], tl.float32)
-        second = tl.zeros([R, B], tl.float32)
-        r = tl.program_id(0) * steps * R + tl.arange(0, R)
-        for _ in range(steps):
-            inside = (r < rows)[:, None]
-            # Measured from the running mean, so that a large mean does not swallow a small variance.
-            v = tl.load(x + r[:, None] * C + c[None, :], mask=inside, other=0.0).to(tl.float32) - k
-            v = tl.where(inside, v, 0.0)
-            first += v
-            second += v * v
-            r += R
-        tl.atomic_add(total + c, tl.sum(first, 0))
-        tl.atomic_add(square + c, tl.sum(second, 0))
-
-    @triton.jit  # type: ignore[untyped-decorator]
-    def _apply(  # type: ignore[no-untyped-def]
-        x, shortcut, y, shift, weight, bias, total, square, mean_out, var_out, rows, eps,
-        steps: tl.constexpr, C: tl.constexpr, R: tl.constexpr, B: tl.constexpr,  # noqa: N803
-        SHORTCUT: tl.constexpr, RELU: tl.constexpr,  # noqa: N803
-    ):  # fmt: skip
-        c = tl.program_id(1) * B + tl.arange(0, B)
-        d = tl.load(total + c) / rows
-        var = tl.maximum(tl.load(square + c) / rows - d * d, 0.0)
-        mean = tl.load(shift + c) + d
-        if tl.program_id(0) == 0:
-            tl.store(mean_out + c, mean)
-            tl.store(var_out + c, var)
-        a = tl.load(weight + c) / tl.sqrt(var + eps)
-        b = (tl.load(bias + c) - mean * a)[None, :]
-        a = a[None, :]
-        r = tl.program_id(0) * steps * R + tl.arange(0, R)
-        for _ in range(steps):
-            inside = (r < rows)[:, None]
-            at = r[:, None] * C + c[None, :]
-            v = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) * a + b
-            if SHORTCUT:
-                v += tl.load(shortcut + at, mask=inside, other=0.0).to(tl.float32)
-            if RELU:
-                v = tl.maximum(v, 0.0)
-            tl.store(y + at, v.to(y.dtype.element_ty), mask=inside)
-            r += R
-
-    @triton.jit  # type: ignore[untyped-decorator]
-    def _from_pool(dy, index, r, c, inside, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803
-        """The gradient that reaches pixels r through a 3×3 maximum of stride 2: of the at most four windows that hold a
-        pixel, those that chose it."""
-        image, ih, iw = r // (H * W), (r // W) % H, r % W
-        g = tl.zeros([r.shape[0], c.shape[0]], tl.float32)
-        for i in tl.static_range(2):
-            for j in tl.static_range(2):
-                oh, ow = (ih + 1) // 2 - i, (iw + 1) // 2 - j
-                kh, kw = ih + 1 - 2 * oh, iw + 1 - 2 * ow
-                held = (kh <= 2) & (kw <= 2) & (oh >= 0) & (ow >= 0) & (oh < H // 2) & (ow < W // 2)
-                mask = held[:, None] & inside
-                at = ((image * (H // 2) + oh) * (W // 2) + ow)[:, None] * C + c[None, :]
-                chosen = tl.load(index + at, mask=mask, other=255).to(tl.int32) == (kh * 3 + kw)[:, None]
-                g += tl.where(chosen, tl.load(dy + at, mask=mask, other=0.0).to(tl.float32), 0.0)
-        return g
-
-    @triton.jit  # type: ignore[untyped-decorator]
-    def _apply_pool(  # type: ignore[no-untyped-def]
-        x, y, index, shift, weight, bias, total, square, mean_out, var_out, rows, eps,
-        steps: tl.constexpr, C: tl.constexpr, R: tl.constexpr, B: tl.constexpr,  # noqa: N803
-        H: tl.constexpr, W: tl.constexpr,  # noqa: N803
-    ):  # fmt: skip
-        """As _apply with ReLU, and the 3×3 maximum of stride 2 after it; the normed image itself is never written."""
-        c = tl.program_id(1) * B + tl.arange(0, B)
-        d = tl.load(total + c) / rows
-        var = tl.maximum(tl.load(square + c) / rows - d * d, 0.0)
-        mean = tl.load(shift + c) + d
-        if tl.program_id(0) == 0:
-            tl.store(mean_out + c, mean)
-            tl.store(var_out + c, var)
-        a = tl.load(weight + c) / tl.sqrt(var + eps)
-        b = (tl.load(bias + c) - mean * a)[None, :]
-        a = a[None, :]
-        q = tl.program_id(0) * steps * R + tl.arange(0, R)
-        for _ in range(steps):
-            inside = q < rows // 4
-            image, oh, ow = q // (H * W // 4), (q // (W // 2)) % (H // 2), q % (W // 2)
-            best = tl.full([R, B], -1.0, tl.float32)
-            which = tl.zeros([R, B], tl.int32)
-            for k in tl.static_range(9):
-                ih, iw = 2 * oh - 1 + k // 3, 2 * ow - 1 + k % 3
-                held = (inside & (ih >= 0) & (ih < H) & (iw >= 0) & (iw < W))[:, None]
-                v = tl.load(x + ((image * H + ih) * W + iw)[:, None] * C + c[None, :], mask=held, other=0.0)
-                v = tl.where(held, tl.maximum(v.to(tl.float32) * a + b, 0.0), -1.0)
-                which = tl.where(v > best, k, which)
-                best = tl.maximum(v, best)
-            at = q[:, None] * C + c[None, :]
-            tl.store(y + at, best.to(y.dtype.element_ty), mask=inside[:, None])
-            tl.store(index + at, which.to(tl.uint8), mask=inside[:, None])
-            q += R
-
-    @triton.jit  # type: ignore[untyped-decorator]
-    def _back_sums(  # type: ignore[no-untyped-def]
-        dy, dy2, x, y, g_out, weight, bias, mean_in, var_in, dbias, dweight, rows, eps,
-        steps: tl.constexpr, C: tl.constexpr, R: tl.constexpr, B: tl.constexpr,  # noqa: N803
-        SHORTCUT: tl.constexpr, RELU: tl.constexpr, TWO: tl.constexpr,  # noqa: N803
-        POOL: tl.constexpr, H: tl.constexpr, W: tl.constexpr,  # noqa: N803
-    ):  # fmt: skip
-        c = tl.program_id(1) * B + tl.arange(0, B)
-        mean = tl.load(mean_in + c)
-        rstd = 1.0 / tl.sqrt(tl.load(var_in + c) + eps)
-        a = tl.load(weight + c) * rstd
-        b = (tl.load(bias + c) - mean * a)[None, :]
-        a, mean, rstd = a[None, :], mean[None, :], rstd[None, :]
-        first = tl.zeros([R, B], tl.float32)
-        second = tl.zeros([R, B], tl.float32)
-        r = tl.program_id(0) * steps * R + tl.arange(0, R)
-        for _ in range(steps):
-            inside = (r < rows)[:, None]
-            at = r[:, None] * C + c[None, :]
-            if POOL:
-                g = _from_pool(dy, dy2, r, c, inside, C, H, W)
-            else:
-                g = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
-            v = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-            if TWO:
-                g += tl.load(dy2 + at, mask=inside, other=0.0).to(tl.float32)
-            if RELU:
-                if SHORTCUT:
-                    g = tl.where(tl.load(y + at, mask=inside, other=0.0).to(tl.float32) > 0, g, 0.0)
-                else:
-                    g = tl.where(v * a + b > 0, g, 0.0)
-            if SHORTCUT:
-                tl.store(g_out + at, g.to(g_out.dtype.element_ty), mask=inside)
-            first += g
-            second += g * ((v - mean) * rstd)
-            r += R
-        tl.atomic_add(dbias + c, tl.sum(first, 0))
-        tl.atomic_add(dweight + c, tl.sum(second, 0))
-
-    @triton.jit  # type: ignore[untyped-decorator]
-    def _back_input(  # type: ignore[no-untyped-def]
-        dy, index, x, dx, weight, bias, mean_in, var_in, dbias, dweight, rows, eps,
-        steps: tl.constexpr, C: tl.constexpr, R: tl.constexpr, B: tl.constexpr,  # noqa: N803
-        MASK: tl.constexpr, POOL: tl.constexpr, H: tl.constexpr, W: tl.constexpr,  # noqa: N803
-    ):  # fmt: skip
-        c = tl.program_id(1) * B + tl.arange(0, B)
-        mean = tl.load(mean_in + c)
-        rstd = 1.0 / tl.sqrt(tl.load(var_in + c) + eps)
-        a = tl.load(weight + c) * rstd
-        b = (tl.load(bias + c) - mean * a)[None, :]
-        # dx = a·(g - db/n - x̂·dw/n), with all that does not change along the rows taken together.
-        slope = rstd * tl.load(dweight + c) / rows
-        offset = (tl.load(dbias + c) / rows - mean * slope)[None, :]
-        a, slope = a[None, :], slope[None, :]
-        r = tl.program_id(0) * steps * R + tl.arange(0, R)
-        for _ in range(steps):
-            inside = (r < rows)[:, None]
-            at = r[:, None] * C + c[None, :]
-            if POOL:
-                g = _from_pool(dy, index, r, c, inside, C, H, W)
-            else:
-                g = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
-            v = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-            if MASK:
-                g = tl.where(v * a + b > 0, g, 0.0)
-            tl.store(dx + at, (a * (g - offset - v * slope)).to(dx.dtype.element_ty), mask=inside)
-            r += R
-
-
 def _rows_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
 def _launch(kernel: str, rows: int, channels: int) -> tuple[tuple[int, int], dict[str, int]]:
     """Grid and sizes of a kernel over a matrix. The number of steps is a power of two: few variants to compile."""
-    tile = TILES[kernel]
+    if rows * channels >= 2**31:
+        raise UsageError(
+            f"an activation of {rows} x {channels} values", hint="norms by hand count in 32 bits: use a smaller --batch"
+        )
+    tile = next(tile for least, tile in TILES[kernel] if rows * channels >= least)
     block = min(tile.channels, channels)
     columns = channels // block
     wanted = max(1, tile.programs * _multiprocessors() // columns)
@@ -357,7 +206,7 @@ def _forward_sums(x: Tensor, table: NormTable, place: slice) -> tuple[_Vectors, 
     table.note_rows(place, rows)
     v = _vectors(table, place)
     grid, sizes = _launch("sums", rows, channels)
-    _sums[grid](x, v.shift, v.total, v.square, rows, **sizes)
+    kernels.sums[grid](x, v.shift, v.total, v.square, rows, **sizes)
     return v, rows, channels
 
 
@@ -371,7 +220,7 @@ class _NormAct(torch.autograd.Function):  # type: ignore[misc]
         v, rows, channels = _forward_sums(x, table, place)
         y = torch.empty_like(x)
         grid, sizes = _launch("apply", rows, channels)
-        _apply[grid](
+        kernels.apply[grid](
             x, x if shortcut is None else shortcut, y, v.shift, v.weight, v.bias, v.total, v.square, v.mean, v.var,
             rows, EPS, SHORTCUT=shortcut is not None, RELU=relu, **sizes,
         )  # fmt: skip
@@ -391,14 +240,15 @@ class _NormAct(torch.autograd.Function):  # type: ignore[misc]
         channels = x.shape[1]
         rows = x.numel() // channels
         g = torch.empty_like(x) if joined else given[0]
-        grid, sizes = _launch("back_sums", rows, channels)
-        _back_sums[grid](
-            given[0], given[-1], x, y if joined else x, g, v.weight, v.bias, v.mean, v.var, v.dbias, v.dweight, rows, EPS,
+        grid, sizes = _launch("back_sums_joined" if joined else "back_sums", rows, channels)
+        kernels.back_sums[grid](
+            given[0], given[-1], x, y if joined else x, g, v.weight, v.bias, v.mean, v.var, v.dbias, v.dweight,
+            rows, EPS,
             SHORTCUT=joined, RELU=ctx.relu, TWO=len(given) == 2, POOL=False, H=0, W=0, **sizes,
         )  # fmt: skip
         dx = torch.empty_like(x)
         grid, sizes = _launch("back_input", rows, channels)
-        _back_input[grid](
+        kernels.back_input[grid](
             g, g, x, dx, v.weight, v.bias, v.mean, v.var, v.dbias, v.dweight, rows, EPS,
             MASK=ctx.relu and not joined, POOL=False, H=0, W=0, **sizes,
         )  # fmt: skip
@@ -414,7 +264,7 @@ class _NormPool(torch.autograd.Function):  # type: ignore[misc]
         y = x.new_empty(batch, height // 2, width // 2, channels).permute(0, 3, 1, 2)
         index = torch.empty_like(y, dtype=torch.uint8)
         grid, sizes = _launch("pool", rows // 4, channels)
-        _apply_pool[grid](
+        kernels.apply_pool[grid](
             x, y, index, v.shift, v.weight, v.bias, v.total, v.square, v.mean, v.var, rows, EPS,
             H=height, W=width, **sizes,
         )  # fmt: skip
@@ -433,11 +283,11 @@ class _NormPool(torch.autograd.Function):  # type: ignore[misc]
         rows = x.numel() // channels
         dx = torch.empty_like(x)
         grid, sizes = _launch("pool_back", rows, channels)
-        _back_sums[grid](
+        kernels.back_sums[grid](
             total, index, x, x, dx, v.weight, v.bias, v.mean, v.var, v.dbias, v.dweight, rows, EPS,
             SHORTCUT=False, RELU=True, TWO=False, POOL=True, H=height, W=width, **sizes,
         )  # fmt: skip
-        _back_input[grid](
+        kernels.back_input[grid](
             total, index, x, dx, v.weight, v.bias, v.mean, v.var, v.dbias, v.dweight, rows, EPS,
             MASK=True, POOL=True, H=height, W=width, **sizes,
         )  # fmt: skip

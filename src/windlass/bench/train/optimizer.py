@@ -25,7 +25,8 @@ def warm_learning_rate(peak: float, step: int, *, warmup: int = 10) -> float:
 
 
 class AdamW:
-    """AdamW with clipping by the total norm. Weights, gradients and moments are fp32; bf16 copies are written on the way."""
+    """AdamW with clipping by the total norm. Weights, gradients and moments are fp32; bf16 copies are written on the
+    way."""
 
     def __init__(self, model: nn.Module, *, weight_decay: float, clip: float, compile: bool) -> None:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
@@ -39,9 +40,10 @@ class AdamW:
         self._update: Callable[..., None] = compiled(_adamw, compile)
         self._update_with_copy: Callable[..., None] = compiled(_adamw_with_copy, compile)
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, learning_rate: float) -> Tensor:
-        """One update of every weight and of its low-precision copy; returns the norm of the gradient before clipping."""
+        """One update of every weight and of its low-precision copy; returns the norm of the gradient before
+        clipping."""
         self._steps += 1
         gradients = [p.grad for p in self._parameters]
         norm = _whole(torch.nn.utils.get_total_norm(gradients, foreach=True))
@@ -94,10 +96,11 @@ def _whole(norm: Tensor) -> Tensor:
 
 
 class MasterSgd:
-    """SGD with momentum for a model whose large weights live in bf16: the fp32 masters are here, the model holds copies.
+    """SGD with momentum for a model whose large weights live in bf16: the fp32 masters are here, the model holds
+    copies.
 
-    Compiled, the whole update is a few kernels whatever the number of weights; as loops of small copies it took 330 of the
-    800 kernels of a ResNet-50 step. It takes no decision on the host, so it can be captured in a graph.
+    Compiled, the whole update is a few kernels whatever the number of weights; as loops of small copies it took 330
+    of the 800 kernels of a ResNet-50 step. It takes no decision on the host, so it can be captured in a graph.
     """
 
     def __init__(
@@ -113,7 +116,7 @@ class MasterSgd:
         self._rule = (learning_rate, momentum, decay)
         self._update: Callable[..., None] = compiled(_sgd, compile)
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self) -> None:
         """Update masters from the gradients that are there, then the weights from the masters."""
         gradients = [p.grad for p in self._weights]

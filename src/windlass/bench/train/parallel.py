@@ -43,7 +43,8 @@ def read_world() -> World:
 
 @contextmanager
 def process_group(world: World, parallel: Parallel, device: Device) -> Iterator[None]:
-    """Join the ranks for the time of the block. FSDP of one rank needs a group too; without any launcher it is a local one."""
+    """Join the ranks for the time of the block. FSDP of one rank needs a group too; without any launcher it is a
+    local one."""
     if parallel == "none":
         if world.size > 1:
             raise UsageError(f"{world.size} ranks but --parallel none", hint="use --parallel ddp or fsdp")
@@ -61,7 +62,8 @@ def process_group(world: World, parallel: Parallel, device: Device) -> Iterator[
 
 
 def spread_llama(model: Llama, parallel: Parallel, device: Device, seed: int) -> nn.Module:
-    """The model with its weights on the device, wrapped for the parallel mode. Made and sharded block by block under FSDP."""
+    """The model with its weights on the device, wrapped for the parallel mode. Made and sharded block by block under
+    FSDP."""
     if parallel != "fsdp":
         initialize(model, "", layers=model.size.layers, seed=seed, device=device.torch)
         model.refresh()

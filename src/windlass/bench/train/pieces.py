@@ -1,9 +1,9 @@
 """What happens between two matrix products, each piece one small pure function that torch.compile turns into one or two
 kernels.
 
-Why pieces and not whole blocks: a product is a boundary for fusion anyway, and leaving the products outside the compiler
-lets `product` choose their layout, add weight gradients in place, and share one compiled piece between all layers (the
-compiler sees seven tiny graphs, in seconds, instead of a block).
+Why pieces and not whole blocks: a product is a boundary for fusion anyway, and leaving the products outside the
+compiler lets `product` choose their layout, add weight gradients in place, and share one compiled piece between all
+layers (the compiler sees seven tiny graphs, in seconds, instead of a block).
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Pieces:
 def make_pieces(*, compile: bool) -> Pieces:
     """The pieces, each compiled once per shape it meets."""
     if compile:
-        # to_fp8 meets every weight, value and gradient shape of the model; past the limit torch falls back to eager, silently.
+        # to_fp8 meets every weight, value and gradient shape of the model; past the limit torch falls back to eager,
+        # silently.
         torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     return Pieces(
         rms_norm=compiled(_rms_norm, compile),
@@ -124,7 +125,8 @@ def _to_fp8_into(x: Tensor, small: Tensor, turned: Tensor, scale: Tensor) -> Non
 
 
 def _add_into(total: Tensor, part: Tensor) -> None:
-    """total += part for parts in a narrower type; compiled it reads at the full rate of the memory, torch's own at 2/3."""
+    """total += part for parts in a narrower type; compiled it reads at the full rate of the memory, torch's own at
+    2/3."""
     total.add_(part)
 
 

@@ -1,8 +1,8 @@
 """Matrix products with fp32 master weights: fp32, bf16, or fp8.
 
-`Linear.weight` is always the fp32 master that the optimizer updates. The product sees a copy in low precision, made once per
-optimizer step (`refresh`), not once per use: with 16 micro-steps that is 16 times less conversion. Under FSDP there is no
-standing copy: FSDP gathers the weight in bf16 and the product takes that.
+`Linear.weight` is always the fp32 master that the optimizer updates. The product sees a copy in low precision, made
+once per optimizer step (`refresh`), not once per use: with 16 micro-steps that is 16 times less conversion. Under
+FSDP there is no standing copy: FSDP gathers the weight in bf16 and the product takes that.
 
 Weight gradients are fp32. In micro-steps after the first they are added inside the product's own epilogue
 (`torch.addmm` with an fp32 output and bf16 inputs) instead of by a separate pass over all gradients.
@@ -31,7 +31,8 @@ class ProductRules:
 
 
 class Accumulation:
-    """Whether backward may add into `weight.grad` itself. Off where hooks must see the gradient (the last step of DDP)."""
+    """Whether backward may add into `weight.grad` itself. Off where hooks must see the gradient (the last step of
+    DDP)."""
 
     def __init__(self, in_place: bool) -> None:
         self.in_place = in_place
@@ -40,7 +41,9 @@ class Accumulation:
 class Linear(nn.Module):  # type: ignore[misc]
     """y = x Wᵀ without a bias, for x of shape (..., inputs)."""
 
-    def __init__(self, inputs: int, outputs: int, rules: ProductRules, pieces: Pieces, accumulation: Accumulation) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, rules: ProductRules, pieces: Pieces, accumulation: Accumulation
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
         self.rules = rules
@@ -49,7 +52,7 @@ class Linear(nn.Module):  # type: ignore[misc]
         # Plain attributes, not buffers: they are no part of the state and must not be moved, sharded or saved.
         self.copy: tuple[Tensor, ...] | None = None
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def refresh(self) -> None:
         """Make the standing copy from the master; in place where it exists, so that captured graphs see it."""
         if not self.rules.standing_copies or self.rules.precision == "fp32":

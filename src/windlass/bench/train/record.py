@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-import platform
-import subprocess
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import windlass
 from windlass.bench import measure
 from windlass.bench.train.device import Device
+from windlass.bench.train.environment import software
 from windlass.bench.train.loop import LlmResult
 from windlass.bench.train.options import LlmOptions, ResNetOptions, llama_size
 from windlass.bench.train.resnet_loop import ResNetResult
@@ -50,7 +46,8 @@ def llm_record(result: LlmResult, command: tuple[str, ...]) -> dict[str, Any]:
 
 
 def resnet_record(result: ResNetResult, command: tuple[str, ...]) -> dict[str, Any]:
-    """The record of a ResNet run. Rates are per device, by the median step; mean ± 1.96 σ as the synthetic benchmark has it."""
+    """The record of a ResNet run. Rates are per device, by the median step; mean ± 1.96 σ as the synthetic benchmark
+    has it."""
     rates = [result.options.batch / s for s in result.step_s]
     overall = measure.spread(rates)
     median = measure.percentile(result.step_s, 50)
@@ -90,8 +87,13 @@ def _common(
         "command": list(command),
         "options": shown,
         "ranks": ranks,
-        "device": {"kind": device.kind, "vendor": device.vendor, "name": device.name, "memory_bytes": device.memory_bytes},
-        "software": _software(),
+        "device": {
+            "kind": device.kind,
+            "vendor": device.vendor,
+            "name": device.name,
+            "memory_bytes": device.memory_bytes,
+        },
+        "software": software(),
     }
 
 
@@ -105,30 +107,6 @@ def _measured(result: LlmResult | ResNetResult, figures: dict[str, measure.Figur
         "peak_memory_bytes": result.peak_memory_bytes,
         "breakdown": None if result.breakdown is None else asdict(result.breakdown),
     }
-
-
-def _software() -> dict[str, str | None]:
-    cudnn = torch.backends.cudnn.version() if torch.cuda.is_available() else None
-    return {
-        "windlass": windlass.__version__,
-        "commit": _commit(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "hip": torch.version.hip,
-        "cudnn": None if cudnn is None else str(cudnn),
-    }
-
-
-def _commit() -> str | None:
-    """The commit of this checkout, None where it is an installed package."""
-    try:
-        done = subprocess.run(
-            ("git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"), capture_output=True, text=True, timeout=10
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def refuse_bad_loss(record: dict[str, Any]) -> None:

@@ -25,8 +25,8 @@ class Pointwise(nn.Conv2d):  # type: ignore[misc]
 
 
 class Stem(nn.Conv2d):  # type: ignore[misc]
-    """The 7×7 convolution of stride 2 over three channels. Three channels fit no matrix unit, so it can be computed as the
-    equal 4×4 convolution of stride 1 over 2×2 patches of 12 (padded to 16) channels."""
+    """The 7×7 convolution of stride 2 over three channels. Three channels fit no matrix unit, so it can be computed
+    as the equal 4×4 convolution of stride 1 over 2×2 patches of 12 (padded to 16) channels."""
 
     def __init__(self, *, over_patches: bool, compile: bool = False) -> None:
         super().__init__(3, 64, 7, stride=2, padding=3, bias=False)
@@ -49,7 +49,8 @@ def _to_patches(x: Tensor) -> Tensor:
 
 
 def _to_taps(weight: Tensor) -> Tensor:
-    """(64, 4, 4, 16): one more row and column of zeros in front makes the 7×7 an 8×8 whose taps pair up with patches."""
+    """(64, 4, 4, 16): one more row and column of zeros in front makes the 7×7 an 8×8 whose taps pair up with
+    patches."""
     taps = nn.functional.pad(weight, (1, 0, 1, 0)).view(64, 3, 4, 2, 4, 2).permute(0, 2, 4, 3, 5, 1)
     return nn.functional.pad(taps.reshape(64, 4, 4, 12), (0, 4))
 

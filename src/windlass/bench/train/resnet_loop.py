@@ -60,7 +60,8 @@ def resolve(options: ResNetOptions, device: Device) -> ResNetOptions:
         device=device.kind,
         precision=options.precision or device.precision,
         compile=device.compile if options.compile is None else options.compile,
-        # Convolutions in fp32 are TF32 in every published table of this benchmark; products of the step are not affected.
+        # Convolutions in fp32 are TF32 in every published table of this benchmark; products of the step are not
+        # affected.
         tf32=device.kind == "cuda" if options.tf32 is None else options.tf32,
         graphs=graphs,
     )
