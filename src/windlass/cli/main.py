@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
+import signal
 import sys
 from importlib import import_module
 from typing import Any
 
 import windlass
-from windlass.errors import CommandError, WindlassError, nearest
+from windlass.errors import CommandError, MachineError, WindlassError, nearest
 
 _COMMANDS = {
     "run": ("windlass.cli.run", "run a script on this machine or in this allocation"),
@@ -60,17 +62,18 @@ def main(argv: list[str]) -> int:
         close = nearest(name, _COMMANDS)
         print(f"windlass: unknown command {name!r}" + (f"; did you mean {close!r}?" if close else ""), file=sys.stderr)
         return 2
-    command = import_module(_COMMANDS[name][0])
-    parser = _Parser(prog=f"windlass {name}", description=command.__doc__, formatter_class=_Help)
-    command.add_arguments(parser)
     try:
+        command = import_module(_COMMANDS[name][0])
+        parser = _Parser(prog=f"windlass {name}", description=command.__doc__, formatter_class=_Help)
+        command.add_arguments(parser)
         args = command.parse(parser, argv[1:]) if hasattr(command, "parse") else parser.parse_args(argv[1:])
         result = command.main(args)
     except WindlassError as error:
         return _complain(error)
-    except KeyboardInterrupt:
-        print("windlass: interrupted", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as interrupt:
+        sig = getattr(interrupt, "signal", signal.SIGINT)
+        print(f"windlass: {sig.name}", file=sys.stderr)
+        return 128 + int(sig)
     if getattr(args, "json", False) and result.data is not None:
         _print_json(result.data)
     elif result.text:
@@ -85,10 +88,9 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 def _print_json(data: object) -> None:
-    import msgspec  # here: `windlass --help` does not need it
+    from windlass.model.jsontext import to_json  # here: `windlass --help` does not need it
 
-    encoded = msgspec.json.encode(data, order="deterministic")
-    sys.stdout.write(msgspec.json.format(encoded, indent=1).decode() + "\n")
+    sys.stdout.write(to_json(data).decode())
 
 
 def _complain(error: WindlassError) -> int:
@@ -101,12 +103,36 @@ def _complain(error: WindlassError) -> int:
     return error.exit_code
 
 
+class _Asked(KeyboardInterrupt):
+    """Somebody asked windlass to end: like Ctrl-C, so that what was begun is cleared up on the way out."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.signal = signal.Signals(number)
+
+
+def _end(number: int, _: object) -> None:
+    raise _Asked(number)
+
+
 def entry() -> None:
     """The `windlass` command."""
+    for sig in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(sig) is not signal.SIG_IGN:  # nohup
+            signal.signal(sig, _end)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name that this locale cannot write must not end a command
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = main(sys.argv[1:])
         sys.stdout.flush()
     except BrokenPipeError:  # `windlass plan … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 141
+    except OSError as error:  # `windlass plan > /full/disk`, a terminal that is gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _complain(MachineError(f"cannot write the output: {error.strerror}"))
+        code = MachineError.exit_code
+    except KeyboardInterrupt as interrupt:
+        code = 128 + int(getattr(interrupt, "signal", signal.SIGINT))
     sys.exit(code)

@@ -77,6 +77,13 @@ def finish_caches(plan: Plan, folder: RunFolder, facts: JobFacts, environ: Mappi
         _remove_elsewhere(plan, parent, environ, view)
 
 
+def remove_caches(plan: Plan, facts: JobFacts, environ: Mapping[str, str]) -> None:
+    """Remove this run's caches from this node."""
+    parent = local_parent(plan, facts, environ)
+    if parent.is_dir() and not parent.is_symlink():
+        shutil.rmtree(parent, ignore_errors=True)
+
+
 def _remove_elsewhere(plan: Plan, parent: Path, environ: Mapping[str, str], view: View) -> None:
     """Remove the caches of the other nodes too. Only where this node's held files: then theirs do, and a step on all
     nodes is worth its time; empty folders are left to the nodes' own cleaning."""

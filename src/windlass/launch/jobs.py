@@ -19,6 +19,7 @@ from windlass.launchers.base import Launcher
 from windlass.model.plan import Plan
 from windlass.model.record import RankFailure
 
+RUN_DIR_VARIABLE = "WINDLASS_RUN_DIR"
 _MOST_MESSAGES = 10_000
 
 
@@ -47,6 +48,10 @@ class Job:
         return False
 
     def ask_to_stop(self, sig: signal.Signals) -> None:
+        raise NotImplementedError
+
+    def pass_on(self, sig: signal.Signals) -> None:
+        """Hand a signal on to the ranks, for what they make of it."""
         raise NotImplementedError
 
     def kill(self) -> None:
@@ -121,6 +126,11 @@ class LauncherJob(Job):
         if self._child:
             signal_group(self._child, signal.SIGTERM)
 
+    def pass_on(self, sig: signal.Signals) -> None:
+        """srun and hydra forward it to every rank."""
+        if self._child:
+            self._child.send_signal(sig)
+
     def kill(self) -> None:
         if self._child:
             signal_group(self._child, signal.SIGKILL)
@@ -150,6 +160,7 @@ class LocalJob(Job):
         for rank in range(self.plan.ranks_per_node):
             own = {
                 **env,
+                RUN_DIR_VARIABLE: str(self.folder.path),
                 names.rank[0]: str(rank),
                 names.local_rank[0]: str(rank),
                 names.node_rank[0]: "0",
@@ -188,6 +199,11 @@ class LocalJob(Job):
     def ask_to_stop(self, sig: signal.Signals) -> None:
         for rank in self._alive:
             signal_group(self._ranks[rank], sig)
+
+    def pass_on(self, sig: signal.Signals) -> None:
+        """Only to the rank itself: workers that it has started did not ask for signals."""
+        for rank in self._alive:
+            self._ranks[rank].send_signal(sig)
 
     def kill(self) -> None:
         for child in self._ranks.values():

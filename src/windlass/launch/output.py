@@ -6,6 +6,7 @@ back until they end or the rank does.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections import deque
@@ -54,8 +55,11 @@ class View:
         self._err = err
         self._width = width
         self._tint = out.isatty()
+        self._broken: list[TextIO] = []
 
     def shows(self, rank: int | None) -> bool:
+        if self._out in self._broken:
+            return False
         return rank is not None and (self._shown is None or rank in self._shown)
 
     @property
@@ -75,13 +79,27 @@ class View:
         safe = _CONTROL.sub("�", text).encode("utf-8", "replace").decode()
         self._write(self._err, safe)
 
-    @staticmethod
-    def _write(stream: TextIO, text: str) -> None:
+    def _write(self, stream: TextIO, text: str) -> None:
+        """A reader that went away (`| head`), a full disk behind `>` or a closed terminal do not end a run: its output
+        is in its files. Said once, and not at all to readers that wanted no more."""
+        if stream in self._broken:
+            return
         try:
             stream.write(text + "\n")
             stream.flush()
-        except (BrokenPipeError, ValueError):
-            pass  # the reader went away (`| head`); the run and its files go on
+        except (OSError, ValueError) as error:
+            self._broken.append(stream)
+            _detach(stream)
+            if isinstance(error, OSError) and not isinstance(error, BrokenPipeError) and stream is self._out:
+                self.note(f"windlass: cannot write to the standard output: {error.strerror}; the run goes on")
+
+
+def _detach(stream: TextIO) -> None:
+    """What a stream could not write stays in its buffer and would fail again when the interpreter ends."""
+    with contextlib.suppress(OSError, ValueError):
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, stream.fileno())
+        os.close(nothing)
 
 
 class Lines:
@@ -130,8 +148,10 @@ class NodeLogs:
         """Append one line. A full disk does not end the run: the first error is kept in `lost` and told once."""
         node = rank // self._ranks_per_node
         label = label_line(rank, "").encode()
+        data = label + line + b"\n"
         try:
-            os.write(self._descriptor(node), label + line + b"\n")
+            while data:  # a disk that is nearly full takes a part
+                data = data[os.write(self._descriptor(node), data) :]
         except OSError as error:
             self.lost = self.lost or error
 

@@ -9,18 +9,20 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 import msgspec
 
+from windlass.errors import MachineError
 from windlass.launch.batch import launch_script, launch_words
-from windlass.launch.caches import claim_caches, finish_caches
+from windlass.launch.caches import claim_caches, finish_caches, remove_caches
 from windlass.launch.children import adopt_orphans, sweep
 from windlass.launch.ends import first_end, read_seats
 from windlass.launch.folder import RunFolder
-from windlass.launch.jobs import Job, LauncherJob, LocalJob
+from windlass.launch.guard import guarded
+from windlass.launch.jobs import RUN_DIR_VARIABLE, Job, LauncherJob, LocalJob
 from windlass.launch.output import View, last_lines, rank_log
 from windlass.launch.script import JobFacts, rank_script
+from windlass.launch.signals import Heard, listening
 from windlass.launch.steps import kill_step, write_container_files, write_host_file
 from windlass.model.cpulist import format_cpulist
 from windlass.model.plan import Plan
@@ -30,18 +32,6 @@ from windlass.model.shell import quote
 _TICK_S = 0.1
 _MOST_SEATS = 16
 _DRAIN_S = 0.5
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@dataclass(slots=True)
-class _Stop:
-    """Requests to stop that arrived as signals."""
-
-    signals: list[signal.Signals] = field(default_factory=list)
-
-    @property
-    def first(self) -> signal.Signals | None:
-        return self.signals[0] if self.signals else None
 
 
 def prepare(plan: Plan, folder: RunFolder, facts: JobFacts, hosts: tuple[str, ...]) -> None:
@@ -58,68 +48,70 @@ def execute(
     """Start the ranks and stay until the last one has ended. Writes and returns the record."""
     started = time.time()
     adopt_orphans()
+    guard: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     job: Job
     if plan.launcher == "local":
+        guard = guarded(f"{RUN_DIR_VARIABLE}={folder.path}", lambda: clear_up(plan, folder, facts, environ))
         job = LocalJob(plan, folder, view, socket.gethostname().split(".", 1)[0])
     else:
         job = LauncherJob(plan, folder, view)
-    stop = _Stop()
-    claim_caches(plan, facts, environ)
-    try:
-        drive(job, stop, environ, lambda: kill_step(plan, environ))
-    finally:
-        job.kill()
-        sweep()
-        job.close()
-        folder.forget_secrets()
-    finish_caches(plan, folder, facts, environ, view)
-    record = _record(plan, folder, job, hosts, stop, started)
-    folder.save_result(record)
+    with guard, listening() as heard:  # to the very end: who loses patience while we clear up would get half of it
+        claim_caches(plan, facts, environ)
+        try:
+            stopped_by = drive(job, heard, environ, lambda: kill_step(plan, environ))
+        finally:
+            job.kill()
+            sweep()
+            job.close()
+            folder.forget_secrets()
+        finish_caches(plan, folder, facts, environ, view)
+        record = _record(plan, folder, job, hosts, stopped_by, started)
+        try:
+            folder.save_result(record)
+        except MachineError as error:  # how the run ended is worth more than the record of it
+            view.note(f"windlass: {error.message}")
     return record
 
 
-def drive(job: Job, stop: _Stop, environ: Mapping[str, str], kill_everywhere: Callable[[], None]) -> None:
-    """The loop: read, show, stop. Ends when the ranks have ended, or have been killed and given up on."""
-    selector = selectors.DefaultSelector()
-    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    selector.register(reader, selectors.EVENT_READ)
-    old_wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    old = {
-        sig: signal.signal(sig, lambda number, _: stop.signals.append(signal.Signals(number))) for sig in _STOP_SIGNALS
-    }
-    old[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
-    try:
+def clear_up(plan: Plan, folder: RunFolder, facts: JobFacts, environ: Mapping[str, str]) -> None:
+    """What is left to do for a windlass that was killed outright."""
+    folder.forget_secrets()
+    remove_caches(plan, facts, environ)
+
+
+def drive(
+    job: Job, heard: Heard, environ: Mapping[str, str], kill_everywhere: Callable[[], None]
+) -> signal.Signals | None:
+    """The loop: read, show, stop. Ends when the ranks have ended, or have been killed and given up on. Returns the
+    signal that stopped the run, if one did."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(heard.wakeup, selectors.EVENT_READ)
         job.start(environ)
         for lines in job.streams:
             selector.register(lines.descriptor, selectors.EVENT_READ, lines)
-        _watch(job, stop, selector, reader, kill_everywhere)
-    finally:
-        signal.set_wakeup_fd(old_wakeup)
-        for sig, handler in old.items():
-            signal.signal(sig, handler)
-        selector.close()
-        os.close(reader)
-        os.close(writer)
+        return _watch(job, heard, selector, kill_everywhere)
 
 
 def _watch(
-    job: Job, stop: _Stop, selector: selectors.BaseSelector, wakeup: int, kill_everywhere: Callable[[], None]
-) -> None:
+    job: Job, heard: Heard, selector: selectors.BaseSelector, kill_everywhere: Callable[[], None]
+) -> signal.Signals | None:
     asked: float | None = None
     killed: float | None = None
-    heard = 0
+    seen = 0
     while not job.done:
-        _pump(job, selector, wakeup, _TICK_S)
+        _pump(job, selector, heard.wakeup, _TICK_S)
         job.poll()
         now = time.monotonic()
-        if len(stop.signals) > heard:
-            if heard == 0:
-                job.view.note(f"windlass: {stop.signals[0].name}, stopping all ranks (again to kill them)")
-                job.ask_to_stop(stop.signals[0])
+        while heard.for_ranks:
+            job.pass_on(heard.for_ranks.pop(0))
+        if len(heard.stops) > seen and not job.done:
+            if seen == 0:
+                job.view.note(f"windlass: {heard.stops[0].name}, stopping all ranks (again to kill them)")
+                job.ask_to_stop(heard.stops[0])
                 asked = now
             elif killed is None:
                 asked = now - job.plan.grace_s
-            heard = len(stop.signals)
+            seen = len(heard.stops)
         if job.failing and asked is None:
             asked = now
         if asked is not None and killed is None and now - asked >= job.plan.grace_s and not job.done:
@@ -130,10 +122,11 @@ def _watch(
             job.view.note("windlass: the launcher does not end although it was killed; giving up on it")
             break
     end = time.monotonic() + _DRAIN_S
-    while selector.get_map() and len(selector.get_map()) > 1 and time.monotonic() < end:
-        _pump(job, selector, wakeup, 0.02)
+    while len(selector.get_map()) > 1 and time.monotonic() < end:
+        _pump(job, selector, heard.wakeup, 0.02)
     while job.tail() and time.monotonic() < end:
         time.sleep(0.01)
+    return heard.stops[0] if seen else None
 
 
 def _pump(job: Job, selector: selectors.BaseSelector, wakeup: int, timeout_s: float) -> None:
@@ -148,11 +141,13 @@ def _pump(job: Job, selector: selectors.BaseSelector, wakeup: int, timeout_s: fl
     job.tail()
 
 
-def _record(plan: Plan, folder: RunFolder, job: Job, hosts: tuple[str, ...], stop: _Stop, started: float) -> RunRecord:
-    failure = _failure(plan, folder, job) if job.failing and stop.first is None else None
+def _record(
+    plan: Plan, folder: RunFolder, job: Job, hosts: tuple[str, ...], stopped_by: signal.Signals | None, started: float
+) -> RunRecord:
+    failure = _failure(plan, folder, job) if job.failing and stopped_by is None else None
     outcome: Outcome
-    if stop.first is not None:
-        outcome, code = "stopped", 128 + stop.first
+    if stopped_by is not None:
+        outcome, code = "stopped", 128 + stopped_by
     elif failure is not None:
         outcome = "killed" if failure.signal is not None else "failed"
         code = failure.exit_code
