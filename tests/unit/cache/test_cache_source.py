@@ -19,7 +19,7 @@ def source_of(*roots: Path) -> Source:
 
 
 def listing(source: Source, path: Path) -> Listing:
-    return Listing(source.read(directory_key(os.fsencode(path))))
+    return Listing(bytes(source.read(directory_key(os.fsencode(path)))))
 
 
 def pin_of(source: Source, path: Path) -> Pin:
@@ -30,7 +30,7 @@ def pin_of(source: Source, path: Path) -> Pin:
 
 
 def read(source: Source, path: Path, pin: Pin, index: int = 0) -> bytes:
-    return source.read(chunk_key(os.fsencode(path), pin, index))
+    return bytes(source.read(chunk_key(os.fsencode(path), pin, index)))
 
 
 def test_a_listing_holds_names_attributes_and_link_texts(tmp_path: Path) -> None:

@@ -122,6 +122,7 @@ def test_on_a_full_disk_the_cache_gets_smaller_not_wrong(tiny_disk: Path) -> Non
     assert held and all(read(reader, n) == b"%02d" % n * 32768 for n in held)
     reader.close()
     assert store.put(key(99), b"d", b"fits"), "room was made"
+    store.close()
 
 
 def test_the_bucket_gives_a_burst_and_then_a_rate() -> None:

@@ -56,7 +56,7 @@ class Shelf:
 
     def fetch(self, miss: Miss) -> None:
         for key in miss.keys:
-            self.objects[key] = self.source.read(key)
+            self.objects[key] = bytes(self.source.read(key))
 
 
 class Seen:

@@ -16,7 +16,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from . import wire
@@ -25,6 +24,7 @@ from .keys import BadKeyError, digest, directory_key
 from .limits import TokenBucket, fallback_jitter_s
 from .link import Link, Reply, connect_local
 from .listing import Listing
+from .pool import Pool
 from .source import Source
 from .store import StoreReader
 
@@ -52,7 +52,7 @@ class Backend:
         self._link: Link | None = None
         self._next_try = 0.0
         self._warned = False
-        self._readers = ThreadPoolExecutor(config.source_threads, "source")
+        self._readers = Pool(config.source_threads, "source")
         self._bucket = TokenBucket(config.fallback_rate, config.fallback_rate)
         self._touched: list[bytes] = []
         self._closed = threading.Event()
@@ -73,7 +73,7 @@ class Backend:
         link = self._link
         if link is not None:
             link.close()
-        self._readers.shutdown(wait=False)
+        self._readers.close()
 
     # What is here
 
@@ -150,7 +150,7 @@ class Backend:
             delay += fallback_jitter_s(self._config.nodes, random.Random(os.urandom(8)))
         self.counters["direct"] += 1
         try:
-            self._readers.submit(self._read_source, key, done, delay)
+            self._readers.submit(lambda: self._read_source(key, done, delay))
         except RuntimeError:
             done(OSError(errno.ESHUTDOWN, "the cache is stopping"))
 
@@ -158,7 +158,7 @@ class Backend:
         if delay:
             self._closed.wait(delay)
         try:
-            self.keep_in_hand(key, self._source.read(key))
+            self.keep_in_hand(key, bytes(self._source.read(key)))
         except OSError as error:
             done(error)
             return

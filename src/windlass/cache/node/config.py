@@ -45,7 +45,7 @@ class NodeConfig:
     start_grace_s: float = 20.0
     source_threads: int = 8
     fallback_rate: float = 500.0
-    fuse_threads: int = 2
+    fuse_threads: int = 0
     warm: bool = True
     fuse_flags_mask: int = 0xFFFFFFFFFFFFFFFF
     allow_other: bool = False
@@ -59,6 +59,11 @@ class NodeConfig:
     @property
     def stripes(self) -> int:
         return max(1, min(self.readers, len(self.hosts)))
+
+    @property
+    def mount_threads(self) -> int:
+        """Threads that answer the kernel. One is cheapest for many small requests; large reads gain from several."""
+        return self.fuse_threads or (1 if self.placement == REPLICATE else 4)
 
     @property
     def store(self) -> str:

@@ -88,7 +88,7 @@ def run_mount(config: NodeConfig, key: bytes) -> None:
     _follow_owner(config, stop)
     threading.Thread(target=_when_mounted, args=(server, config, warmer), daemon=True).start()
     try:
-        server.serve(config.fuse_threads)
+        server.serve(config.mount_threads)
     finally:
         unmount(config.mount)
         backend.close()

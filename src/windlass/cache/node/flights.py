@@ -14,7 +14,6 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from . import wire
@@ -22,6 +21,7 @@ from .config import PARTITION, NodeConfig
 from .keys import CHUNK, BadKeyError, digest, parse_key, stripe_of
 from .limits import Health, TokenBucket, fallback_jitter_s
 from .links import Links
+from .pool import Pool
 from .source import Source
 from .store import Store
 from .timers import Timers
@@ -117,8 +117,8 @@ class Flights:
         self._flights: dict[bytes, _Flight] = {}
         self._bucket = TokenBucket(config.fallback_rate, config.fallback_rate)
         self._random = random.Random(os.urandom(8))
-        self._readers = ThreadPoolExecutor(config.source_threads, "source")
-        self._openers = ThreadPoolExecutor(8, "opener")
+        self._readers = Pool(config.source_threads, "source")
+        self._openers = Pool(8, "opener")
         self.counts = Counts()
         self.warned: set[str] = set()
         self._tree_routes = tuple(
@@ -182,8 +182,8 @@ class Flights:
         return config.node != owners(key, config.nodes)[0]
 
     def close(self) -> None:
-        self._readers.shutdown(wait=False)
-        self._openers.shutdown(wait=False)
+        self._readers.close()
+        self._openers.close()
 
     # One step further
 
@@ -255,9 +255,9 @@ class Flights:
             delay += fallback_jitter_s(config.nodes, self._random)
         self._timers.after(delay, lambda: self._submit(self._readers, lambda: self._read_source(flight), flight))
 
-    def _submit(self, pool: ThreadPoolExecutor, job: Callable[[], None], flight: _Flight) -> None:
+    def _submit(self, pool: Pool, job: Callable[[], None], flight: _Flight) -> None:
         try:
-            pool.submit(self._guarded, job, flight)
+            pool.submit(lambda: self._guarded(job, flight))
         except RuntimeError:  # shutting down
             self.finish(flight, Outcome(error=OSError(errno.ESHUTDOWN, "the cache is stopping")))
 
@@ -292,7 +292,7 @@ class Flights:
             self.wrong_bytes(node, flight.key)
             self.move_on(flight, generation)
             return
-        self.count_from(node, key, len(data))
+        self.counts.add("parent" if flight.route[0] == node else "peer", len(data))
         self._health.answered(node)
         self.landed(key, stated, data)
 

@@ -66,6 +66,7 @@ _MOST_READ = 1 << 20
 _CLONE = 0x8004E500
 _TRIES = 4
 _NOTIFY_STORE = 4
+_OWN = threading.local()  # a buffer for each thread that finishes late reads
 
 
 def negotiate(body: bytes, mask: int) -> tuple[bytes, int]:
@@ -283,9 +284,11 @@ class _Late:
 
     def _again(self) -> None:
         code, _, ident, body = self._request
-        size = _READ_IN.unpack_from(body)[2] if code == READ else 0
+        buffer = getattr(_OWN, "buffer", None)
+        if buffer is None:
+            buffer = _OWN.buffer = memoryview(bytearray(_MOST_READ))
         try:
-            data = self._server._table[code](ident, body, memoryview(bytearray(size)))
+            data = self._server._table[code](ident, body, buffer)
         except Miss as miss:
             if self._tries < _TRIES:
                 self.fetch(miss.keys)

@@ -8,7 +8,6 @@ import logging
 import os
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from . import wire
@@ -19,6 +18,7 @@ from .keys import CHUNK, BadKeyError, chunk_count, chunk_key, parse_key
 from .limits import Health
 from .link import Collect
 from .links import Links
+from .pool import Pool
 from .server import Inbound, Listener, listen_tcp, listen_unix
 from .source import Source
 from .store import Store
@@ -51,7 +51,7 @@ class Peer:
         self._recorded = 0
         self._mount_status: dict[str, Any] = {}
         self._mount_link: Inbound | None = None
-        self._askers = ThreadPoolExecutor(4, "asker")
+        self._askers = Pool(4, "asker")
         self._listeners: list[Listener] = []
 
     def start(self) -> None:
@@ -76,9 +76,9 @@ class Peer:
         self._links.close()
         self._timers.close()
         self.flights.close()
-        self._askers.shutdown(wait=False)
+        self._askers.close()
         self.save_trace()
-        self._store.clear()
+        self._store.close()
         self._source.close()
         with contextlib.suppress(OSError):
             os.unlink(self.config.socket)
@@ -101,13 +101,21 @@ class Peer:
         elif kind == wire.PING:
             connection.send(wire.ANSWER, request, b"{}")
         elif kind == wire.STATUS:
-            self._askers.submit(self._answer_status, connection, request, body)
+            self._askers.submit(lambda: self._answer_status(connection, request, body))
         elif kind == wire.STOP:
-            self._askers.submit(self._answer_stop, connection, request, body)
+            self._askers.submit(lambda: self._answer_stop(connection, request, body))
 
     def _get(self, connection: Inbound, request: int, key: bytes, *, inline: bool, tries: int = 3) -> None:
+        def answer(outcome: Outcome) -> None:
+            self._answer(connection, request, key, outcome, inline=inline, tries=tries)
+
         def done(outcome: Outcome) -> None:
-            connection.later(lambda: self._answer(connection, request, key, outcome, inline=inline, tries=tries))
+            # A few bytes to the mount process, or a hit answered by the thread that read the request, go at once. All
+            # else may have to wait for a slow child and leaves on the connection's own thread.
+            if connection.is_reader() or (connection.local and outcome.data is None and not inline):
+                answer(outcome)
+            else:
+                connection.later(lambda: answer(outcome))
 
         try:
             self.flights.obtain(key, done)

@@ -40,12 +40,14 @@ class Inbound:
         self._open: set[int] = set()
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._send_lock = threading.Lock()
+        self._reader_ident = 0
         set_timeouts(connection, 30.0, SEND_TIMEOUT_S)
 
     def run(self) -> None:
         """Reads requests until the other side leaves."""
         writer = threading.Thread(target=self._write, name="answers", daemon=True)
         writer.start()
+        self._reader_ident = threading.get_ident()
         reader = FrameReader(self._connection, wire.parse_request_head)
         try:
             while not self.closed:
@@ -67,6 +69,10 @@ class Inbound:
         self.closed = True
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
+
+    def is_reader(self) -> bool:
+        """Whether this is the thread that reads the connection's requests: it may block, only its own caller waits."""
+        return threading.get_ident() == self._reader_ident
 
     def later(self, job: Job) -> None:
         """Runs `job` on the connection's writing thread: the place for opening and sending a stored object."""

@@ -41,11 +41,13 @@ class Source:
         self._folders: OrderedDict[bytes, _Held] = OrderedDict()
         self._files: OrderedDict[tuple[bytes, Pin], _Held] = OrderedDict()
         self._devices: dict[int, int] = {}
+        self._mine = threading.local()
         self.calls = 0
         self.bytes = 0
 
-    def read(self, key: bytes) -> bytes:
-        """The bytes of an object. Raises `OSError` (with the errno for the reader) or `BadKeyError`."""
+    def read(self, key: bytes) -> bytes | memoryview:
+        """The bytes of an object, good until this thread's next read. Raises `OSError` (with the errno for the reader)
+        or `BadKeyError`."""
         parsed = parse_key(key)
         if parsed.kind == DIRECTORY:
             return self._listing(parsed.path)
@@ -140,26 +142,30 @@ class Source:
 
     # Files
 
-    def _chunk(self, path: bytes, pin: Pin, index: int) -> bytes:
+    def _chunk(self, path: bytes, pin: Pin, index: int) -> memoryview:
         want = chunk_length(pin.size, self._chunk_bytes, index)
         if want == 0:
             raise BadKeyError("chunk %d lies beyond the end of %r" % (index, path))
+        # One buffer per thread: fresh memory for every chunk would cost more than the copy into it.
+        buffer = getattr(self._mine, "buffer", None)
+        if buffer is None:
+            buffer = self._mine.buffer = memoryview(bytearray(self._chunk_bytes))
         held = self._file(path, pin)
         try:
-            data = os.pread(held.fd, want, index * self._chunk_bytes)
-            while len(data) < want:
-                more = os.pread(held.fd, want - len(data), index * self._chunk_bytes + len(data))
-                if not more:
+            got = 0
+            while got < want:
+                step = os.preadv(held.fd, [buffer[got:want]], index * self._chunk_bytes + got)
+                if step == 0:
                     break
-                data += more
+                got += step
             after = os.fstat(held.fd)
-            self._count(2, len(data))
-            if len(data) < want or not self._is(after, pin):
+            self._count(2, got)
+            if got < want or not self._is(after, pin):
                 self._drop_file(path, pin)
                 raise ChangedError(path)
         finally:
             held.release()
-        return data
+        return buffer[:want]
 
     def _is(self, status: os.stat_result, pin: Pin) -> bool:
         return (

@@ -34,6 +34,7 @@ class Store:
         self._temporary = 0
         os.makedirs(folder, mode=0o700, exist_ok=True)
         os.chmod(folder, 0o700)
+        self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         for left_over in os.listdir(folder):  # of a peer process that died: nobody knows their digests any more
             os.unlink(os.path.join(folder, left_over))
 
@@ -69,13 +70,13 @@ class Store:
                 return False
             self.used_bytes += cost
             self._temporary += 1
-            temporary = os.path.join(self.folder, "new.%d" % self._temporary)
+            temporary = "new.%d" % self._temporary
         try:
-            _write(temporary, data)
-            os.rename(temporary, os.path.join(self.folder, store_name(key)))
+            _write(temporary, self._fd, data)
+            os.rename(temporary, store_name(key), src_dir_fd=self._fd, dst_dir_fd=self._fd)
         except OSError as error:
             with contextlib.suppress(OSError):
-                os.unlink(temporary)
+                os.unlink(temporary, dir_fd=self._fd)
             with self._lock:
                 self.used_bytes -= cost
                 self.refused += 1
@@ -91,7 +92,7 @@ class Store:
     def open(self, key: bytes) -> int | None:
         """A descriptor of a held object, or None."""
         try:
-            return os.open(os.path.join(self.folder, store_name(key)), os.O_RDONLY | os.O_CLOEXEC)
+            return os.open(store_name(key), os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
         except FileNotFoundError:
             self.drop(key)
             return None
@@ -100,10 +101,15 @@ class Store:
         with self._lock:
             self._remove(key)
 
-    def clear(self) -> None:
+    def close(self) -> None:
+        """Empties the store."""
         with self._lock:
             for key in list(self._held):
                 self._remove(key)
+            self.budget_bytes = 0
+            if self._fd >= 0:
+                os.close(self._fd)
+            self._fd = -1
 
     def _make_room(self, cost: int) -> bool:
         if cost > self.budget_bytes:
@@ -129,19 +135,19 @@ class Store:
         self._guests.pop(key, None)
         self.used_bytes -= held[0]
         with contextlib.suppress(OSError):
-            os.unlink(os.path.join(self.folder, store_name(key)))
+            os.unlink(store_name(key), dir_fd=self._fd)
 
 
 def _cost(size: int) -> int:
     return (size + _PAGE - 1) // _PAGE * _PAGE + _OVERHEAD
 
 
-def _write(path: str, data: bytes | bytearray | memoryview) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+def _write(name: str, folder: int, data: bytes | bytearray | memoryview) -> None:
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
     try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
+        done = os.write(fd, data)
+        while done < len(data):
+            done += os.write(fd, memoryview(data)[done:])
     finally:
         os.close(fd)
 
