@@ -1,12 +1,12 @@
 """Why is this variable or flag there: the reason, the file it comes from, and when somebody last checked it.
 
-Options before the name choose the plan to look at, as in: windlass explain NCCL_NET --site frontier --nodes 4"""
+Options choose the plan to look at, as in: windlass explain NCCL_NET --site frontier --nodes 4"""
 
 from __future__ import annotations
 
 import argparse
 
-from windlass.cli.options import add_request_options
+from windlass.cli.options import add_request_options, option_action
 from windlass.cli.planning import plan_from
 from windlass.cli.result import Result
 from windlass.launch.explain import find_name, findings_text
@@ -20,11 +20,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
-    """A name may look like an option (`--cpu-bind`): the first word is always the name."""
-    first = argv[:1] if argv and argv[0] not in {"-h", "--help"} else []
-    args = parser.parse_args([*argv[len(first) :], *(["--", *first] if first else [])])
+    """The name may stand before or after the options, and may look like one itself (`--cpu-bind`)."""
+    at = _find(parser, argv)
+    rest = argv if at is None else [*argv[:at], *argv[at + 1 :], "--", argv[at]]
+    args = parser.parse_args(rest)
     args.kind, args.command = "command", ["COMMAND"]
     return args
+
+
+def _find(parser: argparse.ArgumentParser, argv: list[str]) -> int | None:
+    """Where the name is: the first word that is neither an option of ours nor the value of one."""
+    at = 0
+    while at < len(argv):
+        action = option_action(parser, argv[at])
+        if action is None:
+            return at
+        at += 1
+        if action.nargs == 0 or "=" in argv[at - 1]:
+            continue
+        if at == len(argv) or option_action(parser, argv[at]):
+            return at - 1  # an option of ours that has no value here
+        at += 1
+    return None
 
 
 def main(args: argparse.Namespace) -> Result:

@@ -28,7 +28,7 @@ def main(args: argparse.Namespace) -> Result:
     plan = read_plan(folder.path)
     if args.where:
         return _where(folder.part("where"))
-    ranks = show_ranks(args.rank, plan.world_size)
+    ranks = show_ranks(args.rank, plan.world_size, flag="--rank")
     launcher = get_launcher(plan.launcher)
     nodes = range(plan.nodes) if ranks is None else sorted({rank // plan.ranks_per_node for rank in ranks})
     single = ranks is not None and len(ranks) == 1

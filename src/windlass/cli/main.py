@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 
 import windlass
+from windlass.cli.result import Result
 from windlass.errors import CommandError, MachineError, WindlassError, nearest
 
 _COMMANDS = {
@@ -43,7 +44,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _usage() -> str:
     width = max(len(name) for name in _COMMANDS)
-    lines = ["usage: windlass COMMAND [options]", "", __import__("windlass").__doc__ or "", "", "commands:"]
+    lines = ["usage: windlass COMMAND [options]", "", windlass.__doc__ or "", "", "commands:"]
     lines += [f"  {name:<{width}}  {text}" for name, (_, text) in _COMMANDS.items()]
     lines += ["", "`windlass COMMAND --help` tells the options of a command."]
     return "\n".join(lines)
@@ -52,11 +53,9 @@ def _usage() -> str:
 def main(argv: list[str]) -> int:
     """Run one command line and return its exit code."""
     if not argv or argv[0] in {"-h", "--help", "help"}:
-        print(_usage())
-        return 0 if argv else 2
+        return _show(Result(text=_usage()), as_json=False) or (0 if argv else 2)
     if argv[0] in {"-V", "--version"}:
-        print(f"windlass {windlass.__version__}")
-        return 0
+        return _show(Result(text=f"windlass {windlass.__version__}"), as_json=False)
     name = argv[0]
     if name not in _COMMANDS:
         close = nearest(name, _COMMANDS)
@@ -74,12 +73,24 @@ def main(argv: list[str]) -> int:
         sig = getattr(interrupt, "signal", signal.SIGINT)
         print(f"windlass: {sig.name}", file=sys.stderr)
         return 128 + int(sig)
-    if getattr(args, "json", False) and result.data is not None:
-        _print_json(result.data)
-    elif result.text:
-        print(result.text, end="" if result.text.endswith("\n") else "\n")
     code: int = result.exit_code
-    return code
+    return _show(result, as_json=getattr(args, "json", False)) or code
+
+
+def _show(result: Result, *, as_json: bool) -> int:
+    """Print a result. Returns the exit code of what went wrong in doing so, or 0."""
+    try:
+        if as_json and result.data is not None:
+            _print_json(result.data)
+        elif result.text:
+            print(result.text, end="" if result.text.endswith("\n") else "\n")
+        sys.stdout.flush()
+    except OSError as error:  # the buffer still holds the text, and the interpreter would try once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):  # `windlass plan … | head`
+            return 128 + signal.SIGPIPE
+        return _complain(MachineError(f"cannot write the output: {error.strerror}"))
+    return 0
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -115,24 +126,28 @@ def _end(number: int, _: object) -> None:
     raise _Asked(number)
 
 
+def _open_streams() -> None:
+    """Closed standard streams (`>&-`) are opened on /dev/null: pipes to ranks must not take their numbers."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name that this locale cannot write must not end a command
+            stream.reconfigure(errors="backslashreplace")
+
+
 def entry() -> None:
     """The `windlass` command."""
     for sig in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(sig) is not signal.SIG_IGN:  # nohup
             signal.signal(sig, _end)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a name that this locale cannot write must not end a command
-            stream.reconfigure(errors="backslashreplace")
+    _open_streams()
     try:
         code = main(sys.argv[1:])
-        sys.stdout.flush()
-    except BrokenPipeError:  # `windlass plan … | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 141
-    except OSError as error:  # `windlass plan > /full/disk`, a terminal that is gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        _complain(MachineError(f"cannot write the output: {error.strerror}"))
-        code = MachineError.exit_code
     except KeyboardInterrupt as interrupt:
         code = 128 + int(getattr(interrupt, "signal", signal.SIGINT))
     sys.exit(code)

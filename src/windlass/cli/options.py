@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from windlass.errors import UsageError, unknown_name
+from windlass.errors import MachineError, UsageError, unknown_name
 from windlass.launch.command import nested_launcher
 from windlass.launchers import launcher_names
 from windlass.model.request import Request
@@ -19,6 +19,7 @@ from windlass.proc import which
 from windlass.schedulers import scheduler_names
 
 Kind = Literal["script", "module", "command"]
+_MOST_RANKS_PER_NODE = 4096
 USAGE = "[options] SCRIPT.py [ARGS…] | -m MODULE [ARGS…] | -- COMMAND [ARGS…]"
 
 
@@ -114,7 +115,7 @@ def split_command(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[lis
             return argv[:at], "module", argv[at + 1 :]
         if not word.startswith("-") or word == "-":
             return argv[:at], "script", argv[at:]
-        action = parser._option_string_actions.get(word.split("=", 1)[0])
+        action = option_action(parser, word)
         at += 1
         if action is None or "=" in word or action.nargs == 0:
             continue
@@ -126,12 +127,19 @@ def split_command(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[lis
     return argv, "script", []
 
 
+def option_action(parser: argparse.ArgumentParser, word: str) -> argparse.Action | None:
+    """The option that this word is, `--name` or `--name=value`."""
+    return parser._option_string_actions.get(word.split("=", 1)[0])
+
+
 def request_from(args: argparse.Namespace, environ: Mapping[str, str]) -> Request:
     """The request of a parsed command line. Raises `UsageError` for values that cannot be."""
+    cwd = _working_folder()
+    _refuse_empty(args)
     kind: Kind = args.kind
     command = tuple(args.command)
     if not command:
-        raise UsageError("nothing to run", hint=f"usage: windlass {USAGE}")
+        raise UsageError("nothing to run", hint=f"add what to run: {USAGE.removeprefix('[options] ')}")
     kind = _check_command(kind, command, args, environ)
     if args.nodes is not None and args.nodes < 1:
         raise UsageError(f"--nodes {args.nodes}", hint="give 1 or more")
@@ -139,7 +147,9 @@ def request_from(args: argparse.Namespace, environ: Mapping[str, str]) -> Reques
         value = getattr(args, name)
         if value is not None and value not in known:
             raise unknown_name(name, value, known)
-    if args.grace < 0:
+    if args.ranks_per_node is not None and args.ranks_per_node > _MOST_RANKS_PER_NODE:
+        raise UsageError(f"--ranks-per-node {args.ranks_per_node}", hint=f"at most {_MOST_RANKS_PER_NODE}")
+    if not 0 <= args.grace < float("inf"):
         raise UsageError(f"--grace {args.grace}", hint="give seconds, 0 or more")
     if args.threads is not None and args.threads < 1:
         raise UsageError(f"--threads {args.threads}", hint="give 1 or more")
@@ -149,7 +159,7 @@ def request_from(args: argparse.Namespace, environ: Mapping[str, str]) -> Reques
         command=command,
         kind=kind,
         name=_name(args.name),
-        cwd=str(Path.cwd()),
+        cwd=cwd,
         python=_absolute_command(args.python),
         placeholders=not args.no_placeholders,
         site=args.site,
@@ -187,6 +197,22 @@ def request_from(args: argparse.Namespace, environ: Mapping[str, str]) -> Reques
         run_dir=args.run_dir,
         grace_s=args.grace,
     )
+
+
+def _working_folder() -> str:
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:
+        raise MachineError("the folder that you are in does not exist any more", hint="cd to one that does") from None
+
+
+def _refuse_empty(args: argparse.Namespace) -> None:
+    """An empty value is nearly always a shell variable that is not set (`--run-dir "$DIR"`)."""
+    flags = {"options": "--with", "container_arg": "--container-arg"}
+    for name, value in vars(args).items():
+        if name != "command" and (value == "" or (isinstance(value, list) and "" in value)):
+            flag = flags.get(name, "--" + name.replace("_", "-"))
+            raise UsageError(f"{flag} has an empty value", hint="is a variable of your shell not set?")
 
 
 def _check_command(kind: Kind, command: tuple[str, ...], args: argparse.Namespace, environ: Mapping[str, str]) -> Kind:

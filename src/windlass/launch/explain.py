@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from windlass.errors import UsageError, nearest
@@ -121,6 +123,7 @@ def _in_catalog(name: str, plan: Plan, site: Site) -> list[Finding]:
 
 
 def _in_notes(name: str, site: Site) -> list[Finding]:
+    word = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w])")  # NCCL_NET is not NCCL_NET_GDR_LEVEL, -c is not -core
     return [
         Finding(
             where="note",
@@ -130,7 +133,7 @@ def _in_notes(name: str, site: Site) -> list[Finding]:
             active=False,
         )
         for note in site.file.notes
-        if name.lstrip("-") in f"{note.topic} {note.verdict} {note.alternatives}"
+        if word.search(f"{note.topic} {note.verdict} {note.alternatives}")
     ]
 
 

@@ -28,7 +28,7 @@ def decode(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-def show_ranks(text: str, world_size: int) -> frozenset[int] | None:
+def show_ranks(text: str, world_size: int, *, flag: str = "--show") -> frozenset[int] | None:
     """Ranks to show on the terminal: `0`, `0,3-5`, `all` (None) or `none`. Anything else is a `UsageError`."""
     if text == "all":
         return None
@@ -38,10 +38,10 @@ def show_ranks(text: str, world_size: int) -> frozenset[int] | None:
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
         if not match:
-            raise UsageError(f"--show {text!r}: not a list of ranks", hint="give all, none, or numbers as in 0,3-5")
+            raise UsageError(f"{flag} {text!r}: not a list of ranks", hint="give all, none, or numbers as in 0,3-5")
         low, high = int(match.group(1)), int(match.group(2) or match.group(1))
         if low >= world_size or high < low:
-            raise UsageError(f"--show {text!r}: the run has ranks 0 to {world_size - 1}")
+            raise UsageError(f"{flag} {text!r}: the run has ranks 0 to {world_size - 1}")
         ranks.update(range(low, min(high, world_size - 1) + 1))
     return frozenset(ranks)
 
