@@ -84,15 +84,17 @@ def expand(text: str) -> list[str]:
 
 
 def unsatisfiable(options: argparse.Namespace, nodes: int, per_node: int, available: int) -> str:
+    """Why the request can never be met, in Flux's words; empty where it can."""
     need = per_node * options.cores_per_task
     gpus = options.gpus_per_node or (options.gpus_per_task or 0) * per_node
-    if nodes > available:
-        return f"unsatisfiable request: need {nodes} exclusive node(s), only {available} eligible"
-    if options.tasks_per_node is None and need > flux.cores():
-        return f"unsatisfiable request: need {nodes} node(s) with {need} cores each, only 0 eligible"
-    if gpus > flux.gpus():
-        return f"unsatisfiable request: need {nodes} node(s) with {need} cores and {gpus} GPUs each, only 0 eligible"
-    return ""
+    exclusive = options.exclusive or options.ntasks is None
+    enough = (exclusive and options.tasks_per_node is not None) or need <= flux.cores()
+    eligible = available if enough and gpus <= flux.gpus() else 0
+    if nodes <= eligible:
+        return ""
+    per = "" if exclusive else f" with {need} cores{f' and {gpus} GPUs' if gpus else ''} each"
+    kind = "exclusive node(s)" if exclusive else "node(s)"
+    return f"unsatisfiable request: need {nodes} {kind}{per}, only {eligible} eligible"
 
 
 def execute(
@@ -151,10 +153,17 @@ def conclude(job: dict[str, Any], started: tasks.Running, fatal: dict[str, Any])
     code = first if fatal.get("type") == "exec" else max(codes, default=0)
     flux.ended(job["id"], code, fatal or None)
     if code > 128:
-        print(f"flux-job: task(s) {signal.strsignal(code - 128)}", file=sys.stderr)
+        print(f"flux-job: task(s) {signal_words(code - 128)}", file=sys.stderr)
     elif code:
         print(f"flux-job: task(s) exited with exit code {code}", file=sys.stderr)
     return code
+
+
+def signal_words(number: int) -> str:
+    try:
+        return signal.strsignal(number) or f"Unknown signal {number}"
+    except ValueError:
+        return f"Unknown signal {number}"
 
 
 def not_started(job: dict[str, Any], planned: list[tasks.Task], command: str, problem: OSError) -> int:
