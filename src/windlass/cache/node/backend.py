@@ -69,7 +69,7 @@ class Backend:
 
     def close(self) -> None:
         self._closed.set()
-        self._send_news()
+        self.send_news()
         link = self._link
         if link is not None:
             link.close()
@@ -201,9 +201,10 @@ class Backend:
             now = json.dumps(self.status())
             if self._touched or now != last:
                 last = now
-                self._send_news()
+                self.send_news()
 
-    def _send_news(self) -> None:
+    def send_news(self) -> None:
+        """Counters, and what was touched since the last time, to the peer process."""
         touched, self._touched = self._touched, []
         link = self._link
         if link is None or link.closed:

@@ -18,7 +18,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from . import wire
@@ -103,13 +102,14 @@ def status(state_dir: str, *, tree: bool = False, timeout_s: float = 5.0) -> lis
     return found
 
 
-def wait_ready(state_dir: str, deadline_s: float) -> dict[str, Any]:
-    """Waits at the barrier until all nodes are up; `NotReadyError` at the deadline."""
+def wait_ready(state_dir: str, deadline_s: float, *, pushed: bool = False) -> dict[str, Any]:
+    """Waits at the barrier until all nodes are up and, with `pushed`, the trace is on this node and in its kernel;
+    `NotReadyError` at the deadline."""
     deadline = time.monotonic() + deadline_s
     pause = 0.01
     while True:
         (own,) = status(state_dir, timeout_s=2.0)
-        if own["state"] == "ready":
+        if own["state"] == "ready" and (not pushed or _is_pushed(own)):
             return own
         if time.monotonic() > deadline:
             missing = own["missing_nodes"]
@@ -117,6 +117,12 @@ def wait_ready(state_dir: str, deadline_s: float) -> dict[str, Any]:
             raise NotReadyError(text, missing)
         time.sleep(pause)
         pause = min(0.2, pause * 1.5)
+
+
+def _is_pushed(own: dict[str, Any]) -> bool:
+    warm = own["mount"].get("warm")
+    waits_for_kernel = warm is not None and warm["wanted"] and own["mount"]["alive"]
+    return bool(own["push"]["ended"] and (not waits_for_kernel or warm["ended"]))
 
 
 def stop(state_dir: str, timeout_s: float = 10.0) -> None:
@@ -175,9 +181,7 @@ def control_main(arguments: Sequence[str]) -> int:
 def _control(arguments: list[str]) -> Any:
     if arguments[0] == "start":
         config = read_config(arguments[1])
-        if len(arguments) > 2:
-            config = replace(config, node=int(arguments[2]))
-        return start(config)
+        return start(config.for_node(int(arguments[2])) if len(arguments) > 2 else config)
     if arguments[0] == "ready":
         return wait_ready(arguments[1], float(arguments[2]))
     if arguments[0] == "status":

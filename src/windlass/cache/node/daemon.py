@@ -72,7 +72,7 @@ def run_mount(config: NodeConfig, key: bytes) -> None:
     server = Server(view, backend, device, config.fuse_flags_mask)
     warmer = Warmer(config, view, backend, server)
     backend.extra_status = lambda: {
-        "warm": {"ended": warmer.ended, "objects": warmer.objects, "bytes": warmer.bytes},
+        "warm": warmer.status(),
         "requests": {str(code): count for code, count in server.requests.items()},
         "nodes": len(view),
         "waiting": len(server._late),
@@ -96,8 +96,8 @@ def run_mount(config: NodeConfig, key: bytes) -> None:
 
 def _when_mounted(server: Server, config: NodeConfig, warmer: Warmer) -> None:
     if server.ready.wait(config.start_grace_s):
-        if config.warm and config.trace_in:
-            warmer.start()
+        warmer.start()
+        server.backend.send_news()
         say("mount", config.state_dir, {"pid": os.getpid(), "flags": server.flags})
 
 

@@ -94,7 +94,7 @@ class Server:
 
     def __init__(self, view: View, backend: Backend, device: int, flags_mask: int) -> None:
         self._view = view
-        self._backend = backend
+        self.backend = backend
         self._device = device
         self._mask = flags_mask
         self._lock = threading.Lock()
@@ -265,7 +265,7 @@ class _Late:
         self._tries += 1
         self._left = len(keys)
         for key in keys:
-            self._server._backend.fetch(key, self._arrived, again=self._tries > 1)
+            self._server.backend.fetch(key, self._arrived, again=self._tries > 1)
 
     def interrupt(self) -> None:
         self._end(b"", errno.EINTR)

@@ -34,11 +34,18 @@ class Warmer:
         self._keys: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._buffer = memoryview(bytearray(config.chunk_bytes))
         self._left = memory_to_spare()
-        self.ended = False
-        self.objects = 0
-        self.bytes = 0
+        self._wanted = config.warm and bool(config.trace_in)
+        self._ended = False
+        self._objects = 0
+        self._bytes = 0
+
+    def status(self) -> dict[str, object]:
+        return {"wanted": self._wanted, "ended": self._ended, "objects": self._objects, "bytes": self._bytes}
 
     def start(self) -> None:
+        """Does nothing where no trace is pushed."""
+        if not self._wanted:
+            return
         for stripe in range(self._config.stripes):
             if not self._backend.subscribe(json.dumps([stripe, 0]).encode(), _Arrivals(self._keys)):
                 self._keys.put(None)
@@ -57,7 +64,8 @@ class Warmer:
                 if error.errno in (107, 103, 19):  # ENOTCONN, ECONNABORTED, ENODEV: unmounted
                     break
                 log.debug("not warmed: %s", error)
-        self.ended = True
+        self._ended = True
+        self._backend.send_news()
 
     def _warm(self, key: bytes) -> None:
         parsed = parse_key(key)
@@ -66,7 +74,7 @@ class Warmer:
             with os.scandir(self._config.mount.encode() + parsed.path) as entries:
                 for _ in entries:
                     pass
-            self.objects += 1
+            self._objects += 1
             return
         node = self._view.known(parsed.path)
         if node is None:
@@ -78,8 +86,8 @@ class Warmer:
         if size > 0:
             self._server.store_pages(node, parsed.chunk * self._config.chunk_bytes, self._buffer[:size])
             self._left -= size
-            self.objects += 1
-            self.bytes += size
+            self._objects += 1
+            self._bytes += size
 
 
 class _Arrivals:

@@ -1,0 +1,100 @@
+"""The recorded traces: where they lie, which environment each belongs to, and showing and dropping them.
+
+A trace belongs to the environment it was recorded with: the paths of its roots and what marks a change of it (its own
+folder, `pyvenv.cfg`, conda's history, the site-packages folders). Another version of it gets another trace.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from windlass.cache.node.roots import declare_roots
+from windlass.cache.node.trace import BadTraceError, Trace, read_trace
+from windlass.errors import ConfigError, MachineError, UsageError
+
+_MARKS = ("", "pyvenv.cfg", "conda-meta/history", "lib/python3*/site-packages", "lib64/python3*/site-packages")
+_SUFFIX = ".trace.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TraceSummary:
+    """One recorded trace, for a list."""
+
+    identity: str
+    roots: tuple[str, ...]
+    directories: int
+    files: int
+    file_bytes: int
+    recorded_s: float
+
+
+def environment_identity(roots: Sequence[str], label: str = "") -> str:
+    """A short name for these roots as they are now; `label` tells programs apart that use one environment.
+
+    Costs a handful of calls on the shared file system. Raises `MachineError` for a root that is not there.
+    """
+    state = hashlib.sha256(label.encode())
+    try:
+        for root in declare_roots(list(roots)):
+            state.update(root.view + b"\0" + root.real + b"\0")
+            folder = Path(os.fsdecode(root.real))
+            for mark in _MARKS:
+                for found in sorted(folder.glob(mark)) if "*" in mark else [folder / mark]:
+                    if found.exists():
+                        status = found.stat()
+                        state.update(os.fsencode(f"{found} {status.st_size} {status.st_mtime_ns}\n"))
+    except OSError as error:
+        raise MachineError(f"root {error.filename}: {error.strerror}") from error
+    return state.hexdigest()[:16]
+
+
+def trace_path(folder: Path, identity: str) -> Path:
+    """Where the trace of an environment lies or will lie."""
+    if not identity or not all(c in "0123456789abcdef" for c in identity):
+        raise UsageError(f"{identity!r} is not the identity of a trace", hint="see the list of traces")
+    return folder / f"{identity}{_SUFFIX}"
+
+
+def list_traces(folder: Path) -> tuple[TraceSummary, ...]:
+    """All traces that can be read, newest first; a file that is no trace is left out."""
+    found = []
+    for path in folder.glob(f"*{_SUFFIX}") if folder.is_dir() else ():
+        try:
+            found.append(_summary(path, read_trace(str(path))))
+        except (BadTraceError, OSError):
+            continue
+    return tuple(sorted(found, key=lambda s: s.recorded_s, reverse=True))
+
+
+def show_trace(folder: Path, identity: str) -> Trace:
+    """A trace with every touch in order. `UsageError` where there is none, `ConfigError` where it cannot be read."""
+    path = trace_path(folder, identity)
+    try:
+        return read_trace(str(path))
+    except FileNotFoundError:
+        raise UsageError(f"no trace {identity} in {folder}", hint="see the list of traces") from None
+    except (OSError, BadTraceError) as error:
+        raise ConfigError(f"{path}: {error}", hint="drop it: the next run records a new one") from error
+
+
+def drop_trace(folder: Path, identity: str) -> None:
+    """Removes a trace; the next run records a new one. `UsageError` where there is none."""
+    try:
+        trace_path(folder, identity).unlink()
+    except FileNotFoundError:
+        raise UsageError(f"no trace {identity} in {folder}", hint="see the list of traces") from None
+
+
+def _summary(path: Path, trace: Trace) -> TraceSummary:
+    return TraceSummary(
+        identity=path.name.removesuffix(_SUFFIX),
+        roots=tuple(os.fsdecode(r) for r in trace.roots),
+        directories=sum(t.is_directory for t in trace.touches),
+        files=len({t.path for t in trace.touches if not t.is_directory}),
+        file_bytes=trace.file_bytes,
+        recorded_s=path.stat().st_mtime,
+    )
