@@ -106,7 +106,7 @@ class Hold:
 
     def release(self) -> None:
         """Give the folder back. Leaves another run's claim alone."""
-        if self._done.is_set():
+        if self._done.is_set() or os.getpid() != self._me.pid:
             return
         self._done.set()
         self._thread.join(self._renew_s)

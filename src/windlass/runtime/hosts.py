@@ -1,6 +1,7 @@
 """Host lists as Slurm writes them (`nid[001-003,7],login1`) and task counts (`4(x2),3`), read without Slurm's tools.
 
-A container often has no `scontrol`, so the runtime expands the list itself. Pure text in, tuples out.
+A container often has no `scontrol`, so the runtime expands the list itself; and it may not import `windlass.model`,
+which needs more than the standard library. Pure text in, tuples out.
 """
 
 from __future__ import annotations

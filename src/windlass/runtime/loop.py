@@ -17,7 +17,6 @@ from windlass.runtime.hold import Hold, take
 from windlass.runtime.loader import Loaded, load_newest
 from windlass.runtime.pace import Pace
 from windlass.runtime.peers import Peers, meet
-from windlass.runtime.place import find_place
 from windlass.runtime.run import close_group, say
 from windlass.runtime.saver import Outcome, Saver
 from windlass.runtime.state import Parts, own_values, pack, rank_key, tensors_of
@@ -48,9 +47,10 @@ class Loop:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._folder = options.folder
+        self._pid = os.getpid()  # a forked child that ends must not close its parent's loop
         self._flag = StopFlag(find_deadline(os.environ))
         self._heartbeat = Heartbeat(None)
-        self._peers = meet(find_place(os.environ).world_size, options.wait_s)
+        self._peers = meet(options.wait_s)
         self._hold = _take_folder(options.folder, self._peers)
         self._saver: Saver | None = None
         self._open = True
@@ -75,6 +75,7 @@ class Loop:
 
     def load(self) -> Loaded | None:
         """Load the newest good snapshot into the user's objects, and get ready to save."""
+        _import_early()
         try:
             self._loaded = load_newest(self._folder, self._options.parts, self._peers, self._fast)
         except BaseException:
@@ -120,7 +121,7 @@ class Loop:
 
     def close(self) -> None:
         """Stop listening, give up what is still being written, and give the folder back. May be called twice."""
-        if not self._open:
+        if not self._open or os.getpid() != self._pid:
             return
         self._open = False
         atexit.unregister(self.close)
@@ -232,6 +233,12 @@ def _open_fast_tier(options: Options, peers: Peers) -> FastTier | None:
     if isinstance(answer, WindlassError):
         raise answer
     return FastTier(options.fast_root, str(answer), peers)
+
+
+def _import_early() -> None:
+    """Now, before the first step: these take seconds on a cold file system, and the first save must not pay them."""
+    import torch.distributed.checkpoint.staging
+    import torch.distributed.checkpoint.state_dict  # noqa: F401
 
 
 def _torch_version() -> str:

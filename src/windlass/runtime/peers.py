@@ -6,11 +6,13 @@ main thread talks.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 from windlass.errors import MachineError, UsageError
+from windlass.runtime.place import find_place
 from windlass.runtime.run import first_line
 
 # Gloo connects every rank with every other one: beyond this the job's own group is used.
@@ -98,14 +100,15 @@ class Peers:
         return box[0]
 
 
-def meet(expected_world: int, timeout_s: float) -> Peers:
+def meet(timeout_s: float) -> Peers:
     """The group of all ranks for snapshots. All ranks call it, in the same order as other group-making calls."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):
-        if expected_world > 1:
+        started = find_place(os.environ).world_size
+        if started > 1:
             raise UsageError(
-                f"{expected_world} ranks were started, but torch.distributed is not set up",
+                f"{started} ranks were started, but torch.distributed is not set up",
                 hint="call windlass.init() before Snapshot.resume()",
             )
         return Peers(rank=0, world_size=1)

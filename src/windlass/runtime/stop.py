@@ -5,6 +5,7 @@ Acting on it belongs to the end of a step, where all ranks can agree.
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Mapping
@@ -25,9 +26,10 @@ _GRACE_SHARE = 0.1
 class StopFlag:
     """Set by SIGTERM and SIGUSR2 between `listen` and `restore`, and by the deadline."""
 
-    def __init__(self, deadline: float | None) -> None:
+    def __init__(self, deadline: float | None, *, started: float | None = None) -> None:
         self._deadline = deadline
-        self._started = time.time()
+        self._started = time.time() if started is None else started
+        self._pid = os.getpid()
         self._former: dict[int, Any] = {}
         self.reason = 0
         """Index into `REASONS`; 0 while nobody asked."""
@@ -60,6 +62,11 @@ class StopFlag:
 
     def _note(self, reason: int, former: Any) -> Any:
         def handler(number: int, frame: FrameType | None) -> None:
+            if os.getpid() != self._pid:
+                # A forked worker inherits the handler, and whoever terminates it means it.
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+                return
             self.reason = self.reason or reason
             if callable(former) and former is not signal.default_int_handler:
                 former(number, frame)

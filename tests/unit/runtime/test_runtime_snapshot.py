@@ -21,6 +21,7 @@ from windlass.runtime import RESUME_ME, ResumeLater, Snapshot, codes, store
 from windlass.runtime.hold import HeldError, read_holder, take
 
 require_torch()
+import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -43,6 +44,7 @@ class Training:
     def __init__(self, *, width: int = 8, optimizer: str = "adamw") -> None:
         torch.manual_seed(3)
         random.seed(3)
+        np.random.seed(3)
         self.model = nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.Dropout(0.5), nn.Linear(width, 1))
         makers = {
             "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2),
@@ -52,7 +54,7 @@ class Training:
         self.optimizer = makers[optimizer](self.model.parameters())
 
     def advance(self) -> str:
-        inputs = torch.randn(6, 4) + random.random()
+        inputs = torch.randn(6, 4) + random.random() + float(np.random.rand())
         loss = self.model(inputs).square().mean()
         self.optimizer.zero_grad()
         loss.backward()
@@ -125,6 +127,36 @@ def test_a_handler_of_the_user_still_runs(tmp_path: Path) -> None:
     finally:
         signal.signal(signal.SIGTERM, former)
     assert called == [signal.SIGTERM]
+
+
+def test_a_forked_worker_can_be_terminated_and_does_not_give_the_folder_away(tmp_path: Path) -> None:
+    training = Training()
+    snapshot = Snapshot(tmp_path, model=training.model, optimizer=training.optimizer)
+    steps = snapshot.resume(range(3))
+    next(steps)
+    waits = os.fork()
+    if waits == 0:
+        time.sleep(60)
+        os._exit(0)
+    ends = os.fork()
+    if ends == 0:
+        steps.close()  # type: ignore[attr-defined]
+        os._exit(0)
+    os.kill(waits, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(waits, 0)[1]) == -signal.SIGTERM
+    assert os.waitstatus_to_exitcode(os.waitpid(ends, 0)[1]) == 0
+    holder = read_holder(tmp_path)
+    assert holder is not None and holder.pid == os.getpid()
+    steps.close()  # type: ignore[attr-defined]
+
+
+def test_a_compiled_model_and_a_plain_one_share_snapshots(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    plain = nn.Linear(2, 2)
+    list(Snapshot(tmp_path, model=plain).resume(range(1)))
+    other = nn.Linear(2, 2)
+    list(Snapshot(tmp_path, model=torch.compile(other)).resume(range(1)))
+    assert torch.equal(plain.weight, other.weight)
 
 
 def test_the_end_of_the_allocation_is_a_reason_to_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
