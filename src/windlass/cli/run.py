@@ -22,6 +22,7 @@ from windlass.launch.script import JobFacts
 from windlass.launch.show import headline
 from windlass.model.hostlist import expand_hostlist, fold_hostlist
 from windlass.model.plan import Plan
+from windlass.model.record import RunRecord
 from windlass.model.request import Request
 from windlass.settings import Settings, read_settings
 
@@ -47,11 +48,26 @@ def main(args: argparse.Namespace) -> Result:
         plan, secrets, folder, around = _fresh(args, settings, environ)
     show = show_ranks(args.show, plan.world_size)
     view = View(show, sys.stdout, sys.stderr, width=len(str(plan.world_size - 1)))
+    record = to_its_end(plan, secrets, folder, around, view, environ, quiet=args.quiet)
+    return Result(data=None, exit_code=record.exit_code)
+
+
+def to_its_end(
+    plan: Plan,
+    secrets: Secrets,
+    folder: RunFolder,
+    around: Surroundings,
+    view: View,
+    environ: dict[str, str],
+    *,
+    quiet: bool,
+) -> RunRecord:
+    """Start a plan, show its ranks, tell how it ended."""
     if secrets:
         folder.save_plan(plan, secrets)
     hosts = expand_hostlist(plan.hosts) if plan.hosts else (socket.gethostname().split(".", 1)[0],)
     facts = _settle(plan, folder, hosts, around, environ)
-    if not args.quiet:
+    if not quiet:
         for remark in plan.remarks:
             if remark.level == "warning":
                 view.note(f"windlass: warning: {remark.text}" + (f" ({remark.hint})" if remark.hint else ""))
@@ -60,24 +76,31 @@ def main(args: argparse.Namespace) -> Result:
     record = execute(plan, folder, facts, hosts, view, environ)
     for line in explain_end(record, folder, seen=view.shows):
         view.note(line)
-    if record.outcome == "ok" and not args.quiet:
+    if record.outcome == "ok" and not quiet:
         for line in good_end(plan, record, folder):
             view.note(line)
-    return Result(data=None, exit_code=record.exit_code)
+    return record
 
 
 def _fresh(
     args: argparse.Namespace, settings: Settings, environ: dict[str, str]
 ) -> tuple[Plan, Secrets, RunFolder, Surroundings]:
     request = request_from(args, environ)
-    around = look_around(request, settings, environ=environ, here=True)
-    refuse_login(around, request, allowed=args.allow_login or settings.allow_login)
-    plan, secrets = make_plan(request, around.context)
-    plan = msgspec.structs.replace(plan, remarks=around.remarks + plan.remarks)
+    plan, secrets, around = plan_here(request, settings, environ, allow_login=args.allow_login)
     show_ranks(args.show, plan.world_size)
     folder = make_folder(request.run_dir, settings.runs_dir, plan.name)
     folder.save_plan(plan, secrets)
     return plan, secrets, folder, around
+
+
+def plan_here(
+    request: Request, settings: Settings, environ: dict[str, str], *, allow_login: bool
+) -> tuple[Plan, Secrets, Surroundings]:
+    """The plan of a request that is to run from here, now; refused on a login node."""
+    around = look_around(request, settings, environ=environ, here=True)
+    refuse_login(around, request, allowed=allow_login or settings.allow_login)
+    plan, secrets = make_plan(request, around.context)
+    return msgspec.structs.replace(plan, remarks=around.remarks + plan.remarks), secrets, around
 
 
 def _planned(
