@@ -22,6 +22,7 @@ _COMMANDS = {
     "diff": ("windlass.cli.diff", "compare two saved plans"),
     "sites": ("windlass.cli.sites", "the catalog of machines: list, show, detect, check"),
     "logs": ("windlass.cli.logs", "output of one rank or of all, and where each rank was"),
+    "bench": ("windlass.cli.bench", "measure collectives, training steps, input and scaling; report and compare"),
     "selftest": ("windlass.cli.selftest", "a bundle that shows what a machine really does with a plan"),
 }
 

@@ -1,0 +1,45 @@
+"""Measure what this machine does, and compare it: collectives, training steps, input, start-up, scaling."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib import import_module
+
+from windlass.cli.result import Result
+from windlass.errors import unknown_name
+
+# One row per sub-command: its module (add_arguments and main, as every command has) and a line of help.
+SUBS = {
+    "collectives": ("windlass.cli.benches.collectives", "bandwidth of all_reduce and its like, as nccl-tests shows it"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options belong to the sub-commands; see `parse`."""
+    parser.usage = f"{parser.prog} WHAT [options]"
+    width = max(len(name) for name in SUBS)
+    lines = [f"  {name:<{width}}  {text}" for name, (_, text) in SUBS.items()]
+    parser.epilog = "\n".join(["what:", *lines, "", f"`{parser.prog} WHAT --help` tells the options of each."])
+
+
+def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
+    """The sub-command's own command line."""
+    if not argv or argv[0] in {"-h", "--help"}:
+        parser.print_help(sys.stdout if argv else sys.stderr)
+        sys.exit(0 if argv else 2)
+    if argv[0] not in SUBS:
+        raise unknown_name("benchmark", argv[0], SUBS)
+    module = import_module(SUBS[argv[0]][0])
+    sub = type(parser)(
+        prog=f"{parser.prog} {argv[0]}", description=module.__doc__, formatter_class=parser.formatter_class
+    )
+    module.add_arguments(sub)
+    args = module.parse(sub, argv[1:]) if hasattr(module, "parse") else sub.parse_args(argv[1:])
+    args.sub, args.words = module, tuple(argv)
+    return args
+
+
+def main(args: argparse.Namespace) -> Result:
+    result: Result = args.sub.main(args)
+    return result
