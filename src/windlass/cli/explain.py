@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 
-from windlass.cli.options import add_request_options, option_action
+from windlass.cli.options import add_request_options, join_values, option_action
 from windlass.cli.planning import plan_from
 from windlass.cli.result import Result
 from windlass.launch.explain import find_name, findings_text
@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
     """The name may stand before or after the options, and may look like one itself (`--cpu-bind`)."""
+    argv = join_values(argv)
     at = _find(parser, argv)
     rest = argv if at is None else [*argv[:at], *argv[at + 1 :], "--", argv[at]]
     args = parser.parse_args(rest)

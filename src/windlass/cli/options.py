@@ -20,6 +20,7 @@ from windlass.schedulers import scheduler_names
 
 Kind = Literal["script", "module", "command"]
 _MOST_RANKS_PER_NODE = 4096
+_FOR_OTHERS = ("--arg", "--directive", "--container-arg")
 USAGE = "[options] SCRIPT.py [ARGS…] | -m MODULE [ARGS…] | -- COMMAND [ARGS…]"
 
 
@@ -82,6 +83,24 @@ def add_request_options(parser: argparse.ArgumentParser) -> None:
         help="log of the collective library for these ranks (default 0; all), into files",
     )
     inside.add_argument("--keep-caches", metavar="DIR", help="save compile caches after the run, restore them before")
+    cache = parser.add_argument_group("cooperative cache")
+    cache.add_argument(
+        "--cache",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="let the nodes share one reading of this folder (an environment, a data set); may be given again",
+    )
+    cache.add_argument(
+        "--cache-placement",
+        choices=("replicate", "partition"),
+        default="replicate",
+        help="every node keeps what is read (environments), or each piece has one owner (data sets)",
+    )
+    cache.add_argument("--cache-memory", metavar="SIZE", help="what the cache may hold on a node (default 2G)")
+    cache.add_argument(
+        "--no-cache-trace", action="store_true", help="do not record, and do not push ahead, what is read"
+    )
     box = parser.add_argument_group("container")
     box.add_argument("--container", metavar="IMAGE")
     box.add_argument("--runtime", metavar="NAME", help="apptainer, singularity, podman-hpc, shifter, edf, charliecloud")
@@ -99,9 +118,20 @@ def add_request_options(parser: argparse.ArgumentParser) -> None:
 def parse_with_command(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
     """Options up to the user's command, which is taken as it stands, whatever its own options look like."""
     options, kind, command = split_command(parser, argv)
-    args = parser.parse_args(options)
+    args = parser.parse_args(join_values(options))
     args.kind, args.command = kind, command
     return args
+
+
+def join_values(argv: list[str]) -> list[str]:
+    """Words for others begin with a dash as ours do: `--arg --mem=0` is written `--arg=--mem=0` for argparse."""
+    out: list[str] = []
+    for word in argv:
+        if out and out[-1] in _FOR_OTHERS:
+            out[-1] += f"={word}"
+        else:
+            out.append(word)
+    return out
 
 
 def split_command(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[list[str], str, list[str]]:
@@ -196,6 +226,10 @@ def request_from(args: argparse.Namespace, environ: Mapping[str, str]) -> Reques
         master_port=args.master_port,
         run_dir=args.run_dir,
         grace_s=args.grace,
+        cache=tuple(os.path.abspath(Path(path).expanduser()) for path in args.cache),  # noqa: PTH100  links stay
+        cache_placement=args.cache_placement,
+        cache_budget_bytes=parse_size(args.cache_memory, "--cache-memory") if args.cache_memory else None,
+        cache_trace=not args.no_cache_trace,
     )
 
 
@@ -213,6 +247,14 @@ def _refuse_empty(args: argparse.Namespace) -> None:
         if name != "command" and (value == "" or (isinstance(value, list) and "" in value)):
             flag = flags.get(name, "--" + name.replace("_", "-"))
             raise UsageError(f"{flag} has an empty value", hint="is a variable of your shell not set?")
+
+
+def parse_size(text: str, flag: str) -> int:
+    """Bytes of `512M`, `2G` or a plain number."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise UsageError(f"{flag} {text!r} is not a size", hint="write 512M or 2G")
+    return int(float(match.group(1)) * 1024 ** " KMGT".index(match.group(2).upper() or " "))
 
 
 def _check_command(kind: Kind, command: tuple[str, ...], args: argparse.Namespace, environ: Mapping[str, str]) -> Kind:

@@ -13,17 +13,19 @@ from windlass.cli.options import add_request_options, parse_with_command, reques
 from windlass.cli.result import Result
 from windlass.errors import UsageError
 from windlass.launch.context import Surroundings, current_environ, look_around
-from windlass.launch.folder import RunFolder, make_folder, open_folder, read_plan, restart
+from windlass.launch.folder import RunFolder, is_run, make_folder, open_folder, read_plan, restart
 from windlass.launch.output import View, show_ranks
 from windlass.launch.plan import Secrets, make_plan
 from windlass.launch.rendezvous import is_free, master_address, master_port
 from windlass.launch.run import execute, explain_end, good_end, prepare
 from windlass.launch.script import JobFacts
 from windlass.launch.show import headline
+from windlass.model.cpulist import format_cpulist
 from windlass.model.hostlist import expand_hostlist, fold_hostlist
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.model.request import Request
+from windlass.services.cache import cache_beside
 from windlass.settings import Settings, read_settings
 
 
@@ -36,7 +38,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
-    return parse_with_command(parser, argv)
+    args = parse_with_command(parser, argv)
+    if args.plan is not None:
+        beside = {"help", "plan", "show", "quiet", "allow_login", "run_dir"}
+        for action in parser._actions:
+            if action.dest not in beside and getattr(args, action.dest) != action.default:
+                raise UsageError(
+                    f"{action.option_strings[0]} beside --plan: the plan has decided that already",
+                    hint="make a new plan with `windlass plan --json`, or leave --plan out",
+                )
+    return args
 
 
 def main(args: argparse.Namespace) -> Result:
@@ -63,17 +74,22 @@ def to_its_end(
     quiet: bool,
 ) -> RunRecord:
     """Start a plan, show its ranks, tell how it ended."""
-    if secrets:
-        folder.save_plan(plan, secrets)
-    hosts = expand_hostlist(plan.hosts) if plan.hosts else (socket.gethostname().split(".", 1)[0],)
-    facts = _settle(plan, folder, hosts, around, environ)
-    if not quiet:
-        for remark in plan.remarks:
-            if remark.level == "warning":
-                view.note(f"windlass: warning: {remark.text}" + (f" ({remark.hint})" if remark.hint else ""))
-        view.note(f"windlass: {headline(plan)}; run folder {folder.path}")
-    prepare(plan, folder, facts, hosts)
-    record = execute(plan, folder, facts, hosts, view, environ)
+    try:
+        if secrets:
+            folder.save_plan(plan, secrets)
+        hosts = expand_hostlist(plan.hosts) if plan.hosts else (socket.gethostname().split(".", 1)[0],)
+        facts = _settle(plan, folder, hosts, around, environ)
+        if not quiet:
+            for remark in plan.remarks:
+                if remark.level == "warning":
+                    view.note(f"windlass: warning: {remark.text}" + (f" ({remark.hint})" if remark.hint else ""))
+            view.note(f"windlass: {headline(plan)}; run folder {folder.path}")
+        prepare(plan, folder, facts, hosts)
+    except BaseException:
+        folder.forget_secrets()  # nothing has started that could need them
+        raise
+    beside = cache_beside(plan, folder, facts, hosts, view, environ, quiet=quiet) if plan.cache else None
+    record = execute(plan, folder, facts, hosts, view, environ, beside)
     for line in explain_end(record, folder, seen=view.shows):
         view.note(line)
     if record.outcome == "ok" and not quiet:
@@ -89,6 +105,7 @@ def _fresh(
     plan, secrets, around = plan_here(request, settings, environ, allow_login=args.allow_login)
     show_ranks(args.show, plan.world_size)
     folder = make_folder(request.run_dir, settings.runs_dir, plan.name)
+    folder.claim()
     folder.save_plan(plan, secrets)
     return plan, secrets, folder, around
 
@@ -110,9 +127,16 @@ def _planned(
     if args.command:
         raise UsageError("--plan and a command were given", hint="the plan says what to run")
     plan = read_plan(args.plan)
-    folder = open_folder(args.plan)
-    request = plan.request
-    here = msgspec.structs.replace(request, nodes=None, ranks_per_node=plan.ranks_per_node, site=plan.site)
+    saved = open_folder(args.plan) if is_run(args.plan) else None
+    if saved and args.run_dir is not None:
+        raise UsageError(f"--run-dir beside --plan {args.plan}, which lies in a run folder", hint="leave it out")
+    hidden = [setting.name for setting in plan.environment if setting.secret and setting.origin.scope == "flag"]
+    if (hidden or plan.secret_words) and not (saved and saved.has_secrets()):
+        raise UsageError(
+            f"{args.plan} hides secrets ({', '.join(hidden) or 'in the command'}), and their values are not there",
+            hint="they are removed when a run ends, and plans never hold them: use `windlass run` with all its options",
+        )
+    here = msgspec.structs.replace(plan.request, nodes=None, ranks_per_node=plan.ranks_per_node, site=plan.site)
     around = look_around(here, settings, environ=environ, here=True)
     allocation = around.context.allocation
     if plan.scheduler != "none" and allocation is None:
@@ -120,17 +144,32 @@ def _planned(
             f"{args.plan} is a plan for a {plan.scheduler} job, and this is not one",
             hint="submit it, or plan with --scheduler none",
         )
-    restart(folder)
-    if not plan.topology.cores:
-        plan = _planned_again(plan, around)
-    elif allocation is not None:
+    if plan.topology.cores and allocation is not None:
         if len(allocation.hosts) < plan.nodes:
             raise UsageError(f"the plan has {plan.nodes} nodes, but this job has {len(allocation.hosts)}")
         plan = msgspec.structs.replace(
             plan, hosts=fold_hostlist(allocation.hosts[: plan.nodes]), job_id=allocation.job_id
         )
+    elif plan.topology.cores:
+        _same_machine(plan, around, args.plan)
+    else:
+        plan = _planned_again(plan, around)
+    if saved:
+        restart(saved)
+    folder = saved or make_folder(args.run_dir, settings.runs_dir, plan.name)
     folder.save_plan(plan, Secrets())
     return plan, Secrets(), folder, around
+
+
+def _same_machine(plan: Plan, around: Surroundings, where: str) -> None:
+    """A plan without a scheduler is for one machine; its cores must be here."""
+    wanted = {cpu for rank in plan.binding.ranks for cpu in rank.cpus}
+    missing = wanted - set(around.context.topology.cpus)
+    if missing:
+        raise UsageError(
+            f"{where} binds ranks to CPUs {format_cpulist(tuple(sorted(missing)))}, which this machine does not have",
+            hint="it was made on another machine: make it anew here",
+        )
 
 
 def _planned_again(plan: Plan, around: Surroundings) -> Plan:

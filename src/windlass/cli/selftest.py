@@ -14,7 +14,7 @@ from pathlib import Path
 
 import windlass
 from windlass.cli import run as run_command_line
-from windlass.cli.options import add_request_options
+from windlass.cli.options import add_request_options, join_values
 from windlass.cli.result import Result
 from windlass.errors import UsageError
 from windlass.launch import selftest
@@ -39,6 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--bundle", metavar="FILE", help="where to write it (default: windlass-selftest-SITE-TIME.tar.gz)"
     )
     parser.add_argument("--json", action="store_true")
+
+
+def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
+    return parser.parse_args(join_values(argv))
 
 
 def main(args: argparse.Namespace) -> Result:

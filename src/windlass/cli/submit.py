@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
 
 from windlass.cli.options import add_request_options, parse_with_command, request_from, warn
@@ -40,18 +39,20 @@ def main(args: argparse.Namespace) -> Result:
         where = folder_path(request.run_dir, runs_dir, name)
         plan, _ = _plan(args, request, str(where))
         return Result(text=_script(plan, str(where), "RUN_ID", args.standalone))
+    _plan(args, request, str(folder_path(request.run_dir, runs_dir, name)))  # nothing is made for a wrong request
     folder = make_folder(request.run_dir, runs_dir, name)
-    try:
-        plan, secrets = _plan(args, request, str(folder.path))
-        script = folder.write("batch.sh", _script(plan, str(folder.path), folder.run_id, args.standalone), mode=0o700)
-        folder.save_plan(plan, secrets)
-    except BaseException:
-        shutil.rmtree(folder.path, ignore_errors=True)
-        raise
+    folder.claim()
+    plan, secrets = _plan(args, request, str(folder.path))
+    script = folder.write("batch.sh", _script(plan, str(folder.path), folder.run_id, args.standalone), mode=0o700)
+    folder.save_plan(plan, secrets)
     for remark in plan.remarks:
         if remark.level == "warning":
             warn(f"windlass: warning: {remark.text}")
-    job_id = submit_script(plan, str(script))
+    try:
+        job_id = submit_script(plan, str(script))
+    except BaseException:
+        folder.forget_secrets()  # no job will come for them
+        raise
     folder.write("job_id", job_id + "\n")
     warn(f"windlass: {plan.name} is job {job_id} of {plan.scheduler}; run folder {folder.path}")
     return Result(text=job_id, data={"job_id": job_id, "run_dir": str(folder.path), "script": str(script)})

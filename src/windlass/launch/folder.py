@@ -57,6 +57,20 @@ class RunFolder:
         if secrets:
             self.write(SECRETS_FILE, secrets_text(secrets))
 
+    def claim(self) -> None:
+        """Take this folder for one run; of two that start into it at once, one is told so."""
+        try:
+            os.close(os.open(self.part(PLAN_FILE), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        except FileExistsError:
+            raise _taken(str(self.path)) from None
+        except OSError as error:
+            raise MachineError(
+                f"cannot write {self.part(PLAN_FILE)}: {error.strerror}", hint="choose another place with --run-dir"
+            ) from error
+
+    def has_secrets(self) -> bool:
+        return self.part(SECRETS_FILE).exists()
+
     def forget_secrets(self) -> None:
         self.part(SECRETS_FILE).unlink(missing_ok=True)
 
@@ -74,10 +88,7 @@ def make_folder(wanted: str | None, runs_dir: Path, name: str, *, now: float | N
     if wanted is not None:
         path = folder_path(wanted, runs_dir, name)
         if (path / PLAN_FILE).exists():
-            raise UsageError(
-                f"--run-dir {wanted} holds a run already",
-                hint="choose another folder, or remove it if you do not need it",
-            )
+            raise _taken(wanted)
         return RunFolder(_create(path, exist_ok=True))
     first = folder_path(None, runs_dir, name, now=now)
     for attempt in range(100):
@@ -87,6 +98,12 @@ def make_folder(wanted: str | None, runs_dir: Path, name: str, *, now: float | N
         except FileExistsError:
             continue
     raise MachineError(f"cannot find a free name for a run folder in {first.parent}", hint="use --run-dir")
+
+
+def _taken(folder: str) -> UsageError:
+    return UsageError(
+        f"--run-dir {folder} holds a run already", hint="choose another folder, or remove it if you do not need it"
+    )
 
 
 def folder_path(wanted: str | None, runs_dir: Path, name: str, *, now: float | None = None) -> Path:
@@ -118,13 +135,19 @@ def _create(path: Path, *, exist_ok: bool) -> Path:
     return path
 
 
+def is_run(path: str | Path) -> bool:
+    """Whether this is a run folder, or the plan in one; not just any file with a plan in it."""
+    given = Path(path).expanduser()
+    folder = given.parent if given.name == PLAN_FILE else given
+    return (folder / PLAN_FILE).exists() and all((folder / part).is_dir() for part in _PARTS)
+
+
 def open_folder(path: str | Path) -> RunFolder:
     """An existing run folder, by its path or the path of its plan."""
-    given = Path(path).expanduser().absolute()
-    folder = given.parent if given.name == PLAN_FILE else given
-    if not (folder / PLAN_FILE).exists():
+    if not is_run(path):
         raise UsageError(f"{path}: not a run folder (no {PLAN_FILE} in it)", hint="`windlass logs` lists runs")
-    return RunFolder(folder)
+    given = Path(path).expanduser().absolute()
+    return RunFolder(given.parent if given.name == PLAN_FILE else given)
 
 
 def read_plan(path: str | Path) -> Plan:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from windlass.launch.batch import has_prologue, prologue_lines
 from windlass.launch.script import JobFacts, rank_script
 from windlass.model.cpulist import format_cpulist
@@ -172,6 +174,7 @@ def diff_lines(old: Plan, new: Plan) -> list[str]:
         ("binding", _by_rank(old), _by_rank(new)),
         ("container", _by_container(old), _by_container(new)),
         ("limits", _by_name(old.limits), _by_name(new.limits)),
+        ("the rest", _rest(old), _rest(new)),
     ):
         changes = _changes(left, right)
         if changes:
@@ -196,8 +199,30 @@ def _facts(plan: Plan) -> dict[str, str]:
     return {name: f"{name} {getattr(plan, name)}" for name in names}
 
 
+_TOLD = {"request", "remarks", "version", "world_size", "job_id", "name", "environment", "command", "secret_words"}
+_TOLD |= {"site", "partition", "nodes", "ranks_per_node", "scheduler", "launcher", "hosts", "windlass", "modules_use"}
+_TOLD |= {"launch", "directives", "modules", "prologue", "binding", "container", "limits", "topology"}
+"""Fields that other parts of a comparison show, or that cannot change what happens."""
+
+
+def _rest(plan: Plan) -> dict[str, str]:
+    """Every other field, so that a new one cannot be forgotten here."""
+    asked = plan.request
+    out = {"cwd": f"in {asked.cwd}", "placeholders": f"placeholders {asked.placeholders}"}
+    out["comm_log"] = f"comm_log {asked.comm_log}"
+    for name in plan.__struct_fields__:
+        if name not in _TOLD:
+            out[name] = f"{name} {msgspec.json.encode(getattr(plan, name)).decode()}"
+    return out
+
+
 def _by_name(arguments: tuple[Argument, ...]) -> dict[str, str]:
-    return {argument.name or str(at): quote_words(argument.words) for at, argument in enumerate(arguments)}
+    """By name, and by number among those of one name."""
+    out: dict[str, str] = {}
+    for argument in arguments:
+        same = sum(1 for key in out if key.rpartition(" ")[0] == argument.name)
+        out[f"{argument.name} {same}"] = quote_words(argument.words)
+    return out
 
 
 def _names(words: Iterable[str]) -> dict[str, str]:
