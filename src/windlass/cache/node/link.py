@@ -18,7 +18,7 @@ from typing import Protocol
 
 from . import wire
 
-_BUFFER = 1 << 20
+_SMALL = 64 << 10
 
 
 class Reply(Protocol):
@@ -32,58 +32,76 @@ class Reply(Protocol):
 
 
 class FrameReader:
-    """Cuts a byte stream into frames with few system calls and no copy of the bodies."""
+    """Cuts a byte stream into frames. Heads and small frames come many to a system call; the body of a large frame is
+    received straight into a buffer of its own."""
 
     def __init__(self, connection: socket.socket, parse: Callable[[bytes], wire.Head]) -> None:
         self._connection = connection
         self._parse = parse
-        self._buffer = bytearray(_BUFFER)
-        self._view = memoryview(self._buffer)
+        self._small = memoryview(bytearray(_SMALL))
         self._start = self._end = 0
+        self._large = memoryview(bytearray())
+        self._got = -1  # bytes of a large body that are there; -1: no large body under way
         self._head: wire.Head | None = None
         self.heard = time.monotonic()
 
     def next(self) -> tuple[wire.Head, memoryview] | None:
-        """The next frame, or None when the socket's receive timeout passed first. `ConnectionError` at the end."""
+        """The next frame, or None when the socket's receive timeout passed first. `ConnectionError` at the end. The
+        body is good until the next call."""
         while True:
             if self._head is None and self._end - self._start >= wire.HEAD_BYTES:
-                self._head = self._parse(bytes(self._view[self._start : self._start + wire.HEAD_BYTES]))
+                self._head = self._parse(bytes(self._small[self._start : self._start + wire.HEAD_BYTES]))
                 self._start += wire.HEAD_BYTES
-            if self._head is not None and self._end - self._start >= self._head.length:
-                found = self._head
-                body = self._view[self._start : self._start + found.length]
-                self._start += found.length
+            head = self._head
+            if head is not None and head.length > _SMALL // 2:
+                if self._got < 0:
+                    self._begin_large(head.length)
+                if self._got == head.length:
+                    self._head, self._got = None, -1
+                    return head, self._large[: head.length]
+                if not self._receive_large(head.length):
+                    return None
+            elif head is not None and self._end - self._start >= head.length:
+                body = self._small[self._start : self._start + head.length]
+                self._start += head.length
                 self._head = None
-                return found, body
-            if not self._receive():
+                return head, body
+            elif not self._receive_small():
                 return None
 
-    def _receive(self) -> bool:
-        self._make_room()
+    def _begin_large(self, length: int) -> None:
+        if len(self._large) < length:
+            self._large = memoryview(bytearray(length))
+        self._got = min(length, self._end - self._start)
+        self._large[: self._got] = self._small[self._start : self._start + self._got]
+        self._start += self._got
+
+    def _receive_large(self, length: int) -> bool:
+        got = self._receive(self._large[self._got : length])
+        self._got += got
+        return got > 0
+
+    def _receive_small(self) -> bool:
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif self._start > _SMALL // 2:
+            held = bytes(self._small[self._start : self._end])
+            self._small[: len(held)] = held
+            self._start, self._end = 0, len(held)
+        got = self._receive(self._small[self._end :])
+        self._end += got
+        return got > 0
+
+    def _receive(self, target: memoryview) -> int:
+        """Bytes received; 0 at the socket's timeout."""
         try:
-            got = self._connection.recv_into(self._view[self._end :])
+            got = self._connection.recv_into(target)
         except (BlockingIOError, socket.timeout):
-            return False
+            return 0
         if got == 0:
             raise ConnectionError("connection closed")
-        self._end += got
         self.heard = time.monotonic()
-        return True
-
-    def _make_room(self) -> None:
-        held = self._end - self._start
-        if held == 0:
-            self._start = self._end = 0
-        need = self._head.length if self._head is not None else wire.HEAD_BYTES
-        if self._start + need <= len(self._buffer) and self._end < len(self._buffer):
-            return
-        if need > len(self._buffer):
-            larger = bytearray(max(need, 2 * len(self._buffer)))
-            larger[:held] = self._view[self._start : self._end]
-            self._buffer, self._view = larger, memoryview(larger)
-        else:
-            self._buffer[:held] = bytes(self._view[self._start : self._end])
-        self._start, self._end = 0, held
+        return got
 
 
 def set_timeouts(connection: socket.socket, receive_s: float, send_s: float) -> None:
