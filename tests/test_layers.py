@@ -30,6 +30,7 @@ LAYERS = {
     "cache": 3,
     "launch": 4,
     "agent": 4,
+    "services": 5,
     "doctor": 5,
     "bench": 5,
     "observe": 5,
@@ -38,13 +39,13 @@ LAYERS = {
     "cli": 6,
     "__main__": 7,
 }
-SAME_LAYER = {("settings", "errors"), ("tune", "bench")}
+SAME_LAYER = {("settings", "errors"), ("tune", "bench"), ("bench", "services")}
 
 # Beside the layers: what a user's script imports (it must work with no launcher at all), and the package itself.
 BESIDE = {"runtime": {"errors"}, "__init__": {"runtime"}}
 
 # These travel to the node as one file and run with whatever Python is there.
-TRAVELS = ("cache/node/", "agent/node/")
+TRAVELS = ("cache/node/", "agent/node/", "services/node/")
 TRAVELS_PYTHON = (3, 9)
 
 # Heavy libraries cost seconds (and a file system storm); only programs that are ranks themselves import them at once.
@@ -63,15 +64,19 @@ READS_ENVIRONMENT = (
     "bench/train/",  # programs that are ranks themselves
     "cache/node/",  # travels: has nobody to hand it over
     "agent/node/",
+    "services/node/",
 )
 
 # Commands are run in one place, which gives each a deadline; long-lived children have a few places of their own.
 STARTS_PROCESSES = (
     "proc.py",
     "launch/children.py",
+    "launch/guard.py",  # a fork that outlives a windlass which was killed
     "launch/jobs.py",
+    "services/agents.py",  # the step of agents beside the ranks
     "cache/node/",  # travels: may not import `proc`
     "agent/node/",
+    "services/node/",
 )
 
 
@@ -206,7 +211,8 @@ def test_what_travels_to_a_node_is_stdlib_only() -> None:
         home = next((folder for folder in TRAVELS if found.file.startswith(folder)), None)
         if home is None or found.name.split(".")[0] in sys.stdlib_module_names:
             continue
-        if not found.name.startswith("windlass." + home.replace("/", ".").rstrip(".")):
+        # Together in one file: the packages that travel may know each other, as far as their layers allow.
+        if not found.name.startswith(tuple(f"windlass.{folder.replace('/', '.').rstrip('.')}" for folder in TRAVELS)):
             wrong.append(str(found))
     assert not wrong, "\n".join(wrong)
 

@@ -18,6 +18,7 @@ _KNOWN = {
     "WINDLASS_SITE_FILE": "a site file of yours, as --site-file",
     "WINDLASS_CONFIG": "folder of the user's files (default: $XDG_CONFIG_HOME/windlass or ~/.config/windlass)",
     "WINDLASS_RUNS": "folder under which run folders are made (default: ./runs)",
+    "WINDLASS_TRACES": "folder of the cache's recorded traces (default: $XDG_CACHE_HOME/windlass/traces)",
     "WINDLASS_ALLOW_LOGIN": "1: let `windlass run` start ranks on a node that looks like a login node",
 }
 
@@ -30,6 +31,7 @@ class Settings:
     site_file: Path | None = None
     config_dir: Path = Path("~/.config/windlass")
     runs_dir: Path = Path("runs")
+    traces_dir: Path = Path("~/.cache/windlass/traces")
     allow_login: bool = False
 
 
@@ -39,6 +41,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
     config = env.get("WINDLASS_CONFIG") or (
         str(Path(env["XDG_CONFIG_HOME"]) / "windlass") if env.get("XDG_CONFIG_HOME") else "~/.config/windlass"
     )
+    traces = env.get("WINDLASS_TRACES") or f"{env.get('XDG_CACHE_HOME') or '~/.cache'}/windlass/traces"
     allow = env.get("WINDLASS_ALLOW_LOGIN", "0")
     if allow not in {"0", "1", ""}:
         raise UsageError(f"WINDLASS_ALLOW_LOGIN is {allow!r}", hint="set it to 1 or leave it unset")
@@ -48,6 +51,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         site_file=Path(site_file).expanduser() if site_file else None,
         config_dir=Path(config).expanduser(),
         runs_dir=Path(env.get("WINDLASS_RUNS") or "runs").expanduser(),
+        traces_dir=Path(traces).expanduser(),
         allow_login=allow == "1",
     )
 

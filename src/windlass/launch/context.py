@@ -106,6 +106,7 @@ def look_around(
         seen, taken = look.topology, look.taken_ports
     topology, remarks = choose_topology(site, seen)
     topology = restrict_devices(topology, environ) if allocation is None and on_node else topology
+    roots = cache_roots(request) if here else ()
     python, because = find_python(request, environ)
     context = Context(
         site=site,
@@ -115,6 +116,8 @@ def look_around(
         python=python,
         python_because=because,
         activate_kind=_activate_kind(request),
+        cache_roots=roots,
+        cache_environments=_cache_environments(request, python, environ) if roots else (),
         check_paths=on_node,
         environ=environ,
     )
@@ -165,10 +168,29 @@ def find_python(request: Request, environ: Mapping[str, str]) -> tuple[str, str]
         candidate = Path(environ.get(variable) or "/nonexistent") / "bin" / "python"
         if candidate.exists():
             return str(candidate), f"of the active environment ({variable})"
+    for root in request.cache:
+        if (Path(root) / "pyvenv.cfg").exists() or (Path(root) / "conda-meta").exists():
+            return str(Path(root) / "bin" / "python"), "of the environment that --cache names"
     if sys.prefix != sys.base_prefix and find_spec("torch"):
         return sys.executable, "of the environment that windlass is installed in, which has torch"
     found = which("python3", environ) or which("python", environ)
     return (found, "first in PATH") if found else (sys.executable, "the one that runs windlass")
+
+
+def cache_roots(request: Request) -> tuple[tuple[str, str], ...]:
+    """The roots of --cache with links followed. A root that is not there is a `UsageError`."""
+    for path in request.cache:
+        if not Path(path).exists():
+            raise UsageError(f"--cache {path} does not exist", hint="give a folder that every node can read")
+    return tuple((path, str(Path(path).resolve())) for path in request.cache)
+
+
+def _cache_environments(request: Request, python: str, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Prefixes that the ranks may take programs from: the interpreter's, the active ones', and the roots themselves."""
+    named = [environ.get("VIRTUAL_ENV"), environ.get("CONDA_PREFIX"), request.activate, *request.cache]
+    if "/" in python:
+        named.insert(0, str(Path(python).parent.parent))
+    return tuple(dict.fromkeys(str(prefix) for prefix in named if prefix and (Path(prefix) / "bin").is_dir()))
 
 
 def _activate_kind(request: Request) -> str | None:

@@ -17,6 +17,7 @@ from windlass.containers.choose import plan_container
 from windlass.environment import caches, choose, ranks
 from windlass.environment.modules import activation_lines
 from windlass.errors import UsageError
+from windlass.launch.cached import plan_cache, with_view
 from windlass.launch.command import rank_command, refuse_nested_launcher
 from windlass.launch.shape import Shape, decide_shape
 from windlass.launch.words import edit_arguments
@@ -64,6 +65,10 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     """`venv` or `conda`, where the request says --activate."""
     run_dir: str = "RUN_DIR"
     """Path of the run folder, where it is known already (a submission names its log there)."""
+    cache_roots: tuple[tuple[str, str], ...] = ()
+    """Roots of --cache as they were said and with links followed, where they could be looked at."""
+    cache_environments: tuple[str, ...] = ()
+    """Prefixes of environments that the ranks may use."""
     check_paths: bool = False
     """True on the machine that will run: paths of images and binds can be looked at."""
 
@@ -94,6 +99,8 @@ def make_plan(request: Request, context: Context) -> tuple[Plan, Secrets]:
     _check_options(request, site)
     container, container_settings, container_modules, container_remarks = _container(request, context, facts, command)
     remarks += container_remarks
+    cache = plan_cache(request, shape, context.cache_roots, context.cache_environments)
+    container = with_view(container, cache)
     if container:
         facts = msgspec.structs.replace(facts, container=True, runtime=container.runtime)
     modules_use, modules = _modules(request, site, facts, container_modules)
@@ -136,6 +143,7 @@ def make_plan(request: Request, context: Context) -> tuple[Plan, Secrets]:
         container=container,
         caches=caches.cache_dirs(shape.vendor),
         cache_root=site.file.storage.local or "/tmp",
+        cache=cache,
         keep_caches=request.keep_caches,
         hosts=shape.hosts,
         job_id=context.allocation.job_id if context.allocation else None,
@@ -168,6 +176,7 @@ def _binding(request: Request, site: Site, topology: Topology, shape: Shape) -> 
         mode=shape.devices,
         unit=request.device_unit,
         cpu_bind=request.cpu_bind,
+        with_agent=bool(request.cache),
         origin=site.origin_of("binding"),
     )
     made = bind(topology, wish)

@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import msgspec
 
@@ -42,8 +43,31 @@ def prepare(plan: Plan, folder: RunFolder, facts: JobFacts, hosts: tuple[str, ..
     write_container_files(plan, folder)
 
 
+class Beside(Protocol):
+    """What lives beside the ranks for the time of a run; made by a layer above."""
+
+    def start(self, stopping: Callable[[], bool]) -> bool:
+        """Returns when it is up on all nodes, or False where `stopping` became true first. Raises what is in its way,
+        and then nothing of it is left."""
+        ...
+
+    def poll(self) -> None:
+        """Called while the ranks run."""
+        ...
+
+    def stop(self) -> None:
+        """Nothing of it is left on return. Never raises."""
+        ...
+
+
 def execute(
-    plan: Plan, folder: RunFolder, facts: JobFacts, hosts: tuple[str, ...], view: View, environ: Mapping[str, str]
+    plan: Plan,
+    folder: RunFolder,
+    facts: JobFacts,
+    hosts: tuple[str, ...],
+    view: View,
+    environ: Mapping[str, str],
+    beside: Beside | None = None,
 ) -> RunRecord:
     """Start the ranks and stay until the last one has ended. Writes and returns the record."""
     started = time.time()
@@ -58,9 +82,14 @@ def execute(
     with guard, listening() as heard:  # to the very end: who loses patience while we clear up would get half of it
         claim_caches(plan, facts, environ)
         try:
-            stopped_by = drive(job, heard, environ, lambda: kill_step(plan, environ))
+            if beside is None or beside.start(lambda: bool(heard.stops)):
+                stopped_by = drive(job, heard, environ, lambda: kill_step(plan, environ), beside)
+            else:
+                stopped_by = heard.stops[0]
         finally:
             job.kill()
+            if beside is not None:
+                beside.stop()
             sweep()
             job.close()
             folder.forget_secrets()
@@ -80,7 +109,11 @@ def clear_up(plan: Plan, folder: RunFolder, facts: JobFacts, environ: Mapping[st
 
 
 def drive(
-    job: Job, heard: Heard, environ: Mapping[str, str], kill_everywhere: Callable[[], None]
+    job: Job,
+    heard: Heard,
+    environ: Mapping[str, str],
+    kill_everywhere: Callable[[], None],
+    beside: Beside | None = None,
 ) -> signal.Signals | None:
     """The loop: read, show, stop. Ends when the ranks have ended, or have been killed and given up on. Returns the
     signal that stopped the run, if one did."""
@@ -89,11 +122,15 @@ def drive(
         job.start(environ)
         for lines in job.streams:
             selector.register(lines.descriptor, selectors.EVENT_READ, lines)
-        return _watch(job, heard, selector, kill_everywhere)
+        return _watch(job, heard, selector, kill_everywhere, beside)
 
 
 def _watch(
-    job: Job, heard: Heard, selector: selectors.BaseSelector, kill_everywhere: Callable[[], None]
+    job: Job,
+    heard: Heard,
+    selector: selectors.BaseSelector,
+    kill_everywhere: Callable[[], None],
+    beside: Beside | None,
 ) -> signal.Signals | None:
     asked: float | None = None
     killed: float | None = None
@@ -101,6 +138,8 @@ def _watch(
     while not job.done:
         _pump(job, selector, heard.wakeup, _TICK_S)
         job.poll()
+        if beside is not None:
+            beside.poll()
         now = time.monotonic()
         while heard.for_ranks:
             job.pass_on(heard.for_ranks.pop(0))

@@ -13,6 +13,7 @@ from windlass.containers import get_runtime
 from windlass.containers.base import OptionalArgument, WrapSpec
 from windlass.environment.caches import CACHE_DIR_VARIABLE
 from windlass.environment.ranks import RANK_VARIABLES, rank_variable_names
+from windlass.launch.cached import command_lines, view_lines
 from windlass.launchers import get_launcher
 from windlass.model.cpulist import format_cpulist
 from windlass.model.origin import Argument
@@ -44,6 +45,7 @@ def rank_script(plan: Plan, job: JobFacts) -> str:
         _seat(plan),
         _environment(plan),
         _rank_variables(),
+        view_lines(plan, job.uid, job.run_id),
         _command(plan, job),
         _where(plan),
         _start(plan),
@@ -248,6 +250,7 @@ def _command(plan: Plan, job: JobFacts) -> list[str]:
             words.append(fillable(word) if plan.request.placeholders else quote(word))
     lines.append("set -- \\")
     lines += [f"  {word} \\" for word in words[:-1]] + [f"  {words[-1]}"]
+    lines += command_lines(plan)
     if plan.container is not None:
         lines += _container(plan, job)
     return lines

@@ -120,6 +120,33 @@ class CacheDir(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Saved and restored between jobs with --keep-caches."""
 
 
+class CacheRoot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A folder that the cooperative cache shows: as the user wrote it, and what it is when links are followed."""
+
+    path: str
+    real: str
+
+
+class CachePlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The cooperative cache of a run: an agent on every node, whose mount shows `roots` below one folder."""
+
+    roots: tuple[CacheRoot, ...]
+    environments: tuple[str, ...] = ()
+    """Prefixes below the roots whose `bin` holds scripts that name their interpreter by its own path."""
+    variables: tuple[str, ...] = ()
+    """Variables in which paths below the roots are replaced, on the node, by their place in the view."""
+    launch: tuple[Argument, ...] = ()
+    """The launcher's words for one agent per node; empty where windlass starts the only one itself."""
+    placement: Literal["replicate", "partition"] = "replicate"
+    budget_bytes: int = 2 << 30
+    trace: bool = True
+    """Write down what the run touches, and push it ahead of the ranks from the second run on."""
+    ready_s: float = 60.0
+    """How long the nodes may take to come up before the run is given up."""
+    because: str = ""
+    origin: Origin = BUILTIN
+
+
 class Prologue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A line of shell in the job before the ranks start."""
 
@@ -171,6 +198,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     container: ContainerPlan | None = None
     caches: tuple[CacheDir, ...] = ()
     cache_root: str = "/tmp"
+    cache: CachePlan | None = None
     keep_caches: str | None = None
     hosts: str | None = None
     """Folded host list, where an allocation is known."""

@@ -72,6 +72,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     grace_s: float = 5.0
     """Time between asking ranks to end and killing them."""
 
+    cache: tuple[str, ...] = ()
+    """Folders of a shared file system that the ranks read through the cooperative cache."""
+    cache_placement: Literal["replicate", "partition"] = "replicate"
+    cache_budget_bytes: int | None = None
+    cache_trace: bool = True
+
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the scheduler has given us, read inside the job."""

@@ -1,0 +1,1 @@
+"""What runs on the node: standard library only, Python 3.9 or newer."""

@@ -1,0 +1,238 @@
+"""The host of services on one node: starts them, tells the job that they are up, watches them, ends them.
+
+It lives as long as whoever started it: until its standard input ends or a signal asks it to stop. Everything it says
+is one JSON line of less than a kilobyte on standard output, because launchers cut longer ones.
+
+A service is made by `module:function(node, settings)`; the file that travelled says which ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib
+import json
+import os
+import shutil
+import signal
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+VERSION = 1
+_WATCH_EVERY_S = 0.5
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+MOST_LINE_BYTES = 960
+
+
+class AgentError(Exception):
+    """The agent cannot do its work on this node; the text says why."""
+
+
+class Node(NamedTuple):
+    """What a service is told about its place."""
+
+    number: int
+    hosts: tuple[str, ...]
+    run_id: str
+    folder: str
+    """Folder of this user's agents on the node, closed to others."""
+    bundle: str
+    """The travelled file, as it lies on this node."""
+    key: bytes
+
+
+class Service(Protocol):
+    """What the host does with a service. `start` may raise; `end` must not hang and returns a few figures."""
+
+    def start(self) -> None: ...
+
+    def news(self) -> list[str]:
+        """What a person should know, each thing once."""
+        ...
+
+    def end(self) -> dict[str, Any]: ...
+
+
+def main(data: bytes, manifest: dict[str, Any], key: bytes) -> int:
+    """Runs the agent to its end. `data` is the travelled file itself, read once."""
+    started = time.monotonic()
+    number = -1
+    try:
+        if manifest.get("version", 0) > VERSION:
+            raise AgentError("the file is of version %s, this code knows %d" % (manifest["version"], VERSION))
+        number = node_number(manifest["node_variables"], manifest["hosts"], os.environ)
+        set_affinity(manifest.get("cpus", ()))
+        base = safe_folder(os.path.expandvars(manifest["folder"]))
+        sweep(base)
+        own = os.path.join(base, "a", "%s.%d" % (manifest["run_id"], number))
+        with claimed(own, data) as bundle:
+            node = Node(number, tuple(manifest["hosts"]), manifest["run_id"], base, bundle, key)
+            return _Host(node, manifest, started).run()
+    except Exception as error:  # the one place: whoever waits for this node must hear of it
+        say(node=number, failed="%s: %s" % (type(error).__name__, error))
+        return 1
+
+
+class _Host:
+    def __init__(self, node: Node, manifest: dict[str, Any], started: float) -> None:
+        self._node = node
+        self._manifest = manifest
+        self._started = started
+        self._stop = threading.Event()
+        self._services: list[tuple[str, Service]] = []
+
+    def run(self) -> int:
+        for number in _STOP_SIGNALS:
+            signal.signal(number, lambda *_: self._stop.set())
+        if self._manifest.get("until") == "stdin":
+            threading.Thread(target=self._follow_stdin, name="stdin", daemon=True).start()
+        try:
+            for entry in self._manifest["services"]:
+                service = make_service(entry["entry"])(self._node, entry["settings"])
+                self._services.append((entry["name"], service))
+                service.start()
+            say(node=self._node.number, up=round(time.monotonic() - self._started, 3))
+            self._watch()
+        finally:
+            ended = self._end()
+        say(node=self._node.number, ended=ended)
+        return 0
+
+    def _follow_stdin(self) -> None:
+        with contextlib.suppress(OSError):
+            while os.read(0, 4096):
+                pass
+        self._stop.set()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(_WATCH_EVERY_S):
+            for name, service in self._services:
+                for text in service.news():
+                    say(node=self._node.number, service=name, news=text)
+
+    def _end(self) -> dict[str, Any]:
+        ended: dict[str, Any] = {}
+        for name, service in reversed(self._services):
+            try:
+                ended[name] = service.end()
+            except Exception as error:
+                ended[name] = {"error": str(error)[:200]}
+        return ended
+
+
+def say(**news: Any) -> None:
+    """One line to whoever started us; who is gone does not want to know."""
+    line = json.dumps(news, separators=(",", ":"))
+    for name, value in news.items():
+        if len(line) > MOST_LINE_BYTES and isinstance(value, str):
+            line = json.dumps(dict(news, **{name: value[:400]}), separators=(",", ":"))
+    with contextlib.suppress(OSError):
+        os.write(1, (line + "\n").encode())
+
+
+def node_number(names: list[str], hosts: list[str], environ: Any) -> int:
+    """Our place among the hosts, as the launcher says it. A launcher that counts in another order than the plan would
+    give ranks the view of another node: refused."""
+    for name in names:
+        if environ.get(name, "").isdigit():
+            number = int(environ[name])
+            break
+    else:
+        raise AgentError("none of %s is set: who started this?" % ", ".join(names))
+    if not number < len(hosts):
+        raise AgentError("node %d, but the plan has %d" % (number, len(hosts)))
+    told = environ.get("SLURMD_NODENAME", "")
+    if told and len(hosts) > 1 and told.split(".")[0] != hosts[number].split(".")[0][: len(told.split(".")[0])]:
+        raise AgentError("the launcher's node %d is %s, the plan's is %s" % (number, told, hosts[number]))
+    return number
+
+
+def set_affinity(cpus: tuple[int, ...] | list[int]) -> None:
+    """Stays on the cores that the plan set aside, as far as they are ours."""
+    with contextlib.suppress(OSError):
+        allowed = os.sched_getaffinity(0) & set(cpus)
+        if allowed:
+            os.sched_setaffinity(0, allowed)
+
+
+def make_service(entry: str) -> Callable[[Node, dict[str, Any]], Service]:
+    module, _, function = entry.partition(":")
+    made: Callable[[Node, dict[str, Any]], Service] = getattr(importlib.import_module(module), function)
+    return made
+
+
+# Folders
+
+
+def safe_folder(path: str) -> str:
+    """The folder, made if need be, ours and closed to others: in /tmp somebody may have been there before us."""
+    with contextlib.suppress(FileExistsError):
+        os.makedirs(path, mode=0o700)
+    status = os.lstat(path)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise AgentError("%s belongs to somebody else or is no folder" % path)
+    if status.st_mode & 0o077:
+        os.chmod(path, 0o700)
+    return path
+
+
+@contextlib.contextmanager
+def claimed(own: str, data: bytes) -> Any:
+    """The agent's own folder, locked while it lives, with the travelled file in it; removed at the end."""
+    os.makedirs(own, mode=0o700, exist_ok=True)
+    lock = os.open(os.path.join(own, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AgentError("an agent of this run is on this node already") from None
+        bundle = os.path.join(own, "agent.pyz")
+        with open(os.open(bundle, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(data)
+        load_from(bundle)
+        yield bundle
+        shutil.rmtree(own, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(own, ignore_errors=True)
+        raise
+    finally:
+        os.close(lock)
+
+
+def load_from(bundle: str) -> None:
+    """From now on modules come from the file on this node: what services start finds it by name, and not the copy in
+    this process's memory that the first modules came from."""
+    first, sys.path[0] = sys.path[0], bundle
+    for module in list(sys.modules.values()):
+        folders = getattr(module, "__path__", None)
+        if isinstance(folders, list):
+            folders[:] = [bundle + f[len(first) :] if f.startswith(first + "/") else f for f in folders]
+
+
+def sweep(base: str) -> list[str]:
+    """Removes folders of agents that were killed: those whose lock nobody holds."""
+    swept = []
+    with contextlib.suppress(FileNotFoundError):
+        for entry in os.scandir(os.path.join(base, "a")):
+            if entry.is_dir(follow_symlinks=False) and _is_abandoned(entry.path):
+                shutil.rmtree(entry.path, ignore_errors=True)
+                swept.append(entry.path)
+    return swept
+
+
+def _is_abandoned(folder: str) -> bool:
+    try:
+        lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)

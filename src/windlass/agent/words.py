@@ -1,0 +1,57 @@
+"""The words that start an agent on a node. Pure.
+
+A shell looks for a Python that the node has itself, so that no agent's start reads an interpreter from the shared file
+system; that Python reads the travelled file once, from a copy in memory takes the agent, and goes on from there.
+"""
+
+from __future__ import annotations
+
+OLDEST = (3, 9)
+_NODE_PYTHONS = (
+    "/usr/bin/python3",
+    *(f"/usr/bin/python3.{minor}" for minor in range(14, 8, -1)),
+    "/usr/local/bin/python3",
+    "/opt/python/bin/python3",
+)
+
+_CHOOSE = (
+    'boot=$1 last=$2; shift 2; for p in {pythons} "$last"; do '
+    '[ -x "$p" ] && "$p" -I -S -c \'import sys; sys.exit(sys.version_info < {oldest})\' 2>/dev/null && '
+    'exec "$p" -I -S -c "$boot" "$@"; done; '
+    'echo "{{\\"node\\":-1,\\"failed\\":\\"no Python from {first} on at $(uname -n)\\"}}"; exit 1'
+)
+
+# One open, one read to the end. The memory file lets zipimport work without a place on disk that is not ours yet.
+_BOOT = """\
+import io, json, os, sys, zipfile
+with open(sys.argv[1], "rb", 0) as file:
+    data = file.readall()
+held = os.memfd_create("windlass-agent")
+os.write(held, data)
+sys.path.insert(0, "/proc/self/fd/%d" % held)
+with zipfile.ZipFile(io.BytesIO(data)) as archive:
+    manifest, key = json.loads(archive.read("manifest.json")), archive.read("key")
+from windlass.agent.node.host import main
+sys.exit(main(data, manifest, key))
+"""
+
+
+def agent_words(bundle: str, last_python: str) -> tuple[str, ...]:
+    """What each node runs. `last_python` is taken where the node has no Python that is new enough."""
+    choose = _CHOOSE.format(
+        pythons=" ".join(_NODE_PYTHONS), oldest=repr(OLDEST), first=".".join(str(part) for part in OLDEST)
+    )
+    return ("/bin/sh", "-c", choose, "windlass-agent", _BOOT, last_python, bundle)
+
+
+def tool_words(folder: str, run_id: str, node: int, entry: str, *arguments: str) -> tuple[str, ...]:
+    """Runs `package.module:function(arguments)` from the copy of the file that a living agent keeps on its node."""
+    boot = (
+        "import importlib, sys; sys.path.insert(0, sys.argv[1]); m, _, f = sys.argv[2].partition(':'); "
+        "sys.exit(getattr(importlib.import_module(m), f)(sys.argv[3:]))"
+    )
+    choose = _CHOOSE.format(
+        pythons=" ".join(_NODE_PYTHONS), oldest=repr(OLDEST), first=".".join(str(part) for part in OLDEST)
+    )
+    bundle = f"{folder}/a/{run_id}.{node}/agent.pyz"
+    return ("/bin/sh", "-c", choose, "windlass-agent", boot, "/usr/bin/python3", bundle, entry, *arguments)
