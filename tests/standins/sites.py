@@ -33,6 +33,16 @@ def _plain_env(path: Sequence[Path], home: Path) -> dict[str, str]:
     return env | {"PATH": found, "HOME": str(home), "SHELL": "/bin/bash", "USER": "user", "LOGNAME": "user"}
 
 
+def _hosts_file(folder: Path, nodes: Sequence[str]) -> Path:
+    """Every pretended host has a loopback address of its own."""
+    lines = ["127.0.0.1 localhost"]
+    for at, node in enumerate(nodes):
+        lines.append(" ".join(dict.fromkeys((f"127.0.0.{11 + at}", node, node.split(".", 1)[0]))))
+    path = folder / "hosts"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
 @contextlib.contextmanager
 def pbs_site(folder: Path, nodes: Sequence[str] = ()) -> Iterator[Site]:
     """A login node with qsub, qstat and qdel, and PALS mpiexec in the jobs."""
@@ -42,17 +52,16 @@ def pbs_site(folder: Path, nodes: Sequence[str] = ()) -> Iterator[Site]:
     commands = (_HERE / "pbs", _HERE / "pals")
     # A job's shell is a login shell: what a site puts into PATH, it puts there.
     (home / ".bash_profile").write_text("".join(f"PATH='{path}':$PATH\n" for path in commands))
-    env = _plain_env(commands, home) | {"STANDIN_PBS": str(folder)}
-    if nodes:
-        env["STANDIN_NODES"] = " ".join(nodes)
+    names = tuple(nodes) or ("node1.cluster.test", "node2.cluster.test", "node3.cluster.test")
+    env = _plain_env(commands, home) | {
+        "STANDIN_PBS": str(folder),
+        "STANDIN_NODES": " ".join(names),
+        "STANDIN_HOSTS": str(_hosts_file(folder, names)),
+    }
     try:
-        yield Site(env=env, folder=folder, home=home, nodes=tuple(nodes) or _default_pbs_nodes())
+        yield Site(env=env, folder=folder, home=home, nodes=names)
     finally:
         _kill_all(folder / "pids")
-
-
-def _default_pbs_nodes() -> tuple[str, ...]:
-    return ("node1.cluster.test", "node2.cluster.test", "node3.cluster.test")
 
 
 @contextlib.contextmanager
@@ -66,6 +75,7 @@ def flux_site(folder: Path, nodes: Sequence[str] = (), *, cores: int = 2, gpus: 
         "STANDIN_NODES": " ".join(names),
         "STANDIN_CORES": str(cores),
         "STANDIN_GPUS": str(gpus),
+        "STANDIN_HOSTS": str(_hosts_file(folder, names)),
         "FLUX_URI": f"local://{folder}/local-0",
     }
     try:

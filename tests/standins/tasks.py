@@ -1,7 +1,8 @@
 """Runs the ranks of a stand-in launcher: real processes on pretended hosts, with labelled output and a common end.
 
-A pretended host is a host name of its own (a UTS namespace, where the user may make one) and nothing more. Every rank
-has its own process group; when the launcher ends, however it ends, no rank outlives it.
+A pretended host is a name of its own that all the others can look up (a UTS and a mount namespace with an /etc/hosts,
+where the user may make them) and nothing more. Every rank has its own process group; when the launcher ends, however it
+ends, no rank outlives it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from dataclasses import dataclass, field
 LONGEST_RUN_S = 120.0
 """A stand-in never runs longer than this, whatever its ranks do."""
 _CLONE_NEWUTS = 0x04000000
+_CLONE_NEWNS = 0x00020000
+_MS_REC, _MS_PRIVATE, _MS_BIND = 16384, 1 << 18, 4096
 _PR_SET_PDEATHSIG = 1
 
 
@@ -93,11 +96,15 @@ def enter(task: Task) -> Callable[[], None]:
     libc = ctypes.CDLL(None, use_errno=True)
     short = task.host.split(".", 1)[0].encode()
     possible = task.cpus & os.sched_getaffinity(0)
+    names = os.environ.get("STANDIN_HOSTS", "").encode()
 
     def prepare() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if libc.unshare(_CLONE_NEWUTS) == 0:
             libc.sethostname(short, len(short))
+        if names and libc.unshare(_CLONE_NEWNS) == 0:
+            libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
+            libc.mount(names, b"/etc/hosts", None, _MS_BIND, None)
         if possible:  # the machine of a test has fewer CPUs than the machine that is pretended
             os.sched_setaffinity(0, possible)
 

@@ -85,7 +85,9 @@ class Launcher:
     binds_lists: ClassVar[bool]
     """Takes one CPU list per local rank. Otherwise the rank script binds."""
     names_failed_rank: ClassVar[bool]
-    """Its messages name the rank that failed first. Otherwise the rank script stays the parent and reports it."""
+    """Its messages always name the rank that failed first. Otherwise the rank script stays the parent and reports it."""
+    ends_others: ClassVar[bool] = True
+    """When one rank fails it ends the others by itself, also where they never called MPI."""
     multi_node: ClassVar[bool] = True
 
     def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:

@@ -27,6 +27,7 @@ class Hydra(Launcher):
     output = "stream"
     binds_lists = False
     names_failed_rank = False
+    ends_others = False
 
     def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:
         return with_site(_defaults(spec, site.executable or self.executable), site)

@@ -1,5 +1,6 @@
 """Open MPI's mpirun, 4.x and 5.x: only options that both take. Its lists of CPUs differ between the two, so the rank
-script binds. It ends all ranks when one fails and names that one, but passes on only the variables it is told to.
+script binds. It ends all ranks when one fails, but passes on only the variables it is told to, and where a signal ended
+a rank on a busy machine it does not always say which one: the rank script stays the parent.
 
 4.1 labels in a buffer of 8 KiB what it reads in pieces of 4 KiB: a burst of hundreds of lines shorter than their labels
 (about 14 characters) is cut off there, in silence. Lines of ordinary length arrive whole."""
@@ -36,7 +37,7 @@ class OpenMpi(Launcher):
     )
     output = "stream"
     binds_lists = False
-    names_failed_rank = True
+    names_failed_rank = False
 
     def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:
         return with_site(_defaults(spec, site.executable or self.executable), site)

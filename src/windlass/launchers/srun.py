@@ -143,7 +143,9 @@ def _behaviour(spec: LaunchSpec, site: LauncherSpec) -> Iterator[Argument]:
     if spec.beside:
         yield Argument(words=("--kill-on-bad-exit=0",), because="what fails on one node must not end it on the others")
     else:
-        yield Argument(words=("--kill-on-bad-exit=1",), because="when one rank fails all end at once, none waits for it")
+        yield Argument(
+            words=("--kill-on-bad-exit=1",), because="when one rank fails all end at once, none waits for it"
+        )
     yield Argument(words=("--wait=0",), because="a rank that ends well first is no reason to kill those still writing")
     yield Argument(words=("--export=ALL",), because="the environment travels, also where the job was sent without it")
     mpi = spec.mpi or site.mpi

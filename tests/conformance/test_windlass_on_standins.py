@@ -1,0 +1,156 @@
+"""windlass on a PBS machine with PALS and on a Flux machine, both pretended: submitted, run, failed, cancelled."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import leftovers
+import windlass
+from conformance.launcher_cases import HOSTILE
+from standins.sites import Site, flux_site, pbs_site
+from waiting import wait_until
+from windlass.schedulers import get_scheduler
+from windlass.schedulers.base import JobState
+
+SOURCE = str(Path(windlass.__file__).parents[1])
+WORDS = [word for word in HOSTILE if "{" not in word]
+OVER = {JobState.DONE, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT}
+
+
+@dataclass(frozen=True)
+class Machine:
+    scheduler: str
+    words: tuple[str, ...]
+    site: Site
+
+    def windlass(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "windlass", *words], env=self.site.env, cwd=self.site.home, text=True, timeout=60,
+            capture_output=True, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def submit(self, *words: str, options: tuple[str, ...] = ()) -> str:
+        asked = ("--nodes", "2", "--ranks-per-node", "2", "--time", "5", "--run-dir", "run", *options)
+        done = self.windlass("submit", *self.words, *asked, "--", *words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()[-1]
+
+    def state(self, job_id: str) -> tuple[JobState, int | None]:
+        scheduler = get_scheduler(self.scheduler)
+        argv = scheduler.status_argv(job_id)
+        done = subprocess.run(argv, env=self.site.env, capture_output=True, text=True, timeout=30)
+        status = scheduler.parse_status(done.stdout, done.returncode, job_id)
+        return status.state, status.exit_code
+
+    def wait(self, job_id: str, states: set[JobState]) -> tuple[JobState, int | None]:
+        wait_until(
+            lambda: self.state(job_id)[0] in states,
+            timeout_s=60,
+            what=f"{job_id} is {states}",
+            every_s=0.2,
+            state=self.log,
+        )
+        return self.state(job_id)
+
+    def log(self) -> str:
+        path = self.site.home / "run" / "job.log"
+        return path.read_text() if path.exists() else "no log"
+
+    def lines(self, rank: int) -> list[str]:
+        return self.windlass("logs", "run", "--rank", str(rank)).stdout.splitlines()
+
+
+@contextlib.contextmanager
+def _machine(name: str, folder: Path) -> Iterator[Machine]:
+    if name == "pbs":
+        with pbs_site(folder) as site:
+            profile = site.home / ".bash_profile"
+            profile.write_text(profile.read_text() + f"export PYTHONPATH={shlex.quote(SOURCE)}\n")
+            site.env["PYTHONPATH"] = SOURCE
+            yield Machine("pbs", ("--site", "generic-pbs", "--launcher", "pals"), site)
+    else:
+        with flux_site(folder, cores=4) as site:
+            site.env["PYTHONPATH"] = SOURCE
+            yield Machine("flux", ("--site", "generic-flux"), site)
+
+
+@pytest.fixture(params=["pbs", "flux"])
+def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machine]:
+    with _machine(request.param, tmp_path / "site") as found:
+        yield found
+    left = leftovers.look_until_clean(os.environ[leftovers.MARK_VARIABLE], tmp_path, patience_s=10)
+    if left:
+        text = left.text()
+        leftovers.remove(left)
+        pytest.fail(f"windlass left behind:\n{text}", pytrace=False)
+
+
+def test_a_job_starts_every_rank_at_its_place(machine: Machine) -> None:
+    script = 'echo "$RANK $LOCAL_RANK $WORLD_SIZE $(uname -n) $MASTER_ADDR"'
+    job_id = machine.submit("sh", "-c", script)
+    assert machine.wait(job_id, OVER) == (JobState.DONE, 0), machine.log()
+    said = [machine.lines(rank)[-1].split() for rank in range(4)]
+    assert [line[:4] for line in said] == [[str(r), str(r % 2), "4", f"node{1 + r // 2}"] for r in range(4)]
+    assert len({line[4] for line in said}) == 1
+
+
+def test_hostile_arguments_arrive_byte_for_byte(machine: Machine) -> None:
+    job_id = machine.submit(sys.executable, "-c", "import json, sys; print(json.dumps(sys.argv[1:]))", *WORDS)
+    assert machine.wait(job_id, OVER) == (JobState.DONE, 0), machine.log()
+    assert [json.loads(machine.lines(rank)[-1]) for rank in range(4)] == [WORDS] * 4
+
+
+def test_a_standalone_script_needs_no_windlass_in_the_job(machine: Machine) -> None:
+    (machine.site.home / ".bash_profile").write_text(
+        "".join(f"PATH={shlex.quote(path)}:$PATH\n" for path in machine.site.env["PATH"].split(":")[:2])
+    )
+    job_id = machine.submit("sh", "-c", 'echo "$RANK {rank}"', options=("--standalone",))
+    assert machine.wait(job_id, OVER)[0] is JobState.DONE, machine.log()
+
+
+@pytest.mark.parametrize(("how", "code"), [("exit 3", 3), ("kill -9 $$", 137)])
+def test_a_failing_rank_ends_the_job_with_its_own_code(machine: Machine, how: str, code: int) -> None:
+    job_id = machine.submit("sh", "-c", f"if [ $RANK = 2 ]; then echo last words; {how}; fi; exec sleep 60")
+    assert machine.wait(job_id, OVER) == (JobState.FAILED, code), machine.log()
+    assert "rank 2 on node2" in machine.log()
+    assert "last words" in machine.log()
+
+
+def test_a_cancelled_job_leaves_nothing(machine: Machine) -> None:
+    job_id = machine.submit("sh", "-c", "touch started.$RANK; exec sleep 60")
+    wait_until(
+        lambda: len(list(machine.site.home.glob("started.*"))) == 4, timeout_s=40, what="all run", state=machine.log
+    )
+    argv = get_scheduler(machine.scheduler).cancel_argv(job_id)
+    assert subprocess.run(argv, env=machine.site.env, timeout=30).returncode == 0
+    assert machine.wait(job_id, OVER)[0] is not JobState.DONE
+
+
+def test_a_bad_queue_is_refused_with_a_hint(machine: Machine) -> None:
+    done = machine.windlass(
+        "submit",
+        *machine.words,
+        "--nodes",
+        "1",
+        "--ranks-per-node",
+        "1",
+        "--queue",
+        "nosuch",
+        "--run-dir",
+        "r",
+        "--",
+        "true",
+    )
+    assert done.returncode == 2
+    assert "queue" in done.stderr
+    assert "hint" in done.stderr
