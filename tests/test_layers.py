@@ -62,6 +62,7 @@ READS_ENVIRONMENT = (
     "cli/",
     "runtime/",  # lives in the user's process: the environment is its input
     "bench/train/",  # programs that are ranks themselves
+    "bench/ranks/",
     "cache/node/",  # travels: has nobody to hand it over
     "agent/node/",
     "services/node/",

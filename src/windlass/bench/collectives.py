@@ -1,0 +1,155 @@
+"""`bench collectives`: rows from what the first rank told, and the table as nccl-tests prints it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, cast
+
+from windlass.bench import measure
+from windlass.bench.records import BenchRecord, Figure, Row
+from windlass.errors import UsageError, unknown_name
+
+OPS = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "reduce",
+    "all_to_all",
+    "gather",
+    "scatter",
+    "sendrecv",
+)
+DTYPES = ("float", "half", "bfloat16", "double", "int8", "uint8", "int32", "int64")
+REDOPS = ("sum", "avg", "min", "max")
+Placement = Literal["out-of-place", "in-place"]
+
+
+def parse_ops(text: str) -> tuple[str, ...]:
+    """Names of collectives from a list; `all` are all of them. An unknown one is an error that names the nearest."""
+    if text == "all":
+        return OPS
+    spelled = {"alltoall": "all_to_all", "allreduce": "all_reduce", "allgather": "all_gather", "bcast": "broadcast"}
+    names = tuple(dict.fromkeys(spelled.get(name.strip(), name.strip()) for name in text.split(",") if name.strip()))
+    if not names:
+        raise UsageError("--op names no collective", hint=f"known: {', '.join(OPS)}")
+    for name in names:
+        if name not in OPS:
+            raise unknown_name("collective", name, OPS)
+    return names
+
+
+def formula_name(op: str) -> measure.Collective:
+    """The name under which `measure` has the bus factor of an op."""
+    return cast("measure.Collective", "alltoall" if op == "all_to_all" else op)
+
+
+def bandwidths(op: str, size_bytes: int, time_s: float, ranks: int) -> dict[str, Figure]:
+    """algbw and busbw of one measurement. With one rank nothing crosses a link: busbw is then 0, as in nccl-tests."""
+    alg = measure.algbw(size_bytes, time_s)
+    bus = measure.busbw(formula_name(op), size_bytes, time_s, ranks)
+    return {
+        "algbw": Figure(value=alg.value, unit=alg.unit, formula=alg.formula),
+        "busbw": Figure(value=bus.value, unit=bus.unit, formula=bus.formula),
+    }
+
+
+def row_from(told: dict[str, Any], ranks: int, nodes: int) -> Row:
+    """A row of the record from a rank's message. The time is the mean over iterations and ranks, as nccl-tests has
+    it; the samples are means over ranks."""
+    mean = statistics.fmean(told["time_s"])
+    labels = {name: told[name] for name in ("op", "bytes", "count", "type", "redop", "root", "placement")}
+    return Row(
+        labels={**labels, "ranks": ranks, "nodes": nodes},
+        samples={"time_s": tuple(told["time_s"])},
+        figures={
+            "time": Figure(value=mean * 1e6, unit="us", formula="mean over iterations and ranks"),
+            **bandwidths(told["op"], told["bytes"], mean, ranks),
+        },
+        wrong=told["wrong"],
+    )
+
+
+def average_busbw(rows: Iterable[Row]) -> float:
+    """The plain mean of busbw over all sizes and both placements: what nccl-tests calls "Avg bus bandwidth". It depends
+    on the range of sizes, so it compares only runs over the same sizes."""
+    return statistics.fmean(row.figures["busbw"].value for row in rows)
+
+
+def ops_in(record: BenchRecord) -> list[str]:
+    return list(dict.fromkeys(str(row.labels["op"]) for row in record.rows))
+
+
+def squeezed(value: float, width: int) -> str:
+    """A number in so many characters: two decimals if they fit, else one, else none (nccl-tests' own rule)."""
+    for decimals in (2, 1, 0):
+        text = f"{value:.{decimals}f}"
+        if len(text) <= width:
+            return text
+    return f"{value:.{1 if width >= 7 else 0}e}"
+
+
+def time_text(value_us: float) -> str:
+    """Time in at most five figures, as the published tables show it: 105.9, 1074.3, 12174."""
+    return f"{value_us:.1f}" if value_us < 10_000 else f"{value_us:.0f}" if value_us < 1e7 else f"{value_us:.1e}"
+
+
+def _half(row: Row | None) -> str:
+    if row is None:
+        return f"  {'N/A':>7}  {'N/A':>6}  {'N/A':>6}  {'N/A':>5}"
+    wrong = "N/A" if row.wrong is None else str(row.wrong)
+    time, alg, bus = (row.figures[name].value for name in ("time", "algbw", "busbw"))
+    return f"  {time_text(time):>7}  {squeezed(alg, 6):>6}  {squeezed(bus, 6):>6}  {wrong:>5}"
+
+
+def table_lines(rows: Sequence[Row]) -> list[str]:
+    """The table of one op: a line per size, both placements side by side."""
+    lines = [
+        f"# {'':10}  {'':12}  {'':8}  {'':6}  {'':6}  {'out-of-place':^31}  {'in-place':^31}".rstrip(),
+        "#"
+        f" {'size':>10}  {'count':>12}  {'type':>8}  {'redop':>6}  {'root':>6}"
+        + f"  {'time':>7}  {'algbw':>6}  {'busbw':>6} {'#wrong':>6}"
+        * 2,
+        f"# {'(B)':>10}  {'(elements)':>12}  {'':8}  {'':6}  {'':6}"
+        + f"  {'(us)':>7}  {'(GB/s)':>6}  {'(GB/s)':>6} {'':6}"
+        + f"  {'(us)':>7}  {'(GB/s)':>6}  {'(GB/s)':>6}",
+    ]
+    sizes: dict[tuple[Any, ...], dict[str, Row]] = {}
+    for row in rows:
+        key = tuple(row.labels[name] for name in ("bytes", "count", "type", "redop", "root"))
+        sizes.setdefault(key, {})[str(row.labels["placement"])] = row
+    for key, placed in sizes.items():
+        size, count, kind, redop, root = key
+        lines.append(
+            f"{size:>12}  {count:>12}  {kind:>8}  {redop:>6}  {root:>6}"
+            + _half(placed.get("out-of-place"))
+            + _half(placed.get("in-place"))
+        )
+    return lines
+
+
+def text(record: BenchRecord) -> str:
+    """All tables of a record, with the two lines that nccl-tests ends with."""
+    lines: list[str] = []
+    for op in ops_in(record):
+        rows = [row for row in record.rows if row.labels["op"] == op]
+        ranks = rows[0].labels["ranks"]
+        lines += [f"# {op} over {ranks} ranks on {rows[0].labels['nodes']} nodes ({record.device.get('name', '?')})"]
+        lines += table_lines(rows)
+        wrong = sum(row.wrong or 0 for row in rows)
+        lines += [
+            f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}",
+            f"# Avg bus bandwidth    : {average_busbw(rows):.6g}",
+            "#",
+        ]
+    return "\n".join(lines)
+
+
+def wrong_remarks(rows: Iterable[Row]) -> list[str]:
+    """Words for results that are not right: bandwidth of wrong numbers is worth nothing."""
+    bad = [row for row in rows if row.wrong]
+    return [
+        f"{row.labels['op']} of {row.labels['bytes']} bytes {row.labels['placement']}: {row.wrong} wrong elements"
+        for row in bad
+    ]

@@ -1,0 +1,245 @@
+"""One rank of `bench collectives`: check each collective once, then time it; the first rank tells the rows."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from windlass.bench.lines import Teller
+from windlass.bench.ranks import operations
+from windlass.bench.ranks.memory import free_bytes
+from windlass.bench.ranks.program import Place, about_torch, guarded, my_place
+from windlass.bench.sizes import parse_sizes, size_text
+from windlass.errors import MachineError, UsageError
+
+_AUTO = {"cpu": "1K:64M:4", "cuda": "1M:8G:2", "xpu": "1M:8G:2"}
+_FEWEST = 3
+_SLACK_BYTES = 256 << 20
+_DTYPES = {
+    "float": "float32",
+    "half": "float16",
+    "double": "float64",
+    "bfloat16": "bfloat16",
+    "int8": "int8",
+    "uint8": "uint8",
+    "int32": "int32",
+    "int64": "int64",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Bench:
+    args: argparse.Namespace
+    place: Place
+    device: Any
+    dtype: Any
+    teller: Teller
+
+    @property
+    def element_bytes(self) -> int:
+        return int(self.dtype.itemsize)
+
+
+def main(argv: Sequence[str]) -> int:
+    return guarded(_work, argv)
+
+
+def _work(argv: Sequence[str], teller: Teller) -> None:
+    args = _parser().parse_args(argv)
+    import torch
+    import torch.distributed as dist
+
+    from windlass.bench.train.device import find_device
+
+    place = my_place()
+    device = find_device(args.device, place.local_rank)
+    dtype = getattr(torch, _DTYPES.get(args.dtype, ""), None)
+    if dtype is None:
+        raise UsageError(f"unknown type {args.dtype!r}", hint=f"known: {', '.join(_DTYPES)}")
+    backend = args.backend or device.collective
+    _join(backend, device)
+    try:
+        if place.first:
+            teller.tell("about", **about_torch(device, backend))
+        bench = _Bench(args=args, place=place, device=device, dtype=dtype, teller=teller)
+        ops = args.op.split(",")
+        for op in ops:
+            _try(bench, op, backend)
+        sizes = parse_sizes(_AUTO[device.kind] if args.sizes == "auto" else args.sizes)
+        for at, op in enumerate(ops):
+            _measure_op(bench, op, sizes, done=at * len(sizes), total=len(ops) * len(sizes))
+        if place.first:
+            teller.tell("end")
+    finally:
+        with suppress(RuntimeError):
+            dist.destroy_process_group()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="collectives")
+    parser.add_argument("--op", default="all_reduce")
+    parser.add_argument("--sizes", default="auto")
+    parser.add_argument("--dtype", default="float")
+    parser.add_argument("--redop", default="sum")
+    parser.add_argument("--root", type=int, default=0)
+    parser.add_argument("--iters", type=int, default=20)
+    parser.add_argument("--warmup", type=int, default=5)
+    parser.add_argument("--most-seconds", type=float, default=20.0)
+    parser.add_argument("--timeout", type=float, default=300.0)
+    parser.add_argument("--device")
+    parser.add_argument("--backend")
+    parser.add_argument("--no-check", action="store_true")
+    return parser
+
+
+def _join(backend: str, device: Any) -> None:
+    import torch.distributed as dist
+
+    extra = {} if device.kind == "cpu" or backend == "gloo" else {"device_id": device.torch}
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=300), **extra)
+    except (RuntimeError, ValueError) as error:
+        raise MachineError(
+            f"the ranks cannot meet through {backend}: {_first_line(error)}",
+            hint="more ranks than devices, a wrong interface, or a torch without this backend? see `windlass logs`",
+        ) from error
+
+
+def _try(bench: _Bench, op: str, backend: str) -> None:
+    """A tiny call of the op: a backend that lacks it says so now, before anything is measured."""
+    import torch
+
+    send, recv = (torch.zeros(64 * bench.place.size, dtype=bench.dtype, device=bench.device.torch) for _ in range(2))
+    setting = _setting(bench, send, recv)
+    made = operations.make_operation(op, "out-of-place", setting)
+    assert made is not None
+    try:
+        made.fill()
+        made.call()
+        made.wrong()
+    except (RuntimeError, ValueError, NotImplementedError, TypeError) as error:
+        what = f"{op} of {bench.args.dtype}"
+        what += f" with {bench.args.redop}" if op in {"all_reduce", "reduce", "reduce_scatter"} else ""
+        raise MachineError(
+            f"{backend} has no {what}: {_first_line(error)}", hint="leave it out of --op, or try another --backend"
+        ) from error
+
+
+def _setting(bench: _Bench, send: Any, recv: Any) -> operations.Setting:
+    return operations.Setting(
+        rank=bench.place.rank,
+        ranks=bench.place.size,
+        root=bench.args.root % bench.place.size,
+        redop=bench.args.redop,
+        send=send,
+        recv=recv,
+    )
+
+
+def _measure_op(bench: _Bench, op: str, sizes: tuple[int, ...], *, done: int, total: int) -> None:
+    import torch
+
+    place, first = bench.place, bench.place.first
+    room = _agreed_least(bench, free_bytes(bench.device, place.local_size))
+    # Two buffers, and a third in the backend's hands on the CPU (gloo copies what it scatters and gathers).
+    buffers = 3 if bench.device.kind == "cpu" else 2
+    fitting = [size for size in sizes if buffers * size + _SLACK_BYTES <= room]
+    for size in sizes:
+        if size not in fitting and first:
+            need = size_text(buffers * size + _SLACK_BYTES)
+            bench.teller.tell(
+                "skipped", text=f"{op} of {size_text(size)}: needs {need} per rank, {size_text(room)} are free"
+            )
+    if not fitting:
+        return
+    most = operations.share(op, max(fitting) // bench.element_bytes, place.size, bench.element_bytes)[0]
+    send, recv = (torch.zeros(max(most, 1), dtype=bench.dtype, device=bench.device.torch) for _ in range(2))
+    for at, size in enumerate(fitting):
+        held, named = operations.share(op, size // bench.element_bytes, place.size, bench.element_bytes)
+        if held == 0:
+            if first:
+                bench.teller.tell(
+                    "skipped", text=f"{op} of {size_text(size)}: less than 16 bytes for each of {place.size} ranks"
+                )
+            continue
+        for placement in operations.PLACEMENTS:
+            if first:
+                text = f"{op} {size_text(size)} {placement}"
+                bench.teller.tell("progress", text=text, done=done + at, total=total)
+            made = operations.make_operation(op, placement, _setting(bench, send[:held], recv[:held]))
+            if made is not None:
+                _measure(bench, op, placement, made, size=held * bench.element_bytes, count=named)
+
+
+def _measure(
+    bench: _Bench, op: str, placement: operations.Placement, made: operations.Operation, *, size: int, count: int
+) -> None:
+    import torch.distributed as dist
+
+    from windlass.bench.train.device import StepClock
+
+    wrong: int | None = None
+    if not bench.args.no_check:
+        made.fill()
+        dist.barrier()
+        made.call()
+        wrong = int(_summed(bench, [float(made.wrong())])[0])
+    made.fill()
+    for _ in range(max(1, bench.args.warmup) - 1):
+        made.call()
+    clock = StepClock(bench.device)
+    clock.mark()
+    made.call()
+    clock.mark()
+    slowest = -_agreed_least(bench, -clock.intervals_s()[0])
+    iters = max(
+        min(_FEWEST, bench.args.iters), min(bench.args.iters, int(bench.args.most_seconds / max(slowest, 1e-9)))
+    )
+    dist.barrier()
+    clock = StepClock(bench.device)
+    clock.mark()
+    for _ in range(iters):
+        made.call()
+        clock.mark()
+    samples = [value / bench.place.size for value in _summed(bench, list(clock.intervals_s()))]
+    if bench.place.first:
+        reduces = op in {"all_reduce", "reduce", "reduce_scatter"}
+        rooted = op in {"broadcast", "reduce", "gather", "scatter"}
+        bench.teller.tell(
+            "row",
+            op=op,
+            bytes=size,
+            count=count,
+            type=bench.args.dtype,
+            redop=bench.args.redop if reduces else "none",
+            root=bench.args.root % bench.place.size if rooted else -1,
+            placement=placement,
+            time_s=samples,
+            wrong=wrong,
+        )
+
+
+def _summed(bench: _Bench, numbers: list[float]) -> list[float]:
+    return [float(value) for value in _all(bench, numbers, "SUM")]
+
+
+def _agreed_least(bench: _Bench, number: float) -> float:
+    return float(_all(bench, [number], "MIN")[0])
+
+
+def _all(bench: _Bench, numbers: list[float], how: str) -> list[float]:
+    import torch
+    import torch.distributed as dist
+
+    wide = torch.float32 if bench.device.kind == "xpu" else torch.float64
+    tensor = torch.tensor(numbers, dtype=wide, device=bench.device.torch)
+    dist.all_reduce(tensor, getattr(dist.ReduceOp, how))
+    return [float(value) for value in tensor.tolist()]
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

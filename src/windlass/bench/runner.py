@@ -1,0 +1,204 @@
+"""Runs the parts of a benchmark, each one launch of ranks as `windlass run` makes it, and gathers what they told."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import windlass
+from windlass.bench.lines import messages
+from windlass.bench.progress import BenchView, Progress
+from windlass.bench.records import BenchRecord, RankPlace, Row, Where, new_record
+from windlass.bench.travel import put_code
+from windlass.errors import WindlassError
+from windlass.launch.ends import read_seats
+from windlass.launch.folder import RunFolder, make_folder
+from windlass.launch.output import View, rank_lines, rank_log
+from windlass.launchers import get_launcher
+from windlass.model.plan import Plan
+from windlass.model.record import RunRecord
+from windlass.model.request import Request
+from windlass.proc import run_command
+
+Start = Callable[[Request, RunFolder, View], tuple[Plan, RunRecord]]
+"""Plans a request and runs it to its end in that folder. Given by the command line, which knows how runs start."""
+
+_MOST_PLACES = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """One launch: a rank program with its arguments, at a size (None: as the request says)."""
+
+    name: str
+    program: str
+    words: tuple[str, ...]
+    nodes: int | None = None
+    ranks_per_node: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What came of a part: the plan, how it ended, and the messages of its ranks."""
+
+    part: Part
+    plan: Plan
+    run: RunRecord
+    folder: RunFolder
+    told: tuple[tuple[int, dict[str, Any]], ...]
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        return [message for _, message in self.told if message["kind"] == kind]
+
+    @property
+    def about(self) -> dict[str, Any]:
+        return next(iter(self.of_kind("about")), {})
+
+    @property
+    def complete(self) -> bool:
+        return self.run.outcome == "ok"
+
+
+@dataclass(kw_only=True)
+class Bench:
+    """One benchmark while it runs."""
+
+    case: str
+    request: Request
+    start: Start
+    folder: Path
+    command: tuple[str, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+    progress: Progress = field(default_factory=lambda: Progress(sys.stderr))
+    started: float = field(default_factory=time.time)
+    outcomes: list[Outcome] = field(default_factory=list)
+    interrupted: bool = False
+    failed: list[str] = field(default_factory=list)
+
+    def run(self, part: Part, *, alone: bool = True) -> Outcome | None:
+        """Run one part. None where it was interrupted before it began. An error that a rank told is raised here, in
+        the words of the rank; a part of several (`alone` false) that fails is kept as a remark instead."""
+        path = self.folder if alone else self.folder / part.name
+        folder = make_folder(str(path), path.parent, part.name)
+        try:
+            script = put_code(folder.path)
+            request = msgspec.structs.replace(
+                self.request,
+                kind="script",
+                command=(str(script), part.program, *part.words),
+                name=self.request.name or f"bench-{self.case}",
+                run_dir=str(folder.path),
+                nodes=part.nodes or self.request.nodes,
+                ranks_per_node=part.ranks_per_node or self.request.ranks_per_node,
+                placeholders=False,
+            )
+            self.progress.what = part.name
+            self.progress.show("starting ranks")
+            plan, run = self.start(request, folder, BenchView(sys.stderr, self.progress))
+        except KeyboardInterrupt:
+            self.interrupted = True
+            return None
+        except WindlassError:
+            shutil.rmtree(folder.path, ignore_errors=True)
+            raise
+        finally:
+            self.progress.clear()
+        outcome = Outcome(part=part, plan=plan, run=run, folder=folder, told=tuple(_told(plan, folder)))
+        self.outcomes.append(outcome)
+        self.interrupted = self.interrupted or run.outcome == "stopped"
+        self._complain(outcome, alone=alone)
+        return outcome
+
+    def _complain(self, outcome: Outcome, *, alone: bool) -> None:
+        errors = outcome.of_kind("error")
+        if errors and not outcome.of_kind("row") and alone:
+            first = errors[0]
+            raise RankError(first["message"], hint=first.get("hint"), code=int(first.get("code", 1)))
+        if errors:
+            self.failed.append(f"{outcome.part.name}: {errors[0]['message']}")
+        elif not outcome.complete and outcome.run.outcome != "stopped":
+            self.failed.append(f"{outcome.part.name}: ended with code {outcome.run.exit_code}; {outcome.folder.path}")
+
+    @property
+    def exit_code(self) -> int:
+        codes = [outcome.run.exit_code for outcome in self.outcomes if outcome.run.exit_code]
+        return codes[0] if codes else 130 if self.interrupted else 1 if self.failed else 0
+
+    def record(self, rows: Sequence[Row], *, remarks: Sequence[str] = ()) -> BenchRecord:
+        """The record of what was measured so far."""
+        largest = max(self.outcomes, key=lambda o: o.plan.world_size, default=None)
+        about = largest.about if largest else {}
+        skipped = [message["text"] for outcome in self.outcomes for message in outcome.of_kind("skipped")]
+        software = dict(about.get("software", {}))
+        software["backend"] = about.get("backend")
+        return new_record(
+            self.case,
+            command=("windlass", "bench", *self.command),
+            windlass=windlass.__version__,
+            commit=checkout_commit(),
+            started=time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(self.started)),
+            seconds=round(time.time() - self.started, 3),
+            complete=not self.interrupted and not self.failed and all(o.complete for o in self.outcomes),
+            where=_where(largest) if largest else Where(),
+            device=about.get("device", {}),
+            software={name: value for name, value in software.items() if value and name != "commit"},
+            environment=about.get("environment", {}),
+            options={name: value for name, value in self.options.items() if value is not None},
+            rows=tuple(rows),
+            skipped=tuple(dict.fromkeys(skipped)),
+            remarks=(*remarks, *self.failed),
+        )
+
+
+class RankError(WindlassError):
+    """What a rank said is wrong, told by the command that started it."""
+
+    def __init__(self, message: str, *, hint: str | None, code: int) -> None:
+        super().__init__(message, hint=hint)
+        self.exit_code = code
+
+
+def _told(plan: Plan, folder: RunFolder) -> list[tuple[int, dict[str, Any]]]:
+    launcher = get_launcher(plan.launcher)
+    found = []
+    for node in range(plan.nodes):
+        log = rank_log(folder.path, plan, launcher, node * plan.ranks_per_node)
+        if log.exists():
+            found += messages(rank_lines(log, launcher, None))
+    return found
+
+
+def _where(outcome: Outcome) -> Where:
+    plan = outcome.plan
+    seats = sorted(read_seats(outcome.folder.part("where")))[:_MOST_PLACES]
+    return Where(
+        site=plan.site,
+        nodes=plan.nodes,
+        ranks_per_node=plan.ranks_per_node,
+        hosts=outcome.run.hosts,
+        job_id=plan.job_id,
+        scheduler=plan.scheduler,
+        launcher=plan.launcher,
+        container=plan.container.image if plan.container else None,
+        ranks=tuple(RankPlace(rank=s.rank, host=s.host, cpus=s.cpus, device=s.device) for s in seats),
+    )
+
+
+def checkout_commit() -> str | None:
+    """The commit of the checkout that windlass runs from; None where it is an installed package."""
+    here = Path(windlass.__file__).resolve()
+    top = here.parents[2]
+    if not (top / ".git").exists():
+        return None
+    try:
+        done = run_command(("git", "-C", str(top), "rev-parse", "HEAD"), timeout_s=10, check=False)
+    except WindlassError:
+        return None
+    return done.stdout.strip() if done.code == 0 else None

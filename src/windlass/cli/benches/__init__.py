@@ -1,0 +1,1 @@
+"""The sub-commands of `windlass bench`: one short file each."""

@@ -1,0 +1,92 @@
+"""What the measuring sub-commands share: options of the ranks, how parts are started, how a result is shown."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from windlass.bench.records import BenchRecord, write_record
+from windlass.bench.runner import Bench, Start
+from windlass.cli.options import add_request_options, request_from
+from windlass.cli.result import Result
+from windlass.cli.run import plan_here, to_its_end
+from windlass.errors import UsageError
+from windlass.launch.context import current_environ
+from windlass.launch.folder import RunFolder, folder_path
+from windlass.launch.output import View
+from windlass.model.plan import Plan
+from windlass.model.record import RunRecord
+from windlass.model.request import Request
+from windlass.model.secrets import mask_word, secret_positions
+from windlass.settings import read_settings
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Where and how the ranks run, as `windlass run` has it, and what happens with the record."""
+    add_request_options(parser)
+    parser.usage = f"{parser.prog} [options]"
+    parser.add_argument("--allow-login", action="store_true", help="run although this looks like a login node")
+    parser.add_argument("--device", choices=("cuda", "xpu", "cpu"), help="default: an accelerator where there is one")
+    parser.add_argument("--out", metavar="FILE", help="write the record there too (default: record.json of the run)")
+    parser.add_argument("--json", action="store_true", help="print the record instead of the table")
+
+
+def open_bench(case: str, args: argparse.Namespace, options: dict[str, Any]) -> Bench:
+    """A benchmark that is ready to run its parts."""
+    environ = current_environ()
+    settings = read_settings(environ)
+    args.kind, args.command = "command", ["true"]
+    request = request_from(args, environ)
+    words = tuple(args.words)
+    hide = set(secret_positions(words))
+    return Bench(
+        case=case,
+        request=request,
+        start=_starter(args),
+        folder=_free(folder_path(args.run_dir, settings.runs_dir, args.name or f"bench-{case}")),
+        command=tuple(mask_word(word) if at in hide else word for at, word in enumerate(words)),
+        options=options,
+    )
+
+
+def _free(path: Path) -> Path:
+    if not path.exists():
+        return path
+    return next(p for n in range(2, 1000) if not (p := path.with_name(f"{path.name}-{n}")).exists())
+
+
+def _starter(args: argparse.Namespace) -> Start:
+    environ = current_environ()
+    settings = read_settings(environ)
+
+    def start(request: Request, folder: RunFolder, view: View) -> tuple[Plan, RunRecord]:
+        plan, secrets, around = plan_here(request, settings, environ, allow_login=args.allow_login)
+        folder.save_plan(plan, secrets)
+        return plan, to_its_end(plan, secrets, folder, around, view, environ, quiet=True)
+
+    return start
+
+
+def finish(bench: Bench, record: BenchRecord, args: argparse.Namespace, text: Callable[[BenchRecord], str]) -> Result:
+    """Write the record and show it. Nothing measured at all is an error; a part of it is kept and said to be one."""
+    path = bench.folder / "record.json"
+    if record.rows or record.skipped:
+        write_record(path, record)
+        if args.out:
+            write_record(Path(args.out), record)
+    elif not bench.interrupted:
+        detail = "; ".join(bench.failed) or "the ranks told nothing"
+        raise UsageError(f"nothing was measured: {detail}", hint=f"see `windlass logs {bench.folder}`")
+    lines = [text(record)] if record.rows else ["nothing was measured"]
+    lines += [f"skipped: {line}" for line in record.skipped]
+    lines += [f"remark: {line}" for line in record.remarks]
+    if bench.interrupted:
+        lines.append("stopped: this is what was measured until then")
+    if record.rows or record.skipped:
+        print(f"windlass: record {path}", file=sys.stderr)
+    wrong = any(row.wrong for row in record.rows)
+    code = bench.exit_code or (1 if wrong else 0)
+    return Result(text="\n".join(line for line in lines if line), data=record, exit_code=code)
