@@ -113,10 +113,10 @@ def _sort(name: str, code: int, streams: Sequence[bytes]) -> Ended:
 
 
 @contextlib.contextmanager
-def machine(name: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[Machine]:
-    """The surroundings of one launcher; a missing part is a visible skip."""
+def machine(name: str, folder: Path, request: pytest.FixtureRequest, *, bound: bool = False) -> Iterator[Machine]:
+    """The surroundings of one launcher; a missing part is a visible skip. `bound`: nodes that really bind."""
     makers = {"srun": _srun, "hydra": _hydra, "openmpi": _openmpi, "pals": _pals, "flux": _flux}
-    with makers[name](folder, request) as made:
+    with _srun_bound(folder, request) if bound and name == "srun" else makers[name](folder, request) as made:
         yield made
     mark = os.environ[leftovers.MARK_VARIABLE]
     found = leftovers.look_until_clean(mark, folder, patience_s=5)
@@ -127,8 +127,14 @@ def machine(name: str, folder: Path, request: pytest.FixtureRequest) -> Iterator
 
 
 @contextlib.contextmanager
-def _srun(folder: Path, request: pytest.FixtureRequest) -> Iterator[Machine]:
-    cluster: SlurmCluster = request.getfixturevalue("slurm")
+def _srun_bound(folder: Path, request: pytest.FixtureRequest) -> Iterator[Machine]:
+    with _srun(folder, request, "slurm_bound") as made:
+        yield made
+
+
+@contextlib.contextmanager
+def _srun(folder: Path, request: pytest.FixtureRequest, fixture: str = "slurm") -> Iterator[Machine]:
+    cluster: SlurmCluster = request.getfixturevalue(fixture)
     before = ("salloc", "--quiet", "--nodes=2", "--exclusive")
     site = LauncherSpec(kind="srun")
     yield Machine("srun", folder, cluster.env(), site, cluster.nodes[:2], before)

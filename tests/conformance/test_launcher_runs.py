@@ -89,6 +89,22 @@ def test_every_line_of_both_streams_arrives_under_its_rank(place: Machine) -> No
         assert [line for line in lines if line.startswith(" err")] == [f" err {i} {'y' * 30}" for i in range(count)]
 
 
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("srun", marks=pytest.mark.slurm), *(n for n in ("pals", "flux") if get_launcher(n).binds_lists)],
+)
+def test_each_rank_really_gets_the_cpus_of_its_list(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    cpus = sorted(os.sched_getaffinity(0))
+    if len(cpus) < 2:
+        pytest.skip("this machine has one CPU")
+    lists = ((cpus[1],), (cpus[0],))
+    with machine(name, tmp_path, request, bound=True) as place:
+        spec = msgspec.structs.replace(place.spec(2, 2), cpu_lists=lists, unbound=False)
+        ended = place.run(spec, [sys.executable, "-c", "import os; print(sorted(os.sched_getaffinity(0)))"])
+    assert ended.code == 0, ended
+    assert [lines for _, lines in sorted(ended.ranks.items())] == [[str(list(lists[rank % 2]))] for rank in range(4)]
+
+
 def test_the_environment_travels_to_every_rank(place: Machine) -> None:
     """Open MPI passes on only what it is told to; the others pass on everything."""
     value = "it's $(x) größe"

@@ -85,7 +85,7 @@ class Launcher:
     binds_lists: ClassVar[bool]
     """Takes one CPU list per local rank. Otherwise the rank script binds."""
     names_failed_rank: ClassVar[bool]
-    """Its messages always name the rank that failed first. Otherwise the rank script stays the parent and reports it."""
+    """Its messages always name the rank that failed first. Otherwise the rank script stays the parent and tells it."""
     ends_others: ClassVar[bool] = True
     """When one rank fails it ends the others by itself, also where they never called MPI."""
     multi_node: ClassVar[bool] = True
@@ -149,10 +149,15 @@ def labelled_pieces(label: re.Pattern[str], line: str) -> tuple[tuple[int | None
     return (*(((None, line[: found[0].start()]),) if found[0].start() else ()), *pieces)
 
 
-def ended_line(pieces: tuple[tuple[int | None, str], ...]) -> tuple[int | None, str]:
-    """The rank that ends a line, and what of it stands in this line."""
-    last = pieces[-1][0]
-    return last, "".join(text for rank, text in pieces if rank == last)
+def one_line_alone(label: re.Pattern[str], line: str) -> tuple[int | None, str]:
+    """Rank and text of a line by itself. Where several ranks share it, the first one gets all of it, labels included:
+    nothing is lost, but only a `LineReader` can tell them apart."""
+    pieces = labelled_pieces(label, line)
+    first = pieces[0][0]
+    if all(rank == first for rank, _ in pieces):
+        return first, "".join(text for _, text in pieces)
+    found = label.match(line)
+    return first, line[found.end() :] if found else line
 
 
 def label_line(rank: int, text: str) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from windlass.launchers.base import Launcher, LaunchSpec, RankVariables, ended_line, labelled_pieces, with_site
+from windlass.launchers.base import Launcher, LaunchSpec, RankVariables, labelled_pieces, one_line_alone, with_site
 from windlass.model.hostlist import expand_hostlist
 from windlass.model.origin import Argument
 from windlass.model.record import RankFailure
@@ -36,8 +36,8 @@ class Hydra(Launcher):
         return "".join(f"{host}:{spec.ranks_per_node}\n" for host in hosts)
 
     def parse_line(self, line: str) -> tuple[int | None, str]:
-        """`[windlass 3] text`; of a line that several ranks share, the one that ends it."""
-        return ended_line(self.segments(line))
+        """`[windlass 3] text`."""
+        return one_line_alone(_LABEL, line)
 
     def segments(self, line: str) -> tuple[tuple[int | None, str], ...]:
         return labelled_pieces(_LABEL, line)

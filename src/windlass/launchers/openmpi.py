@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from windlass.launchers.base import Launcher, LaunchSpec, RankVariables, ended_line, labelled_pieces, with_site
+from windlass.launchers.base import Launcher, LaunchSpec, RankVariables, labelled_pieces, one_line_alone, with_site
 from windlass.model.hostlist import expand_hostlist
 from windlass.model.origin import Argument
 from windlass.model.record import RankFailure
@@ -46,7 +46,7 @@ class OpenMpi(Launcher):
         return "".join(f"{host} slots={spec.ranks_per_node}\n" for host in hosts)
 
     def parse_line(self, line: str) -> tuple[int | None, str]:
-        return ended_line(self.segments(line))
+        return one_line_alone(_LABEL, line)
 
     def segments(self, line: str) -> tuple[tuple[int | None, str], ...]:
         return labelled_pieces(_LABEL, line)

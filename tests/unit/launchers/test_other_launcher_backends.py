@@ -133,6 +133,12 @@ def test_lines_that_were_written_in_pieces_are_put_together_again(launcher: Laun
     assert sorted(reader.flush(), key=str) == [(1, "x"), (None, "own")]
 
 
+def test_a_shared_line_read_alone_loses_nothing() -> None:
+    assert Hydra().parse_line("[windlass 0] a[windlass 0] ") == (0, "a")
+    assert Hydra().parse_line("[windlass 0] a[windlass 1] b") == (0, "a[windlass 1] b")
+    assert Hydra().parse_line("own[windlass 1] b") == (None, "own[windlass 1] b")
+
+
 def test_open_mpi_passes_on_the_variables_that_must_travel() -> None:
     spec = LaunchSpec(nodes=1, ranks_per_node=2, environment_names=("MASTER_ADDR", "PATH"))
     made = words(OpenMpi(), spec)
