@@ -163,7 +163,7 @@ def measure_save(gigabytes: float, repeats: int, root: Path) -> dict[str, Any]:
     for number in range(repeats):
         plain.append(plain_save(model, root / "plain.pt", sync=False))
         synced.append(plain_save(model, root / "plain.pt", sync=True))
-        blocking, until_commit = own_save(model, root / f"ckpt{number}", 2)
+        blocking, until_commit = own_save(model, root / f"ckpt{number}", 4)
         first.append(blocking[0])
         later.extend(blocking[1:])
         commits.extend(until_commit)
