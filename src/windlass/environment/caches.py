@@ -89,6 +89,12 @@ def cache_dirs(vendor: str | None) -> tuple[CacheDir, ...]:
     return _ALL + _BY_VENDOR.get(vendor or "", ())
 
 
+def cache_variable_names() -> tuple[str, ...]:
+    """Every variable that a plan may point to a cache or to a place for downloads."""
+    every = (*_ALL, *(entry for entries in _BY_VENDOR.values() for entry in entries))
+    return (*(name for entry in every for name in entry.variables), *(name for name, _, _ in _DOWNLOADS))
+
+
 def cache_settings(dirs: tuple[CacheDir, ...]) -> tuple[Setting, ...]:
     """One variable for each cache; the folder itself is made by the rank script before the command starts."""
     return tuple(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from windlass.environment.caches import cache_variable_names
 from windlass.environment.modules import (
     after_modules_argv,
     loaded_modules,
@@ -33,6 +34,8 @@ from windlass.sites.detect import Detection, detect_site
 from windlass.topology.described import complete_probe, topology_from_spec
 from windlass.topology.probe import probe_topology
 
+_BUILTIN = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", *VISIBILITY.values(), *cache_variable_names())
+"""What a plan sets on every site and a module may have set before."""
 _MODULES_TIMEOUT_S = 20.0
 _ASK_TIMEOUT_S = 15.0
 
@@ -209,9 +212,9 @@ def _activate_kind(request: Request) -> str | None:
 
 def _users_environment(request: Request, site: Site, environ: Mapping[str, str]) -> dict[str, str]:
     """Whose a variable is can only be told against the environment after the modules, which costs a shell: asked only
-    where a setting of the site is set already and modules are loaded."""
+    where something that a plan sets is set already and modules are loaded."""
     loaded = loaded_modules(environ)
-    contested = any(spec.name in environ for spec in site.file.settings)
+    contested = any(name in environ for name in (*(spec.name for spec in site.file.settings), *_BUILTIN))
     if not loaded or not contested or not which("bash", environ):
         return users_variables(environ, None)
     uses = tuple(path for path in environ.get("MODULEPATH", "").split(":") if path)

@@ -61,9 +61,11 @@ def _head(plan: Plan) -> list[str]:
             f"{plan.ranks_per_node} ranks. Made from plan.json beside it; every task runs it before the command."
         ),
         "w_fail() {",
-        '  echo "windlass: rank ${w_rank:-?} on ${w_host:-$(uname -n)}: $*" >&2',
+        '  echo "windlass: rank ${w_rank:-?} on $w_host: $*" >&2',
         f"  exit {EXIT_BROKEN}",
         "}",
+        "w_host=${SLURMD_NODENAME:-$(uname -n)}; w_host=${w_host%%.*}",
+        *(["w_path=$PATH  # for commands of this script, whatever the plan sets for yours"] if plan.parent else []),
         "",
     ]
 
@@ -296,7 +298,7 @@ def _where(plan: Plan) -> list[str]:
     return [
         "",
         "# What this rank really got, one line in one file per node.",
-        "w_host=${SLURMD_NODENAME:-$(uname -n)}; w_host=${w_host%%.*}; w_got=",
+        "w_got=",
         'while read -r w_key w_value; do [ "$w_key" = Cpus_allowed_list: ] && { w_got=$w_value; break; }; done'
         " < /proc/$$/status",
         'printf \'%s\\t%s\\t%s\\t%s\\t%s\\n\' "$w_rank" "$w_host" "$w_got" "$w_device" "$$"'
@@ -318,7 +320,7 @@ def _start(plan: Plan) -> list[str]:
         *forward,
         'wait "$w_child"; w_code=$?',
         'while kill -0 "$w_child" 2>/dev/null; do wait "$w_child"; w_code=$?; done',
-        'printf \'%s\\t%s\\t%s\\t%s\\n\' "$(date +%s.%N)" "$w_rank" "$w_host" "$w_code"'
+        'printf \'%s\\t%s\\t%s\\t%s\\n\' "$(PATH=$w_path; date +%s.%N)" "$w_rank" "$w_host" "$w_code"'
         ' >> "$WINDLASS_RUN_DIR/ends/$w_node_rank" 2>/dev/null || :',
         "trap - HUP INT TERM USR1 USR2",
         'exit "$w_code"',

@@ -43,9 +43,10 @@ cat > RUN_DIR/rank.sh <<'END_OF_FILE'
 # windlass 0.1.0 rank script: train on hpe-gh200, 2 nodes x 4 ranks. Made from plan.json beside it; every task runs
 # it before the command.
 w_fail() {
-  echo "windlass: rank ${w_rank:-?} on ${w_host:-$(uname -n)}: $*" >&2
+  echo "windlass: rank ${w_rank:-?} on $w_host: $*" >&2
   exit 70
 }
+w_host=${SLURMD_NODENAME:-$(uname -n)}; w_host=${w_host%%.*}
 
 # Who am I: srun says so inside the task, nobody else knows.
 w_rank=${SLURM_PROCID:-}
@@ -188,7 +189,7 @@ set -- \
   'two words'
 
 # What this rank really got, one line in one file per node.
-w_host=${SLURMD_NODENAME:-$(uname -n)}; w_host=${w_host%%.*}; w_got=
+w_got=
 while read -r w_key w_value; do [ "$w_key" = Cpus_allowed_list: ] && { w_got=$w_value; break; }; done < /proc/$$/status
 printf '%s\t%s\t%s\t%s\t%s\n' "$w_rank" "$w_host" "$w_got" "$w_device" "$$" >> "$WINDLASS_RUN_DIR/where/$w_node_rank" 2>/dev/null || :
 
