@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import platform
-import subprocess
 from pathlib import Path
 
 import torch
 
 import windlass
+from windlass.errors import CommandError
+from windlass.proc import run_command
 
 
 def software() -> dict[str, str | None]:
@@ -27,14 +28,8 @@ def software() -> dict[str, str | None]:
 
 def _commit() -> str | None:
     """The commit of this checkout, None where it is an installed package."""
+    argv = ("git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD")
     try:
-        done = subprocess.run(
-            ("git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"),
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        return run_command(argv, timeout_s=10).stdout.strip()
+    except CommandError:
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
