@@ -109,7 +109,10 @@ def find_place(environ: Mapping[str, str], *, launcher: str | None = None) -> Pl
         return _with_master(view, environ)
     views = [view for name in _VIEWS if (view := _read(name, environ)) is not None]
     _refuse_partial(environ, views)
-    place = _reconcile(views, trusted=codes.MARK in environ or "TORCHELASTIC_RUN_ID" in environ)
+    writer = "windlass" if codes.MARK in environ else "torchrun" if "TORCHELASTIC_RUN_ID" in environ else None
+    place = _reconcile(views, trusted=writer is not None)
+    if writer is not None and place.launcher == "torch":
+        place = replace(place, launcher=writer)
     return _with_master(place, environ)
 
 

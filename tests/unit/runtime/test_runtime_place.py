@@ -112,7 +112,7 @@ def test_open_mpi_on_one_node_needs_no_address_and_its_node_rank_is_not_a_node()
 def test_torchrun_once_per_node_under_srun_is_believed() -> None:
     outer = {**SRUN, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
     place = find_place({**outer, "SLURM_LOCALID": "0", **TORCH, "TORCHELASTIC_RUN_ID": "x"})
-    assert (place.launcher, place.rank, place.world_size, place.local_rank) == ("torch", 5, 8, 1)
+    assert (place.launcher, place.rank, place.world_size, place.local_rank) == ("torchrun", 5, 8, 1)
     assert (place.master_addr, place.master_port, place.node_rank) == ("nid7", 29400, 1)
 
 
@@ -129,7 +129,7 @@ def test_a_leftover_world_size_of_one_under_srun_is_refused() -> None:
 
 def test_the_rank_script_is_believed_whatever_else_is_set() -> None:
     place = find_place({**SRUN, "WINDLASS_RANK": "0", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"})
-    assert (place.launcher, place.world_size) == ("torch", 1)
+    assert (place.launcher, place.world_size) == ("windlass", 1)
 
 
 def test_rank_exported_by_hand_is_filled_from_srun() -> None:
