@@ -44,6 +44,19 @@ def agent_words(bundle: str, last_python: str) -> tuple[str, ...]:
     return ("/bin/sh", "-c", choose, "windlass-agent", _BOOT, last_python, bundle)
 
 
+_STOP = (
+    'f=$1; shift; n=; for v in {names}; do eval n=\\${{$v-}}; [ -n "$n" ] && break; done; '
+    'p=$(cat "$f.$n/pid" 2>/dev/null) || exit 0; kill -TERM "$p" 2>/dev/null || exit 0; '
+    't=0; while kill -0 "$p" 2>/dev/null && [ $t -lt 200 ]; do sleep 0.1; t=$((t + 1)); done; '
+    '! kill -0 "$p" 2>/dev/null'
+)
+
+
+def stop_words(folder: str, run_id: str, node_variables: tuple[str, ...]) -> tuple[str, ...]:
+    """Asks the agent of this run on the node where it runs to end, and waits until it has. Fine where there is none."""
+    return ("/bin/sh", "-c", _STOP.format(names=" ".join(node_variables)), "windlass-agent", f"{folder}/a/{run_id}")
+
+
 def tool_words(folder: str, run_id: str, node: int, entry: str, *arguments: str) -> tuple[str, ...]:
     """Runs `package.module:function(arguments)` from the copy of the file that a living agent keeps on its node."""
     boot = (

@@ -23,6 +23,7 @@ _COMMANDS = {
     "sites": ("windlass.cli.sites", "the catalog of machines: list, show, detect, check"),
     "logs": ("windlass.cli.logs", "output of one rank or of all, and where each rank was"),
     "bench": ("windlass.cli.bench", "measure collectives, training steps, input and scaling; report and compare"),
+    "cache": ("windlass.cli.cache", "the cooperative cache by hand: start, status, stop, traces"),
     "selftest": ("windlass.cli.selftest", "a bundle that shows what a machine really does with a plan"),
 }
 

@@ -168,9 +168,8 @@ class Agents:
             return " | ".join(lines[-3:]) or "no message"
         return "no log"
 
-    def hear(self) -> Lines:
-        """What the agents have said since the last look; kept in `lines` too."""
-        fresh: Lines = []
+    def hear(self) -> None:
+        """Read what the agents have said since the last look into `lines`."""
         with contextlib.suppress(OSError), self._folder.part(OUT_FILE).open("rb") as stream:
             stream.seek(self._read)
             for raw in stream:
@@ -178,9 +177,7 @@ class Agents:
                     break
                 self._read += len(raw)
                 with contextlib.suppress(ValueError):
-                    fresh.append(json.loads(raw[raw.index(b"{") :]))
-        self.lines += fresh
-        return fresh
+                    self.lines.append(json.loads(raw[raw.index(b"{") :]))
 
     def stop(self) -> None:
         """Ask the agents to end, wait, insist. Never raises."""

@@ -97,13 +97,16 @@ class CacheBeside:
         self._view = view
         self._hosts = hosts
         self._quiet = quiet
+        self._told = 0
 
     def start(self, stopping: Callable[[], bool]) -> bool:
         return self._agents.start(stopping)
 
     def poll(self) -> None:
         """Tell what the agents have noticed."""
-        for line in self._agents.hear():
+        self._agents.hear()
+        fresh, self._told = self._agents.lines[self._told :], len(self._agents.lines)
+        for line in fresh:
             if "news" in line:
                 self._view.note(f"windlass: {self._hosts[line['node']]}: {line['news']}")
 

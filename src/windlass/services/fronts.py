@@ -13,9 +13,10 @@ from windlass.launch.cached import is_below
 from windlass.model.plan import CachePlan
 
 _MOST_SCRIPTS = 4000
-_MOST_BYTES = 64 << 10
-_FIRST = re.compile(rb"\A#!\s*(/[^\s]+)[^\n]*\n")
-_LONG = re.compile(rb"\A#!/bin/sh\n'''exec' \"?([^\"\n]+?)\"? \"\$0\" \"\$@\"\n' '''\n")
+_MOST_BYTES = 4 << 20
+_HEAD_BYTES = 4096
+_FIRST = re.compile(rb"\A#![ \t]*(/[^\s]+)[ \t]*([^\n]*)\n")
+_LONG = re.compile(rb"\A#!/bin/sh\n'''exec' \"?([^\"\n]+?)\"?()( \"\$0\" \"\$@\")\n' '''\n")
 """How installers write a first line that is too long or has spaces."""
 
 
@@ -29,7 +30,7 @@ def environment_front(prefix: str, cache: CachePlan) -> dict[str, object]:
     return front
 
 
-def _scripts(folder: Path, cache: CachePlan) -> Iterator[tuple[str, tuple[str, str]]]:
+def _scripts(folder: Path, cache: CachePlan) -> Iterator[tuple[str, tuple[str, list[str]]]]:
     try:
         entries = sorted((folder / "bin").iterdir())[:_MOST_SCRIPTS]
     except OSError:
@@ -40,13 +41,14 @@ def _scripts(folder: Path, cache: CachePlan) -> Iterator[tuple[str, tuple[str, s
             yield entry.name, found
 
 
-def _script(path: Path, cache: CachePlan) -> tuple[str, str] | None:
-    """Interpreter and body of a script whose interpreter lies below a root."""
+def _script(path: Path, cache: CachePlan) -> tuple[str, list[str]] | None:
+    """Interpreter and its options of a script whose interpreter lies below a root."""
     try:
         status = path.stat()
         if not path.is_file() or status.st_size > _MOST_BYTES or not status.st_mode & 0o111:
             return None
-        data = path.read_bytes()
+        with path.open("rb") as stream:
+            data = stream.read(_HEAD_BYTES)
     except OSError:
         return None
     match = _LONG.match(data) or _FIRST.match(data)
@@ -56,7 +58,8 @@ def _script(path: Path, cache: CachePlan) -> tuple[str, str] | None:
     declared = _as_declared(interpreter, cache)
     if not any(is_below(declared, root.path) for root in cache.roots):
         return None
-    return declared, data[match.end() :].decode("utf-8", "surrogateescape")
+    options = match.group(2).decode("utf-8", "surrogateescape").strip()
+    return declared, [options] if options else []  # the kernel hands all of them over as one word, too
 
 
 def _nested_config(folder: Path, cache: CachePlan) -> dict[str, object] | None:

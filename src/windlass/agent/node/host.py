@@ -110,9 +110,13 @@ class _Host:
 
     def _watch(self) -> None:
         while not self._stop.wait(_WATCH_EVERY_S):
-            for name, service in self._services:
-                for text in service.news():
-                    say(node=self._node.number, service=name, news=text)
+            self._tell_news()
+        self._tell_news()
+
+    def _tell_news(self) -> None:
+        for name, service in self._services:
+            for text in service.news():
+                say(node=self._node.number, service=name, news=text)
 
     def _end(self) -> dict[str, Any]:
         ended: dict[str, Any] = {}
@@ -193,6 +197,8 @@ def claimed(own: str, data: bytes) -> Any:
         bundle = os.path.join(own, "agent.pyz")
         with open(os.open(bundle, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(data)
+        with open(os.path.join(own, "pid"), "w", encoding="ascii") as file:
+            file.write("%d" % os.getpid())
         load_from(bundle)
         yield bundle
         shutil.rmtree(own, ignore_errors=True)

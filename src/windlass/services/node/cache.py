@@ -1,13 +1,14 @@
 """The cooperative cache as a service of the agent: one mount and one peer, ended with the agent whatever happens.
 
 It also writes the *front* of environments: scripts of `bin` name their interpreter by its own path in their first line,
-which would lead around the view, so the front holds them with the view's interpreter in that place.
+which would lead around the view, so the front has a few words of shell for each that start it with the view's.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import socket
 import sys
 from typing import Any
@@ -16,9 +17,6 @@ from windlass.agent.node.host import Node
 from windlass.cache.node import control
 from windlass.cache.node.config import NodeConfig
 from windlass.cache.node.roots import Root
-
-_LONGEST_FIRST_LINE = 120
-"""Older kernels cut the first line of a script at 127 bytes."""
 
 
 def make(node: Node, settings: dict[str, Any]) -> CacheService:
@@ -139,18 +137,13 @@ def write_front(folder: str, mount: str, front: dict[str, Any]) -> None:
                 os.symlink("python", os.path.join(folder, "bin", name))
         for name in front["parts"]:
             os.symlink(os.path.join(view, name), os.path.join(folder, name))
-    for name, (interpreter, body) in front["scripts"].items():
-        python = os.path.join(prefix, "bin", os.path.basename(interpreter))
-        if not interpreter.startswith(front["prefix"] + "/"):
-            python = mount + interpreter
-        _write(os.path.join(folder, "bin", name), first_lines(python) + body, 0o700)
-
-
-def first_lines(python: str) -> str:
-    """A first line that leads to this interpreter, also where it is too long or has spaces: then a shell finds it."""
-    if len(python) <= _LONGEST_FIRST_LINE and " " not in python:
-        return "#!" + python + "\n"
-    return "#!/bin/sh\n'''exec' \"" + python.replace('"', '\\"') + '" "$0" "$@"\n' + "' '''\n"
+    for name, (interpreter, options) in front["scripts"].items():
+        python = mount + interpreter
+        if interpreter.startswith(front["prefix"] + "/"):
+            python = prefix + interpreter[len(front["prefix"]) :]
+        words = [python, *options, os.path.join(view, "bin", name)]
+        text = '#!/bin/sh\nexec %s "$@"\n' % " ".join(shlex.quote(word) for word in words)
+        _write(os.path.join(folder, "bin", name), text, 0o700)
 
 
 def _write(path: str, text: str, mode: int) -> None:

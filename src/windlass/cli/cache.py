@@ -1,0 +1,146 @@
+"""The cooperative cache by hand inside an allocation: start, status, stop; and the traces that runs have recorded.
+
+windlass cache start --root PATH… [--nodes N]     an agent on every node, its view mounted; returns when all are up
+windlass cache status [RUN_DIR] [--json]          each node and the total: hits, bytes and calls by origin, memory
+windlass cache stop [RUN_DIR]                     away with it
+windlass cache trace list|show|drop [ID]          what was recorded, for which environment
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+from windlass.cache.traces import drop_trace, list_traces, show_trace
+from windlass.cli.options import add_request_options, request_from
+from windlass.cli.planning import plan_from
+from windlass.cli.result import Result
+from windlass.errors import UsageError
+from windlass.launch.cached import VIEW_VARIABLE
+from windlass.launch.context import current_environ
+from windlass.launch.folder import PLAN_FILE, RunFolder, make_folder, open_folder
+from windlass.services.byhand import Held, held_caches, start_held, status_of, stop_held
+from windlass.services.status import status_text
+from windlass.settings import Settings, read_settings
+
+_ACTIONS = ("start", "status", "stop", "trace")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of all actions; `parse` gives each its own."""
+    parser.usage = "windlass cache start|status|stop|trace …   (see below)"
+
+
+def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
+    action = argv[0] if argv else ""
+    if action in {"-h", "--help"}:
+        parser.parse_args(argv)
+    if action not in _ACTIONS:
+        raise UsageError(f"windlass cache {action}".rstrip(), hint=f"say one of {', '.join(_ACTIONS)}")
+    own = type(parser)(prog=f"{parser.prog} {action}")
+    if action == "start":
+        add_request_options(own)
+        own.usage = f"{own.prog} --root PATH [--root PATH…] [options]"
+        own.add_argument("--root", action="append", default=[], dest="cache", metavar="PATH", help="folder to show")
+    elif action == "trace":
+        own.add_argument("what", choices=("list", "show", "drop"))
+        own.add_argument("id", nargs="?", metavar="ID", help="of the list")
+    else:
+        own.add_argument("run", nargs="?", metavar="RUN_DIR", help="which cache, where several are up")
+    own.add_argument("--json", action="store_true")
+    args = own.parse_args(argv[1:])
+    args.action, args.kind, args.command = action, "command", ["true"]
+    return args
+
+
+def main(args: argparse.Namespace) -> Result:
+    settings = read_settings()
+    if args.action == "trace":
+        return _trace(args, settings.traces_dir)
+    if args.action == "start":
+        return _start(args, settings)
+    environ = current_environ()
+    held = _choose(args.run, settings.runs_dir)
+    if args.action == "stop":
+        stop_held(held, environ)
+        return Result(text=f"the cache of {held.folder.path} is stopped", data={"run_dir": str(held.folder.path)})
+    nodes = status_of(held, environ)
+    return Result(text=status_text(nodes), data={"nodes": nodes, "total": status_total(nodes)})
+
+
+def status_total(nodes: list[dict[str, object]]) -> object:
+    from windlass.cache.service import totals  # here: only this action needs it
+
+    return totals(nodes)
+
+
+def _start(args: argparse.Namespace, settings: Settings) -> Result:
+    if not args.cache:
+        raise UsageError("no folder to show", hint="windlass cache start --root /path/to/env")
+    environ = current_environ()
+    args.name = args.name or "cache"
+    plan, _, _ = plan_from(args, here=True, request=request_from(args, environ))
+    folder = make_folder(args.run_dir, settings.runs_dir, plan.name)
+    began = time.monotonic()
+    held = start_held(plan, folder, environ, settings.traces_dir)
+    seconds = time.monotonic() - began
+    root = plan.cache.roots[0].path if plan.cache else ""
+    number = "$SLURM_NODEID" if plan.launcher == "srun" else "0" if plan.launcher == "local" else "NODE"
+    view = held.view(number)
+    text = "\n".join(
+        (
+            f"the cache is up on {plan.nodes} {'node' if plan.nodes == 1 else 'nodes'} after {seconds:.1f} s",
+            f"on each node {root} can be read as",
+            f"  {view}{root}",
+            f"inside a task:  export {VIEW_VARIABLE}={view}",
+            f"look at it: windlass cache status   end it: windlass cache stop   (run folder {folder.path})",
+        )
+    )
+    data = {"run_dir": str(folder.path), "view": view, "nodes": plan.nodes, "seconds": round(seconds, 3)}
+    return Result(text=text, data=data)
+
+
+def _choose(wanted: str | None, runs_dir: Path) -> Held:
+    """The cache that is meant: the one named, or the only one that was started here."""
+    if wanted is not None:
+        held = held_caches([open_folder(wanted)])
+        if not held:
+            raise UsageError(f"{wanted} has no cache that was started by hand", hint="see `windlass cache start`")
+        return held[0]
+    folders = [RunFolder(path.parent) for path in sorted(runs_dir.expanduser().glob(f"*/{PLAN_FILE}"))]
+    held = held_caches(folders)
+    if len(held) == 1:
+        return held[0]
+    if not held:
+        raise UsageError(
+            f"no cache is up for a run in {runs_dir}", hint="start one with `windlass cache start --root PATH`"
+        )
+    names = ", ".join(os.fspath(one.folder.path) for one in held)
+    raise UsageError("several caches are up", hint=f"say which: {names}")
+
+
+def _trace(args: argparse.Namespace, folder: Path) -> Result:
+    if args.what == "list":
+        found = list_traces(folder)
+        lines = [
+            f"{t.identity}  {time.strftime('%Y-%m-%d %H:%M', time.localtime(t.recorded_s))}  "
+            f"{t.files:>6} files {t.file_bytes / 1e6:>8.1f} MB {t.directories:>5} folders  {' '.join(t.roots)}"
+            for t in found
+        ]
+        return Result(text="\n".join(lines) or f"no traces in {folder}", data=found)
+    if args.id is None:
+        raise UsageError(f"windlass cache trace {args.what} needs an ID", hint="see `windlass cache trace list`")
+    if args.what == "drop":
+        drop_trace(folder, args.id)
+        return Result(text=f"{args.id} is dropped; the next run records a new one", data={"dropped": args.id})
+    trace = show_trace(folder, args.id)
+    rows = [
+        {"path": os.fsdecode(touch.path), "offset": touch.offset, "length": touch.length} for touch in trace.touches
+    ]
+    text = "\n".join(
+        f"folder {row['path']}" if row["length"] == -1 else f"{row['length']:>10} at {row['offset']:>10}  {row['path']}"
+        for row in rows
+    )
+    return Result(text=text.encode("utf-8", "surrogateescape").decode("utf-8", "replace"), data=rows)
