@@ -1,5 +1,11 @@
 """windlass: take a training script that works on one box and run it on any supercomputer."""
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # for type checkers alone: at run time `__getattr__` finds them
+    from windlass.runtime import Snapshot as Snapshot
+    from windlass.runtime import init as init
+
 __version__ = "0.1.0"
 
 

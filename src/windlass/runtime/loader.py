@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,9 +149,7 @@ def _restore(values: dict[str, Any], manifest: Manifest, parts: Parts, peers: Pe
         values = {**values, **main}
     restore_values(parts, values)
     state = values["rng"]
-    again: Callable[[], None] = lambda: rng.restore(state)  # noqa: E731
-    if newcomer:
-        again = lambda: rng.seed_newcomer(state, peers.rank)  # noqa: E731
+    again = partial(rng.seed_newcomer, state, peers.rank) if newcomer else partial(rng.restore, state)
     return Loaded(step=manifest.step, restore_generators=again)
 
 

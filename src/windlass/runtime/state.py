@@ -93,6 +93,13 @@ def restore_values(parts: Parts, values: Mapping[str, Any]) -> None:
         if name in values["also"]:
             thing.load_state_dict(values["also"][name])
     if values["param_groups"] is not None:
+        here = [len(optimizer.param_groups) for optimizer in parts.optimizers]
+        there = [len(groups) for groups in values["param_groups"]]
+        if here != there:
+            raise UsageError(
+                f"the snapshot has optimizers with {there} parameter groups, this run has {here}",
+                hint="build the optimizers as they were, or give this run a folder of its own",
+            )
         for optimizer, groups in zip(parts.optimizers, values["param_groups"], strict=True):
             for group, saved in zip(optimizer.param_groups, groups, strict=True):
                 group.update(saved)

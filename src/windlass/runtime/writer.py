@@ -128,10 +128,13 @@ class ShardWriter:
         metadata: Any = None
         if peers.is_main:
             failed = first_failure([error for _, error in parts])
-            if failed is None:
-                plans, metadata = planner.create_global_plan([part for part, _ in parts])
-                answers = [(plan, None) for plan in storage.prepare_global_plan(plans)]
-            else:
+            try:
+                if failed is None:
+                    plans, metadata = planner.create_global_plan([part for part, _ in parts])
+                    answers = [(plan, None) for plan in storage.prepare_global_plan(plans)]
+            except Exception as error:  # whatever it is, the other ranks wait for an answer
+                failed = MachineError(f"torch cannot plan the snapshot: {type(error).__name__}: {first_line(error)}")
+            if failed is not None:
                 answers = [(None, failed)] * peers.world_size
         mine, failed = peers.deal(answers)
         if failed is not None:
