@@ -43,6 +43,11 @@ def agent_processes(slurm: SlurmCluster) -> dict[int, str]:
     return {pid: words for pid, words in slurm.step_processes().items() if "daemon import main" in words}
 
 
+def ranks(slurm: SlurmCluster, words: str) -> list[int]:
+    """Ranks that run this, in the step of ranks: all agents are up then."""
+    return [pid for pid, said in slurm.step_processes().items() if words in said and "slurmstepd" not in said]
+
+
 @pytest.fixture
 def environment(tmp_path: Path) -> Path:
     """A small virtual environment whose folder has a name that a first line of a script can hardly hold."""
@@ -180,10 +185,10 @@ def test_killed_peer_costs_a_warning_and_no_bytes(slurm: SlurmCluster, tmp_path:
         child = job.popen("--cache", str(root), "--show", "all", "-r", "1", "--", "sh", "-c", wait)
         try:
             wait_until(lambda: len(node_mounts(slurm)) == 2, timeout_s=30, what="mounted", state=slurm.state)
-            peers = [pid for pid, words in agent_processes(slurm).items() if " peer " in words]
-            assert len(peers) == 2
-            for pid in peers:
-                os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: len(ranks(slurm, str(go))) == 2, timeout_s=30, what="ranks run", state=slurm.state)
+            for pid, words in agent_processes(slurm).items():
+                if " peer " in words:
+                    os.kill(pid, signal.SIGKILL)
             wait_until(
                 lambda: len([1 for w in agent_processes(slurm).values() if " peer " in w]) == 0,
                 timeout_s=10,
