@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
 from windlass.launch.batch import has_prologue
 from windlass.launch.children import signal_group, start_child
+from windlass.launch.ends import first_end
 from windlass.launch.folder import RunFolder
 from windlass.launch.output import Lines, NodeLogs, Tail, View, decode
 from windlass.launchers import get_launcher
-from windlass.launchers.base import Launcher
+from windlass.launchers.base import Launcher, LineReader
 from windlass.model.plan import Plan
 from windlass.model.record import RankFailure
 
 RUN_DIR_VARIABLE = "WINDLASS_RUN_DIR"
 _MOST_MESSAGES = 10_000
+_LOOK_EVERY_S = 0.5
 
 
 class Job:
@@ -79,6 +82,8 @@ class LauncherJob(Job):
         super().__init__(plan, folder, view)
         self.messages: list[str] = []
         self._child: subprocess.Popen[bytes] | None = None
+        self._readers: list[LineReader] = []
+        self._looked_s = 0.0
         self._log: TextIO | None = None
         self._logs: NodeLogs | None = None
         self._tail: Tail | None = None
@@ -92,14 +97,22 @@ class LauncherJob(Job):
         self._child = start_child(rank_argv(self.plan, self.folder), env=env, death=signal.SIGTERM)
         for stream in (self._child.stdout, self._child.stderr):
             assert stream is not None
-            self.streams.append(Lines(stream.fileno(), self._on_line))
+            reader = LineReader(self.launcher)
+            self._readers.append(reader)
+            self.streams.append(Lines(stream.fileno(), self._feeder(reader)))
 
-    def _on_line(self, line: bytes) -> None:
-        text = decode(line)
-        rank, rest = self.launcher.parse_line(text) if self._logs else (None, text)
+    def _feeder(self, reader: LineReader) -> Callable[[bytes], None]:
+        def feed(line: bytes) -> None:
+            text = decode(line)
+            self._take(*reader.feed(text) if self._logs else (None, text))
+
+        return feed
+
+    def _take(self, rank: int | None, text: str) -> None:
+        """One whole line, of a rank or of the launcher itself."""
         if rank is not None and self._logs and 0 <= rank < self.plan.world_size:
-            self._logs.write(rank, rest.encode("utf-8", "surrogateescape"))
-            self.view.line(rank, rest)
+            self._logs.write(rank, text.encode("utf-8", "surrogateescape"))
+            self.view.line(rank, text)
             return
         if self._log:
             self._log.write(text + "\n")
@@ -117,6 +130,18 @@ class LauncherJob(Job):
         if code is not None:
             self.done, self.code = True, code
             self.failing = self.failing or code != 0
+        elif not self.failing and self.plan.parent and not self.launcher.ends_others:
+            self._look_for_failed_rank()
+
+    def _look_for_failed_rank(self) -> None:
+        """A launcher that leaves the others running when one rank fails is told to end them; the ranks report it."""
+        now = time.monotonic()
+        if now - self._looked_s < _LOOK_EVERY_S:
+            return
+        self._looked_s = now
+        if first_end(self.folder) is not None:
+            self.failing = True
+            self.ask_to_stop(signal.SIGTERM)
 
     def tail(self) -> bool:
         return self._tail.poll() if self._tail else False
@@ -139,6 +164,9 @@ class LauncherJob(Job):
         return self.launcher.parse_failure(self.messages, self.code)
 
     def close(self) -> None:
+        for reader in self._readers:
+            for rank, text in reader.flush():
+                self._take(rank, text)
         for part in (self._log, self._logs, self._tail):
             if part is not None:
                 part.close()

@@ -38,6 +38,7 @@ from windlass.model.plan import (
 )
 from windlass.model.request import Allocation, Request
 from windlass.model.secrets import mask_word, secret_positions
+from windlass.model.shell import NAME
 from windlass.model.site import ArgumentSpec, ModuleSpec, Site
 from windlass.model.topology import Topology
 from windlass.schedulers import get_scheduler
@@ -47,6 +48,12 @@ from windlass.topology.wish import wish_from_site
 
 _CHOOSE_DEVICES = frozenset({"srun", "flux"})
 """Launchers that can hand each rank the device closest to its cores."""
+
+
+_PERSONAL = frozenset(
+    {"_", "PWD", "OLDPWD", "SHLVL", "TERM", "DISPLAY", "LS_COLORS", "HOSTNAME", "SSH_AUTH_SOCK", "MAIL"}
+)
+"""Variables of a login shell that mean nothing on another node."""
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):
@@ -393,7 +400,7 @@ def _launch_arguments(
         host_list=shape.hosts if shape.part_of_allocation else None,
         output_dir="{run_dir}/out",
         step_name=shape.name,
-        environment_names=(),
+        environment_names=_travelling(context),
     )
     mine = tuple(a for a in site.file.launcher.arguments if holds(a.when, facts))
     made = list(launcher.arguments(spec, msgspec.structs.replace(site.file.launcher, arguments=mine)))
@@ -409,6 +416,15 @@ def _launch_arguments(
         )
         made += runtime.launcher_arguments(wrap)
     return edit_arguments(tuple(made), request.launcher_args, flag="--arg")
+
+
+def _travelling(context: Context) -> tuple[str, ...]:
+    """Names for launchers that carry only what is named: what programs are found by, and the user's own."""
+    always = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX")
+    if context.allocation is None:
+        return always
+    own = (name for name in context.users_environment if NAME.match(name) and name not in _PERSONAL)
+    return tuple(dict.fromkeys((*always, *sorted(own))))
 
 
 def _overcommitted(shape: Shape, context: Context) -> bool:
