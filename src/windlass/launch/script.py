@@ -19,6 +19,7 @@ from windlass.model.cpulist import format_cpulist
 from windlass.model.origin import Argument
 from windlass.model.plan import Plan, Setting
 from windlass.model.shell import comment, expandable, fillable, quote
+from windlass.model.wording import counted
 
 EXIT_BROKEN = 70
 """Exit code of a rank script that cannot start the command for a reason of its own."""
@@ -57,8 +58,8 @@ def _head(plan: Plan) -> list[str]:
     return [
         "#!/bin/sh",
         *comment(
-            f"windlass {plan.windlass} rank script: {plan.name} on {plan.site}, {plan.nodes} nodes x "
-            f"{plan.ranks_per_node} ranks. Made from plan.json beside it; every task runs it before the command."
+            f"windlass {plan.windlass} rank script: {plan.name} on {plan.site}, {counted(plan.nodes, 'node')} x "
+            f"{counted(plan.ranks_per_node, 'rank')}. Made from plan.json beside it; every task runs it before the command."
         ),
         "w_fail() {",
         '  echo "windlass: rank ${w_rank:-?} on $w_host: $*" >&2',

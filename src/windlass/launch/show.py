@@ -12,6 +12,7 @@ from windlass.model.cpulist import format_cpulist
 from windlass.model.origin import Argument
 from windlass.model.plan import Plan, Setting
 from windlass.model.shell import quote, quote_words
+from windlass.model.wording import counted
 from windlass.topology.draw import draw_node
 
 RUN_DIR = "RUN_DIR"
@@ -51,14 +52,10 @@ def _section(title: str, lines: list[str]) -> str:
     return "\n".join([title, *(f"  {line}".rstrip() for line in lines), ""])
 
 
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def headline(plan: Plan) -> str:
     """One line: what, where, how large."""
-    size = f"{_plural(plan.nodes, 'node')} x {_plural(plan.ranks_per_node, 'rank')}"
-    return f"{plan.name} on {plan.site}: {size} = {_plural(plan.world_size, 'rank')}, {plan.launcher}"
+    size = f"{counted(plan.nodes, 'node')} x {counted(plan.ranks_per_node, 'rank')}"
+    return f"{plan.name} on {plan.site}: {size} = {counted(plan.world_size, 'rank')}, {plan.launcher}"
 
 
 def _summary(plan: Plan) -> str:

@@ -19,6 +19,7 @@ from windlass.model.cpulist import format_cpulist
 from windlass.model.origin import Argument
 from windlass.model.record import RankFailure
 from windlass.model.site import LauncherSpec
+from windlass.model.wording import counted
 
 _TASK = re.compile(r"task rank (?P<rank>\d+) on host (?P<host>\S+) (?:failed|exited) \((?P<how>[^)]*)\)")
 _START = re.compile(r"task (?P<rank>\d+) \(host (?P<host>[^)]+)\): (?P<said>start failed: .*)")
@@ -66,7 +67,7 @@ class FluxRun(Launcher):
 def _defaults(spec: LaunchSpec, executable: str) -> Iterator[Argument]:
     yield Argument(words=(executable,), because="the site's launcher")
     yield Argument(words=("run",), because="start ranks in this job's own Flux instance")
-    yield Argument(words=(f"--nodes={spec.nodes}",), because=f"{spec.nodes} nodes")
+    yield Argument(words=(f"--nodes={spec.nodes}",), because=counted(spec.nodes, "node"))
     if spec.overcommit:
         yield Argument(
             words=(f"--tasks-per-node={spec.ranks_per_node}",),

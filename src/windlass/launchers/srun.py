@@ -12,6 +12,7 @@ from windlass.model.cpulist import cpu_mask
 from windlass.model.origin import Argument
 from windlass.model.record import RankFailure
 from windlass.model.site import LauncherSpec
+from windlass.model.wording import counted
 
 _TASKS = re.compile(r"\Asrun: error: (?P<host>[^\s:]+): tasks? (?P<tasks>[\d,\-\[\] ]+): (?P<how>.+?)\s*\Z")
 _EXIT = re.compile(r"\AExited with exit code (\d+)\Z")
@@ -82,9 +83,10 @@ class Srun(Launcher):
 
 
 def _shape(spec: LaunchSpec) -> Iterator[Argument]:
-    yield Argument(words=(f"--nodes={spec.nodes}",), because=f"{spec.nodes} nodes")
+    yield Argument(words=(f"--nodes={spec.nodes}",), because=counted(spec.nodes, "node"))
     yield Argument(
-        words=(f"--ntasks={spec.ranks}",), because=f"{spec.nodes} nodes with {spec.ranks_per_node} ranks each"
+        words=(f"--ntasks={spec.ranks}",),
+        because=f"{counted(spec.nodes, 'node')} with {counted(spec.ranks_per_node, 'rank')} each",
     )
     yield Argument(words=(f"--ntasks-per-node={spec.ranks_per_node}",), because="the same number of ranks on each node")
     yield Argument(

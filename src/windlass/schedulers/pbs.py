@@ -11,6 +11,7 @@ from windlass.errors import CommandError, UsageError, WindlassError
 from windlass.model.origin import Argument
 from windlass.model.request import Allocation
 from windlass.model.site import SchedulerSpec
+from windlass.model.wording import counted
 from windlass.schedulers.base import JobSpec, JobState, JobStatus, Refusal, Scheduler, explain, one_line, with_site
 from windlass.schedulers.walltime import clock_text, parse_walltime
 
@@ -183,7 +184,9 @@ def _directives(spec: JobSpec, site: SchedulerSpec) -> Iterator[Argument]:
     if spec.qos:
         raise UsageError("PBS has no quality of service", hint="name a queue, or say it by --directive")
     yield Argument(words=("-N", _job_name(spec.name)), because="the name in the queue")
-    yield Argument(words=("-l", f"select={_select(spec, site)}"), because=f"{spec.nodes} nodes, one chunk on each")
+    yield Argument(
+        words=("-l", f"select={_select(spec, site)}"), because=f"{counted(spec.nodes, 'node')}, one chunk on each"
+    )
     yield Argument(words=("-l", "place=scatter"), because="chunks on different hosts; without it they may share one")
     if spec.time:
         yield Argument(

@@ -10,6 +10,7 @@ from windlass.model.hostlist import expand_hostlist, fold_hostlist
 from windlass.model.origin import Argument
 from windlass.model.request import Allocation
 from windlass.model.site import SchedulerSpec
+from windlass.model.wording import counted
 from windlass.schedulers.base import (
     JobSpec,
     JobState,
@@ -211,7 +212,7 @@ def _directives(spec: JobSpec, site: SchedulerSpec) -> Iterator[Argument]:
         return Argument(words=(one_line(word, "a Slurm directive"),), because=because)
 
     yield line(f"--job-name={one_line(spec.name, 'the name of a job')}", "the name in the queue")
-    yield line(f"--nodes={spec.nodes}", f"{spec.nodes} nodes")
+    yield line(f"--nodes={spec.nodes}", counted(spec.nodes, "node"))
     yield line(f"--ntasks-per-node={spec.ranks_per_node}", "one task per rank")
     if spec.cpus_per_rank is not None:
         yield line(f"--cpus-per-task={spec.cpus_per_rank}", "CPUs for each rank")
