@@ -59,7 +59,7 @@ def _head(plan: Plan) -> list[str]:
         "#!/bin/sh",
         *comment(
             f"windlass {plan.windlass} rank script: {plan.name} on {plan.site}, {counted(plan.nodes, 'node')} x "
-            f"{counted(plan.ranks_per_node, 'rank')}. Made from plan.json beside it; every task runs it before the command."
+            f"{counted(plan.ranks_per_node, 'rank')}. Made from plan.json beside it, for every task."
         ),
         "w_fail() {",
         '  echo "windlass: rank ${w_rank:-?} on $w_host: $*" >&2',

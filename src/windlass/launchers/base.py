@@ -16,6 +16,7 @@ import msgspec
 from windlass.model.origin import Argument, Origin
 from windlass.model.record import RankFailure
 from windlass.model.site import LauncherSpec, argument_key
+from windlass.model.wording import counted
 
 _LABEL = re.compile(r"\A[ \t]*(\d+):(?: (.*))?\Z", re.DOTALL)
 
@@ -67,6 +68,11 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ranks(self) -> int:
         return self.nodes * self.ranks_per_node
+
+    @property
+    def in_words(self) -> str:
+        """`2 nodes with 4 ranks each`."""
+        return f"{counted(self.nodes, 'node')} with {counted(self.ranks_per_node, 'rank')} each"
 
 
 class Launcher:

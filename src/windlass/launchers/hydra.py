@@ -11,7 +11,6 @@ from windlass.model.hostlist import expand_hostlist
 from windlass.model.origin import Argument
 from windlass.model.record import RankFailure
 from windlass.model.site import LauncherSpec
-from windlass.model.wording import counted
 
 _LABEL = re.compile(r"\[windlass (?P<rank>\d+)\] ")
 _WHERE = re.compile(r"\A=\s+PID \d+ RUNNING AT (\S+)")
@@ -64,7 +63,7 @@ def _defaults(spec: LaunchSpec, executable: str) -> Iterator[Argument]:
     yield Argument(words=(executable,), because="MPICH's own launcher")
     yield Argument(
         words=("-n", str(spec.ranks)),
-        because=f"{counted(spec.nodes, 'node')} with {counted(spec.ranks_per_node, 'rank')} each",
+        because=spec.in_words,
     )
     yield Argument(words=("-ppn", str(spec.ranks_per_node)), because="ranks in blocks: node 0 has the first")
     if spec.host_file is not None:

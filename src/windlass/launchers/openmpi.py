@@ -15,7 +15,6 @@ from windlass.model.hostlist import expand_hostlist
 from windlass.model.origin import Argument
 from windlass.model.record import RankFailure
 from windlass.model.site import LauncherSpec
-from windlass.model.wording import counted
 
 # 4.x: `[1,0]<stdout>:text`; 5.x names the job by its daemon and writes a space: `[prterun-host-99@1,0]<stdout>: text`.
 _LABEL = re.compile(r"\[(?:\d+|(?P<five>[^\]\s]*@\d+)),(?P<rank>\d+)\]<(?:stdout|stderr|stddiag)>:(?(five) ?)")
@@ -76,7 +75,7 @@ def _defaults(spec: LaunchSpec, executable: str) -> Iterator[Argument]:
     yield Argument(words=(executable,), because="Open MPI's launcher")
     yield Argument(
         words=("-n", str(spec.ranks)),
-        because=f"{counted(spec.nodes, 'node')} with {counted(spec.ranks_per_node, 'rank')} each",
+        because=spec.in_words,
     )
     share = ":OVERSUBSCRIBE" if spec.overcommit else ""
     yield Argument(

@@ -11,7 +11,6 @@ from windlass.model.cpulist import format_bindings
 from windlass.model.origin import Argument
 from windlass.model.record import RankFailure
 from windlass.model.site import LauncherSpec
-from windlass.model.wording import counted
 
 _LABEL = re.compile(r"\A[^\s:]+ (\d+):(?: (.*))?\Z", re.DOTALL)
 # Two of these may stand on one line, because PALS leaves out the newline after "and dumped core".
@@ -65,7 +64,7 @@ def _defaults(spec: LaunchSpec, site: LauncherSpec, executable: str) -> Iterator
     yield Argument(words=(executable,), because="the site's launcher")
     yield Argument(
         words=("-n", str(spec.ranks)),
-        because=f"{counted(spec.nodes, 'node')} with {counted(spec.ranks_per_node, 'rank')} each",
+        because=spec.in_words,
     )
     yield Argument(words=("--ppn", str(spec.ranks_per_node)), because="ranks in blocks: node 0 has the first")
     if spec.host_file is not None:

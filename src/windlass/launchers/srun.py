@@ -86,7 +86,7 @@ def _shape(spec: LaunchSpec) -> Iterator[Argument]:
     yield Argument(words=(f"--nodes={spec.nodes}",), because=counted(spec.nodes, "node"))
     yield Argument(
         words=(f"--ntasks={spec.ranks}",),
-        because=f"{counted(spec.nodes, 'node')} with {counted(spec.ranks_per_node, 'rank')} each",
+        because=spec.in_words,
     )
     yield Argument(words=(f"--ntasks-per-node={spec.ranks_per_node}",), because="the same number of ranks on each node")
     yield Argument(

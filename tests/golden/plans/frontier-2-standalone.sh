@@ -54,8 +54,7 @@ export WINDLASS_MASTER_PORT=$w_port
 # The rank script: every task runs it before the command.
 cat > RUN_DIR/rank.sh <<'END_OF_FILE'
 #!/bin/sh
-# windlass 0.1.0 rank script: train on frontier, 2 nodes x 8 ranks. Made from plan.json beside it; every task runs
-# it before the command.
+# windlass 0.1.0 rank script: train on frontier, 2 nodes x 8 ranks. Made from plan.json beside it, for every task.
 w_fail() {
   echo "windlass: rank ${w_rank:-?} on $w_host: $*" >&2
   exit 70
