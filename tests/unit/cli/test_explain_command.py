@@ -1,0 +1,74 @@
+"""windlass explain: why a name is in a plan, or when it would be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from unit.cli.typed import in_process
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "FI_MR_CACHE_MONITOR --site lumi --nodes 2",
+        "--site lumi --nodes 2 FI_MR_CACHE_MONITOR",
+        "--site=lumi FI_MR_CACHE_MONITOR -N 2",
+    ],
+)
+def test_the_name_may_stand_before_or_after_the_options(tmp_path: Path, words: str) -> None:
+    ended = in_process("explain", *words.split(), cwd=tmp_path)
+    assert ended.code == 0, ended.stderr
+    assert ended.stdout.startswith("FI_MR_CACHE_MONITOR=userfaultfd   (variable, in this plan)\n  because ")
+    assert "  source " in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [
+        ("--cpu-bind --site lumi", "launcher argument, in this plan"),
+        ("--site lumi --cpu-bind", "launcher argument, in this plan"),
+        ("cpu-bind --site lumi", "launcher argument, in this plan"),
+        ("--exclusive --site lumi", "batch directive, in this plan"),
+        ("-c --site lumi", "limit, in this plan"),
+        ("--reservation --site lumi --directive --reservation=r1", "batch directive, in this plan"),
+    ],
+)
+def test_a_name_may_look_like_an_option(tmp_path: Path, words: str, where: str) -> None:
+    ended = in_process("explain", *words.split(), cwd=tmp_path)
+    assert ended.code == 0, ended.stderr
+    assert where in ended.stdout
+
+
+def test_a_setting_whose_condition_does_not_hold_tells_when_it_would(tmp_path: Path) -> None:
+    ended = in_process("explain", "FI_MR_CACHE_MONITOR", "--site", "lumi", cwd=tmp_path)
+    assert "not in this plan" in ended.stdout
+    assert "  when    multi-node" in ended.stdout
+
+
+def test_notes_are_found_by_whole_names(tmp_path: Path) -> None:
+    found = json.loads(in_process("explain", "NCCL_NET", "--site", "frontier", "--json", cwd=tmp_path).stdout)
+    topics = [entry["text"].split(":")[0] for entry in found if entry["where"] == "note"]
+    assert "NCCL_NET" in topics
+    assert "NCCL_NET_GDR_LEVEL" not in topics
+
+
+def test_a_flag_of_the_user_is_the_reason(tmp_path: Path) -> None:
+    ended = in_process("explain", "A", "--env", "A=1", cwd=tmp_path)
+    assert "A=1   (yours)" in ended.stdout
+    assert "flag: --env" in ended.stdout
+
+
+def test_an_unknown_name_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    ended = in_process("explain", "FI_MR_CACHE_MONITR", "--site", "lumi", cwd=tmp_path)
+    assert ended.code == 2
+    assert "did you mean FI_MR_CACHE_MONITOR?" in ended.stderr
+
+
+@pytest.mark.parametrize("words", [(), ("--site", "lumi")])
+def test_a_forgotten_name_is_asked_for(tmp_path: Path, words: tuple[str, ...]) -> None:
+    ended = in_process("explain", *words, cwd=tmp_path)
+    assert ended.code == 2
+    assert "NAME" in ended.stderr

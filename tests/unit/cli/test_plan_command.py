@@ -1,0 +1,93 @@
+"""windlass plan: everything that would happen, for any machine, from any machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from unit.cli.typed import in_process, script
+from windlass.model.plan import plan_from_json
+from windlass.sites.catalog import site_names
+
+SECRET = "correct-horse-battery"
+
+
+@pytest.mark.parametrize(
+    ("site", "nodes"), [(site, nodes) for site in site_names() for nodes in ((1,) if site == "workstation" else (1, 2))]
+)
+def test_every_site_can_be_planned_anywhere(tmp_path: Path, site: str, nodes: int) -> None:
+    words = ("plan", "--site", site, "--nodes", str(nodes))
+    ended = in_process(*words, "--", "true", cwd=tmp_path)
+    assert ended.code == 0, ended.stderr
+    assert "rank script" in ended.stdout
+    plan = plan_from_json(in_process(*words, "--json", "--", "true", cwd=tmp_path).stdout.encode())
+    assert (plan.site, plan.nodes) == (site, nodes)
+
+
+def test_the_text_has_a_section_for_each_part(tmp_path: Path) -> None:
+    script(tmp_path)
+    text = in_process("plan", "--site", "aurora", "--nodes", "2", "place.py", "--lr", "0.1", cwd=tmp_path).stdout
+    for title in ("command of each rank", "launch", "batch directives", "variables", "limits", "node", "rank script"):
+        assert f"\n{title}\n" in text
+    assert "place.py --lr 0.1" in text
+    assert not (tmp_path / "runs").exists()
+
+
+def test_explain_gives_each_line_its_reason_and_source(tmp_path: Path) -> None:
+    words = ("plan", "--site", "frontier", "--nodes", "2", "--no-script")
+    plain = in_process(*words, "--", "true", cwd=tmp_path).stdout
+    explained = in_process(*words, "--explain", "--", "true", cwd=tmp_path).stdout
+    plan = plan_from_json(in_process(*words, "--json", "--", "true", cwd=tmp_path).stdout.encode())
+    for entry in (*plan.environment, *plan.launch, *plan.directives, *plan.limits):
+        assert entry.because in explained
+        assert entry.origin.text() in explained
+    assert plan.environment[0].because not in plain
+
+
+def test_a_plan_hides_secrets_in_every_form(tmp_path: Path) -> None:
+    script(tmp_path)
+    words = ("--env", f"API_TOKEN={SECRET}", "place.py", "--password", SECRET, f"--api-key={SECRET}")
+    for form in ((), ("--json",), ("--explain",)):
+        text = in_process("plan", *form, *words, cwd=tmp_path, env={"HF_TOKEN": SECRET}).text
+        assert "place.py" in text
+        assert SECRET not in text
+
+
+def test_the_same_plan_is_the_same_text(tmp_path: Path) -> None:
+    words = ("plan", "--site", "lumi", "--nodes", "3", "--json", "--", "true")
+    assert in_process(*words, cwd=tmp_path).stdout == in_process(*words, cwd=tmp_path).stdout
+
+
+def test_ten_thousand_nodes_are_planned_without_naming_them(tmp_path: Path) -> None:
+    ended = in_process("plan", "--site", "aurora", "--nodes", "10000", "--json", "--", "true", cwd=tmp_path)
+    plan = json.loads(ended.stdout)
+    assert plan["world_size"] == 120_000
+    assert len(ended.stdout) < 200_000
+
+
+def test_a_value_of_the_user_is_shown_as_theirs(tmp_path: Path) -> None:
+    words = ("plan", "--site", "lumi", "--nodes", "2", "--no-script", "--", "true")
+    assert "FI_MR_CACHE_MONITOR=userfaultfd\n" in in_process(*words, cwd=tmp_path).stdout
+    mine = in_process(*words, cwd=tmp_path, env={"FI_MR_CACHE_MONITOR": "kdreg2"}).stdout
+    assert "FI_MR_CACHE_MONITOR=kdreg2   (yours)\n" in mine
+
+
+def test_a_site_file_of_the_user_overlays_the_catalog(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(
+        'kind = "overlay"\nextends = "lumi"\n\n[[settings]]\nname = "MY_SWITCH"\nvalue = "on"\n'
+        'because = "our model wants it"\nsource = "own"\n'
+    )
+    ended = in_process("plan", "--site-file", "mine.toml", "--explain", "--no-script", "--", "true", cwd=tmp_path)
+    assert ended.code == 0, ended.stderr
+    assert "MY_SWITCH=on" in ended.stdout
+    assert "our model wants it" in ended.stdout
+
+
+def test_a_plan_can_be_encoded_whatever_the_words(tmp_path: Path) -> None:
+    ended = in_process("plan", "--json", "--", "printf", "\udcff\n\t\x7f", cwd=tmp_path)
+    assert plan_from_json(ended.stdout.encode()).command[-1] == "\udcff\n\t\x7f"
+    with pytest.raises(UnicodeEncodeError):
+        msgspec.json.encode(plan_from_json(ended.stdout.encode()))  # why `plan --json` cannot do just this

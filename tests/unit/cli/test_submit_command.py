@@ -1,0 +1,96 @@
+"""windlass submit, as far as it goes without a scheduler: scripts, refusals, and what a failure leaves behind."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from unit.cli.typed import in_process, script
+
+SECRET = "correct-horse-battery"
+
+
+def _fake_sbatch(folder: Path, text: str) -> dict[str, str]:
+    """A scheduler that only answers: what is handed to it is tested with a real one in tests/cluster."""
+    tool = folder / "bin" / "sbatch"
+    tool.parent.mkdir()
+    tool.write_text(f"#!/bin/sh\n{text}\n")
+    tool.chmod(0o755)
+    return {"PATH": f"{tool.parent}:/usr/bin:/bin"}
+
+
+LUMI = ("submit", "--site", "lumi", "--account", "project_1", "--time", "30")
+
+
+@pytest.mark.parametrize("form", [(), ("--standalone",)])
+@pytest.mark.parametrize("site", ["lumi", "aurora", "tuolumne"])
+def test_a_dry_run_prints_a_script_that_a_shell_accepts_and_writes_nothing(
+    tmp_path: Path, site: str, form: tuple[str, ...]
+) -> None:
+    script(tmp_path)
+    words = ("submit", "--dry-run", *form, "--site", site, "--account", "abc", "--time", "1h", "--nodes", "2")
+    ended = in_process(*words, "place.py", "it's", "$(id)", cwd=tmp_path)
+    assert ended.code == 0, ended.stderr
+    checked = subprocess.run(["bash", "-n"], input=ended.stdout, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
+    assert "# Why these directives:" in ended.stdout
+    assert list(tmp_path.iterdir()) == [tmp_path / "place.py"]
+
+
+def test_secrets_are_in_no_script(tmp_path: Path) -> None:
+    script(tmp_path)
+    for form in ((), ("--standalone",)):
+        words = (*LUMI, "--dry-run", *form, "--env", f"A_TOKEN={SECRET}", "place.py", "--password", SECRET)
+        assert SECRET not in in_process(*words, cwd=tmp_path).text
+
+
+def test_a_job_that_was_taken_has_its_id_script_plan_and_secrets(tmp_path: Path) -> None:
+    env = _fake_sbatch(tmp_path, "echo 'Submitted batch job 4711'")
+    ended = in_process(*LUMI, "--run-dir", "r", "--env", f"A_TOKEN={SECRET}", "--", "true", cwd=tmp_path, env=env)
+    assert ended.code == 0, ended.stderr
+    assert ended.stdout == "4711\n"
+    run = tmp_path / "r"
+    assert (run / "job_id").read_text() == "4711\n"
+    assert SECRET in (run / "secrets.sh").read_text()
+    assert (run / "secrets.sh").stat().st_mode & 0o777 == 0o600
+    assert SECRET not in (run / "plan.json").read_text() + (run / "batch.sh").read_text()
+
+
+def test_a_refused_job_is_told_and_its_secrets_are_forgotten(tmp_path: Path) -> None:
+    env = _fake_sbatch(tmp_path, "echo 'sbatch: error: Invalid account' >&2; exit 1")
+    ended = in_process(*LUMI, "--run-dir", "r", "--env", f"A_TOKEN={SECRET}", "--", "true", cwd=tmp_path, env=env)
+    assert ended.code != 0
+    assert "account" in ended.stderr
+    assert not (tmp_path / "r/secrets.sh").exists()
+
+
+@pytest.mark.parametrize("words", [("--site", "frontier"), ("--site", "workstation"), ("--site", "nowhere")])
+def test_a_wrong_request_leaves_the_folder_that_was_named_as_it_is(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """It once removed it, with everything that was in it before."""
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "results.csv").write_text("years of work")
+    ended = in_process("submit", *words, "--run-dir", "precious", "--", "true", cwd=tmp_path)
+    assert ended.code == 2
+    assert [path.name for path in precious.iterdir()] == ["results.csv"]
+
+
+def test_a_machine_without_a_scheduler_says_what_to_use(tmp_path: Path) -> None:
+    ended = in_process("submit", "--site", "workstation", "--", "true", cwd=tmp_path)
+    assert ended.code == 2
+    assert "windlass run" in ended.stderr
+
+
+def test_a_missing_account_is_asked_for(tmp_path: Path) -> None:
+    ended = in_process("submit", "--site", "frontier", "--", "true", cwd=tmp_path)
+    assert ended.code == 2
+    assert "--account" in ended.stderr
+
+
+def test_away_from_the_machine_the_script_is_written_and_the_place_to_submit_named(tmp_path: Path) -> None:
+    ended = in_process(*LUMI, "--run-dir", "r", "--", "true", cwd=tmp_path, env={"PATH": "/nowhere"})
+    assert ended.code == 3
+    assert "sbatch is not here" in ended.stderr
+    assert (tmp_path / "r/batch.sh").exists()
