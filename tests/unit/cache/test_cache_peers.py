@@ -138,7 +138,7 @@ def test_the_last_node_alive_reads_the_shared_file_system_itself(tmp_path: Path,
 
 
 def test_a_node_that_sends_wrong_bytes_is_caught_and_left_out(tmp_path: Path, tree: Path) -> None:
-    with peers(tmp_path / "c", 3, tree, fanout=1, chunk_bytes=CHUNK) as nodes:
+    with peers(tmp_path / "c", 3, tree, fanout=1, chunk_bytes=CHUNK, live=False) as nodes:
         key = keys_of(nodes[1], tree / "f2")[0]
         good = fetch(nodes[1], key)
         stored = Path(nodes[1].config.store)
@@ -272,3 +272,31 @@ def test_a_request_for_a_path_outside_the_roots_is_refused_over_the_network(tmp_
         sent, stated, data = wire.parse_object(memoryview(body))
         assert kind == wire.OBJECT and sent == good and digest(sent, data) == stated
         link.close()
+
+
+def test_what_one_node_reads_comes_to_all_others_without_being_asked(tmp_path: Path, tree: Path) -> None:
+    with peers(tmp_path / "c", 5, tree, fanout=2, chunk_bytes=CHUNK) as nodes:
+        keys = [key for number in range(5) for key in keys_of(nodes[3], tree / f"f{number}")]
+        for key in keys:
+            fetch(nodes[3], key)
+        for peer in nodes:
+            wait_for(lambda peer=peer: all(key in peer._store for key in keys), what="live push")
+        assert sum(p.status()["source_bytes"] for p in nodes) == sum((tree / f"f{n}").stat().st_size for n in range(5))
+
+
+def test_the_live_push_ends_at_its_limit_and_demand_goes_on(tmp_path: Path, tree: Path) -> None:
+    with peers(tmp_path / "c", 3, tree, chunk_bytes=CHUNK, live_limit_bytes=4 * CHUNK) as nodes:
+        for number in range(10):
+            fetch_file(nodes[1], tree / f"f{number}")
+        time.sleep(0.3)
+        assert nodes[2].status()["push"]["bytes"] <= 4 * CHUNK + 10_000
+        for number in range(10):
+            assert fetch_file(nodes[2], tree / f"f{number}") == (tree / f"f{number}").read_bytes()
+
+
+def test_in_partition_nothing_is_pushed_live(tmp_path: Path, tree: Path) -> None:
+    with peers(tmp_path / "c", 3, tree, chunk_bytes=CHUNK, placement="partition") as nodes:
+        for number in range(10):
+            fetch_file(nodes[1], tree / f"f{number}")
+        time.sleep(0.3)
+        assert all(p.status()["push"]["bytes"] == 0 for p in nodes)

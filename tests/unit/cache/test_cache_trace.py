@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from windlass.cache.node.keys import Pin, chunk_key
-from windlass.cache.node.stream import StreamLog, dump_plan, parse_plan, place_of
+from windlass.cache.node.streamlog import StreamLog, dump_plan, parse_plan, place_of
 from windlass.cache.node.trace import (
     BadTraceError,
     Recorder,
@@ -91,5 +91,21 @@ def test_a_log_awaits_what_is_announced_and_has_not_come() -> None:
     assert not log.awaits(key) and log.awaits(other)
     log.add(None)
     assert not log.awaits(other), "skipped is not awaited"
-    log.end()
-    assert log.ended
+    log.close()
+    assert log.closed
+
+
+def test_what_is_offered_during_a_plan_follows_it() -> None:
+    key, extra = chunk_key(b"/f", Pin(10, 1, 1), 0), chunk_key(b"/x", Pin(10, 1, 1), 0)
+    log = StreamLog()
+    log.offer(extra)
+    log.start([place_of(key), place_of(chunk_key(b"/g", Pin(1, 1, 1), 0))])
+    log.offer(key)
+    assert log.items == []
+    log.add(key)
+    assert log.items == [key] and not log.plan_over
+    log.give_up_plan()
+    assert log.items == [key, None, extra], "positions of the plan stay, and nothing comes twice"
+    log.close()
+    log.offer(chunk_key(b"/late", Pin(1, 1, 1), 0))
+    assert len(log.items) == 3

@@ -47,6 +47,8 @@ class NodeConfig:
     fallback_rate: float = 500.0
     fuse_threads: int = 0
     warm: bool = True
+    live: bool = True
+    live_limit_bytes: int = 256 << 20
     fuse_flags_mask: int = 0xFFFFFFFFFFFFFFFF
     allow_other: bool = False
     owner_pid: int = 0

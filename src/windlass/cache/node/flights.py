@@ -127,6 +127,7 @@ class Flights:
         )
         timers.after(1.0, self._sweep)
         self.coming: Callable[[bytes], bool] = lambda key: False
+        self.was_read: Callable[[bytes, int], None] = lambda key, size: None
 
     def obtain(self, key: bytes, done: Done) -> None:
         """Calls `done` once, now or later, from any thread. Raises `BadKeyError` for a key that names nothing."""
@@ -163,6 +164,16 @@ class Flights:
         if not landed.wait(timeout_s):
             return Outcome(error=OSError(errno.ETIMEDOUT, "not there after %.0f s" % timeout_s))
         return found[0]
+
+    def wait_if_under_way(self, key: bytes, timeout_s: float) -> None:
+        """Returns when an object that is being fetched has come, or was not being fetched at all."""
+        landed = threading.Event()
+        with self._lock:
+            flight = self._flights.get(key)
+            if flight is None:
+                return
+            flight.waiters.append(lambda outcome: landed.set())
+        landed.wait(timeout_s)
 
     def route(self, key: bytes) -> tuple[int, ...]:
         """Nodes to ask for `key`, best first."""
@@ -282,6 +293,8 @@ class Flights:
             return
         self.counts.add("shared", len(data))
         self.landed(flight.key, digest(flight.key, data), data)
+        if not flight.route:
+            self.was_read(flight.key, len(data))
 
     # Arrivals
 
@@ -289,7 +302,7 @@ class Flights:
         """An OBJECT from another node: used only if it is the right object and its digest is right."""
         key, stated, data = wire.parse_object(body)
         if key != flight.key or digest(key, data) != stated:
-            self.wrong_bytes(node, flight.key)
+            self.wrong_bytes(node)
             self.move_on(flight, generation)
             return
         self.counts.add("parent" if flight.route[0] == node else "peer", len(data))
@@ -320,11 +333,10 @@ class Flights:
         route = self.route(key)
         self.counts.add("parent" if route and route[0] == node else "peer", size)
 
-    def wrong_bytes(self, node: int, key: bytes) -> None:
+    def wrong_bytes(self, node: int) -> None:
         self.counts.corrupt += 1
         self._health.sent_wrong_bytes(node)
         self.warn_once("corrupt-%d" % node, "node %d sent wrong bytes; it is left out from now on" % node)
-        del key
 
     def node_failed(self, node: int, reason: str) -> None:
         if reason in ("closed", "idle"):

@@ -117,6 +117,7 @@ class Peer:
             else:
                 connection.later(lambda: answer(outcome))
 
+        connection.asks(key)
         try:
             self.flights.obtain(key, done)
         except BadKeyError as error:

@@ -19,6 +19,7 @@ from .link import FrameReader, set_timeouts, short_path
 
 SEND_TIMEOUT_S = 15.0
 WAIT_EVERY_S = 0.4
+_MOST_ASKED = 20_000
 Job = Callable[[], None]
 
 
@@ -41,6 +42,7 @@ class Inbound:
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._send_lock = threading.Lock()
         self._reader_ident = 0
+        self._asked: set[bytes] = set()
         set_timeouts(connection, 30.0, SEND_TIMEOUT_S)
 
     def run(self) -> None:
@@ -73,6 +75,14 @@ class Inbound:
     def is_reader(self) -> bool:
         """Whether this is the thread that reads the connection's requests: it may block, only its own caller waits."""
         return threading.get_ident() == self._reader_ident
+
+    def asks(self, key: bytes) -> None:
+        """Notes that the other side has or will have an object, so that no stream sends it again."""
+        if len(self._asked) < _MOST_ASKED:
+            self._asked.add(key)
+
+    def has_asked(self, key: bytes) -> bool:
+        return key in self._asked
 
     def later(self, job: Job) -> None:
         """Runs `job` on the connection's writing thread: the place for opening and sending a stored object."""

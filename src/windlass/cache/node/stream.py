@@ -1,4 +1,4 @@
-"""The push: what a trace names flows down the tree in order, in one stream per child, without a question per object.
+"""The push: what a trace names, and what is being read right now, flows down the tree in one stream per child.
 
 Each node keeps a log of what came, in order. A child subscribes once and receives everything from a position on; if its
 parent dies it subscribes to the next ancestor from where it stands. A stream is an offer: what it skips, or loses, the
@@ -8,82 +8,20 @@ node gets on demand like anything else.
 from __future__ import annotations
 
 import json
-import logging
 import os
-import stat
 import threading
-import time
-from collections import deque
-from collections.abc import Iterator
 
 from . import wire
 from .config import NodeConfig
-from .flights import Flights, Outcome
-from .keys import CHUNK, DIRECTORY, HEAD_BYTES, NO_PIN, chunk_key, digest, directory_key, stripe_of
+from .driver import Driver
+from .flights import Flights
+from .keys import digest, stripe_of
 from .limits import Health
 from .links import Links
-from .listing import Listing, attr_pin
 from .server import Inbound
 from .store import Store
-from .trace import BadTraceError, Touch, Trace, read_trace
+from .streamlog import StreamLog, dump_plan, parse_plan
 from .tree import tree_route
-
-log = logging.getLogger("windlass.cache")
-_AHEAD = 32
-
-
-def place_of(key: bytes) -> tuple[int, bytes, bytes]:
-    """Kind, index and path: a key without the version, which is only known when the object is read."""
-    return key[0], key[1:5], key[HEAD_BYTES:]
-
-
-class StreamLog:
-    """What one stripe's stream has brought so far, place by place of its plan; None where an object was skipped."""
-
-    def __init__(self) -> None:
-        self.items: list[bytes | None] = []
-        self.plan: list[tuple[int, bytes, bytes]] | None = None
-        self.ended = False
-        self.moved = time.monotonic()
-        self._places: dict[tuple[int, bytes, bytes], int] = {}
-        self._changed = threading.Condition()
-
-    def start(self, plan: list[tuple[int, bytes, bytes]]) -> None:
-        with self._changed:
-            if self.plan is None:
-                self.plan = plan
-                self._places = {place: position for position, place in enumerate(plan)}
-                self.moved = time.monotonic()
-                self._changed.notify_all()
-
-    def add(self, key: bytes | None) -> None:
-        with self._changed:
-            self.items.append(key)
-            self.moved = time.monotonic()
-            self._changed.notify_all()
-
-    def end(self) -> None:
-        with self._changed:
-            self.ended = True
-            if self.plan is None:
-                self.plan = []
-            self._places = {}
-            self._changed.notify_all()
-
-    def awaits(self, key: bytes) -> bool:
-        """The object is announced, has not come, and the stream is moving."""
-        if not self._places or time.monotonic() - self.moved > 1.0:
-            return False
-        position = self._places.get(place_of(key))
-        return position is not None and position >= len(self.items)
-
-    def wait_beyond(self, position: int, timeout_s: float) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self.ended or len(self.items) > position, timeout_s)
-
-    def wait_plan(self, timeout_s: float) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self.plan is not None, timeout_s)
 
 
 class Streams:
@@ -101,31 +39,38 @@ class Streams:
         flights.coming = self.coming
 
     def start(self) -> None:
-        for stripe in range(self._config.stripes):
-            config = self._config
+        config = self._config
+        for stripe in range(config.stripes):
             route = tree_route(config.node, stripe, config.stripes, config.nodes, config.fanout)
-            work = _drive if not route else _follow
-            threading.Thread(target=work, args=(self, stripe, route), name="stream-%d" % stripe, daemon=True).start()
+            if route:
+                threading.Thread(target=self._follow, args=(stripe, route), name="follow", daemon=True).start()
+            else:
+                driver = Driver(config, self._flights, self._store, stripe, self.logs[stripe])
+                self._flights.was_read = driver.was_read  # a node is the reader of one stripe at most
+                threading.Thread(target=driver.run, name="drive", daemon=True).start()
 
     def close(self) -> None:
         self._closed.set()
         for each in self.logs:
-            each.end()
+            each.close()
 
     def coming(self, key: bytes) -> bool:
         return self.logs[stripe_of(key, self._config.stripes)].awaits(key)
 
     def status(self) -> dict[str, object]:
+        """`ended`: the planned part is over; more may follow as it is read."""
         return {
-            "ended": all(each.ended for each in self.logs),
+            "ended": all(each.plan_over for each in self.logs),
             "objects": sum(len(each.items) for each in self.logs),
             "planned": sum(len(each.plan or ()) for each in self.logs),
             "bytes": self.pushed_bytes,
         }
 
+    # Feeding
+
     def feed(self, inbound: Inbound, request: int, stripe: int, position: int) -> None:
-        """Sends a child everything from `position` on; returns when the stream ends or the child leaves. Blocks."""
-        if not 0 <= stripe < len(self.logs):
+        """Sends everything from `position` on; returns when the stream is closed or the child leaves. Blocks."""
+        if not 0 <= stripe < len(self.logs) or position < 0:
             inbound.send(wire.ERROR, request, wire.error_body(22, "no stripe %d" % stripe))
             return
         source = self.logs[stripe]
@@ -139,177 +84,84 @@ class Streams:
             if position < len(source.items):
                 self._feed_one(inbound, request, source.items[position])
                 position += 1
-            elif source.ended:
-                inbound.send(wire.END, request)
-                return
-            else:
-                source.wait_beyond(position, 1.0)
-
-    def _tell_local(self, inbound: Inbound, request: int, source: StreamLog, position: int) -> None:
-        """The mount process reads the store itself: it only needs to know what is there."""
-        while not inbound.closed:
-            news = source.items[position : position + 64]
-            position += len(news)
-            if news:
-                inbound.send(wire.HAVE, request, wire.join_keys(key for key in news if key is not None), last=False)
-            elif source.ended:
+            elif source.closed:
                 inbound.send(wire.END, request)
                 return
             else:
                 source.wait_beyond(position, 1.0)
 
     def _feed_one(self, inbound: Inbound, request: int, key: bytes | None) -> None:
+        if key is not None and inbound.has_asked(key):
+            inbound.send(wire.SKIP, request, key, last=False)
+            return
+        if key is not None and key not in self._store:
+            self._flights.wait_if_under_way(key, 1.0)  # announced by the parent, asked for by another child
         stated = self._store.digest_of(key) if key is not None else None
         fd = self._store.open(key) if key is not None and stated is not None else None
         if key is None or stated is None or fd is None:
-            inbound.send(wire.SKIP, request, last=False)
+            inbound.send(wire.SKIP, request, key or b"", last=False)
             return
         try:
             inbound.send_file(request, wire.object_prefix(key, stated), fd, os.fstat(fd).st_size, last=False)
         finally:
             os.close(fd)
 
-    # The reader of a stripe
-
-    def drive(self, stripe: int) -> None:
-        mine = self.logs[stripe]
-        trace = self._read_trace()
-        try:
-            if trace is None:
+    def _tell_local(self, inbound: Inbound, request: int, source: StreamLog, position: int) -> None:
+        """The mount process reads the store itself: it only needs to know what is there. SKIP ends the planned part."""
+        planned = True
+        while not inbound.closed:
+            news = source.items[position : position + 64]
+            position += len(news)
+            keys = [key for key in news if key is not None and key in self._store and not inbound.has_asked(key)]
+            if keys:
+                inbound.send(wire.HAVE, request, wire.join_keys(keys), last=False)
+            if planned and source.plan_over and position >= len(source.plan or ()):
+                planned = False
+                inbound.send(wire.SKIP, request, last=False)
+            if not news and source.closed:
+                inbound.send(wire.END, request)
                 return
-            stripes = self._config.stripes
-            wanted = [w for w in self._wanted(trace) if stripe_of(_unpinned_key(*w), stripes) == stripe]
-            mine.start([_place(touch, index) for touch, index in wanted])
-            self._fill(mine, wanted)
-        finally:
-            mine.end()
+            if not news:
+                source.wait_beyond(position, 1.0)
 
-    def _read_trace(self) -> Trace | None:
-        if not self._config.trace_in:
-            return None
-        try:
-            return read_trace(self._config.trace_in)
-        except (OSError, BadTraceError) as error:
-            log.warning("no trace is pushed: %s", error)
-            return None
+    # Following
 
-    def _wanted(self, trace: Trace) -> Iterator[tuple[Touch, int]]:
-        for touch in trace.touches:
-            if touch.is_directory:
-                yield touch, 0
-                continue
-            first = touch.offset // self._config.chunk_bytes
-            last = (touch.offset + max(1, touch.length) - 1) // self._config.chunk_bytes
-            for index in range(first, last + 1):
-                yield touch, index
-
-    def _fill(self, mine: StreamLog, wanted: list[tuple[Touch, int]]) -> None:
-        """Reads ahead with several requests under way, and logs in the order of the trace."""
-        under_way: deque[tuple[bytes | None, _Landing]] = deque()
-        for touch, index in wanted:
-            if self._closed.is_set():
-                return
-            key = self._key_of(touch, index)
-            landing = _Landing()
-            if key is None:
-                landing(Outcome(error=FileNotFoundError()))
-            else:
-                self._flights.obtain(key, landing)
-            under_way.append((key, landing))
-            while len(under_way) > _AHEAD or (under_way and under_way[0][1].is_set()):
-                self._log_first(mine, under_way)
-        while under_way and not self._closed.is_set():
-            self._log_first(mine, under_way)
-
-    def _log_first(self, mine: StreamLog, under_way: deque) -> None:  # type: ignore[type-arg]
-        key, landing = under_way.popleft()
-        outcome = landing.wait(self._config.give_up_s)
-        mine.add(None if outcome is None or outcome.error is not None or key not in self._store else key)
-
-    def _key_of(self, touch: Touch, index: int) -> bytes | None:
-        """The key of today's version, from today's listing; None for what is no longer there."""
-        if touch.is_directory:
-            return directory_key(touch.path)
-        parent, _, name = touch.path.rpartition(b"/")
-        listing = self._listing(parent or b"/")
-        place = listing.place(name) if listing is not None else None
-        if listing is None or place is None or not stat.S_ISREG(listing.mode_at(place)):
-            return None
-        pin = attr_pin(listing.attr_at(place))
-        if index * self._config.chunk_bytes >= pin.size:
-            return None
-        return chunk_key(touch.path, pin, index)
-
-    _last_listing: tuple[bytes, Listing | None] = (b"", None)
-
-    def _listing(self, path: bytes) -> Listing | None:
-        if self._last_listing[0] == path:
-            return self._last_listing[1]
-        key = directory_key(path)
-        outcome = self._flights.wait(key, self._config.give_up_s)
-        listing = None
-        if outcome.error is None:
-            data = outcome.data
-            if data is None:
-                fd = self._store.open(key)
-                if fd is not None:
-                    with os.fdopen(fd, "rb") as file:
-                        data = file.read()
-            listing = Listing(data) if data is not None else None
-        self._last_listing = (path, listing)
-        return listing
-
-    # Everybody else
-
-    def follow(self, stripe: int, route: tuple[int, ...]) -> None:
+    def _follow(self, stripe: int, route: tuple[int, ...]) -> None:
         mine = self.logs[stripe]
-        deadline = time.monotonic() + self._config.start_grace_s + self._config.give_up_s
-        while not mine.ended and not self._closed.is_set() and time.monotonic() < deadline:
+        pause = 0.1
+        while not mine.closed and not self._closed.is_set():
             for node in route:
-                link = self._links.open(node) if self._health.usable(node) else None
-                if link is None:
-                    continue
-                reply = _StreamReply(self, mine, node)
-                if link.ask(wire.STREAM, json.dumps([stripe, len(mine.items)]).encode(), reply):
-                    while not reply.over.wait(1.0) and not self._closed.is_set():
-                        pass
-                if mine.ended or self._closed.is_set():
+                if self._subscribe(stripe, mine, node):
+                    pause = 0.1
+                if mine.closed or self._closed.is_set():
                     return
-                deadline = max(deadline, mine.moved + self._config.give_up_s)
-            self._closed.wait(0.5)
-        mine.end()
+            if mine.idle_s > self._config.start_grace_s + self._config.give_up_s:
+                mine.give_up_plan()
+            self._closed.wait(pause)
+            pause = min(10.0, pause * 2)
+
+    def _subscribe(self, stripe: int, mine: StreamLog, node: int) -> bool:
+        """Receives from one node until it ends or is lost; false where it could not be asked."""
+        link = self._links.open(node) if self._health.usable(node) else None
+        reply = _StreamReply(self, mine, node)
+        if link is None or not link.ask(wire.STREAM, json.dumps([stripe, len(mine.items)]).encode(), reply):
+            return False
+        while not reply.over.wait(1.0) and not self._closed.is_set():
+            pass
+        return True
 
     def arrived(self, mine: StreamLog, node: int, body: memoryview) -> bool:
         """A pushed object. False where its bytes are wrong: the stream then comes from someone else."""
         key, stated, data = wire.parse_object(body)
         if key not in self._store:
             if digest(key, data) != stated:
-                self._flights.wrong_bytes(node, key)
+                self._flights.wrong_bytes(node)
                 return False
             self._flights.count_from(node, key, len(data))
             self.pushed_bytes += len(data)
             self._flights.landed(key, stated, data)
         mine.add(key)
         return True
-
-
-class _Landing:
-    """A flight's outcome that the driver comes back for."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-        self._outcome: Outcome | None = None
-
-    def __call__(self, outcome: Outcome) -> None:
-        self._outcome = outcome
-        self._event.set()
-
-    def is_set(self) -> bool:
-        return self._event.is_set()
-
-    def wait(self, timeout_s: float) -> Outcome | None:
-        self._event.wait(timeout_s)
-        return self._outcome
 
 
 class _StreamReply:
@@ -327,45 +179,13 @@ class _StreamReply:
                 self.over.set()
                 return True
         elif kind == wire.SKIP:
-            self._mine.add(None)
+            self._mine.add(bytes(body) or None)
         else:
             if kind == wire.END:
-                self._mine.end()
+                self._mine.close()
             self.over.set()
             return True
         return False
 
     def lost(self, reason: str) -> None:
         self.over.set()
-
-
-def _drive(streams: Streams, stripe: int, route: tuple[int, ...]) -> None:
-    streams.drive(stripe)
-
-
-def _follow(streams: Streams, stripe: int, route: tuple[int, ...]) -> None:
-    streams.follow(stripe, route)
-
-
-def _place(touch: Touch, index: int) -> tuple[int, bytes, bytes]:
-    kind = DIRECTORY if touch.is_directory else CHUNK
-    return kind, index.to_bytes(4, "little"), touch.path
-
-
-def _unpinned_key(touch: Touch, index: int) -> bytes:
-    return directory_key(touch.path) if touch.is_directory else chunk_key(touch.path, NO_PIN, index)
-
-
-def dump_plan(plan: list[tuple[int, bytes, bytes]]) -> bytes:
-    return b"\0".join(b"%d %s %s" % (kind, index.hex().encode(), path) for kind, index, path in plan)
-
-
-def parse_plan(data: bytes) -> list[tuple[int, bytes, bytes]]:
-    try:
-        plan = []
-        for line in data.split(b"\0") if data else ():
-            kind, index, path = line.split(b" ", 2)
-            plan.append((int(kind), bytes.fromhex(index.decode()), path))
-        return plan
-    except (ValueError, UnicodeDecodeError) as error:
-        raise wire.ProtocolError("not a plan: %s" % error) from error

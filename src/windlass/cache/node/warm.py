@@ -21,6 +21,7 @@ from .keys import DIRECTORY, parse_key
 from .view import View
 
 log = logging.getLogger("windlass.cache")
+_PLAN_OVER = b""
 
 
 class Warmer:
@@ -35,6 +36,7 @@ class Warmer:
         self._buffer = memoryview(bytearray(config.chunk_bytes))
         self._left = memory_to_spare()
         self._wanted = config.warm and bool(config.trace_in)
+        self._planned_left = config.stripes
         self._ended = False
         self._objects = 0
         self._bytes = 0
@@ -43,11 +45,12 @@ class Warmer:
         return {"wanted": self._wanted, "ended": self._ended, "objects": self._objects, "bytes": self._bytes}
 
     def start(self) -> None:
-        """Does nothing where no trace is pushed."""
-        if not self._wanted:
+        """Does nothing where nothing can be pushed."""
+        if not self._config.warm or not (self._config.trace_in or (self._config.live and self._config.nodes > 1)):
             return
         for stripe in range(self._config.stripes):
             if not self._backend.subscribe(json.dumps([stripe, 0]).encode(), _Arrivals(self._keys)):
+                self._keys.put(_PLAN_OVER)
                 self._keys.put(None)
         threading.Thread(target=self._run, name="warm", daemon=True).start()
 
@@ -58,14 +61,23 @@ class Warmer:
             if key is None:
                 open_streams -= 1
                 continue
+            if key == _PLAN_OVER:
+                self._end_of_plan()
+                continue
             try:
                 self._warm(key)
             except OSError as error:
                 if error.errno in (107, 103, 19):  # ENOTCONN, ECONNABORTED, ENODEV: unmounted
                     break
                 log.debug("not warmed: %s", error)
-        self._ended = True
-        self._backend.send_news()
+        while self._planned_left:
+            self._end_of_plan()
+
+    def _end_of_plan(self) -> None:
+        self._planned_left -= 1
+        if self._planned_left == 0:
+            self._ended = True
+            self._backend.send_news()
 
     def _warm(self, key: bytes) -> None:
         parsed = parse_key(key)
@@ -101,7 +113,8 @@ class _Arrivals:
             for key in wire.split_keys(bytes(body)):
                 self._keys.put(key)
             return False
-        if kind == wire.PLAN:
+        if kind == wire.SKIP:
+            self._keys.put(_PLAN_OVER)
             return False
         self._keys.put(None)
         return True

@@ -1,0 +1,158 @@
+"""The reader's end of a stream: turns a trace into objects of today's versions, and adds what is read on demand."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import threading
+from collections import deque
+from collections.abc import Iterator
+
+from .config import REPLICATE, NodeConfig
+from .flights import Flights, Outcome
+from .keys import CHUNK, DIRECTORY, NO_PIN, chunk_key, directory_key, stripe_of
+from .listing import Listing, attr_pin
+from .store import Store
+from .streamlog import Place, StreamLog
+from .trace import BadTraceError, Touch, Trace, read_trace
+
+log = logging.getLogger("windlass.cache")
+_AHEAD = 32
+
+
+class Driver:
+    """Fills the log of a stripe whose reader this node is."""
+
+    def __init__(self, config: NodeConfig, flights: Flights, store: Store, stripe: int, mine: StreamLog) -> None:
+        self._config = config
+        self._flights = flights
+        self._store = store
+        self._stripe = stripe
+        self._log = mine
+        self._live = config.live and config.nodes > 1 and config.placement == REPLICATE
+        self._live_left = min(config.live_limit_bytes, config.budget_bytes // 4)
+        self._listing: tuple[bytes, Listing | None] = (b"", None)
+
+    def run(self) -> None:
+        """The planned part; what is read on demand follows through `was_read`, from the threads that read it."""
+        trace = self._read_trace()
+        stripes = self._config.stripes
+        wanted = [w for w in self._wanted(trace) if stripe_of(_unpinned_key(*w), stripes) == self._stripe]
+        self._log.start([_place(*w) for w in wanted])
+        self._fill(wanted)
+        self._log.give_up_plan()
+        if not self._live:
+            self._log.close()
+
+    def was_read(self, key: bytes, size: int) -> None:
+        """This node read an object for somebody: in a job where all start alike, all will want it."""
+        if not self._live or stripe_of(key, self._config.stripes) != self._stripe:
+            return
+        self._live_left -= size
+        if self._live_left < 0:
+            self._live = False
+            if self._log.plan_over:
+                self._log.close()
+            return
+        self._log.offer(key)
+
+    def _read_trace(self) -> Trace:
+        try:
+            if self._config.trace_in:
+                return read_trace(self._config.trace_in)
+        except (OSError, BadTraceError) as error:
+            log.warning("no trace is pushed: %s", error)
+        return Trace("", (), ())
+
+    def _wanted(self, trace: Trace) -> Iterator[tuple[Touch, int]]:
+        for touch in trace.touches:
+            if touch.is_directory:
+                yield touch, 0
+                continue
+            first = touch.offset // self._config.chunk_bytes
+            last = (touch.offset + max(1, touch.length) - 1) // self._config.chunk_bytes
+            for index in range(first, last + 1):
+                yield touch, index
+
+    def _fill(self, wanted: list[tuple[Touch, int]]) -> None:
+        """Reads ahead with several requests under way, and logs in the order of the trace."""
+        under_way: deque[tuple[bytes | None, _Landing]] = deque()
+        for touch, index in wanted:
+            if self._log.closed:
+                return
+            key = self._key_of(touch, index)
+            landing = _Landing()
+            if key is None:
+                landing(Outcome(error=FileNotFoundError()))
+            else:
+                self._flights.obtain(key, landing)
+            under_way.append((key, landing))
+            while len(under_way) > _AHEAD or (under_way and under_way[0][1].is_set()):
+                self._log_first(under_way)
+        while under_way and not self._log.closed:
+            self._log_first(under_way)
+
+    def _log_first(self, under_way: deque[tuple[bytes | None, _Landing]]) -> None:
+        key, landing = under_way.popleft()
+        outcome = landing.wait(self._config.give_up_s)
+        landed = outcome is not None and outcome.error is None and key is not None and key in self._store
+        self._log.add(key if landed else None)
+
+    def _key_of(self, touch: Touch, index: int) -> bytes | None:
+        """The key of today's version, from today's listing; None for what is no longer there."""
+        if touch.is_directory:
+            return directory_key(touch.path)
+        parent, _, name = touch.path.rpartition(b"/")
+        listing = self._listing_of(parent or b"/")
+        place = listing.place(name) if listing is not None else None
+        if listing is None or place is None or not stat.S_ISREG(listing.mode_at(place)):
+            return None
+        pin = attr_pin(listing.attr_at(place))
+        if index * self._config.chunk_bytes >= pin.size:
+            return None
+        return chunk_key(touch.path, pin, index)
+
+    def _listing_of(self, path: bytes) -> Listing | None:
+        if self._listing[0] != path:
+            self._listing = path, self._fetch_listing(directory_key(path))
+        return self._listing[1]
+
+    def _fetch_listing(self, key: bytes) -> Listing | None:
+        outcome = self._flights.wait(key, self._config.give_up_s)
+        if outcome.error is not None:
+            return None
+        if outcome.data is not None:
+            return Listing(outcome.data)
+        fd = self._store.open(key)
+        if fd is None:
+            return None
+        with os.fdopen(fd, "rb") as file:
+            return Listing(file.read())
+
+
+class _Landing:
+    """A flight's outcome that the driver comes back for."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._outcome: Outcome | None = None
+
+    def __call__(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+        self._event.set()
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self, timeout_s: float) -> Outcome | None:
+        self._event.wait(timeout_s)
+        return self._outcome
+
+
+def _place(touch: Touch, index: int) -> Place:
+    return Place(DIRECTORY if touch.is_directory else CHUNK, index.to_bytes(4, "little"), touch.path)
+
+
+def _unpinned_key(touch: Touch, index: int) -> bytes:
+    return directory_key(touch.path) if touch.is_directory else chunk_key(touch.path, NO_PIN, index)
