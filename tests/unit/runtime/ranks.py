@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SCRIPT = Path(__file__).with_name("training.py")
-DEADLINE_S = 90.0
+DEADLINE_S = 150.0
 
 
 @dataclass(frozen=True)
