@@ -85,7 +85,7 @@ def test_secrets_reach_the_ranks_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_while_it_runs_secrets_are_in_one_closed_file(tmp_path: Path) -> None:
-    look = 'cd "$WINDLASS_RUN_DIR" && stat -c "%a" secrets.sh && grep -ls correct-horse *'
+    look = 'cd "$WINDLASS_RUN_DIR" && stat -c "%a" secrets.sh && grep -ls "correct[-]horse" *'
     ended = run_here("-q", "--env", f"API_TOKEN={SECRET}", "--", "sh", "-c", look, cwd=tmp_path)
     assert ended.stdout.split() == ["[0]", "600", "[0]", "secrets.sh"]
 
