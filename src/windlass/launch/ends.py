@@ -19,9 +19,9 @@ def first_end(folder: RunFolder) -> RankFailure | None:
     for file in sorted(folder.part("ends").iterdir()):
         for line in file.read_text(errors="replace").splitlines():
             fields = line.split("\t")
-            if len(fields) != 4 or not fields[3].isdecimal() or int(fields[3]) == 0:
+            if len(fields) != 4 or not (fields[1].isdecimal() and fields[3].isdecimal()) or int(fields[3]) == 0:
                 continue
-            when, rank, host, code = float(fields[0]), int(fields[1]), fields[2], int(fields[3])
+            when, rank, host, code = _seconds(fields[0]), int(fields[1]), fields[2], int(fields[3])
             by_signal = 128 < code < 128 + 65
             failure = RankFailure(
                 rank=rank, host=host, code=None if by_signal else code, signal=code - 128 if by_signal else None
@@ -30,6 +30,14 @@ def first_end(folder: RunFolder) -> RankFailure | None:
     ends.sort(key=lambda end: end[0])
     causes = [failure for _, failure in ends if failure.exit_code not in _CONSEQUENCES]
     return causes[0] if causes else ends[0][1] if ends else None
+
+
+def _seconds(text: str) -> float:
+    """When: some `date` commands know no nanoseconds and leave `%N` as it is."""
+    try:
+        return float(text.removesuffix("%N"))
+    except ValueError:
+        return float("inf")
 
 
 class Seat(NamedTuple):

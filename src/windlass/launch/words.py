@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-
 from windlass.errors import UsageError, nearest
 from windlass.model.origin import Argument, Origin
 from windlass.model.site import argument_key
@@ -18,12 +16,11 @@ def edit_arguments(defaults: tuple[Argument, ...], edits: tuple[str, ...], *, fl
         if edit.startswith("~"):
             _remove(out, edit[1:].strip(), flag)
             continue
-        words = tuple(shlex.split(edit)) if " " in edit and not edit.count("=") else (edit,)
-        words = _split_option(edit) or words
+        words = _words(edit, flag)
         made = Argument(words=words, because="you asked for it", origin=origin)
         key = argument_key(words)
         for at, old in enumerate(out):
-            if argument_key(old.words) == key and at > 0:
+            if argument_key(old.words) == key and _is_option(old):
                 out[at] = made
                 break
         else:
@@ -31,18 +28,25 @@ def edit_arguments(defaults: tuple[Argument, ...], edits: tuple[str, ...], *, fl
     return tuple(out)
 
 
-def _split_option(edit: str) -> tuple[str, ...] | None:
-    """`-l filesystems=home:flare` is two words; `--comment=two words` is one."""
+def _words(edit: str, flag: str) -> tuple[str, ...]:
+    """`-l filesystems=home:flare` is two words; `--comment=two words` and whatever is no option is one."""
+    if not edit.strip():
+        raise UsageError(f"{flag} has an empty value", hint="give an option as in --name=value or '-x value'")
     head, space, tail = edit.partition(" ")
     if space and head.startswith("-") and "=" not in head:
         return (head, tail.strip())
-    return None
+    return (edit,)
+
+
+def _is_option(argument: Argument) -> bool:
+    """The program at the front of a command line is none: it cannot be replaced or removed."""
+    return argument.words[0].startswith("-")
 
 
 def _remove(out: list[Argument], name: str, flag: str) -> None:
-    matching = [a for a in out[0:] if argument_key(a.words) == name or a.name == name]
+    matching = [a for a in out if _is_option(a) and name in {argument_key(a.words), a.name}]
     if not matching:
-        known = [argument_key(a.words) for a in out]
+        known = [argument_key(a.words) for a in out if _is_option(a)]
         close = nearest(name, known)
         raise UsageError(
             f"{flag} ~{name}: no default of this name to remove",
