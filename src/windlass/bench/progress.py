@@ -54,6 +54,7 @@ class BenchView(View):
         super().__init__(frozenset({0}), err, err)
         self._progress = progress
         self._listener = Listener()
+        self._held: list[str] = []
 
     def shows(self, rank: int | None) -> bool:
         return False  # so that the last lines of a rank that failed are repeated
@@ -69,5 +70,16 @@ class BenchView(View):
             self._progress.show(text)
 
     def note(self, text: str) -> None:
+        """Words about an interrupt are shown at once. Those about the end wait: the ranks may have told it better."""
+        if text.startswith("windlass: SIG"):
+            self._progress.clear()
+            super().note(text)
+        else:
+            self._held.append(text)
+
+    def release(self) -> None:
+        """Show what was held back."""
         self._progress.clear()
-        super().note(text)
+        for text in self._held:
+            super().note(text)
+        self._held.clear()

@@ -101,7 +101,8 @@ class Bench:
             )
             self.progress.what = part.name
             self.progress.show("starting ranks")
-            plan, run = self.start(request, folder, BenchView(sys.stderr, self.progress))
+            view = BenchView(sys.stderr, self.progress)
+            plan, run = self.start(request, folder, view)
         except KeyboardInterrupt:
             self.interrupted = True
             return None
@@ -113,6 +114,8 @@ class Bench:
         outcome = Outcome(part=part, plan=plan, run=run, folder=folder, told=tuple(_told(plan, folder)))
         self.outcomes.append(outcome)
         self.interrupted = self.interrupted or run.outcome == "stopped"
+        if not outcome.of_kind("error"):
+            view.release()
         self._complain(outcome, alone=alone)
         return outcome
 

@@ -12,6 +12,10 @@ from windlass.errors import unknown_name
 # One row per sub-command: its module (add_arguments and main, as every command has) and a line of help.
 SUBS = {
     "collectives": ("windlass.cli.benches.collectives", "bandwidth of all_reduce and its like, as nccl-tests shows it"),
+    "matmul": ("windlass.cli.benches.matmul", "the honest ceiling of this device, in every type it has"),
+    "ddp": ("windlass.cli.benches.ddp", "what DDP costs: one device, the node, all nodes"),
+    "synthetic": ("windlass.cli.benches.synthetic", "images/s per device, as Horovod's benchmark tells it"),
+    "llm": ("windlass.cli.benches.llm", "tokens/s, TFLOP/s and utilisation of a Llama-style training step"),
 }
 
 

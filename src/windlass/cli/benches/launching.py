@@ -52,6 +52,13 @@ def open_bench(case: str, args: argparse.Namespace, options: dict[str, Any]) -> 
     )
 
 
+def size_here(args: argparse.Namespace, bench: Bench) -> tuple[int, int]:
+    """Nodes and ranks per node that a plan would choose here, now."""
+    environ = current_environ()
+    plan, _, _ = plan_here(bench.request, read_settings(environ), environ, allow_login=args.allow_login)
+    return plan.nodes, plan.ranks_per_node
+
+
 def _free(path: Path) -> Path:
     if not path.exists():
         return path

@@ -1,0 +1,205 @@
+"""A record held against published figures, in words. `docs/explanation/bandwidth-and-utilisation.md` has the reasons
+for the thresholds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from windlass.bench import measure
+from windlass.bench.records import BenchRecord, Row
+from windlass.bench.reference import Bandwidth, Rate, References, ceiling_of, is_device
+from windlass.bench.sizes import size_text
+
+NORMAL = 0.8
+"""Share of a published figure from which on a measurement counts as normal."""
+LOW = 0.7
+TCP = 0.2
+"""Below this share of the published figure it is another transport, not a badly tuned one: TCP costs 10 to 25 times."""
+TCP_LATENCY_US = 45.0
+_SMALL = 1024
+_LARGE = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """One judgement: how bad, and in words with the figure it rests on."""
+
+    level: Literal["normal", "low", "bad", "unknown"]
+    text: str
+
+
+def judge(record: BenchRecord, references: References) -> list[Verdict]:
+    """What there is to say about a record; nothing for a CPU, for which nobody publishes such figures."""
+    name = str(record.device.get("name") or "")
+    found = [
+        Verdict(level="bad", text=f"results are wrong ({row.wrong} elements of {_which(row)}): the speed means nothing")
+        for row in record.rows
+        if row.wrong
+    ]
+    if record.device.get("kind") == "cpu":
+        return found
+    if record.case == "collectives":
+        found += _collectives(record, name, references)
+    elif record.case == "matmul":
+        found += _matmul(record, name, references)
+    elif record.case in {"ddp", "synthetic", "llm", "resnet"}:
+        found += _training(record, name, references)
+    return found
+
+
+def _which(row: Row) -> str:
+    return ", ".join(f"{key} {value}" for key, value in row.labels.items() if key in {"op", "bytes", "placement"})
+
+
+def _collectives(record: BenchRecord, name: str, references: References) -> list[Verdict]:
+    found = []
+    for op in dict.fromkeys(str(row.labels["op"]) for row in record.rows):
+        rows = [row for row in record.rows if row.labels["op"] == op]
+        nodes, ranks = int(rows[0].labels["nodes"] or 1), int(rows[0].labels["ranks"] or 1)
+        fitting = [
+            one
+            for one in references.bandwidth
+            if one.op == op and one.nodes == nodes and is_device(one.device, name) and one.normal and one.ranks == ranks
+        ]
+        found.append(_bandwidth(op, rows, fitting, nodes, ranks, name))
+        found += _latency(op, rows, nodes, name, references)
+    return found
+
+
+def _bandwidth(
+    op: str, rows: Sequence[Row], fitting: Sequence[Bandwidth], nodes: int, ranks: int, name: str
+) -> Verdict:
+    """Judged at the largest size that both have: small sizes measure latency."""
+    best: dict[int, float] = {}
+    for row in rows:
+        size = int(row.labels["bytes"] or 0)
+        best[size] = max(best.get(size, 0.0), row.figures["busbw"].value)
+    common = sorted({one.bytes for one in fitting} & set(best))
+    who = f"{nodes} node{'s' * (nodes > 1)} of {fitting[0].device if fitting else name or 'this device'}"
+    if not fitting:
+        return Verdict(level="unknown", text=f"{op}: no published figure for {ranks} ranks on {who}")
+    if not common or common[-1] < _LARGE:
+        sizes = ", ".join(size_text(one.bytes) for one in sorted(fitting, key=lambda one: one.bytes)[-3:])
+        return Verdict(
+            level="unknown", text=f"{op}: {who} have published figures at {sizes}; measure one of these sizes"
+        )
+    size = common[-1]
+    published = sorted(one.busbw for one in fitting if one.bytes == size)
+    value, least = best[size], published[0]
+    share = value / least
+    span = f"{least:g}" if least == published[-1] else f"{least:g} to {published[-1]:g}"
+    figures = f"{value:.3g} GB/s busbw at {size_text(size)}, published {span}"
+    if share >= NORMAL:
+        return Verdict(level="normal", text=f"{op}: normal for {who}: {figures}")
+    if share >= LOW:
+        return Verdict(level="low", text=f"{op}: somewhat low for {who}: {figures}")
+    if share >= TCP:
+        why = "fewer network cards than there are, or no GPUDirect?" if nodes > 1 else "a slower path between devices?"
+        return Verdict(level="low", text=f"{op}: low for {who}: {figures}; {why}")
+    why = "looks like TCP: is the plugin loaded?" if nodes > 1 else "looks like host memory, not the devices' own links"
+    return Verdict(level="bad", text=f"{op}: {why} {figures}")
+
+
+def _latency(op: str, rows: Sequence[Row], nodes: int, name: str, references: References) -> list[Verdict]:
+    """Tiny messages tell the transport apart too, where the network is known to do better."""
+    known = [one for one in references.latency if one.op == op and one.nodes == nodes and is_device(one.device, name)]
+    small = [row for row in rows if int(row.labels["bytes"] or 0) <= _SMALL]
+    if nodes < 2 or not known or not small:
+        return []
+    time_us = min(row.figures["time"].value for row in small)
+    if time_us <= TCP_LATENCY_US:
+        return []
+    good = min(one.time_us for one in known)
+    return [
+        Verdict(
+            level="bad",
+            text=f"{op}: small messages take {time_us:.0f} us, published {good:g}: "
+            "looks like TCP: is the plugin loaded?",
+        )
+    ]
+
+
+def _matmul(record: BenchRecord, name: str, references: References) -> list[Verdict]:
+    found = []
+    for row in record.rows:
+        published = ceiling_of(references, name, str(row.labels["type"]))
+        if published is None or published.measured is None:
+            continue
+        value = row.figures["sustained"].value
+        level: Literal["normal", "low"] = "normal" if value >= NORMAL * published.measured else "low"
+        found.append(
+            Verdict(
+                level=level,
+                text=f"{row.labels['type']} matmul: {level} for {published.name}: {value:.0f} TFLOP/s sustained, "
+                f"published {published.measured:g} measured, {published.datasheet or '-'} in the data sheet",
+            )
+        )
+    return found
+
+
+def _training(record: BenchRecord, name: str, references: References) -> list[Verdict]:
+    found = []
+    for row in record.rows:
+        value, unit = training_rate(row)
+        fitting = [one for one in references.rate if _same_run(one, row, name, unit)]
+        if fitting:
+            nearest = min(fitting, key=lambda one: abs(one.value - value))
+            share = value / nearest.value
+            level: Literal["normal", "low"] = "normal" if share >= NORMAL else "low"
+            found.append(
+                Verdict(
+                    level=level,
+                    text=f"{row.labels['model']} on {row.labels['ranks']} ranks: {level} for {nearest.device}: "
+                    f"{value:,.0f} {unit} per device, {share:.2f} x the published {nearest.value:,g} "
+                    f"({nearest.method})",
+                )
+            )
+    return found + _left(record)
+
+
+def _same_run(one: Rate, row: Row, name: str, unit: str) -> bool:
+    label = row.labels
+    if one.unit != unit or one.model != label["model"] or not is_device(one.device, name):
+        return False
+    if one.ranks != label["ranks"] or one.nodes != label["nodes"]:
+        return False
+    if one.case == "ddp" and one.method.startswith("no ddp") != (label.get("parallel") == "none"):
+        return False
+    if one.unit == "images/s" and one.batch is not None and one.batch != label["batch"]:
+        return False
+    return one.sequence is None or one.sequence == label.get("sequence")
+
+
+def _left(record: BenchRecord) -> list[Verdict]:
+    """What DDP leaves of one device's rate; less than 80 % says that something is slow between the devices."""
+    if record.case != "ddp":
+        return []
+    found = []
+    for model in dict.fromkeys(str(row.labels["model"]) for row in record.rows):
+        rows = [row for row in record.rows if row.labels["model"] == model]
+        alone = next((row for row in rows if row.labels["parallel"] == "none"), None)
+        if alone is None or len(rows) < 2:
+            continue
+        last = rows[-1]
+        share = measure.percentile(alone.samples["step_s"], 50) / measure.percentile(last.samples["step_s"], 50)
+        if share < NORMAL:
+            found.append(
+                Verdict(
+                    level="low",
+                    text=f"{model}: {share:.0%} of the rate without DDP is left on {last.labels['ranks']} ranks; "
+                    "published: 88.6% for ResNet-50 on 2 nodes of GH200: see `windlass bench collectives`",
+                )
+            )
+    return found
+
+
+def training_rate(row: Row) -> tuple[float, str]:
+    """Tokens/s or images/s of one device."""
+    for name, unit in (("tokens_per_s_per_device", "tokens/s"), ("images_per_s_per_device", "images/s")):
+        if name in row.figures:
+            if unit == "images/s" and "step_s" in row.samples:
+                return float(row.labels["batch"] or 0) / measure.percentile(row.samples["step_s"], 50), unit
+            return row.figures[name].value, unit
+    return 0.0, ""
