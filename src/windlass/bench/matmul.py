@@ -154,7 +154,8 @@ def run(argv: Sequence[str]) -> int:
             f"{kind:<9} burst {result.burst.value:8.1f}   sustained {result.sustained.value:8.1f} TFLOP/s\n"
         )
     if asked.json:
-        made = record(results, skipped, ("python", "-m", "windlass.bench.matmul", *argv))
+        sizes = ("--types", asked.types, "--size", str(asked.size), "--seconds", str(asked.seconds))
+        made = record(results, skipped, ("python", "-m", "windlass.bench.matmul", *sizes))
         asked.json.write_text(json.dumps(made, indent=1) + "\n")
     return 0
 

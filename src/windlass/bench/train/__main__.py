@@ -70,7 +70,7 @@ def run(argv: Sequence[str]) -> int:
     """Train, print, and return the exit code."""
     arguments = parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
-    command = ("python", "-m", "windlass.bench.train", *argv)
+    command = ("python", "-m", "windlass.bench.train", *without_json(argv))
     try:
         options = options_of(arguments)
         if isinstance(options, LlmOptions):
@@ -93,6 +93,18 @@ def run(argv: Sequence[str]) -> int:
         sys.stderr.write(f"error: {error.message}\n" + (f"  hint: {error.hint}\n" if error.hint else ""))
         return error.exit_code
     return 0
+
+
+def without_json(argv: Sequence[str]) -> tuple[str, ...]:
+    """The arguments less the place of the record: a record should not name the folder it happened to be written to."""
+    kept: list[str] = []
+    words = iter(argv)
+    for word in words:
+        if word == "--json":
+            next(words, None)
+        elif not word.startswith("--json="):
+            kept.append(word)
+    return tuple(kept)
 
 
 def _show(record: dict[str, Any], where: Path | None) -> None:

@@ -1,0 +1,109 @@
+"""Two ranks train like one: DDP and FSDP2 over gloo, as two real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from requirements import require_torch
+
+require_torch()
+
+from unit.bench.training import largest_distance  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
+
+SOURCE = Path(__file__).resolve().parents[3] / "src"
+DEADLINE_S = 180
+COMMON = (
+    "llm", "--model", "tiny", "--device", "cpu", "--sequence", "32", "--micro-batch", "2", "--warmup", "0",
+    "--steps", "12", "--learning-rate", "3e-3",
+)  # fmt: skip
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _run(ranks: int, out: Path, *arguments: str) -> dict[str, Any]:
+    """Train on that many local ranks; the record of rank 0. Past the deadline all ranks are killed."""
+    port = _free_port()
+    processes = []
+    for rank in range(ranks):
+        env = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+        if ranks > 1:
+            env |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
+            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+        argv = [sys.executable, "-m", "windlass.bench.train", *arguments, "--json", str(out)]
+        processes.append(subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
+    try:
+        said = [process.communicate(timeout=DEADLINE_S)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in processes] == [0] * ranks, "\n".join(text[-2000:] for text in said)
+    record: dict[str, Any] = json.loads(out.read_text())
+    return record
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """One rank that does in four micro-steps what two ranks do in two."""
+    return _run(1, tmp_path_factory.mktemp("alone") / "record.json", *COMMON, "--accumulation", "4")
+
+
+@pytest.mark.parametrize(
+    ("parallel", "precision", "tolerance"),
+    [
+        ("ddp", "fp32", 2e-5),
+        ("ddp", "bf16", 1e-3),
+        ("fsdp", "fp32", 2e-5),
+        ("fsdp", "bf16", 2e-3),
+        ("fsdp", "fp8", 4e-3),
+    ],
+)
+def test_two_ranks_agree_with_one(
+    alone: dict[str, Any], tmp_path: Path, parallel: str, precision: str, tolerance: float
+) -> None:
+    both = _run(
+        2, tmp_path / "record.json", *COMMON, "--accumulation", "2", "--parallel", parallel, "--precision", precision
+    )
+    assert both["ranks"] == 2
+    assert both["tokens_per_step"] == alone["tokens_per_step"]
+    assert largest_distance(tuple(alone["losses"]), tuple(both["losses"])) < tolerance
+    assert both["gradient_norms"] == pytest.approx(alone["gradient_norms"], rel=0.03 if precision != "fp32" else 1e-3)
+
+
+def test_fsdp_with_checkpointing_agrees_too(alone: dict[str, Any], tmp_path: Path) -> None:
+    both = _run(
+        2, tmp_path / "r.json", *COMMON, "--accumulation", "2", "--parallel", "fsdp", "--checkpointing", "selective"
+    )
+    assert largest_distance(tuple(alone["losses"]), tuple(both["losses"])) < 2e-5
+
+
+def test_resnet_runs_on_two_ranks(tmp_path: Path) -> None:
+    record = _run(
+        2, tmp_path / "r.json", "resnet", "--model", "resnet-tiny", "--device", "cpu", "--image", "32", "--batch", "8",
+        "--steps", "12", "--warmup", "0", "--parallel", "ddp",
+    )  # fmt: skip
+    assert record["ranks"] == 2
+    assert not record["loss_problems"]
+
+
+def test_ranks_without_a_parallel_mode_are_refused(tmp_path: Path) -> None:
+    env = os.environ | {"PYTHONPATH": str(SOURCE), "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "windlass.bench.train", *COMMON], env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2
+    assert "--parallel ddp or fsdp" in done.stderr
