@@ -16,7 +16,7 @@ import pytest
 from fuse.caches import configs, make_tree, mounts, wait_for
 from requirements import require_fuse
 from windlass.cache.node import control
-from windlass.cache.node.config import dump_config
+from windlass.cache.node.config import ConfigFileError, dump_config
 
 pytestmark = pytest.mark.fuse
 
@@ -231,3 +231,24 @@ def cpu_seconds(pid: int) -> float:
 def resident_mb(pid: int) -> float:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
+
+
+def test_one_stop_ends_the_caches_of_all_nodes(tmp_path: Path, tree: Path) -> None:
+    with mounts(tmp_path / "c", 5, tree, fanout=2) as caches:
+        control.stop_tree(caches.configs[0].state_dir)
+        gone = lambda: not any(Path(c.state_dir).exists() or Path(c.mount).exists() for c in caches.configs)  # noqa: E731
+        wait_for(gone, 10, "all nodes stopped")
+
+
+def test_a_state_folder_of_somebody_else_is_refused(tmp_path: Path, tree: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root to make a folder of somebody else")
+    (config,) = configs(tmp_path / "c", 1, tree)
+    Path(config.state_dir).mkdir(parents=True)
+    os.chown(config.state_dir, 65534, 65534)
+    with pytest.raises(ConfigFileError, match="another user"):
+        control.start(config)
+    Path(config.state_dir).rmdir()
+    Path(config.state_dir).symlink_to(tmp_path)
+    with pytest.raises(ConfigFileError, match="another user"):
+        control.start(config)

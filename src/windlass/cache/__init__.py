@@ -7,7 +7,7 @@
 from windlass.cache.bundle import write_bundle
 from windlass.cache.node.config import NodeConfig
 from windlass.cache.plan import CacheOptions, plan_cache, view_path, write_key, write_plan
-from windlass.cache.service import Totals, node_status, start_node, stop_node, totals, wait_ready
+from windlass.cache.service import Totals, node_status, start_node, stop_job, stop_node, sweep, totals, wait_ready
 from windlass.cache.traces import (
     TraceSummary,
     drop_trace,
@@ -29,7 +29,9 @@ __all__ = [
     "plan_cache",
     "show_trace",
     "start_node",
+    "stop_job",
     "stop_node",
+    "sweep",
     "totals",
     "trace_path",
     "view_path",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from windlass.cache.node import control
-from windlass.cache.node.config import NodeConfig
+from windlass.cache.node.config import ConfigFileError, NodeConfig
 from windlass.errors import DeadlineError, MachineError
 
 _HINT = "the logs peer.log and mount.log lie in the cache's state folder"
@@ -43,7 +43,7 @@ def start_node(config: NodeConfig, node: int, *, deadline_s: float = 20.0) -> No
     mine = config.for_node(node)
     try:
         control.start(mine, deadline_s)
-    except (control.ControlError, OSError) as error:
+    except (control.ControlError, ConfigFileError, OSError) as error:
         raise MachineError(f"cache of node {node}: {error}", hint=_HINT) from error
     return mine
 
@@ -75,6 +75,16 @@ def node_status(config: NodeConfig, *, tree: bool = False, timeout_s: float = 5.
 def stop_node(config: NodeConfig, *, timeout_s: float = 10.0) -> None:
     """Ends the cache of this node; mount, processes, sockets and store are gone on return."""
     control.stop(config.state_dir, timeout_s)
+
+
+def stop_job(config: NodeConfig, *, timeout_s: float = 10.0) -> None:
+    """From node 0: ends the caches of all nodes that can be reached, then this one."""
+    control.stop_tree(config.state_dir, timeout_s)
+
+
+def sweep(state_base: str) -> tuple[str, ...]:
+    """Removes what crashed caches left in the folder that holds the state folders; returns what went."""
+    return tuple(control.sweep(state_base))
 
 
 def totals(statuses: Sequence[dict[str, Any]]) -> Totals:

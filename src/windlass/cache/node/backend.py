@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import wire
-from .config import NodeConfig
+from .config import NodeConfig, make_private_folder
 from .keys import BadKeyError, digest, directory_key
 from .limits import TokenBucket, fallback_jitter_s
 from .link import Link, Reply, connect_local
@@ -42,7 +42,7 @@ class Backend:
     def __init__(self, config: NodeConfig, key: bytes) -> None:
         self._config = config
         self._key = key
-        os.makedirs(config.store, mode=0o700, exist_ok=True)
+        make_private_folder(config.store)
         self._store = StoreReader(config.store)
         self._source = Source(config.roots, config.chunk_bytes)
         self._lock = threading.Lock()

@@ -115,6 +115,16 @@ def parse_config(text: str) -> NodeConfig:
     return config
 
 
+def make_private_folder(path: str) -> None:
+    """Makes a folder of this user that nobody else can enter. In a place that all may write to, somebody else may have
+    been there first: `ConfigFileError` where it, or a link, belongs to another user."""
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    status = os.lstat(path)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise ConfigFileError("%s belongs to another user" % path)
+    os.chmod(path, 0o700)
+
+
 def read_config(path: str) -> NodeConfig:
     with open(path, encoding="utf-8") as file:
         return parse_config(file.read())

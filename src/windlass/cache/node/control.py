@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import wire
-from .config import ConfigFileError, NodeConfig, dump_config, read_config, read_key
+from .config import ConfigFileError, NodeConfig, dump_config, make_private_folder, read_config, read_key
 from .fuse import unmount
 from .link import Collect, connect_local
 
@@ -45,12 +45,13 @@ def start(config: NodeConfig, deadline_s: float = 20.0) -> dict[str, Any]:
 
     Raises `ControlError` with the end of the log where a process does not come up; nothing is left behind then.
     """
-    os.makedirs(os.path.dirname(config.state_dir), mode=0o700, exist_ok=True)
-    sweep(os.path.dirname(config.state_dir))
+    base = os.path.dirname(config.state_dir)
+    if not os.path.isdir(base):
+        make_private_folder(base)
+    sweep(base)
     if os.path.exists(os.path.join(config.state_dir, "config.json")):
         raise ControlError("%s is in use by another cache" % config.state_dir)
-    os.makedirs(config.state_dir, mode=0o700, exist_ok=True)
-    os.chmod(config.state_dir, 0o700)
+    make_private_folder(config.state_dir)
     with _locked(config.state_dir, "start"):
         with open(os.path.join(config.state_dir, "config.json"), "w", encoding="utf-8") as file:
             file.write(dump_config(config))
@@ -137,6 +138,20 @@ def stop(state_dir: str, timeout_s: float = 10.0) -> None:
     _remove(config)
 
 
+def stop_tree(state_dir: str, timeout_s: float = 10.0) -> None:
+    """Ends the caches of all nodes below this one in the tree (from node 0: of the job), then this one."""
+    with contextlib.suppress(ControlError):
+        asked = json.dumps({"tree": True, "timeout_s": timeout_s}).encode()
+        _ask(state_dir, wire.STOP, asked, timeout_s + 1.0)
+    stop(state_dir, timeout_s)
+
+
+def end_mount_and_remove(config: NodeConfig, timeout_s: float = 5.0) -> None:
+    """For a peer process that was told to stop by another node: takes the rest of the node's cache along."""
+    _end_process(config.state_dir, "mount", time.monotonic() + timeout_s)
+    _remove(config)
+
+
 def sweep(base: str) -> list[str]:
     """Removes what crashed caches left below `base`; returns the folders that went."""
     swept = []
@@ -165,7 +180,7 @@ def is_running(state_dir: str, role: str) -> bool:
 
 
 def control_main(arguments: Sequence[str]) -> int:
-    """`start CONFIG NODE | ready STATE_DIR SECONDS | status STATE_DIR [tree] | stop STATE_DIR`, answers as JSON."""
+    """`start CONFIG NODE | ready STATE_DIR SECONDS | status STATE_DIR [tree] | stop STATE_DIR [tree]`"""
     try:
         answer: Any = _control(list(arguments))
     except (ControlError, ConfigFileError, OSError) as error:
@@ -187,7 +202,7 @@ def _control(arguments: list[str]) -> Any:
     if arguments[0] == "status":
         return status(arguments[1], tree="tree" in arguments[2:])
     if arguments[0] == "stop":
-        return stop(arguments[1])
+        return stop_tree(arguments[1]) if "tree" in arguments[2:] else stop(arguments[1])
     raise ValueError(arguments[0])
 
 

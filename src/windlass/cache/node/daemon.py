@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from .backend import Backend
 from .config import ConfigFileError, NodeConfig, read_config, read_key
-from .control import control_main
+from .control import control_main, end_mount_and_remove
 from .fuse import Server, mount, unmount
 from .peer import Peer
 from .view import View
@@ -60,6 +60,8 @@ def run_peer(config: NodeConfig, key: bytes) -> None:
     while not peer.stopped.wait(3600.0):
         pass
     peer.close()
+    if peer.told_by_node:
+        end_mount_and_remove(config)
 
 
 def run_mount(config: NodeConfig, key: bytes) -> None:

@@ -39,6 +39,7 @@ class Peer:
         self._key = key
         self._started = time.time()
         self.stopped = threading.Event()
+        self.told_by_node = False
         self._timers = Timers()
         self._health = Health()
         self._source = Source(config.roots, config.chunk_bytes)
@@ -248,6 +249,7 @@ class Peer:
         if asked.get("tree"):
             self._ask_below(wire.STOP, self.config.node, float(asked.get("timeout_s", 5.0)))
         connection.send(wire.ANSWER, request, b"[]")
+        self.told_by_node = True
         self.stopped.set()
 
     def _ask_below(self, kind: int, node: int, timeout_s: float) -> list[dict[str, Any]]:

@@ -59,8 +59,8 @@ class Inbound:
                     if frame.request:
                         self._open.add(frame.request)
                     self._service.serve(self, frame.kind, frame.request, bytes(body))
-        except (OSError, wire.ProtocolError):
-            pass
+        except (OSError, wire.ProtocolError, ValueError):
+            pass  # gone, or not speaking the protocol: ValueError is a body that makes no sense
         finally:
             self.close()
             self._queue.put(None)

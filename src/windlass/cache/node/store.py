@@ -13,6 +13,7 @@ import os
 import threading
 from collections import OrderedDict
 
+from .config import make_private_folder
 from .keys import store_name
 
 _PAGE = 4096
@@ -32,8 +33,7 @@ class Store:
         self._held: OrderedDict[bytes, tuple[int, bytes, bool]] = OrderedDict()
         self._guests: OrderedDict[bytes, None] = OrderedDict()
         self._temporary = 0
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        os.chmod(folder, 0o700)
+        make_private_folder(folder)
         self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         for left_over in os.listdir(folder):  # of a peer process that died: nobody knows their digests any more
             os.unlink(os.path.join(folder, left_over))
