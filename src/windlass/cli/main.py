@@ -24,6 +24,7 @@ _COMMANDS = {
     "logs": ("windlass.cli.logs", "output of one rank or of all, and where each rank was"),
     "bench": ("windlass.cli.bench", "measure collectives, training steps, input and scaling; report and compare"),
     "cache": ("windlass.cli.cache", "the cooperative cache by hand: start, status, stop, traces"),
+    "stage": ("windlass.cli.stage", "push folders, archives and images to storage of the nodes"),
     "selftest": ("windlass.cli.selftest", "a bundle that shows what a machine really does with a plan"),
 }
 

@@ -34,7 +34,7 @@ from windlass.model.origin import words_of
 from windlass.model.plan import Plan
 from windlass.model.site import LauncherSpec
 from windlass.proc import run_command
-from windlass.services.agents import BUNDLE_FILE
+from windlass.services.agents import BUNDLE_FILE, Agents
 from windlass.services.cache import STATUS_ENTRY, cache_agents
 
 _FILE = "agents.json"
@@ -76,6 +76,11 @@ def start_held(plan: Plan, folder: RunFolder, environ: Mapping[str, str], traces
     write_host_file(plan, folder, hosts)
     agents = cache_agents(plan, folder, facts, hosts, environ, traces_dir)
     agents.start(detached=True)
+    return hold(plan, folder, agents, facts)
+
+
+def hold(plan: Plan, folder: RunFolder, agents: Agents, facts: JobFacts) -> Held:
+    """Write down which agents these are, so that a later command can ask and stop them."""
     step = _Step(
         host=socket.gethostname(),
         pid=agents.pid,

@@ -48,16 +48,20 @@ class CacheService:
             job=self._node.run_id,
             node=node,
             hosts=reachable_hosts(self._node.hosts, node),
-            roots=tuple(Root(os.fsencode(view), os.fsencode(real)) for view, real in told["roots"]),
+            roots=tuple(Root(os.fsencode(view), os.fsencode(self._own(real))) for view, real in told["roots"]),
             state_dir=self.state_dir,
             key_file=key_file,
             mount=os.path.join(self.state_dir, "view"),
-            trace_in=told.get("trace_in", ""),
+            trace_in=self._own(told.get("trace_in", "")),
             # One node writes the trace down: all see the same program start.
             trace_out=told.get("trace_out", "") if first else "",
             owner_pid=os.getpid(),
             **told.get("config", {}),
         )
+
+    def _own(self, path: str) -> str:
+        """A path that differs from node to node where several nodes are on one machine (`bench start`)."""
+        return path.replace("{node}", str(self._node.number)) if self._settings.get("per_node") else path
 
     def news(self) -> list[str]:
         said = []

@@ -1,0 +1,135 @@
+"""Push files of a shared file system to storage of the nodes, through a tree of nodes: one of them reads.
+
+A folder is copied as it is. A tar archive (also .gz, .zst, .xz) is unpacked while it arrives with --extract. A squashfs
+image is copied, and with --extract also mounted beside it until `windlass cache stop`. A SIF image is copied. Each copy
+gets its name when it is complete; what was there before is replaced in one step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+from windlass.cli.options import add_request_options, request_from
+from windlass.cli.planning import plan_from
+from windlass.cli.result import Result
+from windlass.errors import UsageError
+from windlass.launch.cached import agents_folder
+from windlass.launch.context import current_environ
+from windlass.launch.folder import RunFolder, make_folder
+from windlass.launch.script import JobFacts
+from windlass.launch.steps import write_host_file
+from windlass.model.hostlist import expand_hostlist
+from windlass.model.origin import words_of
+from windlass.model.plan import Plan
+from windlass.services.agents import Agents, AgentsPlan, addresses
+from windlass.services.byhand import hold
+from windlass.services.cache import PACKAGES
+from windlass.services.stage import Progress, stage_service
+from windlass.settings import read_settings
+
+_DEADLINE_S = 4 * 3600.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_request_options(parser)
+    parser.usage = f"{parser.prog} SRC [SRC…] --to DIR [--extract] [--shard] [options]"
+    parser.add_argument("sources", nargs="+", metavar="SRC", help="folders, archives, images")
+    parser.add_argument("--to", required=True, metavar="DIR", help="folder on each node; ${NAME} is expanded there")
+    parser.add_argument("--extract", action="store_true", help="unpack archives, mount squashfs images")
+    parser.add_argument("--shard", action="store_true", help="each node gets its part of the files, not all")
+    parser.add_argument("--json", action="store_true")
+
+
+def main(args: argparse.Namespace) -> Result:
+    environ = current_environ()
+    settings = read_settings(environ)
+    args.kind, args.command, args.name = "command", ["true"], args.name or "stage"
+    args.cache = args.sources
+    plan, _, _ = plan_from(args, here=True, request=request_from(args, environ))
+    sources = plan.cache.roots if plan.cache else ()
+    if len({Path(source.path).name for source in sources}) < len(sources):
+        raise UsageError("two sources have the same name", hint="stage them into folders of their own")
+    folder = make_folder(args.run_dir, settings.runs_dir, plan.name)
+    agents, facts = _agents(plan, folder, args, environ)
+    progress = Progress(sum(_size(source.real) for source in sources), plan.nodes, _show, 1.0 if _live() else 60.0)
+
+    def look() -> bool:
+        progress.look(agents.lines)
+        return False
+
+    began = time.monotonic()
+    mounted = args.extract and any(_is_squashfs(source.real) for source in sources)
+    agents.start(look, detached=mounted)
+    seconds = time.monotonic() - began
+    if mounted:
+        hold(plan, folder, agents, facts)
+    else:
+        agents.stop()
+    return _result(plan, folder, agents, args.to, seconds, mounted)
+
+
+def _agents(
+    plan: Plan, folder: RunFolder, args: argparse.Namespace, environ: dict[str, str]
+) -> tuple[Agents, JobFacts]:
+    assert plan.cache is not None
+    hosts = expand_hostlist(plan.hosts) if plan.hosts else (socket.gethostname().split(".", 1)[0],)
+    facts = JobFacts(run_dir=str(folder.path), run_id=folder.run_id, uid=os.getuid())
+    write_host_file(plan, folder, hosts)
+    to = str(Path(args.to).expanduser()) if args.to.startswith("~") else args.to
+    if not to.startswith(("/", "${")):
+        raise UsageError(f"--to {to} is not a full path", hint="each node starts in a folder of its own")
+    service = stage_service(plan.cache.roots, to, extract=args.extract, shard=args.shard)
+    made = AgentsPlan(
+        launch=words_of(plan.cache.launch),
+        launcher=plan.launcher,
+        run_id=facts.run_id,
+        hosts=addresses(plan, hosts),
+        folder=agents_folder(plan, facts.uid),
+        cpus=plan.binding.agent_cpus,
+        services=(service,),
+        packages=PACKAGES,
+        ready_s=_DEADLINE_S,
+    )
+    return Agents(made, folder, environ), facts
+
+
+def _result(plan: Plan, folder: RunFolder, agents: Agents, to: str, seconds: float, mounted: bool) -> Result:
+    ended = agents.ended("stage")
+    size = max((figures.get("bytes", 0) for figures in ended.values()), default=0)
+    text = f"staged to {to} on {plan.nodes} {'node' if plan.nodes == 1 else 'nodes'} in {seconds:.1f} s"
+    if size:
+        text += f" ({size / 1e6:,.1f} MB a node, {size / 1e6 / max(seconds, 1e-3):,.0f} MB/s)"
+    if mounted:
+        text += f"\nmounted until: windlass cache stop {folder.path}"
+    data = {"to": to, "nodes": plan.nodes, "seconds": round(seconds, 3), "run_dir": str(folder.path)}
+    nodes = [{"node": node, **figures} for node, figures in sorted(ended.items())]
+    return Result(text=text, data={**data, "staged": nodes, "mounted": mounted})
+
+
+def _size(path: str) -> int:
+    """Bytes of a source, for the progress; a tree is not walked for it."""
+    status = Path(path).stat()
+    return status.st_size if not Path(path).is_dir() else 0
+
+
+def _is_squashfs(path: str) -> bool:
+    if not Path(path).is_file():
+        return False
+    with Path(path).open("rb") as stream:
+        return stream.read(4) == b"hsqs"
+
+
+def _live() -> bool:
+    return sys.stderr.isatty()
+
+
+def _show(text: str) -> None:
+    if _live():
+        print(f"\r\x1b[2Kwindlass: {text}", end="", file=sys.stderr, flush=True)
+    else:
+        print(f"windlass: {text}", file=sys.stderr, flush=True)
