@@ -26,13 +26,16 @@ def master_address(plan: Plan, hosts: tuple[str, ...], environ: Mapping[str, str
         return LOOPBACK
     rule = plan.rendezvous
     first = hosts[0]
+    if first.replace(".", "").isdecimal():  # an address, given with --hosts: no part of it is a name
+        return first
     name = (first.split(".", 1)[0] if rule.short_name or rule.suffix else first) + rule.suffix
     if rule.address == "ip" and rule.interface and is_this_host(first, environ):
         own = interface_address(rule.interface)
         if own:
             return own
-    if resolves(name):
-        return name
+    for candidate in (name, first) if not rule.suffix else (name,):  # with a suffix, only the fabric will do
+        if resolves(candidate):
+            return candidate
     told = _ask_scheduler(plan, first, environ)
     if told:
         return told

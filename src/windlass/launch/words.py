@@ -32,6 +32,8 @@ def _words(edit: str, flag: str) -> tuple[str, ...]:
     """`-l filesystems=home:flare` is two words; `--comment=two words` and whatever is no option is one."""
     if not edit.strip():
         raise UsageError(f"{flag} has an empty value", hint="give an option as in --name=value or '-x value'")
+    if flag == "--directive" and "\n" in edit:
+        raise UsageError(f"--directive {edit!r} has a line break", hint="a directive of a batch script is one line")
     head, space, tail = edit.partition(" ")
     if space and head.startswith("-") and "=" not in head:
         return (head, tail.strip())
