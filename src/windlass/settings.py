@@ -19,6 +19,7 @@ _KNOWN = {
     "WINDLASS_CONFIG": "folder of the user's files (default: $XDG_CONFIG_HOME/windlass or ~/.config/windlass)",
     "WINDLASS_RUNS": "folder under which run folders are made (default: ./runs)",
     "WINDLASS_TRACES": "folder of the cache's recorded traces (default: $XDG_CACHE_HOME/windlass/traces)",
+    "WINDLASS_STATE": "folder for what is remembered between runs (default: $XDG_STATE_HOME/windlass)",
     "WINDLASS_ALLOW_LOGIN": "1: let `windlass run` start ranks on a node that looks like a login node",
 }
 
@@ -32,6 +33,7 @@ class Settings:
     config_dir: Path = Path("~/.config/windlass")
     runs_dir: Path = Path("runs")
     traces_dir: Path = Path("~/.cache/windlass/traces")
+    state_dir: Path = Path("~/.local/state/windlass")
     allow_login: bool = False
 
 
@@ -42,6 +44,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         str(Path(env["XDG_CONFIG_HOME"]) / "windlass") if env.get("XDG_CONFIG_HOME") else "~/.config/windlass"
     )
     traces = env.get("WINDLASS_TRACES") or f"{env.get('XDG_CACHE_HOME') or '~/.cache'}/windlass/traces"
+    state = env.get("WINDLASS_STATE") or f"{env.get('XDG_STATE_HOME') or '~/.local/state'}/windlass"
     allow = env.get("WINDLASS_ALLOW_LOGIN", "0")
     if allow not in {"0", "1", ""}:
         raise UsageError(f"WINDLASS_ALLOW_LOGIN is {allow!r}", hint="set it to 1 or leave it unset")
@@ -52,6 +55,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         config_dir=Path(config).expanduser(),
         runs_dir=Path(env.get("WINDLASS_RUNS") or "runs").expanduser(),
         traces_dir=Path(traces).expanduser(),
+        state_dir=Path(state).expanduser(),
         allow_login=allow == "1",
     )
 

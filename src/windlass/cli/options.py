@@ -106,6 +106,21 @@ def add_request_options(parser: argparse.ArgumentParser) -> None:
     box.add_argument("--runtime", metavar="NAME", help="apptainer, singularity, podman-hpc, shifter, edf, charliecloud")
     box.add_argument("--bind", action="append", default=[], metavar="SRC[:DST[:ro]]")
     box.add_argument("--container-arg", action="append", default=[], metavar="WORD")
+    alive = parser.add_argument_group("keep it alive")
+    alive.add_argument(
+        "--restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="start a failed run again, up to N times in a row without a newer snapshot",
+    )
+    alive.add_argument("--spares", type=int, default=0, metavar="K", help="K more nodes, for those that fail")
+    alive.add_argument(
+        "--hang-after", type=float, metavar="S", help="no step and no output for S seconds is a hang: end it, say where"
+    )
+    alive.add_argument(
+        "--until-done", action="store_true", help="when the time is nearly up, save and submit the job again"
+    )
     run = parser.add_argument_group("run")
     run.add_argument("--name", metavar="NAME", help="name of the run and of the job")
     run.add_argument("--run-dir", metavar="DIR", help="folder of this run (default: runs/NAME-TIME)")
@@ -230,7 +245,23 @@ def request_from(args: argparse.Namespace, environ: Mapping[str, str]) -> Reques
         cache_placement=args.cache_placement,
         cache_budget_bytes=parse_size(args.cache_memory, "--cache-memory") if args.cache_memory else None,
         cache_trace=not args.no_cache_trace,
+        restarts=_at_least_zero(args.restarts, "--restarts"),
+        spares=_at_least_zero(args.spares, "--spares"),
+        hang_after_s=_hang_after(args.hang_after),
+        until_done=args.until_done,
     )
+
+
+def _at_least_zero(number: int, flag: str) -> int:
+    if number < 0:
+        raise UsageError(f"{flag} {number}", hint="give 0 or more")
+    return number
+
+
+def _hang_after(seconds: float | None) -> float | None:
+    if seconds is not None and not 1 <= seconds < float("inf"):
+        raise UsageError(f"--hang-after {seconds:g}", hint="give seconds, 1 or more: longer than any step of yours")
+    return seconds
 
 
 def _working_folder() -> str:

@@ -18,6 +18,7 @@ from windlass.environment.modules import (
     users_variables,
 )
 from windlass.errors import UsageError, WindlassError
+from windlass.launch.badnodes import bad_hosts
 from windlass.launch.plan import Context
 from windlass.launch.remote import look_at_node
 from windlass.launch.rendezvous import is_this_host
@@ -121,6 +122,7 @@ def look_around(
         activate_kind=_activate_kind(request),
         cache_roots=roots,
         cache_environments=_cache_environments(request, python, environ) if roots else (),
+        bad_hosts=bad_hosts(settings.state_dir, site.name) if site.file.scheduler.kind != "none" or allocation else (),
         check_paths=on_node,
         environ=environ,
     )

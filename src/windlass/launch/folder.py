@@ -16,6 +16,8 @@ from windlass.model.record import RunRecord, record_from_json, record_to_json
 PLAN_FILE = "plan.json"
 RESULT_FILE = "result.json"
 _PARTS = ("out", "where", "ends", "comm")
+_OF_ATTEMPT = ("launcher.log", "agents.log", "agents.out", "evidence", "flight", "verdict.json")
+"""What one start leaves beside the parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,7 @@ def restart(folder: RunFolder) -> None:
         if not old.exists():
             break
     old.mkdir(mode=0o700)
-    for name in (*_PARTS, RESULT_FILE, "launcher.log"):
+    for name in (*_PARTS, RESULT_FILE, *_OF_ATTEMPT):
         if folder.part(name).exists():
             folder.part(name).rename(old / name)
     for part in _PARTS:

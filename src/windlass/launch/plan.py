@@ -76,6 +76,8 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     """Roots of --cache as they were said and with links followed, where they could be looked at."""
     cache_environments: tuple[str, ...] = ()
     """Prefixes of environments that the ranks may use."""
+    bad_hosts: tuple[str, ...] = ()
+    """Nodes of this site that failed lately (see launch.badnodes)."""
     check_paths: bool = False
     """True on the machine that will run: paths of images and binds can be looked at."""
 
@@ -93,7 +95,7 @@ class Secrets(msgspec.Struct, frozen=True, kw_only=True):
 def make_plan(request: Request, context: Context) -> tuple[Plan, Secrets]:
     """Decide everything. Raises `UsageError` for a request that cannot be, before anything has been started."""
     site = context.site
-    shape = decide_shape(request, site, context.topology, context.allocation)
+    shape = decide_shape(request, site, context.topology, context.allocation, context.bad_hosts)
     python = context.python if not request.container else request.python or "python"
     command = rank_command(request, python)
     remarks = list(shape.remarks)
@@ -156,7 +158,7 @@ def make_plan(request: Request, context: Context) -> tuple[Plan, Secrets]:
         job_id=context.allocation.job_id if context.allocation else None,
         remarks=tuple(remarks),
         grace_s=request.grace_s,
-        parent=not launcher.names_failed_rank,
+        parent=request.supervised or not launcher.names_failed_rank,
     )
     return plan, secrets
 
@@ -461,7 +463,7 @@ def _directives(
     scheduler = get_scheduler(shape.scheduler)
     spec = JobSpec(
         name=shape.name,
-        nodes=shape.nodes,
+        nodes=shape.nodes + request.spares,
         ranks_per_node=shape.ranks_per_node,
         cpus_per_rank=None if site.file.scheduler.whole_nodes else shape.cpus_per_rank(binding),
         gpus_per_node=shape.gpus_per_node,
@@ -470,6 +472,8 @@ def _directives(
         account=request.account,
         time=request.time,
         output=f"{scheduler.path_word(context.run_dir)}/job.log",
+        exclude_hosts=context.bad_hosts if scheduler.can_exclude else (),
+        outlives_nodes=bool(request.spares),
     )
     mine = tuple(a for a in site.file.scheduler.directives if holds(a.when, facts))
     made = scheduler.directives(spec, msgspec.structs.replace(site.file.scheduler, directives=mine))

@@ -60,6 +60,14 @@ class Beside(Protocol):
         ...
 
 
+class Watch(Protocol):
+    """Looks at the ranks while they run; made by a layer above."""
+
+    def look(self, job: Job) -> str | None:
+        """Why the ranks have to end, or None. Called about ten times a second; may hand signals to the job."""
+        ...
+
+
 def execute(
     plan: Plan,
     folder: RunFolder,
@@ -68,6 +76,7 @@ def execute(
     view: View,
     environ: Mapping[str, str],
     beside: Beside | None = None,
+    watch: Watch | None = None,
 ) -> RunRecord:
     """Start the ranks and stay until the last one has ended. Writes and returns the record."""
     started = time.time()
@@ -83,7 +92,7 @@ def execute(
         claim_caches(plan, facts, environ)
         try:
             if beside is None or beside.start(lambda: bool(heard.stops)):
-                stopped_by = drive(job, heard, environ, lambda: kill_step(plan, environ), beside)
+                stopped_by = drive(job, heard, environ, lambda: kill_step(plan, environ), beside, watch)
             else:
                 stopped_by = heard.stops[0]
         finally:
@@ -114,6 +123,7 @@ def drive(
     environ: Mapping[str, str],
     kill_everywhere: Callable[[], None],
     beside: Beside | None = None,
+    watch: Watch | None = None,
 ) -> signal.Signals | None:
     """The loop: read, show, stop. Ends when the ranks have ended, or have been killed and given up on. Returns the
     signal that stopped the run, if one did."""
@@ -122,7 +132,7 @@ def drive(
         job.start(environ)
         for lines in job.streams:
             selector.register(lines.descriptor, selectors.EVENT_READ, lines)
-        return _watch(job, heard, selector, kill_everywhere, beside)
+        return _watch(job, heard, selector, kill_everywhere, beside, watch)
 
 
 def _watch(
@@ -131,6 +141,7 @@ def _watch(
     selector: selectors.BaseSelector,
     kill_everywhere: Callable[[], None],
     beside: Beside | None,
+    watch: Watch | None,
 ) -> signal.Signals | None:
     asked: float | None = None
     killed: float | None = None
@@ -140,6 +151,9 @@ def _watch(
         job.poll()
         if beside is not None:
             beside.poll()
+        if watch is not None and not job.failing and not job.done and watch.look(job) is not None:
+            job.failing = True
+            job.ask_to_stop(signal.SIGTERM)
         now = time.monotonic()
         while heard.for_ranks:
             job.pass_on(heard.for_ranks.pop(0))

@@ -34,6 +34,12 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     master_addr: str | None = None
     master_port: int | None = None
     job_id: str | None = None
+    attempt: int | None = None
+    """Which start of the run this is, where somebody watches it and may start it again."""
+    deadline_s: float | None = None
+    """When the allocation ends, in seconds since 1970."""
+    beats: str | None = None
+    """Folder on each node for the ranks' signs of life, but for the node's number at its end."""
 
 
 def rank_script(plan: Plan, job: JobFacts) -> str:
@@ -46,6 +52,7 @@ def rank_script(plan: Plan, job: JobFacts) -> str:
         _seat(plan),
         _environment(plan),
         _rank_variables(),
+        _watch_variables(job),
         view_lines(plan, job.uid, job.run_id),
         _command(plan, job),
         _where(plan),
@@ -241,6 +248,25 @@ def _rank_variables() -> list[str]:
     return [*lines, *(f"export {variable.name}={fillable(variable.value)}" for variable in RANK_VARIABLES)]
 
 
+def _watch_variables(job: JobFacts) -> list[str]:
+    """What `windlass.init` and `windlass.Snapshot` want to know of a run that is watched."""
+    if job.attempt is None:
+        return []
+    lines = [
+        "",
+        "# For windlass.Snapshot: which start of which run this is, when the time is up, where to show signs of life.",
+        f"export WINDLASS_RUN_ID={quote(job.run_id)} WINDLASS_ATTEMPT={job.attempt}",
+    ]
+    if job.deadline_s is not None:
+        lines.append(f"export WINDLASS_DEADLINE={job.deadline_s:.0f}")
+    if job.beats is not None:
+        lines += [
+            f'w_beats={expandable(job.beats)}"$w_node_rank"',
+            'if [ -d "$w_beats" ]; then export WINDLASS_HEARTBEAT=$w_beats/$w_rank; fi',
+        ]
+    return lines
+
+
 def _command(plan: Plan, job: JobFacts) -> list[str]:
     lines = ["", "# The command."]
     if plan.request.cwd:
@@ -314,7 +340,7 @@ def _start(plan: Plan) -> list[str]:
     forward = [f"trap 'kill -{send} \"$w_child\" 2>/dev/null' {got}" for got, send in sent.items()]
     return [
         "",
-        f"# {plan.launcher} does not say which rank failed, so this script stays the parent and reports the end.",
+        "# This script stays the parent and reports the end: nobody else can wait for the rank.",
         "# A shell starts background commands with SIGINT ignored, so an interrupt is passed on as SIGTERM.",
         '"$@" <&0 &',
         "w_child=$!",

@@ -4,6 +4,7 @@ Contradictions between what was asked for and what there is are found here, befo
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Literal
 
 import msgspec
@@ -54,12 +55,15 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         return min(sizes) if sizes and min(sizes) > 0 else self.counted_cpus
 
 
-def decide_shape(request: Request, site: Site, topology: Topology, allocation: Allocation | None) -> Shape:
-    """The shape, or a `UsageError` that says which two things contradict each other."""
+def decide_shape(
+    request: Request, site: Site, topology: Topology, allocation: Allocation | None, avoid: tuple[str, ...] = ()
+) -> Shape:
+    """The shape, or a `UsageError` that says which two things contradict each other. Hosts to `avoid` are left out as
+    far as the allocation has others to spare."""
     scheduler = _scheduler(request, site, allocation)
     launcher = request.launcher or _site_launcher(site, scheduler)
     backend = get_launcher(launcher)
-    nodes, hosts, part = _nodes(request, allocation)
+    nodes, hosts, part = _nodes(request, allocation, avoid)
     if nodes > 1 and not backend.multi_node:
         raise UsageError(
             f"--nodes {nodes} with the {launcher} launcher, which starts ranks on this machine alone",
@@ -131,7 +135,7 @@ def _site_launcher(site: Site, scheduler: str) -> str:
     return kind
 
 
-def _nodes(request: Request, allocation: Allocation | None) -> tuple[int, str | None, bool]:
+def _nodes(request: Request, allocation: Allocation | None, avoid: tuple[str, ...]) -> tuple[int, str | None, bool]:
     if request.nodes is not None and request.nodes < 1:
         raise UsageError(f"--nodes {request.nodes}", hint="give 1 or more")
     if request.hosts:
@@ -150,13 +154,26 @@ def _nodes(request: Request, allocation: Allocation | None) -> tuple[int, str | 
     if allocation is None:
         return request.nodes or 1, None, False
     have = len(allocation.hosts)
-    nodes = request.nodes or have
+    nodes = request.nodes or have - request.spares
+    if request.spares and nodes < 1:
+        raise UsageError(
+            f"--spares {request.spares}, but the allocation has {have} nodes", hint="get more nodes, or spare fewer"
+        )
     if nodes > have:
         raise UsageError(
             f"--nodes {nodes}, but the allocation ({allocation.scheduler} job {allocation.job_id}) has {have}",
             hint="ask for fewer, or submit a larger job",
         )
-    return nodes, fold_hostlist(allocation.hosts[:nodes]), nodes < have
+    return nodes, fold_hostlist(choose_hosts(allocation.hosts, nodes, avoid)), nodes < have
+
+
+def choose_hosts(hosts: tuple[str, ...], count: int, avoid: Container[str] = ()) -> tuple[str, ...]:
+    """The first `count` hosts that are not to be avoided; those to avoid only where there are no others. In the order
+    of the allocation, because launchers number nodes in it whatever they are told."""
+    good = [host for host in hosts if host not in avoid][:count]
+    rest = [host for host in hosts if host in avoid][: count - len(good)]
+    chosen = {*good, *rest}
+    return tuple(host for host in hosts if host in chosen)
 
 
 def _ranks_per_node(

@@ -95,6 +95,8 @@ class Launcher:
     ends_others: ClassVar[bool] = True
     """When one rank fails it ends the others by itself, also where they never called MPI."""
     multi_node: ClassVar[bool] = True
+    again: ClassVar[tuple[str, ...]] = ()
+    """Words for a start after one that failed, where what is left of that one could be in its way."""
 
     def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:
         """The command line, executable first, up to but without the program. Each argument has its reason."""

@@ -36,6 +36,7 @@ class Srun(Launcher):
     output = "files"
     binds_lists = True
     names_failed_rank = True
+    again = ("--overlap",)
 
     def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:
         """See the base. Two reasons of Slurm run through it: what is not said is inherited from the job's variables or

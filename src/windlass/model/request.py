@@ -78,6 +78,20 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cache_budget_bytes: int | None = None
     cache_trace: bool = True
 
+    restarts: int = 0
+    """How often a failed run is started again, in a row and without a newer snapshot in between."""
+    spares: int = 0
+    """Nodes of the allocation that wait for one of the others to fail."""
+    hang_after_s: float | None = None
+    """Silence of all ranks after which the run counts as hanging."""
+    until_done: bool = False
+    """Submit the job again when its time is up and the work is not done."""
+
+    @property
+    def supervised(self) -> bool:
+        """Whether somebody has to watch the ranks and may start them again."""
+        return bool(self.restarts or self.spares or self.hang_after_s or self.until_done)
+
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the scheduler has given us, read inside the job."""

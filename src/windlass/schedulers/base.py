@@ -65,6 +65,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     output: str | None = None
     """Path of the job's own log, as `path_word` writes it; `{run_dir}` in it is filled in later, by `path_word` too."""
     exclude_hosts: tuple[str, ...] = ()
+    outlives_nodes: bool = False
+    """The job goes on when one of its nodes is lost, where the scheduler can do that."""
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -230,6 +230,8 @@ def _directives(spec: JobSpec, site: SchedulerSpec) -> Iterator[Argument]:
         yield line(f"--output={spec.output}", "output of the batch script itself")
     if spec.exclude_hosts:
         yield line(f"--exclude={fold_hostlist(spec.exclude_hosts)}", "nodes known to be bad")
+    if spec.outlives_nodes:
+        yield line("--no-kill", "the job goes on without a node that is lost: there are spares")
 
 
 def _device_word(spec: JobSpec, site: SchedulerSpec, per_node: int) -> str:

@@ -1,0 +1,140 @@
+"""Nodes that failed, remembered between jobs with a reason and an end, so that the next job is not sent there again.
+
+One JSON file in the user's state folder. A node is bad for this user on this site until its time is over or it is
+forgiven (`windlass nodes forgive`). Nothing here decides that a node is bad; supervision does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from windlass.errors import MachineError
+from windlass.model.jsontext import from_json, to_json
+
+FILE = "nodes.json"
+KEEP_S = 24 * 3600.0
+"""A day: repaired nodes come back by then, and a list that only grows would one day name the whole machine."""
+_MOST_EXCLUDED = 64
+_LOCK_S = 5.0
+
+
+class BadNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One node, why it is avoided, and until when (seconds since 1970)."""
+
+    site: str
+    host: str
+    reason: str
+    since: float
+    until: float
+    times: int = 1
+    run: str = ""
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True):
+    version: int = 1
+    nodes: tuple[BadNode, ...] = ()
+
+
+def read_nodes(state_dir: Path, *, now: float | None = None) -> tuple[BadNode, ...]:
+    """Nodes that are still to be avoided, of all sites. A file that is missing or damaged holds none: to run on a bad
+    node is worse than to be stopped by a damaged list, but only a little."""
+    try:
+        data = (state_dir / FILE).read_bytes()
+        found = from_json(data, _File)
+    except (OSError, msgspec.DecodeError):
+        return ()
+    at = time.time() if now is None else now
+    return tuple(node for node in found.nodes if node.until > at)
+
+
+def bad_hosts(state_dir: Path, site: str, *, now: float | None = None) -> tuple[str, ...]:
+    """Hosts of a site that are to be avoided now: the worst, where there are very many."""
+    nodes = sorted(
+        (node for node in read_nodes(state_dir, now=now) if node.site == site), key=lambda n: (-n.times, -n.since)
+    )
+    return tuple(sorted(node.host for node in nodes[:_MOST_EXCLUDED]))
+
+
+def remember_node(
+    state_dir: Path,
+    *,
+    site: str,
+    host: str,
+    reason: str,
+    run: str = "",
+    keep_s: float = KEEP_S,
+    now: float | None = None,
+) -> None:
+    """Put a node on the list, or make its stay there longer: twice as long each time."""
+    at = time.time() if now is None else now
+
+    def add(nodes: tuple[BadNode, ...]) -> tuple[BadNode, ...]:
+        old = next((node for node in nodes if (node.site, node.host) == (site, host)), None)
+        times = old.times + 1 if old else 1
+        fresh = BadNode(
+            site=site,
+            host=host,
+            reason=reason,
+            since=at,
+            until=at + keep_s * 2 ** min(times - 1, 4),
+            times=times,
+            run=run,
+        )
+        return (*(node for node in nodes if node is not old), fresh)
+
+    _change(state_dir, at, add)
+
+
+def forgive(state_dir: Path, hosts: frozenset[str] | None, site: str | None = None) -> tuple[BadNode, ...]:
+    """Take these hosts (None: all) off the list. Returns those that were on it."""
+    gone: list[BadNode] = []
+
+    def drop(nodes: tuple[BadNode, ...]) -> tuple[BadNode, ...]:
+        for node in nodes:
+            if (hosts is None or node.host in hosts) and site in {None, node.site}:
+                gone.append(node)
+        return tuple(node for node in nodes if node not in gone)
+
+    _change(state_dir, time.time(), drop)
+    return tuple(gone)
+
+
+def _change(state_dir: Path, now: float, change: Callable[[tuple[BadNode, ...]], tuple[BadNode, ...]]) -> None:
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _locked(state_dir / f".{FILE}.lock"):
+            nodes = change(read_nodes(state_dir, now=now))
+            partial = state_dir / f".{FILE}.{os.getpid()}"
+            partial.write_bytes(to_json(_File(nodes=nodes)))
+            partial.replace(state_dir / FILE)
+    except OSError as error:
+        raise MachineError(
+            f"cannot write {state_dir / FILE}: {error.strerror}", hint="set WINDLASS_STATE to a folder of yours"
+        ) from error
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Two jobs may end at the same moment. A lock that cannot be had in time is done without: home file systems
+    sometimes have none."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    end = time.monotonic() + _LOCK_S
+    try:
+        while time.monotonic() < end:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.05)
+            except OSError:
+                break
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,30 @@
+"""The run's ledger of snapshots: one line in the run folder for each one that was loaded or saved.
+
+Whoever starts a run again learns from it where the snapshots are and whether there was progress. A rank that was not
+started by windlass has no run folder, and writes none.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from windlass.runtime import codes
+
+FILE = "snapshots.tsv"
+
+
+def note(environ: Mapping[str, str], what: Literal["loaded", "saved"], step: int, folder: Path) -> None:
+    """Append `time, what, step, folder`. Never raises: the snapshot itself is what counts."""
+    run_dir = environ.get(codes.RUN_DIR)
+    if not run_dir:
+        return
+    line = f"{time.time():.3f}\t{what}\t{step}\t{folder.absolute()}\n"
+    try:
+        with open(os.path.join(run_dir, FILE), "ab", 0) as file:  # noqa: PTH118,PTH123  one write: lines stay whole
+            file.write(line.encode("utf-8", "surrogateescape"))
+    except OSError:
+        return
