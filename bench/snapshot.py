@@ -209,6 +209,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="on the disk to measure (default: the temporary folder)")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--note", default="", help="kept in the record: what else the machine was doing, for example")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.inside:
@@ -227,6 +228,7 @@ def main() -> None:
     record = {
         "version": 1,
         "what": "bench/snapshot.py",
+        "note": args.note,
         "repeats": args.repeats,
         "machine": {"cpus": os.cpu_count(), "machine": platform.machine(), "load": os.getloadavg()[0]},
         "python": platform.python_version(),

@@ -11,7 +11,7 @@ from typing import Any
 
 from windlass.errors import MachineError, UsageError, VersionError, WindlassError
 from windlass.runtime import rng, store
-from windlass.runtime.peers import Peers
+from windlass.runtime.peers import Peers, on_main
 from windlass.runtime.run import first_line, say
 from windlass.runtime.state import (
     Parts,
@@ -40,14 +40,14 @@ def load_newest(folder: Path, parts: Parts, peers: Peers, fast: FastTier | None)
 
     Damaged ones that are newer are set aside, but only once a good one is found: with none, nothing is touched.
     """
-    found: tuple[Found, ...] = peers.tell_all(_list(folder) if peers.is_main else None)
+    found = on_main(peers, lambda: store.list_snapshots(folder), folder, "read")
     if fast is not None:
         newest = found[0].step if found else -1
         drained = fast.finish_drain(folder, newest, peers)
         if drained is not None:
             if peers.is_main:
                 say(f"step {drained} was only on the nodes' local disks; it is in {folder} now")
-            found = peers.tell_all(_list(folder) if peers.is_main else None)
+            found = on_main(peers, lambda: store.list_snapshots(folder), folder, "read")
     bad: list[tuple[Found, str]] = []
     for candidate in found:
         manifest, problem = _check(candidate, peers)
@@ -73,28 +73,16 @@ def load_newest(folder: Path, parts: Parts, peers: Peers, fast: FastTier | None)
     return None
 
 
-def _list(folder: Path) -> tuple[Found, ...]:
-    return store.list_snapshots(folder)
-
-
 def _check(candidate: Found, peers: Peers) -> tuple[Manifest | None, str]:
     """The manifest where every file is right, else None and what is wrong. Each rank reads its share of the files."""
-    answer: Manifest | WindlassError | None = None
-    if peers.is_main:
-        try:
-            answer = store.read_manifest(candidate.path)
-        except WindlassError as error:
-            answer = error
-    answer = peers.tell_all(answer)
-    if isinstance(answer, CorruptError):
-        return None, answer.message
-    if isinstance(answer, WindlassError):
-        raise answer
-    assert isinstance(answer, Manifest)
+    try:
+        manifest = on_main(peers, lambda: store.read_manifest(candidate.path), candidate.path, "read")
+    except CorruptError as error:
+        return None, error.message
     problems: list[str] = []
     fault: WindlassError | None = None
     try:
-        for entry in answer.files[peers.rank :: peers.world_size]:
+        for entry in manifest.files[peers.rank :: peers.world_size]:
             problem = store.check_file(candidate.path / entry.name, entry)
             if problem is not None:
                 problems.append(problem)
@@ -105,7 +93,7 @@ def _check(candidate: Found, peers: Peers) -> tuple[Manifest | None, str]:
         if failed is not None:
             raise failed
     everything = [problem for found, _ in reports for problem in found]
-    return (None, "; ".join(everything[:3])) if everything else (answer, "")
+    return (None, "; ".join(everything[:3])) if everything else (manifest, "")
 
 
 def _load(candidate: Found, manifest: Manifest, parts: Parts, peers: Peers) -> Loaded:

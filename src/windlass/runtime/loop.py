@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windlass.errors import UsageError, WindlassError
-from windlass.runtime import codes, rng, store
+from windlass.runtime import codes, ledger, rng, store
 from windlass.runtime.codes import ResumeLater
 from windlass.runtime.heartbeat import Heartbeat
 from windlass.runtime.hold import Hold, take
 from windlass.runtime.loader import Loaded, load_newest
 from windlass.runtime.pace import Pace
-from windlass.runtime.peers import Peers, meet
+from windlass.runtime.peers import Peers, meet, on_main
 from windlass.runtime.run import close_group, say
 from windlass.runtime.saver import Outcome, Saver
 from windlass.runtime.state import Parts, own_values, pack, rank_key, tensors_of
@@ -82,6 +82,8 @@ class Loop:
             self.close()
             raise
         self._saved_step = None if self._loaded is None else self._loaded.step
+        if self._peers.is_main and self._loaded is not None:
+            ledger.note(os.environ, "loaded", self._loaded.step, self._folder)
         return self._loaded
 
     def run(self, left: range) -> Iterator[int]:
@@ -188,6 +190,8 @@ class Loop:
         self._failure = outcome.error
         if outcome.error is None:
             self._saved_step, self._failures = outcome.step, 0
+            if self._peers.is_main:
+                ledger.note(os.environ, "saved", outcome.step, self._folder)
             return
         self._failures += 1
         if self._peers.is_main:
@@ -223,16 +227,8 @@ def _take_folder(folder: Path, peers: Peers) -> Hold | None:
 def _open_fast_tier(options: Options, peers: Peers) -> FastTier | None:
     if options.fast_root is None:
         return None
-    answer: str | WindlassError | None = None
-    if peers.is_main:
-        try:
-            answer = folder_identity(options.folder)
-        except OSError as error:
-            answer = store.disk_error(error, options.folder, "write")
-    answer = peers.tell_all(answer)
-    if isinstance(answer, WindlassError):
-        raise answer
-    return FastTier(options.fast_root, str(answer), peers)
+    identity = on_main(peers, lambda: folder_identity(options.folder), options.folder, "write")
+    return FastTier(options.fast_root, identity, peers)
 
 
 def _import_early() -> None:

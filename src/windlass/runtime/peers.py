@@ -7,13 +7,17 @@ main thread talks.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
-from windlass.errors import MachineError, UsageError
+from windlass.errors import MachineError, UsageError, WindlassError
 from windlass.runtime.place import find_place
 from windlass.runtime.run import first_line
+from windlass.runtime.store import disk_error
+
+T = TypeVar("T")
 
 # Gloo connects every rank with every other one: beyond this the job's own group is used.
 GLOO_RANKS = 2048
@@ -98,6 +102,24 @@ class Peers:
         except RuntimeError as error:
             raise _lost(self.rank, error) from error
         return box[0]
+
+
+def on_main(peers: Peers, work: Callable[[], T], where: Path, verb: str) -> T:
+    """The main rank's answer, on every rank; what it raises, every rank raises. `where` and `verb` name the disk."""
+    answer: Any = None
+    problem: WindlassError | None = None
+    if peers.is_main:
+        try:
+            answer = work()
+        except WindlassError as error:
+            problem = error
+        except OSError as error:
+            problem = disk_error(error, where, verb)
+    answer, problem = peers.tell_all((answer, problem))
+    if problem is not None:
+        raise problem
+    result: T = answer
+    return result
 
 
 def meet(timeout_s: float) -> Peers:

@@ -18,7 +18,7 @@ from typing import Any
 from windlass.errors import MachineError, WindlassError
 from windlass.runtime import store
 from windlass.runtime.hold import Hold
-from windlass.runtime.peers import Peers
+from windlass.runtime.peers import Peers, on_main
 from windlass.runtime.store import FileEntry, Manifest
 from windlass.runtime.tier import FastTier, copy_checked
 from windlass.runtime.writer import Plan, ShardWriter, first_failure
@@ -196,20 +196,13 @@ class Saver:
             copy_checked(self._fast.snapshot_path(job.step) / entry.name, job.saving / entry.name, entry)
 
     def _commit(self, job: _Job) -> None:
-        problem: WindlassError | None = None
-        if self._peers.is_main:
+        def commit() -> None:
             assert job.manifest is not None
-            try:
-                if self._hold is not None:
-                    self._hold.require()
-                store.commit(self._folder, job.saving, job.manifest)
-            except OSError as error:
-                problem = store.disk_error(error, job.saving, "commit")
-            except WindlassError as error:
-                problem = error
-        problem = self._peers.tell_all(problem)
-        if problem is not None:
-            raise problem
+            if self._hold is not None:
+                self._hold.require()
+            store.commit(self._folder, job.saving, job.manifest)
+
+        on_main(self._peers, commit, job.saving, "commit")
 
     def _end(self, error: WindlassError | None) -> Outcome:
         job, self._job = self._job, None

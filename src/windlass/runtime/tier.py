@@ -15,7 +15,7 @@ from pathlib import Path
 
 from windlass.errors import WindlassError
 from windlass.runtime import store
-from windlass.runtime.peers import Peers
+from windlass.runtime.peers import Peers, on_main
 from windlass.runtime.store import CorruptError, FileEntry, Manifest
 
 _KEEP_LOCAL = 1
@@ -47,10 +47,16 @@ class FastTier:
 
     def keep_local(self, saving: Path, manifest: Manifest, peers: Peers) -> None:
         """Commit this node's part. All ranks have written theirs; on return it survives the death of the processes."""
+        problem: WindlassError | None = None
         if self.leads:
-            store.commit(self.path, saving, manifest)
-            store.prune(self.path, _KEEP_LOCAL)
-        peers.gather(None)
+            try:
+                store.commit(self.path, saving, manifest)
+                store.prune(self.path, _KEEP_LOCAL)
+            except OSError as error:
+                problem = store.disk_error(error, self.path, "write")
+        for failed in peers.gather(problem):
+            if failed is not None:
+                raise failed
 
     def finish_drain(self, folder: Path, newest_shared: int, peers: Peers) -> int | None:
         """Bring the newest complete local snapshot to the shared folder if it is newer; its step, or None.
@@ -75,17 +81,22 @@ class FastTier:
             except (OSError, WindlassError) as error:
                 problem = str(error)
         done = not any(peers.gather(problem))
-        if peers.is_main:
+
+        def commit() -> None:
             if done and manifest is not None:
                 store.commit(folder, saving, manifest)
             else:
                 shutil.rmtree(saving, ignore_errors=True)
-        peers.gather(None)
+
+        on_main(peers, commit, saving, "commit")
         return step if done else None
 
     def _local_parts(self, newer_than: int) -> dict[int, tuple[str, frozenset[str], Manifest]]:
         """Local snapshots by step: digest of the manifest, the files that are here and right, the manifest."""
-        store.sweep(self.path)
+        try:
+            store.sweep(self.path)
+        except OSError:
+            return {}  # a local disk that cannot be read holds nothing for us
         parts: dict[int, tuple[str, frozenset[str], Manifest]] = {}
         for found in store.list_snapshots(self.path):
             if found.step <= newer_than:

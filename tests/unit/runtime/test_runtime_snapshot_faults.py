@@ -28,13 +28,20 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
+def being_written(folder: Path) -> bool:
+    try:
+        return any(folder.glob(".saving-*/*.distcp"))
+    except FileNotFoundError:  # renamed while we looked
+        return False
+
+
 def stop_while_saving(pid: int, folder: Path, deadline_s: float = 60.0) -> None:
     """Stop the process at a moment at which one snapshot is committed and the next one is being written."""
     end = time.monotonic() + deadline_s
     while time.monotonic() < end:
-        if any(folder.glob(".saving-*/*.distcp")) and saved_steps(folder):
+        if being_written(folder) and saved_steps(folder):
             os.kill(pid, signal.SIGSTOP)
-            if any(folder.glob(".saving-*/*.distcp")):
+            if being_written(folder):
                 return
             os.kill(pid, signal.SIGCONT)
     raise AssertionError("no save was seen under way")
@@ -107,7 +114,7 @@ def test_killed_hard_in_the_middle_of_a_save_the_former_snapshot_counts(tmp_path
         stop_while_saving(training.ranks[0].pid, tmp_path / "b")
         os.kill(training.ranks[0].pid, signal.SIGKILL)
         training.wait()
-    assert any((tmp_path / "b").glob(".saving-*/*.distcp"))
+    assert being_written(tmp_path / "b")
     newest = saved_steps(tmp_path / "b")[0]
     said = train(1, tmp_path / "b", newest + 3, "--losses", tmp_path / "b.txt", *wide)
     assert f"resuming after step {newest}" in said
