@@ -6,6 +6,7 @@ On a shared file system these caches race between ranks and fill the home quota;
 
 from __future__ import annotations
 
+from windlass.model.condition import When
 from windlass.model.plan import CacheDir, Setting
 from windlass.model.site import Site
 
@@ -110,7 +111,8 @@ def cache_settings(dirs: tuple[CacheDir, ...]) -> tuple[Setting, ...]:
 
 
 def download_settings(site: Site) -> tuple[Setting, ...]:
-    """Where downloads go: the site's scratch, where it names one. They are shared, so they are not node-local."""
+    """Where downloads go: the site's scratch, where it names one. They are shared, so they are not node-local. A job
+    that was sent without the environment may not know where scratch is: then they stay where the libraries put them."""
     scratch = site.file.storage.scratch
     if not scratch:
         return ()
@@ -120,6 +122,7 @@ def download_settings(site: Site) -> tuple[Setting, ...]:
             value=f"{scratch.rstrip('/')}/.cache/{folder}",
             because=because,
             expand=True,
+            when=When(exists=scratch),
             origin=site.origin_of("storage.scratch"),
         )
         for name, folder, because in _DOWNLOADS

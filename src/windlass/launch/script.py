@@ -207,17 +207,18 @@ def _environment(plan: Plan) -> list[str]:
     for setting in plan.environment:
         if setting.origin.where == "--comm-log" and logged is not None and logged != "all":
             continue
-        lines += _setting_lines(setting)
+        lines += setting_lines(setting)
     if logged is not None and logged != "all":
         lines += [f'case "$w_rank" in {"|".join(logged.split(","))})']
         for setting in plan.environment:
             if setting.origin.where == "--comm-log":
-                lines += ["  " + line for line in _setting_lines(setting)]
+                lines += ["  " + line for line in setting_lines(setting)]
         lines += ["esac"]
     return lines
 
 
-def _setting_lines(setting: Setting) -> list[str]:
+def setting_lines(setting: Setting) -> list[str]:
+    """A variable of the plan as shell lines, with its reason."""
     lines = comment(f"{setting.because} ({setting.origin.text()})")
     if setting.secret:
         if setting.origin.scope == "environment":
@@ -248,6 +249,11 @@ def _rank_variables() -> list[str]:
     return [*lines, *(f"export {variable.name}={fillable(variable.value)}" for variable in RANK_VARIABLES)]
 
 
+def place_mark(job: JobFacts) -> str:
+    """By this entry of the environment, and the node's number behind it, processes of one start are known on a node."""
+    return f"WINDLASS_PLACE={job.run_id}.{job.attempt}."
+
+
 def _watch_variables(job: JobFacts) -> list[str]:
     """What `windlass.init` and `windlass.Snapshot` want to know of a run that is watched."""
     if job.attempt is None:
@@ -256,6 +262,7 @@ def _watch_variables(job: JobFacts) -> list[str]:
         "",
         "# For windlass.Snapshot: which start of which run this is, when the time is up, where to show signs of life.",
         f"export WINDLASS_RUN_ID={quote(job.run_id)} WINDLASS_ATTEMPT={job.attempt}",
+        f"export {place_mark(job)}$w_node_rank",
     ]
     if job.deadline_s is not None:
         lines.append(f"export WINDLASS_DEADLINE={job.deadline_s:.0f}")
@@ -305,7 +312,7 @@ def _container(plan: Plan, job: JobFacts) -> list[str]:
     spec = wrap_spec(plan, job.run_dir)
     lines = ["# The container around it; ranks, devices and rendezvous were computed outside and go in with it."]
     for setting in runtime.host_settings(spec):
-        lines += _setting_lines(setting)
+        lines += setting_lines(setting)
     return [*lines, *_wrap_lines(runtime.wrap(spec))]
 
 
