@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 
 from windlass.bench import measure
 from windlass.bench.records import BenchRecord, Figure, Row
+from windlass.bench.sizes import counted
 from windlass.errors import UsageError, unknown_name
 
 OPS = (
@@ -134,8 +135,10 @@ def text(record: BenchRecord) -> str:
     lines: list[str] = []
     for op in ops_in(record):
         rows = [row for row in record.rows if row.labels["op"] == op]
-        ranks = rows[0].labels["ranks"]
-        lines += [f"# {op} over {ranks} ranks on {rows[0].labels['nodes']} nodes ({record.device.get('name', '?')})"]
+        ranks, nodes = rows[0].labels["ranks"], rows[0].labels["nodes"]
+        lines += [
+            f"# {op} over {counted(ranks, 'rank')} on {counted(nodes, 'node')} ({record.device.get('name', '?')})"
+        ]
         lines += table_lines(rows)
         wrong = sum(row.wrong or 0 for row in rows)
         lines += [

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from windlass.bench.sizes import counted
 from windlass.errors import ConfigError, MachineError, VersionError
 from windlass.model.jsontext import to_json
 
@@ -86,7 +87,7 @@ class BenchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     def title(self) -> str:
         """One line that says what this is: case, machine, size, state."""
         device = str(self.device.get("name") or "unknown device")
-        size = f"{self.where.nodes} node{'s' * (self.where.nodes != 1)} x {self.where.ranks_per_node}"
+        size = f"{counted(self.where.nodes, 'node')} x {self.where.ranks_per_node}"
         state = "" if self.complete else ", PARTIAL"
         site = f" on {self.where.site}" if self.where.site else ""
         return f"{self.case}{site}: {size} {device}{state}"

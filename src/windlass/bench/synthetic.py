@@ -6,6 +6,7 @@ import statistics
 
 from windlass.bench.records import BenchRecord, Figure, Row
 from windlass.bench.runner import Outcome
+from windlass.bench.sizes import counted
 
 
 def row_of(outcome: Outcome, *, model: str, batch: int, batches: int, engine: str, compression: str) -> Row | None:
@@ -45,7 +46,7 @@ def text(record: BenchRecord) -> str:
         lines += [
             f"Model: {label['model']} ({label['engine']}, gradients in {label['compression']})",
             f"Batch size: {label['batch']}",
-            f"Number of devices: {label['ranks']} on {label['nodes']} nodes ({record.device.get('name', '?')})",
+            f"Number of devices: {label['ranks']} on {counted(label['nodes'], 'node')} ({record.device.get('name', '?')})",
         ]
         rates = row.samples["images_per_s_per_device"]
         lines += [f"Iter #{at}: {rate:.1f} img/sec per device" for at, rate in enumerate(rates)]

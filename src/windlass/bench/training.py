@@ -8,6 +8,7 @@ from typing import Any
 from windlass.bench import measure
 from windlass.bench.records import BenchRecord, Figure, Label, Row, train_row
 from windlass.bench.runner import Outcome
+from windlass.bench.sizes import counted
 
 
 def row_of(outcome: Outcome, **labels: Label) -> Row | None:
@@ -61,8 +62,8 @@ def _row_lines(row: Row) -> list[str]:
     ranks = int(label["ranks"] or 1)
     shape = f"batch {label['batch']}" + (f" x sequence {label['sequence']}" if "sequence" in label else "")
     lines = [
-        f"{label['model']} {label['precision']}, parallel {label['parallel']}, {ranks} ranks on "
-        f"{label['nodes']} nodes, {shape} per device",
+        f"{label['model']} {label['precision']}, parallel {label['parallel']}, {counted(ranks, 'rank')} on "
+        f"{counted(label['nodes'], 'node')}, {shape} per device",
         f"  step          {steps.median * 1e3:.2f} ms p50 "
         f"(n {steps.n}, {steps.low * 1e3:.2f} to {steps.high * 1e3:.2f}, cv {steps.cv:.1%})",
     ]

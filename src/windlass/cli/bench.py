@@ -11,11 +11,17 @@ from windlass.errors import unknown_name
 
 # One row per sub-command: its module (add_arguments and main, as every command has) and a line of help.
 SUBS = {
+    "start": ("windlass.cli.benches.start", "import of an environment on N nodes, in several ways, and what it costs"),
     "collectives": ("windlass.cli.benches.collectives", "bandwidth of all_reduce and its like, as nccl-tests shows it"),
     "matmul": ("windlass.cli.benches.matmul", "the honest ceiling of this device, in every type it has"),
     "ddp": ("windlass.cli.benches.ddp", "what DDP costs: one device, the node, all nodes"),
     "synthetic": ("windlass.cli.benches.synthetic", "images/s per device, as Horovod's benchmark tells it"),
     "llm": ("windlass.cli.benches.llm", "tokens/s, TFLOP/s and utilisation of a Llama-style training step"),
+    "io": ("windlass.cli.benches.io", "can this file system feed the devices: files, tar, squashfs"),
+    "scale": ("windlass.cli.benches.scale", "one case at several sizes: what did more nodes buy?"),
+    "report": ("windlass.cli.benches.report", "show records: text, JSON, an HTML page with plots"),
+    "compare": ("windlass.cli.benches.compare", "two records, case by case, against the noise"),
+    "reference": ("windlass.cli.benches.reference", "published figures, and a verdict about a record"),
 }
 
 

@@ -62,4 +62,4 @@ def main(args: argparse.Namespace) -> Result:
         plan = outcome.plan
         rows = [collectives.row_from(told, plan.world_size, plan.nodes) for told in outcome.of_kind("row")]
     record = bench.record(rows, remarks=collectives.wrong_remarks(rows))
-    return finish(bench, record, args, collectives.text)
+    return finish(bench, record, args)

@@ -65,7 +65,7 @@ def main(args: argparse.Namespace) -> Result:
         rows += [row] if row else []
         if bench.interrupted:
             break
-    return finish(bench, bench.record(rows, remarks=_remarks(bench)), args, ddp.text)
+    return finish(bench, bench.record(rows, remarks=_remarks(bench)), args)
 
 
 def _remarks(bench: Bench) -> list[str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from windlass.bench import report
 from windlass.bench.records import BenchRecord, write_record
+from windlass.bench.reference import load_references
 from windlass.bench.runner import Bench, Start
 from windlass.cli.options import add_request_options, request_from
 from windlass.cli.result import Result
@@ -77,7 +78,7 @@ def _starter(args: argparse.Namespace) -> Start:
     return start
 
 
-def finish(bench: Bench, record: BenchRecord, args: argparse.Namespace, text: Callable[[BenchRecord], str]) -> Result:
+def finish(bench: Bench, record: BenchRecord, args: argparse.Namespace) -> Result:
     """Write the record and show it. Nothing measured at all is an error; a part of it is kept and said to be one."""
     path = bench.folder / "record.json"
     if record.rows or record.skipped:
@@ -87,11 +88,8 @@ def finish(bench: Bench, record: BenchRecord, args: argparse.Namespace, text: Ca
     elif not bench.interrupted:
         detail = "; ".join(bench.failed) or "the ranks told nothing"
         raise UsageError(f"nothing was measured: {detail}", hint=f"see `windlass logs {bench.folder}`")
-    lines = [text(record)] if record.rows else ["nothing was measured"]
-    lines += [f"skipped: {line}" for line in record.skipped]
-    lines += [f"remark: {line}" for line in record.remarks]
-    if bench.interrupted:
-        lines.append("stopped: this is what was measured until then")
+    references = load_references(read_settings().config_dir)
+    lines = [report.table_text(record), *report.end_lines(record, references)]
     if record.rows or record.skipped:
         print(f"windlass: record {path}", file=sys.stderr)
     wrong = any(row.wrong for row in record.rows)

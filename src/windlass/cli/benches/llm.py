@@ -10,7 +10,7 @@ from windlass.bench import training
 from windlass.bench.records import Row
 from windlass.bench.reference import datasheet_tflops
 from windlass.bench.runner import Outcome, Part
-from windlass.bench.train.options import CHECKPOINTINGS, LLAMAS, PARALLELS, PRECISIONS, llama_size
+from windlass.bench.train.options import CHECKPOINTINGS, LLAMAS, LLM_PRECISIONS, PARALLELS, llama_size
 from windlass.cli.benches.launching import add_run_options, finish, open_bench, size_here
 from windlass.cli.result import Result
 
@@ -28,7 +28,7 @@ def add_case_options(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what")
     what.add_argument("--model", default="tiny", help=", ".join(LLAMAS))
     what.add_argument("--parallel", choices=PARALLELS, help="default: none alone; fsdp for models over 1e9, else ddp")
-    what.add_argument("--precision", choices=PRECISIONS, help="default: what suits the device")
+    what.add_argument("--precision", choices=LLM_PRECISIONS, help="default: what suits the device")
     what.add_argument("--checkpointing", choices=CHECKPOINTINGS)
     for name in _NUMBERS:
         what.add_argument(f"--{name}", type=int, metavar="N")
@@ -60,7 +60,7 @@ def main(args: argparse.Namespace) -> Result:
     outcome = bench.run(Part(name="llm", program="train", words=case_words(args, nodes * ranks)))
     row = row_from(outcome) if outcome else None
     record = bench.record([row] if row else [], remarks=training.loss_remarks(bench.outcomes))
-    return finish(bench, record, args, training.text)
+    return finish(bench, record, args)
 
 
 def row_from(outcome: Outcome) -> Row | None:

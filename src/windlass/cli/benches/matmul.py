@@ -33,4 +33,4 @@ def main(args: argparse.Namespace) -> Result:
     one = None if args.nodes or args.ranks_per_node else 1
     outcome = bench.run(Part(name="matmul", program="matmul", words=tuple(words), nodes=one, ranks_per_node=one))
     record = bench.record(ceilings.rows_of(outcome) if outcome else [])
-    return finish(bench, record, args, ceilings.text)
+    return finish(bench, record, args)

@@ -1,0 +1,177 @@
+"""Two records side by side. A difference is one only where it is larger than the noise of both.
+
+Noise is estimated from the samples by the median absolute deviation, which one outlier does not move. Where a record
+has too few samples to say (imported tables have one), the words say that instead of guessing.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from windlass.bench.records import BenchRecord, Label, Row
+from windlass.bench.sizes import size_text
+
+_FEWEST = 4
+_FLOOR = 0.01
+"""Differences below one per cent are not told from chance by any of these methods."""
+_SIGMAS = 2.0
+_HIGHER_IS_BETTER = {"images_per_s_per_device", "samples_per_s"}
+# In this order: what decides about a row.
+_MEASURES = ("time_s", "step_s", "images_per_s_per_device", "sustained_s", "samples_per_s")
+
+Word = Literal["faster", "slower", "same", "unsure"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """One case in both: `change` is how much faster B is than A (0.1: a tenth), `noise` what chance explains."""
+
+    labels: dict[str, Label]
+    a: float
+    b: float
+    measure: str
+    change: float
+    noise: float | None
+    word: Word
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """All cases that both have, what only one has, and in what the two runs differ besides."""
+
+    differences: tuple[Difference, ...]
+    only_a: int
+    only_b: int
+    unlike: tuple[str, ...]
+
+
+def compare(a: BenchRecord, b: BenchRecord) -> Comparison:
+    """Rows are matched by their labels: the same op, size and placement, the same model and number of ranks."""
+    rows_a, rows_b = _keyed(a.rows), _keyed(b.rows)
+    both = [key for key in rows_a if key in rows_b]
+    found = [one for key in both if (one := _difference(rows_a[key], rows_b[key])) is not None]
+    return Comparison(
+        differences=tuple(found),
+        only_a=len(rows_a) - len(both),
+        only_b=len(rows_b) - len(both),
+        unlike=tuple(_unlike(a, b)),
+    )
+
+
+def _keyed(rows: Sequence[Row]) -> dict[tuple[tuple[str, Label], ...], Row]:
+    return {tuple(sorted((k, v) for k, v in row.labels.items() if k != "count")): row for row in rows}
+
+
+def _difference(a: Row, b: Row) -> Difference | None:
+    name = next((m for m in _MEASURES if a.samples.get(m) and b.samples.get(m)), None)
+    if name is None:
+        return None
+    one, two = statistics.median(a.samples[name]), statistics.median(b.samples[name])
+    change = (two / one if name in _HIGHER_IS_BETTER else one / two) - 1
+    noise = noise_of(a.samples[name], b.samples[name])
+    word: Word
+    if noise is None:
+        word = "unsure"
+    elif abs(change) <= noise:
+        word = "same"
+    else:
+        word = "faster" if change > 0 else "slower"
+    return Difference(labels=a.labels, a=one, b=two, measure=name, change=change, noise=noise, word=word)
+
+
+def noise_of(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """The relative difference of two medians that chance explains; None where there are too few samples to say."""
+    if min(len(a), len(b)) < _FEWEST:
+        return None
+    return max(_FLOOR, _SIGMAS * math.hypot(_median_error(a), _median_error(b)))
+
+
+def _median_error(samples: Sequence[float]) -> float:
+    """Relative standard error of the median: 1.2533 σ / √n, with σ from the median absolute deviation."""
+    middle = statistics.median(samples)
+    if middle == 0:
+        return 0.0
+    deviation = 1.4826 * statistics.median(abs(value - middle) for value in samples)
+    # Neighbouring samples share a clock, a temperature and the traffic of others: n counts for less than it says.
+    return deviation / abs(middle) * 1.2533 / math.sqrt(max(1.0, len(samples) / 4))
+
+
+def _unlike(a: BenchRecord, b: BenchRecord) -> list[str]:
+    """What differs besides the figures, in words. A comparison of different things should say so."""
+    pairs = [
+        ("device", a.device.get("name"), b.device.get("name")),
+        ("nodes", a.where.nodes, b.where.nodes),
+        ("ranks per node", a.where.ranks_per_node, b.where.ranks_per_node),
+        ("site", a.where.site, b.where.site),
+        ("torch", a.software.get("torch"), b.software.get("torch")),
+        ("nccl", a.software.get("nccl"), b.software.get("nccl")),
+        ("container", a.where.container, b.where.container),
+        ("windlass commit", a.commit, b.commit),
+    ]
+    lines = [f"{name}: {one} / {two}" for name, one, two in pairs if one != two]
+    for name in sorted({*a.environment, *b.environment}):
+        one, two = a.environment.get(name), b.environment.get(name)
+        if one != two:
+            lines.append(f"{name}: {'unset' if one is None else one} / {'unset' if two is None else two}")
+    return lines
+
+
+def label_text(labels: dict[str, Label]) -> str:
+    """A row's name for people."""
+    if "op" in labels:
+        return f"{labels['op']} {size_text(float(labels['bytes'] or 0))} {labels['placement']}"
+    words = [
+        str(labels[key])
+        for key in ("model", "type", "format", "pass", "precision", "parallel", "engine")
+        if key in labels
+    ]
+    if "label" in labels:
+        words.append(str(labels["label"]))
+    elif "ranks" in labels:
+        words.append(f"{labels['ranks']} ranks")
+    if "nodes" in labels and int(labels["nodes"] or 1) > 1:
+        words.append(f"{labels['nodes']} nodes")
+    return " ".join(words)
+
+
+def text(a: BenchRecord, b: BenchRecord, names: tuple[str, str]) -> str:
+    found = compare(a, b)
+    lines = [f"A: {a.title}  ({names[0]})", f"B: {b.title}  ({names[1]})"]
+    lines += [f"differs: {line}" for line in found.unlike]
+    lines += ["", f"{'case':<44} {'A':>12} {'B':>12}   {'B against A':>11}   {'noise':>6}"]
+    for one in found.differences:
+        noise = "?" if one.noise is None else f"{one.noise:.1%}"
+        word = {"unsure": "too few samples to say", "same": "same"}.get(one.word, one.word)
+        lines.append(
+            f"{label_text(one.labels):<44} {value_text(one.measure, one.a):>12} {value_text(one.measure, one.b):>12}   "
+            f"{one.change:>+11.1%}   {noise:>6}  {word}"
+        )
+    if found.only_a or found.only_b:
+        lines.append(f"only in A: {found.only_a} rows; only in B: {found.only_b} rows")
+    lines += ["", summary(found)]
+    return "\n".join(lines)
+
+
+def value_text(measure: str, value: float) -> str:
+    if not measure.endswith("_s") or measure in _HIGHER_IS_BETTER:
+        return f"{value:,.1f}/s"
+    if value < 1e-3:
+        return f"{value * 1e6:.1f} us"
+    return f"{value * 1e3:.2f} ms" if value < 1 else f"{value:.3f} s"
+
+
+def summary(found: Comparison) -> str:
+    """One sentence about all of it."""
+    if not found.differences:
+        return "the two records have no case in common"
+    count = {
+        word: sum(one.word == word for one in found.differences) for word in ("faster", "slower", "same", "unsure")
+    }
+    parts = [f"{count[word]} {word}" for word in ("faster", "slower") if count[word]]
+    parts += [f"{count['same']} the same within noise"] if count["same"] else []
+    parts += [f"{count['unsure']} with too few samples to say"] if count["unsure"] else []
+    return f"B is {', '.join(parts)}" if count["faster"] or count["slower"] else f"B: {', '.join(parts)}"

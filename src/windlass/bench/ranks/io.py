@@ -1,0 +1,209 @@
+"""One rank of `bench io`: reads its share of many small samples from files, from a tar and from a squashfs image.
+
+The samples are written by the first rank below the path that is measured, and removed again. Cold means: the node was
+asked to drop their pages; a server's own cache cannot be emptied from here. Stdlib only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+from windlass.bench.lines import Teller
+from windlass.bench.ranks.meet import Meeting
+from windlass.bench.ranks.program import Place, guarded, my_place
+from windlass.errors import MachineError, WindlassError
+from windlass.proc import run_command, which
+
+FORMATS = ("files", "tar", "squashfs")
+_PER_FOLDER = 500
+_PACK_S = 1800.0
+
+
+def main(argv: Sequence[str]) -> int:
+    return guarded(_work, argv)
+
+
+def _work(argv: Sequence[str], teller: Teller) -> None:
+    parser = argparse.ArgumentParser(prog="io")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--samples", type=int, required=True)
+    parser.add_argument("--bytes", type=int, required=True)
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--formats", default=",".join(FORMATS))
+    args = parser.parse_args(argv)
+    place = my_place()
+    signal.signal(signal.SIGTERM, _end_orderly)
+    meeting = Meeting(place.rank, place.size)
+    try:
+        if place.first:
+            teller.tell("about", device={}, software={}, environment={}, backend=None)
+            make_samples(args.folder, args.samples, args.bytes, teller)
+        meeting.wait()
+        workers = args.workers or min(8, len(os.sched_getaffinity(0)))
+        for number, form in enumerate(args.formats.split(",")):
+            if place.first:
+                teller.tell("progress", text=f"reading {form}", done=number, total=len(args.formats.split(",")))
+            _measure(args, form, place, meeting, workers, teller)
+        meeting.wait()
+    finally:
+        meeting.close()
+        if place.first:
+            shutil.rmtree(args.folder, ignore_errors=True)
+    if place.first:
+        teller.tell("end")
+
+
+def _end_orderly(number: int, _: FrameType | None) -> None:
+    """A request to stop must not leave a mount or the samples behind."""
+    raise SystemExit(128 + number)
+
+
+def sample_path(number: int) -> Path:
+    """Where a sample lies in the tree: folders of at most 500, as data sets have them."""
+    return Path(f"{number // _PER_FOLDER:04d}") / f"{number:07d}.bin"
+
+
+def make_samples(folder: Path, samples: int, size: int, teller: Teller) -> None:
+    """The tree, the tar and the image. Every sample is different, so that no server can fold them together."""
+    try:
+        folder.mkdir(parents=True)
+        block = os.urandom(size)
+        for number in range(samples):
+            if number % 200 == 0:
+                teller.tell("progress", text="writing samples", done=number, total=samples)
+            path = folder / "tree" / sample_path(number)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as stream:
+                stream.write((number.to_bytes(8, "little") + block)[:size])
+                os.fsync(stream.fileno())
+        with tarfile.open(folder / "samples.tar", "w") as archive:
+            archive.add(folder / "tree", arcname=".")
+    except OSError as error:
+        raise MachineError(
+            f"cannot write samples to {folder}: {error.strerror}", hint="is there space? take fewer with --samples"
+        ) from error
+    if which("mksquashfs"):
+        image = str(folder / "samples.squashfs")
+        argv = ("mksquashfs", str(folder / "tree"), image, "-noI", "-noD", "-noF", "-no-progress", "-quiet")
+        with suppress(WindlassError):  # then there is no image, and the format is skipped
+            run_command(argv, timeout_s=_PACK_S)
+
+
+def _measure(args: argparse.Namespace, form: str, place: Place, meeting: Meeting, workers: int, teller: Teller) -> None:
+    """Two passes, cold and warm, over this rank's share in a random order."""
+    mine = list(range(place.rank, args.samples, place.size))
+    random.Random(place.rank).shuffle(mine)
+    for which_pass in ("cold", "warm"):
+        with _opened(form, args.folder, place, meeting) as read:
+            if read is None:
+                if place.first and which_pass == "cold":
+                    teller.tell("skipped", text=f"{form}: {_why_not(form, args.folder)}")
+                return
+            if which_pass == "cold":
+                _forget(form, args.folder, mine)
+            meeting.wait()
+            start = time.perf_counter()
+            wrong, times = _read_all(read, mine, args.bytes, workers)
+            seconds = time.perf_counter() - start
+            meeting.wait()
+        told = {"format": form, "pass": which_pass, "workers": workers, "rank": place.rank, "wrong": wrong}
+        teller.tell("row", **told, samples=len(mine), seconds=seconds, sample_s=_percentiles(times))
+
+
+def _read_all(read: Callable[[int], bytes], mine: Sequence[int], size: int, workers: int) -> tuple[int, list[float]]:
+    """Read every sample with some threads; counts those that are not what was written."""
+
+    def one(number: int) -> tuple[bool, float]:
+        start = time.perf_counter()
+        data = read(number)
+        right = len(data) == size and data[:8] == number.to_bytes(8, "little")[:size]
+        return right, time.perf_counter() - start
+
+    with ThreadPoolExecutor(workers) as pool:
+        done = list(pool.map(one, mine))
+    return sum(not right for right, _ in done), [seconds for _, seconds in done]
+
+
+def _percentiles(times: list[float]) -> list[float]:
+    """A hundred of them say what a hundred thousand samples would."""
+    ordered = sorted(times)
+    count = min(100, len(ordered))
+    return [ordered[at * (len(ordered) - 1) // max(1, count - 1)] for at in range(count)]
+
+
+@contextmanager
+def _opened(form: str, folder: Path, place: Place, meeting: Meeting) -> Iterator[Callable[[int], bytes] | None]:
+    """How to read a sample of this format; None where this machine cannot."""
+    if form == "files":
+        yield lambda number: (folder / "tree" / sample_path(number)).read_bytes()
+    elif form == "tar":
+        with (folder / "samples.tar").open("rb") as stream:
+            places = _tar_places(folder / "samples.tar")
+            yield lambda number: os.pread(stream.fileno(), *places[number])
+    else:
+        with _mounted(folder / "samples.squashfs", place, meeting) as root:
+            yield None if root is None else lambda number: (root / sample_path(number)).read_bytes()
+
+
+def _tar_places(archive: Path) -> dict[int, tuple[int, int]]:
+    """(size, offset) of every sample: what a loader's index holds."""
+    with tarfile.open(archive) as tar:
+        return {int(Path(m.name).stem): (m.size, m.offset_data) for m in tar if m.isfile()}
+
+
+@contextmanager
+def _mounted(image: Path, place: Place, meeting: Meeting) -> Iterator[Path | None]:
+    """The image as a file system of this node, mounted by its first rank."""
+    program = which("squashfuse_ll") or which("squashfuse")
+    root = Path(tempfile.gettempdir()) / f"windlass-io-{os.getuid()}-{image.parent.name.rpartition('-')[2]}"
+    usable = program is not None and Path("/dev/fuse").exists() and image.exists()
+    try:
+        if usable and place.local_rank == 0:
+            root.mkdir(mode=0o700, exist_ok=True)
+            run_command((str(program), str(image), str(root)), timeout_s=60)
+        meeting.wait()
+        yield root if usable else None
+    finally:
+        if usable and place.local_rank == 0:
+            unmount(root)
+
+
+def unmount(root: Path) -> None:
+    """Take the mount away, even where somebody still looks at it."""
+    program = which("fusermount3") or which("fusermount") or "fusermount"
+    with suppress(WindlassError):
+        run_command((program, "-u", "-z", str(root)), timeout_s=30)
+    with suppress(OSError):
+        root.rmdir()
+
+
+def _why_not(form: str, folder: Path) -> str:
+    if not which("mksquashfs"):
+        return "no mksquashfs on the first node"
+    if not (which("squashfuse_ll") or which("squashfuse")):
+        return "no squashfuse on the node"
+    return "no /dev/fuse" if not Path("/dev/fuse").exists() else "no image could be made"
+
+
+def _forget(form: str, folder: Path, mine: Sequence[int]) -> None:
+    """Ask the kernel to drop the pages of what is about to be read."""
+    names = {"files": [folder / "tree" / sample_path(n) for n in mine], "tar": [folder / "samples.tar"]}
+    for path in names.get(form, [folder / "samples.squashfs"]):
+        with suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)

@@ -1,0 +1,62 @@
+"""A record as text for people, whatever its case, with the verdict of the published figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from windlass.bench import ceilings, collectives, ddp, io_table, scaling, synthetic, training
+from windlass.bench.records import BenchRecord
+from windlass.bench.reference import References
+from windlass.bench.verdict import Verdict, judge
+
+_MARKS = {"normal": "ok ", "low": "LOW", "bad": "BAD", "unknown": "?  "}
+
+
+def table_text(record: BenchRecord) -> str:
+    """The table of a record."""
+    makers = {
+        "collectives": collectives.text,
+        "matmul": ceilings.text,
+        "ddp": ddp.text,
+        "synthetic": synthetic.text,
+        "io": io_table.text,
+        "scale": scaling.text,
+    }
+    return makers.get(record.case, training.text)(record) if record.rows else "nothing was measured"
+
+
+def verdict_lines(verdicts: Sequence[Verdict]) -> list[str]:
+    return [f"{_MARKS[verdict.level]} {verdict.text}" for verdict in verdicts]
+
+
+def about_lines(record: BenchRecord) -> list[str]:
+    """Where and with what it ran, in a few lines."""
+    where = record.where
+    lines = [record.title]
+    if record.imported_from:
+        lines.append(f"imported from {record.imported_from}")
+    if record.started:
+        host = f" on {where.hosts}" if where.hosts else ""
+        job = f", job {where.job_id}" if where.job_id else ""
+        lines.append(f"{record.started}{host}{job}, {record.seconds:.0f} s")
+    software = ", ".join(f"{name} {value}" for name, value in record.software.items() if value)
+    lines += [software] if software else []
+    if record.commit:
+        lines.append(f"commit {record.commit}")
+    if record.command:
+        lines.append("$ " + " ".join(record.command))
+    return lines
+
+
+def end_lines(record: BenchRecord, references: References) -> list[str]:
+    """What stands under a table: skipped sizes, remarks, verdicts."""
+    lines = [f"skipped: {line}" for line in record.skipped]
+    lines += [f"remark: {line}" for line in record.remarks]
+    if not record.complete:
+        lines.append("partial: it was stopped, or a part of it failed; this is what was measured until then")
+    return lines + verdict_lines(judge(record, references))
+
+
+def text(record: BenchRecord, references: References) -> str:
+    lines = [*about_lines(record), "", table_text(record), *end_lines(record, references)]
+    return "\n".join(lines)

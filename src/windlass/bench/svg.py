@@ -1,0 +1,215 @@
+"""Line and bar charts as SVG text: no library, no script, readable on paper and in the dark. Pure.
+
+Colours are classes (`s0`, `s1`, …) that the page's style gives values for, so that light and dark need one drawing.
+Series are told apart by colour, by marker and by a label at their end, never by colour alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Literal
+
+_WIDTH, _HEIGHT = 720, 320
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 150, 16, 52
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Series:
+    """Points of one line. `hollow`: published figures, drawn without a line."""
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+    hollow: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chart:
+    """What to draw. `ticks` are the labelled places on the x axis; `level` is a horizontal line with words."""
+
+    title: str
+    x_name: str
+    y_name: str
+    series: tuple[Series, ...]
+    ticks: tuple[tuple[float, str], ...]
+    x_scale: Literal["linear", "log"] = "linear"
+    level: tuple[float, str] | None = None
+    y_from_zero: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bar:
+    """One bar: its label, its length, and where given a mark on it (a ceiling, a need)."""
+
+    name: str
+    value: float
+    text: str
+    mark: float | None = None
+
+
+def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Round values that cover low to high, about `count` of them."""
+    span = high - low
+    if span <= 0 or not math.isfinite(span):
+        return [low, low + 1.0]
+    raw = span / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= raw * 0.999)
+    first = math.floor(low / step) * step
+    ticks = [first]
+    while ticks[-1] < high - step * 1e-9:
+        ticks.append(ticks[-1] + step)
+    return ticks
+
+
+def tick_text(value: float) -> str:
+    """A number on an axis, as short as it can be."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 1e4:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) >= 1e-3 else f"{value:.1e}"
+
+
+def line_chart(chart: Chart) -> str:
+    """The chart as one <svg> element."""
+    points = [point for series in chart.series for point in series.points]
+    if not points:
+        return ""
+    xs = [_x(chart, x) for x, _ in points]
+    top = max([y for _, y in points] + ([chart.level[0]] if chart.level else []))
+    low = 0.0 if chart.y_from_zero else min(y for _, y in points)
+    ticks = nice_ticks(low, top)
+    x_low, x_high = min(xs), max(xs)
+    if x_low == x_high:
+        x_low, x_high = x_low - 0.5, x_high + 0.5
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
+        part = (_x(chart, x) - x_low) / (x_high - x_low)
+        height = (y - ticks[0]) / (ticks[-1] - ticks[0])
+        return _LEFT + 12 + part * (right - _LEFT - 24), bottom - height * (bottom - _TOP)
+
+    body = _grid(chart, ticks, at)
+    if chart.level:
+        y = at(chart.series[0].points[0][0], chart.level[0])[1]
+        body.append(f'<line class="level" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        body.append(f'<text class="note" x="{_LEFT + 6}" y="{y - 5:.1f}">{escape(chart.level[1])}</text>')
+    labels: list[tuple[float, int, str]] = []
+    for number, series in enumerate(chart.series):
+        body += _line(series, number, at, chart)
+        labels.append((at(*series.points[-1])[1], number, series.name))
+    body += _end_labels(labels)
+    return _svg(chart.title, _HEIGHT, body)
+
+
+def _x(chart: Chart, value: float) -> float:
+    return math.log2(max(value, 1e-12)) if chart.x_scale == "log" else value
+
+
+def _grid(chart: Chart, ticks: Sequence[float], at: object) -> list[str]:
+    place = at  # a function of (x, y)
+    assert callable(place)
+    right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
+    body = []
+    some_x = chart.series[0].points[0][0]
+    for tick in ticks:
+        y = place(some_x, tick)[1]
+        body.append(f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        body.append(f'<text class="tick" x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{tick_text(tick)}</text>')
+    last = -1e9
+    for value, name in chart.ticks:
+        x = place(value, ticks[0])[0]
+        if x - last < 46:
+            continue
+        last = x
+        body.append(f'<text class="tick" x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{escape(name)}</text>')
+    middle = (_LEFT + right) / 2
+    body.append(
+        f'<text class="axis" x="{middle:.0f}" y="{bottom + 40}" text-anchor="middle">{escape(chart.x_name)}</text>'
+    )
+    body.append(
+        f'<text class="axis" transform="translate(16 {(_TOP + bottom) / 2:.0f}) rotate(-90)" '
+        f'text-anchor="middle">{escape(chart.y_name)}</text>'
+    )
+    return body
+
+
+def _line(series: Series, number: int, at: object, chart: Chart) -> list[str]:
+    assert callable(at)
+    body = []
+    placed = [(at(x, y), x, y) for x, y in series.points]
+    if not series.hollow and len(placed) > 1:
+        path = " ".join(f"{x:.1f},{y:.1f}" for (x, y), _, _ in placed)
+        body.append(f'<polyline class="line s{number % 6}" points="{path}"/>')
+    names = dict(chart.ticks)
+    for (x, y), value, height in placed:
+        said = escape(f"{series.name}: {tick_text(height)} {chart.y_name} at {names.get(value, tick_text(value))}")
+        kind = "hollow" if series.hollow else "dot"
+        body.append(f"{_marker(number, x, y, f'{kind} s{number % 6}')[:-2]}><title>{said}</title></{_shape(number)}>")
+    return body
+
+
+def _shape(number: int) -> str:
+    return ("circle", "rect", "polygon")[number % 3]
+
+
+def _marker(number: int, x: float, y: float, kind: str) -> str:
+    if number % 3 == 0:
+        return f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="4"/>'
+    if number % 3 == 1:
+        return f'<rect class="{kind}" x="{x - 3.5:.1f}" y="{y - 3.5:.1f}" width="7" height="7"/>'
+    corners = f"{x:.1f},{y - 4.5:.1f} {x + 4.5:.1f},{y + 3.5:.1f} {x - 4.5:.1f},{y + 3.5:.1f}"
+    return f'<polygon class="{kind}" points="{corners}"/>'
+
+
+def _end_labels(labels: Sequence[tuple[float, int, str]]) -> list[str]:
+    """The series' names at the right, moved apart where they would lie upon each other."""
+    body, last = [], -1e9
+    x = _WIDTH - _RIGHT + 10
+    for y, number, name in sorted(labels):
+        place = max(y, last + 17)
+        last = place
+        body.append(_marker(number, x + 4, place, f"dot s{number % 6}"))
+        body.append(f'<text class="name" x="{x + 14}" y="{place + 4:.1f}">{escape(name)}</text>')
+    return body
+
+
+def bar_chart(title: str, unit: str, bars: Sequence[Bar], mark_name: str = "") -> str:
+    """Horizontal bars with their values written out."""
+    if not bars:
+        return ""
+    high = max([bar.value for bar in bars] + [bar.mark or 0.0 for bar in bars]) or 1.0
+    left, room, step = 150, 420, 30
+    body = []
+    for at, bar in enumerate(bars):
+        y = 12 + at * step
+        width = max(1.0, bar.value / high * room)
+        body.append(f'<text class="name" x="{left - 10}" y="{y + 15}" text-anchor="end">{escape(bar.name)}</text>')
+        said = escape(f"{bar.name}: {bar.text} {unit}")
+        body.append(
+            f'<rect class="bar s0" x="{left}" y="{y}" width="{width:.1f}" height="20"><title>{said}</title></rect>'
+        )
+        end = width
+        if bar.mark is not None:
+            x = left + bar.mark / high * room
+            body.append(f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{y - 3}" y2="{y + 23}"/>')
+            end = max(end, bar.mark / high * room)
+        body.append(
+            f'<text class="value" x="{left + end + 8:.1f}" y="{y + 15}">{escape(bar.text)} {escape(unit)}</text>'
+        )
+    height = 24 + len(bars) * step
+    if mark_name:
+        body.append(f'<text class="note" x="{left}" y="{height + 8}">upright line: {escape(mark_name)}</text>')
+        height += 20
+    return _svg(title, height, body)
+
+
+def _svg(title: str, height: int, body: Sequence[str]) -> str:
+    inner = "\n".join(body)
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(title, quote=True)}" '
+        f'xmlns="http://www.w3.org/2000/svg">\n{inner}\n</svg>'
+    )

@@ -1,0 +1,54 @@
+"""Show records: as text, as JSON, or as one HTML page with plots. Output of nccl-tests and oneCCL is read too."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from windlass.bench import report
+from windlass.bench.imported import Known
+from windlass.bench.page import page
+from windlass.bench.reading import read_record
+from windlass.bench.records import write_record
+from windlass.bench.reference import load_references
+from windlass.cli.result import Result
+from windlass.errors import MachineError, UsageError
+from windlass.settings import read_settings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("records", nargs="+", metavar="RECORD", help="record.json, its folder, or output of nccl-tests")
+    parser.add_argument("--html", metavar="FILE", help="write a page that needs nothing else")
+    parser.add_argument("--out", metavar="FILE", help="write the record (of somebody else's output, say) there")
+    parser.add_argument("--json", action="store_true", help="print the records")
+    add_known_options(parser)
+
+
+def add_known_options(parser: argparse.ArgumentParser) -> None:
+    said = parser.add_argument_group("what output of others does not say")
+    said.add_argument("--op", help="the collective, as in all_gather")
+    said.add_argument("--ranks", type=int)
+    said.add_argument("--nodes", type=int)
+    said.add_argument("--device-name", metavar="NAME", help="as in GH200")
+
+
+def known_from(args: argparse.Namespace) -> Known:
+    return Known(op=args.op, ranks=args.ranks, nodes=args.nodes, device=args.device_name)
+
+
+def main(args: argparse.Namespace) -> Result:
+    references = load_references(read_settings().config_dir)
+    records = [read_record(path, known_from(args)) for path in args.records]
+    if args.out:
+        if len(records) != 1:
+            raise UsageError(f"--out takes one record, not {len(records)}")
+        write_record(Path(args.out), records[0])
+    if args.html:
+        try:
+            Path(args.html).write_text(page(records, references), encoding="utf-8")
+        except OSError as error:
+            raise MachineError(f"cannot write {args.html}: {error.strerror}") from error
+    text = "\n\n".join(report.text(record, references) for record in records)
+    if args.html and not args.json:
+        text = f"page: {args.html}"
+    return Result(text=text, data=records[0] if len(records) == 1 else records)

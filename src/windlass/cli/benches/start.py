@@ -1,0 +1,151 @@
+"""Start-up: how long N nodes take to import a module, and what the shared file system sees of it, in several ways.
+
+All nodes are on this machine: each has an address, a client of a shared file system, and a page cache of its own. The
+shared file system counts calls and bytes, and can be made as slow as a real one. Cases take turns; medians with ranges.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from windlass.bench.start.cases import CASES, Place, Row, load_average, measure
+from windlass.bench.start.shared import Limits
+from windlass.cli.options import parse_size
+from windlass.cli.result import Result
+from windlass.errors import MachineError, UsageError, unknown_name
+from windlass.launch.context import current_environ
+from windlass.model.jsontext import to_json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--env", metavar="PATH", help="environment with bin/python in it (default: the one of windlass)"
+    )
+    parser.add_argument("--import", dest="module", default="torch", metavar="MODULE", help="what is imported")
+    parser.add_argument("--nodes", default="1,2,4", metavar="N,N…", help="sizes (default 1,2,4)")
+    parser.add_argument("--ranks", type=int, default=1, metavar="R", help="ranks on each node (default 1)")
+    parser.add_argument("--cases", default=",".join(CASES), metavar="CASE,…", help=f"of {', '.join(CASES)}")
+    parser.add_argument("--repeat", type=int, default=5, metavar="K", help="rounds (default 5)")
+    parser.add_argument(
+        "--latency", type=float, default=0.0, metavar="MS", help="of each call of the shared file system"
+    )
+    parser.add_argument(
+        "--calls", type=float, default=0.0, metavar="RATE", help="calls a second for all nodes together"
+    )
+    parser.add_argument("--bandwidth", metavar="SIZE", help="bytes a second for all nodes together, as in 200M")
+    parser.add_argument(
+        "--work", metavar="DIR", help="folder for clients, stores and copies (default: a temporary one)"
+    )
+    parser.add_argument("--record", metavar="FILE", help="keep rows, machine and settings as a record")
+    parser.add_argument(
+        "--json", action="store_true", help="rows of case, nodes, ranks, seconds, shared calls and bytes"
+    )
+
+
+def main(args: argparse.Namespace) -> Result:
+    env = Path(args.env).absolute() if args.env else Path(sys.prefix)
+    if not (env / "bin" / "python").exists():
+        raise UsageError(f"--env {env} has no bin/python", hint="give a virtual or conda environment")
+    if not args.module.replace(".", "").replace("_", "").isalnum():
+        raise UsageError(f"--import {args.module} is not the name of a module")
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        raise MachineError("no usable /dev/fuse: the shared file system of the measurement cannot be made")
+    cases = tuple(case.strip() for case in args.cases.split(",") if case.strip())
+    for case in cases:
+        if case not in CASES:
+            raise unknown_name("case", case, CASES)
+    sizes = _sizes(args.nodes)
+    if args.repeat < 1 or args.ranks < 1:
+        raise UsageError("--repeat and --ranks are 1 or more")
+    limits = Limits(
+        latency_s=args.latency / 1000,
+        calls_per_s=args.calls,
+        bytes_per_s=float(parse_size(args.bandwidth, "--bandwidth")) if args.bandwidth else 0.0,
+    )
+    load = load_average()
+    with _work_folder(args.work) as work:
+        place = Place(env=env, module=args.module, work=work, limits=limits, environ=current_environ())
+        rows = measure(place, cases, sizes, args.ranks, args.repeat, _tell)
+    if args.record:
+        Path(args.record).write_bytes(to_json(_record(args, rows, load)))
+    return Result(text=table(rows), data=rows)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    try:
+        sizes = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"--nodes {text!r}", hint="write 1,2,4") from None
+    if not sizes or min(sizes) < 1 or max(sizes) > 200:
+        raise UsageError(f"--nodes {text!r}", hint="numbers from 1 to 200")
+    return sizes
+
+
+@contextlib.contextmanager
+def _work_folder(wanted: str | None) -> Iterator[Path]:
+    if wanted is not None:
+        Path(wanted).mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="windlass-bench.", dir=wanted))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _tell(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\x1b[2Kwindlass: {text}", end="", file=sys.stderr, flush=True)
+    else:
+        print(f"windlass: {text}", file=sys.stderr, flush=True)
+
+
+def _record(args: argparse.Namespace, rows: list[Row], load: float) -> dict[str, object]:
+    return {
+        "version": 1,
+        "what": "bench start",
+        "when": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "formula": "median of the samples; seconds from the first rank's start to the last one's end",
+        "machine": {"cpus": os.cpu_count(), "load_before": load, "load_after": load_average()},
+        "import": args.module,
+        "limits": {"latency_ms": args.latency, "calls_per_s": args.calls, "bandwidth": args.bandwidth},
+        "repeat": args.repeat,
+        "rows": rows,
+    }
+
+
+def table(rows: list[Row]) -> str:
+    """Rows for people."""
+    head = ("case", "nodes", "ranks", "seconds", "range", "before", "shared calls", "shared MB")
+    body = [head]
+    for row in rows:
+        if row.seconds is None:
+            body.append((row.case, str(row.nodes), str(row.ranks), f"not measured: {row.not_measured}", "", "", "", ""))
+            continue
+        body.append(
+            (
+                row.case,
+                str(row.nodes),
+                str(row.ranks),
+                f"{row.seconds:.2f}",
+                f"{row.low:.2f}-{row.high:.2f}",
+                f"{row.ready_seconds:.2f}",
+                f"{row.shared_calls:,}",
+                f"{(row.shared_bytes or 0) / 1e6:,.1f}",
+            )
+        )
+    widths = [max(len(line[at]) for line in body if at != 3 or "not" not in line[3]) for at in range(len(head))]
+    return "\n".join(
+        "  ".join(
+            f"{cell:>{width}}" if at else f"{cell:<{width}}"
+            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in body
+    ).rstrip()
