@@ -75,6 +75,7 @@ STARTS_PROCESSES = (
     "launch/guard.py",  # a fork that outlives a windlass which was killed
     "launch/jobs.py",
     "services/agents.py",  # the step of agents beside the ranks
+    "bench/start/machine.py",  # nodes on one machine
     "cache/node/",  # travels: may not import `proc`
     "agent/node/",
     "services/node/",

@@ -26,28 +26,18 @@ from windlass.model.jsontext import to_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--env", metavar="PATH", help="environment with bin/python in it (default: the one of windlass)"
-    )
+    parser.add_argument("--env", metavar="PATH", help="environment with bin/python (default: that of windlass)")
     parser.add_argument("--import", dest="module", default="torch", metavar="MODULE", help="what is imported")
     parser.add_argument("--nodes", default="1,2,4", metavar="N,N…", help="sizes (default 1,2,4)")
     parser.add_argument("--ranks", type=int, default=1, metavar="R", help="ranks on each node (default 1)")
     parser.add_argument("--cases", default=",".join(CASES), metavar="CASE,…", help=f"of {', '.join(CASES)}")
     parser.add_argument("--repeat", type=int, default=5, metavar="K", help="rounds (default 5)")
-    parser.add_argument(
-        "--latency", type=float, default=0.0, metavar="MS", help="of each call of the shared file system"
-    )
-    parser.add_argument(
-        "--calls", type=float, default=0.0, metavar="RATE", help="calls a second for all nodes together"
-    )
+    parser.add_argument("--latency", type=float, default=0.0, metavar="MS", help="latency of each call")
+    parser.add_argument("--calls", type=float, default=0.0, metavar="RATE", help="calls a second, all nodes together")
     parser.add_argument("--bandwidth", metavar="SIZE", help="bytes a second for all nodes together, as in 200M")
-    parser.add_argument(
-        "--work", metavar="DIR", help="folder for clients, stores and copies (default: a temporary one)"
-    )
+    parser.add_argument("--work", metavar="DIR", help="folder for copies (default: a temporary one)")
     parser.add_argument("--record", metavar="FILE", help="keep rows, machine and settings as a record")
-    parser.add_argument(
-        "--json", action="store_true", help="rows of case, nodes, ranks, seconds, shared calls and bytes"
-    )
+    parser.add_argument("--json", action="store_true", help="rows of case, nodes, ranks, seconds, calls, bytes")
 
 
 def main(args: argparse.Namespace) -> Result:
@@ -142,10 +132,9 @@ def table(rows: list[Row]) -> str:
             )
         )
     widths = [max(len(line[at]) for line in body if at != 3 or "not" not in line[3]) for at in range(len(head))]
-    return "\n".join(
-        "  ".join(
-            f"{cell:>{width}}" if at else f"{cell:<{width}}"
-            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in body
-    ).rstrip()
+    return "\n".join(_line(line, widths) for line in body)
+
+
+def _line(cells: tuple[str, ...], widths: list[int]) -> str:
+    first, *rest = (f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+    return "  ".join((first.strip().ljust(widths[0]), *rest)).rstrip()

@@ -1,0 +1,277 @@
+"""The ways to start that are compared. Each takes a place and a size, and gives one sample."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from windlass.agent.bundle import ServiceSpec
+from windlass.bench.start.machine import Clients, Hosted, Seen, hosted, remove_tree, run_ranks
+from windlass.bench.start.shared import Limits
+from windlass.errors import MachineError
+from windlass.model.plan import CacheRoot
+from windlass.proc import run_command, which
+from windlass.services.stage import stage_service
+
+CASES = ("native", "direct", "sbcast", "squashfs", "stage", "cache", "cache+trace", "second")
+_PACK_S = 900.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """One measurement. `ready_s`: what came before the ranks (agents up, files staged); not part of `seconds` for the
+    cache, whose agents are up when the ranks start, but part of it for staging, without which no rank can start."""
+
+    seconds: float
+    shared: Seen
+    ready_s: float = 0.0
+
+
+class NotMeasuredError(Exception):
+    """The case cannot be measured here; the text says why."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Place:
+    """Where and what: the environment, the module, and a work folder on storage of this machine."""
+
+    env: Path
+    module: str
+    work: Path
+    limits: Limits
+    environ: Mapping[str, str]
+    count: int = 0
+    made: dict[str, Path] = field(default_factory=dict)
+
+    @property
+    def run(self) -> Path:
+        folder = self.work / "run"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    @property
+    def python(self) -> Path:
+        return self.env / "bin" / "python"
+
+    @property
+    def code(self) -> str:
+        return f"import {self.module}"
+
+    def clients(self, nodes: int) -> Clients:
+        """Fresh clients, which know nothing yet."""
+        self.count += 1
+        exports = {"env": str(self.env), "run": str(self.run)}
+        return Clients(self.work / f"s{self.count}", nodes, exports, self.limits)
+
+
+def native(place: Place, nodes: int, ranks: int) -> Sample:
+    """Everything on this machine's own disk and warm: as fast as it can be."""
+    seconds = run_ranks([place.python] * nodes, ranks, place.code, place.work)
+    return Sample(seconds=seconds, shared=Seen(calls=0, bytes=0))
+
+
+def direct(place: Place, nodes: int, ranks: int) -> Sample:
+    """Every node reads the shared file system for itself."""
+    with place.clients(nodes) as clients:
+        pythons = [clients.path(node) / "env" / "bin" / "python" for node in range(nodes)]
+        seconds = run_ranks(pythons, ranks, place.code, place.work)
+        return Sample(seconds=seconds, shared=clients.seen())
+
+
+def cache(place: Place, nodes: int, ranks: int, *, trace: bool = False) -> tuple[Sample, Sample]:
+    """Through the cooperative cache, cold; and once more on the same nodes (the sample of `second`)."""
+    trace_file = _trace(place) if trace else None
+    with place.clients(nodes) as clients:
+        service = _cache_service(place, clients, trace_in=trace_file.name if trace_file else "")
+        with hosted(clients, nodes, place.run, place.work, service) as up:
+            first = run_ranks(_viewed(place, up, nodes), ranks, place.code, place.work)
+            seen = clients.seen()
+            again = run_ranks(_viewed(place, up, nodes), ranks, place.code, place.work)
+            more = clients.seen().since(seen)
+    return Sample(seconds=first, shared=seen, ready_s=up.ready_s), Sample(seconds=again, shared=more)
+
+
+def _viewed(place: Place, up: Hosted, nodes: int) -> list[Path]:
+    return [Path(f"{up.view(node)}{place.python}") for node in range(nodes)]
+
+
+def _cache_service(place: Place, clients: Clients, *, trace_in: str = "", trace_out: str = "") -> ServiceSpec:
+    settings: dict[str, Any] = {
+        "roots": [[str(place.env), str(clients.path("{node}") / "env")]],
+        "per_node": True,
+        "config": {"budget_bytes": 2 << 30},
+        "trace_in": str(clients.path("{node}") / "run" / trace_in) if trace_in else "",
+        "trace_out": trace_out,
+    }
+    return ServiceSpec(name="cache", entry="windlass.services.node.cache:make", settings=settings)
+
+
+def _trace(place: Place) -> Path:
+    """The trace of this import, recorded by one node once."""
+    if "trace" not in place.made:
+        path = place.run / "import.trace.json"
+        with place.clients(1) as clients:
+            service = _cache_service(place, clients, trace_out=str(path))
+            with hosted(clients, 1, place.run, place.work, service) as up:
+                run_ranks(_viewed(place, up, 1), 1, place.code, place.work)
+        if not path.exists():
+            raise MachineError("no trace was recorded")
+        place.made["trace"] = path
+    return place.made["trace"]
+
+
+def stage(place: Place, nodes: int, ranks: int) -> Sample:
+    """A tar archive on the shared file system, unpacked on every node while it arrives."""
+    return _staged(place, nodes, ranks, _archive(place), lambda node: f"staged-{node}/env/bin/python")
+
+
+def squashfs(place: Place, nodes: int, ranks: int) -> Sample:
+    """An image on the shared file system, pushed to every node and mounted there."""
+    return _staged(place, nodes, ranks, _image(place), lambda node: f"staged-{node}/env/bin/python")
+
+
+def _staged(place: Place, nodes: int, ranks: int, source: Path, python: Callable[[int], str]) -> Sample:
+    with place.clients(nodes) as clients:
+        target = place.work / f"s{place.count}"
+        root = CacheRoot(path=str(source), real=str(clients.path("{node}") / "run" / source.name))
+        service = stage_service((root,), f"{target}/staged-{{node}}", extract=True, shard=False, per_node=True)
+        try:
+            with hosted(clients, nodes, place.run, place.work, service) as up:
+                pythons = [target / python(node) for node in range(nodes)]
+                seconds = run_ranks(pythons, ranks, place.code, place.work)
+                return Sample(seconds=up.ready_s + seconds, shared=clients.seen(), ready_s=up.ready_s)
+        finally:
+            for node in range(nodes):
+                remove_tree(target / f"staged-{node}")
+
+
+def _archive(place: Place) -> Path:
+    if "archive" not in place.made:
+        path = place.run / "env.tar"
+        words = ("tar", "-c", "-f", str(path), "-C", str(place.env), ".")
+        run_command(words, timeout_s=_PACK_S)
+        place.made["archive"] = path
+    return place.made["archive"]
+
+
+def _image(place: Place) -> Path:
+    if which("mksquashfs") is None or (which("squashfuse") is None and which("squashfuse_ll") is None):
+        raise NotMeasuredError("no mksquashfs and squashfuse here")
+    if "image" not in place.made:
+        path = place.run / "env.squashfs"
+        words = ("mksquashfs", str(place.env), str(path), "-comp", "zstd", "-Xcompression-level", "1", "-quiet")
+        run_command((*words, "-no-progress"), timeout_s=_PACK_S)
+        place.made["image"] = path
+    return place.made["image"]
+
+
+def sbcast(place: Place, nodes: int, ranks: int) -> Sample:
+    """A tar archive by Slurm's own sbcast, unpacked on every node. Only inside an allocation.
+
+    sbcast is handed the archive by one process, so the shared file system is read once, through the first client."""
+    have = int(place.environ.get("SLURM_JOB_NUM_NODES", "0") or 0)
+    if not have or which("sbcast", place.environ) is None:
+        raise NotMeasuredError("not inside a Slurm allocation")
+    if have < nodes:
+        raise NotMeasuredError(f"the allocation has {have} nodes")
+    archive = _archive(place)
+    with place.clients(1) as clients:
+        target = place.work / f"s{place.count}"
+        copy = target / "copy.tar"
+        unpack = f'mkdir -p "{target}/n$SLURM_NODEID" && tar -x -f "{copy}" -C "{target}/n$SLURM_NODEID"'
+        step = ("srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap")
+        began = time.monotonic()
+        source = str(clients.path(0) / "run" / archive.name)
+        run_command(("sbcast", "--force", source, str(copy)), timeout_s=_PACK_S, env=place.environ)
+        run_command((*step, "sh", "-c", unpack), timeout_s=_PACK_S, env=place.environ)
+        ready = time.monotonic() - began
+        try:
+            pythons = [target / f"n{node}" / "bin" / "python" for node in range(nodes)]
+            seconds = run_ranks(pythons, ranks, place.code, place.work)
+            return Sample(seconds=ready + seconds, shared=clients.seen(), ready_s=ready)
+        finally:
+            copy.unlink(missing_ok=True)
+            for node in range(nodes):
+                remove_tree(target / f"n{node}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """The samples of one case at one size."""
+
+    case: str
+    nodes: int
+    ranks: int
+    seconds: float | None
+    shared_calls: int | None
+    shared_bytes: int | None
+    low: float | None = None
+    high: float | None = None
+    ready_seconds: float | None = None
+    samples: tuple[float, ...] = ()
+    not_measured: str = ""
+
+
+def make_row(case: str, nodes: int, ranks: int, samples: list[Sample]) -> Row:
+    """Medians, with the whole range beside them."""
+    seconds = [sample.seconds for sample in samples]
+    return Row(
+        case=case,
+        nodes=nodes,
+        ranks=nodes * ranks,
+        seconds=round(statistics.median(seconds), 3),
+        shared_calls=int(statistics.median(sample.shared.calls for sample in samples)),
+        shared_bytes=int(statistics.median(sample.shared.bytes for sample in samples)),
+        low=round(min(seconds), 3),
+        high=round(max(seconds), 3),
+        ready_seconds=round(statistics.median(sample.ready_s for sample in samples), 3),
+        samples=tuple(round(value, 3) for value in seconds),
+    )
+
+
+def measure(
+    place: Place, cases: tuple[str, ...], sizes: tuple[int, ...], ranks: int, repeat: int, tell: Callable[[str], None]
+) -> list[Row]:
+    """All cases at all sizes, one after the other in every round, so that a busy minute hurts all of them alike."""
+    samples: dict[tuple[str, int], list[Sample]] = {(case, nodes): [] for nodes in sizes for case in cases}
+    missing: dict[tuple[str, int], str] = {}
+    for turn in range(repeat):
+        for nodes in sizes:
+            for case in cases:
+                if (case, nodes) in missing or (case == "second" and "cache" in cases):
+                    continue
+                tell(f"round {turn + 1} of {repeat}: {case} on {nodes} {'node' if nodes == 1 else 'nodes'}")
+                try:
+                    _one(place, case, nodes, ranks, samples)
+                except NotMeasuredError as error:
+                    missing[case, nodes] = str(error)
+    rows = []
+    for (case, nodes), found in samples.items():
+        if found:
+            rows.append(make_row(case, nodes, ranks, found))
+        else:
+            why = missing.get((case, nodes), "no sample")
+            none: dict[str, Any] = {"seconds": None, "shared_calls": None, "shared_bytes": None}
+            rows.append(Row(case=case, nodes=nodes, ranks=nodes * ranks, not_measured=why, **none))
+    return rows
+
+
+def _one(place: Place, case: str, nodes: int, ranks: int, samples: dict[tuple[str, int], list[Sample]]) -> None:
+    if case in {"cache", "second", "cache+trace"}:
+        first, again = cache(place, nodes, ranks, trace=case == "cache+trace")
+        if case != "second":
+            samples[case, nodes].append(first)
+        if case != "cache+trace" and ("second", nodes) in samples:
+            samples["second", nodes].append(again)
+        return
+    run = {"native": native, "direct": direct, "sbcast": sbcast, "squashfs": squashfs, "stage": stage}[case]
+    samples[case, nodes].append(run(place, nodes, ranks))
+
+
+def load_average() -> float:
+    return round(os.getloadavg()[0], 2)

@@ -1,0 +1,227 @@
+"""Several nodes on one machine: each with an address, a client of the shared file system, agents and ranks of its own.
+
+The agents are started exactly as a launcher would start them, from the file in the run folder, which is read through
+the node's own client: so their start is counted too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from windlass.agent.bundle import Manifest, ServiceSpec, bundle_bytes
+from windlass.agent.words import agent_words
+from windlass.bench.start.shared import ClientSettings, Counters, Limits, settings_text
+from windlass.errors import DeadlineError, MachineError
+from windlass.proc import pdeathsig
+from windlass.services.cache import PACKAGES
+
+_UP_S = 600.0
+_RANKS_S = 900.0
+_END_S = 30.0
+_NODE_VARIABLE = "WINDLASS_NODE_RANK"
+Process = subprocess.Popen[bytes]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """What the shared file system has seen so far."""
+
+    calls: int
+    bytes: int
+
+    def since(self, before: Seen) -> Seen:
+        return Seen(calls=self.calls - before.calls, bytes=self.bytes - before.bytes)
+
+
+class Clients:
+    """One client of the shared file system per node. `path(node)` is what that node sees."""
+
+    def __init__(self, work: Path, nodes: int, exports: Mapping[str, str], limits: Limits) -> None:
+        self._work = work
+        self._nodes = nodes
+        self._exports = dict(exports)
+        self._limits = limits
+        self._servers: list[Process] = []
+        self._counters: list[Counters] = []
+
+    def __enter__(self) -> Clients:
+        self._work.mkdir(parents=True, exist_ok=True)
+        try:
+            for node in range(self._nodes):
+                self._start(node)
+            for server in self._servers:
+                if _line(server, 30.0) != b"ready\n":
+                    raise MachineError("the shared file system of the measurement did not come up")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _start(self, node: int) -> None:
+        self.path(node).mkdir(parents=True)
+        settings = ClientSettings(
+            where=str(self.path(node)),
+            exports=self._exports,
+            counters=str(self._work / f"counters-{node}"),
+            pace=str(self._work / "pace"),
+            limits=self._limits,
+        )
+        argv = [sys.executable, "-m", "windlass.bench.start.shared", settings_text(settings)]
+        env = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "PATH": os.defpath}
+        self._servers.append(_popen(argv, env))
+        self._counters.append(Counters(settings.counters))
+
+    def __exit__(self, *_: object) -> None:
+        for server in self._servers:
+            _end(server)
+
+    def path(self, node: int | str) -> Path:
+        return self._work / f"client-{node}"
+
+    def seen(self) -> Seen:
+        counted = [counters.read() for counters in self._counters]
+        return Seen(calls=sum(calls for calls, _ in counted), bytes=sum(size for _, size in counted))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hosted:
+    """Running agents: how long they took to come up, and where the nodes' things are."""
+
+    ready_s: float
+    folder: Path
+    run_id: str
+
+    def view(self, node: int) -> Path:
+        return self.folder / "c" / f"{self.run_id}.{node}" / "view"
+
+
+@contextlib.contextmanager
+def hosted(clients: Clients, nodes: int, run: Path, work: Path, service: ServiceSpec) -> Iterator[Hosted]:
+    """Agents with one service on every node; all are up when the block begins, and gone when it ends.
+
+    `run` is the folder that the clients show as `run`: the file that travels is put there."""
+    run_id = f"b{random.randrange(1 << 40):x}"
+    net = f"127.{random.randrange(64, 250)}.{random.randrange(250)}"
+    manifest = Manifest(
+        run_id=run_id,
+        hosts=tuple(f"{net}.{node + 1}" for node in range(nodes)),
+        node_variables=(_NODE_VARIABLE,),
+        folder=str(work / "agents"),
+        services=(service,),
+    )
+    bundle = run / f"{run_id}.pyz"
+    bundle.touch(0o600)
+    bundle.write_bytes(bundle_bytes(manifest, os.urandom(32), PACKAGES))
+    agents: list[Process] = []
+    began = time.monotonic()
+    try:
+        for node in range(nodes):
+            words = agent_words(str(clients.path(node) / "run" / bundle.name), os.path.realpath(sys.executable))
+            agents.append(_popen(words, {_NODE_VARIABLE: str(node), "PATH": os.defpath}))
+        for node, agent in enumerate(agents):
+            _wait_up(agent, node)
+        yield Hosted(ready_s=time.monotonic() - began, folder=work / "agents", run_id=run_id)
+    finally:
+        for agent in agents:
+            assert agent.stdin is not None
+            agent.stdin.close()
+        for agent in agents:
+            _end(agent)
+        bundle.unlink()
+
+
+def _wait_up(agent: Process, node: int) -> None:
+    deadline = time.monotonic() + _UP_S
+    while True:
+        raw = _line(agent, deadline - time.monotonic())
+        if not raw:
+            raise MachineError(f"the agent of node {node} ended: {_said(agent)}")
+        line: dict[str, Any] = json.loads(raw)
+        if "failed" in line:
+            raise MachineError(f"the agent of node {node} did not start: {line['failed']}")
+        if "up" in line:
+            return
+
+
+def run_ranks(pythons: Sequence[Path], ranks: int, code: str, home: Path) -> float:
+    """Start `ranks` interpreters per node at once and wait for all. Seconds from the first start to the last end."""
+    env = {"PATH": os.defpath, "HOME": str(home), "PYTHONNOUSERSITE": "1", "OMP_NUM_THREADS": "1"}
+    began = time.monotonic()
+    children = [_popen([str(python), "-c", code], env) for python in pythons for _ in range(ranks)]
+    deadline = began + _RANKS_S
+    try:
+        for child in children:
+            try:
+                child.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                raise DeadlineError(
+                    f"a rank still runs after {_RANKS_S:g} s", argv=(str(pythons[0]), "-c", code), code=None
+                ) from None
+            if child.returncode:
+                raise MachineError(f"{pythons[0]} -c {code!r} failed: {_said(child)}")
+        return time.monotonic() - began
+    finally:
+        for child in children:
+            if child.poll() is None:
+                child.kill()
+            child.communicate(timeout=10)
+
+
+def remove_tree(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _popen(argv: Sequence[str], env: Mapping[str, str]) -> Process:
+    return subprocess.Popen(
+        list(argv),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=dict(env),
+        cwd="/",
+        start_new_session=True,
+        preexec_fn=pdeathsig(signal.SIGTERM),  # noqa: PLW1509  one system call
+    )
+
+
+def _line(process: Process, timeout_s: float) -> bytes:
+    assert process.stdout is not None
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        if not selector.select(max(0.0, timeout_s)):
+            raise DeadlineError(f"no word within {timeout_s:.0f} s", argv=(), code=None)
+    return process.stdout.readline()
+
+
+def _said(process: Process) -> str:
+    process.kill()
+    text = process.communicate(timeout=10)[1].decode(errors="replace").strip()
+    return text.splitlines()[-1] if text else "no message"
+
+
+def _end(process: Process) -> None:
+    """Close its standard input, wait, insist."""
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+    for sig in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_S)
+            break
+        process.send_signal(sig)
+    for stream in (process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
