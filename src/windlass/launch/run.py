@@ -77,8 +77,10 @@ def execute(
     environ: Mapping[str, str],
     beside: Beside | None = None,
     watch: Watch | None = None,
+    last: bool = True,
 ) -> RunRecord:
-    """Start the ranks and stay until the last one has ended. Writes and returns the record."""
+    """Start the ranks and stay until the last one has ended. Writes and returns the record. Unless this is the `last`
+    start of the run, the nodes' caches stay for the next one."""
     started = time.time()
     adopt_orphans()
     guard: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -102,7 +104,8 @@ def execute(
             sweep()
             job.close()
             folder.forget_secrets()
-        finish_caches(plan, folder, facts, environ, view)
+        if last:
+            finish_caches(plan, folder, facts, environ, view)
         record = _record(plan, folder, job, hosts, stopped_by, started)
         try:
             folder.save_result(record)
@@ -151,7 +154,7 @@ def _watch(
         job.poll()
         if beside is not None:
             beside.poll()
-        if watch is not None and not job.failing and not job.done and watch.look(job) is not None:
+        if watch is not None and not job.done and watch.look(job) is not None and not job.failing:
             job.failing = True
             job.ask_to_stop(signal.SIGTERM)
         now = time.monotonic()
@@ -262,6 +265,12 @@ def explain_end(record: RunRecord, folder: RunFolder, *, seen: Callable[[int], b
         return [
             f"windlass: the launcher ended with code {record.exit_code} and no rank to blame; "
             f"its words are in {folder.path}/launcher.log"
+        ]
+    if failure.rank is None and failure.code is None and failure.signal is None:
+        at = f" (node {failure.host})" if failure.host else ""
+        return [
+            f"windlass: after {record.seconds:.1f} s the launcher says{at}: {failure.said}",
+            f"windlass: all that it said is in {folder.path}/launcher.log",
         ]
     who = f"rank {failure.rank}" if failure.rank is not None else "a rank"
     where = f" on {failure.host}" if failure.host else ""
