@@ -228,7 +228,7 @@ def micro(size: str, out: Path) -> None:
         note(what="attention TFLOP/s", backend=str(backend), fwd=work / forward, bwd=2.5 * work / backward)
 
 
-CURVE = {"model": "llama-160m", "sequence": 512, "micro_batch": 8, "steps": 200, "warmup": 0, "learning_rate": 6e-4}
+CURVE = {"model": "llama-160m", "sequence": 512, "micro_batch": 8, "steps": 200, "warmup": 0, "learning_rate": 1e-4}
 
 
 def curves(out: Path) -> None:

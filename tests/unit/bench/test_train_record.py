@@ -101,3 +101,59 @@ def test_kernels_of_real_traces_are_sorted(kernel: str, kind: str) -> None:
 
 def test_overlapping_kernels_count_once() -> None:
     assert busy_us([(0, 10), (5, 12), (20, 30), (21, 22)]) == 22
+
+
+def test_ctrl_c_keeps_the_steps_that_were_measured(tmp_path: Path) -> None:
+    import os
+    import signal
+    import subprocess
+    import sys
+
+    source = Path(__file__).resolve().parents[3] / "src"
+    out = tmp_path / "r.json"
+    argv = [sys.executable, "-m", "windlass.bench.train", *_llm("--steps", "1000000"), "--any-loss", "--json", str(out)]
+    env = os.environ | {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("step 3/"):
+                break
+        process.send_signal(signal.SIGINT)
+        process.stderr.read()
+        assert process.wait(timeout=60) == 0
+    finally:
+        process.kill()
+        process.wait()
+    record = json.loads(out.read_text())
+    assert 3 <= len(record["samples"]["step_s"]) < 1_000_000
+
+
+def test_a_model_larger_than_the_device_is_refused_before_it_is_made() -> None:
+    import dataclasses
+
+    from windlass.bench.train.device import find_device
+    from windlass.bench.train.loop import check_memory
+    from windlass.bench.train.options import LlmOptions
+    from windlass.errors import MachineError
+
+    small = dataclasses.replace(find_device("cpu"), memory_bytes=100 * 2**30, name="small card")
+    asked = LlmOptions(model="llama2-7b", precision="bf16")
+    with pytest.raises(MachineError, match="llama2-7b needs 113 GiB for its state on each device, small card has 100"):
+        check_memory(asked, small, 1)
+    check_memory(dataclasses.replace(asked, parallel="fsdp"), small, 2)
+
+
+def test_out_of_memory_says_what_to_change() -> None:
+    import torch
+
+    from windlass.bench.train.device import find_device
+    from windlass.bench.train.interruption import out_of_memory_explained
+    from windlass.errors import MachineError
+
+    with (
+        pytest.raises(MachineError, match="cpu ran out of memory") as caught,
+        out_of_memory_explained(find_device("cpu"), "--micro-batch"),
+    ):
+        raise torch.OutOfMemoryError("no room")
+    assert "smaller --micro-batch" in str(caught.value.hint)

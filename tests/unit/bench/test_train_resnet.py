@@ -49,7 +49,7 @@ def test_pointwise_convolutions_as_products_change_nothing() -> None:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "amp"])
 def test_it_learns(precision: str) -> None:
     options = ResNetOptions(
         model="resnet-tiny",
@@ -66,7 +66,8 @@ def test_it_learns(precision: str) -> None:
 
 
 @pytest.mark.timeout(180)
-def test_bf16_follows_fp32_at_first() -> None:
+@pytest.mark.parametrize("low", ["bf16", "amp"])
+def test_low_precision_follows_fp32_at_first(low: str) -> None:
     runs = [
         train_resnet(
             ResNetOptions(
@@ -80,7 +81,7 @@ def test_bf16_follows_fp32_at_first() -> None:
                 learning_rate=1e-3,
             )
         )
-        for precision in ("fp32", "bf16")
+        for precision in ("fp32", low)
     ]
     for a, b in zip(runs[0].losses, runs[1].losses, strict=True):
         assert abs(a - b) / a < 0.03

@@ -14,8 +14,9 @@ from typing import Any
 
 from windlass.bench.train.options import (
     CHECKPOINTINGS,
+    LLM_PRECISIONS,
     PARALLELS,
-    PRECISIONS,
+    RESNET_PRECISIONS,
     LlmOptions,
     ResNetOptions,
 )
@@ -42,10 +43,11 @@ def parser() -> argparse.ArgumentParser:
     for name in ("graphs", "channels-last", "pointwise-as-matmul", "stem-patches", "autotune"):
         resnet.add_argument(f"--{name}", action=argparse.BooleanOptionalAction)
     resnet.add_argument("--norm", choices=("torch", "by-hand"))
+    llm.add_argument("--precision", choices=LLM_PRECISIONS)
+    resnet.add_argument("--precision", choices=RESNET_PRECISIONS)
     for case in (llm, resnet):
         case.add_argument("--model")
         case.add_argument("--device", choices=("cuda", "xpu", "cpu"))
-        case.add_argument("--precision", choices=PRECISIONS)
         case.add_argument("--parallel", choices=PARALLELS)
         case.add_argument("--compile", action=argparse.BooleanOptionalAction)
         case.add_argument("--tf32", action=argparse.BooleanOptionalAction)

@@ -154,6 +154,11 @@ class StepClock:
         event.record()
         self._marks.append(event)
 
+    @property
+    def count(self) -> int:
+        """How many marks there are."""
+        return len(self._marks)
+
     def wait_for(self, back: int) -> None:
         """Wait for the mark `back` marks ago: keeps the host from running far ahead of the device."""
         if self._device.kind != "cpu" and len(self._marks) > back:

@@ -14,9 +14,10 @@ from windlass.bench.train.breakdown import Breakdown, profiled
 from windlass.bench.train.data import RandomTokens, TokenFile
 from windlass.bench.train.device import Device, StepClock, allow_tf32, find_device, peak_memory_bytes
 from windlass.bench.train.graph import captured
+from windlass.bench.train.interruption import out_of_memory_explained, stop_kept
 from windlass.bench.train.llama import Llama
 from windlass.bench.train.optimizer import AdamW, warm_learning_rate
-from windlass.bench.train.options import LlmOptions, llama_size
+from windlass.bench.train.options import LlmOptions, llama_size, state_bytes
 from windlass.bench.train.pieces import make_pieces
 from windlass.bench.train.product import Accumulation, ProductRules
 from windlass.errors import MachineError
@@ -45,7 +46,7 @@ def train_llm(options: LlmOptions) -> LlmResult:
     device = find_device(options.device, world.local_rank)
     options = resolve(options, device)
     allow_tf32(bool(options.tf32))
-    with parallel.process_group(world, options.parallel, device):
+    with parallel.process_group(world, options.parallel, device), out_of_memory_explained(device, "--micro-batch"):
         return _train(options, device, world)
 
 
@@ -66,6 +67,7 @@ def resolve(options: LlmOptions, device: Device) -> LlmOptions:
 def _train(options: LlmOptions, device: Device, world: parallel.World) -> LlmResult:
     size = llama_size(options.model)
     assert options.precision is not None
+    check_memory(options, device, world.size)
     accumulation = Accumulation(in_place=False)
     plain = Llama(
         size,
@@ -118,11 +120,12 @@ def _train(options: LlmOptions, device: Device, world: parallel.World) -> LlmRes
             one_step(step)
             log.info("warm-up %d/%d", step + 1, options.warmup)
         clock.mark()
-        for step in range(options.warmup, options.warmup + options.steps):
-            one_step(step)
-            clock.mark()
-            clock.wait_for(back=1)
-            log.info("step %d/%d", step - options.warmup + 1, options.steps)
+        with stop_kept(world.size == 1, clock):
+            for step in range(options.warmup, options.warmup + options.steps):
+                one_step(step)
+                clock.mark()
+                clock.wait_for(back=1)
+                log.info("step %d/%d", step - options.warmup + 1, options.steps)
         step_s = clock.intervals_s()
         breakdown = None
         if options.profile:
@@ -142,6 +145,18 @@ def _train(options: LlmOptions, device: Device, world: parallel.World) -> LlmRes
         peak_memory_bytes=peak_memory_bytes(device),
         breakdown=breakdown,
     )
+
+
+def check_memory(options: LlmOptions, device: Device, ranks: int) -> None:
+    """Refuse a model whose state alone is larger than the device, before a login node is driven out of memory."""
+    assert options.precision is not None
+    needed = state_bytes(llama_size(options.model).parameters, options.precision, options.parallel, ranks)
+    if needed > device.memory_bytes:
+        raise MachineError(
+            f"{options.model} needs {needed / 2**30:.0f} GiB for its state on each device, "
+            f"{device.name} has {device.memory_bytes / 2**30:.0f}",
+            hint="take a smaller model, or --parallel fsdp on more ranks",
+        )
 
 
 def _recorded(

@@ -8,11 +8,12 @@ from typing import Literal
 
 from windlass.errors import UsageError, unknown_name
 
-Precision = Literal["fp32", "bf16", "fp8"]
+Precision = Literal["fp32", "bf16", "fp8", "amp"]
 Parallel = Literal["none", "ddp", "fsdp"]
 Checkpointing = Literal["none", "selective", "full"]
 
-PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp8")
+LLM_PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp8")
+RESNET_PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "amp")
 PARALLELS: tuple[Parallel, ...] = ("none", "ddp", "fsdp")
 CHECKPOINTINGS: tuple[Checkpointing, ...] = ("none", "selective", "full")
 
@@ -60,6 +61,14 @@ RESNETS: dict[str, tuple[int, int, int, int]] = {
     "resnet101": (3, 4, 23, 3),
     "resnet-tiny": (1, 1, 1, 1),
 }
+
+
+def state_bytes(parameters: int, precision: Precision, parallel: Parallel, ranks: int) -> int:
+    """What weights, gradients, moments and low-precision copies take on each device, activations not counted."""
+    masters = 4 * 4 * parameters
+    if parallel == "fsdp":
+        return masters // ranks
+    return masters if precision == "fp32" else masters + 2 * parameters
 
 
 def llama_size(name: str) -> LlamaSize:
@@ -119,6 +128,8 @@ class LlmOptions(StepOptions):
         llama_size(self.model)
         for name in ("sequence", "micro_batch", "accumulation", "loss_chunk"):
             _at_least(name.replace("_", "-"), getattr(self, name), 1)
+        if self.precision == "amp":
+            raise UsageError("autocast is for ResNet", hint="bf16 keeps fp32 masters already: use --precision bf16")
         if self.graphs and self.parallel != "none":
             raise UsageError("graphs of a micro-step are for one device", hint="leave --graphs out")
         if self.precision == "fp8" and (self.micro_batch * self.sequence) % 16:

@@ -13,6 +13,7 @@ from windlass.bench.train.breakdown import Breakdown, profiled
 from windlass.bench.train.data import RandomImages
 from windlass.bench.train.device import Device, StepClock, allow_tf32, find_device, peak_memory_bytes, synchronize
 from windlass.bench.train.graph import captured
+from windlass.bench.train.interruption import out_of_memory_explained, stop_kept
 from windlass.bench.train.kernels import kernels_available
 from windlass.bench.train.norm import NormTable
 from windlass.bench.train.optimizer import MasterSgd
@@ -43,7 +44,7 @@ def train_resnet(options: ResNetOptions) -> ResNetResult:
     options = resolve(options, device)
     allow_tf32(bool(options.tf32))
     torch.backends.cudnn.benchmark = True
-    with parallel.process_group(world, options.parallel, device):
+    with parallel.process_group(world, options.parallel, device), out_of_memory_explained(device, "--batch"):
         return _train(options, device, world)
 
 
@@ -107,7 +108,8 @@ def _train(options: ResNetOptions, device: Device, world: parallel.World) -> Res
 
     def train_on(images: Tensor, labels: Tensor) -> Tensor:
         optimizer.zero_grad()
-        loss: Tensor = model(images, labels)
+        with torch.autocast(device.kind, torch.bfloat16, enabled=options.precision == "amp"):
+            loss: Tensor = model(images, labels)
         loss.backward()
         if table is not None:
             table.end()
@@ -126,9 +128,10 @@ def _train(options: ResNetOptions, device: Device, world: parallel.World) -> Res
         one_step(step)
     synchronize(device)
     clock.mark()
-    for step in range(options.warmup, options.warmup + options.steps):
-        one_step(step)
-        clock.mark()
+    with stop_kept(world.size == 1, clock):
+        for step in range(options.warmup, options.warmup + options.steps):
+            one_step(step)
+            clock.mark()
     step_s = clock.intervals_s()
     breakdown = profiled(lambda: one_step(options.warmup + options.steps), device) if options.profile else None
     return ResNetResult(
