@@ -110,9 +110,9 @@ def add_request_options(parser: argparse.ArgumentParser) -> None:
     alive.add_argument(
         "--restarts",
         type=int,
-        default=0,
         metavar="N",
-        help="start a failed run again, up to N times in a row without a newer snapshot",
+        help="start a failed run again, up to N times in a row without a newer snapshot (with --spares and "
+        "--until-done: 3)",
     )
     alive.add_argument("--spares", type=int, default=0, metavar="K", help="K more nodes, for those that fail")
     alive.add_argument(
@@ -198,6 +198,9 @@ def request_from(args: argparse.Namespace, environ: Mapping[str, str]) -> Reques
         raise UsageError(f"--grace {args.grace}", hint="give seconds, 0 or more")
     if args.threads is not None and args.threads < 1:
         raise UsageError(f"--threads {args.threads}", hint="give 1 or more")
+    for name in ("bind", "runtime", "container_arg"):
+        if getattr(args, name) and not args.container:
+            raise UsageError(f"--{name.replace('_', '-')} without --container", hint="add --container IMAGE")
     if args.master_port is not None and not 0 < args.master_port < 65536:
         raise UsageError(f"--master-port {args.master_port}", hint="give a number from 1 to 65535")
     return Request(
@@ -245,7 +248,7 @@ def request_from(args: argparse.Namespace, environ: Mapping[str, str]) -> Reques
         cache_placement=args.cache_placement,
         cache_budget_bytes=parse_size(args.cache_memory, "--cache-memory") if args.cache_memory else None,
         cache_trace=not args.no_cache_trace,
-        restarts=_at_least_zero(args.restarts, "--restarts"),
+        restarts=None if args.restarts is None else _at_least_zero(args.restarts, "--restarts"),
         spares=_at_least_zero(args.spares, "--spares"),
         hang_after_s=_hang_after(args.hang_after),
         until_done=args.until_done,

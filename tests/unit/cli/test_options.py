@@ -84,6 +84,9 @@ def test_arguments_with_dashes_reach_launcher_and_scheduler(tmp_path: Path) -> N
         ("--site-file nothere.toml", "nothere.toml"),
         ("--hosts n[1-", "n[1-"),
         ("--runtime dockre --container x.sif", "dockre"),
+        ("--bind /a", "--bind without --container"),
+        ("--runtime apptainer", "--runtime without --container"),
+        ("--container-arg --nv", "--container-arg without --container"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused_before_anything_is_made(tmp_path: Path, words: str, told: str) -> None:
