@@ -31,6 +31,7 @@ LAYERS = {
     "launch": 4,
     "agent": 4,
     "services": 5,
+    "supervise": 5,
     "doctor": 5,
     "bench": 5,
     "observe": 5,
@@ -39,7 +40,7 @@ LAYERS = {
     "cli": 6,
     "__main__": 7,
 }
-SAME_LAYER = {("settings", "errors"), ("tune", "bench"), ("bench", "services")}
+SAME_LAYER = {("settings", "errors"), ("tune", "bench"), ("bench", "services"), ("supervise", "services")}
 
 # Beside the layers: what a user's script imports (it must work with no launcher at all), and the package itself.
 BESIDE = {"runtime": {"errors"}, "__init__": {"runtime"}}

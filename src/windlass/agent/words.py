@@ -44,6 +44,14 @@ def agent_words(bundle: str, last_python: str) -> tuple[str, ...]:
     return ("/bin/sh", "-c", choose, "windlass-agent", _BOOT, last_python, bundle)
 
 
+def script_words(source: str, last_python: str, *arguments: str) -> tuple[str, ...]:
+    """Runs the text of a program on a node, with the node's own Python; nothing of it lies on the shared file system."""
+    choose = _CHOOSE.format(
+        pythons=" ".join(_NODE_PYTHONS), oldest=repr(OLDEST), first=".".join(str(part) for part in OLDEST)
+    )
+    return ("/bin/sh", "-c", choose, "windlass-agent", source, last_python, *arguments)
+
+
 _STOP = (
     'f=$1; shift; n=; for v in {names}; do eval n=\\${{$v-}}; [ -n "$n" ] && break; done; '
     'p=$(cat "$f.$n/pid" 2>/dev/null) || exit 0; kill -TERM "$p" 2>/dev/null || exit 0; '

@@ -12,6 +12,7 @@ import msgspec
 from windlass.cli.options import add_request_options, parse_with_command, request_from
 from windlass.cli.result import Result
 from windlass.errors import UsageError
+from windlass.launch.caches import finish_caches
 from windlass.launch.context import Surroundings, current_environ, look_around
 from windlass.launch.folder import RunFolder, is_run, make_folder, open_folder, read_plan, restart
 from windlass.launch.output import View, show_ranks
@@ -26,7 +27,10 @@ from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.model.request import Request
 from windlass.services.cache import cache_beside
+from windlass.services.watched import WatchedBeside, beats_folder, watched_agents
 from windlass.settings import Settings, read_settings
+from windlass.supervise.loop import Live, keep_alive
+from windlass.supervise.watch import RankWatch
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +63,8 @@ def main(args: argparse.Namespace) -> Result:
         plan, secrets, folder, around = _fresh(args, settings, environ)
     show = show_ranks(args.show, plan.world_size)
     view = View(show, sys.stdout, sys.stderr, width=len(str(plan.world_size - 1)))
-    record = to_its_end(plan, secrets, folder, around, view, environ, quiet=args.quiet)
+    end = kept_alive if plan.request.supervised else to_its_end
+    record = end(plan, secrets, folder, around, view, environ, quiet=args.quiet)
     return Result(data=None, exit_code=record.exit_code)
 
 
@@ -77,13 +82,10 @@ def to_its_end(
     try:
         if secrets:
             folder.save_plan(plan, secrets)
-        hosts = expand_hostlist(plan.hosts) if plan.hosts else (socket.gethostname().split(".", 1)[0],)
-        facts = _settle(plan, folder, hosts, around, environ)
+        hosts = _hosts(plan)
+        facts = _settle(plan, folder, hosts, around, environ, folder.run_id)
         if not quiet:
-            for remark in plan.remarks:
-                if remark.level == "warning":
-                    view.note(f"windlass: warning: {remark.text}" + (f" ({remark.hint})" if remark.hint else ""))
-            view.note(f"windlass: {headline(plan)}; run folder {folder.path}")
+            _announce(plan, folder, view)
         prepare(plan, folder, facts, hosts)
     except BaseException:
         folder.forget_secrets()  # nothing has started that could need them
@@ -96,6 +98,73 @@ def to_its_end(
         for line in good_end(plan, record, folder):
             view.note(line)
     return record
+
+
+def kept_alive(
+    plan: Plan,
+    secrets: Secrets,
+    folder: RunFolder,
+    around: Surroundings,
+    view: View,
+    environ: dict[str, str],
+    *,
+    quiet: bool,
+) -> RunRecord:
+    """Start a plan under supervision, as often as it takes and as the request allows."""
+    if secrets:
+        folder.save_plan(plan, secrets)
+    if not quiet:
+        _announce(plan, folder, view)
+    last: list[tuple[Plan, JobFacts]] = []
+    allocation = around.context.allocation
+
+    def start(plan: Plan, attempt: int, watch: RankWatch) -> tuple[RunRecord, WatchedBeside]:
+        hosts = _hosts(plan)
+        settled = _settle(plan, folder, hosts, around, environ, f"{folder.run_id}.{attempt}")
+        facts = msgspec.structs.replace(
+            settled,
+            attempt=attempt,
+            deadline_s=allocation.end_time_s if allocation else None,
+            beats=beats_folder(plan, os.getuid(), folder.run_id),
+        )
+        last[:] = [(plan, facts)]
+        prepare(plan, folder, facts, hosts)
+        agents = watched_agents(plan, folder, facts, hosts, environ, plan.request.hang_after_s)
+        beside = WatchedBeside(agents, folder, view, hosts, cached=plan.cache is not None, quiet=quiet)
+        watch.signs = beside
+        return execute(plan, folder, facts, hosts, view, environ, beside, watch, last=False), beside
+
+    live = Live(
+        plan=plan,
+        folder=folder,
+        context=around.context,
+        view=view,
+        environ=environ,
+        state_dir=read_settings(environ).state_dir,
+        quiet=quiet,
+        start=start,
+    )
+    try:
+        record = keep_alive(live)
+    finally:
+        folder.forget_secrets()
+        for ended, facts in last:
+            finish_caches(ended, folder, facts, environ, view)
+    if record.outcome == "ok" and not quiet:
+        for line in good_end(last[0][0], record, folder):
+            view.note(line)
+    return record
+
+
+def _hosts(plan: Plan) -> tuple[str, ...]:
+    return expand_hostlist(plan.hosts) if plan.hosts else (socket.gethostname().split(".", 1)[0],)
+
+
+def _announce(plan: Plan, folder: RunFolder, view: View) -> None:
+    for remark in plan.remarks:
+        if remark.level == "warning":
+            view.note(f"windlass: warning: {remark.text}" + (f" ({remark.hint})" if remark.hint else ""))
+    view.note(f"windlass: {headline(plan)}; run folder {folder.path}")
 
 
 def _fresh(
@@ -206,15 +275,21 @@ def refuse_login(around: Surroundings, request: Request, *, allowed: bool) -> No
 
 
 def _settle(
-    plan: Plan, folder: RunFolder, hosts: tuple[str, ...], around: Surroundings, environ: dict[str, str]
+    plan: Plan,
+    folder: RunFolder,
+    hosts: tuple[str, ...],
+    around: Surroundings,
+    environ: dict[str, str],
+    start_id: str,
 ) -> JobFacts:
-    """Address and port, checked before any rank starts: on this node, or as the first node told us."""
+    """Address and port, checked before any rank starts: on this node, or as the first node told us. Each start has a
+    port of its own: the last one's may still be held."""
     free = is_free if around.on_node else lambda port: port not in around.taken_ports
     return JobFacts(
         run_dir=str(folder.path),
         run_id=folder.run_id,
         uid=os.getuid(),
         master_addr=master_address(plan, hosts, environ),
-        master_port=master_port(plan, plan.job_id, folder.run_id, free),
+        master_port=master_port(plan, plan.job_id, start_id, free),
         job_id=plan.job_id or folder.run_id,
     )

@@ -78,7 +78,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cache_budget_bytes: int | None = None
     cache_trace: bool = True
 
-    restarts: int = 0
+    restarts: int | None = None
     """How often a failed run is started again, in a row and without a newer snapshot in between."""
     spares: int = 0
     """Nodes of the allocation that wait for one of the others to fail."""
@@ -86,6 +86,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Silence of all ranks after which the run counts as hanging."""
     until_done: bool = False
     """Submit the job again when its time is up and the work is not done."""
+
+    @property
+    def restarts_allowed(self) -> int:
+        """Who asks for spare nodes or for the end of the work means to start again too."""
+        if self.restarts is not None:
+            return self.restarts
+        return 3 if self.spares or self.until_done else 0
 
     @property
     def supervised(self) -> bool:

@@ -179,12 +179,12 @@ class Agents:
                 with contextlib.suppress(ValueError):
                     self.lines.append(json.loads(raw[raw.index(b"{") :]))
 
-    def stop(self) -> None:
+    def stop(self, patience_s: float = _END_S) -> None:
         """Ask the agents to end, wait, insist. Never raises."""
         child = self._child
         if child is None:
             return
-        deadline = time.monotonic() + _END_S
+        deadline = time.monotonic() + patience_s
         if child.stdin is not None:
             child.stdin.close()
         else:

@@ -107,7 +107,7 @@ class CacheBeside:
         self._agents.hear()
         fresh, self._told = self._agents.lines[self._told :], len(self._agents.lines)
         for line in fresh:
-            if "news" in line:
+            if "news" in line and line.get("service") == "cache":
                 self._view.note(f"windlass: {self._hosts[line['node']]}: {line['news']}")
 
     def stop(self) -> None:

@@ -1,0 +1,253 @@
+"""A look at one node by a short program beside the ranks: where each of them stands, and what the kernel says.
+
+`stacks RUN_DIR VARIABLES` while the ranks live: state and stack of each, one file per rank in `evidence/`.
+`after RUN_DIR VARIABLES MARK SECONDS` when they should be gone: kernel messages of the last SECONDS, and a sweep of
+what still carries the run's mark (which ends in the node's number). Both print one JSON line per thing found, and a
+last one that says that this node answered. VARIABLES are where the launcher tells a task its node's number.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+_KERNEL = re.compile(
+    r"out of memory|oom-kill|killed process|NVRM|\bXid\b|amdgpu|\bxe\b.*(error|reset)|i915.*(error|reset)"
+    r"|hardware error|machine check|\bmce\b|I/O error|LustreError|nfs: server|segfault|general protection|cxi|link is down",
+    re.IGNORECASE,
+)
+_STACK_S = 10.0
+_MOST_LINES = 40
+
+
+def main(words: list[str]) -> int:
+    what, run_dir = words[0], words[1]
+    node = next((os.environ[name] for name in words[2].split(",") if os.environ.get(name, "").isdigit()), "0")
+    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
+    if what == "stacks":
+        stacks(run_dir, node, host)
+    else:
+        after(node, (words[3] + node).encode("utf-8", "surrogateescape"), float(words[4]))
+    say(node=int(node), host=host, done=True)
+    return 0
+
+
+def say(**news: Any) -> None:
+    os.write(1, (json.dumps(news, separators=(",", ":")) + "\n").encode())
+
+
+# While the ranks live
+
+
+def stacks(run_dir: str, node: str, host: str) -> None:
+    folder = os.path.join(run_dir, "evidence")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    found = {rank: rank_process(pid) for rank, pid in seats(run_dir, node)}
+    asked = [pid for pid in found.values() if pid and state_of(pid) not in "TtZX" and catches(pid, signal.SIGUSR1)]
+    spy = shutil.which("py-spy")
+    for pid in asked if not spy else ():
+        os.kill(pid, signal.SIGUSR1)  # faulthandler writes all stacks into the rank's own output
+    for rank, pid in sorted(found.items()):
+        if not pid:
+            say(rank=rank, host=host, state="gone")
+            continue
+        text = describe(pid)
+        if spy and state_of(pid) not in "TtZX":
+            text += py_spy(spy, pid)
+        with open(os.path.join(folder, "stack-rank-%d.txt" % rank), "w", encoding="utf-8") as file:
+            file.write("rank %d on %s, process %d\n%s" % (rank, host, pid, text))
+        say(rank=rank, host=host, state=state_of(pid), pid=pid, by="py-spy" if spy else "SIGUSR1" * (pid in asked))
+
+
+def seats(run_dir: str, node: str) -> list[tuple[int, int]]:
+    """Rank and process of its script, as the ranks of this node wrote them down."""
+    found: dict[int, int] = {}
+    try:
+        with open(os.path.join(run_dir, "where", node), encoding="utf-8", errors="replace") as file:
+            for line in file:
+                fields = line.rstrip("\n").split("\t")
+                if len(fields) == 5 and fields[0].isdigit() and fields[4].isdigit():
+                    found[int(fields[0])] = int(fields[4])
+    except OSError:
+        pass
+    return sorted(found.items())
+
+
+def rank_process(script: int) -> int:
+    """The process that does the rank's work: the only child of the rank script, through wrappers (a container, a
+    profiler) down to the first one that is Python, or else the last one. 0: gone."""
+    if not os.path.exists("/proc/%d" % script):
+        return 0
+    pid = script
+    for _ in range(8):
+        below = children(pid)
+        if not below:
+            break
+        pid = below[0]
+        if "python" in name_of(pid):
+            break
+    return pid
+
+
+def children(pid: int) -> list[int]:
+    try:
+        with open("/proc/%d/task/%d/children" % (pid, pid), encoding="ascii") as file:
+            return [int(word) for word in file.read().split()]
+    except OSError:
+        return []
+
+
+def name_of(pid: int) -> str:
+    return _read("/proc/%d/comm" % pid).strip()
+
+
+def state_of(pid: int) -> str:
+    """The kernel's letter: R, S, D (waits for a disk), T (stopped), Z; X where it is gone."""
+    text = _read("/proc/%d/stat" % pid)
+    return text.rpartition(")")[2].split()[0] if ")" in text else "X"
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler for this signal: without one it would die of it."""
+    match = re.search(r"^SigCgt:\s*([0-9a-f]+)", _read("/proc/%d/status" % pid), re.MULTILINE)
+    return bool(match and int(match.group(1), 16) >> (number - 1) & 1)
+
+
+def describe(pid: int) -> str:
+    words = _read("/proc/%d/cmdline" % pid).replace("\0", " ").strip()
+    lines = ["state %s, waits in %s" % (state_of(pid), _read("/proc/%d/wchan" % pid) or "?"), "command: " + words[:300]]
+    kernel = _read("/proc/%d/stack" % pid)
+    return "\n".join([*lines, *(["kernel stack:", kernel] if kernel else []), ""])
+
+
+def py_spy(program: str, pid: int) -> str:
+    try:
+        done = subprocess.run(
+            [program, "dump", "--pid", str(pid), "--nonblocking"],
+            capture_output=True,
+            text=True,
+            timeout=_STACK_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return "py-spy: %s\n" % error
+    return done.stdout or done.stderr
+
+
+# When the ranks are gone
+
+
+def after(node: str, mark: bytes, seconds: float) -> None:
+    for line in kernel_lines(seconds)[-_MOST_LINES:]:
+        say(node=int(node), kernel=line[:400])
+    swept = kill_marked(mark, 5.0)
+    if swept:
+        say(node=int(node), swept=swept)
+
+
+def kernel_lines(seconds: float) -> list[str]:
+    """Telling messages of the kernel from the last `seconds`; none where a user may not read them."""
+    try:
+        done = subprocess.run(
+            ["dmesg"], capture_output=True, text=True, timeout=_STACK_S, errors="replace", check=False
+        )
+        up = float(_read("/proc/uptime").split()[0])
+    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError):
+        return []
+    found = []
+    for line in done.stdout.splitlines():
+        match = re.match(r"\[\s*(\d+\.\d+)\]", line)
+        if match and up - float(match.group(1)) <= seconds and _KERNEL.search(line):
+            found.append(line)
+    return found
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed for memory in our control group, or on the whole node where there is no
+    group of our own."""
+    for path in _memory_groups():
+        match = re.search(r"^oom_kill\s+(\d+)", _read(path), re.MULTILINE)
+        if match:
+            return int(match.group(1))
+    match = re.search(r"^oom_kill\s+(\d+)", _read("/proc/vmstat"), re.MULTILINE)
+    return int(match.group(1)) if match else 0
+
+
+def _memory_groups() -> list[str]:
+    found = []
+    for line in _read("/proc/self/cgroup").splitlines():
+        _, names, path = line.split(":", 2)
+        # The step's or job's group, two levels up from a task's: a rank's own group is not ours.
+        for _ in range(3):
+            if path in ("", "/"):
+                break
+            if not names:
+                found.append("/sys/fs/cgroup%s/memory.events" % path)
+            elif "memory" in names.split(","):
+                found.append("/sys/fs/cgroup/memory%s/memory.oom_control" % path)
+            path = os.path.dirname(path)
+    return found[::-1]
+
+
+def kill_marked(mark: bytes, patience_s: float) -> int:
+    """Kill whatever has this entry in its environment, but for this process and those above it. Returns how many."""
+    spared = ancestors()
+    killed: set[int] = set()
+    end = time.monotonic() + patience_s
+    while time.monotonic() < end:
+        alive = [pid for pid in marked(mark) if pid not in spared]
+        if not alive:
+            break
+        for pid in alive:
+            try:
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+            except OSError:
+                continue
+        time.sleep(0.02)
+    return len(killed)
+
+
+def ancestors() -> set[int]:
+    found = {os.getpid()}
+    pid = os.getpid()
+    while pid > 1:
+        text = _read("/proc/%d/stat" % pid)
+        if ")" not in text:
+            break
+        pid = int(text.rpartition(")")[2].split()[1])
+        found.add(pid)
+    return found
+
+
+def marked(mark: bytes) -> list[int]:
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open("/proc/%s/environ" % name, "rb") as file:
+                    if mark in file.read().split(b"\0"):
+                        found.append(int(name))
+            except OSError:
+                continue
+    return found
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,102 @@
+"""torch's flight recorder: which rank is missing from which collective, by the dumps that the ranks left.
+
+torch writes one pickle per rank, of plain values only. Unpickling can run code, so nothing but plain values is let in.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+_MOST_BYTES = 256 << 20
+
+
+class Last(msgspec.Struct, frozen=True, kw_only=True):
+    """The last collective of one rank in one group."""
+
+    rank: int
+    group: str
+    number: int
+    name: str
+    state: str
+
+
+class _PlainOnly(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"{module}.{name} in a flight record")
+
+
+def read_dump(path: Path) -> dict[str, Any] | None:
+    """One rank's dump, or None where it is torn or holds anything but plain values."""
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            return None
+        found = _PlainOnly(io.BytesIO(path.read_bytes())).load()
+    except (OSError, pickle.UnpicklingError, EOFError, ValueError, IndexError, AttributeError, KeyError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def last_collectives(folder: Path) -> tuple[Last, ...]:
+    """The newest entry of every rank and group in a folder of dumps (`rank_0`, `rank_1`, …)."""
+    found: dict[tuple[int, str], Last] = {}
+    if not folder.is_dir():
+        return ()
+    for path in folder.iterdir():
+        match = re.fullmatch(r"rank_(\d+)", path.name)
+        dump = read_dump(path) if match else None
+        if match is None or dump is None:
+            continue
+        for entry in dump.get("entries", ()):
+            one = _last(int(match.group(1)), entry)
+            if one is None:
+                continue
+            old = found.get((one.rank, one.group))
+            if old is None or one.number >= old.number:
+                found[one.rank, one.group] = one
+    return tuple(sorted(found.values(), key=lambda one: (one.group, one.rank)))
+
+
+def _last(rank: int, entry: Any) -> Last | None:
+    if not isinstance(entry, dict) or entry.get("is_p2p"):
+        return None
+    number = entry.get("collective_seq_id", entry.get("seq_id"))
+    if not isinstance(number, int):
+        return None
+    group = entry.get("process_group", entry.get("pg_name", ""))
+    name = group[1] if isinstance(group, (tuple, list)) and len(group) > 1 else group
+    return Last(
+        rank=rank,
+        group=str(name),
+        number=number,
+        name=str(entry.get("profiling_name", "a collective")),
+        state=str(entry.get("state", "")),
+    )
+
+
+def missing_text(folder: Path, world_size: int) -> str:
+    """`rank 2 is missing from nccl:all_reduce number 17 (it did 16)`; empty where the dumps do not tell."""
+    last = last_collectives(folder)
+    parts = []
+    for group in sorted({one.group for one in last}):
+        mine = [one for one in last if one.group == group]
+        furthest = max(mine, key=lambda one: one.number)
+        behind = [one for one in mine if one.number < furthest.number]
+        silent = (
+            sorted(set(range(world_size)) - {one.rank for one in mine}) if len({o.group for o in last}) == 1 else []
+        )
+        for one in behind[:8]:
+            parts.append(
+                f"rank {one.rank} is missing from {furthest.name} number {furthest.number} (it did {one.number})"
+            )
+        if silent and mine:
+            ranks = ", ".join(str(rank) for rank in silent[:8])
+            parts.append(
+                f"no flight record of rank {ranks}; the others wait in {furthest.name} number {furthest.number}"
+            )
+    return "; ".join(parts)

@@ -1,0 +1,298 @@
+"""The loop of attempts: start, wait, find the cause, decide, start again. The one place of supervision that acts."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from windlass.errors import WindlassError
+from windlass.launch.badnodes import remember_node
+from windlass.launch.folder import RunFolder, restart
+from windlass.launch.output import View
+from windlass.launch.plan import Context, Secrets
+from windlass.launch.secrets import SECRETS_FILE
+from windlass.model.hostlist import expand_hostlist
+from windlass.model.plan import Plan
+from windlass.model.record import RunRecord
+from windlass.model.shell import quote
+from windlass.services.watched import WatchedBeside
+from windlass.supervise.again import next_plan, spare_hosts
+from windlass.supervise.attempts import (
+    Times,
+    Verdict,
+    attempt_folders,
+    ledger,
+    newest_step,
+    own,
+    past_of,
+    save_verdict,
+    verdicts,
+)
+from windlass.supervise.cause import RESUME_ME, Cause, Seen, find_cause
+from windlass.supervise.decide import Decision, Options, Past, decide
+from windlass.supervise.flight import missing_text
+from windlass.supervise.look import (
+    Looked,
+    failed_lines,
+    keep_evidence,
+    look_at_nodes,
+    lost_hosts,
+    odd_one_out,
+    read_ends,
+    stacks_in_logs,
+    standings,
+    standings_text,
+)
+from windlass.supervise.resubmit import resubmit
+from windlass.supervise.watch import RankWatch, margin_s
+
+Start = Callable[[Plan, int, RankWatch], tuple[RunRecord, WatchedBeside]]
+_NEEDED_S = 120.0
+_NEEDED_SHARE = 0.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Live:
+    """A run to be kept alive, and what it takes to do so."""
+
+    plan: Plan
+    folder: RunFolder
+    context: Context
+    view: View
+    environ: Mapping[str, str]
+    state_dir: Path
+    quiet: bool
+    start: Start
+    """Starts the ranks of a plan, as attempt so and so, under this watch; returns when all have ended."""
+
+    @property
+    def deadline_s(self) -> float | None:
+        return self.context.allocation.end_time_s if self.context.allocation else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Ended:
+    """An attempt that is over."""
+
+    number: int
+    plan: Plan
+    record: RunRecord
+    beside: WatchedBeside
+    watch: RankWatch
+    started: float
+    looked: list[Looked]
+
+
+def keep_alive(live: Live) -> RunRecord:
+    """Run to the end of the work, of the allowed restarts or of the allocation. Returns the last attempt's record,
+    with the exit code of "resume me" where the work can go on later."""
+    own(live.folder, live.plan.job_id)
+    secrets = _read_secrets(live.folder)
+    session = f"{live.plan.job_id or 'here'}/{time.time():.0f}"
+    past = [past_of(verdict) for verdict in verdicts(live.folder)]
+    number = len(attempt_folders(live.folder))
+    bad: frozenset[str] = frozenset()
+    plan = live.plan
+    began = time.time()
+    while True:
+        if secrets is not None:
+            live.folder.write_bytes(SECRETS_FILE, secrets)
+        ended = _attempt(live, plan, number, began)
+        if ended.record.outcome == "ok":
+            return ended.record
+        verdict = _judge(live, ended, past, bad, session, began)
+        past.append(past_of(verdict))
+        _tell(live, verdict, past)
+        bad = _remember(live, verdict.decision, bad)
+        if verdict.decision.action == "resubmit":
+            return _resubmitted(live, plan, ended.record, bad)
+        if verdict.decision.action != "restart":
+            resumable = verdict.cause.kind in {"resume", "walltime"}
+            code = RESUME_ME if resumable else ended.record.exit_code
+            return _with_code(live, ended.record, code)
+        restart(live.folder)
+        number = len(attempt_folders(live.folder))
+        plan = next_plan(plan, live.context, bad)
+        live.folder.save_plan(plan, Secrets())
+
+
+def _attempt(live: Live, plan: Plan, number: int, began: float) -> _Ended:
+    looked: list[Looked] = []
+    request = plan.request
+    watch = RankWatch(
+        live.folder,
+        live.view,
+        hang_after_s=request.hang_after_s,
+        deadline_s=live.deadline_s,
+        margin_s=margin_s(live.deadline_s, began, plan.grace_s),
+        take_stacks=lambda: looked.append(look_at_nodes(plan, live.folder, live.environ, "stacks")),
+    )
+    started = time.time()
+    record, beside = live.start(plan, number, watch)
+    return _Ended(number=number, plan=plan, record=record, beside=beside, watch=watch, started=started, looked=looked)
+
+
+def _judge(live: Live, ended: _Ended, past: list[Past], bad: frozenset[str], session: str, began: float) -> Verdict:
+    """Gather, find the cause, decide, and write all of it down."""
+    at_end = time.time()
+    seen, where = _gather(live, ended)
+    cause = find_cause(seen)
+    lines = [line for line in ledger(live.folder) if line.at >= ended.started]
+    earlier = newest_step([line for line in ledger(live.folder) if line.at < ended.started])
+    saved = newest_step([line for line in lines if line.what == "saved"])
+    progress = saved if saved is not None and (earlier is None or saved > earlier) else None
+    this = Past(cause=cause, job=session, progress=progress is not None)
+    decision = decide(cause, (*past, this), _options(live, ended.plan, cause, bad, began))
+    verdict = Verdict(
+        attempt=ended.number,
+        job_id=session,
+        hosts=ended.record.hosts,
+        cause=cause,
+        decision=decision,
+        from_step=next((line.step for line in lines if line.what == "loaded"), None),
+        to_step=progress,
+        times=Times(started=ended.started, noticed=ended.watch.noticed, ended=at_end, decided=time.time()),
+        where=where,
+    )
+    with contextlib.suppress(WindlassError):
+        save_verdict(live.folder, verdict)
+    return verdict
+
+
+def _gather(live: Live, ended: _Ended) -> tuple[Seen, str]:
+    plan, folder, watch = ended.plan, live.folder, ended.watch
+    stopped = ended.record.outcome == "stopped"
+    ends = read_ends(folder)
+    lines = failed_lines(plan, folder, ends)
+    after = None
+    if not stopped:
+        seconds = f"{time.time() - ended.started:.0f}"
+        mark = f"WINDLASS_PLACE={folder.run_id}.{ended.number}."
+        after = look_at_nodes(plan, folder, live.environ, "after", mark, seconds)
+    keep_evidence(plan, folder, ends, lines, after)
+    where, odd = "", None
+    if ended.looked:
+        ranks = standings(ended.looked[0], stacks_in_logs(plan, folder, range(plan.world_size)))
+        where, odd = standings_text(ranks), odd_one_out(ranks)
+        missing = missing_text(folder.part("flight"), plan.world_size)
+        where = "; ".join(part for part in (where, missing) if part)
+        with contextlib.suppress(WindlassError):
+            folder.write("evidence/standing.txt", where + "\n")
+    failure = ended.record.failure
+    hosts = expand_hostlist(plan.hosts) if plan.hosts else ()
+    kernel: dict[str, tuple[str, ...]] = {}
+    for line in after.lines if after else ():
+        if "kernel" in line:
+            host = hosts[line["node"]] if line["node"] < len(hosts) else ended.record.hosts
+            kernel[host] = (*kernel.get(host, ()), line["kernel"])
+    hang = watch.hang
+    if hang is not None and odd is not None:
+        hang = f"{hang}; it is {odd.words()}"
+    return (
+        Seen(
+            exit_code=ended.record.exit_code,
+            ends=ends,
+            last_lines=lines,
+            said=failure.said if failure else "",
+            said_rank=failure.rank if failure else None,
+            said_host=failure.host if failure else None,
+            said_signal=failure.signal if failure else None,
+            stopped=stopped,
+            time_up=watch.time_up,
+            hang=hang,
+            hang_rank=odd.rank if odd else None,
+            hang_host=odd.host if odd else None,
+            lost=lost_hosts(plan, after) if after else (),
+            oom=frozenset(ended.beside.oom),
+            kernel=kernel,
+            step=_step(live, ended),
+        ),
+        where,
+    )
+
+
+def _step(live: Live, ended: _Ended) -> int | None:
+    found = (ended.beside.last_step(), newest_step(ledger(live.folder)))
+    return max((step for step in found if step is not None), default=None)
+
+
+def _options(live: Live, plan: Plan, cause: Cause, bad: frozenset[str], began: float) -> Options:
+    left = None if live.deadline_s is None else live.deadline_s - time.time()
+    whole = None if live.deadline_s is None else live.deadline_s - began
+    gone = bad | ({cause.host} if cause.host else set())
+    return Options(
+        restarts=plan.request.restarts_allowed,
+        until_done=plan.request.until_done,
+        spare_hosts=spare_hosts(plan, live.context, gone),
+        several_hosts=plan.launcher != "local",
+        seconds_left=left,
+        needed_s=min(_NEEDED_S, _NEEDED_SHARE * whole) if whole is not None else _NEEDED_S,
+    )
+
+
+def _remember(live: Live, decision: Decision, bad: frozenset[str]) -> frozenset[str]:
+    if decision.bad is None:
+        return bad
+    try:
+        remember_node(
+            live.state_dir, site=live.plan.site, host=decision.bad, reason=decision.why, run=str(live.folder.path)
+        )
+    except WindlassError as error:
+        live.view.note(f"windlass: {error.message}")
+    return bad | {decision.bad}
+
+
+def _tell(live: Live, verdict: Verdict, past: list[Past]) -> None:
+    """For a person: an error of the script begins with its traceback; then the cause in one line, then what is done."""
+    cause, decision, note = verdict.cause, verdict.decision, live.view.note
+    if cause.kind == "stopped":
+        note(f"windlass: stopped; run folder {live.folder.path}")
+        return
+    if cause.kind in {"user", "memory"} and decision.action == "stop":
+        for line in cause.traceback:
+            note(line)
+    note(f"windlass: {cause.line()}")
+    if verdict.where:
+        note(f"windlass: {verdict.where}")
+    step = newest_step(ledger(live.folder))
+    since = f" from the snapshot of step {step}" if step is not None else " from the beginning"
+    if decision.action == "restart":
+        note(f"windlass: {decision.why}; starting again{since}")
+        return
+    if decision.action == "resubmit":
+        note(f"windlass: {decision.why}; the rest goes into another job")
+        return
+    note(f"windlass: not starting again: {decision.why}" + (f" ({decision.hint})" if decision.hint else ""))
+    note(
+        f"windlass: evidence is in {live.folder.path}/evidence; all of it: windlass runs show {quote(str(live.folder.path))}"
+    )
+
+
+def _resubmitted(live: Live, plan: Plan, record: RunRecord, bad: frozenset[str]) -> RunRecord:
+    try:
+        job_id = resubmit(plan, live.folder, live.environ, bad)
+        live.view.note(f"windlass: submitted again as job {job_id}")
+    except WindlassError as error:
+        live.view.note(f"windlass: could not be submitted again: {error.message}")
+        live.view.note(f"windlass: go on with: windlass runs resume {quote(str(live.folder.path))}")
+    return _with_code(live, record, RESUME_ME)
+
+
+def _with_code(live: Live, record: RunRecord, code: int) -> RunRecord:
+    changed = msgspec.structs.replace(record, exit_code=code)
+    with contextlib.suppress(WindlassError):
+        live.folder.save_result(changed)
+    return changed
+
+
+def _read_secrets(folder: RunFolder) -> bytes | None:
+    """Each start removes the file when it ends; the next one needs it again."""
+    try:
+        return folder.part(SECRETS_FILE).read_bytes()
+    except OSError:
+        return None

@@ -1,0 +1,82 @@
+"""Hands the rest of a run to the scheduler: the same batch script, without the nodes that are bad now.
+
+Done by windlass in the batch job, outside of any container. A job that was cancelled by a person is not sent again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from windlass.errors import UsageError, WindlassError
+from windlass.launch.folder import RunFolder
+from windlass.launch.submit import submit_script
+from windlass.model.origin import Argument
+from windlass.model.plan import Plan
+from windlass.model.site import SchedulerSpec
+from windlass.proc import run_command
+from windlass.schedulers import get_scheduler
+from windlass.schedulers.base import JobSpec, JobState
+
+BATCH_FILE = "batch.sh"
+_ASK_S = 20.0
+
+
+def resubmit(plan: Plan, folder: RunFolder, environ: Mapping[str, str], bad: frozenset[str]) -> str:
+    """Submit the run's batch script again; returns the job's id. Raises `WindlassError` where that is not possible."""
+    script = folder.part(BATCH_FILE)
+    if plan.scheduler == "none" or not script.exists():
+        raise UsageError(
+            "this run was not made by `windlass submit`, so there is no batch script to send again",
+            hint="submit it with --until-done",
+        )
+    refuse_cancelled(plan, environ)
+    if bad:
+        script.write_text(with_excluded(script.read_text(), plan, bad))
+    job_id = submit_script(plan, str(script))
+    folder.write("job_id", job_id + "\n")
+    return job_id
+
+
+def refuse_cancelled(plan: Plan, environ: Mapping[str, str]) -> None:
+    """A person who cancels a job does not want it back; a scheduler that preempts it does not mind."""
+    if plan.job_id is None:
+        return
+    scheduler = get_scheduler(plan.scheduler)
+    try:
+        done = run_command(scheduler.status_argv(plan.job_id), timeout_s=_ASK_S, env=environ, check=False)
+    except WindlassError:
+        return
+    status = scheduler.parse_status(done.stdout, done.code, plan.job_id)
+    if status.state is JobState.CANCELLED and status.reason != "PREEMPTED":
+        raise UsageError(f"job {plan.job_id} was cancelled", hint="submit it again yourself if you want it back")
+
+
+def with_excluded(text: str, plan: Plan, bad: frozenset[str]) -> str:
+    """The batch script with a directive that leaves these hosts out, where the scheduler has one."""
+    scheduler = get_scheduler(plan.scheduler)
+    if not scheduler.can_exclude:
+        return text
+    made = _excluding(plan, tuple(sorted(bad)))
+    old = [scheduler.directive_line(argument) for argument in plan.directives if argument.name == made.name]
+    line = scheduler.directive_line(made)
+    lines = [one for one in text.splitlines() if one not in old and not one.startswith(_head(line))]
+    return "\n".join([lines[0], line, *lines[1:]]) + "\n"
+
+
+def _excluding(plan: Plan, hosts: tuple[str, ...]) -> Argument:
+    """The scheduler's own words for it: what a job with these hosts to leave out has, and one without has not."""
+    scheduler = get_scheduler(plan.scheduler)
+    spec = JobSpec(name=plan.name, nodes=plan.nodes, ranks_per_node=plan.ranks_per_node)
+    plain = scheduler.directives(spec, SchedulerSpec())
+    (made,) = (
+        argument
+        for argument in scheduler.directives(msgspec.structs.replace(spec, exclude_hosts=hosts), SchedulerSpec())
+        if argument not in plain
+    )
+    return made
+
+
+def _head(line: str) -> str:
+    return line.partition("=")[0] + "="

@@ -1,0 +1,118 @@
+"""A small deterministic training with snapshots, and faults on request: `training.py FOLDER STEPS [options]`.
+
+Rank 0 appends `<step> <loss in hex> <time>` to --losses at each step. A fault happens once for each time it is named: a
+mark in --marks says that it has been. `--fault kill:20:1` kills rank 1 at step 20, `stop` stops it, `raise` raises,
+`node` kills everything on its node and the node's daemons.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import windlass
+
+GLOBAL_BATCH = 24
+
+
+class Position:
+    """Where the data stands: samples seen by all ranks together."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.seen = state["seen"]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder")
+    parser.add_argument("steps", type=int)
+    parser.add_argument("--losses", required=True)
+    parser.add_argument("--marks")
+    parser.add_argument("--fault", action="append", default=[])
+    parser.add_argument("--every-steps", type=int, default=5)
+    parser.add_argument("--pause", type=float, default=0.0)
+    return parser.parse_args()
+
+
+def batch(seen: int, rank: int, world: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """This rank's part of the next global batch."""
+    generator = torch.Generator().manual_seed(seen)
+    data = torch.randn(GLOBAL_BATCH, 8, generator=generator)
+    mine = data[rank * GLOBAL_BATCH // world : (rank + 1) * GLOBAL_BATCH // world]
+    return mine, mine.sum(1, keepdim=True).sin()
+
+
+def mean_gradients(model: torch.nn.Module, world: int) -> None:
+    if world > 1:
+        for parameter in model.parameters():
+            torch.distributed.all_reduce(parameter.grad)
+            assert parameter.grad is not None
+            parameter.grad /= world
+
+
+def misbehave(args: argparse.Namespace, rank: int, step: int) -> None:
+    for at, fault in enumerate(args.fault):
+        kind, when, who = fault.split(":")
+        if int(when) != step or int(who) != rank:
+            continue
+        mark = Path(args.marks) / f"{at}.{kind}"
+        if mark.exists():
+            continue
+        mark.write_text(f"{time.time():.6f} {os.getpid()}\n")
+        print(f"rank {rank} at step {step}: {kind}", flush=True)
+        if kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if kind == "raise":
+            raise ValueError("a mistake in the user's code")
+        if kind == "wait":
+            time.sleep(3600)
+
+
+def main() -> None:
+    args = arguments()
+    torch.set_num_threads(1)
+    run = windlass.init(timeout_s=60)
+    torch.manual_seed(7)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    position = Position()
+    snapshot = windlass.Snapshot(
+        args.folder, model=model, optimizer=optimizer, loader=position, every_steps=args.every_steps, wait_s=60
+    )
+    for step in snapshot.resume(range(args.steps)):
+        inputs, targets = batch(position.seen, run.rank, run.world_size)
+        loss = torch.nn.functional.mse_loss(model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        mean_gradients(model, run.world_size)
+        optimizer.step()
+        position.seen += GLOBAL_BATCH
+        whole = loss.detach().clone()
+        if run.world_size > 1:
+            torch.distributed.all_reduce(whole)
+        if run.is_main:
+            with Path(args.losses).open("a") as file:
+                file.write(f"{step} {float(whole / run.world_size).hex()} {time.time():.6f}\n")
+        time.sleep(args.pause)
+        misbehave(args, run.rank, step)
+        snapshot.step(step)
+    run.shutdown()
+    print(f"rank {run.rank} is done", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
