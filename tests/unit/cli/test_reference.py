@@ -1,0 +1,55 @@
+"""The reference page names every option, setting, variable and placeholder that there is."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from importlib import import_module
+
+import pytest
+
+from unit.cli.typed import SRC
+from windlass.environment.ranks import rank_variable_names
+from windlass.launch.script import EXIT_BROKEN
+from windlass.model.request import PLACEHOLDERS
+from windlass.settings import known_settings
+
+DOCS = SRC.parent / "docs"
+PAGE = (DOCS / "reference" / "commands.md").read_text()
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "submit", "explain", "diff", "logs", "selftest"])
+def test_every_option_is_on_the_page(command: str) -> None:
+    parser = argparse.ArgumentParser()
+    import_module(f"windlass.cli.{command}").add_arguments(parser)
+    names = {name for action in parser._actions for name in action.option_strings if name not in {"-h", "--help"}}
+    missing = sorted(name for name in names if not re.search(rf"{re.escape(name)}\b", PAGE))
+    assert missing == []
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        tuple(known_settings()),
+        rank_variable_names(),
+        tuple(f"{{{name}}}" for name in PLACEHOLDERS),
+        (str(EXIT_BROKEN),),
+    ],
+    ids=["settings", "variables", "placeholders", "exit-code"],
+)
+def test_every_name_is_on_the_page(names: tuple[str, ...]) -> None:
+    assert [name for name in names if f"`{name}`" not in PAGE and f"| {name} |" not in PAGE] == []
+
+
+def test_links_of_the_documents_lead_somewhere() -> None:
+    broken = []
+    for page in (
+        DOCS / "README.md",
+        *DOCS.glob("tutorial/*.md"),
+        *DOCS.glob("howto/*.md"),
+        *DOCS.glob("reference/*.md"),
+    ):
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+            if "://" not in target and not (page.parent / target).exists():
+                broken.append(f"{page.name}: {target}")
+    assert broken == []
