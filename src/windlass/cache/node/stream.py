@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 
 from . import wire
 from .config import NodeConfig
@@ -22,6 +23,8 @@ from .server import Inbound
 from .store import Store
 from .streamlog import StreamLog, dump_plan, parse_plan
 from .tree import tree_route
+
+_GATHER_S = 0.005
 
 
 class Streams:
@@ -89,6 +92,12 @@ class Streams:
                 return
             else:
                 source.wait_beyond(position, 1.0)
+                self._gather(source)
+
+    def _gather(self, source: StreamLog) -> None:
+        """What is read on demand comes one by one: a short wait makes one wake-up of many, here and down the tree."""
+        if source.plan_over:
+            time.sleep(_GATHER_S)
 
     def _feed_one(self, inbound: Inbound, request: int, key: bytes | None) -> None:
         if key is not None and inbound.has_asked(key):
@@ -123,6 +132,7 @@ class Streams:
                 return
             if not news:
                 source.wait_beyond(position, 1.0)
+                self._gather(source)
 
     # Following
 
