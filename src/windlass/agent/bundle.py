@@ -60,6 +60,8 @@ def bundle_bytes(manifest: Manifest, key: bytes, packages: Mapping[str, Path]) -
             for file in files:
                 archive.writestr(_entry(f"{path}/{file.name}"), file.read_bytes())
             parents |= dict.fromkeys(str(parent) for parent in PurePosixPath(path).parents if parent.name)
+            if all(file.name != "__init__.py" for file in files):
+                parents[path] = None
         for parent in parents:
             archive.writestr(_entry(f"{parent}/__init__.py"), b"")
         archive.writestr(_entry(MANIFEST), to_json(manifest))

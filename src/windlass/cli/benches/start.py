@@ -17,7 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from windlass.bench.start.cases import CASES, Place, Row, load_average, measure
+from windlass.bench.start.plot import plot_svg
 from windlass.bench.start.shared import Limits
+from windlass.bench.start.simulate import WAYS, predict
 from windlass.cli.options import parse_size
 from windlass.cli.result import Result
 from windlass.errors import MachineError, UsageError, unknown_name
@@ -36,11 +38,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--calls", type=float, default=0.0, metavar="RATE", help="calls a second, all nodes together")
     parser.add_argument("--bandwidth", metavar="SIZE", help="bytes a second for all nodes together, as in 200M")
     parser.add_argument("--work", metavar="DIR", help="folder for copies (default: a temporary one)")
+    parser.add_argument("--simulate", action="store_true", help="predict sizes that cannot be measured; starts nothing")
+    parser.add_argument("--plot", metavar="FILE", help="with --simulate: the prediction as SVG")
     parser.add_argument("--record", metavar="FILE", help="keep rows, machine and settings as a record")
     parser.add_argument("--json", action="store_true", help="rows of case, nodes, ranks, seconds, calls, bytes")
 
 
 def main(args: argparse.Namespace) -> Result:
+    if args.simulate:
+        return _simulated(args.plot)
     env = Path(args.env).absolute() if args.env else Path(sys.prefix)
     if not (env / "bin" / "python").exists():
         raise UsageError(f"--env {env} has no bin/python", hint="give a virtual or conda environment")
@@ -67,6 +73,17 @@ def main(args: argparse.Namespace) -> Result:
     if args.record:
         Path(args.record).write_bytes(to_json(_record(args, rows, load)))
     return Result(text=table(rows), data=rows)
+
+
+def _simulated(plot: str | None) -> Result:
+    sizes = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+    series = [predict(way, sizes, 12) for way in WAYS]
+    if plot:
+        Path(plot).write_text(plot_svg(series))
+    points = [point for way in series for point in way]
+    lines = ["simulated, not measured: seconds until the last of nodes x 12 ranks has imported (10 %, middle, 90 %)"]
+    lines += [f"{p.way:<15} {p.nodes:>6} nodes {p.low:>9.1f} {p.middle:>9.1f} {p.high:>9.1f}" for p in points]
+    return Result(text="\n".join(lines), data=points)
 
 
 def _sizes(text: str) -> tuple[int, ...]:
