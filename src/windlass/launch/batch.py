@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from windlass.containers import get_runtime
 from windlass.environment.modules import module_lines
+from windlass.errors import UsageError
 from windlass.launch.script import JobFacts, cache_parent, rank_script, wrap_spec
 from windlass.launch.steps import beside_words
 from windlass.launchers import get_launcher
@@ -94,6 +95,8 @@ def batch_script(plan: Plan, run_dir: str, windlass_words: tuple[str, ...]) -> s
 
 def standalone_script(plan: Plan, run_dir: str, uid: int, run_id: str) -> str:
     """A batch script that needs no windlass in the job. The rank script is inside it."""
+    if plan.cache is not None:
+        raise UsageError("--standalone and --cache", hint="the cache needs windlass in the job: leave --standalone out")
     scheduler = get_scheduler(plan.scheduler)
     facts = JobFacts(run_dir=run_dir, run_id=run_id, uid=uid)
     text = rank_script(plan, facts)

@@ -15,6 +15,7 @@ from windlass.model.shell import quote, quote_words
 from windlass.model.wording import counted
 from windlass.topology.draw import draw_node
 
+AGENTS_FOLDER = "{root}/windlass-UID/c/RUN_ID.NODE"
 RUN_DIR = "RUN_DIR"
 """Stands for the run folder, which does not exist yet when a plan is shown."""
 
@@ -28,6 +29,7 @@ def plan_text(plan: Plan, *, explain: bool = False, script: bool = True, color: 
         _section("batch directives", _arguments(plan.directives, explain)),
         _section("before the launcher", prologue_lines(plan) if has_prologue(plan) else []),
         _section("variables", _settings(plan.environment, explain)),
+        _section("cooperative cache", _cache(plan, explain)),
         _section("container", _container(plan, explain)),
         _section("limits", _arguments(plan.limits, explain)),
         _section("node", draw_node(plan.binding, plan.topology, width=width, color=color).splitlines()),
@@ -129,6 +131,26 @@ def setting_line(setting: Setting) -> str:
     return text
 
 
+def _cache(plan: Plan, explain: bool) -> list[str]:
+    cache = plan.cache
+    if cache is None:
+        return []
+    reason = f"   {cache.because}  [{cache.origin.text()}]" if explain else ""
+    lines = [
+        f"{root.path} -> {AGENTS_FOLDER.format(root=plan.cache_root)}/view{root.path}"
+        + (f" (really {root.real})" if root.real != root.path else "")
+        + reason
+        for root in cache.roots
+    ]
+    if cache.variables:
+        lines.append(f"paths below are replaced in {', '.join(cache.variables)}, on the node")
+    lines.append(
+        f"{cache.placement}, up to {cache.budget_bytes >> 20} MiB a node, "
+        + ("what is read is recorded and pushed ahead the next time" if cache.trace else "no trace")
+    )
+    return [*lines, *_arguments(cache.launch, explain, tail=f"AGENT {RUN_DIR}/agent.pyz")]
+
+
 def _container(plan: Plan, explain: bool) -> list[str]:
     box = plan.container
     if box is None:
@@ -169,6 +191,7 @@ def diff_lines(old: Plan, new: Plan) -> list[str]:
         ("prologue", _names(p.line for p in old.prologue), _names(p.line for p in new.prologue)),
         ("variables", _by_setting(old), _by_setting(new)),
         ("binding", _by_rank(old), _by_rank(new)),
+        ("cache", _by_cache(old), _by_cache(new)),
         ("container", _by_container(old), _by_container(new)),
         ("limits", _by_name(old.limits), _by_name(new.limits)),
         ("the rest", _rest(old), _rest(new)),
@@ -236,6 +259,15 @@ def _by_rank(plan: Plan) -> dict[str, str]:
         f" devices {','.join(str(d) for d in rank.devices) or '-'}"
         for rank in plan.binding.ranks
     }
+
+
+def _by_cache(plan: Plan) -> dict[str, str]:
+    cache = plan.cache
+    if cache is None:
+        return {}
+    out = {f"root {root.path}": f"root {root.path}" for root in cache.roots}
+    out["how"] = f"{cache.placement}, {cache.budget_bytes} bytes, trace {'on' if cache.trace else 'off'}"
+    return out | {f"agents {k}": v for k, v in _by_name(cache.launch).items()}
 
 
 def _by_container(plan: Plan) -> dict[str, str]:
