@@ -24,7 +24,8 @@ ENTRY = struct.Struct("<QQQQII")
 _ATTR_HEAD = struct.Struct("<QII").pack(FOREVER_S, 0, 0)
 _DIRENT = struct.Struct("<QQII")
 NO_SUCH_FILE = ENTRY.pack(0, 0, FOREVER_S, 0, 0, 0) + bytes(88)
-_AHEAD_START = 4
+_AHEAD_AFTER = 3  # steps straight ahead before anything is fetched unasked: the loader's short runs are not worth it
+_AHEAD_START = 2
 _AHEAD_MOST = 64
 
 
@@ -224,7 +225,7 @@ class View:
         if first in (node.last, node.last + 1):
             if last > node.last:
                 node.run += 1
-                if node.run >= 2 and last + node.run >= node.ahead:
+                if node.run >= _AHEAD_AFTER and last + node.run >= node.ahead:
                     start = max(node.ahead, last + 1)
                     count = min(_AHEAD_MOST, _AHEAD_START * node.run)
                     if start * self._chunk_bytes < pin.size:
