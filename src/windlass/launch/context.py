@@ -71,7 +71,7 @@ def find_allocation(environ: Mapping[str, str], wanted: str | None = None) -> Al
 
 def _read_text(path: str) -> str:
     try:
-        return Path(path).read_text()
+        return Path(path).read_text(errors="surrogateescape")
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}", hint="is this still inside the job?") from error
 
@@ -111,6 +111,8 @@ def look_around(
     topology, remarks = choose_topology(site, seen)
     topology = restrict_devices(topology, environ) if allocation is None and on_node else topology
     roots = cache_roots(request) if here else ()
+    if here and not request.container:
+        _check_python(request)
     python, because = find_python(request, environ)
     context = Context(
         site=site,
@@ -161,6 +163,14 @@ def restrict_devices(topology: Topology, environ: Mapping[str, str]) -> Topology
         return topology
     chosen = {int(part) for part in text.split(",")}
     return msgspec.structs.replace(topology, devices=tuple(d for d in topology.devices if d.index in chosen))
+
+
+def _check_python(request: Request) -> None:
+    """An interpreter that is named by its path must be here, where the ranks will run."""
+    path = request.python
+    if path is not None and "/" in path and not os.access(path, os.X_OK):
+        what = "cannot be executed" if Path(path).exists() else "does not exist"
+        raise UsageError(f"--python {path} {what}", hint="give the path of an interpreter, as in .venv/bin/python")
 
 
 def find_python(request: Request, environ: Mapping[str, str]) -> tuple[str, str]:

@@ -279,11 +279,12 @@ def _command(plan: Plan, job: JobFacts) -> list[str]:
     if plan.request.cwd:
         lines.append(f'cd {quote(plan.request.cwd)} || w_fail "cannot enter the working folder"')
     words = []
+    own = {"script": 2, "module": 3, "command": 0}[plan.request.kind]  # where the user's arguments begin
     for at, word in enumerate(plan.command):
         if at in plan.secret_words:
             words.append(f'"$w_secret_word_{at}"')
         else:
-            words.append(fillable(word) if plan.request.placeholders else quote(word))
+            words.append(fillable(word) if plan.request.placeholders and at >= own else quote(word))
     lines.append("set -- \\")
     lines += [f"  {word} \\" for word in words[:-1]] + [f"  {words[-1]}"]
     lines += command_lines(plan)

@@ -270,6 +270,38 @@ def test_scripts_modules_commands_programs_and_packages_run(tmp_path: Path, word
     assert ended.stdout.splitlines()[0] == shown
 
 
+def test_the_name_of_a_script_is_no_argument_to_fill_in(tmp_path: Path) -> None:
+    folder = tmp_path / "of {rank} $(id)"
+    folder.mkdir()
+    script(folder)
+    ended = run_here("-q", "of {rank} $(id)/place.py", "{rank}", cwd=tmp_path)
+    assert ended.stdout == "[0] rank 0 ['0']\n"
+
+
+@pytest.mark.parametrize(
+    ("python", "told"), [("/nonexistent/python", "does not exist"), ("./place.py", "cannot be executed")]
+)
+def test_an_interpreter_that_is_not_there_is_refused_before_anything_starts(
+    tmp_path: Path, python: str, told: str
+) -> None:
+    script(tmp_path)
+    ended = in_process("run", "--python", python, "place.py", cwd=tmp_path)
+    assert ended.code == 2
+    assert told in ended.stderr
+    assert (
+        in_process("plan", "--site", "lumi", "--python", python, "place.py", cwd=tmp_path).code == 0
+    )  # it may be there
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\n", b"a b\n", b""])
+def test_a_node_file_that_is_none_is_an_error_in_words(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "nodes").write_bytes(content)
+    env = {"PBS_JOBID": "7.server", "PBS_NODEFILE": str(tmp_path / "nodes")}
+    ended = in_process("run", "--", "true", cwd=tmp_path, env=env)
+    assert ended.code == 2
+    assert str(tmp_path / "nodes") in ended.stderr
+
+
 def test_the_input_of_ranks_is_empty(tmp_path: Path) -> None:
     done = subprocess.run(
         argv("run", "-q", "--", "cat"), cwd=tmp_path, env=environment(tmp_path), input=b"typed", capture_output=True
