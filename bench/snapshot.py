@@ -129,28 +129,30 @@ def plain_save(model: Any, path: Path, *, sync: bool) -> float:
 def own_save(model: Any, folder: Path, saves: int) -> tuple[list[float], list[float]]:
     """Blocking seconds of each `step` that saves, and seconds until each snapshot is committed."""
     import windlass
-    from windlass.runtime import store
 
     blocking, until_commit = [], []
     snapshot = windlass.Snapshot(folder, model=model, every_steps=BETWEEN, keep=1)
     steps = snapshot.resume(range(10**9))
-    calls = 0
-    for number in range(saves):
+    calls = 0  # since the last save began
+    for _ in range(saves):
         spent = 0.0
-        while calls < BETWEEN * (number + 1):
+        # A save that is due waits until the former one's leftovers are removed, so look for the one that began.
+        while calls < BETWEEN or not any(folder.glob(".saving-*")):
+            if calls > 2 * BETWEEN:
+                raise SystemExit("no save began")
             began = time.perf_counter()
             snapshot.step(next(steps))
             spent = time.perf_counter() - began
             calls += 1
-        blocking.append(spent)  # the last call was the one that saves
-        while len(store.list_snapshots(folder)) == 0 or any(folder.glob(".saving-*")):
+        calls = 0
+        blocking.append(spent)
+        while any(folder.glob(".saving-*")):
             time.sleep(0.005)  # training goes on meanwhile; the commit comes at the end of a later step
             snapshot.step(next(steps))
             calls += 1
             if time.perf_counter() - began > 120:
                 raise SystemExit("the save did not end within two minutes")
         until_commit.append(time.perf_counter() - began)
-        calls = BETWEEN * (number + 1) + calls % BETWEEN
         os.sync()
     steps.close()  # type: ignore[attr-defined]
     return blocking, until_commit
