@@ -58,7 +58,8 @@ def table_lines(rows: Sequence[Row]) -> list[str]:
         cells = ""
         for percent in PERCENTILES:
             seconds = measure.percentile(row.samples["step_s"], percent)
-            cells += f"  p{percent}: {seconds:6.3f}s  {batch / seconds:6.0f}/s"
+            rate = batch / seconds
+            cells += f"  p{percent}: {seconds:6.3f}s  {rate:6.{0 if rate >= 100 else 1}f}/s"
         left = ""
         if alone is not None:
             share = measure.percentile(alone.samples["step_s"], 50) / measure.percentile(row.samples["step_s"], 50)

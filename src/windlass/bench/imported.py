@@ -143,7 +143,7 @@ def _what(
         op = "reduce_scatter"
     if op is None:
         raise UsageError(f"{where} does not say which collective it measured", hint="add --op, such as --op all_gather")
-    if ranks is None and ratio is not None:
+    if ranks is None and ratio is not None and op not in {"broadcast", "reduce", "sendrecv"}:
         share = ratio / 2 if op == "all_reduce" else ratio
         if share < 0.998:
             ranks = round(1 / (1 - share))

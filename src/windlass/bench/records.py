@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""
 
 
-class Where(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Where(msgspec.Struct, frozen=True, kw_only=True):
     """What ran where. The largest launch, where a benchmark had several."""
 
     site: str = ""
@@ -61,7 +62,7 @@ class Where(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.nodes * self.ranks_per_node
 
 
-class BenchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class BenchRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One benchmark from its command to its figures. `complete` is false where it was stopped or a part failed."""
 
     record: str
@@ -105,7 +106,8 @@ def write_record(path: Path, record: BenchRecord) -> None:
         partial.write_bytes(to_json(record))
         partial.replace(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()
         raise MachineError(
             f"cannot write the record {path}: {error.strerror}", hint="choose another with --out"
         ) from error

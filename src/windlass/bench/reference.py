@@ -255,6 +255,8 @@ def _remark(note: str) -> str:
 
 
 def _sources(references: References, lines: Sequence[str]) -> list[str]:
+    if not lines:
+        return []
     used = sorted({match for line in lines for match in re.findall(r"\[([\w./-]+)\]\Z", line)})
     return [
         "",

@@ -38,7 +38,8 @@ def scaled(case: str, measured: Sequence[tuple[Row, float, str]]) -> list[Row]:
     """Rows with total rate and efficiency against the smallest size."""
     if not measured:
         return []
-    first, least, _ = measured[0]
+    # One rank moves nothing over a link: its busbw is 0, and nothing can be measured against it.
+    first, least, _ = next((one for one in measured if one[1] > 0), measured[0])
     base = float(first.labels["ranks"] or 1)
     found = []
     for row, value, unit in measured:

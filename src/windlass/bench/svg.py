@@ -169,7 +169,7 @@ def _end_labels(labels: Sequence[tuple[float, int, str]]) -> list[str]:
     """The series' names at the right, moved apart where they would lie upon each other."""
     body, last = [], -1e9
     x = _WIDTH - _RIGHT + 10
-    for y, number, name in sorted(labels):
+    for y, number, name in sorted(labels, key=lambda label: (round(label[0] / 12), label[1])):
         place = max(y, last + 17)
         last = place
         body.append(_marker(number, x + 4, place, f"dot s{number % 6}"))

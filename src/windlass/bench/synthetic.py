@@ -46,7 +46,8 @@ def text(record: BenchRecord) -> str:
         lines += [
             f"Model: {label['model']} ({label['engine']}, gradients in {label['compression']})",
             f"Batch size: {label['batch']}",
-            f"Number of devices: {label['ranks']} on {counted(label['nodes'], 'node')} ({record.device.get('name', '?')})",
+            f"Number of devices: {label['ranks']} on {counted(label['nodes'], 'node')} "
+            f"({record.device.get('name', '?')})",
         ]
         rates = row.samples["images_per_s_per_device"]
         lines += [f"Iter #{at}: {rate:.1f} img/sec per device" for at, rate in enumerate(rates)]

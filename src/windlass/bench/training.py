@@ -71,9 +71,9 @@ def _row_lines(row: Row) -> list[str]:
         if name in figures:
             value = figures[name].value
             lines.append(f"  {word:<12}  {value:,.1f} per device, {value * ranks:,.1f} in all")
-    counted = [f for n, f in figures.items() if n.startswith("tflops_")]
-    if counted:
-        words = "; ".join(f"{_short(f.value)} [{f.formula}]" for f in counted)
+    rates = [f for n, f in figures.items() if n.startswith("tflops_")]
+    if rates:
+        words = "; ".join(f"{_short(f.value)} [{f.formula}]" for f in rates)
         lines.append(f"  TFLOP/s       per device: {words}")
     shares = [f for n, f in figures.items() if n.startswith("utilisation_")]
     if shares:

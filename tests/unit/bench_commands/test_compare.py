@@ -1,0 +1,82 @@
+"""Two records against each other, and against their noise."""
+
+from __future__ import annotations
+
+import random
+
+from unit.bench_commands.made import collectives_record, told, training_rowed
+from windlass.bench import compare
+from windlass.bench.records import BenchRecord, new_record
+
+
+def _noisy(middle: float, spread: float, seed: int, count: int = 20) -> list[float]:
+    rng = random.Random(seed)
+    return [middle * (1 + rng.gauss(0, spread)) for _ in range(count)]
+
+
+def _record(steps: list[float], **more: object) -> BenchRecord:
+    return new_record("ddp", rows=(training_rowed("1M/4G", 4, 1, steps),), **more)
+
+
+def _word(a: list[float], b: list[float]) -> str:
+    (found,) = compare.compare(_record(a), _record(b)).differences
+    return found.word
+
+
+def test_a_clear_difference_is_told() -> None:
+    assert _word(_noisy(0.1, 0.01, 1), _noisy(0.08, 0.01, 2)) == "faster"
+    assert _word(_noisy(0.1, 0.01, 1), _noisy(0.12, 0.01, 2)) == "slower"
+
+
+def test_two_runs_of_the_same_are_the_same() -> None:
+    for seed in range(50):
+        assert _word(_noisy(0.1, 0.05, seed), _noisy(0.1, 0.05, seed + 1000)) == "same"
+
+
+def test_the_same_difference_in_more_noise_is_no_difference() -> None:
+    assert _word(_noisy(0.1, 0.005, 1), _noisy(0.103, 0.005, 2)) == "slower"
+    assert _word(_noisy(0.1, 0.1, 1), _noisy(0.103, 0.1, 2)) == "same"
+
+
+def test_one_outlier_does_not_make_a_verdict() -> None:
+    steady = _noisy(0.1, 0.01, 1)
+    assert _word(steady, [*_noisy(0.1, 0.01, 2), 9.0]) == "same"
+
+
+def test_too_few_samples_are_said_to_be_that() -> None:
+    assert _word([0.1], [0.05]) == "unsure"
+    text = compare.text(_record([0.1]), _record([0.05]), ("a.json", "b.json"))
+    assert "too few samples to say" in text
+
+
+def test_what_differs_besides_the_figures_is_told() -> None:
+    a = _record([0.1] * 5, device={"name": "GH200"}, environment={"NCCL_ALGO": "Tree"})
+    b = _record([0.1] * 5, device={"name": "H200"}, environment={})
+    assert compare.compare(a, b).unlike == ("device: GH200 / H200", "NCCL_ALGO: Tree / unset")
+
+
+def test_rows_of_only_one_record_are_counted() -> None:
+    found = compare.compare(collectives_record(told(1024, 5.0), told(2048, 5.0)), collectives_record(told(2048, 5.0)))
+    assert (len(found.differences), found.only_a, found.only_b) == (1, 1, 0)
+
+
+GOLDEN = """\
+A: collectives on somewhere: 2 nodes x 4 NVIDIA GH200 120GB  (a.json)
+B: collectives on somewhere: 2 nodes x 4 NVIDIA GH200 120GB  (b.json)
+
+case                                                    A            B   B against A    noise
+all_reduce 1 MiB out-of-place                    100.0 us      80.0 us        +25.0%     1.0%  faster
+all_reduce 1 GiB out-of-place                    12.17 ms     12.18 ms         -0.0%     1.0%  same
+
+B is 1 faster, 1 the same within noise"""
+
+
+def test_the_text_of_a_comparison() -> None:
+    a = collectives_record(told(1 << 20, 100.0), told(1 << 30, 12174.0))
+    b = collectives_record(told(1 << 20, 80.0), told(1 << 30, 12180.0))
+    assert compare.text(a, b, ("a.json", "b.json")) == GOLDEN
+
+
+def test_records_without_a_common_case_say_so() -> None:
+    a, b = collectives_record(told(1024, 5.0)), _record([0.1] * 5)
+    assert "no case in common" in compare.text(a, b, ("a", "b"))
