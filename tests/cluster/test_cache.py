@@ -281,3 +281,23 @@ def test_cache_by_hand_ends_with_the_job(slurm: SlurmCluster, tmp_path: Path) ->
         started = job.windlass("cache", "start", "--root", str(root), "--json")
         assert started.code == 0, started.text
     wait_until(lambda: not agent_processes(slurm), timeout_s=20, what="the agents are gone", state=slurm.state)
+
+
+def test_tree_and_archive_are_staged_to_every_node(slurm: SlurmCluster, hostile_dir: Path) -> None:
+    tree = hostile_dir / "tree"
+    (tree / "sub").mkdir(parents=True)
+    (tree / "sub" / "big").write_bytes(os.urandom(2_000_000))
+    archive = hostile_dir / "packed.tar.gz"
+    subprocess.run(["tar", "-c", "-z", "-f", archive, "-C", hostile_dir, "tree"], check=True, timeout=30)
+    to = hostile_dir / "local.${SLURM_NODEID}"
+    with allocated(slurm, hostile_dir, "-N4", "--exclusive") as job:
+        done = job.windlass("stage", str(tree), str(archive), "--extract", "--to", str(to), "--json")
+        assert done.code == 0, done.text
+        refused = job.windlass("stage", str(tree), "--to", "relative")
+    said = json.loads(done.stdout)
+    assert [(node["node"], node["files"]) for node in said["staged"]] == [(0, 2), (1, 2), (2, 2), (3, 2)]
+    for node in range(4):
+        for copy in ("tree", "packed/tree"):
+            same = ["diff", "-r", tree, hostile_dir / f"local.{node}" / copy]
+            assert subprocess.run(same, timeout=30).returncode == 0
+    assert refused.code == 2 and "not a full path" in refused.stderr

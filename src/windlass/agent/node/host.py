@@ -13,6 +13,7 @@ import fcntl
 import importlib
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -66,7 +67,7 @@ def main(data: bytes, manifest: dict[str, Any], key: bytes) -> int:
             raise AgentError("the file is of version %s, this code knows %d" % (manifest["version"], VERSION))
         number = node_number(manifest["node_variables"], manifest["hosts"], os.environ)
         set_affinity(manifest.get("cpus", ()))
-        base = safe_folder(os.path.expandvars(manifest["folder"]))
+        base = safe_folder(expand(manifest["folder"]))
         sweep(base)
         own = os.path.join(base, "a", "%s.%d" % (manifest["run_id"], number))
         with claimed(own, data) as bundle:
@@ -170,6 +171,11 @@ def make_service(entry: str) -> Callable[[Node, dict[str, Any]], Service]:
 
 
 # Folders
+
+
+def expand(path: str) -> str:
+    """The path with each `${NAME}` taken from this node's environment; `$NAME` is a name like any other."""
+    return re.sub(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}", lambda match: os.environ.get(match.group(1), ""), path)
 
 
 def safe_folder(path: str) -> str:

@@ -13,7 +13,7 @@ import socket
 import sys
 from typing import Any
 
-from windlass.agent.node.host import Node
+from windlass.agent.node.host import Node, expand
 from windlass.cache.node import control
 from windlass.cache.node.config import NodeConfig
 from windlass.cache.node.roots import Root
@@ -159,7 +159,7 @@ def _write(path: str, text: str, mode: int) -> None:
 def status_tool(arguments: list[str]) -> int:
     """`STATE_DIR`: the status of all nodes, one JSON object a line. Run on node 0."""
     try:
-        found = control.status(os.path.expandvars(arguments[0]), tree=True, timeout_s=5.0)
+        found = control.status(expand(arguments[0]), tree=True, timeout_s=5.0)
     except control.ControlError as error:
         sys.stderr.write("%s\n" % error)
         return 1

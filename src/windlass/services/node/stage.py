@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from windlass.agent.node.host import AgentError, Node, say
+from windlass.agent.node.host import AgentError, Node, expand, say
 from windlass.cache.node import control
 from windlass.cache.node.backend import Backend
 from windlass.cache.node.config import NodeConfig
@@ -65,7 +65,7 @@ class StageService:
         self._last_told = time.monotonic()
 
     def start(self) -> None:
-        target = os.path.expandvars(self._told["to"]).replace("{node}", str(self._node.number))
+        target = expand(self._told["to"]).replace("{node}", str(self._node.number))
         os.makedirs(target, exist_ok=True)
         sweep_partial(target)
         key_file = os.path.join(os.path.dirname(self._node.bundle), "key")
