@@ -8,6 +8,7 @@ import fcntl
 import json
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
@@ -33,6 +34,8 @@ def main(arguments: Sequence[str]) -> int:
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s " + arguments[0] + " %(levelname)s %(message)s"
     )
     threading.stack_size(512 << 10)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     # Blocked here, before there are threads, and waited for by one thread: a signal that the kernel hands to some
     # other thread would leave the main one asleep.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)

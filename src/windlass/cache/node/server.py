@@ -6,6 +6,7 @@ Strangers are kept short: a limit on connections, a deadline for the proof, and 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import queue
 import socket
@@ -17,6 +18,7 @@ from typing import Protocol
 from . import wire
 from .link import FrameReader, set_timeouts, short_path
 
+log = logging.getLogger("windlass.cache")
 SEND_TIMEOUT_S = 15.0
 WAIT_EVERY_S = 0.4
 _MOST_ASKED = 20_000
@@ -126,7 +128,11 @@ class Inbound:
                 continue
             if job is None:
                 return
-            job()
+            try:
+                job()
+            except Exception:  # out of descriptors, say: the other side asks elsewhere
+                log.exception("answer failed")
+                self.close()
 
 
 class Listener:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable
+
+log = logging.getLogger("windlass.cache")
 
 
 class Timers:
@@ -38,4 +41,7 @@ class Timers:
                 if self._closed:
                     return
                 _, _, job = heapq.heappop(self._heap)
-            job()
+            try:
+                job()
+            except Exception:
+                log.exception("timer failed")
