@@ -220,6 +220,10 @@ class SlurmCluster:
         del self._daemons[node]
         self._ask({"stop": node})
 
+    def daemon_pid(self, node: str) -> int:
+        """The slurmd of a node, for tests that take it away without asking."""
+        return self._daemons[node]
+
     def _ask_start(self, name: str, *argv: str) -> None:
         full = shutil.which(argv[0], path=daemon_env()["PATH"]) or argv[0]
         pid = self._ask({"start": name, "argv": [full, *argv[1:]], "log": f"{self.folder}/{name}.out"})

@@ -45,7 +45,7 @@ def agent_words(bundle: str, last_python: str) -> tuple[str, ...]:
 
 
 def script_words(source: str, last_python: str, *arguments: str) -> tuple[str, ...]:
-    """Runs the text of a program on a node, with the node's own Python; nothing of it lies on the shared file system."""
+    """Runs the text of a program on a node, with the node's own Python; no file of a shared file system is read."""
     choose = _CHOOSE.format(
         pythons=" ".join(_NODE_PYTHONS), oldest=repr(OLDEST), first=".".join(str(part) for part in OLDEST)
     )

@@ -29,6 +29,7 @@ from windlass.model.request import Request
 from windlass.services.cache import cache_beside
 from windlass.services.watched import WatchedBeside, beats_folder, watched_agents
 from windlass.settings import Settings, read_settings
+from windlass.supervise.attempts import own, refuse_running
 from windlass.supervise.loop import Live, keep_alive
 from windlass.supervise.watch import RankWatch
 
@@ -63,9 +64,44 @@ def main(args: argparse.Namespace) -> Result:
         plan, secrets, folder, around = _fresh(args, settings, environ)
     show = show_ranks(args.show, plan.world_size)
     view = View(show, sys.stdout, sys.stderr, width=len(str(plan.world_size - 1)))
+    return _run(plan, secrets, folder, around, view, environ, quiet=args.quiet)
+
+
+def _run(
+    plan: Plan,
+    secrets: Secrets,
+    folder: RunFolder,
+    around: Surroundings,
+    view: View,
+    environ: dict[str, str],
+    *,
+    quiet: bool,
+) -> Result:
+    own(folder, plan.job_id)
     end = kept_alive if plan.request.supervised else to_its_end
-    record = end(plan, secrets, folder, around, view, environ, quiet=args.quiet)
+    record = end(plan, secrets, folder, around, view, environ, quiet=quiet)
     return Result(data=None, exit_code=record.exit_code)
+
+
+def resume_here(folder: RunFolder, settings: Settings, environ: dict[str, str], args: argparse.Namespace) -> Result:
+    """Go on with a run from here, with its saved plan or, for another number of nodes or ranks, a new one."""
+    args = argparse.Namespace(**vars(args), plan=str(folder.path), command=[], run_dir=None)
+    if args.nodes is None and args.ranks_per_node is None:
+        plan, secrets, folder, around = _planned(args, settings, environ)
+    else:
+        old = read_plan(folder.path)
+        _refuse_hidden(old, folder, str(folder.path))
+        request = msgspec.structs.replace(
+            old.request,
+            hosts=None,
+            nodes=args.nodes or old.nodes,
+            ranks_per_node=args.ranks_per_node or old.ranks_per_node,
+        )
+        plan, secrets, around = plan_here(request, settings, environ, allow_login=True)
+        restart(folder)
+        folder.save_plan(plan, Secrets())
+    view = View(show_ranks(args.show, plan.world_size), sys.stdout, sys.stderr, width=len(str(plan.world_size - 1)))
+    return _run(plan, secrets, folder, around, view, environ, quiet=args.quiet)
 
 
 def to_its_end(
@@ -199,12 +235,9 @@ def _planned(
     saved = open_folder(args.plan) if is_run(args.plan) else None
     if saved and args.run_dir is not None:
         raise UsageError(f"--run-dir beside --plan {args.plan}, which lies in a run folder", hint="leave it out")
-    hidden = [setting.name for setting in plan.environment if setting.secret and setting.origin.scope == "flag"]
-    if (hidden or plan.secret_words) and not (saved and saved.has_secrets()):
-        raise UsageError(
-            f"{args.plan} hides secrets ({', '.join(hidden) or 'in the command'}), and their values are not there",
-            hint="they are removed when a run ends, and plans never hold them: use `windlass run` with all its options",
-        )
+    if saved:
+        refuse_running(saved)
+    _refuse_hidden(plan, saved, args.plan)
     here = msgspec.structs.replace(plan.request, nodes=None, ranks_per_node=plan.ranks_per_node, site=plan.site)
     around = look_around(here, settings, environ=environ, here=True)
     allocation = around.context.allocation
@@ -228,6 +261,15 @@ def _planned(
     folder = saved or make_folder(args.run_dir, settings.runs_dir, plan.name)
     folder.save_plan(plan, Secrets())
     return plan, Secrets(), folder, around
+
+
+def _refuse_hidden(plan: Plan, saved: RunFolder | None, where: str) -> None:
+    hidden = [setting.name for setting in plan.environment if setting.secret and setting.origin.scope == "flag"]
+    if (hidden or plan.secret_words) and not (saved and saved.has_secrets()):
+        raise UsageError(
+            f"{where} hides secrets ({', '.join(hidden) or 'in the command'}), and their values are not there",
+            hint="they are removed when a run ends, and plans never hold them: use `windlass run` with all its options",
+        )
 
 
 def _same_machine(plan: Plan, around: Surroundings, where: str) -> None:

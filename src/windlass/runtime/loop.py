@@ -68,6 +68,7 @@ class Loop:
         )
         self._loaded: Loaded | None = None
         self._saved_step: int | None = None
+        self._at: int | None = None
         self._last: int | None = None
         self._save_s = 0.0
         self._failures = 0
@@ -115,6 +116,7 @@ class Loop:
     def step(self, step: int) -> None:
         """The end of a step, on the way that costs nothing where nothing is due."""
         now = time.monotonic()
+        self._at = step
         if now >= self._heartbeat.next_s:
             self._heartbeat.beat(step, now)
         if self._pace.quiet(now) and (self._flag.reason == 0 or self._peers.world_size > 1):
@@ -128,6 +130,8 @@ class Loop:
         self._open = False
         atexit.unregister(self.close)
         self._flag.restore()
+        if self._at is not None:
+            self._heartbeat.beat(self._at, time.monotonic())  # how far it came, to the step
         self._heartbeat.close()
         if self._saver is not None:
             self._saver.cancel()

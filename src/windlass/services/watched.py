@@ -1,4 +1,4 @@
-"""The agents of a run that is watched: the watch service on every node, and the cache's beside it where there is one."""
+"""The agents of a run that is watched: the watch service on every node, and the cache's beside it where one is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from windlass.launchers.base import LaunchSpec
 from windlass.model.origin import words_of
 from windlass.model.plan import Plan
 from windlass.model.site import LauncherSpec
-from windlass.services.agents import Agents, AgentsPlan, addresses
+from windlass.services.agents import Agents, AgentsPlan, addresses, cached_step
 from windlass.services.cache import PACKAGES, CacheBeside, cache_service
 from windlass.settings import read_settings
 
@@ -50,7 +50,7 @@ def watched_agents(
         services = (cache_service(plan.cache, read_settings(environ).traces_dir), watch)
     # The service of the cache imports its package; the bundle holds both, used or not: it is a few kilobytes.
     made = AgentsPlan(
-        launch=words_of(plan.cache.launch) if plan.cache else _step_words(plan, folder, hosts),
+        launch=cached_step(plan, folder, hosts) if plan.cache else _step_words(plan, folder, hosts),
         launcher=plan.launcher,
         run_id=facts.run_id,
         hosts=addresses(plan, hosts),

@@ -141,14 +141,19 @@ def newest_step(lines: list[Saved]) -> int | None:
 # Who drives it
 
 
-def own(folder: RunFolder, job_id: str | None) -> None:
-    """Write down that this process drives the run. Refused where another one does."""
+def refuse_running(folder: RunFolder) -> None:
+    """A `UsageError` where another windlass drives this run now."""
     other = read_owner(folder)
     if other is not None and other.pid != os.getpid() and other.alive():
         raise UsageError(
             f"{folder.path} is being run by process {other.pid} on {other.host}",
             hint="wait for it, or end it with `windlass runs stop`",
         )
+
+
+def own(folder: RunFolder, job_id: str | None) -> None:
+    """Write down that this process drives the run. Refused where another one does."""
+    refuse_running(folder)
     me = Owner(
         host=socket.gethostname(),
         pid=os.getpid(),

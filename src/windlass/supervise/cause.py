@@ -28,8 +28,8 @@ _ECHO = re.compile(
     r"connection (?:closed|reset) by peer|broken pipe|connection refused|socket closed|remote process exited|"
     r"ncclRemoteError|ncclSystemError|NCCL.*(?:communicator was aborted|watchdog)|process group watchdog|"
     r"Some NCCL operations have failed or timed out|store.*(?:closed|timeout|wait)|DistNetworkError|DistStoreError|"
-    r"no response from peer|peer (?:is )?(?:gone|dead|lost)|heartbeat monitor timed out|gloo.*(?:timed out|timeout)|"
-    r"Timed out waiting|did not meet the other",
+    r"no response from peer|lost another rank|peer (?:is )?(?:gone|dead|lost)|heartbeat monitor timed out|"
+    r"gloo.*(?:timed out|timeout)|Timed out waiting|did not meet the other",
     re.IGNORECASE,
 )
 _MEMORY = re.compile(r"OutOfMemoryError|out of memory|MemoryError|bad_alloc|cannot allocate memory", re.IGNORECASE)

@@ -91,12 +91,13 @@ def _bug(cause: Cause, past: tuple[Past, ...]) -> str | None:
 
 
 def _repeated(cause: Cause, past: tuple[Past, ...]) -> bool:
-    """The attempt before ended with the same error and got no less far."""
-    if len(past) < 2:
-        return False
-    before = past[-2].cause
-    further = cause.step is not None and before.step is not None and cause.step > before.step
-    return before.same_as == cause.same_as and not further
+    """An attempt before ended with the same error, and this one got no further."""
+    for one in past[:-1]:
+        before = one.cause
+        further = cause.step is not None and before.step is not None and cause.step > before.step
+        if before.same_as == cause.same_as and not further:
+            return True
+    return False
 
 
 def _bad_host(cause: Cause, past: tuple[Past, ...], options: Options) -> str | None:

@@ -82,14 +82,13 @@ def _last(rank: int, entry: Any) -> Last | None:
 def missing_text(folder: Path, world_size: int) -> str:
     """`rank 2 is missing from nccl:all_reduce number 17 (it did 16)`; empty where the dumps do not tell."""
     last = last_collectives(folder)
+    groups = sorted({one.group for one in last})
     parts = []
-    for group in sorted({one.group for one in last}):
+    for group in groups:
         mine = [one for one in last if one.group == group]
         furthest = max(mine, key=lambda one: one.number)
         behind = [one for one in mine if one.number < furthest.number]
-        silent = (
-            sorted(set(range(world_size)) - {one.rank for one in mine}) if len({o.group for o in last}) == 1 else []
-        )
+        silent = sorted(set(range(world_size)) - {one.rank for one in mine}) if len(groups) == 1 else []
         for one in behind[:8]:
             parts.append(
                 f"rank {one.rank} is missing from {furthest.name} number {furthest.number} (it did {one.number})"

@@ -195,10 +195,8 @@ def top_frame(text: str) -> str:
     """The innermost frame of the main thread, as `name (file:line)`: faulthandler and py-spy both write it first."""
     main = ""
     for block in re.split(r"\n(?=(?:Current thread|Thread) )", "\n" + text):
-        if (
-            block.strip().startswith("Current thread")
-            or "MainThread" in block.split("\n", 2)[min(1, block.count("\n"))]
-        ):
+        first = block.strip().split("\n", 1)[0]
+        if first.startswith("Current thread") or "MainThread" in first:
             main = block
     for line in (main or text).splitlines():
         match = _FRAME.match(line)

@@ -28,7 +28,6 @@ from windlass.supervise.attempts import (
     attempt_folders,
     ledger,
     newest_step,
-    own,
     past_of,
     save_verdict,
     verdicts,
@@ -91,7 +90,6 @@ class _Ended:
 def keep_alive(live: Live) -> RunRecord:
     """Run to the end of the work, of the allowed restarts or of the allocation. Returns the last attempt's record,
     with the exit code of "resume me" where the work can go on later."""
-    own(live.folder, live.plan.job_id)
     secrets = _read_secrets(live.folder)
     session = f"{live.plan.job_id or 'here'}/{time.time():.0f}"
     past = [past_of(verdict) for verdict in verdicts(live.folder)]
@@ -217,8 +215,9 @@ def _gather(live: Live, ended: _Ended) -> tuple[Seen, str]:
 
 
 def _step(live: Live, ended: _Ended) -> int | None:
-    found = (ended.beside.last_step(), newest_step(ledger(live.folder)))
-    return max((step for step in found if step is not None), default=None)
+    """How far it came: by the ranks' own signs, which are exact unless they were killed, else by snapshots."""
+    shown = ended.beside.last_step()
+    return shown if shown is not None else newest_step(ledger(live.folder))
 
 
 def _options(live: Live, plan: Plan, cause: Cause, bad: frozenset[str], began: float) -> Options:
@@ -268,9 +267,8 @@ def _tell(live: Live, verdict: Verdict, past: list[Past]) -> None:
         note(f"windlass: {decision.why}; the rest goes into another job")
         return
     note(f"windlass: not starting again: {decision.why}" + (f" ({decision.hint})" if decision.hint else ""))
-    note(
-        f"windlass: evidence is in {live.folder.path}/evidence; all of it: windlass runs show {quote(str(live.folder.path))}"
-    )
+    path = str(live.folder.path)
+    note(f"windlass: evidence is in {path}/evidence; all attempts: windlass runs show {quote(path)}")
 
 
 def _resubmitted(live: Live, plan: Plan, record: RunRecord, bad: frozenset[str]) -> RunRecord:

@@ -20,6 +20,10 @@ _LAST_CHANCE = 0.4
 """Of the margin before the end of the allocation: then ranks that did not leave are ended."""
 
 
+_STARTING, _START_S = 3.0, 30.0
+"""Before the first output, ranks import: they get three times as long, and half a minute."""
+
+
 class Signs(Protocol):
     """What the watch on the nodes says."""
 
@@ -83,7 +87,8 @@ class RankWatch:
         if sizes != self._sizes:
             self._sizes, self._moved = sizes, now
         still = now - self._moved
-        if still < self._hang_after_s:
+        limit = self._hang_after_s if any(sizes.values()) else _STARTING * self._hang_after_s + _START_S
+        if still < limit:
             return None
         signs = self.signs
         if signs is not None and signs.beats and not signs.silent:

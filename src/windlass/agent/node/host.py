@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, Protocol
 
 VERSION = 1
 _WATCH_EVERY_S = 0.5
+_LINGER_S = 60.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 MOST_LINE_BYTES = 960
 
@@ -84,11 +85,12 @@ class _Host:
         self._manifest = manifest
         self._started = started
         self._stop = threading.Event()
+        self._asked = 0.0
         self._services: list[tuple[str, Service]] = []
 
     def run(self) -> int:
         for number in _STOP_SIGNALS:
-            signal.signal(number, lambda *_: self._stop.set())
+            signal.signal(number, self._hear)
         if self._manifest.get("until") == "stdin":
             threading.Thread(target=self._follow_stdin, name="stdin", daemon=True).start()
         try:
@@ -103,6 +105,14 @@ class _Host:
         say(node=self._node.number, ended=ended)
         return 0
 
+    def _hear(self, *_: Any) -> None:
+        """A signal to the whole job (preemption, its time is up) is meant for the ranks, which may still save: whoever
+        follows the standard input outlives them for a while."""
+        if self._manifest.get("until") == "stdin":
+            self._asked = self._asked or time.monotonic()
+        else:
+            self._stop.set()
+
     def _follow_stdin(self) -> None:
         with contextlib.suppress(OSError):
             while os.read(0, 4096):
@@ -112,6 +122,8 @@ class _Host:
     def _watch(self) -> None:
         while not self._stop.wait(_WATCH_EVERY_S):
             self._tell_news()
+            if self._asked and time.monotonic() - self._asked > _LINGER_S:
+                break
         self._tell_news()
 
     def _tell_news(self) -> None:

@@ -21,7 +21,8 @@ from typing import Any
 
 _KERNEL = re.compile(
     r"out of memory|oom-kill|killed process|NVRM|\bXid\b|amdgpu|\bxe\b.*(error|reset)|i915.*(error|reset)"
-    r"|hardware error|machine check|\bmce\b|I/O error|LustreError|nfs: server|segfault|general protection|cxi|link is down",
+    r"|hardware error|machine check|\bmce\b|I/O error|LustreError|nfs: server|segfault|general protection|cxi"
+    r"|link is down",
     re.IGNORECASE,
 )
 _STACK_S = 10.0

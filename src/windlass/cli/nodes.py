@@ -1,0 +1,48 @@
+"""Nodes that failed and are left out of the next jobs: list them, forgive them."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from windlass.cli.result import Result
+from windlass.errors import UsageError
+from windlass.launch.badnodes import forgive, read_nodes
+from windlass.model.hostlist import expand_hostlist
+from windlass.settings import read_settings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    sub = parser.add_subparsers(dest="action", required=True, metavar="list | forgive HOSTS")
+    listing = sub.add_parser("list", help="which nodes are avoided, why, and until when")
+    listing.add_argument("--site", metavar="NAME", help="only of this machine")
+    listing.add_argument("--json", action="store_true")
+    pardon = sub.add_parser("forgive", help="use these nodes again")
+    pardon.add_argument("hosts", nargs="*", metavar="HOSTS", help="as in nid[0001-0004]")
+    pardon.add_argument("--all", action="store_true", help="all of them")
+    pardon.add_argument("--site", metavar="NAME", help="only of this machine")
+    pardon.add_argument("--json", action="store_true")
+
+
+def main(args: argparse.Namespace) -> Result:
+    state_dir = read_settings().state_dir
+    if args.action == "list":
+        nodes = [node for node in read_nodes(state_dir) if args.site in {None, node.site}]
+        lines = [
+            f"{node.host:<16} {node.site:<16} until {_clock(node.until)}  {node.reason}"
+            + (f" ({node.times} times)" if node.times > 1 else "")
+            for node in sorted(nodes, key=lambda node: (node.site, node.host))
+        ]
+        return Result(text="\n".join(lines) or "no node is avoided", data=nodes)
+    if bool(args.hosts) == args.all:
+        raise UsageError("nodes forgive: whom?", hint="give hosts as in nid[0001-0004], or --all")
+    wanted = None if args.all else frozenset(host for text in args.hosts for host in expand_hostlist(text))
+    gone = forgive(state_dir, wanted, args.site)
+    unknown = sorted((wanted or frozenset()) - {node.host for node in gone})
+    if unknown:
+        raise UsageError(f"{unknown[0]} is not on the list", hint="`windlass nodes list` shows it")
+    return Result(text="\n".join(f"{node.host} ({node.site}) is used again" for node in gone), data=list(gone))
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))

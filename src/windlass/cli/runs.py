@@ -1,0 +1,189 @@
+"""History of runs on disk: list them, show one with all its attempts, resume, stop, clean up."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import msgspec
+
+from windlass.cli.result import Result
+from windlass.cli.run import resume_here
+from windlass.errors import MachineError, UsageError
+from windlass.launch.context import current_environ, find_allocation
+from windlass.launch.folder import RunFolder, open_folder, read_plan
+from windlass.launch.submit import submit_script
+from windlass.proc import run_command
+from windlass.schedulers import get_scheduler
+from windlass.settings import Settings, read_settings
+from windlass.supervise.attempts import (
+    Verdict,
+    attempt_folders,
+    ledger,
+    read_owner,
+    read_verdict,
+    records,
+)
+from windlass.supervise.resubmit import BATCH_FILE
+from windlass.supervise.runs import RunState, cleanable, find_runs, holds_snapshots, state_of
+
+_STOP_S = 60.0
+_ASK_S = 30.0
+_DAY_S = 86400.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    sub = parser.add_subparsers(dest="action", required=True, metavar="list | show | resume | stop | clean")
+    listing = sub.add_parser("list", help="all runs, their state and why they ended")
+    listing.add_argument("--json", action="store_true")
+    show = sub.add_parser("show", help="one run: every attempt with its cause, snapshots, evidence")
+    show.add_argument("run", metavar="RUN_DIR")
+    show.add_argument("--json", action="store_true")
+    resume = sub.add_parser("resume", help="go on where it was: here, in this allocation, or in a new job")
+    resume.add_argument("run", metavar="RUN_DIR")
+    resume.add_argument("--nodes", "-N", type=int, metavar="N", help="another number of nodes")
+    resume.add_argument("--ranks-per-node", "-r", type=int, metavar="R", help="another number of ranks per node")
+    resume.add_argument("--show", default="0", metavar="RANKS", help="ranks to show: 0 (default), 0,3-5, all, none")
+    resume.add_argument("--quiet", "-q", action="store_true")
+    stop = sub.add_parser("stop", help="ask the ranks to save and leave, and end the run")
+    stop.add_argument("run", metavar="RUN_DIR")
+    clean = sub.add_parser("clean", help="remove folders of runs that are done")
+    clean.add_argument("--older-than", default="0", metavar="DAYS", help="only those without change for so many days")
+    clean.add_argument("--keep", type=int, default=0, metavar="N", help="the newest N stay")
+    clean.add_argument("--failed", action="store_true", help="those that failed, were stopped or killed too")
+    clean.add_argument("--yes", action="store_true", help="do it; without, only say what would go")
+    clean.add_argument("--json", action="store_true")
+
+
+def main(args: argparse.Namespace) -> Result:
+    environ = current_environ()
+    settings = read_settings(environ)
+    if args.action == "list":
+        return _list(settings, environ)
+    if args.action == "clean":
+        return _clean(args, settings, environ)
+    folder = open_folder(args.run)
+    if args.action == "show":
+        return _show(folder, environ)
+    if args.action == "stop":
+        return _stop(folder, environ)
+    return _resume(args, folder, settings, environ)
+
+
+def _list(settings: Settings, environ: dict[str, str]) -> Result:
+    states = [state_of(folder, environ) for folder in find_runs(settings.runs_dir)]
+    if not states:
+        raise UsageError(f"no runs in {settings.runs_dir}", hint="set WINDLASS_RUNS to where your runs are")
+    return Result(text="\n".join(_row(state) for state in states), data=states)
+
+
+def _row(state: RunState) -> str:
+    step = f"step {state.step}" if state.step is not None else ""
+    tries = f"{state.attempts} starts" if state.attempts > 1 else ""
+    about = ", ".join(part for part in (state.why, tries, step) if part)
+    when = time.strftime("%m-%d %H:%M", time.localtime(state.changed))
+    return f"{state.state:<10} {when}  {state.shape:>8}  {state.path}  {about}"
+
+
+def _show(folder: RunFolder, environ: dict[str, str]) -> Result:
+    state = state_of(folder, environ)
+    verdicts = [(path.name, read_verdict(path)) for path in (*attempt_folders(folder), folder.path)]
+    ended = dict(records(folder))
+    lines = [f"{state.path}: {state.state}" + (f" ({state.why})" if state.why else "")]
+    data = []
+    for number, (name, verdict) in enumerate(verdicts):
+        record = ended.get(name)
+        where = folder.path if name == folder.path.name else folder.path / name
+        lines += _attempt_lines(number, where, verdict, record.outcome if record else "")
+        data.append({"attempt": number, "folder": str(where), "verdict": verdict, "record": record})
+    saved = [line for line in ledger(folder) if line.what == "saved"]
+    if saved:
+        lines.append(f"  newest snapshot: step {saved[-1].step} in {saved[-1].folder}, {_clock(saved[-1].at)}")
+    return Result(text="\n".join(lines), data={"state": state, "attempts": data, "snapshots": saved})
+
+
+def _attempt_lines(number: int, where: Path, verdict: Verdict | None, outcome: str) -> list[str]:
+    if verdict is None:
+        return [f"  start {number}: {outcome or 'no result'}"]
+    times = verdict.times
+    span = f"{_clock(times.started)}, {times.ended - times.started:.0f} s"
+    lines = [f"  start {number} ({span}) on {verdict.hosts}: {verdict.cause.line()}"]
+    if verdict.where:
+        lines.append(f"    {verdict.where}")
+    begin = f"from step {verdict.from_step}" if verdict.from_step is not None else "from the beginning"
+    to = f", saved up to step {verdict.to_step}" if verdict.to_step is not None else ", nothing saved"
+    lines.append(f"    {begin}{to}; then: {verdict.decision.action} ({verdict.decision.why})")
+    if (where / "evidence").is_dir():
+        lines.append(f"    evidence: {where}/evidence")
+    return lines
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def _resume(args: argparse.Namespace, folder: RunFolder, settings: Settings, environ: dict[str, str]) -> Result:
+    state = state_of(folder, environ)
+    if state.state in {"running", "waiting"}:
+        raise UsageError(f"{folder.path} is {state.state} {state.why}", hint="stop it first with `windlass runs stop`")
+    if state.state == "done":
+        raise UsageError(f"{folder.path} is done", hint="start a new run")
+    plan = read_plan(folder.path)
+    if plan.scheduler == "none" or find_allocation(environ) is not None:
+        return resume_here(folder, settings, environ, args)
+    if args.nodes is not None or args.ranks_per_node is not None:
+        raise UsageError(
+            "another number of nodes or ranks needs a new submission from here",
+            hint="use `windlass submit` with the same snapshot folder, or resume inside an allocation",
+        )
+    script = folder.part(BATCH_FILE)
+    if not script.exists():
+        raise UsageError(
+            f"{folder.path} ran in an allocation of {plan.scheduler}, and this is not one",
+            hint="get an allocation and say it there",
+        )
+    job_id = submit_script(plan, str(script))
+    folder.write("job_id", job_id + "\n")
+    return Result(text=job_id, data={"job_id": job_id})
+
+
+def _stop(folder: RunFolder, environ: dict[str, str]) -> Result:
+    """Windlass hands the request to the ranks, which save where they use snapshots."""
+    owner = read_owner(folder)
+    if owner is not None and owner.alive():
+        os.kill(owner.pid, signal.SIGTERM)
+        end = time.monotonic() + _STOP_S
+        while owner.alive():
+            if time.monotonic() > end:
+                raise MachineError(f"process {owner.pid} still runs after {_STOP_S:g} s", hint="say it again to insist")
+            time.sleep(0.05)
+        return Result(text=f"stopped {folder.path}")
+    state = state_of(folder, environ)
+    plan = read_plan(folder.path)
+    if state.state not in {"running", "waiting"} or state.job_id is None:
+        raise UsageError(f"{folder.path} does not run: {state.state}")
+    run_command(get_scheduler(plan.scheduler).cancel_argv(state.job_id), timeout_s=_ASK_S, env=environ)
+    return Result(text=f"cancelled job {state.job_id}")
+
+
+def _clean(args: argparse.Namespace, settings: Settings, environ: dict[str, str]) -> Result:
+    if not re.fullmatch(r"\d+(\.\d+)?", args.older_than) or args.keep < 0:
+        raise UsageError(f"--older-than {args.older_than} --keep {args.keep}", hint="give days and a count, 0 or more")
+    folders = {str(folder.path): folder for folder in find_runs(settings.runs_dir)}
+    states = [state_of(folder, environ) for folder in folders.values()]
+    chosen = cleanable(states, older_s=float(args.older_than) * _DAY_S, keep=args.keep, failed=args.failed)
+    kept = [state for state in chosen if holds_snapshots(folders[state.path])]
+    gone = [state for state in chosen if state not in kept]
+    lines = [f"{'removed' if args.yes else 'would remove'} {state.path} ({state.state})" for state in gone]
+    lines += [f"kept {state.path}: it holds its snapshots" for state in kept]
+    if args.yes:
+        for state in gone:
+            shutil.rmtree(state.path)
+    elif gone:
+        lines.append("nothing was removed: say --yes to do it")
+    return Result(text="\n".join(lines) or "nothing to remove", data=[msgspec.to_builtins(state) for state in gone])

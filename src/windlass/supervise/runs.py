@@ -1,0 +1,149 @@
+"""Runs on disk: what state each is in, why it ended, whether it can go on. Asks the scheduler where it has to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from windlass.errors import WindlassError
+from windlass.launch.folder import PLAN_FILE, RunFolder, is_run, read_plan
+from windlass.model.plan import Plan
+from windlass.model.record import RunRecord
+from windlass.proc import run_command
+from windlass.schedulers import get_scheduler
+from windlass.schedulers.base import JobState
+from windlass.supervise.attempts import attempt_folders, ledger, newest_step, read_owner, read_verdict
+from windlass.supervise.cause import RESUME_ME
+
+State = Literal["running", "waiting", "done", "resumable", "stopped", "failed", "killed", "unknown"]
+"""`waiting`: in the scheduler's queue. `resumable`: it saved and left. `killed`: windlass itself was, in the middle."""
+_ASK_S = 15.0
+_WAITING = {JobState.QUEUED, JobState.HELD}
+_RUNNING = {JobState.RUNNING, JobState.ENDING}
+
+
+class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One run as a listing shows it."""
+
+    path: str
+    name: str
+    state: State
+    why: str = ""
+    attempts: int = 1
+    step: int | None = None
+    """Of the newest snapshot."""
+    job_id: str | None = None
+    changed: float = 0.0
+    shape: str = ""
+
+
+def find_runs(runs_dir: Path) -> list[RunFolder]:
+    """Run folders below a folder, the oldest first."""
+    found = [path.parent for path in runs_dir.expanduser().glob(f"*/{PLAN_FILE}") if is_run(path.parent)]
+    return [RunFolder(path) for path in sorted(found, key=lambda path: path.stat().st_mtime)]
+
+
+def state_of(folder: RunFolder, environ: Mapping[str, str]) -> RunState:
+    """How a run stands. A folder with a damaged file is `unknown`, with the reason."""
+    try:
+        plan = read_plan(folder.path)
+        record = folder.result()
+    except WindlassError as error:
+        return RunState(path=str(folder.path), name=folder.path.name, state="unknown", why=error.message)
+    job_id = _job_id(folder)
+    state, why = _state(folder, plan, record, job_id, environ)
+    return RunState(
+        path=str(folder.path),
+        name=plan.name,
+        state=state,
+        why=why,
+        attempts=len(attempt_folders(folder)) + 1,
+        step=newest_step(ledger(folder)),
+        job_id=job_id,
+        changed=_changed(folder),
+        shape=f"{plan.nodes} x {plan.ranks_per_node}",
+    )
+
+
+def _state(
+    folder: RunFolder, plan: Plan, record: RunRecord | None, job_id: str | None, environ: Mapping[str, str]
+) -> tuple[State, str]:
+    owner = read_owner(folder)
+    if owner is not None and owner.alive():
+        return "running", f"by process {owner.pid} on {owner.host}"
+    queued = _in_queue(plan, job_id, environ) if job_id and (owner is None or owner.job_id != job_id) else None
+    if queued:
+        return queued
+    if record is not None:
+        return _ended(folder, record)
+    if owner is None:
+        return "unknown", "it has not been started, or by an older windlass"
+    if owner.alive() is None and owner.job_id:
+        return _in_queue(plan, owner.job_id, environ) or ("killed", "windlass ended without a word")
+    return "killed", "windlass ended without a word"
+
+
+def _ended(folder: RunFolder, record: RunRecord) -> tuple[State, str]:
+    verdict = read_verdict(folder.path)
+    why = verdict.cause.line() if verdict else ""
+    if record.outcome == "ok":
+        return "done", f"after {record.seconds:.0f} s"
+    if record.exit_code == RESUME_ME:
+        return "resumable", why or "the ranks saved and left"
+    if record.outcome == "stopped":
+        return "stopped", why or "on request"
+    failure = record.failure
+    if not why and failure is not None:
+        why = f"rank {failure.rank} on {failure.host}: code {failure.exit_code}"
+    return "failed", why or f"code {record.exit_code}"
+
+
+def _in_queue(plan: Plan, job_id: str | None, environ: Mapping[str, str]) -> tuple[State, str] | None:
+    """What the scheduler says of a job that has not ended; None where it has, or where nobody can be asked."""
+    if job_id is None or plan.scheduler == "none":
+        return None
+    scheduler = get_scheduler(plan.scheduler)
+    try:
+        done = run_command(scheduler.status_argv(job_id), timeout_s=_ASK_S, env=environ, check=False)
+    except WindlassError:
+        return None
+    status = scheduler.parse_status(done.stdout, done.code, job_id)
+    if status.state in _WAITING:
+        return "waiting", f"job {job_id}" + (f": {status.reason}" if status.reason else "")
+    if status.state in _RUNNING:
+        return "running", f"job {job_id}"
+    return None
+
+
+def _job_id(folder: RunFolder) -> str | None:
+    try:
+        return folder.part("job_id").read_text().strip() or None
+    except OSError:
+        owner = read_owner(folder)
+        return owner.job_id if owner else None
+
+
+def _changed(folder: RunFolder) -> float:
+    """When something last happened in it."""
+    paths = [folder.part(name) for name in ("result.json", "owner.json", PLAN_FILE, "snapshots.tsv")]
+    return max((path.stat().st_mtime for path in paths if path.exists()), default=0.0)
+
+
+def holds_snapshots(folder: RunFolder) -> bool:
+    """Whether the run wrote its snapshots into its own folder: to remove it would lose them."""
+    inside = str(folder.path) + "/"
+    return any(line.folder.startswith(inside) and Path(line.folder).exists() for line in ledger(folder))
+
+
+def cleanable(
+    states: list[RunState], *, older_s: float, keep: int, failed: bool, now: float | None = None
+) -> list[RunState]:
+    """Runs that may go: done (with `failed`: ended in any way), older than so much, and not among the newest `keep`."""
+    at = time.time() if now is None else now
+    ended = {"done", "failed", "stopped", "killed"} if failed else {"done"}
+    newest = sorted(states, key=lambda state: state.changed, reverse=True)[:keep]
+    return [s for s in states if s.state in ended and at - s.changed >= older_s and s not in newest]

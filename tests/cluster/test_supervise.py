@@ -1,0 +1,237 @@
+"""Runs that are kept alive on a real Slurm: each fault ends in the same losses as an undisturbed run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.command import REPO, Allocation, Run, allocated, only_run, windlass_argv
+from cluster.slurm import Ended, SlurmCluster
+from requirements import require_torch
+from waiting import wait_until
+
+pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.timeout(240)]
+
+SCRIPT = REPO / "tests" / "unit" / "supervise" / "training.py"
+STEPS = 30
+EVERY = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """A training in an allocation; `folder` holds its snapshots, losses and marks of faults."""
+
+    job: Allocation
+    folder: Path
+    name: str = "a"
+
+    def words(self, *faults: str, steps: int = STEPS, pause: float = 0.0) -> tuple[str, ...]:
+        marks = self.folder / f"{self.name}.marks"
+        marks.mkdir(exist_ok=True)
+        made = (str(SCRIPT), str(self.folder / f"{self.name}.ckpt"), str(steps), "--losses", str(self.losses_file))
+        made += ("--marks", str(marks), "--every-steps", str(EVERY), "--pause", str(pause))
+        return (*made, *(word for fault in faults for word in ("--fault", fault)))
+
+    @property
+    def losses_file(self) -> Path:
+        return self.folder / f"{self.name}.losses"
+
+    def losses(self) -> dict[int, str]:
+        """The loss of each step, the last one where a step was done twice; both must be the same."""
+        found: dict[int, str] = {}
+        for line in self.losses_file.read_text().splitlines():
+            step, loss, _ = line.split()
+            assert found.get(int(step), loss) == loss, f"step {step} was not the same the second time"
+            found[int(step)] = loss
+        return found
+
+    def repeated(self) -> int:
+        """Steps that were done more than once: what the faults have cost."""
+        lines = self.losses_file.read_text().splitlines()
+        return len(lines) - len({line.split()[0] for line in lines})
+
+
+def reference(ranks: int, folder: Path) -> dict[int, str]:
+    """Losses of an undisturbed run with so many ranks, on this machine, computed once per session."""
+    if ranks not in _REFERENCE:
+        losses = folder / f"reference-{ranks}"
+        words = (str(SCRIPT), str(folder / f"reference-{ranks}.ckpt"), str(STEPS), "--losses", str(losses))
+        argv = windlass_argv("run", "--scheduler", "none", "-r", str(ranks), "--python", sys.executable, *words)
+        env = {**os.environ, "PYTHONPATH": str(REPO / "src"), "WINDLASS_RUNS": str(folder / "reference-runs")}
+        subprocess.run(argv, check=True, timeout=120, env=env, capture_output=True)
+        _REFERENCE[ranks] = {int(line.split()[0]): line.split()[1] for line in losses.read_text().splitlines()}
+    return _REFERENCE[ranks]
+
+
+_REFERENCE: dict[int, dict[int, str]] = {}
+
+
+def verdict(run: Run, attempt: int = 1) -> dict[str, Any]:
+    return dict(json.loads((run.path / f"attempt-{attempt}" / "verdict.json").read_text()))
+
+
+@pytest.fixture(autouse=True)
+def _torch() -> None:
+    require_torch()
+
+
+def test_a_killed_rank_is_named_and_the_run_goes_on_to_the_same_losses(slurm: SlurmCluster, tmp_path: Path) -> None:
+    with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
+        training = Training(job=job, folder=tmp_path)
+        done = job.run_python("-r", "1", "--restarts", "2", *training.words("kill:17:1"), timeout_s=120)
+    assert done.code == 0, done.text
+    assert "rank 1 on nid0002: killed by SIGKILL" in done.stderr
+    assert training.losses() == reference(2, tmp_path)
+    assert training.repeated() <= EVERY
+    found = verdict(only_run(tmp_path))
+    assert (found["cause"]["rank"], found["cause"]["host"], found["cause"]["kind"]) == (1, "nid0002", "transient")
+    assert found["decision"]["action"] == "restart"
+
+
+def test_a_stopped_rank_is_a_hang_that_is_seen_named_and_survived(slurm: SlurmCluster, tmp_path: Path) -> None:
+    with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
+        training = Training(job=job, folder=tmp_path)
+        words = ("-r", "1", "--restarts", "1", "--hang-after", "8", "--grace", "1", *training.words("stop:12:1"))
+        done = job.run_python(*words, timeout_s=150)
+    assert done.code == 0, done.text
+    assert "rank 1 on nid0002: no output and no step for" in done.stderr
+    assert "stopped (SIGSTOP)" in done.stderr
+    assert training.losses() == reference(2, tmp_path)
+    assert training.repeated() <= EVERY
+    run = only_run(tmp_path)
+    assert verdict(run)["cause"]["kind"] == "hang"
+    where = (run.path / "attempt-1" / "evidence" / "standing.txt").read_text()
+    assert "rank 1 stopped" in where and "rank 0 in all_reduce" in where.replace("wrapper", "all_reduce"), where
+
+
+def test_two_failures_in_a_row_are_survived(slurm: SlurmCluster, tmp_path: Path) -> None:
+    with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
+        training = Training(job=job, folder=tmp_path)
+        words = ("-r", "1", "--restarts", "1", *training.words("kill:8:0", "kill:19:1"))
+        done = job.run_python(*words, timeout_s=150)
+    assert done.code == 0, done.text
+    assert training.losses() == reference(2, tmp_path)
+    run = only_run(tmp_path)
+    assert [verdict(run, at)["cause"]["rank"] for at in (1, 2)] == [0, 1]
+    assert training.repeated() <= 2 * EVERY
+
+
+def test_a_lost_node_is_replaced_by_a_spare_and_remembered(slurm: SlurmCluster, tmp_path: Path) -> None:
+    state = {"WINDLASS_STATE": str(tmp_path / "state")}
+    with allocated(slurm, tmp_path, "-N3", "--exclusive", "--no-kill") as job:
+        training = Training(job=job, folder=tmp_path)
+        words = ("-r", "1", "--spares", "1", "--grace", "1", *training.words("wait:12:1"))
+        argv = windlass_argv("run", "--python", sys.executable, *words)
+        child = slurm.popen(argv, env={**job.env, **state}, cwd=tmp_path)
+        with _ended(child), _lost_later(slurm, "nid0002"):
+            wait_until((tmp_path / "a.marks" / "0.wait").exists, timeout_s=90, what="rank 1 is at step 12")
+            lose_node(slurm, "nid0002")
+            _, said = child.communicate(timeout=120)
+            assert child.returncode == 0, said
+            assert "on nid0002: the node does not answer any more" in said, said
+            known = job.windlass("nodes", "list", env=state)
+    assert training.losses() == reference(2, tmp_path)
+    assert training.repeated() <= EVERY
+    assert only_run(tmp_path).result["hosts"] == "nid[0001,0003]"
+    assert "nid0002" in known.stdout
+
+
+def lose_node(slurm: SlurmCluster, node: str) -> None:
+    """Kill slurmd, its step daemons and everything that they run, as when the power goes."""
+    mark = f"SLURMD_NODENAME={node}".encode()
+    ranks = [pid for pid in slurm.step_processes() if mark in _environ(pid)]
+    daemons = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in ranks}
+    stepds = [pid for pid in daemons if Path(f"/proc/{pid}/comm").read_text().startswith("slurmstepd")]
+    for pid in (slurm.daemon_pid(node), *stepds, *ranks):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _environ(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+@contextlib.contextmanager
+def _lost_later(slurm: SlurmCluster, node: str) -> Iterator[None]:
+    """Whatever happens inside, the node is there again afterwards."""
+    try:
+        yield
+    finally:
+        slurm.start_node(node)
+
+
+@contextlib.contextmanager
+def _ended(child: subprocess.Popen[str]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        child.kill()
+        child.communicate(timeout=20)
+
+
+def test_windlass_killed_outright_can_be_resumed(slurm: SlurmCluster, tmp_path: Path) -> None:
+    with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
+        training = Training(job=job, folder=tmp_path)
+        child = job.popen("-r", "1", "--restarts", "1", *training.words("wait:17:1"))
+        with _ended(child):
+            wait_until((tmp_path / "a.marks" / "0.wait").exists, timeout_s=90, what="rank 1 is at step 17")
+            child.kill()
+            child.communicate(timeout=20)
+        wait_until(lambda: not _ranks(slurm), timeout_s=30, what="all ranks are gone", state=slurm.state)
+        listed = job.windlass("runs", "list")
+        assert "killed" in listed.stdout, listed.text
+        done = job.windlass("runs", "resume", str(only_run(tmp_path).path), timeout_s=120)
+    assert done.code == 0, done.text
+    assert training.losses() == reference(2, tmp_path)
+    assert training.repeated() <= EVERY
+
+
+def _ranks(slurm: SlurmCluster) -> list[str]:
+    return [words for words in slurm.step_processes().values() if "training.py" in words]
+
+
+def test_a_mistake_in_the_script_ends_after_the_second_time_with_its_traceback_first(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
+        training = Training(job=job, folder=tmp_path)
+        words = ("-r", "1", "--restarts", "5", "--show", "none", *training.words("raise:12:1", "raise:12:1"))
+        done = job.run_python(*words, timeout_s=150)
+    assert done.code == 1, done.text
+    assert "the same error at the same step twice" in done.stderr
+    lines = [line for line in done.stderr.splitlines() if "Traceback" in line or "rank 1 on nid0002" in line]
+    assert "Traceback" in lines[-2] and "ValueError: a mistake in the user's code" in lines[-1], done.text
+
+
+def test_preemption_by_a_signal_saves_and_goes_on(slurm: SlurmCluster, tmp_path: Path) -> None:
+    with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
+        training = Training(job=job, folder=tmp_path)
+        child = job.popen("-r", "1", "--restarts", "1", *training.words(pause=0.3))
+        with _ended(child):
+            wait_until(lambda: _steps(training) >= 8, timeout_s=90, what="step 8")
+            slurm.run(["scancel", "--signal=TERM", job.job_env["SLURM_JOB_ID"]], check=True)
+            _, said = child.communicate(timeout=120)
+        assert child.returncode == 0, said
+    assert "saved and left on request" in said
+    assert training.losses() == reference(2, tmp_path)
+    assert training.repeated() == 0
+
+
+def _steps(training: Training) -> int:
+    try:
+        return len(training.losses_file.read_text().splitlines())
+    except FileNotFoundError:
+        return 0

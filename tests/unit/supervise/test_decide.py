@@ -1,0 +1,113 @@
+"""What is done about a run that ended."""
+
+from __future__ import annotations
+
+import msgspec
+
+from windlass.supervise.cause import Cause
+from windlass.supervise.decide import IDLE_JOBS, Decision, Options, Past, decide
+
+_OPTIONS = Options(restarts=2, spare_hosts=1)
+
+
+def killed(host: str = "n1", step: int = 5) -> Cause:
+    return Cause(kind="transient", reason="killed by SIGKILL", rank=2, host=host, signal=9, step=step)
+
+
+def mistake(step: int = 5, error: str = "ValueError: x") -> Cause:
+    return Cause(kind="user", reason=error, rank=2, host="n1", code=1, error=error, step=step)
+
+
+def decided(*past: Past | Cause, **options: object) -> Decision:
+    made = tuple(one if isinstance(one, Past) else Past(cause=one, job="1") for one in past)
+    return decide(made[-1].cause, made, msgspec.structs.replace(_OPTIONS, **options))
+
+
+def test_a_killed_rank_is_started_again_up_to_the_limit() -> None:
+    assert decided(killed("n1")).action == "restart"
+    assert decided(killed("n1"), killed("n2")).action == "restart"
+    last = decided(killed("n1"), killed("n2"), killed("n3"))
+    assert (last.action, last.why) == ("stop", "after 2 restarts without a newer snapshot")
+
+
+def test_without_restarts_nothing_is_started_again() -> None:
+    assert decided(killed(), restarts=0) == Decision(action="stop", why="no restart left")
+
+
+def test_a_newer_snapshot_makes_the_count_begin_again() -> None:
+    progress = Past(cause=killed("n3"), job="1", progress=True)
+    assert decided(killed("n1"), killed("n2"), progress).action == "restart"
+    assert decided(progress, killed("n1"), restarts=1).action == "stop"
+    assert decided(progress, killed("n1"), restarts=2).action == "restart"
+
+
+def test_the_same_error_at_the_same_step_twice_is_the_scripts_fault() -> None:
+    assert decided(mistake()).action == "restart"
+    assert decided(mistake(), mistake()).why == "the same error at the same step twice"
+    assert decided(mistake(5), mistake(9)).action == "restart"
+    assert decided(mistake(), mistake(error="KeyError: 'y'")).action == "restart"
+    assert decided(mistake(), killed(), mistake()).why == "the same error at the same step twice"
+
+
+def test_an_error_that_cannot_go_away_stops_at_once() -> None:
+    certain = msgspec.structs.replace(mistake(error="ModuleNotFoundError: No module named 'x'"), certain=True)
+    assert decided(certain).action == "stop"
+
+
+def test_out_of_memory_twice_stops_with_advice() -> None:
+    memory = Cause(kind="memory", reason="out of memory", rank=0, host="n0", step=3)
+    assert decided(memory).action == "restart"
+    again = decided(memory, memory)
+    assert again.action == "stop" and "fewer ranks per node" in again.hint
+
+
+def test_a_lost_node_is_replaced_by_a_spare() -> None:
+    lost = Cause(kind="node", reason="gone", host="n1")
+    assert decided(lost).bad == "n1"
+    none = decided(lost, spare_hosts=0)
+    assert (none.action, none.bad, none.hint) == ("stop", "n1", "add --spares 1")
+
+
+def test_without_a_spare_a_lost_node_goes_back_to_the_queue_where_the_work_is_to_be_done() -> None:
+    assert decided(Cause(kind="node", reason="gone", host="n1"), spare_hosts=0, until_done=True).action == "resubmit"
+
+
+def test_a_node_whose_ranks_die_twice_in_a_row_is_bad() -> None:
+    assert decided(killed("n1")).bad is None
+    assert decided(killed("n1"), killed("n1")).bad == "n1"
+    assert decided(killed("n1"), killed("n2")).bad is None
+    assert decided(killed("n1"), killed("n1"), several_hosts=False).bad is None
+
+
+def test_a_suspect_without_a_spare_gets_another_chance() -> None:
+    again = decided(killed("n1"), killed("n1"), spare_hosts=0)
+    assert (again.action, again.bad) == ("restart", None)
+
+
+def test_what_looks_like_broken_hardware_is_left_out_at_once() -> None:
+    ecc = msgspec.structs.replace(killed(), machine=True)
+    assert decided(ecc).bad == "n1"
+
+
+def test_ranks_that_left_on_request_go_on_even_without_restarts() -> None:
+    assert decided(Cause(kind="resume", reason="saved"), restarts=0).action == "restart"
+
+
+def test_when_the_time_is_up_the_rest_goes_to_another_job_or_waits_for_the_user() -> None:
+    up = Cause(kind="walltime", reason="time")
+    assert decided(up, until_done=True).action == "resubmit"
+    assert decided(up).action == "stop" and "runs resume" in decided(up).hint
+    assert decided(killed(), seconds_left=5.0, needed_s=60.0, until_done=True).action == "resubmit"
+
+
+def test_jobs_without_progress_are_not_sent_again_for_ever() -> None:
+    up = Cause(kind="walltime", reason="time")
+    idle = [Past(cause=up, job=str(job)) for job in range(IDLE_JOBS)]
+    assert decided(*idle, until_done=True).action == "stop"
+    assert decided(*idle[:-1], until_done=True).action == "resubmit"
+    moved = Past(cause=up, job="9", progress=True)
+    assert decided(*idle, moved, until_done=True).action == "resubmit"
+
+
+def test_a_request_to_stop_is_final() -> None:
+    assert decided(Cause(kind="stopped", reason="")).action == "stop"
