@@ -15,7 +15,7 @@ import pytest
 
 from cluster.command import Allocation, Run, allocated, only_run
 from cluster.slurm import SlurmCluster
-from requirements import require_fuse, require_torch
+from requirements import hydra_mpiexec, require_fuse, require_mpi, require_torch
 from waiting import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.fuse, pytest.mark.timeout(120)]
@@ -301,3 +301,29 @@ def test_tree_and_archive_are_staged_to_every_node(slurm: SlurmCluster, hostile_
             same = ["diff", "-r", tree, hostile_dir / f"local.{node}" / copy]
             assert subprocess.run(same, timeout=30).returncode == 0
     assert refused.code == 2 and "not a full path" in refused.stderr
+
+
+@pytest.mark.mpi
+def test_agents_start_under_hydra_too(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """Hydra hands standard input to one rank only, so its agents are ended by a signal."""
+    require_mpi()
+    root = tmp_path / "data"
+    root.mkdir()
+    (root / "x").write_text("x")
+    path = f"{hydra_mpiexec().parent}:{os.environ['PATH']}"
+    with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
+        words = (
+            "--launcher",
+            "hydra",
+            "--cache",
+            str(root),
+            "-r",
+            "1",
+            "--",
+            "sh",
+            "-c",
+            f'cat "$WINDLASS_VIEW{root}/x"',
+        )
+        done = cached(job, *words, env={"PATH": path})
+    assert done.code == 0, done.text
+    assert done.stdout.count("] x") == 2, done.text

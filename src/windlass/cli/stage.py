@@ -24,9 +24,8 @@ from windlass.launch.folder import RunFolder, make_folder
 from windlass.launch.script import JobFacts
 from windlass.launch.steps import write_host_file
 from windlass.model.hostlist import expand_hostlist
-from windlass.model.origin import words_of
 from windlass.model.plan import Plan
-from windlass.services.agents import Agents, AgentsPlan, addresses
+from windlass.services.agents import Agents, AgentsPlan, addresses, cached_step
 from windlass.services.byhand import hold
 from windlass.services.cache import PACKAGES
 from windlass.services.stage import Progress, stage_service
@@ -85,7 +84,7 @@ def _agents(
         raise UsageError(f"--to {to} is not a full path", hint="each node starts in a folder of its own")
     service = stage_service(plan.cache.roots, to, extract=args.extract, shard=args.shard)
     made = AgentsPlan(
-        launch=words_of(plan.cache.launch),
+        launch=cached_step(plan, folder, hosts),
         launcher=plan.launcher,
         run_id=facts.run_id,
         hosts=addresses(plan, hosts),

@@ -24,12 +24,15 @@ from windlass.agent.words import agent_words
 from windlass.errors import DeadlineError, MachineError
 from windlass.launch.folder import RunFolder
 from windlass.launchers import get_launcher
+from windlass.launchers.base import LaunchSpec
+from windlass.model.origin import words_of
 from windlass.model.plan import Plan
 from windlass.proc import pdeathsig
 
 BUNDLE_FILE = "agent.pyz"
 OUT_FILE = "agents.out"
 LOG_FILE = "agents.log"
+_HOSTS_FILE = "agent-hosts"
 _STDIN_TO_ALL = frozenset({"srun", "local"})
 _KEY_BYTES = 32
 _POLL_S = 0.02
@@ -59,6 +62,18 @@ def addresses(plan: Plan, hosts: tuple[str, ...]) -> tuple[str, ...]:
     return tuple((host.split(".", 1)[0] if short else host) + rule.suffix for host in hosts)
 
 
+def cached_step(plan: Plan, folder: RunFolder, hosts: tuple[str, ...]) -> tuple[str, ...]:
+    """The words that start one agent per node for a plan with a cache; writes the host file that they may name."""
+    assert plan.cache is not None
+    if not plan.cache.launch:
+        return ()
+    launcher = get_launcher(plan.launcher)
+    text = launcher.host_file_text(hosts, LaunchSpec(nodes=plan.nodes, ranks_per_node=1))
+    folder.write(_HOSTS_FILE, text if text is not None else "".join(f"{host}\n" for host in hosts))
+    written = launcher.path_word(str(folder.path))
+    return tuple(word.replace("{run_dir}", written) for word in words_of(plan.cache.launch))
+
+
 class Agents:
     """Running agents. `start` returns when all nodes are up; `stop` leaves nothing of them."""
 
@@ -79,6 +94,8 @@ class Agents:
         self.write_bundle("stdin" if holds else "signal")
         words = agent_words(str(self._folder.part(BUNDLE_FILE)), os.path.realpath(sys.executable))
         environ = dict(self._environ)
+        # Other launchers start their daemons by an srun of their own, which must not take the CPUs from the ranks.
+        environ.setdefault("SLURM_OVERLAP", "1")
         if self._plan.launcher == "local":
             environ[get_launcher("local").variables.node_rank[0]] = "0"
         with self._open(OUT_FILE) as out, self._open(LOG_FILE) as log:

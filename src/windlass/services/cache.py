@@ -16,9 +16,8 @@ from windlass.launch.folder import RunFolder
 from windlass.launch.output import View
 from windlass.launch.script import JobFacts
 from windlass.model.jsontext import to_json
-from windlass.model.origin import words_of
 from windlass.model.plan import CachePlan, Plan
-from windlass.services.agents import Agents, AgentsPlan, addresses
+from windlass.services.agents import Agents, AgentsPlan, addresses, cached_step
 from windlass.services.fronts import environment_front
 from windlass.settings import read_settings
 
@@ -60,7 +59,7 @@ def cache_agents(
     """The agents of a plan with a cache."""
     assert plan.cache is not None
     made = AgentsPlan(
-        launch=words_of(plan.cache.launch),
+        launch=cached_step(plan, folder, hosts),
         launcher=plan.launcher,
         run_id=facts.run_id,
         hosts=addresses(plan, hosts),
