@@ -111,6 +111,25 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     assert "Traceback" not in err
 
 
+def test_an_interrupt_of_a_sweep_keeps_the_parts_that_were_done(tmp_path: Path) -> None:
+    words = ("scale", "collectives", "--ranks", "1,2", "--sizes", "4K", "--iters", "20000", "--most-seconds", "1000")
+    argv = windlass_argv("bench", *words, "--python", sys.executable)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(argv, env=environment(tmp_path), cwd=tmp_path, text=True, **pipes) as run:
+
+        def the_second_part_has_begun() -> bool:
+            return any("out-of-place" in path.read_text() for path in tmp_path.glob("runs/*/collectives-1n2r/out/*"))
+
+        wait_until(the_second_part_has_begun, timeout_s=90, what="the second part", state=lambda: "")
+        run.send_signal(signal.SIGINT)
+        out, err = run.communicate(timeout=60)
+    assert run.returncode == 128 + signal.SIGINT, err
+    record = record_of(tmp_path)
+    assert not record["complete"]
+    assert [row["labels"]["ranks"] for row in record["rows"]] == [1]
+    assert "partial" in out
+
+
 def test_an_unknown_benchmark_names_the_nearest(tmp_path: Path) -> None:
     done = bench(tmp_path, "colectives")
     assert done.returncode == 2

@@ -61,7 +61,7 @@ def _work(argv: Sequence[str], teller: Teller) -> None:
     if dtype is None:
         raise UsageError(f"unknown type {args.dtype!r}", hint=f"known: {', '.join(_DTYPES)}")
     backend = args.backend or device.collective
-    _join(backend, device)
+    _join(backend, device, args.timeout)
     try:
         if place.first:
             teller.tell("about", **about_torch(device, backend))
@@ -96,12 +96,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _join(backend: str, device: Any) -> None:
+def _join(backend: str, device: Any, timeout_s: float) -> None:
     import torch.distributed as dist
 
     extra = {} if device.kind == "cpu" or backend == "gloo" else {"device_id": device.torch}
     try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=300), **extra)
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), **extra)
     except (RuntimeError, ValueError) as error:
         raise MachineError(
             f"the ranks cannot meet through {backend}: {_first_line(error)}",
@@ -205,7 +205,9 @@ def _measure(
     for _ in range(iters):
         made.call()
         clock.mark()
-    samples = [value / bench.place.size for value in _summed(bench, list(clock.intervals_s()))]
+    # Six figures of a time are more than any clock here is good for, and the lines that carry them stay short.
+    means = (value / bench.place.size for value in _summed(bench, list(clock.intervals_s())))
+    samples = [float(f"{mean:.6g}") for mean in means]
     if bench.place.first:
         reduces = op in {"all_reduce", "reduce", "reduce_scatter"}
         rooted = op in {"broadcast", "reduce", "gather", "scatter"}

@@ -75,7 +75,7 @@ def _ceiling(precision: str, device: Any, seconds: float, size: int, teller: Tel
     if device.kind != "cpu":
         getattr(torch, device.kind).empty_cache()
     side = size or (8192 if device.kind != "cpu" else 1024)
-    kind: Any = "fp8_fast" if precision == "fp8" else precision
+    kind: Any = {"fp8": "fp8_fast", "amp": "bf16"}.get(precision, precision)
     try:
         found = measure_matmul(kind, (side, side, side), device=device.kind, seconds=seconds)
     except WindlassError as error:

@@ -9,7 +9,7 @@ import argparse
 
 from windlass.bench import ddp
 from windlass.bench.runner import Bench, Part
-from windlass.bench.train.options import resnet_blocks
+from windlass.bench.train.options import RESNET_PRECISIONS, resnet_blocks
 from windlass.bench.training import loss_remarks, row_of
 from windlass.cli.benches.launching import add_run_options, finish, open_bench, size_here
 from windlass.cli.result import Result
@@ -28,7 +28,7 @@ def add_case_options(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--image", type=int, default=224, help="side of the images in pixels")
     what.add_argument("--steps", type=int, default=10)
     what.add_argument("--warmup", type=int, default=5)
-    what.add_argument("--precision", choices=("fp32", "bf16"), help="default: fp32; with --fast what suits the device")
+    what.add_argument("--precision", choices=RESNET_PRECISIONS, help="default: fp32; with --fast what suits the device")
     what.add_argument("--fast", action="store_true", help="the loop's own choices for this device")
 
 
