@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from windlass.bench import measure
+from windlass.bench import compare, measure
 from windlass.bench.records import BenchRecord, Row
 from windlass.bench.reference import References, is_device
 from windlass.bench.sizes import counted, size_text
@@ -185,3 +185,63 @@ def _scale(record: BenchRecord, references: References) -> list[tuple[str, str]]
             )
             made.append((f"{figure} [{rows[0].figures[figure].formula}]", line_chart(chart)))
     return made
+
+
+def compare_charts(a: BenchRecord, b: BenchRecord) -> list[tuple[str, str]]:
+    """Both records in one drawing: busbw by size, or how much faster each case of B is."""
+    if a.case == b.case == "collectives":
+        made = []
+        for op in dict.fromkeys(str(row.labels["op"]) for row in a.rows):
+            pair = [Series(name=name, points=_best(record, op)) for name, record in (("A", a), ("B", b))]
+            series = tuple(one for one in pair if one.points)
+            places = sorted({x for one in series for x, _ in one.points})
+            chart = Chart(
+                title=f"{op}: A and B",
+                x_name="size",
+                y_name="busbw GB/s",
+                series=series,
+                ticks=tuple((x, size_text(x)) for x in places),
+                x_scale="log",
+            )
+            made.append((f"{op}: the better placement of each size", line_chart(chart)))
+        return made
+    found = compare.compare(a, b).differences
+    bars = [
+        Bar(name=compare.label_text(one.labels)[:22], value=1 + one.change, text=f"{1 + one.change:.2f}", mark=1.0)
+        for one in found
+    ]
+    return (
+        [("speed of B over speed of A", bar_chart("speed of B over speed of A", "x", bars, "as fast as A"))]
+        if bars
+        else []
+    )
+
+
+def _best(record: BenchRecord, op: str) -> tuple[tuple[float, float], ...]:
+    best: dict[float, float] = {}
+    for row in record.rows:
+        if row.labels["op"] == op:
+            best[_bytes(row)] = max(best.get(_bytes(row), 0.0), row.figures["busbw"].value)
+    return tuple(sorted(best.items()))
+
+
+def reference_charts(references: References) -> list[tuple[str, str]]:
+    """Published bus bandwidth by size: systems with figures at several sizes."""
+    systems: dict[str, list[tuple[float, float]]] = {}
+    for one in references.bandwidth:
+        if one.normal and one.op == "all_reduce":
+            name = f"{one.device} {one.nodes}n {one.algorithm or one.source.rpartition('/')[2]}"
+            systems.setdefault(name, []).append((float(one.bytes), one.busbw))
+    series = tuple(
+        Series(name=name, points=tuple(sorted(points))) for name, points in systems.items() if len(points) > 2
+    )
+    places = sorted({x for one in series for x, _ in one.points})
+    chart = Chart(
+        title="published all_reduce bandwidth",
+        x_name="size",
+        y_name="busbw GB/s",
+        series=series,
+        ticks=tuple((x, size_text(x)) for x in places),
+        x_scale="log",
+    )
+    return [("all_reduce: systems with figures at three sizes and more", line_chart(chart))]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from windlass.bench.charts import charts
+from windlass.bench import compare
+from windlass.bench.charts import charts, compare_charts, reference_charts
 from windlass.bench.records import BenchRecord
 from windlass.bench.reference import References
 from windlass.bench.report import about_lines, table_text
@@ -55,15 +56,32 @@ _WORDS = {"normal": "normal", "low": "low", "bad": "bad", "unknown": "no figure"
 def page(records: Sequence[BenchRecord], references: References) -> str:
     """One page about these records."""
     title = records[0].title if len(records) == 1 else f"{len(records)} benchmark records"
-    parts = [_section(record, references, alone=len(records) == 1) for record in records]
-    head = f"<h1>{escape(title)}</h1>"
+    return _whole(title, [_section(record, references, alone=len(records) == 1) for record in records])
+
+
+def compare_page(a: BenchRecord, b: BenchRecord, names: tuple[str, str]) -> str:
+    """Two records in the same charts, and the table of their differences."""
+    parts = _figures(compare_charts(a, b))
+    return _whole(f"{a.case}: {names[0]} and {names[1]}", [*parts, f"<pre>{escape(compare.text(a, b, names))}</pre>"])
+
+
+def reference_page(case: str, references: References, lines: Sequence[str]) -> str:
+    """Published figures of a case: a chart where there are sizes to draw them by, and the list with its sources."""
+    parts = _figures(reference_charts(references)) if case == "collectives" else []
+    return _whole(f"published figures: {case}", [*parts, f"<pre>{escape(chr(10).join(lines))}</pre>"])
+
+
+def _whole(title: str, parts: Sequence[str]) -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n{head}\n"
-        + "\n".join(parts)
-        + "\n</main>\n</body>\n</html>\n"
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n"
+        f"<h1>{escape(title)}</h1>\n" + "\n".join(parts) + "\n</main>\n</body>\n</html>\n"
     )
+
+
+def _figures(drawn: Sequence[tuple[str, str]]) -> list[str]:
+    return [f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>" for caption, svg in drawn]
 
 
 def _section(record: BenchRecord, references: References, *, alone: bool) -> str:
@@ -76,8 +94,7 @@ def _section(record: BenchRecord, references: References, *, alone: bool) -> str
     if verdicts:
         items = [f'<li class="{v.level}"><b>{_WORDS[v.level]}</b> {escape(v.text)}</li>' for v in verdicts]
         out.append('<ul class="verdicts">' + "".join(items) + "</ul>")
-    for caption, svg in charts(record, references):
-        out.append(f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>")
+    out += _figures(charts(record, references))
     out.append(f"<pre>{escape(table_text(record))}</pre>")
     notes = [f"skipped: {line}" for line in record.skipped] + [f"remark: {line}" for line in record.remarks]
     out += [f'<p class="soft">{escape(line)}</p>' for line in notes]

@@ -195,13 +195,15 @@ def _where(outcome: Outcome) -> Where:
 
 
 def checkout_commit() -> str | None:
-    """The commit of the checkout that windlass runs from; None where it is an installed package."""
+    """The commit of the checkout that windlass runs from, with `-dirty` where files differ from it; None where it is
+    an installed package."""
     here = Path(windlass.__file__).resolve()
     top = here.parents[2]
     if not (top / ".git").exists():
         return None
     try:
-        done = run_command(("git", "-C", str(top), "rev-parse", "HEAD"), timeout_s=10, check=False)
+        done = run_command(("git", "-C", str(top), "rev-parse", "HEAD"), timeout_s=10)
+        changed = run_command(("git", "-C", str(top), "status", "--porcelain", "-uno", "--", "src"), timeout_s=30)
     except WindlassError:
         return None
-    return done.stdout.strip() if done.code == 0 else None
+    return done.stdout.strip() + ("-dirty" if changed.stdout.strip() else "")

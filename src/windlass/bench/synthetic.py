@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 
 from windlass.bench.records import BenchRecord, Figure, Row
@@ -28,7 +29,11 @@ def row_of(outcome: Outcome, *, model: str, batch: int, batches: int, engine: st
             "ranks": ranks,
             "nodes": outcome.plan.nodes,
         },
-        samples={"round_s": tuple(mine), "images_per_s_per_device": rates},
+        samples={
+            "round_s": tuple(mine),
+            "images_per_s_per_device": rates,
+            "loss": tuple(float(told["value"]) for told in outcome.of_kind("loss")),
+        },
         figures={
             "images_per_s_per_device": Figure(value=mean, unit="images/s", formula="mean over rounds"),
             "images_per_s_band": Figure(value=band, unit="images/s", formula="1.96*stdev over rounds"),
@@ -36,6 +41,14 @@ def row_of(outcome: Outcome, *, model: str, batch: int, batches: int, engine: st
             "images_per_s_total_band": Figure(value=band * ranks, unit="images/s", formula=f"1.96*stdev, {total}"),
         },
     )
+
+
+def loss_remarks(row: Row) -> list[str]:
+    """The same batch again and again must be learned; a loss that is no number means that nothing was computed."""
+    losses = row.samples.get("loss", ())
+    if not all(math.isfinite(loss) for loss in losses):
+        return ["the loss is not finite: the figures of this run must not be used"]
+    return []
 
 
 def text(record: BenchRecord) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -109,6 +110,28 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     assert record["rows"]
     assert "partial" in out
     assert "Traceback" not in err
+
+
+def test_a_rank_that_is_killed_costs_the_rest_but_not_what_was_measured(tmp_path: Path) -> None:
+    words = ("--op", "broadcast", "--sizes", "1K:512M:2", "--iters", "500", "--most-seconds", "1000", "--warmup", "1")
+    argv = windlass_argv("bench", "collectives", "--python", sys.executable, "-r", "2", *words)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(argv, env=environment(tmp_path), cwd=tmp_path, text=True, **pipes) as run:
+
+        def one_row_is_told() -> bool:
+            return any('"kind":"row"' in path.read_text() for path in tmp_path.glob("runs/*/out/*"))
+
+        wait_until(one_row_is_told, timeout_s=60, what="the first row", state=lambda: "")
+        seats = [line.split("\t") for path in tmp_path.glob("runs/*/where/*") for line in path.read_text().splitlines()]
+        os.kill(next(int(seat[4]) for seat in seats if seat[0] == "1"), signal.SIGKILL)
+        out, err = run.communicate(timeout=60)
+    assert run.returncode == 128 + signal.SIGKILL, err
+    record = record_of(tmp_path)
+    assert not record["complete"]
+    assert record["rows"]
+    assert "rank 1" in err
+    assert "was killed by SIGKILL" in err
+    assert "partial" in out
 
 
 def test_an_interrupt_of_a_sweep_keeps_the_parts_that_were_done(tmp_path: Path) -> None:

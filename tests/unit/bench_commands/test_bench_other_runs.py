@@ -59,7 +59,7 @@ def test_synthetic_tells_rounds_with_compressed_gradients(tmp_path: Path) -> Non
     assert "Total img/sec on 2 device(s):" in done.stdout
     (row,) = record_of(tmp_path)["rows"]
     assert row["labels"]["compression"] == "fp16"
-    assert len(row["samples"]["round_s"]) == 2
+    assert len(row["samples"]["round_s"]) == len(row["samples"]["loss"]) == 2
 
 
 def test_an_engine_that_is_not_installed_is_told(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from requirements import missing_programs, require
 from unit.bench_commands.made import GH200, collectives_record, ddp_record, told, training_rowed
-from windlass.bench.page import page
+from windlass.bench.page import compare_page, page, reference_page
 from windlass.bench.records import BenchRecord, Figure, Row, new_record
-from windlass.bench.reference import load_references
+from windlass.bench.reference import load_references, reference_lines
 from windlass.bench.svg import Bar, Chart, Series, bar_chart, line_chart, nice_ticks
 
 REFERENCES = load_references()
@@ -76,6 +76,22 @@ def test_the_page_loads_nothing_and_is_well_formed() -> None:
     assert reader.loads == []
     assert "needs <3 TiB> & more" in reader.text
     assert "url(" not in page(_records(), REFERENCES)
+
+
+def test_comparisons_and_published_figures_are_pages_too() -> None:
+    one, two, three = _records()
+    for text in (
+        compare_page(one, one, ("a.json", "b.json")),
+        compare_page(two, two, ("a.json", "b.json")),
+        reference_page("collectives", REFERENCES, reference_lines("collectives", REFERENCES)),
+        reference_page("llm", REFERENCES, reference_lines("llm", REFERENCES)),
+    ):
+        reader = _Reader()
+        reader.feed(text)
+        assert reader.open == []
+        assert reader.loads == []
+    assert compare_page(one, one, ("a", "b")).count("<polyline") == 2
+    assert "<svg" not in compare_page(one, three, ("a", "b")), "they have nothing in common to draw"
 
 
 def test_charts_are_xml_with_a_point_for_every_row() -> None:

@@ -19,7 +19,7 @@ from windlass.bench.lines import Teller
 from windlass.bench.ranks.program import Place, about_torch, guarded, my_place
 from windlass.errors import MachineError
 
-Step = Callable[[], None]
+Step = Callable[[], Any]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -37,14 +37,17 @@ def _work(argv: Sequence[str], teller: Teller) -> None:
         for _ in range(args.warmup):
             step()
         wait()
+        loss: Any = None
         for number in range(args.rounds):
             if place.first:
                 teller.tell("progress", text=f"round {number + 1}", done=number, total=args.rounds)
             start = time.perf_counter()
             for _ in range(args.batches):
-                step()
+                loss = step()
             wait()
             teller.tell("round", rank=place.rank, seconds=time.perf_counter() - start)
+            if place.first:
+                teller.tell("loss", value=float(loss))
         if place.first:
             teller.tell("end")
     finally:
@@ -87,12 +90,13 @@ def _torch_step(args: argparse.Namespace, device: Any, model: Any, optimizer: An
 
     low = torch.autocast(device.kind, torch.bfloat16) if args.amp else nullcontext()
 
-    def step() -> None:
+    def step() -> Any:
         optimizer.zero_grad()
         with low:
             loss = model(images, labels)
         loss.backward()
         optimizer.step()
+        return loss.detach()
 
     return step
 
@@ -166,7 +170,7 @@ def _tensorflow(args: argparse.Namespace, place: Place) -> tuple[Step, Step, dic
     images = tf.random.uniform([args.batch, args.image, args.image, 3])
     labels = tf.random.uniform([args.batch, 1], minval=0, maxval=999, dtype=tf.int64)
 
-    def train() -> None:
+    def train() -> Any:
         with tf.GradientTape() as tape:
             loss = tf.losses.SparseCategoricalCrossentropy()(labels, model(images, training=True))
         if hvd is not None:
@@ -174,6 +178,7 @@ def _tensorflow(args: argparse.Namespace, place: Place) -> tuple[Step, Step, dic
             tape = hvd.DistributedGradientTape(tape, compression=how)
         weights = model.trainable_variables
         optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return loss
 
     about = {
         "device": {"kind": "cuda" if devices else "cpu", "name": devices[0].name if devices else "CPU"},

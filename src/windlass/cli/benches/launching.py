@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from windlass.bench import report
+from windlass.bench.page import page
 from windlass.bench.records import BenchRecord, write_record
 from windlass.bench.reference import load_references
 from windlass.bench.runner import Bench, Start
+from windlass.cli.benches.report import write_page
 from windlass.cli.options import add_request_options, request_from
 from windlass.cli.result import Result
 from windlass.cli.run import plan_here, to_its_end
@@ -32,6 +34,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allow-login", action="store_true", help="run although this looks like a login node")
     parser.add_argument("--device", choices=("cuda", "xpu", "cpu"), help="default: an accelerator where there is one")
     parser.add_argument("--out", metavar="FILE", help="write the record there too (default: record.json of the run)")
+    parser.add_argument("--html", metavar="FILE", help="write a page with plots too")
     parser.add_argument("--json", action="store_true", help="print the record instead of the table")
 
 
@@ -89,6 +92,8 @@ def finish(bench: Bench, record: BenchRecord, args: argparse.Namespace) -> Resul
         detail = "; ".join(bench.failed) or "the ranks told nothing"
         raise UsageError(f"nothing was measured: {detail}", hint=f"see `windlass logs {bench.folder}`")
     references = load_references(read_settings().config_dir)
+    if args.html and record.rows:
+        write_page(args.html, page([record], references))
     lines = [report.table_text(record), *report.end_lines(record, references)]
     if record.rows or record.skipped:
         print(f"windlass: record {path}", file=sys.stderr)

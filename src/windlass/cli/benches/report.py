@@ -36,6 +36,13 @@ def known_from(args: argparse.Namespace) -> Known:
     return Known(op=args.op, ranks=args.ranks, nodes=args.nodes, device=args.device_name)
 
 
+def write_page(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise MachineError(f"cannot write {path}: {error.strerror}", hint="choose another with --html") from error
+
+
 def main(args: argparse.Namespace) -> Result:
     references = load_references(read_settings().config_dir)
     records = [read_record(path, known_from(args)) for path in args.records]
@@ -44,10 +51,7 @@ def main(args: argparse.Namespace) -> Result:
             raise UsageError(f"--out takes one record, not {len(records)}")
         write_record(Path(args.out), records[0])
     if args.html:
-        try:
-            Path(args.html).write_text(page(records, references), encoding="utf-8")
-        except OSError as error:
-            raise MachineError(f"cannot write {args.html}: {error.strerror}") from error
+        write_page(args.html, page(records, references))
     text = "\n\n".join(report.text(record, references) for record in records)
     if args.html and not args.json:
         text = f"page: {args.html}"

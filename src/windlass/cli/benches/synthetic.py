@@ -50,7 +50,8 @@ def main(args: argparse.Namespace) -> Result:
     bench = open_bench("synthetic", args, {"model": args.model, "batch": args.batch, "engine": args.engine})
     outcome = bench.run(Part(name="synthetic", program="synthetic", words=words))
     row = row_from(args, outcome) if outcome else None
-    return finish(bench, bench.record([row] if row else []), args)
+    record = bench.record([row] if row else [], remarks=synthetic.loss_remarks(row) if row else [])
+    return finish(bench, record, args)
 
 
 def row_from(args: argparse.Namespace, outcome: Outcome) -> Row | None:
