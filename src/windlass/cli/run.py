@@ -6,6 +6,7 @@ import argparse
 import os
 import socket
 import sys
+import time
 
 import msgspec
 
@@ -26,11 +27,14 @@ from windlass.model.hostlist import expand_hostlist, fold_hostlist
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.model.request import Request
+from windlass.schedulers.walltime import parse_walltime
 from windlass.services.cache import cache_beside
 from windlass.services.watched import WatchedBeside, beats_folder, watched_agents
 from windlass.settings import Settings, read_settings
+from windlass.supervise.again import in_job
 from windlass.supervise.attempts import own, refuse_running
 from windlass.supervise.loop import Live, keep_alive
+from windlass.supervise.resubmit import BATCH_FILE
 from windlass.supervise.watch import RankWatch
 
 
@@ -152,7 +156,7 @@ def kept_alive(
     if not quiet:
         _announce(plan, folder, view)
     last: list[tuple[Plan, JobFacts]] = []
-    allocation = around.context.allocation
+    deadline_s = _deadline_s(plan, folder, around)
 
     def start(plan: Plan, attempt: int, watch: RankWatch) -> tuple[RunRecord, WatchedBeside]:
         hosts = _hosts(plan)
@@ -160,13 +164,13 @@ def kept_alive(
         facts = msgspec.structs.replace(
             settled,
             attempt=attempt,
-            deadline_s=allocation.end_time_s if allocation else None,
+            deadline_s=deadline_s,
             beats=beats_folder(plan, os.getuid(), folder.run_id),
         )
         last[:] = [(plan, facts)]
         prepare(plan, folder, facts, hosts)
         agents = watched_agents(plan, folder, facts, hosts, environ, plan.request.hang_after_s)
-        beside = WatchedBeside(agents, folder, view, hosts, cached=plan.cache is not None, quiet=quiet)
+        beside = WatchedBeside(agents, plan, folder, view, hosts, quiet=quiet)
         watch.signs = beside
         return execute(plan, folder, facts, hosts, view, environ, beside, watch, last=False), beside
 
@@ -179,6 +183,7 @@ def kept_alive(
         state_dir=read_settings(environ).state_dir,
         quiet=quiet,
         start=start,
+        deadline_s=deadline_s,
     )
     try:
         record = keep_alive(live)
@@ -190,6 +195,17 @@ def kept_alive(
         for line in good_end(last[0][0], record, folder):
             view.note(line)
     return record
+
+
+def _deadline_s(plan: Plan, folder: RunFolder, around: Surroundings) -> float | None:
+    """When this allocation ends: as the scheduler says, else, in a job that windlass submitted, by its own time limit.
+    That is late by the seconds that the job took to get here, which the margin covers."""
+    allocation = around.context.allocation
+    if allocation is None or allocation.end_time_s is not None:
+        return allocation.end_time_s if allocation else None
+    if plan.request.time is None or not folder.part(BATCH_FILE).exists():
+        return None
+    return time.time() + parse_walltime(plan.request.time)
 
 
 def _hosts(plan: Plan) -> tuple[str, ...]:
@@ -249,11 +265,16 @@ def _planned(
     if plan.topology.cores and allocation is not None:
         if len(allocation.hosts) < plan.nodes:
             raise UsageError(f"the plan has {plan.nodes} nodes, but this job has {len(allocation.hosts)}")
-        plan = msgspec.structs.replace(
-            plan, hosts=fold_hostlist(allocation.hosts[: plan.nodes]), job_id=allocation.job_id
-        )
+        if plan.request.supervised:
+            plan = in_job(plan, around.context)
+        else:
+            plan = msgspec.structs.replace(
+                plan, hosts=fold_hostlist(allocation.hosts[: plan.nodes]), job_id=allocation.job_id
+            )
     elif plan.topology.cores:
         _same_machine(plan, around, args.plan)
+    elif plan.request.supervised and allocation is not None:
+        plan = in_job(plan, around.context)
     else:
         plan = _planned_again(plan, around)
     if saved:

@@ -203,6 +203,11 @@ def _directives(spec: JobSpec, site: SchedulerSpec) -> Iterator[Argument]:
         yield Argument(
             words=("-o", one_line(spec.output, "the path of a log")), because="output of the batch script itself"
         )
+    if spec.outlives_nodes:
+        yield Argument(
+            words=("-W", "tolerate_node_failures=all"),
+            because="the job goes on without a node that is lost: there are spares (since PBS 18.2)",
+        )
 
 
 def _select(spec: JobSpec, site: SchedulerSpec) -> str:

@@ -120,6 +120,11 @@ class Agents:
         assert self._child is not None
         return self._child.pid
 
+    @property
+    def running(self) -> bool:
+        """Whether the step that holds them still runs."""
+        return self._child is not None and self._child.poll() is None
+
     def write_bundle(self, until: str) -> Path:
         variables = get_launcher(self._plan.launcher).variables
         manifest = Manifest(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ from windlass.launchers.base import LaunchSpec
 from windlass.model.origin import words_of
 from windlass.model.plan import Plan
 from windlass.model.site import LauncherSpec
-from windlass.services.agents import Agents, AgentsPlan, addresses, cached_step
+from windlass.services.agents import LOG_FILE, Agents, AgentsPlan, addresses, cached_step
 from windlass.services.cache import PACKAGES, CacheBeside, cache_service
 from windlass.settings import read_settings
 
@@ -86,13 +87,18 @@ class WatchedBeside:
     """`launch.run.Beside`: what the watch on the nodes has said so far."""
 
     def __init__(
-        self, agents: Agents, folder: RunFolder, view: View, hosts: tuple[str, ...], *, cached: bool, quiet: bool
+        self, agents: Agents, plan: Plan, folder: RunFolder, view: View, hosts: tuple[str, ...], *, quiet: bool
     ) -> None:
         self._agents = agents
+        self._launcher = get_launcher(plan.launcher)
+        self._ending = False
         self._view = view
         self._hosts = hosts
-        self._cache = CacheBeside(agents, folder, view, hosts, quiet=quiet) if cached else None
+        self._cache = CacheBeside(agents, folder, view, hosts, quiet=quiet) if plan.cache else None
         self._heard = 0
+        self._log = folder.part(LOG_FILE)
+        self._log_read = 0
+        self._gone: set[str] = set()
         self.up = False
         self.beats: set[str] = set()
         """Hosts whose ranks show signs of life."""
@@ -123,6 +129,29 @@ class WatchedBeside:
         for line in fresh:
             if line.get("service") == WATCH and "news" in line:
                 self._take(self._host(line), json.loads(line["news"]))
+        self._look_for_lost()
+
+    def _look_for_lost(self) -> None:
+        """An agent that was killed says nothing any more; its launcher does. The run goes on without it, and hangs on
+        its node are then seen by the output alone."""
+        if not self.up or self._ending:
+            return
+        lost = set() if self._agents.running else set(self._hosts)
+        with contextlib.suppress(OSError):
+            if self._log.stat().st_size > self._log_read:
+                with self._log.open("rb") as file:
+                    file.seek(self._log_read)
+                    text = file.read()
+                    self._log_read += len(text)
+                for line in text.decode(errors="replace").splitlines():
+                    failure = self._launcher.parse_failure([line.strip()], 1)
+                    if failure is not None and failure.host in self._hosts:
+                        lost.add(failure.host)
+        for host in sorted(lost - self._gone):
+            self._gone.add(host)
+            self.beats.discard(host)
+            self.silent.pop(host, None)
+            self._view.note(f"windlass: the agent on {host} is gone; the run goes on without it")
 
     def _take(self, host: str, news: dict[str, Any]) -> None:
         if "beats" in news:
@@ -135,6 +164,7 @@ class WatchedBeside:
             self.oom.add(host)
 
     def stop(self) -> None:
+        self._ending = True
         if self._cache is not None:
             self._cache.stop()
         else:

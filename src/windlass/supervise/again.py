@@ -28,7 +28,7 @@ def next_plan(plan: Plan, context: Context, bad: frozenset[str]) -> Plan:
     """The same plan for hosts without the bad ones. What is secret in it stays as it was."""
     used = expand_hostlist(plan.hosts) if plan.hosts else ()
     if bad & set(used) and context.allocation is not None:
-        plan = _on_hosts(plan, context, choose_hosts(usable_hosts(context, bad), plan.nodes))
+        plan = on_hosts(plan, context, choose_hosts(usable_hosts(context, bad), plan.nodes))
     words = get_launcher(plan.launcher).again
     if not words or any(argument.words == words for argument in plan.launch):
         return plan
@@ -36,7 +36,14 @@ def next_plan(plan: Plan, context: Context, bad: frozenset[str]) -> Plan:
     return msgspec.structs.replace(plan, launch=(*plan.launch, again))
 
 
-def _on_hosts(plan: Plan, context: Context, hosts: tuple[str, ...]) -> Plan:
+def in_job(plan: Plan, context: Context) -> Plan:
+    """A saved plan in the job that it runs in now: on this job's hosts, those that failed lately left to the end."""
+    assert context.allocation is not None
+    return on_hosts(plan, context, choose_hosts(context.allocation.hosts, plan.nodes, context.bad_hosts))
+
+
+def on_hosts(plan: Plan, context: Context, hosts: tuple[str, ...]) -> Plan:
+    """The plan made anew for these hosts of the allocation."""
     request = msgspec.structs.replace(
         plan.request, hosts=fold_hostlist(hosts), nodes=None, ranks_per_node=plan.ranks_per_node, site=plan.site
     )

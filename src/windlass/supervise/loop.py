@@ -69,9 +69,8 @@ class Live:
     start: Start
     """Starts the ranks of a plan, as attempt so and so, under this watch; returns when all have ended."""
 
-    @property
-    def deadline_s(self) -> float | None:
-        return self.context.allocation.end_time_s if self.context.allocation else None
+    deadline_s: float | None = None
+    """When the allocation ends, where that is known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

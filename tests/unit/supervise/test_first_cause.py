@@ -102,9 +102,8 @@ def test_what_a_rank_said_decides_what_it_is(
 
 
 def test_a_kill_on_a_node_that_ran_out_of_memory_is_told_as_that() -> None:
-    found = find_cause(
-        seen(end(2, 137), oom=frozenset({"n1"}), kernel={"n1": ("[9.1] Out of memory: Killed process 7",)})
-    )
+    said = {"n1": ("[9.1] Out of memory: Killed process 7",)}
+    found = find_cause(seen(end(2, 137), oom=frozenset({"n1"}), kernel=said))
     assert found.kind == "memory"
     assert "Killed process 7" in found.reason
     assert find_cause(seen(end(2, 137), oom=frozenset({"n0"}))).kind == "transient"

@@ -2,13 +2,15 @@
 
 Rank 0 appends `<step> <loss in hex> <time>` to --losses at each step. A fault happens once for each time it is named: a
 mark in --marks says that it has been. `--fault kill:20:1` kills rank 1 at step 20, `stop` stops it, `raise` raises,
-`node` kills everything on its node and the node's daemons.
+`wait` sleeps, `torn` kills it in the middle of a save, `corrupt` destroys the newest snapshot and then kills it, `full`
+lets all its later saves fail as on a full disk.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import resource
 import signal
 import sys
 import time
@@ -65,14 +67,21 @@ def mean_gradients(model: torch.nn.Module, world: int) -> None:
 def misbehave(args: argparse.Namespace, rank: int, step: int) -> None:
     for at, fault in enumerate(args.fault):
         kind, when, who = fault.split(":")
-        if int(when) != step or int(who) != rank:
+        if int(when) > step or int(who) != rank:
             continue
         mark = Path(args.marks) / f"{at}.{kind}"
-        if mark.exists():
+        saving = list(Path(args.folder).glob(".saving-*"))
+        if mark.exists() or (kind == "torn" and not saving) or (kind != "torn" and int(when) != step):
             continue
         mark.write_text(f"{time.time():.6f} {os.getpid()}\n")
         print(f"rank {rank} at step {step}: {kind}", flush=True)
-        if kind == "kill":
+        if kind == "corrupt":
+            newest = max(Path(args.folder).glob("step-*"))
+            file = max(newest.glob("*.distcp"), key=lambda path: path.stat().st_size)
+            file.write_bytes(file.read_bytes()[:-8] + b"nonsense")
+        if kind == "full":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+        if kind in {"kill", "torn", "corrupt"}:
             os.kill(os.getpid(), signal.SIGKILL)
         if kind == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)

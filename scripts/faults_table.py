@@ -1,0 +1,48 @@
+#!/usr/bin/env python3
+"""Puts the table of faults into docs/explanation/supervision.md, from what a test run wrote down.
+
+    WINDLASS_FAULTS=results/supervise/faults.jsonl pytest tests/cluster/test_supervise.py
+    scripts/faults_table.py results/supervise/faults.jsonl
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "supervision.md"
+BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
+
+
+def rows(file: Path) -> list[dict[str, Any]]:
+    """The last line of each fault, in the order in which they first appeared."""
+    found: dict[str, dict[str, Any]] = {}
+    for line in file.read_text().splitlines():
+        row = json.loads(line)
+        found[row["fault"]] = row
+    return list(found.values())
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    lines = ["| fault | named as | then | again | losses |", "|---|---|---|---|---|"]
+    for row in found:
+        named = "; ".join(row["causes"]) or "(nothing to report)"
+        then = "; ".join(row["actions"]) or "the run goes on"
+        limit = f" (at most {row['allowed_steps']})" if row["allowed_steps"] is not None else ""
+        cells = (row["fault"], named, then, f"{row['repeated_steps']} steps{limit}", row["losses"])
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    page = PAGE.read_text()
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{BEGIN}\n{table(rows(Path(sys.argv[1])))}\n{END}{after}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""Writes down what each fault of the test run led to, for the table in the docs: one JSON line per fault.
+
+Only where WINDLASS_FAULTS names a file; `scripts/faults_table.py` turns it into the table.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def tell_fault(fault: str, run: Path, *, repeated: int, losses: str, allowed: int | None = None) -> None:
+    """`run` is the run folder at the end; `repeated` are steps that were done again, `losses` how they compare."""
+    target = os.environ.get("WINDLASS_FAULTS")
+    if not target:
+        return
+    verdicts = [_verdict(path) for path in sorted(run.glob("attempt-*"), key=_number)]
+    row = {
+        "fault": fault,
+        "causes": [_line(verdict["cause"]) for verdict in verdicts if verdict],
+        "kinds": [verdict["cause"]["kind"] for verdict in verdicts if verdict],
+        "actions": [f"{v['decision']['action']}: {v['decision']['why']}" for v in verdicts if v],
+        "starts": len(verdicts) + 1,
+        "repeated_steps": repeated,
+        "allowed_steps": allowed,
+        "losses": losses,
+        "detect_to_decide_s": [round(_spent(verdict), 2) for verdict in verdicts if verdict],
+    }
+    with Path(target).open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def _verdict(path: Path) -> dict[str, Any] | None:
+    file = path / "verdict.json"
+    return dict(json.loads(file.read_text())) if file.exists() else None
+
+
+def _spent(verdict: dict[str, Any]) -> float:
+    times = verdict["times"]
+    return float(times["decided"]) - float(times.get("noticed") or times["ended"])
+
+
+def _line(cause: dict[str, Any]) -> str:
+    who = f"rank {cause['rank']} " if "rank" in cause else ""
+    where = f"on {cause['host']}: " if "host" in cause else ""
+    return f"{who}{where}{cause['reason']}"
+
+
+def _number(path: Path) -> int:
+    return int(path.name.rpartition("-")[2])
