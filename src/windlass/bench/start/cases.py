@@ -30,6 +30,8 @@ class Sample:
     seconds: float
     shared: Seen
     ready_s: float = 0.0
+    agent_calls: int = 0
+    """Calls that the agents of all nodes made before the first rank started; part of `shared`."""
 
 
 class NotMeasuredError(Exception):
@@ -89,11 +91,13 @@ def cache(place: Place, nodes: int, ranks: int, *, trace: bool = False) -> tuple
     with place.clients(nodes) as clients:
         service = _cache_service(place, clients, trace_in=trace_file.name if trace_file else "")
         with hosted(clients, nodes, place.run, place.work, service) as up:
+            at_start = clients.seen().calls
             first = run_ranks(_viewed(place, up, nodes), ranks, place.code, place.work)
             seen = clients.seen()
             again = run_ranks(_viewed(place, up, nodes), ranks, place.code, place.work)
             more = clients.seen().since(seen)
-    return Sample(seconds=first, shared=seen, ready_s=up.ready_s), Sample(seconds=again, shared=more)
+    cold = Sample(seconds=first, shared=seen, ready_s=up.ready_s, agent_calls=at_start)
+    return cold, Sample(seconds=again, shared=more)
 
 
 def _viewed(place: Place, up: Hosted, nodes: int) -> list[Path]:
@@ -213,6 +217,7 @@ class Row:
     low: float | None = None
     high: float | None = None
     ready_seconds: float | None = None
+    agent_calls: int | None = None
     samples: tuple[float, ...] = ()
     not_measured: str = ""
 
@@ -230,6 +235,7 @@ def make_row(case: str, nodes: int, ranks: int, samples: list[Sample]) -> Row:
         low=round(min(seconds), 3),
         high=round(max(seconds), 3),
         ready_seconds=round(statistics.median(sample.ready_s for sample in samples), 3),
+        agent_calls=int(statistics.median(sample.agent_calls for sample in samples)),
         samples=tuple(round(value, 3) for value in seconds),
     )
 

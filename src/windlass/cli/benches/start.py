@@ -130,11 +130,11 @@ def _record(args: argparse.Namespace, rows: list[Row], load: float) -> dict[str,
 
 def table(rows: list[Row]) -> str:
     """Rows for people."""
-    head = ("case", "nodes", "ranks", "seconds", "range", "before", "shared calls", "shared MB")
-    body = [head]
+    head = ("case", "nodes", "ranks", "seconds", "range", "before", "shared calls", "by agents", "shared MB")
+    body: list[tuple[str, ...]] = [head]
     for row in rows:
         if row.seconds is None:
-            body.append((row.case, str(row.nodes), str(row.ranks), f"not measured: {row.not_measured}", "", "", "", ""))
+            body.append((row.case, str(row.nodes), str(row.ranks), f"not measured: {row.not_measured}", *[""] * 5))
             continue
         body.append(
             (
@@ -145,6 +145,7 @@ def table(rows: list[Row]) -> str:
                 f"{row.low:.2f}-{row.high:.2f}",
                 f"{row.ready_seconds:.2f}",
                 f"{row.shared_calls:,}",
+                f"{row.agent_calls:,}" if row.agent_calls else "",
                 f"{(row.shared_bytes or 0) / 1e6:,.1f}",
             )
         )
