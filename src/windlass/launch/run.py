@@ -85,8 +85,9 @@ def execute(
     adopt_orphans()
     guard: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     job: Job
-    if plan.launcher == "local":
+    if plan.scheduler == "none":  # elsewhere the scheduler ends what a dead windlass has left
         guard = guarded(f"{RUN_DIR_VARIABLE}={folder.path}", lambda: clear_up(plan, folder, facts, environ))
+    if plan.launcher == "local":
         job = LocalJob(plan, folder, view, socket.gethostname().split(".", 1)[0])
     else:
         job = LauncherJob(plan, folder, view)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import leftovers
+from requirements import hydra_mpiexec, require_mpi
 from unit.cli.typed import argv, environment, only_run, run_here, running, script
 from waiting import wait_until
 
@@ -119,10 +120,20 @@ def test_impatience_while_clearing_up_leaves_no_half_of_it(tmp_path: Path) -> No
     assert _result(tmp_path)["outcome"] == "stopped"
 
 
+def _hydra() -> dict[str, str]:
+    require_mpi()
+    return {"PATH": f"{hydra_mpiexec().parent}:{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize("launcher", ["local", pytest.param("hydra", marks=pytest.mark.mpi)])
 @pytest.mark.parametrize("text", [WITH_WORKERS, IGNORING])
-def test_windlass_killed_outright_takes_ranks_their_workers_and_secrets_along(tmp_path: Path, text: str) -> None:
+def test_windlass_killed_outright_takes_ranks_their_workers_and_secrets_along(
+    tmp_path: Path, text: str, launcher: str
+) -> None:
     script(tmp_path, text)
-    with running("-r", "2", "--env", "A_TOKEN=correct-horse", "place.py", cwd=tmp_path) as child:
+    env = _hydra() if launcher == "hydra" else {}
+    words = ("-r", "2", "--launcher", launcher, "--env", "A_TOKEN=correct-horse", "place.py")
+    with running(*words, cwd=tmp_path, env=env) as child:
         wait_until(_all_up(tmp_path, 2), timeout_s=20, what="both ranks are up")
         run = only_run(tmp_path)
         assert (run / "secrets.sh").exists()
