@@ -1,6 +1,7 @@
 """Two records side by side. A difference is one only where it is larger than the noise of both.
 
-Noise is estimated from the samples by the median absolute deviation, which one outlier does not move. Where a record
+Noise is estimated from the samples by the median absolute deviation, which one outlier does not move, and four of five
+pairs of samples must agree on which run is faster. Where a record
 has too few samples to say (imported tables have one), the words say that instead of guessing.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -19,6 +21,7 @@ _FEWEST = 4
 _FLOOR = 0.01
 """Differences below one per cent are not told from chance by any of these methods."""
 _SIGMAS = 2.0
+_AGREE = 0.8
 _HIGHER_IS_BETTER = {"images_per_s_per_device", "samples_per_s"}
 # In this order: what decides about a row.
 _MEASURES = ("time_s", "step_s", "images_per_s_per_device", "sustained_s", "samples_per_s")
@@ -76,8 +79,8 @@ def _difference(a: Row, b: Row) -> Difference | None:
     word: Word
     if noise is None:
         word = "unsure"
-    elif abs(change) <= noise:
-        word = "same"
+    elif abs(math.log1p(change)) <= noise or not _apart(a.samples[name], b.samples[name]):
+        word = "same"  # by the logarithm: twice as fast and half as fast are equally far from the same
     else:
         word = "faster" if change > 0 else "slower"
     return Difference(labels=a.labels, a=one, b=two, measure=name, change=change, noise=noise, word=word)
@@ -88,6 +91,15 @@ def noise_of(a: Sequence[float], b: Sequence[float]) -> float | None:
     if min(len(a), len(b)) < _FEWEST:
         return None
     return max(_FLOOR, _SIGMAS * math.hypot(_median_error(a), _median_error(b)))
+
+
+def _apart(a: Sequence[float], b: Sequence[float]) -> bool:
+    """Whether four of five pairs of samples, one of each run, agree on which run is faster. Where a run has two paces
+    (another job comes and goes), medians jump between them, and this does not."""
+    ordered = sorted(b)
+    below = sum((bisect_left(ordered, value) + bisect_right(ordered, value)) / 2 for value in a)
+    share = below / (len(a) * len(b))
+    return max(share, 1 - share) >= _AGREE
 
 
 def _median_error(samples: Sequence[float]) -> float:

@@ -87,7 +87,7 @@ class BenchRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def title(self) -> str:
         """One line that says what this is: case, machine, size, state."""
-        device = str(self.device.get("name") or "unknown device")
+        device = str(self.device.get("name") or "ranks")
         size = f"{counted(self.where.nodes, 'node')} x {self.where.ranks_per_node}"
         state = "" if self.complete else ", PARTIAL"
         site = f" on {self.where.site}" if self.where.site else ""

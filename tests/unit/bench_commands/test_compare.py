@@ -38,6 +38,11 @@ def test_the_same_difference_in_more_noise_is_no_difference() -> None:
     assert _word(_noisy(0.1, 0.1, 1), _noisy(0.103, 0.1, 2)) == "same"
 
 
+def test_faster_and_slower_need_the_same_evidence() -> None:
+    a, b = [1.0, 2.0, 9.0, 9.5, 9.0, 1.0, 8.0, 10.0], [1.6, 1.5, 8.0, 1.7, 1.2, 9.0, 1.6, 7.0]
+    assert _word(a, b) == _word(b, a) == "same"
+
+
 def test_one_outlier_does_not_make_a_verdict() -> None:
     steady = _noisy(0.1, 0.01, 1)
     assert _word(steady, [*_noisy(0.1, 0.01, 2), 9.0]) == "same"

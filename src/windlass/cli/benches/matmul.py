@@ -15,13 +15,13 @@ from windlass.errors import UsageError, unknown_name
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_options(parser)
     what = parser.add_argument_group("what")
-    what.add_argument("--types", default="", metavar="LIST", help=f"of {', '.join(TYPES)} (default: all)")
+    what.add_argument("--types", metavar="LIST", help=f"of {', '.join(TYPES)} (default: all)")
     what.add_argument("--size", type=int, default=0, metavar="N", help="N x N x N (default: 8192; 1024 on the CPU)")
     what.add_argument("--seconds", type=float, default=3.0, help="load before the sustained figure is taken")
 
 
 def main(args: argparse.Namespace) -> Result:
-    for kind in filter(None, args.types.split(",")):
+    for kind in args.types.split(",") if args.types else ():
         if kind not in TYPES:
             raise unknown_name("type", kind, TYPES)
     if args.size < 0 or args.seconds <= 0:
