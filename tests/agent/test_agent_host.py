@@ -207,3 +207,9 @@ def test_start_of_an_agent_opens_its_file_once_and_no_other_of_that_folder(tmp_p
     calls = [re.split(r"\s+", line, maxsplit=1)[1].partition("(")[0] for line in there if "execve" not in line]
     assert calls.count("openat") == 1, calls
     assert len(calls) <= 8, calls
+
+
+def test_many_agents_that_start_at_once_do_not_sweep_each_other(tmp_path: Path, started: list[Agent]) -> None:
+    bundle = write_bundle(tmp_path, hosts=12)
+    started += [Agent(bundle, str(node)) for node in range(12)]
+    assert all("up" in agent.line() for agent in started)

@@ -69,9 +69,8 @@ def main(data: bytes, manifest: dict[str, Any], key: bytes) -> int:
         number = node_number(manifest["node_variables"], manifest["hosts"], os.environ)
         set_affinity(manifest.get("cpus", ()))
         base = safe_folder(expand(manifest["folder"]))
-        sweep(base)
         own = os.path.join(base, "a", "%s.%d" % (manifest["run_id"], number))
-        with claimed(own, data) as bundle:
+        with claimed(base, own, data) as bundle:
             node = Node(number, tuple(manifest["hosts"]), manifest["run_id"], base, bundle, key)
             return _Host(node, manifest, started).run()
     except Exception as error:  # the one place: whoever waits for this node must hear of it
@@ -203,15 +202,23 @@ def safe_folder(path: str) -> str:
 
 
 @contextlib.contextmanager
-def claimed(own: str, data: bytes) -> Any:
-    """The agent's own folder, locked while it lives, with the travelled file in it; removed at the end."""
-    os.makedirs(own, mode=0o700, exist_ok=True)
-    lock = os.open(os.path.join(own, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def claimed(base: str, own: str, data: bytes) -> Any:
+    """The agent's own folder, locked while it lives, with the travelled file in it; removed at the end. What killed
+    agents left is swept first."""
+    gate = os.open(os.path.join(base, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise AgentError("an agent of this run is on this node already") from None
+        # One after the other: a folder between its making and its locking looks like one that was left.
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        sweep(base)
+        os.makedirs(own, mode=0o700, exist_ok=True)
+        lock = os.open(os.path.join(own, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise AgentError("an agent of this run is on this node already") from None
+    finally:
+        os.close(gate)
+    try:
         bundle = os.path.join(own, "agent.pyz")
         with open(os.open(bundle, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(data)
