@@ -38,6 +38,7 @@ table { border-collapse: collapse; font-size: 14px; } td, th { padding: 3px 16px
 details { margin: 8px 0; } summary { cursor: pointer; color: var(--soft); }
 svg text { font: 12px system-ui, sans-serif; fill: var(--ink); }
 svg .tick, svg .axis, svg .note { fill: var(--soft); }
+svg .note { paint-order: stroke; stroke: var(--paper); stroke-width: 4px; }
 svg .grid { stroke: var(--line); stroke-width: 1; }
 svg .level { stroke: var(--soft); stroke-width: 1.2; stroke-dasharray: 5 4; }
 svg .mark { stroke: var(--ink); stroke-width: 2; }

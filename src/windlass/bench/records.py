@@ -195,7 +195,8 @@ def train_row(raw: dict[str, Any], *, nodes: int, step_s: tuple[float, ...] | No
         "ranks": int(raw["ranks"]),
         "nodes": nodes,
     }
-    if "sequence" in options:
-        row["sequence"] = options["sequence"]
+    for name in ("sequence", "accumulation", "checkpointing"):
+        if options.get(name) not in (None, 1, "none"):
+            row[name] = options[name]
     samples = {"step_s": step_s or tuple(raw["samples"]["step_s"]), "loss": tuple(raw["losses"])}
     return Row(labels=row | labels, samples=samples, figures=figures_of(raw["figures"]))

@@ -39,7 +39,7 @@ def about_lines(record: BenchRecord) -> list[str]:
         host = f" on {where.hosts}" if where.hosts else ""
         job = f", job {where.job_id}" if where.job_id else ""
         lines.append(f"{record.started}{host}{job}, {record.seconds:.0f} s")
-    software = ", ".join(f"{name} {value}" for name, value in record.software.items() if value)
+    software = ", ".join(f"{name} {value}" for name, value in record.software.items() if value and name != "commit")
     lines += [software] if software else []
     if record.commit:
         lines.append(f"commit {record.commit}")

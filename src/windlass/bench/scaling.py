@@ -46,15 +46,14 @@ def scaled(case: str, measured: Sequence[tuple[Row, float, str]]) -> list[Row]:
         ranks = float(row.labels["ranks"] or 1)
         if case == "collectives":
             total, share, how = value, value / least if least else 0.0, "busbw(n) / busbw(smallest)"
+            whole = "busbw of the largest size, better placement"
         else:
-            total = value * ranks
+            total, whole = value * ranks, "rate of a device * ranks"
             kept = measure.scaling_efficiency(total, least * base, ranks / base)
             share, how = kept.value, kept.formula.replace("rate(1)", "rate(smallest)/smallest")
         figures = {
             "rate_per_device": Figure(value=value, unit=unit, formula="median"),
-            "rate": Figure(
-                value=total, unit=unit, formula="rate of a device * ranks" if total != value else "as measured"
-            ),
+            "rate": Figure(value=total, unit=unit, formula=whole),
             "efficiency": Figure(value=share, unit="share", formula=how),
         }
         found.append(Row(labels=row.labels, samples=row.samples, figures={**row.figures, **figures}, wrong=row.wrong))

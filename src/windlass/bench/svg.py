@@ -13,7 +13,7 @@ from html import escape
 from typing import Literal
 
 _WIDTH, _HEIGHT = 720, 320
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 150, 16, 52
+_LEFT, _RIGHT, _TOP, _BOTTOM = 76, 150, 16, 52
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,8 +68,8 @@ def tick_text(value: float) -> str:
     """A number on an axis, as short as it can be."""
     if value == 0:
         return "0"
-    if abs(value) >= 1e4:
-        return f"{value:,.0f}"
+    if abs(value) >= 1e3:
+        return f"{value:,.0f}" if abs(value) < 1e9 else f"{value:.2g}"
     return f"{value:.3g}" if abs(value) >= 1e-3 else f"{value:.1e}"
 
 
@@ -131,7 +131,7 @@ def _grid(chart: Chart, ticks: Sequence[float], at: object) -> list[str]:
         f'<text class="axis" x="{middle:.0f}" y="{bottom + 40}" text-anchor="middle">{escape(chart.x_name)}</text>'
     )
     body.append(
-        f'<text class="axis" transform="translate(16 {(_TOP + bottom) / 2:.0f}) rotate(-90)" '
+        f'<text class="axis" transform="translate(14 {(_TOP + bottom) / 2:.0f}) rotate(-90)" '
         f'text-anchor="middle">{escape(chart.y_name)}</text>'
     )
     return body

@@ -61,6 +61,7 @@ def _row_lines(row: Row) -> list[str]:
     steps = measure.spread(row.samples["step_s"])
     ranks = int(label["ranks"] or 1)
     shape = f"batch {label['batch']}" + (f" x sequence {label['sequence']}" if "sequence" in label else "")
+    shape += f" x {label['accumulation']} accumulated" if "accumulation" in label else ""
     lines = [
         f"{label['model']} {label['precision']}, parallel {label['parallel']}, {counted(ranks, 'rank')} on "
         f"{counted(label['nodes'], 'node')}, {shape} per device",
