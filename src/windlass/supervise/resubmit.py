@@ -59,9 +59,8 @@ def with_excluded(text: str, plan: Plan, bad: frozenset[str]) -> str:
     if not scheduler.can_exclude:
         return text
     made = _excluding(plan, tuple(sorted(bad)))
-    old = [scheduler.directive_line(argument) for argument in plan.directives if argument.name == made.name]
     line = scheduler.directive_line(made)
-    lines = [one for one in text.splitlines() if one not in old and not one.startswith(_head(line))]
+    lines = [one for one in text.splitlines() if _head(one) != _head(line)]
     return "\n".join([lines[0], line, *lines[1:]]) + "\n"
 
 
@@ -79,4 +78,5 @@ def _excluding(plan: Plan, hosts: tuple[str, ...]) -> Argument:
 
 
 def _head(line: str) -> str:
-    return line.partition("=")[0] + "="
+    """What a directive says, without the value and its quotes."""
+    return line.partition("=")[0].replace("'", "")
