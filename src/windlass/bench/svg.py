@@ -13,6 +13,7 @@ from html import escape
 from typing import Literal
 
 _WIDTH, _HEIGHT = 720, 320
+_MOST_MARKERS = 100
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 150, 16, 52
 
 
@@ -52,8 +53,8 @@ class Bar:
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     """Round values that cover low to high, about `count` of them."""
     span = high - low
-    if span <= 0 or not math.isfinite(span):
-        return [low, low + 1.0]
+    if not 1e-300 < span < 1e300 or span <= max(abs(low), abs(high)) * 1e-9:  # flat, as far as a float can tell
+        return [low, low + (abs(low) or 1.0)]
     raw = span / count
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= raw * 0.999)
@@ -145,6 +146,8 @@ def _line(series: Series, number: int, at: object, chart: Chart) -> list[str]:
         path = " ".join(f"{x:.1f},{y:.1f}" for (x, y), _, _ in placed)
         body.append(f'<polyline class="line s{number % 6}" points="{path}"/>')
     names = dict(chart.ticks)
+    if len(placed) > _MOST_MARKERS:
+        return body
     for (x, y), value, height in placed:
         said = escape(f"{series.name}: {tick_text(height)} {chart.y_name} at {names.get(value, tick_text(value))}")
         kind = "hollow" if series.hollow else "dot"
