@@ -20,6 +20,7 @@ from windlass.schedulers import get_scheduler
 from windlass.schedulers.base import JobSpec, JobState
 
 BATCH_FILE = "batch.sh"
+LOG_FILE = "job.log"
 _ASK_S = 20.0
 
 
@@ -34,6 +35,9 @@ def resubmit(plan: Plan, folder: RunFolder, environ: Mapping[str, str], bad: fro
     refuse_cancelled(plan, environ)
     if bad:
         script.write_text(with_excluded(script.read_text(), plan, bad))
+    log = folder.part(LOG_FILE)
+    if log.exists():  # the next job begins its log anew; this one goes on writing under the other name
+        log.rename(folder.part(f"job-{plan.job_id}.log"))
     job_id = submit_script(plan, str(script))
     folder.write("job_id", job_id + "\n")
     return job_id

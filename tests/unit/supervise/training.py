@@ -45,6 +45,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--fault", action="append", default=[])
     parser.add_argument("--every-steps", type=int, default=5)
     parser.add_argument("--pause", type=float, default=0.0)
+    parser.add_argument("--times", help="file for the moments at which rank 0 had imported torch and met the others")
     return parser.parse_args()
 
 
@@ -94,7 +95,11 @@ def misbehave(args: argparse.Namespace, rank: int, step: int) -> None:
 def main() -> None:
     args = arguments()
     torch.set_num_threads(1)
+    imported = time.time()
     run = windlass.init(timeout_s=60)
+    if args.times and run.is_main:
+        with Path(args.times).open("a") as file:
+            file.write(f"{imported:.6f} {time.time():.6f}\n")
     torch.manual_seed(7)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
