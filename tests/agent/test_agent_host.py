@@ -165,9 +165,9 @@ def test_stop_words_end_the_agent_and_are_content_without_one(tmp_path: Path, st
     agent = Agent(bundle)
     started.append(agent)
     agent.line()
-    words = stop_words(str(tmp_path / "node local"), "run1", ("NOT_SET", NODE))
+    words = stop_words("${PLACE}/node local", "run1", ("NOT_SET", NODE))
     for _ in range(2):
-        reaper = subprocess.Popen(words, env={"PATH": os.defpath, NODE: "0"})
+        reaper = subprocess.Popen(words, env={"PATH": os.defpath, NODE: "0", "PLACE": str(tmp_path)})
         wait_until(lambda: agent.child.poll() is not None, timeout_s=15, what="the agent has ended")
         assert reaper.wait(timeout=30) == 0
 
@@ -176,8 +176,9 @@ def test_tool_runs_from_the_living_agents_copy(tmp_path: Path, started: list[Age
     agent = Agent(write_bundle(tmp_path))
     started.append(agent)
     agent.line()
-    words = tool_words(str(tmp_path / "node local"), "run1", 0, "windlass.agent.node.host:safe_folder", str(tmp_path))
-    done = subprocess.run(words, capture_output=True, text=True, timeout=20, env={"PATH": os.defpath})
+    words = tool_words("${PLACE}/node local", "run1", 0, "windlass.agent.node.host:safe_folder", str(tmp_path))
+    env = {"PATH": os.defpath, "PLACE": str(tmp_path)}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=20, env=env)
     assert "TypeError" in done.stderr and "list" in done.stderr, "it was called, with a list of arguments"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -327,3 +328,26 @@ def test_agents_start_under_hydra_too(slurm: SlurmCluster, tmp_path: Path) -> No
         done = cached(job, *words, env={"PATH": path})
     assert done.code == 0, done.text
     assert done.stdout.count("] x") == 2, done.text
+
+
+def test_what_a_kill_of_everything_left_is_swept_by_the_next_start(slurm: SlurmCluster, tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    root.mkdir()
+    (root / "x").write_text("x")
+    with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
+        child = job.popen("--cache", str(root), "--no-cache-trace", "-r", "1", "--", "sleep", "60")
+        try:
+            wait_until(lambda: len(ranks(slurm, "sleep 60")) >= 2, timeout_s=30, what="ranks run", state=slurm.state)
+            for pid in [*agent_processes(slurm), *ranks(slurm, "memfd_create")]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: not agent_processes(slurm), timeout_s=10, what="all are dead")
+            assert len(node_mounts(slurm)) == 2, "nobody was left to unmount"
+            child.send_signal(signal.SIGTERM)
+            child.communicate(timeout=40)
+        finally:
+            child.kill()
+            child.communicate(timeout=10)
+        again = cached(job, "--cache", str(root), "-r", "1", "--", "sh", "-c", f'cat "$WINDLASS_VIEW{root}/x"')
+        assert again.code == 0, again.text
+    assert not node_mounts(slurm)

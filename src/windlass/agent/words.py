@@ -6,6 +6,8 @@ system; that Python reads the travelled file once, from a copy in memory takes t
 
 from __future__ import annotations
 
+from windlass.model.shell import expandable
+
 OLDEST = (3, 9)
 _NODE_PYTHONS = (
     "/usr/bin/python3",
@@ -53,7 +55,7 @@ def script_words(source: str, last_python: str, *arguments: str) -> tuple[str, .
 
 
 _STOP = (
-    'f=$1; shift; n=; for v in {names}; do eval n=\\${{$v-}}; [ -n "$n" ] && break; done; '
+    'f={folder}; n=; for v in {names}; do eval n=\\${{$v-}}; [ -n "$n" ] && break; done; '
     'p=$(cat "$f.$n/pid" 2>/dev/null) || exit 0; kill -TERM "$p" 2>/dev/null || exit 0; '
     't=0; while kill -0 "$p" 2>/dev/null && [ $t -lt 200 ]; do sleep 0.1; t=$((t + 1)); done; '
     '! kill -0 "$p" 2>/dev/null'
@@ -62,13 +64,15 @@ _STOP = (
 
 def stop_words(folder: str, run_id: str, node_variables: tuple[str, ...]) -> tuple[str, ...]:
     """Asks the agent of this run on the node where it runs to end, and waits until it has. Fine where there is none."""
-    return ("/bin/sh", "-c", _STOP.format(names=" ".join(node_variables)), "windlass-agent", f"{folder}/a/{run_id}")
+    text = _STOP.format(names=" ".join(node_variables), folder=expandable(f"{folder}/a/{run_id}"))
+    return ("/bin/sh", "-c", text, "windlass-agent")
 
 
 def tool_words(folder: str, run_id: str, node: int, entry: str, *arguments: str) -> tuple[str, ...]:
     """Runs `package.module:function(arguments)` from the copy of the file that a living agent keeps on its node."""
     boot = (
-        "import importlib, sys; sys.path.insert(0, sys.argv[1]); m, _, f = sys.argv[2].partition(':'); "
+        "import importlib, os, re, sys; sys.path.insert(0, re.sub(r'[$][{](\\w+)[}]', "
+        "lambda m: os.environ.get(m[1], ''), sys.argv[1])); m, _, f = sys.argv[2].partition(':'); "
         "sys.exit(getattr(importlib.import_module(m), f)(sys.argv[3:]))"
     )
     choose = _CHOOSE.format(

@@ -200,8 +200,7 @@ def with_view(container: ContainerPlan | None, cache: CachePlan | None) -> Conta
             source="${" + VIEW_VARIABLE + "}" + root.path,
             target=root.path,
             because="inside the container the cache stands where the folder itself would be",
-            origin=FLAG,
-            read_only=True,
+            origin=FLAG,  # no read-only bind, which not every runtime has: the view itself is
         )
         for root in cache.roots
     )
