@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from cluster.command import windlass_argv
 from requirements import missing_programs, require_torch
-from unit.bench_commands.commands import bench, ranked, record_of
+from unit.bench_commands.commands import bench, environment, ranked, record_of
+from waiting import wait_until
 
 require_torch()
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
@@ -121,3 +126,21 @@ def test_a_verdict_is_a_command_away(tmp_path: Path) -> None:
     assert "normal for 2 nodes of GH200" in done.stdout
     done = bench(tmp_path, "report", str(seed), *words, "--out", "record.json", "--json")
     assert json.loads(done.stdout) == json.loads((tmp_path / "record.json").read_text())
+
+
+def test_an_interrupted_measurement_of_input_leaves_no_sample_and_no_mount(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    words = ("io", "data", "-r", "2", "--samples", "4000", "--sample-size", "64K", "--formats", "squashfs,files")
+    argv = windlass_argv("bench", *words, "--python", sys.executable)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(argv, env=environment(tmp_path), cwd=tmp_path, text=True, **pipes) as run:
+
+        def is_reading() -> bool:
+            return any("reading squashfs" in path.read_text() for path in tmp_path.glob("runs/*/out/*"))
+
+        wait_until(is_reading, timeout_s=100, what="the samples are written", state=lambda: "")
+        run.send_signal(signal.SIGINT)
+        _, err = run.communicate(timeout=60)
+    assert run.returncode in (0, 128 + signal.SIGINT), err
+    assert list((tmp_path / "data").iterdir()) == []
+    assert "windlass-io" not in Path("/proc/mounts").read_text()

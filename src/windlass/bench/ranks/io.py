@@ -11,6 +11,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import tarfile
 import tempfile
 import time
@@ -45,7 +46,7 @@ def _work(argv: Sequence[str], teller: Teller) -> None:
     args = parser.parse_args(argv)
     place = my_place()
     signal.signal(signal.SIGTERM, _end_orderly)
-    meeting = Meeting(place.rank, place.size)
+    meeting = Meeting(place.rank, place.size, args.folder.name)
     try:
         if place.first:
             teller.tell("about", device={}, software={}, environment={}, backend=None)
@@ -57,6 +58,11 @@ def _work(argv: Sequence[str], teller: Teller) -> None:
                 teller.tell("progress", text=f"reading {form}", done=number, total=len(args.formats.split(",")))
             _measure(args, form, place, meeting, workers, teller)
         meeting.wait()
+    except OSError as error:
+        raise MachineError(
+            f"rank {place.rank} on {socket.gethostname()} cannot read the samples: {error}",
+            hint="is PATH on a file system that all nodes share?",
+        ) from error
     finally:
         meeting.close()
         if place.first:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 import socket
 import time
@@ -10,13 +12,16 @@ from windlass.errors import MachineError
 
 _WAIT_S = 600.0
 _RETRY_S = 0.05
+_SHOW_S = 5.0
 
 
 class Meeting:
-    """All ranks of a run. The first one listens at the run's rendezvous; nothing but single bytes is exchanged."""
+    """All ranks of a run. The first one listens at the run's rendezvous; who comes shows the run's word, and after that
+    nothing but single bytes is exchanged."""
 
-    def __init__(self, rank: int, size: int, *, wait_s: float = _WAIT_S) -> None:
+    def __init__(self, rank: int, size: int, word: str, *, wait_s: float = _WAIT_S) -> None:
         self._rank, self._size, self._wait_s = rank, size, wait_s
+        self._word = hashlib.sha256(word.encode()).digest()
         self._others: list[socket.socket] = []
         if size > 1:
             address = (os.environ.get("MASTER_ADDR", "localhost"), int(os.environ["MASTER_PORT"]))
@@ -31,16 +36,30 @@ class Meeting:
             while len(found) < self._size - 1:
                 server.settimeout(max(0.01, end - time.monotonic()))
                 try:
-                    found.append(server.accept()[0])
+                    came = server.accept()[0]
                 except TimeoutError:
                     raise MachineError(f"only {len(found) + 1} of {self._size} ranks came to the meeting") from None
+                if self._is_ours(came):
+                    found.append(came)
+                else:
+                    came.close()
         return found
+
+    def _is_ours(self, came: socket.socket) -> bool:
+        """Whether this is a rank of our run: ports are found by others too."""
+        came.settimeout(_SHOW_S)
+        try:
+            return hmac.compare_digest(came.recv(len(self._word), socket.MSG_WAITALL), self._word)
+        except OSError:
+            return False
 
     def _reach(self, address: tuple[str, int]) -> socket.socket:
         end = time.monotonic() + self._wait_s
         while True:
             try:
-                return socket.create_connection(address, timeout=5)
+                reached = socket.create_connection(address, timeout=5)
+                reached.sendall(self._word)
+                return reached
             except OSError as error:
                 if time.monotonic() > end:
                     raise MachineError(f"rank 0 cannot be reached at {address[0]}:{address[1]}: {error}") from error

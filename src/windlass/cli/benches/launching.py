@@ -44,6 +44,8 @@ def open_bench(case: str, args: argparse.Namespace, options: dict[str, Any]) -> 
     settings = read_settings(environ)
     args.kind, args.command = "command", ["true"]
     request = request_from(args, environ)
+    if request.supervised:
+        raise UsageError("a benchmark is not started again when it fails: its figures would mean nothing")
     words = tuple(args.words)
     hide = set(secret_positions(words))
     return Bench(
