@@ -21,10 +21,10 @@ help:
 install: $(VENV)/.installed
 
 test: packages lint
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	@scripts/run-tests.sh $(BIN)/python -m "not slow" $(PYTEST_ARGS)
 
 test-all: packages lint
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@scripts/run-tests.sh $(BIN)/python $(PYTEST_ARGS)
 
 lint: $(VENV)/.tools
 	$(BIN)/ruff check .
