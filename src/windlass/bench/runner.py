@@ -6,6 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from windlass.bench.lines import messages
 from windlass.bench.progress import BenchView, Progress
 from windlass.bench.records import BenchRecord, RankPlace, Row, Where, new_record
 from windlass.bench.travel import put_code
-from windlass.errors import WindlassError
+from windlass.errors import MachineError, WindlassError
 from windlass.launch.ends import read_seats
 from windlass.launch.folder import RunFolder, make_folder
 from windlass.launch.output import View, rank_lines, rank_log
@@ -74,6 +75,7 @@ class Bench:
     request: Request
     start: Start
     folder: Path
+    exact_folder: bool
     command: tuple[str, ...]
     options: dict[str, Any] = field(default_factory=dict)
     progress: Progress = field(default_factory=lambda: Progress(sys.stderr))
@@ -85,6 +87,8 @@ class Bench:
     def run(self, part: Part, *, alone: bool = True) -> Outcome | None:
         """Run one part. None where it was interrupted before it began. An error that a rank told is raised here, in
         the words of the rank; a part of several (`alone` false) that fails is kept as a remark instead."""
+        if not self.outcomes:
+            self._claim_folder()
         path = self.folder if alone else self.folder / part.name
         folder = make_folder(str(path), path.parent, part.name)
         try:
@@ -108,6 +112,8 @@ class Bench:
             return None
         except WindlassError:
             shutil.rmtree(folder.path, ignore_errors=True)
+            with suppress(OSError):
+                self.folder.rmdir()  # where nothing else is in it
             raise
         finally:
             self.progress.clear()
@@ -118,6 +124,23 @@ class Bench:
             view.release()
         self._complain(outcome, alone=alone)
         return outcome
+
+    def _claim_folder(self) -> None:
+        """A folder of our own: of two benchmarks that begin in the same second, each gets one."""
+        if self.exact_folder:
+            return
+        first = self.folder
+        for number in range(1, 100):
+            self.folder = first if number == 1 else first.with_name(f"{first.name}-{number}")
+            try:
+                self.folder.mkdir(mode=0o700, parents=True)
+                return
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise MachineError(
+                    f"cannot make the folder {self.folder}: {error.strerror}", hint="choose another with --run-dir"
+                ) from error
 
     def _complain(self, outcome: Outcome, *, alone: bool) -> None:
         errors = outcome.of_kind("error")

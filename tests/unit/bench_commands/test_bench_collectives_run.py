@@ -153,6 +153,23 @@ def test_an_interrupt_of_a_sweep_keeps_the_parts_that_were_done(tmp_path: Path) 
     assert "partial" in out
 
 
+def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path: Path) -> None:
+    words = ("collectives", "--sizes", "1K", "--iters", "1", "--run-dir", "mine")
+    assert ranked(tmp_path, *words, ranks=1).returncode == 0
+    before = (tmp_path / "mine" / "record.json").read_bytes()
+    done = ranked(tmp_path, *words, ranks=1)
+    assert done.returncode == 2
+    assert "holds a run already" in done.stderr
+    assert (tmp_path / "mine" / "record.json").read_bytes() == before
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file where the folder should be")
+    done = ranked(tmp_path, "collectives", "--sizes", "1K")
+    assert done.returncode == 3
+    assert "cannot make the folder" in done.stderr
+
+
 def test_an_unknown_benchmark_names_the_nearest(tmp_path: Path) -> None:
     done = bench(tmp_path, "colectives")
     assert done.returncode == 2

@@ -52,7 +52,8 @@ def open_bench(case: str, args: argparse.Namespace, options: dict[str, Any]) -> 
         case=case,
         request=request,
         start=_starter(args),
-        folder=_free(folder_path(args.run_dir, settings.runs_dir, args.name or f"bench-{case}")),
+        folder=folder_path(args.run_dir, settings.runs_dir, args.name or f"bench-{case}"),
+        exact_folder=args.run_dir is not None,
         command=tuple(mask_word(word) if at in hide else word for at, word in enumerate(words)),
         options=options,
     )
@@ -63,12 +64,6 @@ def size_here(args: argparse.Namespace, bench: Bench) -> tuple[int, int]:
     environ = current_environ()
     plan, _, _ = plan_here(bench.request, read_settings(environ), environ, allow_login=args.allow_login)
     return plan.nodes, plan.ranks_per_node
-
-
-def _free(path: Path) -> Path:
-    if not path.exists():
-        return path
-    return next(p for n in range(2, 1000) if not (p := path.with_name(f"{path.name}-{n}")).exists())
 
 
 def _starter(args: argparse.Namespace) -> Start:
