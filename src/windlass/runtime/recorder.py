@@ -6,12 +6,15 @@ Only variables and one signal handler; both leave alone what the user has set.
 from __future__ import annotations
 
 import faulthandler
+import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import MutableMapping
 from pathlib import Path
 
+PIPE_SUFFIX = ".flight"
 _ENTRIES = "2000"  # matching by sequence number is unreliable once the ring has wrapped: keep it large
 
 
@@ -40,6 +43,36 @@ def switch_on(environ: MutableMapping[str, str], torch_version: str, run_dir: st
             dump_dir = None  # evidence is a help, not a condition: torch then writes to its default place
     for name, value in recorder_variables(torch_version, dump_dir).items():
         environ.setdefault(name, value)
+
+
+def dump_on_request(heartbeat: str | None, run_dir: str | None, rank: int) -> None:
+    """Whoever watches this node may ask for the record while the rank hangs: a byte in the pipe beside the heartbeat
+    makes a thread write `flight/rank_N`. torch itself dumps only at its own time-out, and with NCCL alone."""
+    if not heartbeat or not run_dir:
+        return
+    pipe = heartbeat + PIPE_SUFFIX
+    try:
+        if not os.path.exists(pipe):  # noqa: PTH110
+            os.mkfifo(pipe, 0o600)
+        handle = os.open(pipe, os.O_RDWR | os.O_CLOEXEC)  # both ends: a reader alone would see the end of each asker
+    except OSError:
+        return  # evidence is a help, not a condition
+    target = Path(run_dir) / "flight" / f"rank_{rank}"
+    threading.Thread(target=_dump_when_asked, args=(handle, target), name="windlass-flight", daemon=True).start()
+
+
+def _dump_when_asked(handle: int, target: Path) -> None:
+    import torch._C._distributed_c10d as c10d
+
+    dump = getattr(c10d, "_dump_fr_trace", None) or getattr(c10d, "_dump_nccl_trace", None)
+    while dump is not None and os.read(handle, 64):
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            partial = target.with_name(f".{target.name}")
+            partial.write_bytes(dump())
+            partial.rename(target)
+        except (OSError, RuntimeError):
+            continue
 
 
 def stacks_on_request() -> None:

@@ -17,7 +17,7 @@ from windlass.runtime import codes
 from windlass.runtime.affinity import import_keeping_affinity
 from windlass.runtime.device import Choice, choose, probe
 from windlass.runtime.place import Place, find_place
-from windlass.runtime.recorder import stacks_on_request, switch_on
+from windlass.runtime.recorder import dump_on_request, stacks_on_request, switch_on
 from windlass.runtime.run import Run, first_line, say
 
 _TORCH_PORT = 29500  # the port every torch example uses; only where nothing tells two jobs apart
@@ -47,6 +47,7 @@ def init(
         raise UsageError(f"windlass.init: timeout_s is {limit_s}", hint="give seconds greater than zero")
     switch_on(os.environ, torch.__version__, os.environ.get(codes.RUN_DIR))
     stacks_on_request()
+    dump_on_request(os.environ.get(codes.HEARTBEAT), os.environ.get(codes.RUN_DIR), place.rank)
     if choice.kind != "cpu":
         getattr(torch, choice.kind).set_device(choice.index)
     run = Run(

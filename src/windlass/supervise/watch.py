@@ -20,10 +20,6 @@ _LAST_CHANCE = 0.4
 """Of the margin before the end of the allocation: then ranks that did not leave are ended."""
 
 
-_STARTING, _START_S = 3.0, 30.0
-"""Before the first output, ranks import: they get three times as long, and half a minute."""
-
-
 class Signs(Protocol):
     """What the watch on the nodes says."""
 
@@ -50,7 +46,7 @@ class RankWatch:
         self._deadline_s = deadline_s
         self._margin_s = margin_s
         self._take_stacks = take_stacks
-        self._moved = time.monotonic()
+        self._began = self._moved = time.monotonic()
         self._looked = 0.0
         self._sizes: dict[str, int] = {}
         self.signs: Signs | None = None
@@ -87,17 +83,25 @@ class RankWatch:
         if sizes != self._sizes:
             self._sizes, self._moved = sizes, now
         still = now - self._moved
-        limit = self._hang_after_s if any(sizes.values()) else _STARTING * self._hang_after_s + _START_S
-        if still < limit:
+        if still < self._hang_after_s:
             return None
         signs = self.signs
-        if signs is not None and signs.beats and not signs.silent:
-            return None  # quiet, but steps are finished
+        if signs is not None and signs.beats:
+            if not signs.silent:
+                return None  # quiet, but steps are finished
+        elif now - self._began < starting_s(self._hang_after_s):
+            return None
         self.hang = f"no output and no step for {still:.0f} s"
         self.noticed = time.time()
         self._view.note(f"windlass: {self.hang}: looking where the ranks stand")
         self._take_stacks()
         return self.hang
+
+
+def starting_s(hang_after_s: float) -> float:
+    """How long a start may be silent for, as long as no rank has shown a step: importing and compiling take their time
+    and say nothing."""
+    return min(10 * hang_after_s, 3 * hang_after_s + 30)
 
 
 def margin_s(deadline_s: float | None, now_s: float, grace_s: float) -> float:

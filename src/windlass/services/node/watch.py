@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from typing import Any
 
@@ -37,9 +38,8 @@ class WatchService:
         self._oom_told = 0
 
     def start(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
         os.makedirs(self.folder, mode=0o700, exist_ok=True)
-        for name in os.listdir(self.folder):
-            os.unlink(os.path.join(self.folder, name))
 
     def news(self) -> list[str]:
         said: list[dict[str, Any]] = []
@@ -72,9 +72,7 @@ class WatchService:
             figures["step"] = max(steps.values())
             figures["behind"] = min(steps.values())
         figures["swept"] = kill_marked(self._mark.encode("utf-8", "surrogateescape"), 5.0)
-        for rank in steps:
-            os.unlink(os.path.join(self.folder, str(rank)))
-        os.rmdir(self.folder)
+        shutil.rmtree(self.folder, ignore_errors=True)
         return figures
 
 
