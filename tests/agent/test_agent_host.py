@@ -18,6 +18,7 @@ import pytest
 from requirements import missing_programs, require
 from waiting import wait_until
 from windlass.agent.bundle import Manifest, ServiceSpec, bundle_bytes
+from windlass.agent.interpreter import fits, pack_interpreter
 from windlass.agent.node import host
 from windlass.agent.words import agent_words, stop_words, tool_words
 
@@ -43,10 +44,10 @@ def write_bundle(folder: Path, hosts: int = 1, until: str = "stdin", **settings:
 class Agent:
     """A started agent and what it says."""
 
-    def __init__(self, bundle: Path, node: str = "0", **env: str) -> None:
+    def __init__(self, bundle: Path, node: str = "0", words: tuple[str, ...] = (), **env: str) -> None:
         mark = {name: value for name, value in os.environ.items() if name.startswith("WLTEST")}
         self.child = subprocess.Popen(
-            agent_words(str(bundle), sys.executable),
+            words or agent_words(str(bundle), sys.executable),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -214,3 +215,32 @@ def test_many_agents_that_start_at_once_do_not_sweep_each_other(tmp_path: Path, 
     bundle = write_bundle(tmp_path, hosts=12)
     started += [Agent(bundle, str(node)) for node in range(12)]
     assert all("up" in agent.line() for agent in started)
+
+
+def test_interpreter_travels_where_the_node_has_none_and_goes_again(tmp_path: Path, started: list[Agent]) -> None:
+    archive = pack_interpreter(tmp_path / "python.tar.gz")
+    bundle = write_bundle(tmp_path, word="bye")
+    folder = tmp_path / "node local"
+    options = {"archive": str(archive), "folder": "${PLACE}/node local"}
+    words = agent_words(str(bundle), "/nowhere", pythons=("/nowhere/python3",), **options)
+    left = folder / "py.4194305.x"
+    (left / "lib").mkdir(parents=True)
+    folder.chmod(0o700)
+    agent = Agent(bundle, words=words, PLACE=str(tmp_path))
+    started.append(agent)
+    assert "up" in agent.line(), agent.rest()
+    assert not left.exists(), "what a killed one left is swept"
+    assert Path(os.readlink(f"/proc/{agent.child.pid}/exe")).is_relative_to(folder)  # noqa: PTH115
+    agent.rest()
+    assert not list(folder.glob("py.*"))
+    assert archive.stat().st_size < 60_000_000
+
+
+def test_node_without_any_python_says_so(tmp_path: Path, started: list[Agent]) -> None:
+    agent = Agent(tmp_path, words=agent_words("x", "/nowhere", pythons=("/nowhere/python3",)))
+    started.append(agent)
+    assert "no Python from 3.9 on" in agent.rest()[0][-1]["failed"]
+
+
+def test_interpreter_that_is_too_old_does_not_fit(tmp_path: Path) -> None:
+    assert fits(sys.executable, (3, 9)) and not fits(sys.executable, (99, 0)) and not fits(str(tmp_path), (3, 9))

@@ -6,10 +6,10 @@ system; that Python reads the travelled file once, from a copy in memory takes t
 
 from __future__ import annotations
 
-from windlass.model.shell import expandable
+from windlass.model.shell import expandable, quote
 
 OLDEST = (3, 9)
-_NODE_PYTHONS = (
+NODE_PYTHONS = (
     "/usr/bin/python3",
     *(f"/usr/bin/python3.{minor}" for minor in range(14, 8, -1)),
     "/usr/local/bin/python3",
@@ -19,8 +19,15 @@ _NODE_PYTHONS = (
 _CHOOSE = (
     'boot=$1 last=$2; shift 2; for p in {pythons} "$last"; do '
     '[ -x "$p" ] && "$p" -I -S -c \'import sys; sys.exit(sys.version_info < {oldest})\' 2>/dev/null && '
-    'exec "$p" -I -S -c "$boot" "$@"; done; '
+    'exec "$p" -I -S -c "$boot" "$@"; done; {otherwise}'
     'echo "{{\\"node\\":-1,\\"failed\\":\\"no Python from {first} on at $(uname -n)\\"}}"; exit 1'
+)
+
+# An interpreter that travelled: unpacked into a folder of ours, which the agent removes again.
+_TRAVELS = (
+    'd={folder}; mkdir -p -m 700 "$d"; [ -O "$d" ] && [ ! -L "$d" ] && d=$(mktemp -d "$d/py.$$.XXXXXX") && '
+    'tar -x -z -f {archive} -C "$d" && WINDLASS_AGENT_PYTHON=$d && export WINDLASS_AGENT_PYTHON && '
+    'exec "$d/bin/python3" -I -S -c "$boot" "$@"; '
 )
 
 # One open, one read to the end. The memory file lets zipimport work without a place on disk that is not ours yet.
@@ -38,20 +45,29 @@ sys.exit(main(data, manifest, key))
 """
 
 
-def agent_words(bundle: str, last_python: str) -> tuple[str, ...]:
-    """What each node runs. `last_python` is taken where the node has no Python that is new enough."""
-    choose = _CHOOSE.format(
-        pythons=" ".join(_NODE_PYTHONS), oldest=repr(OLDEST), first=".".join(str(part) for part in OLDEST)
-    )
-    return ("/bin/sh", "-c", choose, "windlass-agent", _BOOT, last_python, bundle)
+def agent_words(
+    bundle: str,
+    last_python: str,
+    *,
+    archive: str | None = None,
+    folder: str = "",
+    pythons: tuple[str, ...] = NODE_PYTHONS,
+) -> tuple[str, ...]:
+    """What each node runs. Where the node has no Python that is new enough, the one in `archive` is unpacked below
+    `folder`, the folder of agents; without an archive `last_python` is taken."""
+    otherwise = "" if archive is None else _TRAVELS.format(folder=expandable(folder), archive=quote(archive))
+    choose = _choose(pythons, otherwise)
+    return ("/bin/sh", "-c", choose, "windlass-agent", _BOOT, "" if archive else last_python, bundle)
+
+
+def _choose(pythons: tuple[str, ...] = NODE_PYTHONS, otherwise: str = "") -> str:
+    first = ".".join(str(part) for part in OLDEST)
+    return _CHOOSE.format(pythons=" ".join(pythons), oldest=repr(OLDEST), first=first, otherwise=otherwise)
 
 
 def script_words(source: str, last_python: str, *arguments: str) -> tuple[str, ...]:
     """Runs the text of a program on a node, with the node's own Python; no file of a shared file system is read."""
-    choose = _CHOOSE.format(
-        pythons=" ".join(_NODE_PYTHONS), oldest=repr(OLDEST), first=".".join(str(part) for part in OLDEST)
-    )
-    return ("/bin/sh", "-c", choose, "windlass-agent", source, last_python, *arguments)
+    return ("/bin/sh", "-c", _choose(), "windlass-agent", source, last_python, *arguments)
 
 
 _STOP = (
@@ -75,8 +91,5 @@ def tool_words(folder: str, run_id: str, node: int, entry: str, *arguments: str)
         "lambda m: os.environ.get(m[1], ''), sys.argv[1])); m, _, f = sys.argv[2].partition(':'); "
         "sys.exit(getattr(importlib.import_module(m), f)(sys.argv[3:]))"
     )
-    choose = _CHOOSE.format(
-        pythons=" ".join(_NODE_PYTHONS), oldest=repr(OLDEST), first=".".join(str(part) for part in OLDEST)
-    )
     bundle = f"{folder}/a/{run_id}.{node}/agent.pyz"
-    return ("/bin/sh", "-c", choose, "windlass-agent", boot, "/usr/bin/python3", bundle, entry, *arguments)
+    return ("/bin/sh", "-c", _choose(), "windlass-agent", boot, "/usr/bin/python3", bundle, entry, *arguments)

@@ -13,6 +13,7 @@ import os
 import time
 from pathlib import Path
 
+from windlass.cache.service import totals
 from windlass.cache.traces import drop_trace, list_traces, show_trace
 from windlass.cli.options import add_request_options, request_from
 from windlass.cli.planning import plan_from
@@ -67,13 +68,7 @@ def main(args: argparse.Namespace) -> Result:
         stop_held(held, environ)
         return Result(text=f"the cache of {held.folder.path} is stopped", data={"run_dir": str(held.folder.path)})
     nodes = status_of(held, environ)
-    return Result(text=status_text(nodes), data={"nodes": nodes, "total": status_total(nodes)})
-
-
-def status_total(nodes: list[dict[str, object]]) -> object:
-    from windlass.cache.service import totals  # here: only this action needs it
-
-    return totals(nodes)
+    return Result(text=status_text(nodes), data={"nodes": nodes, "total": totals(nodes)})
 
 
 def _start(args: argparse.Namespace, settings: Settings) -> Result:

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from windlass.agent.bundle import Manifest, ServiceSpec, bundle_bytes
-from windlass.agent.words import agent_words
+from windlass.agent.interpreter import ARCHIVE, fits, pack_interpreter
+from windlass.agent.words import NODE_PYTHONS, OLDEST, agent_words
 from windlass.errors import DeadlineError, MachineError
 from windlass.launch.folder import RunFolder
 from windlass.launchers import get_launcher
@@ -92,7 +93,7 @@ class Agents:
         nodes where one does not; nothing runs then. `detached`: the agents outlive this process."""
         holds = self._plan.launcher in _STDIN_TO_ALL and not detached
         self.write_bundle("stdin" if holds else "signal")
-        words = agent_words(str(self._folder.part(BUNDLE_FILE)), os.path.realpath(sys.executable))
+        words = self._words()
         environ = dict(self._environ)
         # Other launchers start their daemons by an srun of their own, which must not take the CPUs from the ranks.
         environ.setdefault("SLURM_OVERLAP", "1")
@@ -114,6 +115,14 @@ class Agents:
         except BaseException:
             self.stop()
             raise
+
+    def _words(self) -> tuple[str, ...]:
+        """Where this machine's own Python is too old for the agent, so are the nodes': then ours travels, once."""
+        bundle, ours = str(self._folder.part(BUNDLE_FILE)), os.path.realpath(sys.executable)
+        if self._plan.launcher == "local" or any(fits(python, OLDEST) for python in NODE_PYTHONS):
+            return agent_words(bundle, ours)
+        archive = pack_interpreter(self._folder.part(ARCHIVE))
+        return agent_words(bundle, ours, archive=str(archive), folder=self._plan.folder)
 
     @property
     def pid(self) -> int:
@@ -219,7 +228,8 @@ class Agents:
             _signal(child, sig)
             deadline = time.monotonic() + 10.0
         self.hear()
-        self._folder.part(BUNDLE_FILE).unlink(missing_ok=True)
+        for name in (BUNDLE_FILE, ARCHIVE):
+            self._folder.part(name).unlink(missing_ok=True)
 
     def ended(self, service: str) -> dict[int, dict[str, Any]]:
         """The last figures of a service, by node."""

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from windlass.agent.interpreter import ARCHIVE
 from windlass.agent.words import stop_words, tool_words
 from windlass.errors import MachineError, WindlassError
 from windlass.launch.cached import agents_folder, state_folder
@@ -141,7 +142,7 @@ def stop_held(held: Held, environ: Mapping[str, str]) -> None:
         run_on_nodes(held.plan, words, environ, _STOP_S + 10.0)
     if step.host == socket.gethostname():
         _end_launcher(step)
-    for name in (_FILE, BUNDLE_FILE):
+    for name in (_FILE, BUNDLE_FILE, ARCHIVE):
         held.folder.part(name).unlink(missing_ok=True)
 
 

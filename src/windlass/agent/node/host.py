@@ -28,6 +28,8 @@ _WATCH_EVERY_S = 0.5
 _LINGER_S = 60.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 MOST_LINE_BYTES = 960
+PYTHON_VARIABLE = "WINDLASS_AGENT_PYTHON"
+"""Folder of the interpreter that runs this, where it travelled too."""
 
 
 class AgentError(Exception):
@@ -76,6 +78,9 @@ def main(data: bytes, manifest: dict[str, Any], key: bytes) -> int:
     except Exception as error:  # the one place: whoever waits for this node must hear of it
         say(node=number, failed="%s: %s" % (type(error).__name__, error))
         return 1
+    finally:
+        if PYTHON_VARIABLE in os.environ:
+            shutil.rmtree(os.environ[PYTHON_VARIABLE], ignore_errors=True)
 
 
 class _Host:
@@ -247,6 +252,10 @@ def load_from(bundle: str) -> None:
 def sweep(base: str) -> list[str]:
     """Removes folders of agents that were killed: those whose lock nobody holds."""
     swept = []
+    for entry in os.scandir(base):
+        kind, _, rest = entry.name.partition(".")
+        if kind == "py" and not os.path.exists("/proc/" + rest.partition(".")[0]):
+            shutil.rmtree(entry.path, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(os.path.join(base, "a")):
             if entry.is_dir(follow_symlinks=False) and _is_abandoned(entry.path):
