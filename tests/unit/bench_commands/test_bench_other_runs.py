@@ -130,7 +130,7 @@ def test_a_verdict_is_a_command_away(tmp_path: Path) -> None:
 
 def test_an_interrupted_measurement_of_input_leaves_no_sample_and_no_mount(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
-    words = ("io", "data", "-r", "2", "--samples", "4000", "--sample-size", "64K", "--formats", "squashfs,files")
+    words = ("io", "data", "-r", "2", "--samples", "1000", "--sample-size", "16K", "--formats", "squashfs,files")
     argv = windlass_argv("bench", *words, "--python", sys.executable)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(argv, env=environment(tmp_path), cwd=tmp_path, text=True, **pipes) as run:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windlass.bench.lines import MARK, Listener, Teller, message_lines, messages
@@ -17,6 +17,7 @@ _values = st.recursive(
 )
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.dictionaries(st.text(), _values))
 def test_any_message_survives_being_cut_into_lines(content: dict[str, Any]) -> None:
     lines = message_lines(3, {"content": content, "kind": "row"})

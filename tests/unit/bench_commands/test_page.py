@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from requirements import missing_programs, require
@@ -112,6 +112,7 @@ def test_words_of_others_cannot_become_markup() -> None:
     assert "</td><b>" not in text
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.floats(min_value=0, max_value=1e15), min_size=1, max_size=30), st.booleans())
 def test_any_values_can_be_drawn(values: list[float], log: bool) -> None:
     points = tuple((float(at + 1), value) for at, value in enumerate(values))
@@ -132,6 +133,7 @@ def test_any_values_can_be_drawn(values: list[float], log: bool) -> None:
     ET.fromstring(bar_chart("t", "s", [Bar(name=str(v), value=v, text=str(v), mark=v / 2) for v in values], "mark"))
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.floats(min_value=-1e12, max_value=1e12), st.floats(min_value=1e-6, max_value=1e12))
 def test_ticks_cover_what_is_drawn(low: float, span: float) -> None:
     ticks = nice_ticks(low, low + span)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windlass.bench.sizes import parse_size, parse_sizes, size_text
@@ -32,6 +32,7 @@ def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
     assert raised.value.hint
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.integers(min_value=1, max_value=1 << 45))
 def test_every_number_of_bytes_is_read_back(size: int) -> None:
     assert parse_size(str(size)) == size
@@ -39,6 +40,7 @@ def test_every_number_of_bytes_is_read_back(size: int) -> None:
     assert size_text(size)
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.text(max_size=20))
 def test_any_text_gives_sizes_or_a_clear_error(text: str) -> None:
     try:

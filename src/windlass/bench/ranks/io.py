@@ -91,11 +91,13 @@ def make_samples(folder: Path, samples: int, size: int, teller: Teller) -> None:
                 teller.tell("progress", text="writing samples", done=number, total=samples)
             path = folder / "tree" / sample_path(number)
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("wb") as stream:
-                stream.write((number.to_bytes(8, "little") + block)[:size])
-                os.fsync(stream.fileno())
+            path.write_bytes((number.to_bytes(8, "little") + block)[:size])
         with tarfile.open(folder / "samples.tar", "w") as archive:
             archive.add(folder / "tree", arcname=".")
+        # Only written pages can be dropped. All at the end: the first of them makes the others cheap.
+        for path in (folder / "samples.tar", *(folder / "tree" / sample_path(number) for number in range(samples))):
+            with path.open("rb+") as stream:
+                os.fsync(stream.fileno())
     except OSError as error:
         raise MachineError(
             f"cannot write samples to {folder}: {error.strerror}", hint="is there space? take fewer with --samples"

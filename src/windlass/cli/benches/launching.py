@@ -11,7 +11,7 @@ from windlass.bench import report
 from windlass.bench.page import page
 from windlass.bench.records import BenchRecord, write_record
 from windlass.bench.reference import load_references
-from windlass.bench.runner import Bench, Start
+from windlass.bench.runner import Bench, RankError, Start
 from windlass.cli.benches.report import write_page
 from windlass.cli.options import add_request_options, request_from
 from windlass.cli.result import Result
@@ -87,7 +87,8 @@ def finish(bench: Bench, record: BenchRecord, args: argparse.Namespace) -> Resul
             write_record(Path(args.out), record)
     elif not bench.interrupted:
         detail = "; ".join(bench.failed) or "the ranks told nothing"
-        raise UsageError(f"nothing was measured: {detail}", hint=f"see `windlass logs {bench.folder}`")
+        hint = f"see `windlass logs {bench.folder}`"
+        raise RankError(f"nothing was measured: {detail}", hint=hint, code=bench.exit_code or 1)
     references = load_references(read_settings().config_dir)
     if args.html and record.rows:
         write_page(args.html, page([record], references))
