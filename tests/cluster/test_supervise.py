@@ -18,7 +18,7 @@ import pytest
 from cluster.command import REPO, Allocation, Run, allocated, only_run, windlass_argv
 from cluster.faults import tell_fault
 from cluster.slurm import Shape, SlurmCluster
-from requirements import require_slurm, require_torch
+from requirements import hydra_mpiexec, require_mpi, require_slurm, require_torch
 from waiting import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.timeout(240)]
@@ -255,7 +255,7 @@ def test_when_the_time_is_up_the_rest_goes_into_another_job(slurm: SlurmCluster,
     job = Allocation(cluster=slurm, folder=tmp_path, job_env={})
     training = Training(job=job, folder=tmp_path)
     words = ("--python", sys.executable, "-N", "2", "-r", "1", "--time", "1", "--until-done", "--grace", "3")
-    said = job.windlass("submit", *words, *training.words(pause=1.3))
+    said = job.windlass("submit", *words, *training.words(pause=1.8))
     assert said.code == 0, said.text
     run = only_run(tmp_path)
     wait_until(lambda: _is_done(run), timeout_s=220, what="it is done", state=lambda: _log(run) + slurm.state())
@@ -307,7 +307,7 @@ def _last_losses(training: Training) -> dict[int, str]:
 @pytest.mark.parametrize(
     ("fault", "allowed", "name"),
     [
-        ("torn:13:0", EVERY, "a rank killed in the middle of a save"),
+        ("torn:13:0", 2 * EVERY, "a rank killed in the middle of a save"),
         ("corrupt:18:1", 2 * EVERY, "the newest snapshot destroyed on disk, and a rank killed"),
         ("full:9:1", 5 * EVERY, "disk full on one rank: three saves in a row fail"),
     ],
@@ -347,3 +347,21 @@ def _on_node(slurm: SlurmCluster, node: str) -> list[int]:
 
 def _words(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+def test_a_node_whose_ranks_die_twice_is_replaced_through_a_host_file_too(slurm: SlurmCluster, tmp_path: Path) -> None:
+    require_mpi()
+    path = {"PATH": f"{hydra_mpiexec().parent}:{os.environ['PATH']}", "WINDLASS_STATE": str(tmp_path / "state")}
+    with allocated(slurm, tmp_path, "-N3", "--exclusive") as job:
+        training = Training(job=job, folder=tmp_path)
+        words = ("--launcher", "hydra", "-r", "1", "--spares", "1", *training.words("kill:8:1", "kill:18:1"))
+        done = job.run_python(*words, timeout_s=150, env=path)
+    assert done.code == 0, done.text
+    assert "a spare node takes the place of nid0002" in done.stderr, done.text
+    assert training.losses() == reference(2, tmp_path)
+    run = only_run(tmp_path)
+    assert [verdict(run, at)["cause"]["host"] for at in (1, 2)] == ["nid0002", "nid0002"]
+    assert run.result["hosts"] == "nid[0001,0003]"
+    same("a rank killed twice on one node, under hydra", training, allowed=2 * EVERY)

@@ -3,39 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import os
-import socket
 import sys
-import time
 
 import msgspec
 
+from windlass.cli.alive import kept_alive
 from windlass.cli.options import add_request_options, parse_with_command, request_from
 from windlass.cli.result import Result
+from windlass.cli.settle import announce, hosts_of, settle
 from windlass.errors import UsageError
-from windlass.launch.caches import finish_caches
 from windlass.launch.context import Surroundings, current_environ, look_around
 from windlass.launch.folder import RunFolder, is_run, make_folder, open_folder, read_plan, restart
 from windlass.launch.output import View, show_ranks
 from windlass.launch.plan import Secrets, make_plan
-from windlass.launch.rendezvous import is_free, master_address, master_port
 from windlass.launch.run import execute, explain_end, good_end, prepare
-from windlass.launch.script import JobFacts
-from windlass.launch.show import headline
 from windlass.model.cpulist import format_cpulist
-from windlass.model.hostlist import expand_hostlist, fold_hostlist
+from windlass.model.hostlist import fold_hostlist
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.model.request import Request
-from windlass.schedulers.walltime import parse_walltime
 from windlass.services.cache import cache_beside
-from windlass.services.watched import WatchedBeside, beats_folder, watched_agents
 from windlass.settings import Settings, read_settings
 from windlass.supervise.again import in_job
 from windlass.supervise.attempts import own, refuse_running
-from windlass.supervise.loop import Live, keep_alive
-from windlass.supervise.resubmit import BATCH_FILE
-from windlass.supervise.watch import RankWatch
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -122,10 +112,10 @@ def to_its_end(
     try:
         if secrets:
             folder.save_plan(plan, secrets)
-        hosts = _hosts(plan)
-        facts = _settle(plan, folder, hosts, around, environ, folder.run_id)
+        hosts = hosts_of(plan)
+        facts = settle(plan, folder, hosts, around, environ, folder.run_id)
         if not quiet:
-            _announce(plan, folder, view)
+            announce(plan, folder, view)
         prepare(plan, folder, facts, hosts)
     except BaseException:
         folder.forget_secrets()  # nothing has started that could need them
@@ -138,85 +128,6 @@ def to_its_end(
         for line in good_end(plan, record, folder):
             view.note(line)
     return record
-
-
-def kept_alive(
-    plan: Plan,
-    secrets: Secrets,
-    folder: RunFolder,
-    around: Surroundings,
-    view: View,
-    environ: dict[str, str],
-    *,
-    quiet: bool,
-) -> RunRecord:
-    """Start a plan under supervision, as often as it takes and as the request allows."""
-    if secrets:
-        folder.save_plan(plan, secrets)
-    if not quiet:
-        _announce(plan, folder, view)
-    last: list[tuple[Plan, JobFacts]] = []
-    deadline_s = _deadline_s(plan, folder, around)
-
-    def start(plan: Plan, attempt: int, watch: RankWatch) -> tuple[RunRecord, WatchedBeside]:
-        hosts = _hosts(plan)
-        settled = _settle(plan, folder, hosts, around, environ, f"{folder.run_id}.{attempt}")
-        facts = msgspec.structs.replace(
-            settled,
-            attempt=attempt,
-            deadline_s=deadline_s,
-            beats=beats_folder(plan, os.getuid(), folder.run_id),
-        )
-        last[:] = [(plan, facts)]
-        prepare(plan, folder, facts, hosts)
-        agents = watched_agents(plan, folder, facts, hosts, environ, plan.request.hang_after_s)
-        beside = WatchedBeside(agents, plan, folder, view, hosts, quiet=quiet)
-        watch.signs = beside
-        return execute(plan, folder, facts, hosts, view, environ, beside, watch, last=False), beside
-
-    live = Live(
-        plan=plan,
-        folder=folder,
-        context=around.context,
-        view=view,
-        environ=environ,
-        state_dir=read_settings(environ).state_dir,
-        quiet=quiet,
-        start=start,
-        deadline_s=deadline_s,
-    )
-    try:
-        record = keep_alive(live)
-    finally:
-        folder.forget_secrets()
-        for ended, facts in last:
-            finish_caches(ended, folder, facts, environ, view)
-    if record.outcome == "ok" and not quiet:
-        for line in good_end(last[0][0], record, folder):
-            view.note(line)
-    return record
-
-
-def _deadline_s(plan: Plan, folder: RunFolder, around: Surroundings) -> float | None:
-    """When this allocation ends: as the scheduler says, else, in a job that windlass submitted, by its own time limit.
-    That is late by the seconds that the job took to get here, which the margin covers."""
-    allocation = around.context.allocation
-    if allocation is None or allocation.end_time_s is not None:
-        return allocation.end_time_s if allocation else None
-    if plan.request.time is None or not folder.part(BATCH_FILE).exists():
-        return None
-    return time.time() + parse_walltime(plan.request.time)
-
-
-def _hosts(plan: Plan) -> tuple[str, ...]:
-    return expand_hostlist(plan.hosts) if plan.hosts else (socket.gethostname().split(".", 1)[0],)
-
-
-def _announce(plan: Plan, folder: RunFolder, view: View) -> None:
-    for remark in plan.remarks:
-        if remark.level == "warning":
-            view.note(f"windlass: warning: {remark.text}" + (f" ({remark.hint})" if remark.hint else ""))
-    view.note(f"windlass: {headline(plan)}; run folder {folder.path}")
 
 
 def _fresh(
@@ -335,24 +246,3 @@ def refuse_login(around: Surroundings, request: Request, *, allowed: bool) -> No
             f"{context.site.name} has a scheduler ({context.site.file.scheduler.kind}), and this is not inside a job",
             hint="use `windlass submit`, or get an allocation first; --scheduler none runs on this machine alone",
         )
-
-
-def _settle(
-    plan: Plan,
-    folder: RunFolder,
-    hosts: tuple[str, ...],
-    around: Surroundings,
-    environ: dict[str, str],
-    start_id: str,
-) -> JobFacts:
-    """Address and port, checked before any rank starts: on this node, or as the first node told us. Each start has a
-    port of its own: the last one's may still be held."""
-    free = is_free if around.on_node else lambda port: port not in around.taken_ports
-    return JobFacts(
-        run_dir=str(folder.path),
-        run_id=folder.run_id,
-        uid=os.getuid(),
-        master_addr=master_address(plan, hosts, environ),
-        master_port=master_port(plan, plan.job_id, start_id, free),
-        job_id=plan.job_id or folder.run_id,
-    )

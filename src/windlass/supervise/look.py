@@ -11,7 +11,7 @@ import json
 import re
 import shutil
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ _ALONE_S = 10.0
 _MOST_ALONE = 16
 _KEPT_LINES = 200
 _LINES = 60
+_THREAD = ("Thread 0x", "Current thread 0x")
 _MOST_RANKS = 64
 """Ranks whose last lines are kept one by one; the whole logs stay where they are anyway."""
 
@@ -240,25 +241,39 @@ def log_sizes(folder: RunFolder) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in folder.part("out").iterdir()}
 
 
-def stacks_in_logs(plan: Plan, folder: RunFolder, ranks: Iterable[int]) -> dict[int, str]:
-    """The last stacks that faulthandler wrote into the ranks' output."""
-    launcher = get_launcher(plan.launcher)
-    found: dict[int, str] = {}
-    for rank in ranks:
-        path = rank_log(folder.path, plan, launcher, rank)
-        lines = [text for _, text in rank_lines(path, launcher, frozenset({rank}))][-_KEPT_LINES:]
-        starts = [
-            at
-            for at, line in enumerate(lines)
-            if re.match(r"(Thread 0x|Current thread 0x)", line) and (at == 0 or not _in_stack(lines[at - 1]))
-        ]
-        if starts:
-            found[rank] = "\n".join(lines[starts[-1] :])
+def stacks_of(plan: Plan, folder: RunFolder) -> dict[int, str]:
+    """The stacks of all ranks: as py-spy wrote them into the evidence, or as faulthandler did into the output."""
+    found = _stacks_in_logs(plan, folder)
+    for path in folder.part("evidence").glob("stack-rank-*.txt"):
+        text = path.read_text(errors="replace")
+        if "MainThread" in text:
+            found[int(path.stem.rpartition("-")[2])] = text
     return found
 
 
+def _stacks_in_logs(plan: Plan, folder: RunFolder) -> dict[int, str]:
+    """The last stacks that faulthandler wrote, by rank; each node's file is read once."""
+    launcher = get_launcher(plan.launcher)
+    found: dict[int, str] = {}
+    for node in range(plan.nodes):
+        last: dict[int, deque[str]] = {}
+        for rank, text in rank_lines(rank_log(folder.path, plan, launcher, node * plan.ranks_per_node), launcher, None):
+            last.setdefault(rank, deque(maxlen=_KEPT_LINES)).append(text)
+        for rank, kept in last.items():
+            lines = list(kept)
+            starts = [at for at in range(len(lines)) if _begins_stack(lines, at)]
+            if starts:
+                found[rank] = "\n".join(lines[starts[-1] :])
+    return found
+
+
+def _begins_stack(lines: list[str], at: int) -> bool:
+    """A line that names a thread, and no thread of the same dump before it."""
+    return lines[at].startswith(_THREAD) and (at == 0 or not _in_stack(lines[at - 1]))
+
+
 def _in_stack(line: str) -> bool:
-    return line == "" or line.startswith(("  File ", "Thread 0x", "Current thread 0x"))
+    return line == "" or line.startswith(("  File ", *_THREAD))
 
 
 # Evidence

@@ -16,7 +16,6 @@ from windlass.launch.folder import RunFolder, restart
 from windlass.launch.output import View
 from windlass.launch.plan import Context, Secrets
 from windlass.launch.secrets import SECRETS_FILE
-from windlass.model.hostlist import expand_hostlist
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.model.shell import quote
@@ -32,21 +31,10 @@ from windlass.supervise.attempts import (
     save_verdict,
     verdicts,
 )
-from windlass.supervise.cause import RESUME_ME, Cause, Seen, find_cause
+from windlass.supervise.cause import RESUME_ME, Cause, find_cause
 from windlass.supervise.decide import Decision, Options, Past, decide
-from windlass.supervise.flight import missing_text
-from windlass.supervise.look import (
-    Looked,
-    failed_lines,
-    keep_evidence,
-    look_at_nodes,
-    lost_hosts,
-    odd_one_out,
-    read_ends,
-    stacks_in_logs,
-    standings,
-    standings_text,
-)
+from windlass.supervise.gather import Ended, gather
+from windlass.supervise.look import Looked, look_at_nodes
 from windlass.supervise.resubmit import resubmit
 from windlass.supervise.watch import RankWatch, margin_s
 
@@ -71,19 +59,6 @@ class Live:
 
     deadline_s: float | None = None
     """When the allocation ends, where that is known."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Ended:
-    """An attempt that is over."""
-
-    number: int
-    plan: Plan
-    record: RunRecord
-    beside: WatchedBeside
-    watch: RankWatch
-    started: float
-    looked: list[Looked]
 
 
 def keep_alive(live: Live) -> RunRecord:
@@ -118,8 +93,8 @@ def keep_alive(live: Live) -> RunRecord:
         live.folder.save_plan(plan, Secrets())
 
 
-def _attempt(live: Live, plan: Plan, number: int, began: float) -> _Ended:
-    looked: list[Looked] = []
+def _attempt(live: Live, plan: Plan, number: int, began: float) -> Ended:
+    stacks: list[Looked] = []
     request = plan.request
     watch = RankWatch(
         live.folder,
@@ -127,30 +102,37 @@ def _attempt(live: Live, plan: Plan, number: int, began: float) -> _Ended:
         hang_after_s=request.hang_after_s,
         deadline_s=live.deadline_s,
         margin_s=margin_s(live.deadline_s, began, plan.grace_s),
-        take_stacks=lambda: looked.append(look_at_nodes(plan, live.folder, live.environ, "stacks")),
+        take_stacks=lambda: stacks.append(look_at_nodes(plan, live.folder, live.environ, "stacks")),
     )
     started = time.time()
     record, beside = live.start(plan, number, watch)
-    return _Ended(number=number, plan=plan, record=record, beside=beside, watch=watch, started=started, looked=looked)
+    return Ended(
+        number=number,
+        plan=plan,
+        record=record,
+        beside=beside,
+        watch=watch,
+        started=started,
+        stacks=stacks[0] if stacks else None,
+    )
 
 
-def _judge(live: Live, ended: _Ended, past: list[Past], bad: frozenset[str], session: str, began: float) -> Verdict:
+def _judge(live: Live, ended: Ended, past: list[Past], bad: frozenset[str], session: str, began: float) -> Verdict:
     """Gather, find the cause, decide, and write all of it down."""
     at_end = time.time()
-    seen, where = _gather(live, ended)
+    seen, where = gather(ended, live.folder, live.environ)
     cause = find_cause(seen)
     lines = [line for line in ledger(live.folder) if line.at >= ended.started]
     earlier = newest_step([line for line in ledger(live.folder) if line.at < ended.started])
     saved = newest_step([line for line in lines if line.what == "saved"])
     progress = saved if saved is not None and (earlier is None or saved > earlier) else None
     this = Past(cause=cause, job=session, progress=progress is not None)
-    decision = decide(cause, (*past, this), _options(live, ended.plan, cause, bad, began))
     verdict = Verdict(
         attempt=ended.number,
         job_id=session,
         hosts=ended.record.hosts,
         cause=cause,
-        decision=decision,
+        decision=decide(cause, (*past, this), _options(live, ended.plan, cause, bad, began)),
         from_step=next((line.step for line in lines if line.what == "loaded"), None),
         to_step=progress,
         times=Times(started=ended.started, noticed=ended.watch.noticed, ended=at_end, decided=time.time()),
@@ -159,64 +141,6 @@ def _judge(live: Live, ended: _Ended, past: list[Past], bad: frozenset[str], ses
     with contextlib.suppress(WindlassError):
         save_verdict(live.folder, verdict)
     return verdict
-
-
-def _gather(live: Live, ended: _Ended) -> tuple[Seen, str]:
-    plan, folder, watch = ended.plan, live.folder, ended.watch
-    stopped = ended.record.outcome == "stopped"
-    ends = read_ends(folder)
-    lines = failed_lines(plan, folder, ends)
-    after = None
-    if not stopped:
-        seconds = f"{time.time() - ended.started:.0f}"
-        mark = f"WINDLASS_PLACE={folder.run_id}.{ended.number}."
-        after = look_at_nodes(plan, folder, live.environ, "after", mark, seconds)
-    keep_evidence(plan, folder, ends, lines, after)
-    where, odd = "", None
-    if ended.looked:
-        ranks = standings(ended.looked[0], stacks_in_logs(plan, folder, range(plan.world_size)))
-        where, odd = standings_text(ranks), odd_one_out(ranks)
-        missing = missing_text(folder.part("flight"), plan.world_size)
-        where = "; ".join(part for part in (where, missing) if part)
-        with contextlib.suppress(WindlassError):
-            folder.write("evidence/standing.txt", where + "\n")
-    failure = ended.record.failure
-    hosts = expand_hostlist(plan.hosts) if plan.hosts else ()
-    kernel: dict[str, tuple[str, ...]] = {}
-    for line in after.lines if after else ():
-        if "kernel" in line:
-            host = hosts[line["node"]] if line["node"] < len(hosts) else ended.record.hosts
-            kernel[host] = (*kernel.get(host, ()), line["kernel"])
-    hang = watch.hang
-    if hang is not None and odd is not None:
-        hang = f"{hang}; it is {odd.words()}"
-    return (
-        Seen(
-            exit_code=ended.record.exit_code,
-            ends=ends,
-            last_lines=lines,
-            said=failure.said if failure else "",
-            said_rank=failure.rank if failure else None,
-            said_host=failure.host if failure else None,
-            said_signal=failure.signal if failure else None,
-            stopped=stopped,
-            time_up=watch.time_up,
-            hang=hang,
-            hang_rank=odd.rank if odd else None,
-            hang_host=odd.host if odd else None,
-            lost=lost_hosts(plan, after) if after else (),
-            oom=frozenset(ended.beside.oom),
-            kernel=kernel,
-            step=_step(live, ended),
-        ),
-        where,
-    )
-
-
-def _step(live: Live, ended: _Ended) -> int | None:
-    """How far it came: by the ranks' own signs, which are exact unless they were killed, else by snapshots."""
-    shown = ended.beside.last_step()
-    return shown if shown is not None else newest_step(ledger(live.folder))
 
 
 def _options(live: Live, plan: Plan, cause: Cause, bad: frozenset[str], began: float) -> Options:

@@ -1,0 +1,113 @@
+"""Puts together what was seen of an attempt that ended: for the verdict, and as evidence for people."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from windlass.errors import WindlassError
+from windlass.launch.folder import RunFolder
+from windlass.model.hostlist import expand_hostlist
+from windlass.model.plan import Plan
+from windlass.model.record import RunRecord
+from windlass.services.watched import WatchedBeside
+from windlass.supervise.attempts import ledger, newest_step
+from windlass.supervise.cause import Seen
+from windlass.supervise.flight import missing_text
+from windlass.supervise.look import (
+    Looked,
+    Standing,
+    failed_lines,
+    keep_evidence,
+    look_at_nodes,
+    lost_hosts,
+    odd_one_out,
+    read_ends,
+    stacks_of,
+    standings,
+    standings_text,
+)
+from windlass.supervise.watch import RankWatch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """An attempt that is over. `stacks`: what the nodes said while it hung, if it did."""
+
+    number: int
+    plan: Plan
+    record: RunRecord
+    beside: WatchedBeside
+    watch: RankWatch
+    started: float
+    stacks: Looked | None
+
+
+def gather(ended: Ended, folder: RunFolder, environ: Mapping[str, str]) -> tuple[Seen, str]:
+    """What was seen, and in words where the ranks stood if they hung. Looks at the nodes once more, which also sweeps
+    what the ranks left there; never raises."""
+    plan, failure = ended.plan, ended.record.failure
+    stopped = ended.record.outcome == "stopped"
+    ends = read_ends(folder)
+    lines = failed_lines(plan, folder, ends)
+    after = None if stopped else _look_after(ended, folder, environ)
+    keep_evidence(plan, folder, ends, lines, after)
+    where, odd = _standing(ended, folder)
+    hang = ended.watch.hang
+    seen = Seen(
+        exit_code=ended.record.exit_code,
+        ends=ends,
+        last_lines=lines,
+        said=failure.said if failure else "",
+        said_rank=failure.rank if failure else None,
+        said_host=failure.host if failure else None,
+        said_signal=failure.signal if failure else None,
+        stopped=stopped,
+        time_up=ended.watch.time_up,
+        hang=f"{hang}; it is {odd.words()}" if hang and odd else hang,
+        hang_rank=odd.rank if odd else None,
+        hang_host=odd.host if odd else None,
+        lost=lost_hosts(plan, after) if after else (),
+        oom=frozenset(ended.beside.oom),
+        kernel=_kernel(ended, after),
+        step=_step(ended, folder),
+    )
+    return seen, where
+
+
+def _look_after(ended: Ended, folder: RunFolder, environ: Mapping[str, str]) -> Looked:
+    seconds = f"{time.time() - ended.started:.0f}"
+    mark = f"WINDLASS_PLACE={folder.run_id}.{ended.number}."
+    return look_at_nodes(ended.plan, folder, environ, "after", mark, seconds)
+
+
+def _standing(ended: Ended, folder: RunFolder) -> tuple[str, Standing | None]:
+    """Which ranks stood where, by stacks and flight records, and who holds the others up."""
+    if ended.stacks is None:
+        return "", None
+    with contextlib.suppress(WindlassError):
+        ranks = standings(ended.stacks, stacks_of(ended.plan, folder))
+        missing = missing_text(folder.part("flight"), ended.plan.world_size)
+        where = "; ".join(part for part in (standings_text(ranks), missing) if part)
+        folder.write("evidence/standing.txt", where + "\n")
+        return where, odd_one_out(ranks)
+    return "", None
+
+
+def _kernel(ended: Ended, after: Looked | None) -> dict[str, tuple[str, ...]]:
+    """Kernel messages by host."""
+    hosts = expand_hostlist(ended.plan.hosts) if ended.plan.hosts else (ended.record.hosts,)
+    found: dict[str, tuple[str, ...]] = {}
+    for line in after.lines if after else ():
+        if "kernel" in line and line["node"] < len(hosts):
+            host = hosts[line["node"]]
+            found[host] = (*found.get(host, ()), line["kernel"])
+    return found
+
+
+def _step(ended: Ended, folder: RunFolder) -> int | None:
+    """How far it came: by the ranks' own signs, which are exact unless they were killed, else by snapshots."""
+    shown = ended.beside.last_step()
+    return shown if shown is not None else newest_step(ledger(folder))
