@@ -98,10 +98,10 @@ def line_chart(chart: Chart) -> str:
         y = at(chart.series[0].points[0][0], chart.level[0])[1]
         body.append(f'<line class="level" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         body.append(f'<text class="note" x="{_LEFT + 6}" y="{y - 5:.1f}">{escape(chart.level[1])}</text>')
-    labels: list[tuple[float, int, str]] = []
+    labels: list[tuple[float, int, Series]] = []
     for number, series in enumerate(chart.series):
         body += _line(series, number, at, chart)
-        labels.append((at(*series.points[-1])[1], number, series.name))
+        labels.append((at(*series.points[-1])[1], number, series))
     body += _end_labels(labels)
     return _svg(chart.title, _HEIGHT, body)
 
@@ -168,15 +168,15 @@ def _marker(number: int, x: float, y: float, kind: str) -> str:
     return f'<polygon class="{kind}" points="{corners}"/>'
 
 
-def _end_labels(labels: Sequence[tuple[float, int, str]]) -> list[str]:
+def _end_labels(labels: Sequence[tuple[float, int, Series]]) -> list[str]:
     """The series' names at the right, moved apart where they would lie upon each other."""
     body, last = [], -1e9
     x = _WIDTH - _RIGHT + 10
-    for y, number, name in sorted(labels, key=lambda label: (round(label[0] / 12), label[1])):
+    for y, number, series in sorted(labels, key=lambda label: (round(label[0] / 12), label[1])):
         place = max(y, last + 17)
         last = place
-        body.append(_marker(number, x + 4, place, f"dot s{number % 6}"))
-        body.append(f'<text class="name" x="{x + 14}" y="{place + 4:.1f}">{escape(name)}</text>')
+        body.append(_marker(number, x + 4, place, f"{'hollow' if series.hollow else 'dot'} s{number % 6}"))
+        body.append(f'<text class="name" x="{x + 14}" y="{place + 4:.1f}">{escape(series.name)}</text>')
     return body
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
+import pytest
 
 from unit.bench_commands.made import collectives_record, told
 from windlass.bench import report
+from windlass.bench.page import page
+from windlass.bench.reading import read_record
 from windlass.bench.reference import load_references, reference_lines
 
 REFERENCES = load_references()
@@ -43,6 +48,18 @@ def test_the_text_of_a_report() -> None:
     )
     where = msgspec.structs.replace(record.where, hosts="nid[0001-0002]", job_id="77")
     assert report.text(msgspec.structs.replace(record, where=where), REFERENCES) == REPORT
+
+
+KEPT = sorted((Path(__file__).parents[3] / "results" / "h200").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
+def test_every_kept_gpu_record_can_be_reported(path: Path) -> None:
+    record = read_record(path)
+    text = report.text(record, REFERENCES)
+    assert "NVIDIA H200" in text
+    assert all(row.samples for row in record.rows)
+    assert page([record], REFERENCES).count("<svg") >= 1
 
 
 PUBLISHED = """\
