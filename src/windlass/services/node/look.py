@@ -187,30 +187,38 @@ def kernel_lines(seconds: float) -> list[str]:
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has killed for memory in our control group, or on the whole node where there is no
-    group of our own."""
-    for path in _memory_groups():
-        match = re.search(r"^oom_kill\s+(\d+)", _read(path), re.MULTILINE)
-        if match:
-            return int(match.group(1))
-    match = re.search(r"^oom_kill\s+(\d+)", _read("/proc/vmstat"), re.MULTILINE)
-    return int(match.group(1)) if match else 0
+    """How many processes the kernel has killed for memory in our job's control group; on the whole node where we are in
+    none that counts."""
+    for group, name in memory_groups(_read("/proc/self/cgroup")):
+        counts = [_oom_count(os.path.join(group, name))]
+        if name == "memory.oom_control":  # the old kind counts each group for itself: add those below
+            counts += [_oom_count(os.path.join(folder, name)) for folder, _, _ in list(os.walk(group))[1:]]
+        known = [count for count in counts if count is not None]
+        if known:
+            return sum(known)
+    return _oom_count("/proc/vmstat") or 0
 
 
-def _memory_groups() -> list[str]:
+def memory_groups(text: str) -> list[tuple[str, str]]:
+    """Folder and file of the control group that counts for us, by /proc/self/cgroup: the job's, above the step's and
+    the task's, where the scheduler names it so; else our own."""
     found = []
-    for line in _read("/proc/self/cgroup").splitlines():
+    for line in text.splitlines():
         _, names, path = line.split(":", 2)
-        # The step's or job's group, two levels up from a task's: a rank's own group is not ours.
-        for _ in range(3):
-            if path in ("", "/"):
-                break
-            if not names:
-                found.append("/sys/fs/cgroup%s/memory.events" % path)
-            elif "memory" in names.split(","):
-                found.append("/sys/fs/cgroup/memory%s/memory.oom_control" % path)
-            path = os.path.dirname(path)
-    return found[::-1]
+        if names and "memory" not in names.split(","):
+            continue
+        parts = path.strip("/").split("/")
+        job = [at for at, part in enumerate(parts) if re.match(r"(job_?|jobid)?\d+([._]|$)", part)]
+        own = "/".join(parts[: job[-1] + 1] if job else parts)
+        if own:
+            root, name = ("memory/", "memory.oom_control") if names else ("", "memory.events")
+            found.append(("/sys/fs/cgroup/" + root + own, name))
+    return found
+
+
+def _oom_count(path: str) -> int | None:
+    match = re.search(r"^oom_kill\s+(\d+)", _read(path), re.MULTILINE)
+    return int(match.group(1)) if match else None
 
 
 def kill_marked(mark: bytes, patience_s: float) -> int:

@@ -67,7 +67,8 @@ class WatchService:
     def end(self) -> dict[str, Any]:
         """The ranks have ended, or nobody is left to wait for them: what still carries the run's mark is killed."""
         steps = read_beats(self.folder)
-        figures: dict[str, Any] = {"oom": oom_kills() - self._oom, "beating": len(steps)}
+        killed = max(oom_kills() - self._oom, self._oom_told)  # groups that have ended take their counts along
+        figures: dict[str, Any] = {"oom": killed, "beating": len(steps)}
         if steps:
             figures["step"] = max(steps.values())
             figures["behind"] = min(steps.values())
