@@ -215,6 +215,7 @@ def test_killed_agent_takes_its_cache_along_and_the_job_is_told(slurm: SlurmClus
         child = job.popen("--cache", str(root), "--show", "all", "-r", "1", "--", "sh", "-c", read)
         try:
             wait_until(lambda: len(node_mounts(slurm)) == 1, timeout_s=30, what="mounted", state=slurm.state)
+            wait_until(lambda: list(tmp_path.glob("runs/*/where/0")), timeout_s=60, what="the rank runs")
             (agent,) = [
                 pid for pid, words in slurm.step_processes().items() if "memfd_create" in words and "srun" not in words
             ]
