@@ -131,6 +131,7 @@ def test_a_stopped_rank_is_a_hang_that_is_seen_named_and_survived(slurm: SlurmCl
     assert "rank 1 stopped" in where and "rank 0 in all_reduce" in where.replace("wrapper", "all_reduce"), where
 
 
+@pytest.mark.slow
 def test_two_failures_in_a_row_are_survived(slurm: SlurmCluster, tmp_path: Path) -> None:
     with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
         training = Training(job=job, folder=tmp_path)
@@ -193,6 +194,7 @@ def _ended(child: subprocess.Popen[str]) -> Iterator[None]:
         child.communicate(timeout=20)
 
 
+@pytest.mark.slow
 def test_windlass_killed_outright_can_be_resumed(slurm: SlurmCluster, tmp_path: Path) -> None:
     with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
         training = Training(job=job, folder=tmp_path)
@@ -215,6 +217,7 @@ def _ranks(slurm: SlurmCluster) -> list[str]:
     return [words for words in slurm.step_processes().values() if "training.py" in words]
 
 
+@pytest.mark.slow
 def test_a_mistake_in_the_script_ends_after_the_second_time_with_its_traceback_first(
     slurm: SlurmCluster, tmp_path: Path
 ) -> None:
@@ -228,6 +231,7 @@ def test_a_mistake_in_the_script_ends_after_the_second_time_with_its_traceback_f
     assert "Traceback" in lines[-2] and "ValueError: a mistake in the user's code" in lines[-1], done.text
 
 
+@pytest.mark.slow
 def test_preemption_by_a_signal_saves_and_goes_on(slurm: SlurmCluster, tmp_path: Path) -> None:
     with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
         training = Training(job=job, folder=tmp_path)
@@ -324,6 +328,7 @@ def test_faults_of_saving_cost_no_more_than_the_snapshots_that_they_destroy(
     same(name, training, allowed=allowed)
 
 
+@pytest.mark.slow
 def test_a_killed_agent_is_missed_but_the_run_goes_on(slurm: SlurmCluster, tmp_path: Path) -> None:
     with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
         training = Training(job=job, folder=tmp_path)

@@ -10,7 +10,7 @@ import pytest
 from requirements import require_torch
 from unit.cli.typed import only_run, run_here
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(180)]
 SCRIPT = Path(__file__).with_name("training.py")
 
 
