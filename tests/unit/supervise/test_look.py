@@ -11,7 +11,7 @@ from pathlib import Path
 
 from waiting import wait_until
 from windlass.services.node import look as node_look
-from windlass.services.node.watch import read_beats
+from windlass.services.node.watch import read_beats, sweep
 from windlass.supervise.flight import last_collectives, missing_text, read_dump
 from windlass.supervise.look import Looked, Standing, odd_one_out, standings, standings_text, top_frame
 
@@ -136,6 +136,13 @@ def test_beats_are_read_and_torn_ones_passed_over(tmp_path: Path) -> None:
     (tmp_path / "1").write_text("")
     (tmp_path / "x").write_text("9 1\n")
     assert read_beats(str(tmp_path)) == {0: 17}
+
+
+def test_what_a_killed_watch_left_is_swept_and_the_living_are_left_alone(tmp_path: Path) -> None:
+    for name in ("w/old.0", "w/living.0", "a/living.0"):
+        (tmp_path / name).mkdir(parents=True)
+    sweep(str(tmp_path))
+    assert [path.name for path in (tmp_path / "w").iterdir()] == ["living.0"]
 
 
 def test_memory_kills_are_counted_from_something() -> None:

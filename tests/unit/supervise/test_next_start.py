@@ -13,7 +13,7 @@ from windlass.errors import UsageError
 from windlass.launch.badnodes import bad_hosts, forgive, read_nodes, remember_node
 from windlass.launch.batch import batch_script, launch_words
 from windlass.launch.folder import RunFolder
-from windlass.launch.plan import Context
+from windlass.launch.inputs import Context
 from windlass.launch.shape import choose_hosts
 from windlass.model.request import Allocation
 from windlass.sites.catalog import load_site

@@ -29,6 +29,7 @@ class WatchService:
     def __init__(self, node: Node, settings: dict[str, Any]) -> None:
         self._settings = settings
         self._mark = "%s%d" % (settings["mark"], node.number)
+        self._base = node.folder
         self.folder = os.path.join(node.folder, "w", "%s.%d" % (node.run_id, node.number))
         self._steps: dict[int, int] = {}
         self._moved = time.monotonic()
@@ -38,6 +39,7 @@ class WatchService:
         self._oom_told = 0
 
     def start(self) -> None:
+        sweep(self._base)
         shutil.rmtree(self.folder, ignore_errors=True)
         os.makedirs(self.folder, mode=0o700, exist_ok=True)
 
@@ -75,6 +77,17 @@ class WatchService:
         figures["swept"] = kill_marked(self._mark.encode("utf-8", "surrogateescape"), 5.0)
         shutil.rmtree(self.folder, ignore_errors=True)
         return figures
+
+
+def sweep(base: str) -> None:
+    """Removes what a watch left that was killed: an agent that lives has a folder of the same name beside."""
+    try:
+        names = os.listdir(os.path.join(base, "w"))
+    except OSError:
+        return
+    for name in names:
+        if not os.path.isdir(os.path.join(base, "a", name)):
+            shutil.rmtree(os.path.join(base, "w", name), ignore_errors=True)
 
 
 def read_beats(folder: str) -> dict[int, int]:
