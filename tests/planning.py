@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from windlass.launch.plan import Context, Secrets, make_plan
+from windlass.launch.inputs import Context, Secrets
+from windlass.launch.plan import make_plan
 from windlass.model.plan import Plan
 from windlass.model.request import Allocation, Request
 from windlass.model.topology import Core, Topology

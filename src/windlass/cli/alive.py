@@ -11,8 +11,8 @@ from windlass.cli.settle import announce, hosts_of, settle
 from windlass.launch.caches import finish_caches
 from windlass.launch.context import Surroundings
 from windlass.launch.folder import RunFolder
+from windlass.launch.inputs import Secrets
 from windlass.launch.output import View
-from windlass.launch.plan import Secrets
 from windlass.launch.run import execute, good_end, prepare
 from windlass.launch.script import JobFacts
 from windlass.model.plan import Plan

@@ -8,7 +8,8 @@ import msgspec
 
 from windlass.cli.options import request_from
 from windlass.launch.context import Surroundings, current_environ, look_around
-from windlass.launch.plan import Secrets, make_plan
+from windlass.launch.inputs import Secrets
+from windlass.launch.plan import make_plan
 from windlass.model.plan import Plan
 from windlass.model.request import Request
 from windlass.settings import read_settings

@@ -14,8 +14,9 @@ from windlass.cli.settle import announce, hosts_of, settle
 from windlass.errors import UsageError
 from windlass.launch.context import Surroundings, current_environ, look_around
 from windlass.launch.folder import RunFolder, is_run, make_folder, open_folder, read_plan, restart
+from windlass.launch.inputs import Secrets
 from windlass.launch.output import View, show_ranks
-from windlass.launch.plan import Secrets, make_plan
+from windlass.launch.plan import make_plan
 from windlass.launch.run import execute, explain_end, good_end, prepare
 from windlass.model.cpulist import format_cpulist
 from windlass.model.hostlist import fold_hostlist

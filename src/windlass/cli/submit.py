@@ -13,7 +13,7 @@ from windlass.errors import UsageError
 from windlass.launch.batch import batch_script, standalone_script
 from windlass.launch.context import current_environ
 from windlass.launch.folder import folder_path, make_folder
-from windlass.launch.plan import Secrets
+from windlass.launch.inputs import Secrets
 from windlass.launch.shape import run_name
 from windlass.launch.submit import submit_script
 from windlass.model.plan import Plan

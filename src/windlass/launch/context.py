@@ -19,7 +19,7 @@ from windlass.environment.modules import (
 )
 from windlass.errors import UsageError, WindlassError
 from windlass.launch.badnodes import bad_hosts
-from windlass.launch.plan import Context
+from windlass.launch.inputs import Context
 from windlass.launch.remote import look_at_node
 from windlass.launch.rendezvous import is_this_host
 from windlass.launch.shape import VISIBILITY

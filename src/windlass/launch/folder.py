@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windlass.errors import ConfigError, MachineError, UsageError
-from windlass.launch.plan import Secrets
+from windlass.launch.inputs import Secrets
 from windlass.launch.secrets import SECRETS_FILE, secrets_text
 from windlass.model.plan import Plan, plan_from_json, plan_to_json
 from windlass.model.record import RunRecord, record_from_json, record_to_json

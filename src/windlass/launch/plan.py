@@ -6,25 +6,22 @@ Reads top to bottom: what runs where (`_shape`), where each rank sits (`_binding
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 
 import windlass
-from windlass.containers import get_runtime
-from windlass.containers.base import WrapSpec
 from windlass.containers.choose import plan_container
-from windlass.environment import caches, choose, ranks
+from windlass.environment import caches, choose
 from windlass.environment.modules import activation_lines
 from windlass.errors import UsageError
 from windlass.launch.cached import plan_cache, with_view
 from windlass.launch.command import rank_command, refuse_nested_launcher
+from windlass.launch.inputs import Context, Secrets
+from windlass.launch.plan_environment import plan_environment
+from windlass.launch.plan_words import batch_directives, launch_arguments, rank_limits
 from windlass.launch.shape import Shape, decide_shape
-from windlass.launch.words import edit_arguments
 from windlass.launchers import get_launcher
-from windlass.launchers.base import LaunchSpec
 from windlass.model.condition import Facts, holds
-from windlass.model.origin import BUILTIN, Argument, Origin
+from windlass.model.origin import BUILTIN, Origin
 from windlass.model.plan import (
     PLAN_VERSION,
     Binding,
@@ -36,60 +33,12 @@ from windlass.model.plan import (
     Rendezvous,
     Setting,
 )
-from windlass.model.request import Allocation, Request
+from windlass.model.request import Request
 from windlass.model.secrets import mask_word, secret_positions
-from windlass.model.shell import NAME
-from windlass.model.site import ArgumentSpec, ModuleSpec, Site
+from windlass.model.site import ModuleSpec, Site
 from windlass.model.topology import Topology
-from windlass.schedulers import get_scheduler
-from windlass.schedulers.base import JobSpec
 from windlass.topology.bind import bind
 from windlass.topology.wish import wish_from_site
-
-_CHOOSE_DEVICES = frozenset({"srun", "flux"})
-"""Launchers that can hand each rank the device closest to its cores."""
-
-
-_PERSONAL = frozenset(
-    {"_", "PWD", "OLDPWD", "SHLVL", "TERM", "DISPLAY", "LS_COLORS", "HOSTNAME", "SSH_AUTH_SOCK", "MAIL"}
-)
-"""Variables of a login shell that mean nothing on another node."""
-
-
-class Context(msgspec.Struct, frozen=True, kw_only=True):
-    """What planning needs to know beside the request; gathered at the edge."""
-
-    site: Site
-    topology: Topology
-    allocation: Allocation | None = None
-    environ: Mapping[str, str] = {}
-    """The environment of the machine that will run, for `${NAME}` in paths; used only with `check_paths`."""
-    users_environment: Mapping[str, str] = {}
-    """Variables that are the user's own will (see environment.modules.users_variables)."""
-    python: str = "python3"
-    python_because: str = "found first in PATH"
-    activate_kind: str | None = None
-    """`venv` or `conda`, where the request says --activate."""
-    run_dir: str = "RUN_DIR"
-    """Path of the run folder, where it is known already (a submission names its log there)."""
-    cache_roots: tuple[tuple[str, str], ...] = ()
-    """Roots of --cache as they were said and with links followed, where they could be looked at."""
-    cache_environments: tuple[str, ...] = ()
-    """Prefixes of environments that the ranks may use."""
-    bad_hosts: tuple[str, ...] = ()
-    """Nodes of this site that failed lately (see launch.badnodes)."""
-    check_paths: bool = False
-    """True on the machine that will run: paths of images and binds can be looked at."""
-
-
-class Secrets(msgspec.Struct, frozen=True, kw_only=True):
-    """What the plan hides: words of the command by position, variables by name. For a 0600 file."""
-
-    words: dict[int, str] = {}
-    env: dict[str, str] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self.words or self.env)
 
 
 def make_plan(request: Request, context: Context) -> tuple[Plan, Secrets]:
@@ -115,9 +64,9 @@ def make_plan(request: Request, context: Context) -> tuple[Plan, Secrets]:
     modules_use, modules = _modules(request, site, facts, container_modules)
     facts = msgspec.structs.replace(facts, modules=modules)
 
-    environment = _environment(request, context, shape, binding, facts, container_settings)
+    environment = plan_environment(request, context, shape, binding, facts, container_settings)
     launcher = get_launcher(shape.launcher)
-    launch = _launch_arguments(request, context, shape, binding, facts, container, environment)
+    launch = launch_arguments(request, context, shape, binding, facts, container, environment)
     secret_words = secret_positions(command)
     secrets = Secrets(
         words={at: command[at] for at in secret_words},
@@ -139,12 +88,12 @@ def make_plan(request: Request, context: Context) -> tuple[Plan, Secrets]:
         command=tuple(mask_word(w) if at in secret_words else w for at, w in enumerate(command)),
         interpreter_because=_interpreter_because(request, context),
         secret_words=secret_words,
-        directives=_directives(request, context, shape, binding, facts),
+        directives=batch_directives(request, context, shape, binding, facts),
         launch=launch,
         modules_use=modules_use,
         modules=modules,
         prologue=_prologue(request, context, facts),
-        limits=_limits(site, facts),
+        limits=rank_limits(site, facts),
         environment=environment,
         binding=binding,
         topology=context.topology,
@@ -288,198 +237,6 @@ def _modules(
     return tuple(dict.fromkeys((*use, *extra_use))), tuple(dict.fromkeys((*load, *request.modules)))
 
 
-def _environment(
-    request: Request,
-    context: Context,
-    shape: Shape,
-    binding: Binding,
-    facts: Facts,
-    container_settings: tuple[Setting, ...],
-) -> tuple[Setting, ...]:
-    site = context.site
-    builtin: list[Setting] = [
-        Setting(name="PYTHONUNBUFFERED", value="1", because="a rank's output is seen when it is written"),
-        *ranks.thread_settings(binding, context.topology, request.threads),
-        *caches.cache_settings(caches.cache_dirs(shape.vendor)),
-        *caches.download_settings(site),
-        *_visibility(site, shape, binding, context.topology),
-        *_offline(site),
-    ]
-    if shape.scheduler == "none" and shape.nodes == 1:
-        builtin.append(
-            Setting(
-                name="GLOO_SOCKET_IFNAME",
-                value="lo",
-                because="one machine: gloo would otherwise look up the host name, which may not resolve",
-            )
-        )
-    if shape.launcher == "srun" and shape.cpus_per_rank(binding):
-        builtin.append(
-            Setting(
-                name="SRUN_CPUS_PER_TASK",
-                value=str(shape.cpus_per_rank(binding)),
-                because="since Slurm 22.05 an srun inside the job does not inherit --cpus-per-task",
-            )
-        )
-    if request.comm_log is not None:
-        builtin += _comm_log(shape)
-    preset = next((p for p in site.file.binding.presets if p.name == binding.preset), None)
-    groups = (
-        tuple(builtin),
-        choose.settings_that_hold(site.file.settings, facts),
-        choose.settings_that_hold(preset.settings, facts) if preset else (),
-        container_settings,
-    )
-    chosen = choose.with_users_values(choose.layer(*groups), context.users_environment)
-    return choose.layer(chosen, choose.flag_settings(request.env, request.unset))
-
-
-def _visibility(site: Site, shape: Shape, binding: Binding, topology: Topology) -> tuple[Setting, ...]:
-    made = ranks.visibility_settings(
-        binding,
-        shape.visibility,
-        shape.devices,
-        by_launcher=site.file.devices.by_launcher and shape.launcher in _CHOOSE_DEVICES,
-        all_devices=shape.all_devices,
-    )
-    origin = site.origin_of("devices.visibility")
-    return tuple(msgspec.structs.replace(setting, origin=origin) for setting in made)
-
-
-def _offline(site: Site) -> tuple[Setting, ...]:
-    if not site.file.offline:
-        return ()
-    because = "compute nodes of this site cannot reach the internet: say so at once instead of waiting for time-outs"
-    origin = site.origin_of("offline")
-    return tuple(
-        Setting(name=name, value=value, because=because, origin=origin)
-        for name, value in (("HF_HUB_OFFLINE", "1"), ("WANDB_MODE", "offline"))
-    )
-
-
-def _comm_log(shape: Shape) -> list[Setting]:
-    """The collective library's log of the chosen ranks, into files of the run folder."""
-    because = "you asked for the collective library's log (--comm-log)"
-    flag = Origin(scope="flag", where="--comm-log")
-    if shape.vendor == "intel":
-        pairs = [("CCL_LOG_LEVEL", "info"), ("FI_LOG_LEVEL", "warn")]
-    elif shape.vendor in {"nvidia", "amd"}:
-        pairs = [
-            ("NCCL_DEBUG", "INFO"),
-            ("NCCL_DEBUG_SUBSYS", "INIT,NET,ENV,GRAPH"),
-            ("NCCL_DEBUG_FILE", "${WINDLASS_RUN_DIR}/comm/rank-{rank}.log"),
-        ]
-    else:
-        pairs = [("TORCH_CPP_LOG_LEVEL", "INFO")]  # TORCH_DISTRIBUTED_DEBUG on some ranks only would hang them all
-    return [Setting(name=n, value=v, because=because, origin=flag, expand=True, keep_user=False) for n, v in pairs]
-
-
-def _launch_arguments(
-    request: Request,
-    context: Context,
-    shape: Shape,
-    binding: Binding,
-    facts: Facts,
-    container: ContainerPlan | None,
-    environment: tuple[Setting, ...],
-) -> tuple[Argument, ...]:
-    site = context.site
-    launcher = get_launcher(shape.launcher)
-    bound = any(rank.cpus for rank in binding.ranks)
-    spec = LaunchSpec(
-        nodes=shape.nodes,
-        ranks_per_node=shape.ranks_per_node,
-        cpu_lists=tuple(rank.cpus for rank in binding.ranks) if bound and binding.by_launcher else (),
-        cpus_per_rank=_step_cpus(shape, binding, context.topology),
-        overcommit=_overcommitted(shape, context),
-        unbound=request.cpu_bind == "none" or (bound and not binding.by_launcher),
-        gpus_per_node=shape.gpus_per_node,
-        gpu_request=site.file.scheduler.gpu_request,
-        devices=shape.devices,
-        device_by_launcher=site.file.devices.by_launcher,
-        mpi=request.mpi or site.file.launcher.mpi,
-        host_file="{run_dir}/hosts" if shape.hosts else None,
-        host_list=shape.hosts if shape.part_of_allocation else None,
-        output_dir="{run_dir}/out",
-        step_name=shape.name,
-        environment_names=_travelling(context),
-    )
-    mine = tuple(a for a in site.file.launcher.arguments if holds(a.when, facts))
-    made = list(launcher.arguments(spec, msgspec.structs.replace(site.file.launcher, arguments=mine)))
-    if container:
-        runtime = get_runtime(container.runtime)
-        wrap = WrapSpec(
-            container=container,
-            cwd=request.cwd,
-            run_dir="{run_dir}",
-            vendor=shape.vendor,
-            settings=environment,
-            rank_variables=ranks.rank_variable_names(),
-        )
-        made += runtime.launcher_arguments(wrap)
-    return edit_arguments(tuple(made), request.launcher_args, flag="--arg")
-
-
-def _travelling(context: Context) -> tuple[str, ...]:
-    """Names for launchers that carry only what is named: what programs are found by, and the user's own."""
-    always = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX")
-    if context.allocation is None:
-        return always
-    own = (name for name in context.users_environment if NAME.match(name) and name not in _PERSONAL)
-    return tuple(dict.fromkeys((*always, *sorted(own))))
-
-
-def _overcommitted(shape: Shape, context: Context) -> bool:
-    """More ranks than CPUs: a wish that schedulers take for a mistake unless told."""
-    cpus = len([cpu for core in context.topology.usable_cores() for cpu in core.cpus])
-    if not cpus and context.allocation:
-        cpus = context.allocation.cpus_per_node or 0
-    return 0 < cpus < shape.ranks_per_node
-
-
-def _step_cpus(shape: Shape, binding: Binding, topology: Topology) -> int | None:
-    """What to say as CPUs per task. srun makes a step of just that size and then refuses masks outside of it, so with
-    masks it is said only where the ranks together use the whole node."""
-    each = shape.cpus_per_rank(binding)
-    if each is None or not binding.by_launcher:
-        return each
-    bound = {cpu for rank in binding.ranks for cpu in rank.cpus}
-    blocked = {*topology.reserved, *binding.agent_cpus, *binding.comm_cpus}
-    usable = [core for core in topology.usable_cores() if not set(core.cpus) & blocked]
-    whole = all(core.id in bound for core in usable)
-    return each if whole and each * shape.ranks_per_node == len(bound) else None
-
-
-def _argument(spec: ArgumentSpec) -> Argument:
-    return Argument(words=spec.words, because=spec.because, origin=spec.origin or BUILTIN)
-
-
-def _directives(
-    request: Request, context: Context, shape: Shape, binding: Binding, facts: Facts
-) -> tuple[Argument, ...]:
-    if shape.scheduler == "none":
-        return ()
-    site = context.site
-    scheduler = get_scheduler(shape.scheduler)
-    spec = JobSpec(
-        name=shape.name,
-        nodes=shape.nodes + request.spares,
-        ranks_per_node=shape.ranks_per_node,
-        cpus_per_rank=None if site.file.scheduler.whole_nodes else shape.cpus_per_rank(binding),
-        gpus_per_node=shape.gpus_per_node,
-        partition=shape.partition,
-        qos=request.qos,
-        account=request.account,
-        time=request.time,
-        output=f"{scheduler.path_word(context.run_dir)}/job.log",
-        exclude_hosts=context.bad_hosts if scheduler.can_exclude else (),
-        outlives_nodes=bool(request.spares),
-    )
-    mine = tuple(a for a in site.file.scheduler.directives if holds(a.when, facts))
-    made = scheduler.directives(spec, msgspec.structs.replace(site.file.scheduler, directives=mine))
-    return edit_arguments(made, request.directives, flag="--directive")
-
-
 def _prologue(request: Request, context: Context, facts: Facts) -> tuple[Prologue, ...]:
     lines = [
         Prologue(line=spec.line, because=spec.because, origin=spec.origin or BUILTIN)
@@ -492,12 +249,6 @@ def _prologue(request: Request, context: Context, facts: Facts) -> tuple[Prologu
             for line in activation_lines(request.activate, context.activate_kind)
         ]
     return tuple(lines)
-
-
-def _limits(site: Site, facts: Facts) -> tuple[Argument, ...]:
-    core = Argument(words=("-c", "0"), because="thousands of core files fill a file system and help nobody")
-    own = tuple(_argument(a) for a in site.file.limits if holds(a.when, facts))
-    return own if any(a.words[:1] == ("-c",) for a in own) else (core, *own)
 
 
 def _rendezvous(request: Request, site: Site) -> Rendezvous:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from windlass.launch.plan import Secrets
+from windlass.launch.inputs import Secrets
 from windlass.model.shell import quote
 
 SECRETS_FILE = "secrets.sh"

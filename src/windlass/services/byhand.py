@@ -24,7 +24,7 @@ from windlass.agent.words import stop_words, tool_words
 from windlass.errors import MachineError, WindlassError
 from windlass.launch.cached import agents_folder, state_folder
 from windlass.launch.folder import RunFolder, read_plan
-from windlass.launch.plan import Secrets
+from windlass.launch.inputs import Secrets
 from windlass.launch.script import JobFacts
 from windlass.launch.steps import run_on_nodes, write_host_file
 from windlass.launchers import get_launcher

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from windlass.launch.plan import Context, make_plan
+from windlass.launch.inputs import Context
+from windlass.launch.plan import make_plan
 from windlass.launch.shape import choose_hosts
 from windlass.launchers import get_launcher
 from windlass.model.hostlist import expand_hostlist, fold_hostlist

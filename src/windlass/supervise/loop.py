@@ -13,8 +13,8 @@ import msgspec
 from windlass.errors import WindlassError
 from windlass.launch.badnodes import remember_node
 from windlass.launch.folder import RunFolder, restart
+from windlass.launch.inputs import Context, Secrets
 from windlass.launch.output import View
-from windlass.launch.plan import Context, Secrets
 from windlass.launch.secrets import SECRETS_FILE
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord

@@ -13,7 +13,8 @@ import pytest
 from planning import plan_for
 from windlass.errors import UsageError
 from windlass.launch.cached import declared_roots
-from windlass.launch.plan import Context, make_plan
+from windlass.launch.inputs import Context
+from windlass.launch.plan import make_plan
 from windlass.launch.script import JobFacts, rank_script
 from windlass.launch.show import plan_text
 from windlass.model.origin import words_of

@@ -9,7 +9,7 @@ import pytest
 from planning import plan_for
 from windlass.errors import MachineError, UsageError
 from windlass.launch.folder import is_run, make_folder, open_folder, read_plan, restart
-from windlass.launch.plan import Secrets
+from windlass.launch.inputs import Secrets
 
 
 def test_folders_of_one_second_get_names_of_their_own(tmp_path: Path) -> None:

@@ -1,0 +1,47 @@
+"""What goes into planning beside the request, and what comes out beside the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from windlass.model.request import Allocation
+from windlass.model.site import Site
+from windlass.model.topology import Topology
+
+
+class Context(msgspec.Struct, frozen=True, kw_only=True):
+    """What planning needs to know beside the request; gathered at the edge."""
+
+    site: Site
+    topology: Topology
+    allocation: Allocation | None = None
+    environ: Mapping[str, str] = {}
+    """The environment of the machine that will run, for `${NAME}` in paths; used only with `check_paths`."""
+    users_environment: Mapping[str, str] = {}
+    """Variables that are the user's own will (see environment.modules.users_variables)."""
+    python: str = "python3"
+    python_because: str = "found first in PATH"
+    activate_kind: str | None = None
+    """`venv` or `conda`, where the request says --activate."""
+    run_dir: str = "RUN_DIR"
+    """Path of the run folder, where it is known already (a submission names its log there)."""
+    cache_roots: tuple[tuple[str, str], ...] = ()
+    """Roots of --cache as they were said and with links followed, where they could be looked at."""
+    cache_environments: tuple[str, ...] = ()
+    """Prefixes of environments that the ranks may use."""
+    bad_hosts: tuple[str, ...] = ()
+    """Nodes of this site that failed lately (see launch.badnodes)."""
+    check_paths: bool = False
+    """True on the machine that will run: paths of images and binds can be looked at."""
+
+
+class Secrets(msgspec.Struct, frozen=True, kw_only=True):
+    """What the plan hides: words of the command by position, variables by name. For a 0600 file."""
+
+    words: dict[int, str] = {}
+    env: dict[str, str] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.words or self.env)
