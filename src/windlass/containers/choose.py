@@ -19,9 +19,9 @@ from windlass.containers.charliecloud import visible_mounts
 from windlass.containers.image import image_kind, is_path, looked_up
 from windlass.containers.strategy import strategy_note
 from windlass.errors import UsageError, unknown_name
-from windlass.model.condition import ALWAYS, Facts, When, holds
+from windlass.model.condition import Facts, holds
 from windlass.model.origin import BUILTIN, Argument, Origin
-from windlass.model.plan import ContainerPlan, Mount, Remark, Setting
+from windlass.model.plan import ContainerPlan, Mount, Remark, setting_of
 from windlass.model.site import ContainerSpec, SettingSpec, StorageSpec, argument_key
 
 INSIDE_ONLY = frozenset({"LD_LIBRARY_PATH", "LD_PRELOAD", "PATH"})
@@ -92,7 +92,7 @@ def plan_container(
         verb=spec.verb,
         arguments=arguments,
         mounts=mounts,
-        settings=tuple(_inside_setting(s) for s in settings if s.name in INSIDE_ONLY and holds(s.when, facts)),
+        settings=tuple(setting_of(s) for s in settings if s.name in INSIDE_ONLY and holds(s.when, facts)),
         device_flag=device_flag,
         activate=spec.activate if _any_match(spec.activate_images or ("*",), image) else "",
         annotations=spec.annotations,
@@ -291,19 +291,3 @@ def _settings(
             )
         )
     return (*made, *spec.settings)
-
-
-def _inside_setting(spec: SettingSpec) -> Setting:
-    left = ALWAYS
-    if spec.when.at_run_time:
-        left = When(exists=spec.when.exists, found=spec.when.found, found_in=spec.when.found_in)
-    return Setting(
-        name=spec.name,
-        value=spec.value,
-        because=spec.because,
-        origin=spec.origin or Origin(scope="site", where=spec.source),
-        when=left,
-        expand=spec.expand,
-        prepend=spec.prepend,
-        note=spec.note,
-    )

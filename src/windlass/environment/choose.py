@@ -6,28 +6,11 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from windlass.model.condition import ALWAYS, Facts, When, holds
-from windlass.model.origin import BUILTIN, Origin
-from windlass.model.plan import Setting
+from windlass.model.condition import ALWAYS, Facts, holds
+from windlass.model.origin import Origin
+from windlass.model.plan import Setting, setting_of
 from windlass.model.secrets import MASK, is_secret
 from windlass.model.site import SettingSpec
-
-
-def setting_of(spec: SettingSpec) -> Setting:
-    """A catalog setting as a plan has it, keeping only the tests that the node decides."""
-    left = ALWAYS
-    if spec.when.at_run_time:
-        left = When(exists=spec.when.exists, found=spec.when.found, found_in=spec.when.found_in)
-    return Setting(
-        name=spec.name,
-        value=spec.value,
-        because=spec.because,
-        origin=spec.origin or BUILTIN,
-        when=left,
-        expand=spec.expand,
-        prepend=spec.prepend,
-        note=spec.note,
-    )
 
 
 def settings_that_hold(specs: Iterable[SettingSpec], facts: Facts) -> tuple[Setting, ...]:

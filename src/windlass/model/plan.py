@@ -15,6 +15,7 @@ from windlass.model.condition import ALWAYS, When
 from windlass.model.jsontext import Versioned, from_json, to_json
 from windlass.model.origin import BUILTIN, Argument, Origin
 from windlass.model.request import Request
+from windlass.model.site import SettingSpec
 from windlass.model.topology import DeviceUnit, Topology
 
 PLAN_VERSION = 1
@@ -37,6 +38,23 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     keep_user: bool = True
     """A value that the user has set in the environment before the modules wins over this one."""
     note: str = ""
+
+
+def setting_of(spec: SettingSpec) -> Setting:
+    """A catalog setting as a plan has it, keeping only the tests that the node decides."""
+    left = ALWAYS
+    if spec.when.at_run_time:
+        left = When(exists=spec.when.exists, found=spec.when.found, found_in=spec.when.found_in)
+    return Setting(
+        name=spec.name,
+        value=spec.value,
+        because=spec.because,
+        origin=spec.origin or Origin(scope="site", where=spec.source),
+        when=left,
+        expand=spec.expand,
+        prepend=spec.prepend,
+        note=spec.note,
+    )
 
 
 class RankBinding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
