@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from windlass.errors import WindlassError
 from windlass.launch.folder import RunFolder
-from windlass.model.hostlist import expand_hostlist
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.services.watched import WatchedBeside
@@ -50,7 +49,7 @@ def gather(ended: Ended, folder: RunFolder, environ: Mapping[str, str]) -> tuple
     what the ranks left there; never raises."""
     plan, failure = ended.plan, ended.record.failure
     stopped = ended.record.outcome == "stopped"
-    ends = read_ends(folder)
+    ends = read_ends(plan, folder)
     lines = failed_lines(plan, folder, ends)
     after = None if stopped else _look_after(ended, folder, environ)
     keep_evidence(plan, folder, ends, lines, after)
@@ -88,7 +87,7 @@ def _standing(ended: Ended, folder: RunFolder) -> tuple[str, Standing | None]:
     if ended.stacks is None:
         return "", None
     with contextlib.suppress(WindlassError):
-        ranks = standings(ended.stacks, stacks_of(ended.plan, folder))
+        ranks = standings(ended.plan, ended.stacks, stacks_of(ended.plan, folder))
         missing = missing_text(folder.part("flight"), ended.plan.world_size)
         where = "; ".join(part for part in (standings_text(ranks), missing) if part)
         folder.write("evidence/standing.txt", where + "\n")
@@ -98,11 +97,10 @@ def _standing(ended: Ended, folder: RunFolder) -> tuple[str, Standing | None]:
 
 def _kernel(ended: Ended, after: Looked | None) -> dict[str, tuple[str, ...]]:
     """Kernel messages by host."""
-    hosts = expand_hostlist(ended.plan.hosts) if ended.plan.hosts else (ended.record.hosts,)
     found: dict[str, tuple[str, ...]] = {}
     for line in after.lines if after else ():
-        if "kernel" in line and line["node"] < len(hosts):
-            host = hosts[line["node"]]
+        if "kernel" in line:
+            host = str(line.get("host", ended.record.hosts))
             found[host] = (*found.get(host, ()), line["kernel"])
     return found
 

@@ -49,14 +49,24 @@ class Looked(msgspec.Struct, frozen=True, kw_only=True):
     lines: tuple[dict[str, Any], ...]
 
 
-def read_ends(folder: RunFolder) -> tuple[End, ...]:
+def host_of(plan: Plan, rank: int, said: str) -> str:
+    """The host of a rank as the scheduler calls it, which is what can be left out; nodes may call themselves otherwise.
+    Ranks are in blocks, in the order of the hosts."""
+    hosts = expand_hostlist(plan.hosts) if plan.hosts else ()
+    node = rank // plan.ranks_per_node
+    return hosts[node] if node < len(hosts) else said
+
+
+def read_ends(plan: Plan, folder: RunFolder) -> tuple[End, ...]:
     """Every end that a rank script reported; lines that are not whole are passed over."""
     found = []
     for file in sorted(folder.part("ends").iterdir()):
         for line in file.read_text(errors="replace").splitlines():
             fields = line.split("\t")
             with contextlib.suppress(ValueError, IndexError):
-                found.append(End(at=float(fields[0]), rank=int(fields[1]), host=fields[2], code=int(fields[3])))
+                rank = int(fields[1])
+                host = host_of(plan, rank, fields[2])
+                found.append(End(at=float(fields[0]), rank=rank, host=host, code=int(fields[3])))
     return tuple(found)
 
 
@@ -96,7 +106,7 @@ def look_at_nodes(
     step. Never raises; what was said before a deadline counts."""
     hosts = expand_hostlist(plan.hosts) if plan.hosts else ()
     looked = _look(plan, folder, environ, hosts, (what, str(folder.path)), words, deadline_s)
-    missing = [host for host in hosts if _short(host) not in looked.answered]
+    missing = [host for host in hosts if host not in looked.answered]
     if not missing or len(hosts) < 2 or len(missing) > _MOST_ALONE:
         return looked
     lines, answered = list(looked.lines), set(looked.answered)
@@ -112,7 +122,7 @@ def lost_hosts(plan: Plan, looked: Looked) -> tuple[str, ...]:
     hosts = expand_hostlist(plan.hosts) if plan.hosts else ()
     if len(hosts) < 2 or not looked.answered:
         return ()
-    return tuple(host for host in hosts if _short(host) not in looked.answered)
+    return tuple(host for host in hosts if host not in looked.answered)
 
 
 def _look(
@@ -138,8 +148,14 @@ def _look(
         said = done.stdout
     except WindlassError as error:
         said = error.output if isinstance(error, CommandError) else ""
-    lines = tuple(_json_lines(said))
-    return Looked(answered=frozenset(_short(line["host"]) for line in lines if line.get("done")), lines=lines)
+    lines = tuple(_named(line, hosts) for line in _json_lines(said))
+    return Looked(answered=frozenset(line["host"] for line in lines if line.get("done")), lines=lines)
+
+
+def _named(line: dict[str, Any], hosts: tuple[str, ...]) -> dict[str, Any]:
+    """The line with the host as the plan calls it: by its number, for nodes may call themselves otherwise."""
+    node = line.get("node")
+    return {**line, "host": hosts[node]} if isinstance(node, int) and node < len(hosts) else line
 
 
 def _json_lines(text: str) -> Iterable[dict[str, Any]]:
@@ -148,10 +164,6 @@ def _json_lines(text: str) -> Iterable[dict[str, Any]]:
             found = json.loads(line[line.index("{") :])
             if isinstance(found, dict):
                 yield found
-
-
-def _short(host: str) -> str:
-    return host.split(".", 1)[0]
 
 
 # Where ranks stand when nothing moves
@@ -176,11 +188,14 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
         return f"in {self.frame}" if self.frame else "alive, no stack"
 
 
-def standings(looked: Looked, stacks: Mapping[int, str]) -> tuple[Standing, ...]:
+def standings(plan: Plan, looked: Looked, stacks: Mapping[int, str]) -> tuple[Standing, ...]:
     """Rank by rank. `stacks` are texts of stacks by rank, of py-spy or faulthandler."""
     return tuple(
         Standing(
-            rank=line["rank"], host=line["host"], state=line["state"], frame=top_frame(stacks.get(line["rank"], ""))
+            rank=line["rank"],
+            host=host_of(plan, line["rank"], line["host"]),
+            state=line["state"],
+            frame=top_frame(stacks.get(line["rank"], "")),
         )
         for line in sorted((line for line in looked.lines if "rank" in line), key=lambda line: int(line["rank"]))
     )
@@ -295,7 +310,7 @@ def keep_evidence(
                 folder.write(f"evidence/traceback-rank-{rank}.txt", "\n".join(trace) + "\n")
         kernel = [line for line in (looked.lines if looked else ()) if "kernel" in line]
         if kernel:
-            text_lines = [f"node {line['node']}: {line['kernel']}" for line in kernel]
+            text_lines = [f"{line.get('host', line['node'])}: {line['kernel']}" for line in kernel]
             folder.write("evidence/kernel.txt", "\n".join(text_lines) + "\n")
         if folder.part("launcher.log").exists():
             shutil.copyfile(folder.part("launcher.log"), folder.part("evidence/launcher.log"))

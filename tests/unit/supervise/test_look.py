@@ -9,7 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from planning import plan_for
 from waiting import wait_until
+from windlass.model.request import Allocation
 from windlass.services.node import look as node_look
 from windlass.services.node.watch import read_beats, sweep
 from windlass.supervise.flight import last_collectives, missing_text, read_dump
@@ -61,10 +63,12 @@ def test_ranks_at_one_place_are_told_together() -> None:
 
 def test_what_nodes_say_becomes_standings() -> None:
     said = ({"rank": 1, "host": "n1", "state": "T"}, {"rank": 0, "host": "n0", "state": "S"}, {"node": 0, "done": True})
-    found = standings(Looked(answered=frozenset({"n0"}), lines=said), {0: _FAULTHANDLER})
-    assert [(one.rank, one.words()) for one in found] == [
-        (0, "in all_reduce (distributed_c10d.py:3252)"),
-        (1, "stopped (SIGSTOP)"),
+    two = Allocation(scheduler="slurm", job_id="7", hosts=("nid1", "nid2"))
+    plan, _ = plan_for("generic-slurm", "true", allocation=two, ranks_per_node=1)
+    found = standings(plan, Looked(answered=frozenset({"n0"}), lines=said), {0: _FAULTHANDLER})
+    assert [(one.rank, one.host, one.words()) for one in found] == [
+        (0, "nid1", "in all_reduce (distributed_c10d.py:3252)"),
+        (1, "nid2", "stopped (SIGSTOP)"),
     ]
 
 
