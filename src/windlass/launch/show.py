@@ -11,6 +11,7 @@ from windlass.launch.script import JobFacts, rank_script
 from windlass.model.cpulist import format_cpulist
 from windlass.model.origin import Argument
 from windlass.model.plan import Plan, Setting
+from windlass.model.request import Request
 from windlass.model.shell import quote, quote_words
 from windlass.model.wording import counted
 from windlass.topology.draw import draw_node
@@ -74,7 +75,20 @@ def _summary(plan: Plan) -> str:
         str(rule.fixed_port) if rule.fixed_port else f"{rule.port_base} + job id % {rule.port_span}, checked to be free"
     )
     lines.append(f"  rendezvous {_address(plan)}, port {port}")
+    if plan.request.supervised:
+        lines.append(f"  kept alive: {_alive(plan.request)}")
     return "\n".join([*lines, ""])
+
+
+def _alive(request: Request) -> str:
+    parts = [f"{counted(request.restarts_allowed, 'restart')} in a row without a newer snapshot"]
+    if request.spares:
+        parts.append(f"{counted(request.spares, 'spare node')}")
+    if request.hang_after_s:
+        parts.append(f"a hang after {request.hang_after_s:g} s of silence")
+    if request.until_done:
+        parts.append("submitted again until it is done")
+    return ", ".join(parts)
 
 
 def _command(plan: Plan) -> list[str]:

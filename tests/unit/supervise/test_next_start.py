@@ -15,6 +15,7 @@ from windlass.launch.batch import batch_script, launch_words
 from windlass.launch.folder import RunFolder
 from windlass.launch.inputs import Context
 from windlass.launch.shape import choose_hosts
+from windlass.launch.show import plan_text
 from windlass.model.request import Allocation
 from windlass.sites.catalog import load_site
 from windlass.supervise.again import in_job, next_plan, spare_hosts
@@ -161,3 +162,12 @@ def test_clean_takes_old_ended_runs_only() -> None:
     assert [s.path for s in cleanable(states, older_s=50, keep=0, failed=False, now=100)] == ["a"]
     assert [s.path for s in cleanable(states, older_s=0, keep=1, failed=False, now=100)] == ["a"]
     assert [s.path for s in cleanable(states, older_s=50, keep=0, failed=True, now=100)] == ["a", "c"]
+
+
+def test_a_plan_says_how_it_is_kept_alive() -> None:
+    plan, _ = plan_for("generic-slurm", "true", nodes=4, spares=1, hang_after_s=600.0, until_done=True)
+    text = plan_text(plan, script=False)
+    assert "kept alive: 3 restarts in a row without a newer snapshot, 1 spare node, a hang after 600 s" in text
+    assert "submitted again until it is done" in text
+    plain, _ = plan_for("generic-slurm", "true", nodes=4)
+    assert "kept alive" not in plan_text(plain, script=False)
