@@ -64,6 +64,21 @@ class Live:
 def keep_alive(live: Live) -> RunRecord:
     """Run to the end of the work, of the allowed restarts or of the allocation. Returns the last attempt's record,
     with the exit code of "resume me" where the work can go on later."""
+    last: list[RunRecord] = []
+    try:
+        return _keep_alive(live, last)
+    except WindlassError as error:
+        if not last:
+            raise
+        live.view.note(f"windlass: could not be started again: {error.message}")
+        return _with_code(live, last[-1], last[-1].exit_code)
+    except KeyboardInterrupt:  # between two starts nobody else listens
+        if last:
+            live.folder.save_result(msgspec.structs.replace(last[-1], outcome="stopped"))
+        raise
+
+
+def _keep_alive(live: Live, last: list[RunRecord]) -> RunRecord:
     secrets = _read_secrets(live.folder)
     session = f"{live.plan.job_id or 'here'}/{time.time():.0f}"
     past = [past_of(verdict) for verdict in verdicts(live.folder)]
@@ -75,6 +90,7 @@ def keep_alive(live: Live) -> RunRecord:
         if secrets is not None:
             live.folder.write_bytes(SECRETS_FILE, secrets)
         ended = _attempt(live, plan, number, began)
+        last.append(ended.record)
         if ended.record.outcome == "ok":
             return ended.record
         verdict = _judge(live, ended, past, bad, session, began)
