@@ -11,18 +11,23 @@ from pathlib import Path
 from typing import Any
 
 
-def tell_fault(fault: str, run: Path, *, repeated: int, losses: str, allowed: int | None = None) -> None:
-    """`run` is the run folder at the end; `repeated` are steps that were done again, `losses` how they compare."""
+def tell_fault(
+    fault: str, run: Path, *, repeated: int, losses: str, allowed: int | None = None, seen: str | None = None
+) -> None:
+    """`run` is the run folder at the end; `repeated` are steps that were done again, `losses` how they compare. `seen`:
+    how it showed, where no verdict tells."""
     target = os.environ.get("WINDLASS_FAULTS")
     if not target:
         return
-    verdicts = [_verdict(path) for path in sorted(run.glob("attempt-*"), key=_number)]
+    starts = [*sorted(run.glob("attempt-*"), key=_number), run]
+    verdicts = [_verdict(path) for path in starts]
+    causes = [_line(verdict["cause"]).replace(str(run.parents[1]), "…") for verdict in verdicts if verdict]
     row = {
         "fault": fault,
-        "causes": [_line(verdict["cause"]) for verdict in verdicts if verdict],
+        "causes": causes + ([seen] if seen else []),
         "kinds": [verdict["cause"]["kind"] for verdict in verdicts if verdict],
         "actions": [f"{v['decision']['action']}: {v['decision']['why']}" for v in verdicts if v],
-        "starts": len(verdicts) + 1,
+        "starts": len(starts),
         "repeated_steps": repeated,
         "allowed_steps": allowed,
         "losses": losses,

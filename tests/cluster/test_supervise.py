@@ -77,10 +77,10 @@ def reference(ranks: int, folder: Path) -> dict[int, str]:
 _REFERENCE: dict[int, dict[int, str]] = {}
 
 
-def same(fault: str, training: Training, allowed: int = EVERY) -> None:
+def same(fault: str, training: Training, allowed: int = EVERY, seen: str | None = None) -> None:
     """For the table: this fault cost so many steps, and the losses were the same."""
-    run = only_run(training.folder)
-    tell_fault(fault, run.path, repeated=training.repeated(), losses="bit for bit", allowed=allowed)
+    path = only_run(training.folder).path
+    tell_fault(fault, path, repeated=training.repeated(), losses="bit for bit", allowed=allowed, seen=seen)
 
 
 def verdict(run: Run, attempt: int = 1) -> dict[str, Any]:
@@ -210,7 +210,8 @@ def test_windlass_killed_outright_can_be_resumed(slurm: SlurmCluster, tmp_path: 
     assert done.code == 0, done.text
     assert training.losses() == reference(2, tmp_path)
     assert training.repeated() <= EVERY
-    same("windlass itself killed with SIGKILL, then `windlass runs resume`", training)
+    seen = "`windlass runs list`: killed, windlass ended without a word"
+    same("windlass itself killed with SIGKILL, then `windlass runs resume`", training, seen=seen)
 
 
 def _ranks(slurm: SlurmCluster) -> list[str]:
@@ -229,6 +230,8 @@ def test_a_mistake_in_the_script_ends_after_the_second_time_with_its_traceback_f
     assert "the same error at the same step twice" in done.stderr
     lines = [line for line in done.stderr.splitlines() if "Traceback" in line or "rank 1 on nid0002" in line]
     assert "Traceback" in lines[-2] and "ValueError: a mistake in the user's code" in lines[-1], done.text
+    path = only_run(tmp_path).path
+    tell_fault("a mistake in the script", path, repeated=training.repeated(), losses="ends, traceback first")
 
 
 @pytest.mark.slow
@@ -289,7 +292,7 @@ def test_a_run_goes_on_with_fewer_and_with_more_ranks(
 ) -> None:
     with allocated(slurm, tmp_path, "-N3", "--exclusive") as job:
         training = Training(job=job, folder=tmp_path)
-        words = ("-N", str(before), "-r", "1", "--restarts", "0", *training.words("kill:18:1"))
+        words = ("-N", str(before), "-r", "1", "--hang-after", "300", *training.words("kill:18:1"))
         failed = job.run_python(*words, timeout_s=90)
         assert failed.code == 137, failed.text
         path = str(only_run(tmp_path).path)
@@ -299,7 +302,7 @@ def test_a_run_goes_on_with_fewer_and_with_more_ranks(
     assert {step: found[step] for step in range(15)} == {step: wanted[step] for step in range(15)}
     for step in range(STEPS):  # the global batch is the same, only the order of sums differs
         assert float.fromhex(found[step]) == pytest.approx(float.fromhex(wanted[step]), rel=1e-5), step
-    fault = f"a rank killed, then resumed with {after} ranks instead of {before}"
+    fault = f"a rank killed, then `windlass runs resume -N {after}` instead of {before} nodes with one rank each"
     tell_fault(fault, only_run(tmp_path).path, repeated=training.repeated(), losses="within 1e-5", allowed=EVERY)
 
 
@@ -343,7 +346,7 @@ def test_a_killed_agent_is_missed_but_the_run_goes_on(slurm: SlurmCluster, tmp_p
         assert child.returncode == 0, said
     assert "the agent on nid0002 is gone" in said
     assert training.losses() == reference(2, tmp_path)
-    same("an agent killed with SIGKILL", training, allowed=0)
+    same("an agent killed with SIGKILL", training, allowed=0, seen="the agent on nid0002 is gone")
 
 
 def _on_node(slurm: SlurmCluster, node: str) -> list[int]:

@@ -226,7 +226,7 @@ class Agents:
             if child.returncode is not None:
                 break
             _signal(child, sig)
-            deadline = time.monotonic() + 10.0
+            deadline = time.monotonic() + min(10.0, patience_s)
         self.hear()
         for name in (BUNDLE_FILE, ARCHIVE):
             self._folder.part(name).unlink(missing_ok=True)

@@ -27,7 +27,8 @@ from windlass.settings import read_settings
 WATCH = "watch"
 _ENTRY = "windlass.services.node.watch:make"
 _READY_S = 30.0
-_END_S = 5.0
+_END_S = 3.0
+"""Agents end within milliseconds; only a node that is lost takes longer, and it will not be heard of again."""
 
 
 def beats_folder(plan: Plan, uid: int, run_id: str) -> str:

@@ -47,6 +47,8 @@ class Looked(msgspec.Struct, frozen=True, kw_only=True):
 
     answered: frozenset[str]
     lines: tuple[dict[str, Any], ...]
+    refused: frozenset[str] = frozenset()
+    """Hosts that the launcher itself says it cannot start anything on."""
 
 
 def host_of(plan: Plan, rank: int, said: str) -> str:
@@ -106,7 +108,7 @@ def look_at_nodes(
     step. Never raises; what was said before a deadline counts."""
     hosts = expand_hostlist(plan.hosts) if plan.hosts else ()
     looked = _look(plan, folder, environ, hosts, (what, str(folder.path)), words, deadline_s)
-    missing = [host for host in hosts if host not in looked.answered]
+    missing = [host for host in hosts if host not in looked.answered | looked.refused]
     if not missing or len(hosts) < 2 or len(missing) > _MOST_ALONE:
         return looked
     lines, answered = list(looked.lines), set(looked.answered)
@@ -114,7 +116,7 @@ def look_at_nodes(
         alone = _look(plan, folder, environ, (host,), (what, str(folder.path)), words, _ALONE_S)
         lines += alone.lines
         answered |= alone.answered
-    return Looked(answered=frozenset(answered), lines=tuple(lines))
+    return Looked(answered=frozenset(answered), lines=tuple(lines), refused=looked.refused)
 
 
 def lost_hosts(plan: Plan, looked: Looked) -> tuple[str, ...]:
@@ -145,11 +147,14 @@ def _look(
             folder.write("look-hosts", text)
         launch = tuple(w.replace("{run_dir}", str(folder.path)) for w in node_words(plan, hosts, "look"))
         done = run_command((*launch, *program), timeout_s=deadline_s, env=environ, check=False)
-        said = done.stdout
+        said, complaints = done.stdout, done.stderr.splitlines()
     except WindlassError as error:
-        said = error.output if isinstance(error, CommandError) else ""
+        said, complaints = (error.output if isinstance(error, CommandError) else ""), []
     lines = tuple(_named(line, hosts) for line in _json_lines(said))
-    return Looked(answered=frozenset(line["host"] for line in lines if line.get("done")), lines=lines)
+    answered = frozenset(line["host"] for line in lines if line.get("done"))
+    found = (launcher.parse_failure([line.strip()], 1) for line in complaints)
+    refused = {failure.host for failure in found if failure is not None and failure.rank is None}
+    return Looked(answered=answered, lines=lines, refused=frozenset(h for h in hosts if h in refused) - answered)
 
 
 def _named(line: dict[str, Any], hosts: tuple[str, ...]) -> dict[str, Any]:
