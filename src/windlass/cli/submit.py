@@ -34,6 +34,11 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
 
 def main(args: argparse.Namespace) -> Result:
     request = request_from(args, current_environ())
+    if args.standalone and request.supervised:
+        raise UsageError(
+            "--standalone with --restarts, --spares, --hang-after or --until-done: nobody would be there to do it",
+            hint="leave --standalone out: windlass has to run in the job",
+        )
     runs_dir, name = read_settings().runs_dir, run_name(request)
     if args.dry_run:
         where = folder_path(request.run_dir, runs_dir, name)

@@ -171,3 +171,9 @@ def test_a_plan_says_how_it_is_kept_alive() -> None:
     assert "submitted again until it is done" in text
     plain, _ = plan_for("generic-slurm", "true", nodes=4)
     assert "kept alive" not in plan_text(plain, script=False)
+
+
+def test_a_job_without_windlass_in_it_cannot_be_kept_alive(tmp_path: Path) -> None:
+    words = ("submit", "--site", "generic-slurm", "--standalone", "--dry-run", "--restarts", "1", "--", "true")
+    done = in_process(*words, cwd=tmp_path)
+    assert done.code == 2 and "--standalone" in done.stderr
