@@ -224,8 +224,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     remarks: tuple[Remark, ...] = ()
     grace_s: float = 5.0
     parent: bool = False
-    """The rank script stays the parent of the user's command and reports its end, because the launcher does not say
-    which rank failed."""
+    """The rank script stays the parent of the user's command and reports its end: the run is watched, or its launcher
+    does not say which rank failed."""
 
 
 def plan_to_json(plan: Plan) -> bytes:
