@@ -34,10 +34,12 @@ def _nothing_left(slurm: SlurmCluster) -> Iterator[None]:
 
 
 def node_mounts(slurm: SlurmCluster) -> list[str]:
-    """Mounts of caches as the nodes see them."""
+    """Mounts of caches that only the nodes see: what others mount on this machine meanwhile is seen by all."""
     assert slurm._keeper
-    lines = Path(f"/proc/{slurm._keeper.pid}/mountinfo").read_text(errors="replace").splitlines()
-    return [line.split()[4] for line in lines if " fuse.windlass " in line]
+    theirs, ours = (Path(f"/proc/{pid}/mountinfo").read_text(errors="replace") for pid in (slurm._keeper.pid, "self"))
+    common = {line.split()[4] for line in ours.splitlines()}
+    places = [line.split()[4] for line in theirs.splitlines() if " fuse.windlass " in line]
+    return [place for place in places if place not in common]
 
 
 def agent_processes(slurm: SlurmCluster) -> dict[int, str]:

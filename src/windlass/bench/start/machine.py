@@ -192,6 +192,7 @@ def _popen(argv: Sequence[str], env: Mapping[str, str]) -> Process:
         stderr=subprocess.PIPE,
         env=dict(env),
         cwd="/",
+        bufsize=0,  # a line that waits in a buffer of ours is none that `select` could see
         start_new_session=True,
         preexec_fn=pdeathsig(signal.SIGTERM),  # noqa: PLW1509  one system call
     )
