@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,14 @@ __all__ = ["_bound_cluster", "_wide_cluster", "slurm", "slurm_bound"]
 
 # Tests under these marks start real processes, so what they leave behind is looked for.
 _REAL = ("slurm", "mpi", "fuse", "containers", "torch", "modules")
+
+
+def pytest_configure() -> None:
+    """A shell starts what it puts into the background with SIGINT ignored, and children inherit that: tests that
+    interrupt somebody would wait for ever. Here it means what it means at a terminal."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 HOSTILE_NAME = """run 1's "$HOME" $(touch x) `id` [a]*? ünï;&|#%"""
 
