@@ -19,10 +19,15 @@ _REAL = ("slurm", "mpi", "fuse", "containers", "torch", "modules")
 
 
 def pytest_configure() -> None:
-    """A shell starts what it puts into the background with SIGINT ignored, and children inherit that: tests that
-    interrupt somebody would wait for ever. Here it means what it means at a terminal."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """A shell starts what it puts into the background with SIGINT and SIGQUIT ignored, nohup with SIGHUP, and children
+    inherit that: tests that send them would wait for ever. Here they mean what they mean at a terminal."""
+    for sig, usual in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGQUIT, signal.SIG_DFL),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
+        if signal.getsignal(sig) is signal.SIG_IGN:
+            signal.signal(sig, usual)
 
 
 HOSTILE_NAME = """run 1's "$HOME" $(touch x) `id` [a]*? ünï;&|#%"""
