@@ -1,4 +1,4 @@
-"""The kernels by hand against torch, in Triton's interpreter: no GPU needed, but Triton must be installed."""
+"""The kernels by hand against torch: in Triton's interpreter, which needs no GPU, and compiled where there is one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,15 @@ from requirements import require, require_torch
 require_torch()
 require("triton", importlib.util.find_spec("triton") is not None, "no triton to import")
 
+import torch  # noqa: E402
+
 SOURCE = Path(__file__).resolve().parents[3] / "src"
 
 # The interpreter is chosen when Triton is imported, so each check is a process of its own.
 _START = """
+import sys
 import torch
+torch.set_default_device(sys.argv[1])
 import torch.nn.functional as F
 from windlass.bench.train import kernels, norm
 from windlass.bench.train.pieces import _swiglu
@@ -86,25 +91,35 @@ check((y, r), (dx, x.grad))
 """
 
 
-def _interpret(program: str) -> None:
-    env = os.environ | {
-        "TRITON_INTERPRET": "1",
-        "PYTHONPATH": os.pathsep.join((str(SOURCE), os.environ.get("PYTHONPATH", ""))),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", _START + program], env=env, capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+Check = Callable[[str], None]
+
+
+@pytest.fixture(params=["interpreted", "compiled"])
+def check(request: pytest.FixtureRequest) -> Check:
+    """Runs a program that compares kernels with torch."""
+    interpreted = request.param == "interpreted"
+    if not interpreted:
+        require("gpu", torch.cuda.is_available(), "no GPU to compile the kernels for")
+    env = os.environ | {"PYTHONPATH": os.pathsep.join((str(SOURCE), os.environ.get("PYTHONPATH", "")))}
+    env |= {"TRITON_INTERPRET": "1"} if interpreted else {}
+    where = "cpu" if interpreted else "cuda"
+
+    def run(program: str) -> None:
+        argv = [sys.executable, "-c", _START + program, where]
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr[-3000:]
+
+    return run
 
 
 @pytest.mark.parametrize(("relu", "joined"), [(True, False), (False, False), (True, True)])
-def test_norm_with_relu_and_shortcut_is_that_of_torch(relu: bool, joined: bool) -> None:
-    _interpret(_NORM.format(relu=relu, joined=joined))
+def test_norm_with_relu_and_shortcut_is_that_of_torch(check: Check, relu: bool, joined: bool) -> None:
+    check(_NORM.format(relu=relu, joined=joined))
 
 
-def test_norm_with_pool_is_that_of_torch() -> None:
-    _interpret(_POOL)
+def test_norm_with_pool_is_that_of_torch(check: Check) -> None:
+    check(_POOL)
 
 
-def test_swiglu_is_that_of_torch() -> None:
-    _interpret(_SWIGLU)
+def test_swiglu_is_that_of_torch(check: Check) -> None:
+    check(_SWIGLU)

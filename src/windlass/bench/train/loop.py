@@ -12,12 +12,12 @@ import torch
 from windlass.bench.train import parallel
 from windlass.bench.train.breakdown import Breakdown, profiled
 from windlass.bench.train.data import RandomTokens, TokenFile
-from windlass.bench.train.device import Device, StepClock, allow_tf32, find_device, peak_memory_bytes
+from windlass.bench.train.device import Device, StepClock, allow_tf32, find_device, need_graphs, peak_memory_bytes
 from windlass.bench.train.graph import captured
 from windlass.bench.train.interruption import out_of_memory_explained, stop_kept
 from windlass.bench.train.llama import Llama
 from windlass.bench.train.optimizer import AdamW, warm_learning_rate
-from windlass.bench.train.options import LlmOptions, llama_size, state_bytes
+from windlass.bench.train.options import LlmOptions, learning_rate_for, llama_size, state_bytes
 from windlass.bench.train.pieces import make_pieces
 from windlass.bench.train.product import Accumulation, ProductRules
 from windlass.errors import MachineError
@@ -55,18 +55,22 @@ def resolve(options: LlmOptions, device: Device) -> LlmOptions:
     precision = options.precision or device.precision
     if precision == "fp8" and device.fp8 is None:
         raise MachineError(f"{device.name} has no fp8 matrix products", hint="use --precision bf16")
+    if options.graphs:
+        need_graphs(device)
     return replace(
         options,
         device=device.kind,
         precision=precision,
         compile=device.compile if options.compile is None else options.compile,
         tf32=False if options.tf32 is None else options.tf32,
+        learning_rate=options.learning_rate or learning_rate_for(llama_size(options.model)),
     )
 
 
 def _train(options: LlmOptions, device: Device, world: parallel.World) -> LlmResult:
     size = llama_size(options.model)
-    assert options.precision is not None
+    assert options.precision is not None and options.learning_rate is not None
+    peak = options.learning_rate
     check_memory(options, device, world.size)
     accumulation = Accumulation(in_place=False)
     plain = Llama(
@@ -108,7 +112,7 @@ def _train(options: LlmOptions, device: Device, world: parallel.World) -> LlmRes
             tokens, targets = data.batch(step, world.rank * options.accumulation + micro)
             with parallel.micro_step(model, options.parallel, last=last):
                 total += work(tokens, targets)
-        norms.append(optimizer.step(warm_learning_rate(options.learning_rate, step)))
+        norms.append(optimizer.step(warm_learning_rate(peak, step)))
         model.zero_grad(set_to_none=not options.graphs)
         losses.append(total)
 

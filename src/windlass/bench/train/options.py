@@ -71,6 +71,11 @@ def state_bytes(parameters: int, precision: Precision, parallel: Parallel, ranks
     return masters if precision == "fp32" else masters + 2 * parameters
 
 
+def learning_rate_for(size: LlamaSize) -> float:
+    """A peak that lowers the loss of random text within ten steps: 3e-4 makes a model of 7B diverge there."""
+    return 3e-4 if size.parameters < 1e9 else 3e-5
+
+
 def llama_size(name: str) -> LlamaSize:
     """The size of that name, or an error that names the nearest."""
     if name not in LLAMAS:
@@ -115,7 +120,7 @@ class LlmOptions(StepOptions):
     checkpointing: Checkpointing = "none"
     loss_chunk: int = 2_048
     tokens_file: Path | None = None
-    learning_rate: float = 3e-4
+    learning_rate: float | None = None
     weight_decay: float = 0.1
     clip: float = 1.0
     fp8_fast_accumulation: Literal["all", "forward", "none"] = "forward"

@@ -11,7 +11,15 @@ from torch import Tensor, nn
 from windlass.bench.train import parallel
 from windlass.bench.train.breakdown import Breakdown, profiled
 from windlass.bench.train.data import RandomImages
-from windlass.bench.train.device import Device, StepClock, allow_tf32, find_device, peak_memory_bytes, synchronize
+from windlass.bench.train.device import (
+    Device,
+    StepClock,
+    allow_tf32,
+    find_device,
+    need_graphs,
+    peak_memory_bytes,
+    synchronize,
+)
 from windlass.bench.train.graph import captured
 from windlass.bench.train.interruption import out_of_memory_explained, stop_kept
 from windlass.bench.train.kernels import kernels_available
@@ -19,6 +27,7 @@ from windlass.bench.train.norm import NormTable
 from windlass.bench.train.optimizer import MasterSgd
 from windlass.bench.train.options import ResNetOptions, resnet_blocks
 from windlass.bench.train.resnet import ResNet
+from windlass.errors import MachineError
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +60,11 @@ def train_resnet(options: ResNetOptions) -> ResNetResult:
 def resolve(options: ResNetOptions, device: Device) -> ResNetOptions:
     """The options with every None replaced by what suits the device."""
     graphs = device.graphs and options.parallel == "none" if options.graphs is None else options.graphs
+    if graphs:
+        need_graphs(device)
     norm = options.norm
+    if norm == "by-hand" and not (device.kind == "cuda" and kernels_available()):
+        raise MachineError("norms by hand need a CUDA or ROCm device and Triton", hint="use --norm torch")
     if norm is None:
         alone = options.parallel == "none" and options.channels_last
         norm = "by-hand" if alone and device.kind == "cuda" and kernels_available() else "torch"

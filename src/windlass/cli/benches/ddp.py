@@ -29,6 +29,7 @@ def add_case_options(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--steps", type=int, default=10)
     what.add_argument("--warmup", type=int, default=5)
     what.add_argument("--precision", choices=RESNET_PRECISIONS, help="default: fp32; with --fast what suits the device")
+    what.add_argument("--tf32", action=argparse.BooleanOptionalAction, help="default: yes, as the published tables")
     what.add_argument("--fast", action="store_true", help="the loop's own choices for this device")
 
 
@@ -42,6 +43,7 @@ def case_words(args: argparse.Namespace, model: str, *, parallel: bool) -> tuple
     words += ["--precision", precision] if precision else []
     words += [] if args.fast else ["--no-compile", "--no-graphs", "--norm", "torch", "--no-pointwise-as-matmul"]
     words += [] if args.fast else ["--no-stem-patches", "--no-channels-last"]
+    words += [] if args.tf32 is None else ["--tf32" if args.tf32 else "--no-tf32"]
     return (*words, *(["--device", args.device] if args.device else []))
 
 

@@ -16,6 +16,11 @@ from windlass.cli.result import Result
 
 # As the published figures have it.
 _SEQUENCE = {"llama2-7b": 4096, "llama2-13b": 4096, "llama3-8b": 8192}
+_SWITCHES = {
+    "compile": "default: on accelerators",
+    "tf32": "let fp32 products round their inputs to TF32 (default: no)",
+    "graphs": "the micro-step as a CUDA graph, on one device (default: no)",
+}
 _NUMBERS = ("sequence", "micro-batch", "accumulation", "loss-chunk", "steps", "warmup", "seed")
 
 
@@ -32,8 +37,10 @@ def add_case_options(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--checkpointing", choices=CHECKPOINTINGS)
     for name in _NUMBERS:
         what.add_argument(f"--{name}", type=int, metavar="N")
+    what.add_argument("--learning-rate", type=float, metavar="X", help="default: 3e-4; 3e-5 for models over 1e9")
     what.add_argument("--tokens-file", metavar="FILE", help="token ids instead of random ones")
-    what.add_argument("--compile", action=argparse.BooleanOptionalAction)
+    for name, text in _SWITCHES.items():
+        what.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=text)
     what.add_argument("--profile", action="store_true", help="one more step under the profiler")
     what.add_argument("--ceiling", type=float, default=3.0, metavar="S", help="seconds of matmul load; 0: leave it out")
     what.add_argument("--ceiling-size", type=int, default=0, metavar="N")
@@ -45,10 +52,12 @@ def case_words(args: argparse.Namespace, world_size: int) -> tuple[str, ...]:
     words = ["llm", "--model", args.model, "--parallel", parallel]
     if args.sequence is None and args.model in _SEQUENCE:
         words += ["--sequence", str(_SEQUENCE[args.model])]
-    for name in (*_NUMBERS, "precision", "checkpointing", "tokens-file", "device"):
+    for name in (*_NUMBERS, "precision", "checkpointing", "learning-rate", "tokens-file", "device"):
         value = getattr(args, name.replace("-", "_"))
         words += [f"--{name}", str(value)] if value is not None else []
-    words += [] if args.compile is None else ["--compile" if args.compile else "--no-compile"]
+    for name in _SWITCHES:
+        on = getattr(args, name)
+        words += [] if on is None else [f"--{name}" if on else f"--no-{name}"]
     words += ["--profile"] if args.profile else []
     return (*words, "--ceiling", str(args.ceiling), "--ceiling-size", str(args.ceiling_size))
 
