@@ -55,7 +55,7 @@ def main(args: argparse.Namespace) -> Result:
         raise UsageError("two sources have the same name", hint="stage them into folders of their own")
     folder = make_folder(args.run_dir, settings.runs_dir, plan.name)
     agents, facts = _agents(plan, folder, args, environ)
-    progress = Progress(sum(_size(source.real) for source in sources), plan.nodes, _show, 1.0 if _live() else 60.0)
+    progress = Progress(plan.nodes, _show, 1.0 if _live() else 60.0)
 
     def look() -> bool:
         progress.look(agents.lines)
@@ -108,12 +108,6 @@ def _result(plan: Plan, folder: RunFolder, agents: Agents, to: str, seconds: flo
     data = {"to": to, "nodes": plan.nodes, "seconds": round(seconds, 3), "run_dir": str(folder.path)}
     nodes = [{"node": node, **figures} for node, figures in sorted(ended.items())]
     return Result(text=text, data={**data, "staged": nodes, "mounted": mounted})
-
-
-def _size(path: str) -> int:
-    """Bytes of a source, for the progress; a tree is not walked for it."""
-    status = Path(path).stat()
-    return status.st_size if not Path(path).is_dir() else 0
 
 
 def _is_squashfs(path: str) -> bool:

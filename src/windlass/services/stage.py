@@ -10,7 +10,6 @@ from windlass.agent.bundle import ServiceSpec
 from windlass.model.plan import CacheRoot
 
 _ENTRY = "windlass.services.node.stage:make"
-_BUDGET_BYTES = 512 << 20
 
 
 def stage_service(
@@ -23,7 +22,6 @@ def stage_service(
         "extract": extract,
         "shard": shard,
         "per_node": per_node,
-        "config": {"budget_bytes": _BUDGET_BYTES, "placement": "partition" if shard else "replicate"},
     }
     return ServiceSpec(name="stage", entry=_ENTRY, settings=settings)
 
@@ -31,30 +29,34 @@ def stage_service(
 class Progress:
     """Follows the agents' lines and says now and then how far they are: the slowest node counts."""
 
-    def __init__(self, total_bytes: int, nodes: int, show: Callable[[str], None], every_s: float) -> None:
-        self._total = total_bytes
+    def __init__(self, nodes: int, show: Callable[[str], None], every_s: float) -> None:
         self._nodes = nodes
         self._show = show
         self._every_s = every_s
         self._began = self._last = time.monotonic()
-        self._staged: dict[int, int] = {}
+        self._staged: dict[int, tuple[int, int]] = {}
+        self._complete: set[int] = set()
         self._read = 0
 
     def look(self, lines: list[dict[str, Any]]) -> None:
+        """Read the lines that are new, and show where the nodes are if it is time to."""
         for line in lines[self._read :]:
             if "staged" in line:
-                self._staged[line["node"]] = line["staged"]
+                self._staged[line["node"]] = line["staged"], line["of"]
             elif "up" in line:
-                self._staged[line["node"]] = self._total
+                self._complete.add(line["node"])
         self._read = len(lines)
         now = time.monotonic()
-        if now - self._last >= self._every_s and self._staged:
+        if now - self._last >= self._every_s and (self._staged or self._complete):
             self._last = now
-            slowest = min(self._staged.values()) if len(self._staged) == self._nodes else 0
-            done = sum(value >= self._total for value in self._staged.values())
-            rate = sum(self._staged.values()) / self._nodes / max(now - self._began, 0.1)
-            self._show(
-                f"{slowest / 1e6:,.0f} of {self._total / 1e6:,.0f} MB on the slowest node, "
-                f"{rate / 1e6:,.0f} MB/s a node, "
-                f"{done} of {self._nodes} nodes complete"
-            )
+            self._show(self._text(now - self._began))
+
+    def _text(self, seconds: float) -> str:
+        waiting = {node: how for node, how in self._staged.items() if node not in self._complete}
+        text = f"{len(self._complete)} of {self._nodes} nodes complete"
+        if not waiting:
+            return text
+        staged, total = min(waiting.values(), key=lambda how: how[0] / max(how[1], 1))
+        rate = sum(how[0] for how in waiting.values()) / len(waiting) / max(seconds, 0.1)
+        where = f"{staged / 1e6:,.0f} of {total / 1e6:,.0f} MB on the slowest node, {rate / 1e6:,.0f} MB/s a node"
+        return f"{where}, {text}"

@@ -13,7 +13,8 @@ from windlass.bench.start.machine import Clients, hosted
 from windlass.bench.start.shared import Limits
 from windlass.errors import MachineError
 from windlass.model.plan import CacheRoot
-from windlass.services.node.stage import sweep_partial, tar_options, tar_stem
+from windlass.services.node.places import sweep_partial
+from windlass.services.node.unpacking import tar_options, tar_stem
 from windlass.services.stage import Progress, stage_service
 
 pytestmark = [pytest.mark.fuse, pytest.mark.timeout(120)]
@@ -137,6 +138,6 @@ def test_names_of_archives() -> None:
 
 def test_progress_is_that_of_the_slowest_node() -> None:
     said: list[str] = []
-    progress = Progress(1_000_000_000, 2, said.append, 0.0)
-    progress.look([{"node": 0, "staged": 500_000_000}, {"node": 1, "up": 1.0}])
+    progress = Progress(2, said.append, 0.0)
+    progress.look([{"node": 0, "staged": 500_000_000, "of": 1_000_000_000}, {"node": 1, "up": 1.0}])
     assert said[-1].startswith("500 of 1,000 MB on the slowest node") and "1 of 2 nodes complete" in said[-1]

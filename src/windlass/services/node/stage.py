@@ -1,51 +1,36 @@
 """Staging as a service of the agent: sources of the shared file system become copies on the node, without any mount.
 
-Bytes come from the node's cache peer, so that they travel down the tree once, are verified by digest at every hop, and
-a dead neighbour costs time and not bytes. What is being written lies under a name that nobody reads; it gets its own
-name in one step when it is complete.
+Bytes travel down the trees of `push`, read from the shared file system once and verified at every hop; a dead neighbour
+costs time and not bytes. What is being written lies under a name that nobody reads; it gets its own name in one step
+when it is complete.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import shutil
-import stat
+import resource
+import select
+import signal
 import subprocess
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from windlass.agent.node.host import AgentError, Node, expand, say
-from windlass.cache.node import control
-from windlass.cache.node.backend import Backend
-from windlass.cache.node.config import NodeConfig
-from windlass.cache.node.keys import chunk_count, chunk_key, chunk_length, directory_key
-from windlass.cache.node.listing import Listing, attr_mode, attr_pin
 from windlass.cache.node.roots import Root
 
 from .cache import reachable_hosts
+from .feed import Feeder
+from .images import end_mount, is_squashfs, start_mount
+from .layout import Item, Layout
+from .places import PARTIAL, partial_place, put_in_place, sweep_partial
+from .push import Place, Push
+from .unpacking import tar_options, tar_stem, unpack
+from .writing import Copy
 
-_WINDOW = 48
-_CHUNK_S = 120.0
 _TELL_EVERY_S = 1.0
-_PARTIAL = ".windlass-stage."
-_TAR_OPTIONS = {".tar": (), ".tar.gz": ("-z",), ".tgz": ("-z",), ".tar.zst": ("--zstd",), ".tzst": ("--zstd",)}
-_TAR_OPTIONS.update({".tar.xz": ("-J",), ".txz": ("-J",), ".tar.bz2": ("-j",), ".tbz2": ("-j",)})
-
-
-class Piece(NamedTuple):
-    """A file of the source: where it is seen, and its attributes."""
-
-    path: bytes
-    attr: bytes
-
-    @property
-    def size(self) -> int:
-        return attr_pin(self.attr).size
+_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def make(node: Node, settings: dict[str, Any]) -> StageService:
@@ -53,367 +38,190 @@ def make(node: Node, settings: dict[str, Any]) -> StageService:
 
 
 class StageService:
-    """`start` returns when everything is in its place on this node."""
+    """`start` returns when everything is in its place on this node; the node then goes on feeding others."""
 
     def __init__(self, node: Node, settings: dict[str, Any]) -> None:
         self._node = node
-        self._told = settings
-        self._state = os.path.join(node.folder, "c", "%s.%d" % (node.run_id, node.number))
+        self._sources: list[dict[str, str]] = settings["sources"]
+        self._to: str = settings["to"]
+        self._extracts = bool(settings.get("extract"))
+        self._shards = bool(settings.get("shard"))
+        self._per_node = bool(settings.get("per_node"))
+        self._push = Push(self._place(), self._write)
+        self._feeder: Feeder | None = None
+        self._layout: Layout | None = None
+        self._copies: dict[int, Copy] = {}
+        self._unpacked: set[int] = set()
         self._mounts: list[tuple[str, subprocess.Popen[bytes]]] = []
-        self._files = 0
-        self._bytes = 0
-        self._last_told = time.monotonic()
+        self._archives = 0
+        self._seconds = 0.0
+        self._told_at = time.monotonic()
+        self._stopped = False
+
+    def _place(self) -> Place:
+        number = str(self._node.number)
+        roots = []
+        for source in self._sources:
+            real = source["real"].replace("{node}", number) if self._per_node else source["real"]
+            roots.append(Root(os.fsencode(source["path"]), os.fsencode(real)))
+        hosts = reachable_hosts(self._node.hosts, self._node.number)
+        return Place(self._node.number, hosts, self._node.key, tuple(roots))
 
     def start(self) -> None:
-        target = expand(self._told["to"]).replace("{node}", str(self._node.number))
+        target = expand(self._to).replace("{node}", str(self._node.number))
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         os.makedirs(target, exist_ok=True)
         sweep_partial(target)
-        key_file = os.path.join(os.path.dirname(self._node.bundle), "key")
-        with open(os.open(key_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(self._node.key)
-        config = self._config(key_file)
-        control.start(config, float(self._told.get("start_s", 30.0)))
-        backend = Backend(config, self._node.key)
-        backend.start(time.monotonic() + 30.0)
+        before = {number: signal.signal(number, self._hear) for number in _STOPS}
         try:
-            fetcher = Fetcher(backend, config.chunk_bytes)
-            for at, source in enumerate(self._told["sources"]):
-                self._stage(fetcher, at, source, target)
+            self._stage_all(target)
         finally:
-            backend.close()
-
-    def _config(self, key_file: str) -> NodeConfig:
-        number = str(self._node.number)
-        roots = [
-            Root(
-                os.fsencode(s["path"]),
-                os.fsencode(s["real"].replace("{node}", number) if self._told.get("per_node") else s["real"]),
-            )
-            for s in self._told["sources"]
-        ]
-        return NodeConfig(
-            job=self._node.run_id,
-            node=self._node.number,
-            hosts=reachable_hosts(self._node.hosts, self._node.number),
-            roots=tuple(roots),
-            state_dir=self._state,
-            key_file=key_file,
-            owner_pid=os.getpid(),
-            **self._told.get("config", {}),
-        )
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def news(self) -> list[str]:
         return []
 
     def end(self) -> dict[str, Any]:
+        if self._feeder is not None:
+            self._feeder.close()
+        self._push.close()
         for where, server in reversed(self._mounts):
             end_mount(where, server)
-        control.stop(self._state, 10.0)
-        return {"files": self._files, "bytes": self._bytes}
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        below = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return {
+            "files": sum(copy.files for copy in self._copies.values()) + self._archives,
+            "bytes": self._push.bytes,
+            "seconds": round(self._seconds, 3),
+            "cpu_s": round(used.ru_utime + used.ru_stime + below.ru_utime + below.ru_stime, 3),
+            "fallbacks": self._push.fallbacks,
+        }
+
+    # All sources
+
+    def _stage_all(self, target: str) -> None:
+        place = self._place()
+        if len(place.hosts) > 1:
+            self._feeder = Feeder(place.hosts[place.number], place.number, place.key, self._push, self._reread)
+        layout = self._push.learn()
+        sources: Sequence[int] = range(len(self._sources))
+        if self._shards:
+            items = share(layout.items, place.number, len(place.hosts))
+            layout, sources = Layout(items, 1), sorted({item.source for item in items})
+        began = time.monotonic()
+        self._layout = layout
+        if self._extracts:
+            tops = [item.source for item in layout.items if not item.path and item.is_file]
+            self._unpacked = {source for source in tops if tar_options(self._name(source)) is not None}
+        self._check_room(target, layout)
+        with contextlib.ExitStack() as stack:
+            partials = {}
+            for source in sources:
+                name = os.path.join(target, "%s%s.%d" % (PARTIAL, self._node.run_id, source))
+                partials[source] = stack.enter_context(partial_place(name))
+                self._prepare(layout, source, partials[source])
+            self._push.begin(layout, alone=self._shards)
+            for source in sources:
+                self._finish(layout, source, partials[source], target)
+        self._seconds = time.monotonic() - began
+
+    def _check_room(self, target: str, layout: Layout) -> None:
+        """Before the first byte travels: what will not fit is better known now than after an hour."""
+        seen = os.statvfs(target)
+        room = seen.f_bavail * seen.f_frsize
+        kept = sum(i.pin.size for i in layout.items if i.is_file and i.source not in self._unpacked)
+        if kept > room:
+            text = "%s has room for %.1f MB, what is staged takes %.1f MB"
+            raise AgentError(text % (target, room / 1e6, kept / 1e6))
+
+    def _name(self, source: int) -> str:
+        return os.path.basename(self._sources[source]["path"])
 
     # One source
 
-    def _stage(self, fetcher: Fetcher, at: int, source: dict[str, Any], target: str) -> None:
-        path = os.fsencode(source["path"])
-        attr = fetcher.attr_of(path)
-        name = os.path.basename(source["path"])
-        shard = (self._node.number, len(self._node.hosts)) if self._told.get("shard") else None
-        partial = os.path.join(target, "%s%s.%d" % (_PARTIAL, self._node.run_id, at))
-        with partial_place(partial) as place:
-            if stat.S_ISDIR(attr_mode(attr)):
-                final = os.path.join(target, name)
-                os.mkdir(place)
-                self._copy_tree(fetcher, path, place, shard)
-            elif shard is not None and at % shard[1] != shard[0]:
-                return
-            elif self._told.get("extract") and tar_options(name) is not None:
-                final = os.path.join(target, tar_stem(name))
-                os.mkdir(place)
-                self._extract(fetcher, Piece(path, attr), place, tar_options(name) or ())
-            else:
-                final = os.path.join(target, name)
-                self._copy_file(fetcher, Piece(path, attr), place)
-            put_in_place(place, final)
-        if self._told.get("extract") and is_squashfs(final):
+    def _prepare(self, layout: Layout, source: int, partial: str) -> None:
+        if source in self._unpacked:
+            os.mkdir(partial)
+        else:
+            self._copies[source] = Copy(layout.items, source, partial, layout.block_bytes)
+            self._copies[source].begin()
+
+    def _finish(self, layout: Layout, source: int, partial: str, target: str) -> None:
+        blocks = [index for index, block in enumerate(layout.blocks) if block.source == source]
+        name = self._name(source)
+        if source in self._copies:
+            self._push.wait_written(source, len(blocks), self._tick)
+            self._copies[source].settle()
+            final = os.path.join(target, name)
+        else:
+            unpack(self._ordered(blocks), partial, name)
+            self._archives += 1
+            final = os.path.join(target, tar_stem(name))
+        put_in_place(partial, final)
+        if source in self._copies:
+            self._copies[source].moved(final)
+        if self._extracts and is_squashfs(final):
             where = os.path.join(target, os.path.splitext(name)[0])
             self._mounts.append((where, start_mount(final, where)))
 
-    def _copy_tree(self, fetcher: Fetcher, top: bytes, place: str, shard: tuple[int, int] | None) -> None:
-        folders: list[tuple[str, bytes]] = []
-        pieces: list[tuple[Piece, str]] = []
-        for path, listing in walk(fetcher, top):
-            here = place + os.fsdecode(path[len(top) :])
-            if path != top:
-                os.mkdir(here)
-            folders.append((here, listing.attr))
-            for entry in listing.entries():
-                file = os.path.join(here, os.fsdecode(entry.name))
-                if entry.target is not None:
-                    os.symlink(entry.target, os.fsencode(file))
-                elif stat.S_ISREG(attr_mode(entry.attr)):
-                    pieces.append((Piece(path.rstrip(b"/") + b"/" + entry.name, entry.attr), file))
-        if shard is not None:
-            pieces = [piece for at, piece in enumerate(pieces) if at % shard[1] == shard[0]]
-        self._write_pieces(fetcher, pieces)
-        for here, attr in reversed(folders):
-            settle(here, attr)
+    def _ordered(self, blocks: Sequence[int]) -> Iterator[memoryview]:
+        for index in blocks:
+            yield self._push.take(index, self._tick)
+            self._push.used(index)
+            self._tick()
 
-    def _copy_file(self, fetcher: Fetcher, piece: Piece, place: str) -> None:
-        self._write_pieces(fetcher, [(piece, place)])
+    def _write(self, index: int, data: memoryview) -> bool:
+        assert self._layout is not None
+        block = self._layout.blocks[index]
+        copy = self._copies.get(block.source)
+        if copy is None:
+            return False
+        copy.write(block, data)
+        return True
 
-    def _write_pieces(self, fetcher: Fetcher, pieces: list[tuple[Piece, str]]) -> None:
-        """Chunks of all files in one pipelined row: a small file does not wait for its own round trip."""
-        keys = (key for piece, _ in pieces for key in fetcher.keys(piece))
-        data = fetcher.read(keys)
-        for piece, file in pieces:
-            with open(file, "xb") as out:
-                for _ in range(chunk_count(piece.size, fetcher.chunk_bytes)):
-                    out.write(next(data))
-                    self._tell(fetcher)
-                if out.tell() != piece.size:
-                    raise AgentError("%s: %d bytes instead of %d" % (file, out.tell(), piece.size))
-            settle(file, piece.attr)
-            self._files += 1
-            self._bytes += piece.size
+    def _reread(self, index: int, target: memoryview) -> bool:
+        assert self._layout is not None
+        block = self._layout.blocks[index]
+        copy = self._copies.get(block.source)
+        return copy is not None and copy.read(block, target)
 
-    def _extract(self, fetcher: Fetcher, piece: Piece, place: str, options: tuple[str, ...]) -> None:
-        """Hands the archive to `tar` while it arrives."""
-        unpack = subprocess.Popen(
-            ["tar", "-x", "-f", "-", *options, "-C", place, "--no-same-owner"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )
-        assert unpack.stdin is not None and unpack.stderr is not None
-        try:
-            for chunk in fetcher.read(fetcher.keys(piece)):
-                unpack.stdin.write(chunk)
-                self._tell(fetcher)
-            unpack.stdin.close()
-            said = unpack.stderr.read().decode(errors="replace").strip()
-        except BrokenPipeError:
-            said = unpack.stderr.read().decode(errors="replace").strip()
-        finally:
-            if unpack.poll() is None and not unpack.stdin.closed:
-                unpack.kill()
-        if unpack.wait(_CHUNK_S):
-            raise AgentError("tar: %s" % said[-200:])
-        self._files += 1
-        self._bytes += piece.size
+    # Whoever waits for us
 
-    def _tell(self, fetcher: Fetcher) -> None:
+    def _hear(self, *_: Any) -> None:
+        self._stopped = True
+
+    def _tick(self) -> None:
+        """Tells how far we are; `AgentError` where nobody wants it any more."""
+        if self._stopped or input_ended():
+            raise AgentError("stopped before it was complete")
         now = time.monotonic()
-        if now - self._last_told > _TELL_EVERY_S:
-            self._last_told = now
-            say(node=self._node.number, staged=fetcher.bytes)
+        if now - self._told_at > _TELL_EVERY_S and self._layout is not None:
+            self._told_at = now
+            say(node=self._node.number, staged=self._push.bytes, of=self._layout.total)
 
 
-class Fetcher:
-    """Objects in order from the node's peer, many asked for at once."""
-
-    def __init__(self, backend: Backend, chunk_bytes: int) -> None:
-        self._backend = backend
-        self.chunk_bytes = chunk_bytes
-        self.bytes = 0
-
-    def keys(self, piece: Piece) -> Iterator[tuple[bytes, int]]:
-        """Key and length of every chunk of a file."""
-        pin = attr_pin(piece.attr)
-        for index in range(chunk_count(pin.size, self.chunk_bytes)):
-            yield chunk_key(piece.path, pin, index), chunk_length(pin.size, self.chunk_bytes, index)
-
-    def read(self, keys: Iterator[tuple[bytes, int]]) -> Iterator[bytes]:
-        """The bytes of each key, in order. Raises `OSError` where one cannot be had, `TimeoutError` at the deadline."""
-        waiting: deque[tuple[bytes, int, _Answer]] = deque()
-        left = iter(keys)
-        while True:
-            while len(waiting) < _WINDOW:
-                wanted = next(left, None)
-                if wanted is None:
-                    break
-                waiting.append((*wanted, self._ask(wanted[0])))
-            if not waiting:
-                return
-            key, length, answer = waiting.popleft()
-            data = self._take(key, length, answer)
-            self.bytes += len(data)
-            yield data
-
-    def listing(self, path: bytes) -> Listing:
-        found = self._backend.listing(path)
-        for again in range(4):
-            if found is not None:
-                return found
-            self._ask(directory_key(path), again=again > 0).wait()
-            found = self._backend.listing(path)
-        raise OSError("folder %s comes and goes" % os.fsdecode(path))
-
-    def attr_of(self, path: bytes) -> bytes:
-        parent, _, name = path.rpartition(b"/")
-        listing = self.listing(parent or b"/")
-        place = listing.place(name)
-        if place is None:
-            raise FileNotFoundError("%s is not there" % os.fsdecode(path))
-        return listing.attr_at(place)
-
-    def _ask(self, key: bytes, *, again: bool = False) -> _Answer:
-        answer = _Answer()
-        self._backend.fetch(key, answer.done, again=again)
-        return answer
-
-    def _take(self, key: bytes, length: int, answer: _Answer) -> bytes:
-        buffer = bytearray(length)
-        for _ in range(4):
-            answer.wait()
-            if self._backend.read_into(key, 0, memoryview(buffer)) == length:
-                return bytes(buffer)
-            answer = self._ask(key, again=True)  # it was here, and had to make room before we came
-        raise OSError("a chunk comes and goes: the memory of the cache is too small")
+def input_ended() -> bool:
+    """Whether whoever started us has closed our standard input; what is left in it is not touched."""
+    poll = select.poll()
+    poll.register(0, 0)
+    return any(events & select.POLLHUP for _, events in poll.poll(0))
 
 
-class _Answer:
-    def __init__(self) -> None:
-        self._event = threading.Event()
-        self._error: OSError | None = None
-
-    def done(self, error: OSError | None) -> None:
-        self._error = error
-        self._event.set()
-
-    def wait(self) -> None:
-        if not self._event.wait(_CHUNK_S):
-            raise TimeoutError("nothing came for %.0f s" % _CHUNK_S)
-        if self._error is not None:
-            raise self._error
-
-
-def walk(fetcher: Fetcher, top: bytes) -> Iterator[tuple[bytes, Listing]]:
-    """Every folder below `top`, parents first."""
-    todo = [top]
-    while todo:
-        path = todo.pop()
-        listing = fetcher.listing(path)
-        yield path, listing
-        for entry in listing.entries():
-            if stat.S_ISDIR(attr_mode(entry.attr)):
-                todo.append(path.rstrip(b"/") + b"/" + entry.name)
-
-
-# Places
-
-
-class partial_place:  # noqa: N801 - used as a function in a with statement
-    """A name to write under, locked while we live, and gone afterwards where it did not get its own."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def __enter__(self) -> str:
-        self._lock = os.open(self._path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return self._path
-
-    def __exit__(self, *_: object) -> None:
-        remove(self._path)
-        remove(self._path + ".lock")
-        os.close(self._lock)
-
-
-def put_in_place(partial: str, final: str) -> None:
-    """The finished copy gets its name; one that stood there before is taken away."""
-    try:
-        os.rename(partial, final)
-    except OSError:
-        old = partial + ".old"
-        os.rename(final, old)
-        os.rename(partial, final)
-        remove(old)
-
-
-def sweep_partial(target: str) -> None:
-    """Removes what a killed agent left half-done: partial copies whose lock nobody holds."""
-    for name in os.listdir(target):
-        if not (name.startswith(_PARTIAL) and name.endswith(".lock")):
-            continue
-        lock = os.path.join(target, name)
-        fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            continue
-        finally:
-            os.close(fd)
-        for rest in ("", ".old", ".lock"):
-            remove(lock[: -len(".lock")] + rest)
-
-
-def remove(path: str) -> None:
-    if os.path.isdir(path) and not os.path.islink(path):
-        for folder, _, _ in os.walk(path):
-            os.chmod(folder, 0o700)
-        shutil.rmtree(path, ignore_errors=True)
-    elif os.path.lexists(path):
-        os.unlink(path)
-
-
-def settle(path: str, attr: bytes) -> None:
-    """Mode and date as in the source."""
-    mtime_ns = attr_pin(attr).mtime_ns
-    os.chmod(path, stat.S_IMODE(attr_mode(attr)) | (0o700 if os.path.isdir(path) else 0o400))
-    os.utime(path, ns=(mtime_ns, mtime_ns))
-
-
-def tar_options(name: str) -> tuple[str, ...] | None:
-    ending = next((end for end in _TAR_OPTIONS if name.endswith(end)), None)
-    return _TAR_OPTIONS[ending] if ending is not None else None
-
-
-def tar_stem(name: str) -> str:
-    return name[: -len(next(end for end in _TAR_OPTIONS if name.endswith(end)))]
-
-
-# Images
-
-
-def is_squashfs(path: str) -> bool:
-    if not os.path.isfile(path):
-        return False
-    with open(path, "rb") as file:
-        return file.read(4) == b"hsqs"
-
-
-def start_mount(image: str, where: str) -> subprocess.Popen[bytes]:
-    """Mounts a squashfs image with squashfuse, which lives as long as we do."""
-    program = shutil.which("squashfuse_ll") or shutil.which("squashfuse")
-    if program is None:
-        raise AgentError("no squashfuse on this node to mount %s with" % image)
-    os.makedirs(where, exist_ok=True)
-    server = subprocess.Popen(
-        [program, "-f", image, where], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-    wait_for(lambda: os.path.ismount(where) or server.poll() is not None, 10.0)
-    if not os.path.ismount(where):
-        server.kill()
-        said = server.communicate(timeout=10)[1].decode(errors="replace").strip()
-        raise AgentError("squashfuse could not mount %s: %s" % (image, said[-200:]))
-    return server
-
-
-def end_mount(where: str, server: subprocess.Popen[bytes]) -> None:
-    server.terminate()
-    try:
-        server.wait(10.0)
-    except subprocess.TimeoutExpired:
-        server.kill()
-        server.wait(10.0)
-    if os.path.ismount(where):
-        program = shutil.which("fusermount3") or shutil.which("fusermount") or "umount"
-        subprocess.run([program, *(["-u", "-z"] if "fuser" in program else ["-l"]), where], timeout=10, check=False)
-    with contextlib.suppress(OSError):
-        os.rmdir(where)
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.02)
+def share(items: Sequence[Item], node: int, nodes: int) -> list[Item]:
+    """The part of a node: every folder and link, and every n-th file; of sources that are files, every n-th."""
+    sources = {item.source: item for item in items if not item.path}
+    mine = []
+    count = 0
+    for item in items:
+        if not sources[item.source].is_folder:
+            if item.source % nodes == node:
+                mine.append(item)
+        elif item.is_file:
+            if count % nodes == node:
+                mine.append(item)
+            count += 1
+        else:
+            mine.append(item)
+    return mine

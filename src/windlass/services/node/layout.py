@@ -1,0 +1,191 @@
+"""What is staged, as one value that every node has: the files of all sources in order, and how they are cut up.
+
+A block is what travels and what is verified. A large file is many blocks; many small files are one, so that a small
+file costs no round trip of its own. The cut follows from the files alone: a block's number means the same everywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+from windlass.cache.node.keys import BadKeyError, Pin, check_path, chunk_count, chunk_length, directory_key
+from windlass.cache.node.listing import Listing, attr_mode, attr_pin
+from windlass.cache.node.tree import tree_route
+
+STRIPES = 4
+FANOUT = 4
+_RUN = 4
+_BLOCK = 1 << 20
+_LARGE_BLOCK = 8 << 20
+_LARGE_TOTAL = 64 << 30
+_WALKERS = 8
+
+
+class LayoutError(ValueError):
+    """Bytes that are not a layout."""
+
+
+class Item(NamedTuple):
+    """Something of a source. `path` is relative to the source, and empty for the source itself."""
+
+    source: int
+    path: bytes
+    mode: int
+    pin: Pin
+    target: bytes | None
+
+    @property
+    def is_file(self) -> bool:
+        return stat.S_ISREG(self.mode)
+
+    @property
+    def is_folder(self) -> bool:
+        return stat.S_ISDIR(self.mode)
+
+
+class Part(NamedTuple):
+    """Chunk `chunk` of a file, at `start` of its block."""
+
+    item: int
+    chunk: int
+    start: int
+    length: int
+
+
+class Block(NamedTuple):
+    source: int
+    length: int
+    parts: tuple[Part, ...]
+
+
+class Layout:
+    """Items, blocks, and which tree brings which block."""
+
+    def __init__(self, items: Sequence[Item], nodes: int) -> None:
+        self.items = tuple(items)
+        self.total = sum(item.pin.size for item in self.items if item.is_file)
+        self.block_bytes = _LARGE_BLOCK if self.total > _LARGE_TOTAL else _BLOCK
+        self.blocks = cut(self.items, self.block_bytes)
+        self.stripes = stripe_count(nodes)
+        self.mark = hashlib.sha256(dump_items(self.items)).digest()
+
+    def index(self, stripe: int, position: int) -> int:
+        """The block at a position of a stripe. Runs stay together: a reader of the shared file system reads on."""
+        run, rest = divmod(position, _RUN)
+        return (run * self.stripes + stripe) * _RUN + rest
+
+    def place(self, index: int) -> tuple[int, int]:
+        """Stripe and position of a block."""
+        run, rest = divmod(index, _RUN)
+        return run % self.stripes, run // self.stripes * _RUN + rest
+
+    def count(self, stripe: int) -> int:
+        """Blocks of a stripe."""
+        runs, rest = divmod(len(self.blocks), _RUN)
+        full = (runs - stripe + self.stripes - 1) // self.stripes * _RUN if runs > stripe else 0
+        return full + (rest if runs % self.stripes == stripe else 0)
+
+    def digest(self, index: int, data: memoryview) -> bytes:
+        """Made by the reader of the shared file system; right bytes of another block, or of another layout, fail."""
+        state = hashlib.sha256(b"%d " % index + self.mark)
+        state.update(data)
+        return state.digest()
+
+
+def stripe_count(nodes: int) -> int:
+    """Trees that are rotations of each other. With as many trees as a node has children in one, a node that forwards in
+    one is a leaf in the others: every link carries each byte about once in each direction, whatever the number of
+    nodes."""
+    return min(STRIPES, nodes)
+
+
+def route(node: int, stripe: int, nodes: int) -> tuple[int, ...]:
+    """Whom to ask for a stripe, best first; empty for its reader of the shared file system."""
+    return tree_route(node, stripe, stripe_count(nodes), nodes, FANOUT)
+
+
+def cut(items: Sequence[Item], block_bytes: int) -> list[Block]:
+    """The blocks, in the order of the items. A block holds parts of one source only."""
+    blocks: list[Block] = []
+    parts: list[Part] = []
+    length = source = 0
+    for at, item in enumerate(items):
+        if not item.is_file:
+            continue
+        for chunk in range(chunk_count(item.pin.size, block_bytes)):
+            size = chunk_length(item.pin.size, block_bytes, chunk)
+            if parts and (length + size > block_bytes or item.source != source):
+                blocks.append(Block(source, length, tuple(parts)))
+                parts, length = [], 0
+            source = item.source
+            parts.append(Part(at, chunk, length, size))
+            length += size
+    if parts:
+        blocks.append(Block(source, length, tuple(parts)))
+    return blocks
+
+
+def dump_items(items: Sequence[Item]) -> bytes:
+    rows = [
+        (i.source, os.fsdecode(i.path), i.mode, *i.pin, None if i.target is None else os.fsdecode(i.target))
+        for i in items
+    ]
+    # Names that are not UTF-8 are escaped one by one, which JSON keeps.
+    return zlib.compress(json.dumps(rows, separators=(",", ":")).encode(), 1)
+
+
+def parse_items(data: bytes | bytearray) -> list[Item]:
+    """The items; `LayoutError` for bytes that are none, or that name a place outside of their source."""
+    try:
+        items = [
+            Item(int(source), os.fsencode(path), int(mode), Pin(int(size), int(mtime), int(ino)), _target(target))
+            for source, path, mode, size, mtime, ino, target in json.loads(zlib.decompress(data))
+        ]
+        for item in items:
+            if item.path:
+                check_path(b"/" + item.path)
+        return items
+    except (ValueError, TypeError, BadKeyError, zlib.error) as error:
+        raise LayoutError("not a layout: %s" % error) from error
+
+
+def _target(text: str | None) -> bytes | None:
+    return None if text is None else os.fsencode(text)
+
+
+def survey(sources: Sequence[tuple[bytes, bytes]], read: Callable[[bytes], bytes | memoryview]) -> list[Item]:
+    """Everything below the sources (path, real path), in an order that depends on the names alone. `read` gives the
+    listing of a folder by its key. Raises `OSError`; anything that is no file, folder or link is left out."""
+    items = []
+    with ThreadPoolExecutor(_WALKERS) as pool:
+        for source, (path, real) in enumerate(sources):
+            status = os.stat(real)
+            pin = Pin(status.st_size, status.st_mtime_ns, status.st_ino)
+            items.append(Item(source, b"", status.st_mode, pin, None))
+            level = [b""] if stat.S_ISDIR(status.st_mode) else []
+            while level:
+                keys = [directory_key(path + (b"/" + folder if folder else b"")) for folder in level]
+                below: list[bytes] = []
+                for folder, blob in zip(level, pool.map(lambda key: bytes(read(key)), keys)):
+                    found = _entries(source, folder, Listing(blob))
+                    items += found
+                    below += [item.path for item in found if item.is_folder]
+                level = below
+    return items
+
+
+def _entries(source: int, folder: bytes, listing: Listing) -> list[Item]:
+    above = folder + b"/" if folder else b""
+    found = []
+    for entry in listing.entries():
+        mode = attr_mode(entry.attr)
+        if entry.target is not None or stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+            found.append(Item(source, above + entry.name, mode, attr_pin(entry.attr), entry.target))
+    return found

@@ -1,0 +1,146 @@
+"""The blocks of one stripe on one node, in order: a window of them in memory, and who has taken which.
+
+Whoever fills the row waits while the window is full, so a slow disk or a slow child slows its own parent down and costs
+no memory. Threads: one or more fill, any number take.
+"""
+
+from __future__ import annotations
+
+import threading
+
+
+class Slot:
+    """A block in memory."""
+
+    __slots__ = ("_memory", "digest", "length", "used")
+
+    def __init__(self, memory: memoryview) -> None:
+        self._memory = memory
+        self.length = 0
+        self.digest = b""
+        self.used = False
+
+    @property
+    def memory(self) -> memoryview:
+        return self._memory
+
+    @property
+    def data(self) -> memoryview:
+        return self._memory[: self.length]
+
+
+class Cursor:
+    """Somebody who takes block after block. `behind`: so far back that the window holds its block no more."""
+
+    __slots__ = ("behind", "position")
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+        self.behind = True
+
+
+class Row:
+    def __init__(self, count: int, block_bytes: int, window: int) -> None:
+        self.count = count
+        self.first = 0
+        self.arrived = 0
+        self.digests: list[bytes] = []
+        self._block_bytes = block_bytes
+        self._begun = 0
+        self._slots: dict[int, Slot] = {}
+        self._free: list[Slot] = []
+        self._unmade = window
+        self._cursors: set[Cursor] = set()
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def begin(self) -> tuple[int, Slot] | None:
+        """The next position to fill and memory for it, when there is room; None when all are begun."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._free or self._unmade or self._closed or self._begun == self.count)
+            if self._closed or self._begun == self.count:
+                return None
+            if self._free:
+                slot = self._free.pop()
+            else:
+                self._unmade -= 1
+                slot = Slot(memoryview(bytearray(self._block_bytes)))
+            self._begun += 1
+            return self._begun - 1, slot
+
+    def undo(self, slot: Slot) -> None:
+        """The last position begun was not filled after all. Only where one thread fills."""
+        with self._changed:
+            self._begun -= 1
+            self._free.append(slot)
+
+    def fill(self, position: int, slot: Slot, length: int, digest: bytes) -> bool:
+        """A block is here. Waits for those before it; False where the row was closed first."""
+        slot.length, slot.digest, slot.used = length, digest, False
+        with self._changed:
+            self._changed.wait_for(lambda: self.arrived == position or self._closed)
+            if self._closed:
+                return False
+            self._slots[position] = slot
+            self.digests.append(digest)
+            self.arrived += 1
+            self._changed.notify_all()
+            return True
+
+    def used(self, position: int) -> None:
+        """This node needs the block no more, only children may."""
+        with self._changed:
+            self._slots[position].used = True
+            self._let_go()
+
+    def join(self, position: int) -> Cursor:
+        cursor = Cursor(position)
+        with self._changed:
+            self._look(cursor)
+        return cursor
+
+    def leave(self, cursor: Cursor) -> None:
+        with self._changed:
+            self._cursors.discard(cursor)
+            self._let_go()
+
+    def wait(self, cursor: Cursor, timeout_s: float) -> Slot | None:
+        """The block at the cursor; None where it has not come yet, or the cursor is behind the window."""
+        with self._changed:
+            self._look(cursor)
+            if cursor.behind:
+                return None
+            self._changed.wait_for(lambda: self.arrived > cursor.position or self._closed, timeout_s)
+            return self._slots.get(cursor.position)
+
+    def step(self, cursor: Cursor) -> None:
+        """The cursor's block was taken."""
+        with self._changed:
+            cursor.position += 1
+            self._let_go()
+
+    def take(self, position: int, timeout_s: float) -> Slot | None:
+        """For this node's own use, before `used`: the block, or None where it has not come yet."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.arrived > position or self._closed, timeout_s)
+            return self._slots.get(position)
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _look(self, cursor: Cursor) -> None:
+        if cursor.behind and cursor.position >= self.first:
+            cursor.behind = False
+            self._cursors.add(cursor)
+
+    def _let_go(self) -> None:
+        last = min((cursor.position for cursor in self._cursors), default=self.arrived)
+        gone = False
+        while self.first < min(last, self.arrived) and self._slots[self.first].used:
+            self._free.append(self._slots.pop(self.first))
+            self.first += 1
+            gone = True
+        if gone:
+            self._changed.notify_all()
