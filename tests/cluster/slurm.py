@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -28,6 +29,7 @@ from waiting import wait_until
 from windlass.proc import pdeathsig
 
 Flavour = Literal["bound", "wide"]
+_PORTS = range(10_000, 15_000)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +39,8 @@ class Shape:
 
     flavour: Flavour
     nodes: int = 4
+    preempting: bool = False
+    """Has a partition `urgent` that takes nodes from jobs of `cancelled`, `requeued` and `warned`, each in its way."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -59,14 +63,23 @@ class Ended:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now; held together until all are found, so that none comes twice."""
-    sockets = [socket.socket() for _ in range(count)]
+    """Ports that nobody listens on now; held together until all are found, so that none comes twice. Not from the range
+    from which the kernel takes ports for connections: one of those could be gone before a daemon has it."""
+    sockets: dict[int, socket.socket] = {}
     try:
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in sockets]
+        for port in random.sample(_PORTS, len(_PORTS)):
+            sock = socket.socket()
+            try:
+                sock.bind(("", port))
+            except OSError:
+                sock.close()
+                continue
+            sockets[port] = sock
+            if len(sockets) == count:
+                return list(sockets)
+        raise OSError(f"fewer than {count} ports are free from {_PORTS[0]} to {_PORTS[-1]}")
     finally:
-        for sock in sockets:
+        for sock in sockets.values():
             sock.close()
 
 
@@ -96,7 +109,8 @@ def conf_text(shape: Shape, folder: Path, ports: Sequence[int]) -> str:
         "SlurmUser=root",
         "SlurmdUser=root",
         "AuthType=auth/munge",
-        f"AuthInfo=socket={folder}/munge.socket",
+        # A job that is put back into the queue waits until credentials of its former start cannot be used any more.
+        f"AuthInfo=socket={folder}/munge.socket" + (",cred_expire=10" if shape.preempting else ""),
         "CredType=cred/munge",
         f"StateSaveLocation={folder}/state",
         f"SlurmdSpoolDir={folder}/spool.%n",
@@ -124,7 +138,22 @@ def conf_text(shape: Shape, folder: Path, ports: Sequence[int]) -> str:
     for at, name in enumerate(shape.names):
         lines.append(f"NodeName={name} NodeHostname={host} NodeAddr={address(at)} Port={ports[at + 1]} {words}")
     lines.append("PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP")
+    if shape.preempting:
+        lines += preemption_lines()
     return "\n".join(lines) + "\n"
+
+
+def preemption_lines() -> list[str]:
+    """`warned` jobs get SIGTERM in their steps and some seconds more before they are ended."""
+    low = "Nodes=ALL State=UP PriorityTier=1"
+    return [
+        "PreemptType=preempt/partition_prio",
+        "PreemptMode=REQUEUE",
+        f"PartitionName=cancelled {low} PreemptMode=CANCEL",
+        f"PartitionName=requeued {low} PreemptMode=REQUEUE",
+        f"PartitionName=warned {low} PreemptMode=CANCEL GraceTime=20",
+        "PartitionName=urgent Nodes=ALL State=UP PriorityTier=100 PreemptMode=OFF",
+    ]
 
 
 def address(at: int) -> str:
@@ -269,6 +298,11 @@ class SlurmCluster:
         ended = Ended(argv=tuple(argv), code=child.returncode, stdout=stdout, stderr=stderr)
         assert not check or ended.code == 0, f"{ended.text}\n{self.state()}"
         return ended
+
+    def inside(self, argv: Sequence[str], *, timeout_s: float = 20) -> None:
+        """Run a command where the nodes are: what it mounts they see, nobody else does, and it is gone with them."""
+        assert self._keeper
+        self.run(["nsenter", "--mount", "--target", str(self._keeper.pid), *argv], timeout_s=timeout_s, check=True)
 
     def popen(
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None

@@ -1,90 +1,25 @@
-"""Runs that are kept alive on a real Slurm: each fault ends in the same losses as an undisturbed run."""
+"""Runs that are kept alive on a real Slurm: ranks, nodes, agents and windlass itself are lost, and each time the losses
+are those of an undisturbed run."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cluster.command import REPO, Allocation, Run, allocated, only_run, windlass_argv
+from cluster.command import allocated, only_run, windlass_argv
 from cluster.faults import tell_fault
 from cluster.slurm import Shape, SlurmCluster
+from cluster.supervised import EVERY, Training, ended, reference, same, steps_done, verdict
 from requirements import hydra_mpiexec, require_mpi, require_slurm, require_torch
 from waiting import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.timeout(240)]
-
-SCRIPT = REPO / "tests" / "unit" / "supervise" / "training.py"
-STEPS = 30
-EVERY = 5
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Training:
-    """A training in an allocation; `folder` holds its snapshots, losses and marks of faults."""
-
-    job: Allocation
-    folder: Path
-    name: str = "a"
-
-    def words(self, *faults: str, steps: int = STEPS, pause: float = 0.15) -> tuple[str, ...]:
-        marks = self.folder / f"{self.name}.marks"
-        marks.mkdir(exist_ok=True)
-        made = (str(SCRIPT), str(self.folder / f"{self.name}.ckpt"), str(steps), "--losses", str(self.losses_file))
-        made += ("--marks", str(marks), "--every-steps", str(EVERY), "--pause", str(pause))
-        return (*made, *(word for fault in faults for word in ("--fault", fault)))
-
-    @property
-    def losses_file(self) -> Path:
-        return self.folder / f"{self.name}.losses"
-
-    def losses(self) -> dict[int, str]:
-        """The loss of each step, the last one where a step was done twice; both must be the same."""
-        found: dict[int, str] = {}
-        for line in self.losses_file.read_text().splitlines():
-            step, loss, _ = line.split()
-            assert found.get(int(step), loss) == loss, f"step {step} was not the same the second time"
-            found[int(step)] = loss
-        return found
-
-    def repeated(self) -> int:
-        """Steps that were done more than once: what the faults have cost."""
-        lines = self.losses_file.read_text().splitlines()
-        return len(lines) - len({line.split()[0] for line in lines})
-
-
-def reference(ranks: int, folder: Path) -> dict[int, str]:
-    """Losses of an undisturbed run with so many ranks, on this machine, computed once per session."""
-    if ranks not in _REFERENCE:
-        losses = folder / f"reference-{ranks}"
-        words = (str(SCRIPT), str(folder / f"reference-{ranks}.ckpt"), str(STEPS), "--losses", str(losses))
-        argv = windlass_argv("run", "--scheduler", "none", "-r", str(ranks), "--python", sys.executable, *words)
-        env = {**os.environ, "PYTHONPATH": str(REPO / "src"), "WINDLASS_RUNS": str(folder / "reference-runs")}
-        subprocess.run(argv, check=True, timeout=120, env=env, capture_output=True)
-        _REFERENCE[ranks] = {int(line.split()[0]): line.split()[1] for line in losses.read_text().splitlines()}
-    return _REFERENCE[ranks]
-
-
-_REFERENCE: dict[int, dict[int, str]] = {}
-
-
-def same(fault: str, training: Training, allowed: int = EVERY, seen: str | None = None) -> None:
-    """For the table: this fault cost so many steps, and the losses were the same."""
-    path = only_run(training.folder).path
-    tell_fault(fault, path, repeated=training.repeated(), losses="bit for bit", allowed=allowed, seen=seen)
-
-
-def verdict(run: Run, attempt: int = 1) -> dict[str, Any]:
-    return dict(json.loads((run.path / f"attempt-{attempt}" / "verdict.json").read_text()))
 
 
 @pytest.fixture
@@ -153,7 +88,7 @@ def test_a_lost_node_is_replaced_by_a_spare_and_remembered(own_slurm: SlurmClust
         words = ("-r", "1", "--spares", "1", "--grace", "1", *training.words("wait:13:1"))
         argv = windlass_argv("run", "--python", sys.executable, *words)
         child = slurm.popen(argv, env={**job.env, **state}, cwd=tmp_path)
-        with _ended(child):
+        with ended(child):
             wait_until((tmp_path / "a.marks" / "0.wait").exists, timeout_s=90, what="rank 1 is at step 13")
             lose_node(slurm, "nid0002")
             _, said = child.communicate(timeout=120)
@@ -185,21 +120,12 @@ def _environ(pid: int) -> list[bytes]:
         return []
 
 
-@contextlib.contextmanager
-def _ended(child: subprocess.Popen[str]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        child.kill()
-        child.communicate(timeout=20)
-
-
 @pytest.mark.slow
 def test_windlass_killed_outright_can_be_resumed(slurm: SlurmCluster, tmp_path: Path) -> None:
     with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
         training = Training(job=job, folder=tmp_path)
         child = job.popen("-r", "1", "--restarts", "1", *training.words("wait:18:1"))
-        with _ended(child):
+        with ended(child):
             wait_until((tmp_path / "a.marks" / "0.wait").exists, timeout_s=90, what="rank 1 is at step 18")
             child.kill()
             child.communicate(timeout=20)
@@ -235,109 +161,12 @@ def test_a_mistake_in_the_script_ends_after_the_second_time_with_its_traceback_f
 
 
 @pytest.mark.slow
-def test_preemption_by_a_signal_saves_and_goes_on(slurm: SlurmCluster, tmp_path: Path) -> None:
-    with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
-        training = Training(job=job, folder=tmp_path)
-        child = job.popen("-r", "1", "--restarts", "1", *training.words(pause=0.3))
-        with _ended(child):
-            wait_until(lambda: _steps(training) >= 8, timeout_s=90, what="step 8")
-            slurm.run(["scancel", "--signal=TERM", job.job_env["SLURM_JOB_ID"]], check=True)
-            _, said = child.communicate(timeout=120)
-        assert child.returncode == 0, said
-    assert "saved and left on request" in said
-    assert training.losses() == reference(2, tmp_path)
-    assert training.repeated() == 0
-    same("preemption: `scancel --signal=TERM`", training, allowed=0)
-
-
-def _steps(training: Training) -> int:
-    try:
-        return len(training.losses_file.read_text().splitlines())
-    except FileNotFoundError:
-        return 0
-
-
-@pytest.mark.slow
-def test_when_the_time_is_up_the_rest_goes_into_another_job(slurm: SlurmCluster, tmp_path: Path) -> None:
-    job = Allocation(cluster=slurm, folder=tmp_path, job_env={})
-    training = Training(job=job, folder=tmp_path)
-    words = ("--python", sys.executable, "-N", "2", "-r", "1", "--time", "1", "--until-done", "--grace", "3")
-    said = job.windlass("submit", *words, *training.words(pause=1.8))
-    assert said.code == 0, said.text
-    run = only_run(tmp_path)
-    wait_until(lambda: _is_done(run), timeout_s=220, what="it is done", state=lambda: _log(run) + slurm.state())
-    assert "the rest goes into another job" in _log(run)
-    assert job.windlass("runs", "list").stdout.startswith("done"), _log(run)
-    assert training.losses() == reference(2, tmp_path)
-    assert training.repeated() == 0
-    assert verdict(run)["cause"]["kind"] == "walltime"
-    same("the end of the allocation, with --until-done", training, allowed=0)
-
-
-def _is_done(run: Run) -> bool:
-    try:
-        return bool(run.result["outcome"] == "ok")
-    except (FileNotFoundError, ValueError):
-        return False
-
-
-def _log(run: Run) -> str:
-    return "".join(path.read_text() for path in run.path.glob("job*.log"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 3)])
-def test_a_run_goes_on_with_fewer_and_with_more_ranks(
-    slurm: SlurmCluster, tmp_path: Path, before: int, after: int
-) -> None:
-    with allocated(slurm, tmp_path, "-N3", "--exclusive") as job:
-        training = Training(job=job, folder=tmp_path)
-        words = ("-N", str(before), "-r", "1", "--hang-after", "300", *training.words("kill:18:1"))
-        failed = job.run_python(*words, timeout_s=90)
-        assert failed.code == 137, failed.text
-        path = str(only_run(tmp_path).path)
-        done = job.windlass("runs", "resume", path, "-N", str(after), timeout_s=90)
-    assert done.code == 0, done.text
-    found, wanted = _last_losses(training), reference(before, tmp_path)
-    assert {step: found[step] for step in range(15)} == {step: wanted[step] for step in range(15)}
-    for step in range(STEPS):  # the global batch is the same, only the order of sums differs
-        assert float.fromhex(found[step]) == pytest.approx(float.fromhex(wanted[step]), rel=1e-5), step
-    fault = f"a rank killed, then `windlass runs resume -N {after}` instead of {before} nodes with one rank each"
-    tell_fault(fault, only_run(tmp_path).path, repeated=training.repeated(), losses="within 1e-5", allowed=EVERY)
-
-
-def _last_losses(training: Training) -> dict[int, str]:
-    return {int(line.split()[0]): line.split()[1] for line in training.losses_file.read_text().splitlines()}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fault", "allowed", "name"),
-    [
-        ("torn:13:0", 2 * EVERY, "a rank killed in the middle of a save"),
-        ("corrupt:18:1", 2 * EVERY, "the newest snapshot destroyed on disk, and a rank killed"),
-        ("full:9:1", 5 * EVERY, "disk full on one rank: three saves in a row fail"),
-    ],
-)
-def test_faults_of_saving_cost_no_more_than_the_snapshots_that_they_destroy(
-    slurm: SlurmCluster, tmp_path: Path, fault: str, allowed: int, name: str
-) -> None:
-    with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
-        training = Training(job=job, folder=tmp_path)
-        done = job.run_python("-r", "1", "--restarts", "2", *training.words(fault), timeout_s=150)
-    assert done.code == 0, done.text
-    assert training.losses() == reference(2, tmp_path)
-    assert 0 < training.repeated() <= allowed
-    same(name, training, allowed=allowed)
-
-
-@pytest.mark.slow
 def test_a_killed_agent_is_missed_but_the_run_goes_on(slurm: SlurmCluster, tmp_path: Path) -> None:
     with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
         training = Training(job=job, folder=tmp_path)
         child = job.popen("-r", "1", "--restarts", "1", *training.words(pause=0.2))
-        with _ended(child):
-            wait_until(lambda: _steps(training) >= 3, timeout_s=90, what="step 3")
+        with ended(child):
+            wait_until(lambda: steps_done(training) >= 3, timeout_s=90, what="step 3")
             agents = [pid for pid in _on_node(slurm, "nid0002") if "windlass.agent.node" in _words(pid)]
             assert agents, slurm.step_processes()
             for pid in agents:

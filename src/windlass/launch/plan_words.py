@@ -128,6 +128,7 @@ def batch_directives(
         output=f"{scheduler.path_word(context.run_dir)}/job.log",
         exclude_hosts=context.bad_hosts if scheduler.can_exclude else (),
         outlives_nodes=bool(request.spares),
+        requeue=request.until_done,
     )
     mine = tuple(a for a in site.file.scheduler.directives if holds(a.when, facts))
     made = scheduler.directives(spec, msgspec.structs.replace(site.file.scheduler, directives=mine))

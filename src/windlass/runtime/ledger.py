@@ -1,4 +1,5 @@
-"""The run's ledger of snapshots: one line in the run folder for each one that was loaded or saved.
+"""The run's ledger of snapshots: one line in the run folder for each one that was loaded or saved, and one for ranks
+that left: on request, or because the time was up.
 
 Whoever starts a run again learns from it where the snapshots are and whether there was progress. A rank that was not
 started by windlass has no run folder, and writes none.
@@ -15,9 +16,10 @@ from typing import Literal
 from windlass.runtime import codes
 
 FILE = "snapshots.tsv"
+What = Literal["loaded", "saved", "left", "time-up"]
 
 
-def note(environ: Mapping[str, str], what: Literal["loaded", "saved"], step: int, folder: Path) -> None:
+def note(environ: Mapping[str, str], what: What, step: int, folder: Path) -> None:
     """Append `time, what, step, folder`. Never raises: the snapshot itself is what counts."""
     run_dir = environ.get(codes.RUN_DIR)
     if not run_dir:

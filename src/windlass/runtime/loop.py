@@ -20,7 +20,7 @@ from windlass.runtime.peers import Peers, meet, on_main
 from windlass.runtime.run import close_group, say
 from windlass.runtime.saver import Outcome, Saver
 from windlass.runtime.state import Parts, own_values, pack, rank_key, tensors_of
-from windlass.runtime.stop import REASONS, StopFlag, find_deadline
+from windlass.runtime.stop import REASONS, WALLTIME, StopFlag, find_deadline
 from windlass.runtime.tier import FastTier, folder_identity
 
 _FAILURES = 3  # saves that may fail in a row before the run ends: a disk that is full for a minute is no reason to
@@ -182,6 +182,7 @@ class Loop:
             self._save(saver, step, background=False)
             self._raise_failure()
         if self._peers.is_main:
+            ledger.note(os.environ, "time-up" if reason == WALLTIME else "left", step, self._folder)
             say(f"{reason}: saved step {step} in {self._folder} and leaving with code {codes.RESUME_ME} (resume me)")
         self.close()
         close_group(_CLOSE_S)

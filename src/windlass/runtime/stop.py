@@ -16,7 +16,8 @@ from windlass.errors import UsageError
 from windlass.runtime import codes
 
 # The number travels between ranks; the largest wins.
-REASONS = ("", "SIGTERM", "SIGUSR2", "the allocation ends")
+WALLTIME = "the allocation ends"
+REASONS = ("", "SIGTERM", "SIGUSR2", WALLTIME)
 _SIGNALS = {"SIGTERM": 1, "SIGUSR2": 2}
 _WALLTIME = 3
 _GRACE_S = 60.0

@@ -67,6 +67,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     exclude_hosts: tuple[str, ...] = ()
     outlives_nodes: bool = False
     """The job goes on when one of its nodes is lost, where the scheduler can do that."""
+    requeue: bool = False
+    """The scheduler may start the job again from its beginning: after preemption, or the loss of its first node."""
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +76,10 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     reason: str = ""
     """The scheduler's own words where it has any ("Can Never Run")."""
+    preempted: bool = False
+    """The scheduler takes, or took, its nodes back for another job."""
+    restarts: int = 0
+    """How often the scheduler has put it back into the queue, where it says so."""
 
 
 class Scheduler:
@@ -135,6 +141,10 @@ class Scheduler:
 
     def cancel_argv(self, job_id: str) -> tuple[str, ...]:
         raise NotImplementedError(self.name)
+
+    def restarts(self, environ: Mapping[str, str]) -> int:
+        """How often this job had been put back into the queue when this start of it began, from inside it."""
+        return 0
 
     def address_argv(self, host: str) -> tuple[str, ...] | None:
         """A command that tells the network address of a node whose name does not resolve, or None."""

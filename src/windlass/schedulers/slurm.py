@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 
+import msgspec
+
 from windlass.errors import CommandError, UsageError, WindlassError
 from windlass.model.hostlist import expand_hostlist, fold_hostlist
 from windlass.model.origin import Argument
@@ -195,6 +197,10 @@ class Slurm(Scheduler):
     def cancel_argv(self, job_id: str) -> tuple[str, ...]:
         return ("scancel", job_id)
 
+    def restarts(self, environ: Mapping[str, str]) -> int:
+        count = environ.get("SLURM_RESTART_COUNT", "")
+        return int(count) if count.isdecimal() else 0
+
     def address_argv(self, host: str) -> tuple[str, ...] | None:
         return ("scontrol", "--oneliner", "show", "node", host)
 
@@ -232,6 +238,9 @@ def _directives(spec: JobSpec, site: SchedulerSpec) -> Iterator[Argument]:
         yield line(f"--exclude={fold_hostlist(spec.exclude_hosts)}", "nodes known to be bad")
     if spec.outlives_nodes:
         yield line("--no-kill", "the job goes on without a node that is lost: there are spares")
+    if spec.requeue:
+        yield line("--requeue", "Slurm may start it again: after preemption, or when its first node is lost")
+        yield line("--open-mode=append", "a job that is started again keeps the log of its former start")
 
 
 def _device_word(spec: JobSpec, site: SchedulerSpec, per_node: int) -> str:
@@ -279,7 +288,11 @@ def _gpus_per_node(environ: Mapping[str, str]) -> int | None:
 
 def _from_scontrol(fields: Mapping[str, str]) -> JobStatus:
     reason = fields.get("Reason", "")
-    return _status(fields.get("JobState", ""), fields.get("ExitCode", ""), "" if reason in _QUIET_REASONS else reason)
+    found = _status(fields.get("JobState", ""), fields.get("ExitCode", ""), "" if reason in _QUIET_REASONS else reason)
+    restarts = fields.get("Restarts", "")
+    # While a job ends, its state is COMPLETING, whyever it ends; a grace before preemption is RUNNING.
+    preempted = found.preempted or fields.get("PreemptTime", "None") not in {"None", "Unknown", ""}
+    return msgspec.structs.replace(found, preempted=preempted, restarts=int(restarts) if restarts.isdecimal() else 0)
 
 
 def _status(word: str, exit_code: str, reason: str) -> JobStatus:
@@ -292,7 +305,12 @@ def _status(word: str, exit_code: str, reason: str) -> JobStatus:
         reason = name
     code = _exit_code(exit_code) if ended else None
     # A job that was cancelled or ran out of time may still show a code of 0.
-    return JobStatus(state=state, exit_code=code if state is JobState.DONE else code or None, reason=reason)
+    return JobStatus(
+        state=state,
+        exit_code=code if state is JobState.DONE else code or None,
+        reason=reason,
+        preempted=name == "PREEMPTED",
+    )
 
 
 def _exit_code(text: str) -> int | None:

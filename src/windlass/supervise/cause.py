@@ -14,9 +14,13 @@ from typing import Literal
 
 import msgspec
 
-Kind = Literal["stopped", "resume", "walltime", "hang", "node", "memory", "user", "transient"]
+Kind = Literal["stopped", "resume", "walltime", "preempted", "hang", "node", "memory", "disk", "user", "transient"]
 """`stopped`: somebody asked. `resume`: the ranks saved and left ("resume me"). `walltime`: the same, or not, because
-the time is up. `user`: an error of the script. `transient`: anything that may not happen again."""
+the time is up; `preempted`: because the scheduler takes the nodes back. `disk`: a file system is full. `user`: an error
+of the script. `transient`: anything that may not happen again."""
+
+Fate = Literal["", "runs", "cancelled", "preempted", "requeued", "over"]
+"""Of the job, as the scheduler says. `over`: its time is up. Empty: there is no job, or nobody asked or answered."""
 
 RESUME_ME = 85  # windlass.runtime.codes says what it means; a test holds the two together
 SCRIPT_BROKEN = 70  # launch.script.EXIT_BROKEN: the rank script could not start the command
@@ -33,6 +37,7 @@ _ECHO = re.compile(
     re.IGNORECASE,
 )
 _MEMORY = re.compile(r"OutOfMemoryError|out of memory|MemoryError|bad_alloc|cannot allocate memory", re.IGNORECASE)
+_DISK = re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE)
 _MACHINE = re.compile(
     r"uncorrectable ECC|CUDA error: (?:an illegal|unspecified launch|device-side|.*ECC)|\bXid\b|HSA_STATUS_ERROR|"
     r"hipErrorLaunchFailure|DEVICE_LOST|Input/output error|Stale file handle|Transport endpoint|Bus error|"
@@ -77,6 +82,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """Somebody asked windlass to stop."""
     time_up: bool = False
     """The ranks were asked to leave because the allocation ends."""
+    job: Fate = ""
+    """What the scheduler has in mind with the job, where it was asked."""
     hang: str | None = None
     hang_rank: int | None = None
     hang_host: str | None = None
@@ -110,6 +117,8 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def same_as(self) -> tuple[object, ...]:
         """Two causes with the same of these are the same error."""
+        if self.kind == "disk":  # whichever file it was that did not fit
+            return (self.kind,)
         return (self.kind, _without_numbers(self.error) if self.error else (self.code, self.signal))
 
     def line(self) -> str:
@@ -122,8 +131,12 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def find_cause(seen: Seen) -> Cause:
     """The first cause. Always one: where nothing is known, it says so."""
-    if seen.stopped:
+    if seen.stopped and seen.job not in {"preempted", "requeued", "over"}:
         return Cause(kind="stopped", reason="stopped on request", step=seen.step)
+    if seen.job in {"preempted", "requeued"}:
+        return Cause(kind="preempted", reason="the scheduler takes the nodes back", step=seen.step)
+    if seen.job == "over":
+        return Cause(kind="walltime", reason="the allocation's time is up", step=seen.step)
     if seen.lost:
         host = _first_lost(seen)
         more = f" (and {len(seen.lost) - 1} more)" if len(seen.lost) > 1 else ""
@@ -158,7 +171,7 @@ def _is_echo(end: End, first: End, seen: Seen) -> bool:
         return True
     if end.signal == signal.SIGKILL:  # launchers kill the rest in the end; at the beginning it came from elsewhere
         return end.at > first.at + _TOGETHER_S
-    if end.signal is not None or end.code == RESUME_ME:
+    if end.signal not in {None, signal.SIGABRT} or end.code == RESUME_ME:  # watchdogs of collectives abort
         return False
     error = error_line(seen.last_lines.get(end.rank, ()))
     return bool(_ECHO.search(error)) or bool(not error and _ECHO.search("\n".join(seen.last_lines.get(end.rank, ()))))
@@ -190,7 +203,8 @@ def _judge(end: End, seen: Seen) -> Cause:
         return found("memory", reason)
     if _MEMORY.search(error):
         return found("memory", error)
-    if number is not None:
+    # The threads of collectives may abort a process that ends by an exception: what it said before is the reason.
+    if number is not None and not (number == signal.SIGABRT and trace and error):
         reason = f"killed by {_signal_name(number)}" + (f" ({kernel})" if kernel else "")
         return found("transient", reason, machine=number == signal.SIGBUS)
     if end.code == SCRIPT_BROKEN and not trace:
@@ -198,6 +212,9 @@ def _judge(end: End, seen: Seen) -> Cause:
         return found("transient", said.removeprefix("windlass: "), machine=True)
     if _ECHO.search(error):
         return found("transient", f"lost its peers ({error})")
+    if _DISK.search(error):
+        # Snapshots have tried several times over many steps; anything else may have met a full disk by chance.
+        return found("disk", error, certain=error.startswith("windlass."))
     if _MACHINE.search(error):
         return found("transient", error, machine=True)
     certain = bool(_CERTAIN.match(error)) or (end.code == 2 and not trace and _says_usage(lines))

@@ -41,6 +41,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Until the allocation ends, where that is known."""
     needed_s: float = 120.0
     """Less time than this is not worth another start."""
+    requeued: bool = False
+    """The scheduler has put the job back into its queue by itself."""
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -58,6 +60,12 @@ def decide(cause: Cause, past: tuple[Past, ...], options: Options) -> Decision:
         return Decision(action="stop", why="stopped on request")
     if cause.kind == "walltime":
         return _later(past, options, "the time of this allocation is up")
+    if cause.kind == "preempted" and options.requeued:
+        return Decision(action="stop", why="the scheduler has put the job back into its queue and starts it again")
+    if cause.kind == "preempted":
+        return _later(past, options, "this allocation is taken back")
+    if cause.kind == "disk" and (cause.certain or _repeated(cause, past)):
+        return Decision(action="stop", why="a file system is full", hint="free space, then `windlass runs resume`")
     if cause.kind == "user" and (again := _bug(cause, past)):
         return Decision(action="stop", why=again, hint="this is in the script: another start would end the same way")
     if cause.kind == "memory" and _repeated(cause, past):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.services.watched import WatchedBeside
 from windlass.supervise.attempts import ledger, newest_step
-from windlass.supervise.cause import Seen
+from windlass.supervise.cause import RESUME_ME, Fate, Seen
+from windlass.supervise.fate import ask_fate
 from windlass.supervise.flight import missing_text
 from windlass.supervise.look import (
     Looked,
@@ -42,6 +44,7 @@ class Ended:
     watch: RankWatch
     started: float
     stacks: Looked | None
+    deadline_s: float | None = None
 
 
 def gather(ended: Ended, folder: RunFolder, environ: Mapping[str, str]) -> tuple[Seen, str]:
@@ -55,6 +58,7 @@ def gather(ended: Ended, folder: RunFolder, environ: Mapping[str, str]) -> tuple
     keep_evidence(plan, folder, ends, lines, after)
     where, odd = _standing(ended, folder)
     hang = ended.watch.hang
+    time_up = _time_up(ended, folder)
     seen = Seen(
         exit_code=ended.record.exit_code,
         ends=ends,
@@ -64,7 +68,8 @@ def gather(ended: Ended, folder: RunFolder, environ: Mapping[str, str]) -> tuple
         said_host=failure.host if failure else None,
         said_signal=failure.signal if failure else None,
         stopped=stopped,
-        time_up=ended.watch.time_up,
+        time_up=time_up,
+        job=_fate(ended, time_up, environ),
         hang=f"{hang}; it is {odd.words()}" if hang and odd else hang,
         hang_rank=odd.rank if odd else None,
         hang_host=odd.host if odd else None,
@@ -74,6 +79,23 @@ def gather(ended: Ended, folder: RunFolder, environ: Mapping[str, str]) -> tuple
         step=_step(ended, folder),
     )
     return seen, where
+
+
+def _fate(ended: Ended, time_up: bool, environ: Mapping[str, str]) -> Fate:
+    """Only where somebody told the ranks or windlass to leave: nothing else is the scheduler's doing."""
+    code = ended.record.exit_code
+    if ended.record.outcome == "stopped":
+        told = code == 128 + signal.SIGTERM
+    else:
+        told = code == RESUME_ME and not time_up
+    return ask_fate(ended.plan, environ, ended.deadline_s) if told else ""
+
+
+def _time_up(ended: Ended, folder: RunFolder) -> bool:
+    """The ranks were asked to leave because the time is up, or saw it themselves before they were asked."""
+    if ended.watch.time_up or ended.record.exit_code != RESUME_ME:
+        return ended.watch.time_up
+    return any(line.what == "time-up" and line.at >= ended.started for line in ledger(folder))
 
 
 def _look_after(ended: Ended, folder: RunFolder, environ: Mapping[str, str]) -> Looked:

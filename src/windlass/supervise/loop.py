@@ -31,7 +31,7 @@ from windlass.supervise.attempts import (
     save_verdict,
     verdicts,
 )
-from windlass.supervise.cause import RESUME_ME, Cause, find_cause
+from windlass.supervise.cause import RESUME_ME, Cause, Seen, find_cause
 from windlass.supervise.decide import Decision, Options, Past, decide
 from windlass.supervise.gather import Ended, gather
 from windlass.supervise.look import Looked, look_at_nodes
@@ -100,7 +100,7 @@ def _keep_alive(live: Live, last: list[RunRecord]) -> RunRecord:
         if verdict.decision.action == "resubmit":
             return _resubmitted(live, plan, ended.record, bad)
         if verdict.decision.action != "restart":
-            resumable = verdict.cause.kind in {"resume", "walltime"}
+            resumable = verdict.cause.kind in {"resume", "walltime", "preempted"}
             code = RESUME_ME if resumable else ended.record.exit_code
             return _with_code(live, ended.record, code)
         restart(live.folder)
@@ -130,6 +130,7 @@ def _attempt(live: Live, plan: Plan, number: int, began: float) -> Ended:
         watch=watch,
         started=started,
         stacks=stacks[0] if stacks else None,
+        deadline_s=live.deadline_s,
     )
 
 
@@ -148,7 +149,7 @@ def _judge(live: Live, ended: Ended, past: list[Past], bad: frozenset[str], sess
         job_id=session,
         hosts=ended.record.hosts,
         cause=cause,
-        decision=decide(cause, (*past, this), _options(live, ended.plan, cause, bad, began)),
+        decision=decide(cause, (*past, this), _options(live, ended.plan, seen, cause, bad, began)),
         from_step=next((line.step for line in lines if line.what == "loaded"), None),
         to_step=progress,
         times=Times(started=ended.started, noticed=ended.watch.noticed, ended=at_end, decided=time.time()),
@@ -159,7 +160,7 @@ def _judge(live: Live, ended: Ended, past: list[Past], bad: frozenset[str], sess
     return verdict
 
 
-def _options(live: Live, plan: Plan, cause: Cause, bad: frozenset[str], began: float) -> Options:
+def _options(live: Live, plan: Plan, seen: Seen, cause: Cause, bad: frozenset[str], began: float) -> Options:
     left = None if live.deadline_s is None else live.deadline_s - time.time()
     whole = None if live.deadline_s is None else live.deadline_s - began
     gone = bad | ({cause.host} if cause.host else set())
@@ -170,6 +171,7 @@ def _options(live: Live, plan: Plan, cause: Cause, bad: frozenset[str], began: f
         several_hosts=plan.launcher != "local",
         seconds_left=left,
         needed_s=min(_NEEDED_S, _NEEDED_SHARE * whole) if whole is not None else _NEEDED_S,
+        requeued=seen.job == "requeued",
     )
 
 
@@ -212,7 +214,7 @@ def _tell(live: Live, verdict: Verdict, past: list[Past]) -> None:
 
 def _resubmitted(live: Live, plan: Plan, record: RunRecord, bad: frozenset[str]) -> RunRecord:
     try:
-        job_id = resubmit(plan, live.folder, live.environ, bad)
+        job_id = resubmit(plan, live.folder, live.environ, bad, live.deadline_s)
         live.view.note(f"windlass: submitted again as job {job_id}")
     except WindlassError as error:
         live.view.note(f"windlass: could not be submitted again: {error.message}")

@@ -9,22 +9,23 @@ from collections.abc import Mapping
 
 import msgspec
 
-from windlass.errors import UsageError, WindlassError
+from windlass.errors import UsageError
 from windlass.launch.folder import RunFolder
 from windlass.launch.submit import submit_script
 from windlass.model.origin import Argument
 from windlass.model.plan import Plan
 from windlass.model.site import SchedulerSpec
-from windlass.proc import run_command
 from windlass.schedulers import get_scheduler
-from windlass.schedulers.base import JobSpec, JobState
+from windlass.schedulers.base import JobSpec
+from windlass.supervise.fate import ask_fate
 
 BATCH_FILE = "batch.sh"
 LOG_FILE = "job.log"
-_ASK_S = 20.0
 
 
-def resubmit(plan: Plan, folder: RunFolder, environ: Mapping[str, str], bad: frozenset[str]) -> str:
+def resubmit(
+    plan: Plan, folder: RunFolder, environ: Mapping[str, str], bad: frozenset[str], deadline_s: float | None = None
+) -> str:
     """Submit the run's batch script again; returns the job's id. Raises `WindlassError` where that is not possible."""
     script = folder.part(BATCH_FILE)
     if plan.scheduler == "none" or not script.exists():
@@ -32,7 +33,7 @@ def resubmit(plan: Plan, folder: RunFolder, environ: Mapping[str, str], bad: fro
             "this run was not made by `windlass submit`, so there is no batch script to send again",
             hint="submit it with --until-done",
         )
-    refuse_cancelled(plan, environ)
+    refuse_cancelled(plan, environ, deadline_s)
     if bad:
         script.write_text(with_excluded(script.read_text(), plan, bad))
     log = folder.part(LOG_FILE)
@@ -43,18 +44,13 @@ def resubmit(plan: Plan, folder: RunFolder, environ: Mapping[str, str], bad: fro
     return job_id
 
 
-def refuse_cancelled(plan: Plan, environ: Mapping[str, str]) -> None:
-    """A person who cancels a job does not want it back; a scheduler that preempts it does not mind."""
-    if plan.job_id is None:
-        return
-    scheduler = get_scheduler(plan.scheduler)
-    try:
-        done = run_command(scheduler.status_argv(plan.job_id), timeout_s=_ASK_S, env=environ, check=False)
-    except WindlassError:
-        return
-    status = scheduler.parse_status(done.stdout, done.code, plan.job_id)
-    if status.state is JobState.CANCELLED and status.reason != "PREEMPTED":
+def refuse_cancelled(plan: Plan, environ: Mapping[str, str], deadline_s: float | None) -> None:
+    """A person who cancels a job does not want it back, even if its time was nearly up anyway."""
+    fate = ask_fate(plan, environ, deadline_s)
+    if fate == "cancelled":
         raise UsageError(f"job {plan.job_id} was cancelled", hint="submit it again yourself if you want it back")
+    if fate == "requeued":
+        raise UsageError(f"job {plan.job_id} is in the queue again: the scheduler starts it by itself")
 
 
 def with_excluded(text: str, plan: Plan, bad: frozenset[str]) -> str:

@@ -16,7 +16,7 @@ from windlass.model.record import RunRecord
 from windlass.proc import run_command
 from windlass.schedulers import get_scheduler
 from windlass.schedulers.base import JobState
-from windlass.supervise.attempts import attempt_folders, ledger, newest_step, read_owner, read_verdict
+from windlass.supervise.attempts import Owner, attempt_folders, ledger, newest_step, read_owner, read_verdict
 from windlass.supervise.cause import RESUME_ME
 
 State = Literal["running", "waiting", "done", "resumable", "stopped", "failed", "killed", "unknown"]
@@ -75,7 +75,7 @@ def _state(
     owner = read_owner(folder)
     if owner is not None and owner.alive():
         return "running", f"by process {owner.pid} on {owner.host}"
-    queued = _in_queue(plan, job_id, environ) if job_id and (owner is None or owner.job_id != job_id) else None
+    queued = _in_queue(plan, job_id, environ) if job_id and _may_be_queued(folder, owner, job_id) else None
     if queued:
         return queued
     if record is not None:
@@ -85,6 +85,14 @@ def _state(
     if owner.alive() is None and owner.job_id:
         return _in_queue(plan, owner.job_id, environ) or ("killed", "windlass ended without a word")
     return "killed", "windlass ended without a word"
+
+
+def _may_be_queued(folder: RunFolder, owner: Owner | None, job_id: str) -> bool:
+    """A job that windlass has left is over, unless the scheduler took it back and starts it again by itself."""
+    if owner is None or owner.job_id != job_id:
+        return True
+    verdict = read_verdict(folder.path)
+    return verdict is not None and verdict.cause.kind == "preempted"
 
 
 def _ended(folder: RunFolder, record: RunRecord) -> tuple[State, str]:

@@ -109,5 +109,22 @@ def test_jobs_without_progress_are_not_sent_again_for_ever() -> None:
     assert decided(*idle, moved, until_done=True).action == "resubmit"
 
 
+def test_what_was_preempted_is_submitted_again_unless_the_scheduler_does_that_itself() -> None:
+    taken = Cause(kind="preempted", reason="the scheduler takes the nodes back")
+    assert decided(taken, until_done=True).action == "resubmit"
+    assert decided(taken).action == "stop" and "runs resume" in decided(taken).hint
+    queued = decided(taken, until_done=True, requeued=True)
+    assert queued.action == "stop" and "back into its queue" in queued.why
+
+
+def test_a_full_disk_ends_the_run_where_another_start_would_meet_it_too() -> None:
+    full = Cause(kind="disk", reason="No space left on device", rank=0, host="n0", step=3)
+    assert decided(full).action == "restart"
+    assert decided(full, full).action == "stop"
+    assert decided(full, full).bad is None, "it is not the node's fault"
+    tried = decided(msgspec.structs.replace(full, certain=True))
+    assert tried.action == "stop" and "free space" in tried.hint
+
+
 def test_a_request_to_stop_is_final() -> None:
     assert decided(Cause(kind="stopped", reason="")).action == "stop"

@@ -51,6 +51,21 @@ def test_a_killed_rank_is_the_cause_although_its_peers_complain_louder() -> None
     assert found.line() == "rank 2 on n1: killed by SIGKILL"
 
 
+def test_an_abort_after_an_exception_is_told_as_the_exception() -> None:
+    """Threads of collectives abort some processes that end by an exception; the exception is what matters."""
+    aborted = (*_NAN, "terminate called without an active exception")
+    found = find_cause(seen(end(1, 128 + signal.SIGABRT), end(0, 1, 0.1), last_lines={1: aborted, 0: _LOST_PEER}))
+    assert (found.rank, found.kind, found.error) == (1, "user", "ValueError: loss is nan")
+    alone = find_cause(seen(end(1, 128 + signal.SIGABRT), last_lines={1: ("terminate called",)}))
+    assert (alone.kind, alone.reason) == ("transient", "killed by SIGABRT")
+
+
+def test_a_watchdog_that_aborts_because_a_peer_is_gone_is_an_echo() -> None:
+    watchdog = ("what():  [PG ID 0 PG GUID 0 Rank 0] Process group watchdog thread terminated with exception",)
+    found = find_cause(seen(end(0, 128 + signal.SIGABRT), end(2, 1, 0.5), last_lines={0: watchdog, 2: _NAN}))
+    assert (found.rank, found.error) == (2, "ValueError: loss is nan")
+
+
 def test_clocks_that_differ_do_not_blame_a_peer() -> None:
     """Node 0's clock is behind: its ranks seem to have ended before the one that was killed."""
     found = find_cause(seen(end(0, 1, -0.3), end(2, 137), last_lines={0: _LOST_PEER}))
@@ -79,6 +94,16 @@ def test_ranks_that_saved_and_left_are_no_failure() -> None:
     assert find_cause(seen(exit_code=85)).kind == "resume"
 
 
+@pytest.mark.parametrize("job", ["preempted", "requeued"])
+def test_a_job_that_the_scheduler_takes_back_is_told_from_one_that_somebody_stopped(job: str) -> None:
+    assert find_cause(seen(exit_code=143, stopped=True)).kind == "stopped"
+    assert find_cause(seen(exit_code=143, stopped=True, job="cancelled")).kind == "stopped"
+    assert find_cause(seen(exit_code=143, stopped=True, job=job)).kind == "preempted"
+    assert find_cause(seen(end(0, 85), exit_code=85, job=job)).kind == "preempted"
+    assert find_cause(seen(end(0, 85), exit_code=85, job="runs")).kind == "resume"
+    assert find_cause(seen(exit_code=143, stopped=True, job="over")).kind == "walltime"
+
+
 @pytest.mark.parametrize(
     ("lines", "code", "kind", "machine", "certain"),
     [
@@ -88,6 +113,8 @@ def test_ranks_that_saved_and_left_are_no_failure() -> None:
         (("ValueError: loss is nan",), 1, "user", False, False),
         (("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",), 1, "memory", False, False),
         (("RuntimeError: CUDA error: uncorrectable ECC error encountered",), 1, "transient", True, False),
+        (("OSError: [Errno 28] No space left on device: '/lus/out'",), 1, "disk", False, False),
+        (("windlass.errors.MachineError: cannot write /x: Disk quota exceeded",), 1, "disk", False, True),
         (("OSError: [Errno 5] Input/output error: '/lus/data'",), 1, "transient", True, False),
         (("windlass: rank 0 on n0: cannot make /tmp/x",), 70, "transient", True, False),
         ((), 139, "transient", False, False),

@@ -2,13 +2,15 @@
 
 Rank 0 appends `<step> <loss in hex> <time>` to --losses at each step. A fault happens once for each time it is named: a
 mark in --marks says that it has been. `--fault kill:20:1` kills rank 1 at step 20, `stop` stops it, `raise` raises,
-`wait` sleeps, `torn` kills it in the middle of a save, `corrupt` destroys the newest snapshot and then kills it, `full`
-lets all its later saves fail as on a full disk.
+`wait` sleeps, `torn` kills it in the middle of a save, `corrupt` destroys the newest snapshot and then kills it,
+`limit` lets all its later saves fail by a limit on file size, `fill` fills the file system of the snapshots, `free`
+frees it again.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import resource
 import signal
@@ -65,6 +67,13 @@ def mean_gradients(model: torch.nn.Module, world: int) -> None:
             parameter.grad /= world
 
 
+def fill(path: Path) -> None:
+    """Until the file system takes no more, to the last page."""
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
 def misbehave(args: argparse.Namespace, rank: int, step: int) -> None:
     for at, fault in enumerate(args.fault):
         kind, when, who = fault.split(":")
@@ -80,7 +89,11 @@ def misbehave(args: argparse.Namespace, rank: int, step: int) -> None:
             newest = max(Path(args.folder).glob("step-*"))
             file = max(newest.glob("*.distcp"), key=lambda path: path.stat().st_size)
             file.write_bytes(file.read_bytes()[:-8] + b"nonsense")
-        if kind == "full":
+        if kind == "fill":
+            fill(Path(args.folder).with_name("filler"))
+        if kind == "free":
+            Path(args.folder).with_name("filler").unlink()
+        if kind == "limit":
             resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
         if kind in {"kill", "torn", "corrupt"}:
             os.kill(os.getpid(), signal.SIGKILL)
