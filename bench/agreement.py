@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import socket
+import subprocess
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from windlass.bench.train.device import find_device  # noqa: E402
+from windlass.bench.train.device import Device, find_device  # noqa: E402
 from windlass.bench.train.environment import software  # noqa: E402
 from windlass.bench.train.options import LlmOptions, ResNetOptions  # noqa: E402
 
@@ -57,21 +60,109 @@ RESNET_MODES: tuple[tuple[str, dict[str, Any], float], ...] = (
     ("bf16, norms by hand, one graph", {"precision": "bf16", "norm": "by-hand", "graphs": True, "compile": True}, 3e-2),
     ("amp under DDP", {"precision": "amp", "parallel": "ddp"}, 3e-2),
 )
+# Two ranks that share the device and talk through gloo (NCCL wants a device for each). Where the norms of a ResNet see
+# half of the batch, its reference is two ranks too: plain DDP in fp32.
+PAIR = {"parallel": "ddp"}
+PAIR_MODES: tuple[tuple[str, str, dict[str, Any], float], ...] = (
+    ("llm", "two ranks, fp32", {**PAIR, "accumulation": 1}, 1e-3),
+    ("llm", "two ranks, bf16", {**PAIR, "accumulation": 1, "precision": "bf16", "compile": True}, 5e-3),
+    ("resnet", "two ranks, DDP in fp32: the reference", PAIR, 0.0),
+    ("resnet", "two ranks, bf16", {**PAIR, "precision": "bf16"}, 3e-2),
+    ("resnet", "two ranks, graphs", {**PAIR, "graphs": True}, 1e-2),
+    (
+        "resnet",
+        "two ranks, bf16, norms by hand, graphs",
+        {**PAIR, "precision": "bf16", "norm": "by-hand", "graphs": True, "compile": True},
+        3e-2,
+    ),
+)
+
+
+def run_one(case: str, device: str, toy: bool, changes: dict[str, Any]) -> tuple[float, ...]:
+    """The losses of one run: fp32, eager and alone but for the changes."""
+    from windlass.bench.train.loop import train_llm
+    from windlass.bench.train.resnet_loop import train_resnet
+
+    base = {"precision": "fp32", "compile": False, "tf32": False, "device": device}
+    if case == "llm":
+        return train_llm(LlmOptions(**{**(LLM_TOY if toy else LLM), **base, **changes})).losses
+    base |= {"graphs": False, "norm": "torch"}
+    return train_resnet(ResNetOptions(**{**(RESNET_TOY if toy else RESNET), **base, **changes})).losses
+
+
+def as_rank(text: str) -> int:
+    """This process as one of two ranks on one device: its collectives are gloo's."""
+    from windlass.bench.train import loop, resnet_loop
+
+    asked = json.loads(text)
+
+    def shared(kind: str | None, local_rank: int = 0) -> Device:
+        return replace(find_device(kind, 0), collective="gloo")
+
+    loop.find_device = resnet_loop.find_device = shared
+    losses = run_one(asked["case"], asked["device"], asked["toy"], asked["changes"])
+    if os.environ["RANK"] == "0":
+        print("losses " + json.dumps(losses), flush=True)
+    return 0
+
+
+def run_pair(case: str, device: str, toy: bool, changes: dict[str, Any]) -> tuple[float, ...]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    text = json.dumps({"case": case, "device": device, "toy": toy, "changes": changes})
+    env = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    env |= {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT / "src")}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, __file__, "--as-rank", text],
+            env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [rank.communicate(timeout=120) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    if any(rank.returncode for rank in ranks):
+        raise RuntimeError(" | ".join((err.strip().splitlines() or ["?"])[-1] for _, err in said))
+    line = next(line for line in said[0][0].splitlines() if line.startswith("losses "))
+    return tuple(json.loads(line.removeprefix("losses ")))
+
+
+def pairs(device: str, toy: bool, reference: tuple[float, ...]) -> list[dict[str, Any]]:
+    """Two ranks against one (the language model) and against two in fp32 (the ResNet)."""
+    found: list[dict[str, Any]] = []
+    references: dict[str, tuple[float, ...]] = {"llm": reference}
+    for case, name, changes, limit in PAIR_MODES:
+        started = time.monotonic()
+        line: dict[str, Any] = {"case": case, "mode": name, "changes": changes}
+        found.append(line)
+        try:
+            losses = run_pair(case, device, toy, changes)
+        except Exception as error:  # as above
+            line["failed"] = str(error)[:400]
+            print(f"{case}: {name}: FAILED {error!r}"[:500], flush=True)
+            continue
+        far = [abs(a - b) / a for a, b in zip(references.setdefault(case, losses), losses, strict=True)]
+        line |= {"losses": losses, "limit": limit, "largest": max(far), "mean": sum(far) / len(far)}
+        line["agrees"] = max(far) <= limit
+        word = "agrees" if line["agrees"] else "FAR"
+        took = time.monotonic() - started
+        print(f"{case}: {name:<40} largest {max(far):.5f} mean {line['mean']:.5f} {word} ({took:.1f} s)", flush=True)
+    return found
 
 
 def curves(case: str, device: str, toy: bool) -> list[dict[str, Any]]:
     """One line per mode: its losses, and how far they are from the reference."""
-    from windlass.bench.train.loop import train_llm
-    from windlass.bench.train.resnet_loop import train_resnet
 
     def run(**changes: Any) -> tuple[float, ...]:
-        if case == "llm":
-            common = LLM_TOY if toy else LLM
-            base = {"precision": "fp32", "compile": False, "tf32": False, "device": device}
-            return train_llm(LlmOptions(**{**common, **base, **changes})).losses
-        common = RESNET_TOY if toy else RESNET
-        base = {"precision": "fp32", "compile": False, "tf32": False, "graphs": False, "norm": "torch"}
-        return train_resnet(ResNetOptions(**{**common, **base, "device": device, **changes})).losses
+        return run_one(case, device, toy, changes)
 
     rate = {"learning_rate": 6e-4} if case == "llm" else {"learning_rate": 2e-3}
     modes = (LLM_MODES if case == "llm" else RESNET_MODES) + (("control: twice the learning rate", rate, 0.0),)
@@ -103,11 +194,17 @@ def main() -> int:
     asked = argparse.ArgumentParser()
     asked.add_argument("--device")
     asked.add_argument("--toy", action="store_true")
-    asked.add_argument("--out", type=Path, required=True)
+    asked.add_argument("--out", type=Path)
+    asked.add_argument("--as-rank", help="for this program's own use")
     asked.add_argument("--commit")
     arguments = asked.parse_args()
+    if arguments.as_rank:
+        return as_rank(arguments.as_rank)
+    if arguments.out is None:
+        asked.error("--out FILE is needed")
     device = find_device(arguments.device)
     lines = [line for case in ("llm", "resnet") for line in curves(case, device.kind, arguments.toy)]
+    lines += pairs(device.kind, arguments.toy, lines[0]["losses"])
     made = {
         "what": "loss curves against fp32 on one device",
         "command": ["python3", "bench/agreement.py", *(["--toy"] if arguments.toy else [])],

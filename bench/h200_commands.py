@@ -56,7 +56,7 @@ FIRST = (
     bench("matmul", "matmul", limit_s=120),
     bench("ddp", "ddp", "--model", "resnet50,resnet101", limit_s=150),
     bench("ddp-fast", "ddp", "--fast", "--steps", "50", limit_s=150),
-    bench("ddp-amp", "ddp", "--fast", "--precision", "amp", "--batch", "96", "--steps", "50", limit_s=150),
+    bench("ddp-fast-b96", "ddp", "--fast", "--batch", "96", "--steps", "50", limit_s=150),
     bench("synthetic-b96", "synthetic", "--batch", "96"),
     bench("synthetic-b96-fp16", "synthetic", "--batch", "96", "--fp16-allreduce"),
     bench("synthetic-b96-fp16-amp", "synthetic", "--batch", "96", "--fp16-allreduce", "--amp"),

@@ -63,7 +63,7 @@ def test_an_unknown_model_names_the_nearest() -> None:
         (ResNetOptions, {"image": 100}, "--image is 100"),
         (ResNetOptions, {"precision": "fp8"}, "no fp8 convolutions"),
         (ResNetOptions, {"parallel": "fsdp"}, "ddp only"),
-        (ResNetOptions, {"norm": "by-hand", "parallel": "ddp"}, "one device"),
+        (ResNetOptions, {"norm": "by-hand", "channels_last": False}, "channels-last"),
     ],
 )
 def test_impossible_requests_say_what_is_wrong(kind: type, wrong: dict[str, object], said: str) -> None:

@@ -100,6 +100,53 @@ def test_resnet_runs_on_two_ranks(tmp_path: Path) -> None:
     assert not record["loss_problems"]
 
 
+_EXCHANGE = """
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from windlass.bench.train.exchange import FlatGradients
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+def model(seed):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5).to(torch.bfloat16))
+def run(made, images):
+    return made[3](made[2](made[1](made[0](images))).to(torch.bfloat16)).float().square().mean()
+ours = model(rank).to(memory_format=torch.channels_last)
+exchange = FlatGradients(list(ours.parameters()), dist.get_world_size())
+exchange.make_equal()
+reference = model(0)
+for a, b in zip(ours.parameters(), reference.parameters(), strict=True):
+    torch.testing.assert_close(a.contiguous(), b)
+parts = [torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(7 + one)) for one in range(2)]
+run(ours, parts[rank]).backward()
+exchange.gather(); exchange.average(); exchange.give_back()
+for part in parts:
+    (run(reference, part) / 2).backward()
+for a, b in zip(ours.parameters(), reference.parameters(), strict=True):
+    assert a.grad.stride() == a.stride()
+    torch.testing.assert_close(a.grad.contiguous(), b.grad, rtol=2e-2, atol=2e-3)
+"""
+
+
+def test_gradients_sent_after_backward_are_the_mean_over_ranks() -> None:
+    port = _free_port()
+    base = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
+    base |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    argv = [sys.executable, "-c", _EXCHANGE]
+    processes = [
+        subprocess.Popen(argv, env=base | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True) for rank in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=DEADLINE_S)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(text[-2000:] for text in said)
+
+
 def test_ranks_without_a_parallel_mode_are_refused(tmp_path: Path) -> None:
     env = os.environ | {"PYTHONPATH": str(SOURCE), "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
     done = subprocess.run(

@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     resnet = cases.add_parser("resnet", help="a ResNet on random images")
     for name in ("batch", "image", "classes"):
         resnet.add_argument(f"--{name}", type=int)
-    for name in ("graphs", "channels-last", "pointwise-as-matmul", "stem-patches", "autotune"):
+    for name in ("graphs", "channels-last", "pointwise-as-matmul", "stem-patches", "autotune", "cudnn-benchmark"):
         resnet.add_argument(f"--{name}", action=argparse.BooleanOptionalAction)
     resnet.add_argument("--norm", choices=("torch", "by-hand"))
     llm.add_argument("--precision", choices=LLM_PRECISIONS)

@@ -125,6 +125,10 @@ class MasterSgd:
         sources = [m for m, is_low in zip(self._masters, low, strict=True) if is_low]
         self._update(self._masters, gradients, self._momenta, copies, sources, *self._rule)
 
+    def state(self) -> list[Tensor]:
+        """Everything that a step changes."""
+        return [*(w.detach() for w in self._weights), *self._masters, *self._momenta]
+
     def zero_grad(self) -> None:
         for p in self._weights:
             p.grad = None

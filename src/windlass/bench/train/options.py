@@ -162,6 +162,7 @@ class ResNetOptions(StepOptions):
     pointwise_as_matmul: bool = True
     stem_patches: bool = True
     autotune: bool = False
+    cudnn_benchmark: bool = True
     learning_rate: float = 0.0125
     momentum: float = 0.9
     weight_decay: float = 1e-4
@@ -176,8 +177,8 @@ class ResNetOptions(StepOptions):
         _at_least("classes", self.classes, 2)
         if self.precision == "fp8":
             raise UsageError("there are no fp8 convolutions", hint="use --precision bf16")
-        if self.norm == "by-hand" and (self.parallel != "none" or not self.channels_last):
-            raise UsageError("norms by hand run on one device, in channels-last memory", hint="use --norm torch")
+        if self.norm == "by-hand" and not self.channels_last:
+            raise UsageError("norms by hand run in channels-last memory", hint="use --norm torch")
         if self.image % 32:
             raise UsageError(f"--image is {self.image}", hint="the network halves it five times: use a multiple of 32")
         if self.parallel == "fsdp":

@@ -52,7 +52,7 @@ def process_group(world: World, parallel: Parallel, device: Device) -> Iterator[
         return
     store = dist.HashStore() if world.size == 1 and "MASTER_ADDR" not in os.environ else None
     extra: dict[str, Any] = {"store": store, "rank": 0, "world_size": 1} if store is not None else {}
-    if device.kind != "cpu":
+    if device.kind != "cpu" and device.collective != "gloo":
         extra["device_id"] = device.torch
     dist.init_process_group(device.collective, timeout=_TIMEOUT, **extra)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,7 +21,8 @@ from windlass.bench.train.device import (
     peak_memory_bytes,
     synchronize,
 )
-from windlass.bench.train.graph import captured
+from windlass.bench.train.exchange import FlatGradients
+from windlass.bench.train.graph import captured, rehearsed
 from windlass.bench.train.interruption import out_of_memory_explained, stop_kept
 from windlass.bench.train.kernels import kernels_available
 from windlass.bench.train.norm import NormTable
@@ -52,22 +54,22 @@ def train_resnet(options: ResNetOptions) -> ResNetResult:
     device = find_device(options.device, world.local_rank)
     options = resolve(options, device)
     allow_tf32(bool(options.tf32))
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = options.cudnn_benchmark
     with parallel.process_group(world, options.parallel, device), out_of_memory_explained(device, "--batch"):
         return _train(options, device, world)
 
 
 def resolve(options: ResNetOptions, device: Device) -> ResNetOptions:
     """The options with every None replaced by what suits the device."""
-    graphs = device.graphs and options.parallel == "none" if options.graphs is None else options.graphs
+    graphs = device.graphs if options.graphs is None else options.graphs
     if graphs:
         need_graphs(device)
     norm = options.norm
     if norm == "by-hand" and not (device.kind == "cuda" and kernels_available()):
         raise MachineError("norms by hand need a CUDA or ROCm device and Triton", hint="use --norm torch")
     if norm is None:
-        alone = options.parallel == "none" and options.channels_last
-        norm = "by-hand" if alone and device.kind == "cuda" and kernels_available() else "torch"
+        by_hand = options.channels_last and device.kind == "cuda" and kernels_available()
+        norm = "by-hand" if by_hand else "torch"
     return replace(
         options,
         norm=norm,
@@ -99,8 +101,13 @@ def _train(options: ResNetOptions, device: Device, world: parallel.World) -> Res
         device,
     )
     parameters = sum(p.numel() for p in plain.parameters())
-    model = parallel.spread_resnet(plain, options.parallel, device)
-    # The masters are taken after DDP has made all ranks equal.
+    # DDP works in hooks of the backward pass: a graph does not replay them, and norms by hand have none.
+    flat = options.parallel == "ddp" and (bool(options.graphs) or table is not None)
+    exchange = FlatGradients(list(plain.parameters()), world.size) if flat else None
+    if exchange is not None:
+        exchange.make_equal()
+    model = parallel.spread_resnet(plain, "none" if flat else options.parallel, device)
+    # The masters are taken after all ranks were made equal.
     optimizer = MasterSgd(
         list(model.parameters()),
         learning_rate=options.learning_rate,
@@ -119,18 +126,24 @@ def _train(options: ResNetOptions, device: Device, world: parallel.World) -> Res
         device=device.torch,
     )
 
-    def train_on(images: Tensor, labels: Tensor) -> Tensor:
+    def forward_backward(images: Tensor, labels: Tensor) -> Tensor:
         optimizer.zero_grad()
         with torch.autocast(device.kind, torch.bfloat16, enabled=options.precision == "amp"):
             loss: Tensor = model(images, labels)
         loss.backward()
         if table is not None:
             table.end()
-        optimizer.step()
+        if exchange is not None:
+            exchange.gather()
         return loss.detach()
 
-    first = data.batch(0, world.rank)
-    step_on = captured(train_on, *first) if options.graphs else train_on
+    def update() -> None:
+        if exchange is not None:
+            exchange.give_back()
+        optimizer.step()
+
+    with rehearsed((*optimizer.state(), *plain.buffers()), bool(options.graphs)):
+        step_on = _whole_step(forward_backward, update, exchange, data.batch(0, world.rank), bool(options.graphs))
     clock = StepClock(device)
     losses: list[Tensor] = []
 
@@ -157,6 +170,32 @@ def _train(options: ResNetOptions, device: Device, world: parallel.World) -> Res
         peak_memory_bytes=peak_memory_bytes(device),
         breakdown=breakdown,
     )
+
+
+def _whole_step(
+    forward_backward: Callable[[Tensor, Tensor], Tensor],
+    update: Callable[[], None],
+    exchange: FlatGradients | None,
+    example: tuple[Tensor, Tensor],
+    graphs: bool,
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """One step: one graph alone; with other ranks a graph on each side of the exchange."""
+
+    def train_on(images: Tensor, labels: Tensor) -> Tensor:
+        loss = forward_backward(images, labels)
+        if exchange is not None:
+            exchange.average()
+        update()
+        return loss
+
+    if not graphs:
+        return train_on
+    if exchange is None:
+        return captured(train_on, *example)
+    forward_backward = captured(forward_backward, *example)
+    exchange.average()  # what the rehearsals left, so that the update is rehearsed with the same on every rank
+    update = captured(update)
+    return train_on
 
 
 def _on_device(model: ResNet, options: ResNetOptions, device: Device) -> ResNet:

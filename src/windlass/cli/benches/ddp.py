@@ -42,7 +42,7 @@ def case_words(args: argparse.Namespace, model: str, *, parallel: bool) -> tuple
     precision = args.precision or (None if args.fast else "fp32")
     words += ["--precision", precision] if precision else []
     words += [] if args.fast else ["--no-compile", "--no-graphs", "--norm", "torch", "--no-pointwise-as-matmul"]
-    words += [] if args.fast else ["--no-stem-patches", "--no-channels-last"]
+    words += [] if args.fast else ["--no-stem-patches", "--no-channels-last", "--no-cudnn-benchmark"]
     words += [] if args.tf32 is None else ["--tf32" if args.tf32 else "--no-tf32"]
     return (*words, *(["--device", args.device] if args.device else []))
 
