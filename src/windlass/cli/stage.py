@@ -41,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", required=True, metavar="DIR", help="folder on each node; ${NAME} is expanded there")
     parser.add_argument("--extract", action="store_true", help="unpack archives, mount squashfs images")
     parser.add_argument("--shard", action="store_true", help="each node gets its part of the files, not all")
+    parser.add_argument(
+        "--one-reader", action="store_true", help="the first node alone reads SRC, which may lie on that node"
+    )
     parser.add_argument("--json", action="store_true")
 
 
@@ -51,6 +54,8 @@ def main(args: argparse.Namespace) -> Result:
     args.cache = args.sources
     plan, _, _ = plan_from(args, here=True, request=request_from(args, environ))
     sources = plan.cache.roots if plan.cache else ()
+    if args.shard and args.one_reader:
+        raise UsageError("--shard has every node read its own part: there is no one reader")
     if len({Path(source.path).name for source in sources}) < len(sources):
         raise UsageError("two sources have the same name", hint="stage them into folders of their own")
     folder = make_folder(args.run_dir, settings.runs_dir, plan.name)
@@ -82,7 +87,7 @@ def _agents(
     to = str(Path(args.to).expanduser()) if args.to.startswith("~") else args.to
     if not to.startswith(("/", "${")):
         raise UsageError(f"--to {to} is not a full path", hint="each node starts in a folder of its own")
-    service = stage_service(plan.cache.roots, to, extract=args.extract, shard=args.shard)
+    service = stage_service(plan.cache.roots, to, extract=args.extract, shard=args.shard, one_reader=args.one_reader)
     made = AgentsPlan(
         launch=cached_step(plan, folder, hosts),
         launcher=plan.launcher,

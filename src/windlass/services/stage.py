@@ -13,14 +13,22 @@ _ENTRY = "windlass.services.node.stage:make"
 
 
 def stage_service(
-    sources: tuple[CacheRoot, ...], to: str, *, extract: bool, shard: bool, per_node: bool = False
+    sources: tuple[CacheRoot, ...],
+    to: str,
+    *,
+    extract: bool,
+    shard: bool,
+    one_reader: bool = False,
+    per_node: bool = False,
 ) -> ServiceSpec:
-    """What every node is told. With `shard` each node gets its part of the files and not all of them."""
+    """What every node is told. With `shard` each node gets its part of the files and not all of them; with `one_reader`
+    the first node alone reads the sources."""
     settings: dict[str, object] = {
         "sources": [{"path": source.path, "real": source.real} for source in sources],
         "to": to,
         "extract": extract,
         "shard": shard,
+        "one_reader": one_reader,
         "per_node": per_node,
     }
     return ServiceSpec(name="stage", entry=_ENTRY, settings=settings)

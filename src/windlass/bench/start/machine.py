@@ -17,9 +17,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from windlass.agent.bundle import Manifest, ServiceSpec, bundle_bytes
 from windlass.agent.words import agent_words
@@ -96,6 +96,21 @@ class Clients:
         return Seen(calls=sum(calls for calls, _ in counted), bytes=sum(size for _, size in counted))
 
 
+class Paths(Protocol):
+    """What a node sees: a folder for each."""
+
+    def path(self, node: int | str) -> Path: ...
+
+
+class Network(Protocol):
+    """Nodes with a network of their own: their addresses, and the words before a command that make it run there."""
+
+    @property
+    def hosts(self) -> tuple[str, ...]: ...
+
+    def inside(self, node: int) -> tuple[str, ...]: ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hosted:
     """Running agents: how long they took to come up, and where the nodes' things are."""
@@ -103,21 +118,26 @@ class Hosted:
     ready_s: float
     folder: Path
     run_id: str
+    ended: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """The last figures of each node's service; there when the block has ended."""
 
     def view(self, node: int) -> Path:
         return self.folder / "c" / f"{self.run_id}.{node}" / "view"
 
 
 @contextlib.contextmanager
-def hosted(clients: Clients, nodes: int, run: Path, work: Path, service: ServiceSpec) -> Iterator[Hosted]:
+def hosted(
+    clients: Paths, nodes: int, run: Path, work: Path, service: ServiceSpec, network: Network | None = None
+) -> Iterator[Hosted]:
     """Agents with one service on every node; all are up when the block begins, and gone when it ends.
 
-    `run` is the folder that the clients show as `run`: the file that travels is put there."""
+    `run` is the folder that the clients show as `run`: the file that travels is put there. Without a `network` the
+    nodes are addresses of this machine's loopback."""
     run_id = f"b{random.randrange(1 << 40):x}"
     net = f"127.{random.randrange(64, 250)}.{random.randrange(250)}"
     manifest = Manifest(
         run_id=run_id,
-        hosts=tuple(f"{net}.{node + 1}" for node in range(nodes)),
+        hosts=network.hosts if network is not None else tuple(f"{net}.{node + 1}" for node in range(nodes)),
         node_variables=(_NODE_VARIABLE,),
         folder=str(work / "agents"),
         services=(service,),
@@ -130,17 +150,37 @@ def hosted(clients: Clients, nodes: int, run: Path, work: Path, service: Service
     try:
         for node in range(nodes):
             words = agent_words(str(clients.path(node) / "run" / bundle.name), os.path.realpath(sys.executable))
-            agents.append(_popen(words, {_NODE_VARIABLE: str(node), "PATH": os.defpath}))
+            inside = network.inside(node) if network is not None else ()
+            agents.append(_popen((*inside, *words), {_NODE_VARIABLE: str(node), "PATH": os.defpath}))
         for node, agent in enumerate(agents):
             _wait_up(agent, node)
-        yield Hosted(ready_s=time.monotonic() - began, folder=work / "agents", run_id=run_id)
+        up = Hosted(ready_s=time.monotonic() - began, folder=work / "agents", run_id=run_id)
+        yield up
+        _close_inputs(agents)
+        for node, agent in enumerate(agents):
+            up.ended[node] = _last_figures(agent, service.name)
     finally:
-        for agent in agents:
-            assert agent.stdin is not None
-            agent.stdin.close()
+        _close_inputs(agents)
         for agent in agents:
             _end(agent)
         bundle.unlink()
+
+
+def _close_inputs(agents: Sequence[Process]) -> None:
+    for agent in agents:
+        if agent.stdin is not None:
+            agent.stdin.close()
+
+
+def _last_figures(agent: Process, service: str) -> dict[str, Any]:
+    """What the agent says when it ends; nothing where it does not."""
+    deadline = time.monotonic() + _END_S
+    while raw := _line(agent, deadline - time.monotonic()):
+        line: dict[str, Any] = json.loads(raw)
+        if "ended" in line:
+            found: dict[str, Any] = line["ended"].get(service, {})
+            return found
+    return {}
 
 
 def _wait_up(agent: Process, node: int) -> None:

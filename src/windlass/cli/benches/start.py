@@ -2,6 +2,9 @@
 
 All nodes are on this machine: each has an address, a client of a shared file system, and a page cache of its own. The
 shared file system counts calls and bytes, and can be made as slow as a real one. Cases take turns; medians with ranges.
+
+With --push one file goes to all nodes instead, over links of a known rate (--link, needs root) or over loopback beside
+a plain copy: by `windlass stage` with its several readers and with one, by Slurm's sbcast and by MPI_Bcast.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -18,6 +22,7 @@ from pathlib import Path
 
 from windlass.bench.start.cases import CASES, Place, Row, load_average, measure
 from windlass.bench.start.plot import plot_svg
+from windlass.bench.start.push import LINK_CASES, LOOPBACK_CASES, PushPlace, PushRow, measure_push
 from windlass.bench.start.shared import Limits
 from windlass.bench.start.simulate import WAYS, predict
 from windlass.cli.options import parse_size
@@ -32,11 +37,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--import", dest="module", default="torch", metavar="MODULE", help="what is imported")
     parser.add_argument("--nodes", default="1,2,4", metavar="N,N…", help="sizes (default 1,2,4)")
     parser.add_argument("--ranks", type=int, default=1, metavar="R", help="ranks on each node (default 1)")
-    parser.add_argument("--cases", default=",".join(CASES), metavar="CASE,…", help=f"of {', '.join(CASES)}")
+    pushed = ", ".join(LOOPBACK_CASES)
+    text = f"of {', '.join(CASES)}; with --push of {pushed} (default: all)"
+    parser.add_argument("--cases", metavar="CASE,…", help=text)
     parser.add_argument("--repeat", type=int, default=5, metavar="K", help="rounds (default 5)")
     parser.add_argument("--latency", type=float, default=0.0, metavar="MS", help="latency of each call")
     parser.add_argument("--calls", type=float, default=0.0, metavar="RATE", help="calls a second, all nodes together")
     parser.add_argument("--bandwidth", metavar="SIZE", help="bytes a second for all nodes together, as in 200M")
+    parser.add_argument("--push", metavar="SIZE", help="push one file of this size to all nodes instead, as in 1G")
+    parser.add_argument("--link", metavar="RATE", help="with --push: bits a second of each node's link, as in 400M")
     parser.add_argument("--work", metavar="DIR", help="folder for copies (default: a temporary one)")
     parser.add_argument("--simulate", action="store_true", help="predict sizes that cannot be measured; starts nothing")
     parser.add_argument("--plot", metavar="FILE", help="with --simulate: the prediction as SVG")
@@ -47,6 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> Result:
     if args.simulate:
         return _simulated(args.plot)
+    if args.push or args.link:
+        return _pushed(args)
     env = Path(args.env).absolute() if args.env else Path(sys.prefix)
     if not (env / "bin" / "python").exists():
         raise UsageError(f"--env {env} has no bin/python", hint="give a virtual or conda environment")
@@ -54,10 +65,7 @@ def main(args: argparse.Namespace) -> Result:
         raise UsageError(f"--import {args.module} is not the name of a module")
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         raise MachineError("no usable /dev/fuse: the shared file system of the measurement cannot be made")
-    cases = tuple(case.strip() for case in args.cases.split(",") if case.strip())
-    for case in cases:
-        if case not in CASES:
-            raise unknown_name("case", case, CASES)
+    cases = _cases(args.cases, CASES)
     sizes = _sizes(args.nodes)
     if args.repeat < 1 or args.ranks < 1:
         raise UsageError("--repeat and --ranks are 1 or more")
@@ -73,6 +81,55 @@ def main(args: argparse.Namespace) -> Result:
     if args.record:
         Path(args.record).write_bytes(to_json(_record(args, rows, load)))
     return Result(text=table(rows), data=rows)
+
+
+def _pushed(args: argparse.Namespace) -> Result:
+    if not args.push:
+        raise UsageError("--link says how fast the links of a push are", hint="add --push 1G")
+    size = parse_size(args.push, "--push")
+    link = _bits(args.link) if args.link else None
+    cases = _cases(args.cases, LOOPBACK_CASES if link is None else LINK_CASES)
+    sizes = _sizes(args.nodes)
+    if size < 1 or min(sizes) < 2 or args.repeat < 1:
+        raise UsageError("a push has a byte, two nodes and one round at least", hint="--push 1G --nodes 2,4,8")
+    load = load_average()
+    with _work_folder(args.work) as work:
+        rows = measure_push(PushPlace(work=work, size=size, link_bits_per_s=link), cases, sizes, args.repeat, _tell)
+    if args.record:
+        Path(args.record).write_bytes(to_json(_push_record(args, rows, load)))
+    return Result(text=push_table(rows), data=rows)
+
+
+def _bits(text: str) -> int:
+    """Bits a second of `400M`; links are counted in thousands."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:bit(?:/s)?)?", text.strip(), re.IGNORECASE)
+    bits = int(float(match.group(1)) * 1000 ** " KMG".index(match.group(2).upper() or " ")) if match else 0
+    if bits < 1_000_000:
+        raise UsageError(f"--link {text!r} is not a rate of a megabit a second or more", hint="write 400M or 1G")
+    return bits
+
+
+def _cases(text: str | None, known: tuple[str, ...]) -> tuple[str, ...]:
+    cases = tuple(case.strip() for case in text.split(",") if case.strip()) if text else known
+    for case in cases:
+        if case not in known:
+            raise unknown_name("case", case, known)
+    return cases
+
+
+def _push_record(args: argparse.Namespace, rows: list[PushRow], load: float) -> dict[str, object]:
+    return {
+        "version": 1,
+        "what": "bench start --push",
+        "when": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "formula": "median of the samples; seconds until the last node has all of it, daemons being up; "
+        "link_share = bytes / seconds / link; hop_rate = bytes x (nodes - 1) / seconds; of_raw = hop_rate / raw's",
+        "machine": {"cpus": os.cpu_count(), "load_before": load, "load_after": load_average()},
+        "bytes": parse_size(args.push, "--push"),
+        "link_bits_per_s": _bits(args.link) if args.link else None,
+        "repeat": args.repeat,
+        "rows": rows,
+    }
 
 
 def _simulated(plot: str | None) -> Result:
@@ -149,7 +206,37 @@ def table(rows: list[Row]) -> str:
                 f"{(row.shared_bytes or 0) / 1e6:,.1f}",
             )
         )
-    widths = [max(len(line[at]) for line in body if at != 3 or "not" not in line[3]) for at in range(len(head))]
+    return _aligned(body)
+
+
+def push_table(rows: list[PushRow]) -> str:
+    """Rows of a push for people."""
+    body: list[tuple[str, ...]] = [
+        ("case", "nodes", "seconds", "range", "MB/s a node", "of the link", "MB/s all hops", "of raw", "CPU s")
+    ]
+    for row in rows:
+        if row.seconds is None:
+            body.append((row.case, str(row.nodes), f"not measured: {row.not_measured}", *[""] * 6))
+            continue
+        body.append(
+            (
+                row.case,
+                str(row.nodes),
+                f"{row.seconds:.2f}",
+                f"{row.low:.2f}-{row.high:.2f}",
+                f"{(row.rate or 0) / 1e6:,.1f}",
+                f"{row.link_share:.2f}" if row.link_share is not None else "",
+                f"{(row.hop_rate or 0) / 1e6:,.1f}",
+                f"{row.of_raw:.2f}" if row.of_raw is not None else "",
+                f"{row.cpu_seconds:.1f}" if row.cpu_seconds is not None else "",
+            )
+        )
+    return _aligned(body)
+
+
+def _aligned(body: list[tuple[str, ...]]) -> str:
+    short = [[cell for cell in column if not cell.startswith("not measured")] for column in zip(*body, strict=True)]
+    widths = [max(map(len, column)) for column in short]
     return "\n".join(_line(line, widths) for line in body)
 
 

@@ -19,8 +19,7 @@ from windlass.cache.node.keys import BadKeyError, Pin, check_path, chunk_count, 
 from windlass.cache.node.listing import Listing, attr_mode, attr_pin
 from windlass.cache.node.tree import tree_route
 
-STRIPES = 4
-FANOUT = 4
+_SHORT = 32
 _RUN = 4
 _BLOCK = 1 << 20
 _LARGE_BLOCK = 8 << 20
@@ -65,15 +64,45 @@ class Block(NamedTuple):
     parts: tuple[Part, ...]
 
 
-class Layout:
-    """Items, blocks, and which tree brings which block."""
+class Shape(NamedTuple):
+    """Who hands on to whom. Each stripe of the blocks has a tree of its own, all rotations of one; a node asks only
+    nodes that stand before it in that tree, so waiting never goes in a circle."""
 
-    def __init__(self, items: Sequence[Item], nodes: int) -> None:
+    nodes: int
+    stripes: int
+    fanout: int
+    one_reader: bool
+
+    def route(self, node: int, stripe: int) -> tuple[int, ...]:
+        """Whom to ask for a stripe, best first; empty for its reader of the shared file system."""
+        if not self.one_reader:
+            return tree_route(node, stripe, self.stripes, self.nodes, self.fanout)
+        if node == 0:
+            return ()
+        others = tree_route(node - 1, stripe, self.stripes, self.nodes - 1, self.fanout)
+        return (*(other + 1 for other in others), 0)
+
+
+def make_shape(nodes: int, *, one_reader: bool = False) -> Shape:
+    """A link carries each byte about once in each direction, whatever the number of nodes. Few nodes are chains, which
+    hold that exactly; many are trees, which are not as deep, and where a node that forwards in two of eight trees is a
+    leaf in the others. `one_reader`: the first node alone reads the sources, the others know only what it sends."""
+    if one_reader and nodes > 1:
+        few = nodes - 1 <= _SHORT
+        return Shape(nodes, 1 if few else 8, 1 if few else 4, True)
+    few = nodes <= _SHORT
+    return Shape(nodes, min(4, nodes) if few else 8, 1 if few else 4, False)
+
+
+class Layout:
+    """Items, blocks, and which stripe brings which block."""
+
+    def __init__(self, items: Sequence[Item], stripes: int) -> None:
         self.items = tuple(items)
         self.total = sum(item.pin.size for item in self.items if item.is_file)
         self.block_bytes = _LARGE_BLOCK if self.total > _LARGE_TOTAL else _BLOCK
         self.blocks = cut(self.items, self.block_bytes)
-        self.stripes = stripe_count(nodes)
+        self.stripes = stripes
         self.mark = hashlib.sha256(dump_items(self.items)).digest()
 
     def index(self, stripe: int, position: int) -> int:
@@ -97,18 +126,6 @@ class Layout:
         state = hashlib.sha256(b"%d " % index + self.mark)
         state.update(data)
         return state.digest()
-
-
-def stripe_count(nodes: int) -> int:
-    """Trees that are rotations of each other. With as many trees as a node has children in one, a node that forwards in
-    one is a leaf in the others: every link carries each byte about once in each direction, whatever the number of
-    nodes."""
-    return min(STRIPES, nodes)
-
-
-def route(node: int, stripe: int, nodes: int) -> tuple[int, ...]:
-    """Whom to ask for a stripe, best first; empty for its reader of the shared file system."""
-    return tree_route(node, stripe, stripe_count(nodes), nodes, FANOUT)
 
 
 def cut(items: Sequence[Item], block_bytes: int) -> list[Block]:

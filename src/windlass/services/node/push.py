@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import queue
 import random
 import threading
 import time
@@ -24,12 +25,13 @@ from windlass.cache.node.source import Source
 from windlass.cache.node.wire import ProtocolError
 
 from .call import Caller, FailedError, Kind, Reader
-from .layout import Layout, LayoutError, dump_items, parse_items, route, survey
+from .layout import Layout, LayoutError, Shape, dump_items, parse_items, survey
 from .row import Row, Slot
 
 _WINDOW_BYTES = 32 << 20
 _SMALLEST_WINDOW = 6
 _READERS = 4
+_WRITERS = 2
 _FALLBACKS_PER_S = 50.0
 _STALLED_S = 120.0
 
@@ -41,6 +43,7 @@ class Place(NamedTuple):
     hosts: tuple[str, ...]
     key: bytes
     roots: tuple[Root, ...]
+    shape: Shape
 
 
 class Push:
@@ -53,6 +56,7 @@ class Push:
         self._health = Health()
         self._caller = Caller(place.number, place.hosts, place.key)
         self._bucket = TokenBucket(_FALLBACKS_PER_S, _FALLBACKS_PER_S)
+        self._arrivals: queue.SimpleQueue[tuple[Row, int, int, Slot] | None] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._lock = threading.Condition()
         self._written: dict[int, int] = {}
@@ -62,23 +66,33 @@ class Push:
         self.layout: Layout | None = None
         self.packed = b""
         self.rows: list[Row] = []
-        self._source = Source(place.roots, 0)
+        self._survey = self._source = Source(place.roots, 0)
+
+    @property
+    def source_calls(self) -> int:
+        """What the shared file system has seen of this node."""
+        return self._survey.calls + (self._source.calls if self._source is not self._survey else 0)
+
+    @property
+    def source_bytes(self) -> int:
+        return self._source.bytes
 
     # What is staged
 
     def learn(self) -> Layout:
         """The layout: looked up by the first node, handed down by the others. Raises `OSError`, `AgentError`."""
-        way = route(self._place.number, 0, len(self._place.hosts))
+        shape = self._place.shape
+        way = shape.route(self._place.number, 0)
         for node in way:
             with contextlib.suppress(OSError, ProtocolError, LayoutError), self._caller.call(node) as reader:
                 reader.ask(Kind.LAYOUT, 0, 0)
                 items = parse_items(reader.whole())
-                return self._learned(Layout(items, len(self._place.hosts)))
+                return self._learned(Layout(items, shape.stripes))
         if way:
             self._stop.wait(fallback_jitter_s(len(self._place.hosts), random.Random(os.urandom(8))))
             self.fallbacks += 1
         sources = [(root.view, root.real) for root in self._place.roots]
-        return self._learned(Layout(survey(sources, self._source.read), len(self._place.hosts)))
+        return self._learned(Layout(survey(sources, self._survey.read), shape.stripes))
 
     def _learned(self, layout: Layout) -> Layout:
         self.packed = dump_items(layout.items)
@@ -96,15 +110,17 @@ class Push:
 
     def begin(self, layout: Layout, *, alone: bool = False) -> None:
         """Start to fill the rows. `alone`: everything from the shared file system, nothing from others."""
-        self._source = Source(self._place.roots, layout.block_bytes)
+        self._source = Source(self._place.roots, layout.block_bytes)  # the cut is known only now
         self._blocks_of = layout
         window = max(_SMALLEST_WINDOW, _WINDOW_BYTES // layout.block_bytes)
         rows = [Row(layout.count(stripe), layout.block_bytes, window) for stripe in range(layout.stripes)]
         for stripe, row in enumerate(rows):
-            way = () if alone else route(self._place.number, stripe, len(self._place.hosts))
+            way = () if alone else self._place.shape.route(self._place.number, stripe)
             for _ in range(1 if way else _READERS):
                 work = self._follow if way else self._read
                 self._thread("stripe-%d" % stripe, work, layout, stripe, row, way)
+        for number in range(_WRITERS):
+            self._thread("write-%d" % number, self._write_arrivals)
         with self._lock:
             self.rows = rows
             self._lock.notify_all()
@@ -157,7 +173,10 @@ class Push:
         self._caller.close()
         for row in self.rows:
             row.close()
+        for _ in range(_WRITERS):
+            self._arrivals.put(None)
         self._source.close()
+        self._survey.close()
 
     # Inside
 
@@ -249,11 +268,19 @@ class Push:
 
     def _land(self, row: Row, index: int, position: int, slot: Slot, length: int, digest: bytes) -> None:
         """A verified block: children may have it, and this node writes it."""
-        if not row.fill(position, slot, length, digest):
-            return
-        if self._write(index, slot.data):
-            self._count(index)
-            row.used(position)
+        if row.fill(position, slot, length, digest):
+            self._arrivals.put((row, position, index, slot))
+
+    def _write_arrivals(self) -> None:
+        """On threads of its own: while a block is written the next one is received and verified."""
+        while True:
+            arrival = self._arrivals.get()
+            if arrival is None:
+                return
+            row, position, index, slot = arrival
+            if self._write(index, slot.data):
+                self._count(index)
+                row.used(position)
 
     def _count(self, index: int) -> None:
         block = self._blocks_of.blocks[index]

@@ -23,7 +23,7 @@ from windlass.cache.node.roots import Root
 from .cache import reachable_hosts
 from .feed import Feeder
 from .images import end_mount, is_squashfs, start_mount
-from .layout import Item, Layout
+from .layout import Item, Layout, make_shape
 from .places import PARTIAL, partial_place, put_in_place, sweep_partial
 from .push import Place, Push
 from .unpacking import tar_options, tar_stem, unpack
@@ -46,26 +46,29 @@ class StageService:
         self._to: str = settings["to"]
         self._extracts = bool(settings.get("extract"))
         self._shards = bool(settings.get("shard"))
+        self._one_reader = bool(settings.get("one_reader"))
         self._per_node = bool(settings.get("per_node"))
-        self._push = Push(self._place(), self._write)
+        self._place = self._make_place()
+        self._push = Push(self._place, self._write)
         self._feeder: Feeder | None = None
         self._layout: Layout | None = None
         self._copies: dict[int, Copy] = {}
         self._unpacked: set[int] = set()
         self._mounts: list[tuple[str, subprocess.Popen[bytes]]] = []
         self._archives = 0
-        self._seconds = 0.0
+        self._span = (0.0, 0.0)
         self._told_at = time.monotonic()
         self._stopped = False
 
-    def _place(self) -> Place:
+    def _make_place(self) -> Place:
         number = str(self._node.number)
         roots = []
         for source in self._sources:
             real = source["real"].replace("{node}", number) if self._per_node else source["real"]
             roots.append(Root(os.fsencode(source["path"]), os.fsencode(real)))
         hosts = reachable_hosts(self._node.hosts, self._node.number)
-        return Place(self._node.number, hosts, self._node.key, tuple(roots))
+        shape = make_shape(len(hosts), one_reader=self._one_reader)
+        return Place(self._node.number, hosts, self._node.key, tuple(roots), shape)
 
     def start(self) -> None:
         target = expand(self._to).replace("{node}", str(self._node.number))
@@ -94,15 +97,18 @@ class StageService:
         return {
             "files": sum(copy.files for copy in self._copies.values()) + self._archives,
             "bytes": self._push.bytes,
-            "seconds": round(self._seconds, 3),
+            "span": self._span,
             "cpu_s": round(used.ru_utime + used.ru_stime + below.ru_utime + below.ru_stime, 3),
             "fallbacks": self._push.fallbacks,
+            "source_calls": self._push.source_calls,
+            "source_bytes": self._push.source_bytes,
         }
 
     # All sources
 
     def _stage_all(self, target: str) -> None:
-        place = self._place()
+        began = time.monotonic()
+        place = self._place
         if len(place.hosts) > 1:
             self._feeder = Feeder(place.hosts[place.number], place.number, place.key, self._push, self._reread)
         layout = self._push.learn()
@@ -110,7 +116,6 @@ class StageService:
         if self._shards:
             items = share(layout.items, place.number, len(place.hosts))
             layout, sources = Layout(items, 1), sorted({item.source for item in items})
-        began = time.monotonic()
         self._layout = layout
         if self._extracts:
             tops = [item.source for item in layout.items if not item.path and item.is_file]
@@ -125,7 +130,7 @@ class StageService:
             self._push.begin(layout, alone=self._shards)
             for source in sources:
                 self._finish(layout, source, partials[source], target)
-        self._seconds = time.monotonic() - began
+        self._span = (round(began, 3), round(time.monotonic(), 3))
 
     def _check_room(self, target: str, layout: Layout) -> None:
         """Before the first byte travels: what will not fit is better known now than after an hour."""

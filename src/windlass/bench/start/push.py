@@ -1,0 +1,247 @@
+"""One file to all nodes: how fast `windlass stage` pushes it, beside what the links or a plain copy can do.
+
+Over links of a known rate the figure is the share of that rate that every node receives at: bytes / seconds / rate. On
+loopback, where all nodes share one machine, it is the rate of all hops together, bytes x (nodes - 1) / seconds, beside
+that of one plain TCP copy to a file, which has the machine for itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from windlass.bench.start import rivals
+from windlass.bench.start.cases import NotMeasuredError
+from windlass.bench.start.links import Links, linked
+from windlass.bench.start.machine import hosted, remove_tree
+from windlass.bench.start.onehop import one_hop
+from windlass.errors import MachineError
+from windlass.model.plan import CacheRoot
+from windlass.services.stage import stage_service
+
+LINK_CASES = ("stage", "stage-one", "sbcast", "mpi")
+LOOPBACK_CASES = ("raw", "raw-memory", *LINK_CASES)
+_LONGEST_S = 900.0
+_PIECE = 1 << 20
+_SPARE_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PushPlace:
+    """Where and what: a file of `size` bytes in `work`, over links of `link_bits_per_s`, or loopback without."""
+
+    work: Path
+    size: int
+    link_bits_per_s: int | None
+
+    @property
+    def file(self) -> Path:
+        return self.work / "push.data"
+
+    @property
+    def link_bytes_per_s(self) -> float | None:
+        return None if self.link_bits_per_s is None else self.link_bits_per_s / 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PushSample:
+    """`seconds`: until the last node has all of it, agents and daemons being up. `ready_s`: their start included."""
+
+    seconds: float
+    ready_s: float | None = None
+    cpu_s: float | None = None
+    shared_calls: int | None = None
+    shared_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PushRow:
+    """The samples of one case at one size: the columns of every row of `bench start`, and those of a push."""
+
+    case: str
+    nodes: int
+    ranks: int
+    seconds: float | None
+    shared_calls: int | None
+    shared_bytes: int | None
+    bytes: int
+    rate: float | None = None
+    """Bytes a second that every node receives at: bytes / seconds."""
+    link_share: float | None = None
+    """rate / the link's rate."""
+    hop_rate: float | None = None
+    """Bytes a second of all hops together: bytes x (nodes - 1) / seconds."""
+    of_raw: float | None = None
+    """hop_rate / that of the plain copy to a file in the same run."""
+    cpu_seconds: float | None = None
+    """Processor time of all nodes, the agents' start included."""
+    low: float | None = None
+    high: float | None = None
+    ready_seconds: float | None = None
+    samples: tuple[float, ...] = ()
+    not_measured: str = ""
+
+
+def measure_push(
+    place: PushPlace, cases: tuple[str, ...], sizes: tuple[int, ...], repeat: int, tell: Callable[[str], None]
+) -> list[PushRow]:
+    """All cases at all sizes, one after the other in every round. Raises `MachineError` where nodes cannot be made."""
+    _check_room(place, max(sizes))
+    _make_file(place.file, place.size)
+    samples: dict[tuple[str, int], list[PushSample]] = {}
+    missing: dict[tuple[str, int], str] = {}
+    for turn in range(repeat):
+        for case, nodes in _order(cases, sizes):
+            if (case, nodes) in missing:
+                continue
+            tell(f"round {turn + 1} of {repeat}: {case} to {nodes} nodes")
+            try:
+                samples.setdefault((case, nodes), []).append(_one(place, case, nodes))
+            except NotMeasuredError as error:
+                missing[case, nodes] = str(error)
+    rows = [_row(place, case, nodes, samples.get((case, nodes), []), missing) for case, nodes in _order(cases, sizes)]
+    return compared(rows)
+
+
+def _order(cases: tuple[str, ...], sizes: tuple[int, ...]) -> list[tuple[str, int]]:
+    """A plain copy has two ends, whatever the number of nodes."""
+    plain = [(case, 2) for case in cases if case.startswith("raw")]
+    return plain + [(case, nodes) for nodes in sizes for case in cases if not case.startswith("raw")]
+
+
+def _one(place: PushPlace, case: str, nodes: int) -> PushSample:
+    with _folder(place.work / "case") as work:
+        if case == "raw":
+            return PushSample(seconds=one_hop(place.file, work / "copy"))
+        if case == "raw-memory":
+            return PushSample(seconds=one_hop(place.file, None))
+        with contextlib.ExitStack() as stack:
+            links = None
+            if place.link_bits_per_s is not None:
+                links = stack.enter_context(linked(nodes, place.link_bits_per_s))
+            if case.startswith("stage"):
+                return staged(place, nodes, work, links, one_reader=case == "stage-one")
+            network = links if links is not None else rivals.Loopback(nodes)
+            if case == "sbcast":
+                return PushSample(seconds=rivals.sbcast(network, nodes, place.file, work, _LONGEST_S))
+            apart = links is not None
+            return PushSample(seconds=rivals.mpi_bcast(network, nodes, place.size, work, _LONGEST_S, apart=apart))
+
+
+def staged(place: PushPlace, nodes: int, work: Path, links: Links | None, *, one_reader: bool) -> PushSample:
+    """By the engine of `windlass stage`, from agents on every node; every copy is compared in size. With `one_reader`
+    every byte leaves one node, as with the rivals; without, several nodes read parts of the file themselves."""
+    run = work / "run"
+    run.mkdir()
+    source = CacheRoot(path=str(place.file), real=str(place.file))
+    service = stage_service((source,), f"{work}/to-{{node}}", extract=False, shard=False, one_reader=one_reader)
+    with hosted(_Here(work), nodes, run, work, service, links) as up:
+        pass
+    for node in range(nodes):
+        found = (work / f"to-{node}" / place.file.name).stat().st_size
+        if found != place.size:
+            raise MachineError(f"node {node} has {found:,} of {place.size:,} bytes")
+    ended = list(up.ended.values())
+    if len(ended) < nodes or not all("span" in figures for figures in ended):
+        raise MachineError("an agent did not say how long it took")
+    spans = [figures["span"] for figures in ended]
+    return PushSample(
+        seconds=max(span[1] for span in spans) - min(span[0] for span in spans),
+        ready_s=up.ready_s,
+        cpu_s=sum(figures["cpu_s"] for figures in ended),
+        shared_calls=sum(figures["source_calls"] for figures in ended),
+        shared_bytes=sum(figures["source_bytes"] for figures in ended),
+    )
+
+
+class _Here:
+    """All nodes see this machine's files."""
+
+    def __init__(self, work: Path) -> None:
+        self._work = work
+
+    def path(self, node: int | str) -> Path:
+        return self._work
+
+
+def _row(
+    place: PushPlace, case: str, nodes: int, found: list[PushSample], missing: Mapping[tuple[str, int], str]
+) -> PushRow:
+    if not found:
+        none: dict[str, Any] = {"seconds": None, "shared_calls": None, "shared_bytes": None}
+        why = missing.get((case, nodes), "no sample")
+        return PushRow(case=case, nodes=nodes, ranks=nodes, bytes=place.size, not_measured=why, **none)
+    seconds = statistics.median(sample.seconds for sample in found)
+    rate = place.size / seconds
+    link = place.link_bytes_per_s
+    return PushRow(
+        case=case,
+        nodes=nodes,
+        ranks=nodes,
+        seconds=round(seconds, 3),
+        shared_calls=_median([sample.shared_calls for sample in found], 0),
+        shared_bytes=_median([sample.shared_bytes for sample in found], 0),
+        bytes=place.size,
+        rate=round(rate),
+        link_share=None if link is None else round(rate / link, 3),
+        hop_rate=round(rate * (nodes - 1)),
+        cpu_seconds=_median([sample.cpu_s for sample in found], 2),
+        low=round(min(sample.seconds for sample in found), 3),
+        high=round(max(sample.seconds for sample in found), 3),
+        ready_seconds=_median([sample.ready_s for sample in found], 3),
+        samples=tuple(round(sample.seconds, 3) for sample in found),
+    )
+
+
+def compared(rows: list[PushRow]) -> list[PushRow]:
+    """The rows with their share of the plain copy to a file, where there is one."""
+    raw = next((row.hop_rate for row in rows if row.case == "raw" and row.hop_rate), None)
+    if raw is None:
+        return rows
+    return [_with(row, of_raw=round(row.hop_rate / raw, 3)) if row.hop_rate else row for row in rows]
+
+
+def _with(row: PushRow, **changes: Any) -> PushRow:
+    return PushRow(**{**{name: getattr(row, name) for name in PushRow.__dataclass_fields__}, **changes})
+
+
+def _median(values: list[Any], digits: int) -> Any:
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    found = statistics.median(known)
+    return round(found, digits) if digits else int(found)
+
+
+def _check_room(place: PushPlace, nodes: int) -> None:
+    """One file for each node, and the one they come from."""
+    room = shutil.disk_usage(place.work).free
+    needed = (nodes + 1) * place.size + _SPARE_BYTES
+    if room < needed:
+        raise MachineError(
+            f"{place.work} has room for {room / 1e9:.1f} GB, {nodes} copies of the file take {needed / 1e9:.1f} GB",
+            hint="give another folder with --work, or a smaller --push",
+        )
+
+
+def _make_file(path: Path, size: int) -> None:
+    """Bytes that do not compress, in the page cache afterwards."""
+    piece = os.urandom(_PIECE)
+    with path.open("wb") as file:
+        for start in range(0, size, _PIECE):
+            file.write(piece[: min(_PIECE, size - start)])
+
+
+@contextlib.contextmanager
+def _folder(path: Path) -> Iterator[Path]:
+    path.mkdir()
+    try:
+        yield path
+    finally:
+        remove_tree(path)
