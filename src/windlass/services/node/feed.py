@@ -16,7 +16,7 @@ from windlass.cache.node.server import listen_tcp
 from .call import ASK, FRAME, MAX_TEXT_BYTES, NO_DIGEST, Kind
 from .layout import Layout
 from .push import Push
-from .row import Row
+from .row import Cursor, Row
 
 _MOST_CONNECTIONS = 256
 _PROOF_S = 2.0
@@ -67,11 +67,11 @@ class Feeder:
     def _greet(self, connection: socket.socket) -> None:
         try:
             connection.settimeout(_PROOF_S)
-            wire.prove_as_called(connection, self._key, self._number, time.monotonic() + _PROOF_S)
+            caller = wire.prove_as_called(connection, self._key, self._number, time.monotonic() + _PROOF_S)
             asked = wire.receive_exactly(connection, ASK.size, time.monotonic() + _PROOF_S)
             set_timeouts(connection, _SEND_S, _SEND_S)
             kind, stripe, position = ASK.unpack(asked)
-            self._serve(connection, kind, stripe, position)
+            self._serve(connection, caller, kind, stripe, position)
         except (OSError, wire.ProtocolError):
             pass  # gone, too slow, or not speaking the protocol
         finally:
@@ -79,7 +79,7 @@ class Feeder:
                 self._connections.discard(connection)
             connection.close()
 
-    def _serve(self, connection: socket.socket, kind: int, stripe: int, position: int) -> None:
+    def _serve(self, connection: socket.socket, caller: int, kind: int, stripe: int, position: int) -> None:
         layout = None
         while layout is None:
             layout = self._push.wait_layout(_WAIT_EVERY_S)
@@ -93,10 +93,10 @@ class Feeder:
                 time.sleep(0.01)
                 if not self._goes_on(None):
                     return
-            self._feed(connection, layout, self._push.rows[stripe], stripe, position)
+            row = self._push.rows[stripe]
+            self._feed(connection, layout, row, stripe, row.join(position, caller))
 
-    def _feed(self, connection: socket.socket, layout: Layout, row: Row, stripe: int, position: int) -> None:
-        cursor = row.join(position)
+    def _feed(self, connection: socket.socket, layout: Layout, row: Row, stripe: int, cursor: Cursor) -> None:
         again = memoryview(bytearray(layout.block_bytes)) if cursor.behind else None
         try:
             while cursor.position < row.count:

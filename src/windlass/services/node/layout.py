@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from windlass.cache.node.keys import BadKeyError, Pin, check_path, chunk_count, chunk_length, directory_key
 from windlass.cache.node.listing import Listing, attr_mode, attr_pin
-from windlass.cache.node.tree import tree_route
+from windlass.cache.node.tree import children, node_at, tree_route
 
 _SHORT = 32
 _RUN = 4
@@ -81,6 +81,14 @@ class Shape(NamedTuple):
             return ()
         others = tree_route(node - 1, stripe, self.stripes, self.nodes - 1, self.fanout)
         return (*(other + 1 for other in others), 0)
+
+    def children(self, node: int, stripe: int) -> tuple[int, ...]:
+        """Who asks this node first for a stripe."""
+        if not self.one_reader:
+            return children(node, stripe, self.stripes, self.nodes, self.fanout)
+        if node == 0:
+            return (1 + node_at(0, stripe, self.stripes, self.nodes - 1),)
+        return tuple(1 + c for c in children(node - 1, stripe, self.stripes, self.nodes - 1, self.fanout))
 
 
 def make_shape(nodes: int, *, one_reader: bool = False) -> Shape:

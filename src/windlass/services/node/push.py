@@ -34,6 +34,7 @@ _READERS = 4
 _WRITERS = 2
 _FALLBACKS_PER_S = 50.0
 _STALLED_S = 120.0
+_PATIENCE_S = 30.0
 
 
 class Place(NamedTuple):
@@ -108,12 +109,13 @@ class Push:
 
     # Blocks
 
-    def begin(self, layout: Layout, *, alone: bool = False) -> None:
-        """Start to fill the rows. `alone`: everything from the shared file system, nothing from others."""
+    def begin(self, layout: Layout, *, alone: bool = False, kept_for_late: bool = False) -> None:
+        """Start to fill the rows. `alone`: everything from the shared file system, nothing from others.
+        `kept_for_late`: blocks cannot be read again once they are used, so they wait in memory for all children."""
         self._source = Source(self._place.roots, layout.block_bytes)  # the cut is known only now
         self._blocks_of = layout
         window = max(_SMALLEST_WINDOW, _WINDOW_BYTES // layout.block_bytes)
-        rows = [Row(layout.count(stripe), layout.block_bytes, window) for stripe in range(layout.stripes)]
+        rows = [self._row(layout, stripe, window, kept_for_late) for stripe in range(layout.stripes)]
         for stripe, row in enumerate(rows):
             way = () if alone else self._place.shape.route(self._place.number, stripe)
             for _ in range(1 if way else _READERS):
@@ -124,6 +126,11 @@ class Push:
         with self._lock:
             self.rows = rows
             self._lock.notify_all()
+
+    def _row(self, layout: Layout, stripe: int, window: int, kept_for_late: bool) -> Row:
+        awaited = len(self._place.shape.children(self._place.number, stripe)) if kept_for_late else 0
+        count = layout.count(stripe)
+        return Row(count, layout.block_bytes, window, awaited=awaited, patience_s=_PATIENCE_S)
 
     def take(self, index: int, tick: Callable[[], None]) -> memoryview:
         """The bytes of a block that `write` did not use; `used` lets them go. Raises `AgentError`."""

@@ -7,6 +7,9 @@ no memory. Threads: one or more fill, any number take.
 from __future__ import annotations
 
 import threading
+import time
+
+_LOOK_EVERY_S = 0.5
 
 
 class Slot:
@@ -40,7 +43,10 @@ class Cursor:
 
 
 class Row:
-    def __init__(self, count: int, block_bytes: int, window: int) -> None:
+    """`awaited`: children that will come; their blocks are kept for them until `patience_s` have passed. Blocks stay as
+    long as their memory is not needed, so who comes a little late finds everything."""
+
+    def __init__(self, count: int, block_bytes: int, window: int, *, awaited: int = 0, patience_s: float = 0.0) -> None:
         self.count = count
         self.first = 0
         self.arrived = 0
@@ -51,22 +57,24 @@ class Row:
         self._free: list[Slot] = []
         self._unmade = window
         self._cursors: set[Cursor] = set()
+        self._awaited = awaited
+        self._callers: set[int] = set()
+        self._patient_until = time.monotonic() + patience_s
         self._changed = threading.Condition()
         self._closed = False
+
+    # Filling
 
     def begin(self) -> tuple[int, Slot] | None:
         """The next position to fill and memory for it, when there is room; None when all are begun."""
         with self._changed:
-            self._changed.wait_for(lambda: self._free or self._unmade or self._closed or self._begun == self.count)
-            if self._closed or self._begun == self.count:
-                return None
-            if self._free:
-                slot = self._free.pop()
-            else:
-                self._unmade -= 1
-                slot = Slot(memoryview(bytearray(self._block_bytes)))
-            self._begun += 1
-            return self._begun - 1, slot
+            while not self._closed and self._begun < self.count:
+                slot = self._spare()
+                if slot is not None:
+                    self._begun += 1
+                    return self._begun - 1, slot
+                self._changed.wait(_LOOK_EVERY_S)
+            return None
 
     def undo(self, slot: Slot) -> None:
         """The last position begun was not filled after all. Only where one thread fills."""
@@ -87,22 +95,44 @@ class Row:
             self._changed.notify_all()
             return True
 
+    def _spare(self) -> Slot | None:
+        if self._free:
+            return self._free.pop()
+        if self._unmade:
+            self._unmade -= 1
+            return Slot(memoryview(bytearray(self._block_bytes)))
+        if self.first == self.arrived or not self._may_go():
+            return None
+        self.first += 1
+        return self._slots.pop(self.first - 1)
+
+    def _may_go(self) -> bool:
+        """Whether nobody needs the first block of the window any more."""
+        if not self._slots[self.first].used or any(cursor.position <= self.first for cursor in self._cursors):
+            return False
+        return len(self._callers) >= self._awaited or time.monotonic() > self._patient_until
+
+    # Taking
+
+    def take(self, position: int, timeout_s: float) -> Slot | None:
+        """For this node's own use, before `used`: the block, or None where it has not come yet."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.arrived > position or self._closed, timeout_s)
+            return self._slots.get(position)
+
     def used(self, position: int) -> None:
         """This node needs the block no more, only children may."""
         with self._changed:
             self._slots[position].used = True
-            self._let_go()
+            self._changed.notify_all()
 
-    def join(self, position: int) -> Cursor:
+    def join(self, position: int, caller: int) -> Cursor:
+        """A child that wants everything from `position` on."""
         cursor = Cursor(position)
         with self._changed:
+            self._callers.add(caller)
             self._look(cursor)
         return cursor
-
-    def leave(self, cursor: Cursor) -> None:
-        with self._changed:
-            self._cursors.discard(cursor)
-            self._let_go()
 
     def wait(self, cursor: Cursor, timeout_s: float) -> Slot | None:
         """The block at the cursor; None where it has not come yet, or the cursor is behind the window."""
@@ -117,13 +147,12 @@ class Row:
         """The cursor's block was taken."""
         with self._changed:
             cursor.position += 1
-            self._let_go()
+            self._changed.notify_all()
 
-    def take(self, position: int, timeout_s: float) -> Slot | None:
-        """For this node's own use, before `used`: the block, or None where it has not come yet."""
+    def leave(self, cursor: Cursor) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self.arrived > position or self._closed, timeout_s)
-            return self._slots.get(position)
+            self._cursors.discard(cursor)
+            self._changed.notify_all()
 
     def close(self) -> None:
         with self._changed:
@@ -134,13 +163,3 @@ class Row:
         if cursor.behind and cursor.position >= self.first:
             cursor.behind = False
             self._cursors.add(cursor)
-
-    def _let_go(self) -> None:
-        last = min((cursor.position for cursor in self._cursors), default=self.arrived)
-        gone = False
-        while self.first < min(last, self.arrived) and self._slots[self.first].used:
-            self._free.append(self._slots.pop(self.first))
-            self.first += 1
-            gone = True
-        if gone:
-            self._changed.notify_all()

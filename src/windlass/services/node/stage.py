@@ -127,7 +127,7 @@ class StageService:
                 name = os.path.join(target, "%s%s.%d" % (PARTIAL, self._node.run_id, source))
                 partials[source] = stack.enter_context(partial_place(name))
                 self._prepare(layout, source, partials[source])
-            self._push.begin(layout, alone=self._shards)
+            self._push.begin(layout, alone=self._shards, kept_for_late=bool(self._unpacked) and not self._shards)
             for source in sources:
                 self._finish(layout, source, partials[source], target)
         self._span = (round(began, 3), round(time.monotonic(), 3))
