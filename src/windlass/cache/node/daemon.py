@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import fcntl
+import gc
 import json
 import logging
 import os
@@ -34,6 +35,9 @@ def main(arguments: Sequence[str]) -> int:
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s " + arguments[0] + " %(levelname)s %(message)s"
     )
     threading.stack_size(512 << 10)
+    # Tens of thousands of small values live as long as the process: to look through them for cycles again and again
+    # is most of what the collector would do.
+    gc.set_threshold(100_000, 50, 100)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     # Blocked here, before there are threads, and waited for by one thread: a signal that the kernel hands to some

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from .config import REPLICATE, NodeConfig
 from .flights import Flights, Outcome
+from .foresight import Foresight
 from .keys import CHUNK, DIRECTORY, NO_PIN, chunk_key, directory_key, stripe_of
 from .listing import Listing, attr_pin
 from .store import Store
@@ -33,6 +34,9 @@ class Driver:
         self._live = config.live and config.nodes > 1 and config.placement == REPLICATE
         self._live_left = min(config.live_limit_bytes, config.budget_bytes // 4)
         self._listing: tuple[bytes, Listing | None] = (b"", None)
+        self._foresight: Foresight | None = None
+        if config.placement == REPLICATE and not config.trace_in:
+            self._foresight = Foresight(flights, config.chunk_bytes, config.give_up_s)
 
     def run(self) -> None:
         """The planned part; what is read on demand follows through `was_read`, from the threads that read it."""
@@ -45,11 +49,13 @@ class Driver:
         if not self._live:
             self._log.close()
 
-    def was_read(self, key: bytes, size: int) -> None:
+    def was_read(self, key: bytes, data: bytes | memoryview) -> None:
         """This node read an object for somebody: in a job where all start alike, all will want it."""
+        if self._foresight is not None:
+            self._foresight.was_read(key, data)
         if not self._live or stripe_of(key, self._config.stripes) != self._stripe:
             return
-        self._live_left -= size
+        self._live_left -= len(data)
         if self._live_left < 0:
             self._live = False
             if self._log.plan_over:

@@ -127,7 +127,7 @@ class Flights:
         )
         timers.after(1.0, self._sweep)
         self.coming: Callable[[bytes], bool] = lambda key: False
-        self.was_read: Callable[[bytes, int], None] = lambda key, size: None
+        self.was_read: Callable[[bytes, bytes | memoryview], None] = lambda key, data: None
 
     def obtain(self, key: bytes, done: Done) -> None:
         """Calls `done` once, now or later, from any thread. Raises `BadKeyError` for a key that names nothing."""
@@ -294,7 +294,7 @@ class Flights:
         self.counts.add("shared", len(data))
         self.landed(flight.key, digest(flight.key, data), data)
         if not flight.route:
-            self.was_read(flight.key, len(data))
+            self.was_read(flight.key, data)
 
     # Arrivals
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from . import wire
 from .barrier import Barrier
-from .config import NodeConfig
+from .config import REPLICATE, NodeConfig
 from .flights import Flights, Outcome
 from .keys import CHUNK, BadKeyError, chunk_count, chunk_key, parse_key
 from .limits import Health
@@ -42,7 +42,7 @@ class Peer:
         self.told_by_node = False
         self._timers = Timers()
         self._health = Health()
-        self._source = Source(config.roots, config.chunk_bytes)
+        self._source = Source(config.roots, config.chunk_bytes, sparse=config.placement == REPLICATE)
         self._store = Store(config.store, config.budget_bytes)
         self._links = Links(config, key, self._health)
         self.flights = Flights(config, self._source, self._store, self._links, self._health, self._timers)

@@ -34,8 +34,10 @@ class ChangedError(OSError):
 class Source:
     """Reads listings and chunks under the declared roots, and counts what that cost the shared file system."""
 
-    def __init__(self, roots: Sequence[Root], chunk_bytes: int) -> None:
+    def __init__(self, roots: Sequence[Root], chunk_bytes: int, *, sparse: bool = False) -> None:
+        """`sparse`: large files are read here and there, as programs and libraries are, not from end to end."""
         self._roots = tuple(roots)
+        self._sparse = sparse
         self._chunk_bytes = chunk_bytes
         self._lock = threading.Lock()
         self._folders: OrderedDict[bytes, _Held] = OrderedDict()
@@ -189,6 +191,9 @@ class Source:
         held = _Held(fd)
         if pin.size <= self._chunk_bytes:
             return held  # one read ends it: no reason to keep it open
+        if self._sparse:
+            # The kernel would read ahead of every chunk, from the shared file system, what nobody has asked for.
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         return _keep(self._files, (path, pin), held, _OPEN_FILES, self._lock)
 
     def _open_file(self, path: bytes) -> int:

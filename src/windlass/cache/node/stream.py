@@ -91,13 +91,7 @@ class Streams:
                 inbound.send(wire.END, request)
                 return
             else:
-                source.wait_beyond(position, 1.0)
-                self._gather(source)
-
-    def _gather(self, source: StreamLog) -> None:
-        """What is read on demand comes one by one: a short wait makes one wake-up of many, here and down the tree."""
-        if source.plan_over:
-            time.sleep(_GATHER_S)
+                _wait_and_gather(source, position)
 
     def _feed_one(self, inbound: Inbound, request: int, key: bytes | None) -> None:
         if key is not None and inbound.has_asked(key):
@@ -131,8 +125,7 @@ class Streams:
                 inbound.send(wire.END, request)
                 return
             if not news:
-                source.wait_beyond(position, 1.0)
-                self._gather(source)
+                _wait_and_gather(source, position)
 
     # Following
 
@@ -172,6 +165,12 @@ class Streams:
             self._flights.landed(key, stated, data)
         mine.add(key)
         return True
+
+
+def _wait_and_gather(source: StreamLog, position: int) -> None:
+    """Objects come one by one: a short wait makes one wake-up of many, here and down the tree."""
+    source.wait_beyond(position, 1.0)
+    time.sleep(_GATHER_S)
 
 
 class _StreamReply:
