@@ -21,6 +21,10 @@ class WindlassError(Exception):
         self.message = message
         self.hint = hint
 
+    def __str__(self) -> str:
+        """With the hint: in a traceback of the user's script it is all that there is to see."""
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
 
 class UsageError(WindlassError):
     """The request is wrong: an option, a value, or two that contradict each other."""

@@ -38,7 +38,9 @@ def test_an_unknown_name_far_from_all_lists_what_there_is() -> None:
 def test_every_error_is_in_one_tree_and_has_a_code_of_its_own(kind: type[WindlassError]) -> None:
     error = kind("what", hint="do this")
     assert isinstance(error, WindlassError)
-    assert (str(error), error.hint) == ("what", "do this")
+    assert str(error) == "what (do this)", "a traceback in the user's script shows nothing else"
+    assert str(kind("what")) == "what"
+    assert (error.message, error.hint) == ("what", "do this")
     assert error.exit_code in (2, 3)
 
 

@@ -41,7 +41,8 @@ def main(args: argparse.Namespace) -> Result:
     unknown = sorted((wanted or frozenset()) - {node.host for node in gone})
     if unknown:
         raise UsageError(f"{unknown[0]} is not on the list", hint="`windlass nodes list` shows it")
-    return Result(text="\n".join(f"{node.host} ({node.site}) is used again" for node in gone), data=list(gone))
+    text = "\n".join(f"{node.host} ({node.site}) is used again" for node in gone)
+    return Result(text=text or "no node is avoided", data=list(gone))
 
 
 def _clock(at: float) -> str:

@@ -16,7 +16,7 @@ from windlass.cli.result import Result
 from windlass.cli.run import resume_here
 from windlass.errors import MachineError, UsageError
 from windlass.launch.context import current_environ, find_allocation
-from windlass.launch.folder import RunFolder, open_folder, read_plan
+from windlass.launch.folder import RunFolder, is_run, open_folder, read_plan
 from windlass.launch.submit import submit_script
 from windlass.proc import run_command
 from windlass.schedulers import get_scheduler
@@ -35,6 +35,7 @@ from windlass.supervise.runs import RunState, cleanable, find_runs, holds_snapsh
 _STOP_S = 60.0
 _ASK_S = 30.0
 _DAY_S = 86400.0
+_RUN = "folder of a run, or its name as `list` shows it"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,16 +43,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listing = sub.add_parser("list", help="all runs, their state and why they ended")
     listing.add_argument("--json", action="store_true")
     show = sub.add_parser("show", help="one run: every attempt with its cause, snapshots, evidence")
-    show.add_argument("run", metavar="RUN_DIR")
+    show.add_argument("run", metavar="RUN", help=_RUN)
     show.add_argument("--json", action="store_true")
     resume = sub.add_parser("resume", help="go on where it was: here, in this allocation, or in a new job")
-    resume.add_argument("run", metavar="RUN_DIR")
+    resume.add_argument("run", metavar="RUN", help=_RUN)
     resume.add_argument("--nodes", "-N", type=int, metavar="N", help="another number of nodes")
     resume.add_argument("--ranks-per-node", "-r", type=int, metavar="R", help="another number of ranks per node")
     resume.add_argument("--show", default="0", metavar="RANKS", help="ranks to show: 0 (default), 0,3-5, all, none")
     resume.add_argument("--quiet", "-q", action="store_true")
     stop = sub.add_parser("stop", help="ask the ranks to save and leave, and end the run")
-    stop.add_argument("run", metavar="RUN_DIR")
+    stop.add_argument("run", metavar="RUN", help=_RUN)
     clean = sub.add_parser("clean", help="remove folders of runs that are done")
     clean.add_argument("--older-than", default="0", metavar="DAYS", help="only those without change for so many days")
     clean.add_argument("--keep", type=int, default=0, metavar="N", help="the newest N stay")
@@ -67,7 +68,7 @@ def main(args: argparse.Namespace) -> Result:
         return _list(settings, environ)
     if args.action == "clean":
         return _clean(args, settings, environ)
-    folder = open_folder(args.run)
+    folder = _named(args.run, settings)
     if args.action == "show":
         return _show(folder, environ)
     if args.action == "stop":
@@ -75,11 +76,22 @@ def main(args: argparse.Namespace) -> Result:
     return _resume(args, folder, settings, environ)
 
 
+def _named(text: str, settings: Settings) -> RunFolder:
+    """A run by its folder, or by its name below the folder of runs, as `list` shows it."""
+    path = Path(text)
+    if len(path.parts) == 1 and not path.exists():
+        path = settings.runs_dir.expanduser() / text
+    if not is_run(path):
+        raise UsageError(
+            f"{text} is not a run: there is no folder with a plan.json", hint="`windlass runs list` shows what there is"
+        )
+    return open_folder(path)
+
+
 def _list(settings: Settings, environ: dict[str, str]) -> Result:
     states = [state_of(folder, environ) for folder in find_runs(settings.runs_dir)]
-    if not states:
-        raise UsageError(f"no runs in {settings.runs_dir}", hint="set WINDLASS_RUNS to where your runs are")
-    return Result(text="\n".join(_row(state) for state in states), data=states)
+    none = f"no runs in {settings.runs_dir} (WINDLASS_RUNS says where they are)"
+    return Result(text="\n".join(_row(state) for state in states) or none, data=states)
 
 
 def _row(state: RunState) -> str:
@@ -128,6 +140,9 @@ def _clock(at: float) -> str:
 
 
 def _resume(args: argparse.Namespace, folder: RunFolder, settings: Settings, environ: dict[str, str]) -> Result:
+    for name, number in (("--nodes", args.nodes), ("--ranks-per-node", args.ranks_per_node)):
+        if number is not None and number < 1:
+            raise UsageError(f"{name} {number}", hint="at least 1; leave it out for as many as before")
     state = state_of(folder, environ)
     if state.state in {"running", "waiting"}:
         raise UsageError(f"{folder.path} is {state.state} {state.why}", hint="stop it first with `windlass runs stop`")

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from windlass.errors import MachineError, UsageError, WindlassError
 from windlass.runtime.place import find_place
-from windlass.runtime.run import first_line
+from windlass.runtime.run import close_at_exit, first_line
 from windlass.runtime.store import disk_error
 
 T = TypeVar("T")
@@ -142,6 +142,7 @@ def meet(timeout_s: float) -> Peers:
 
         return Peers(rank=rank, world_size=world, device=torch.accelerator.current_accelerator())
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+    close_at_exit(group)
     return Peers(rank=rank, world_size=world, group=group)
 
 

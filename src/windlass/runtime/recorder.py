@@ -11,10 +11,12 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 
 PIPE_SUFFIX = ".flight"
+OTHER_SUFFIX = "-other"
+"""Of the record of other backends where the build of torch has NCCL's too."""
 _ENTRIES = "2000"  # matching by sequence number is unreliable once the ring has wrapped: keep it large
 
 
@@ -62,17 +64,27 @@ def dump_on_request(heartbeat: str | None, run_dir: str | None, rank: int) -> No
 
 
 def _dump_when_asked(handle: int, target: Path) -> None:
+    """torch keeps two records, NCCL's and that of all other backends, and each function knows one of them."""
     import torch._C._distributed_c10d as c10d
 
-    dump = getattr(c10d, "_dump_fr_trace", None) or getattr(c10d, "_dump_nccl_trace", None)
-    while dump is not None and os.read(handle, 64):
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            partial = target.with_name(f".{target.name}")
-            partial.write_bytes(dump())
-            partial.rename(target)
-        except (OSError, RuntimeError):
-            continue
+    nccl, other = getattr(c10d, "_dump_nccl_trace", None), getattr(c10d, "_dump_fr_trace", None)
+    dumps = [(target, nccl or other)]
+    if nccl is not None and other is not None:
+        dumps.append((target.with_name(target.name + OTHER_SUFFIX), other))
+    while os.read(handle, 64):
+        for path, dump in dumps:
+            if dump is not None:
+                _write_dump(path, dump)
+
+
+def _write_dump(target: Path, dump: Callable[[], bytes]) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f".{target.name}")
+        partial.write_bytes(dump())
+        partial.rename(target)
+    except (OSError, RuntimeError):
+        return  # evidence is a help, not a condition
 
 
 def stacks_on_request() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import logging
+import os
 import sys
 import threading
 from dataclasses import dataclass
@@ -11,6 +14,7 @@ from typing import Any
 
 from windlass.errors import MachineError
 
+_EXIT_S = 5.0
 _log = logging.getLogger("windlass")
 
 
@@ -66,17 +70,34 @@ class Run:
             self.shutdown()
 
 
-def close_group(timeout_s: float) -> None:
-    """Destroy torch's process groups if there are any; give up quietly at the deadline."""
+def close_group(timeout_s: float, group: Any = None) -> None:
+    """Destroy one of torch's process groups, or all of them, if there are any; give up quietly at the deadline."""
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized():
         return
-    worker = threading.Thread(target=dist.destroy_process_group, name="windlass-shutdown", daemon=True)
+
+    def destroy() -> None:
+        with contextlib.suppress(ValueError, AssertionError):  # the user has closed it already
+            dist.destroy_process_group(group)
+
+    worker = threading.Thread(target=destroy, name="windlass-shutdown", daemon=True)
     worker.start()
     worker.join(timeout_s)
     if worker.is_alive():
         say(f"the process group did not close within {timeout_s:.0f} s; leaving without it")
+
+
+def close_at_exit(group: Any = None) -> None:
+    """Close gloo's groups before the interpreter goes, however the script ends: its threads abort a process that still
+    has them then (about one in six that ended by an exception), and the abort hides the script's own error."""
+    pid = os.getpid()
+
+    def close() -> None:
+        if os.getpid() == pid:  # a forked child has the group, but not its threads
+            close_group(_EXIT_S, group)
+
+    atexit.register(close)
 
 
 def say(line: str) -> None:

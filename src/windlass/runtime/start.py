@@ -18,7 +18,7 @@ from windlass.runtime.affinity import import_keeping_affinity
 from windlass.runtime.device import Choice, choose, probe
 from windlass.runtime.place import Place, find_place
 from windlass.runtime.recorder import dump_on_request, stacks_on_request, switch_on
-from windlass.runtime.run import Run, first_line, say
+from windlass.runtime.run import Run, close_at_exit, first_line, say
 
 _TORCH_PORT = 29500  # the port every torch example uses; only where nothing tells two jobs apart
 _JOB_NAMES = ("PMIX_NAMESPACE", "PALS_APID", "OMPI_MCA_ess_base_jobid", "FLUX_JOB_ID", "PBS_JOBID")
@@ -177,6 +177,8 @@ def _meet(torch: Any, run: Run, choice: Choice) -> None:
             f"{run.master_addr}:{run.master_port} within {run.timeout_s:.0f} s: {first_line(error)}",
             hint="is rank 0 alive, is its address reachable from here, is the port free?",
         ) from error
+    if choice.backend == "gloo":
+        close_at_exit()
 
 
 def _export(run: Run) -> None:

@@ -31,6 +31,7 @@ _TOGETHER_S = 1.0
 _ECHO = re.compile(
     r"connection (?:closed|reset) by peer|broken pipe|connection refused|socket closed|remote process exited|"
     r"ncclRemoteError|ncclSystemError|NCCL.*(?:communicator was aborted|watchdog)|process group watchdog|"
+    r"watchdog caught collective|"
     r"Some NCCL operations have failed or timed out|store.*(?:closed|timeout|wait)|DistNetworkError|DistStoreError|"
     r"no response from peer|lost another rank|peer (?:is )?(?:gone|dead|lost)|heartbeat monitor timed out|"
     r"gloo.*(?:timed out|timeout)|Timed out waiting|did not meet the other",
@@ -203,6 +204,8 @@ def _judge(end: End, seen: Seen) -> Cause:
         return found("memory", reason)
     if _MEMORY.search(error):
         return found("memory", error)
+    if number == signal.SIGABRT and not trace and (gave_up := _echo_line(lines)):
+        return found("transient", f"lost its peers ({gave_up})")
     # The threads of collectives may abort a process that ends by an exception: what it said before is the reason.
     if number is not None and not (number == signal.SIGABRT and trace and error):
         reason = f"killed by {_signal_name(number)}" + (f" ({kernel})" if kernel else "")
@@ -245,6 +248,12 @@ def error_line(lines: tuple[str, ...]) -> str:
         if text and not text[0].isspace() and _ERROR_LINE.match(text):
             return text.strip()
     return ""
+
+
+def _echo_line(lines: tuple[str, ...]) -> str:
+    """The first line that complains of lost peers, without the marks of torch's log; empty where there is none."""
+    found = next((line for line in lines if _ECHO.search(line)), "")
+    return re.sub(r"^(?:\[[^\]]*\]:?\s*)+", "", found)[:200]
 
 
 def traceback_of(lines: tuple[str, ...]) -> tuple[str, ...]:

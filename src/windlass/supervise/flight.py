@@ -43,12 +43,12 @@ def read_dump(path: Path) -> dict[str, Any] | None:
 
 
 def last_collectives(folder: Path) -> tuple[Last, ...]:
-    """The newest entry of every rank and group in a folder of dumps (`rank_0`, `rank_1`, …)."""
+    """The newest entry of every rank and group in a folder of dumps (`rank_0`, `rank_0-other`, `rank_1`, …)."""
     found: dict[tuple[int, str], Last] = {}
     if not folder.is_dir():
         return ()
     for path in folder.iterdir():
-        match = re.fullmatch(r"rank_(\d+)", path.name)
+        match = re.fullmatch(r"rank_(\d+)(?:-other)?", path.name)
         dump = read_dump(path) if match else None
         if match is None or dump is None:
             continue
@@ -69,10 +69,10 @@ def _last(rank: int, entry: Any) -> Last | None:
     if not isinstance(number, int):
         return None
     group = entry.get("process_group", entry.get("pg_name", ""))
-    name = group[1] if isinstance(group, (tuple, list)) and len(group) > 1 else group
+    parts = group if isinstance(group, (tuple, list)) else (group,)
     return Last(
         rank=rank,
-        group=str(name),
+        group=" ".join(str(part) for part in parts),  # name and description: the latter alone is often "undefined"
         number=number,
         name=str(entry.get("profiling_name", "a collective")),
         state=str(entry.get("state", "")),

@@ -106,11 +106,14 @@ def _look_after(ended: Ended, folder: RunFolder, environ: Mapping[str, str]) -> 
 
 def _standing(ended: Ended, folder: RunFolder) -> tuple[str, Standing | None]:
     """Which ranks stood where, by stacks and flight records, and who holds the others up."""
-    if ended.stacks is None:
+    missing = missing_text(folder.part("flight"), ended.plan.world_size)
+    if ended.stacks is None and not missing:
         return "", None
-    with contextlib.suppress(WindlassError):
-        ranks = standings(ended.plan, ended.stacks, stacks_of(ended.plan, folder))
-        missing = missing_text(folder.part("flight"), ended.plan.world_size)
+    with contextlib.suppress(WindlassError, OSError):
+        folder.part("evidence").mkdir(mode=0o700, exist_ok=True)
+        ranks: tuple[Standing, ...] = ()
+        if ended.stacks is not None:
+            ranks = standings(ended.plan, ended.stacks, stacks_of(ended.plan, folder))
         where = "; ".join(part for part in (standings_text(ranks), missing) if part)
         folder.write("evidence/standing.txt", where + "\n")
         return where, odd_one_out(ranks)

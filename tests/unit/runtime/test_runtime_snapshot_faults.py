@@ -153,6 +153,40 @@ def test_a_snapshot_that_only_the_nodes_have_is_drained_by_the_next_start(tmp_pa
     assert f"resuming after step {older[0] if node_lost else newest}" in said
 
 
+def newest_local(fast: Path) -> int:
+    """Of the snapshots that every node of two has committed on its own disk."""
+    steps = [{int(p.name[5:]) for p in fast.glob(f"node{node}/windlass-*/step-*")} for node in (0, 1)]
+    return max(steps[0] & steps[1], default=-1)
+
+
+@pytest.mark.slow
+def test_killed_hard_before_the_drain_has_ended_nothing_is_lost(tmp_path: Path) -> None:
+    wide = ("--kind", "fsdp", "--width", 200_000, "--every-steps", 3)
+    again = (tmp_path / "ckpt", *wide, "--losses", tmp_path / "b.txt", "--fast", tmp_path / "node{rank}")
+    with Training(2, again[0], 300, *again[1:]) as training:
+        end = time.monotonic() + 90
+        while True:
+            assert time.monotonic() < end, "no drain was seen under way"
+            if not saved_steps(tmp_path / "ckpt") or newest_local(tmp_path) <= saved_steps(tmp_path / "ckpt")[0]:
+                continue
+            for rank in training.ranks:
+                os.kill(rank.pid, signal.SIGSTOP)
+            newest, shared = newest_local(tmp_path), saved_steps(tmp_path / "ckpt")[0]
+            if newest > shared:
+                break
+            for rank in training.ranks:
+                os.kill(rank.pid, signal.SIGCONT)
+        for rank in training.ranks:
+            os.kill(rank.pid, signal.SIGKILL)
+        training.wait()
+    said = train(2, again[0], newest + 3, *again[1:])
+    assert f"step {newest} was only on the nodes' local disks; it is in {tmp_path / 'ckpt'} now" in said
+    assert f"resuming after step {newest} " in said
+    train(2, tmp_path / "whole", newest + 3, *wide, "--losses", tmp_path / "a.txt")
+    again_losses, whole = losses(tmp_path / "b.txt"), losses(tmp_path / "a.txt")
+    assert {step: again_losses[step] for step in whole} == whole
+
+
 def test_a_folder_made_anew_does_not_get_the_old_ones_local_parts(tmp_path: Path) -> None:
     again = (tmp_path / "ckpt", 4, "--fast", tmp_path / "node", "--losses", tmp_path / "a.txt")
     train(1, *again)

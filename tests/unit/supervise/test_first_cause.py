@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from captured import FOLDER
 from windlass.launch.script import EXIT_BROKEN
 from windlass.runtime import RESUME_ME as RUNTIME_RESUME_ME
 from windlass.supervise.cause import RESUME_ME, SCRIPT_BROKEN, Cause, End, Seen, error_line, find_cause, traceback_of
@@ -61,7 +62,10 @@ def test_an_abort_after_an_exception_is_told_as_the_exception() -> None:
 
 
 def test_a_watchdog_that_aborts_because_a_peer_is_gone_is_an_echo() -> None:
-    watchdog = ("what():  [PG ID 0 PG GUID 0 Rank 0] Process group watchdog thread terminated with exception",)
+    watchdog = tuple((FOLDER / "flight" / "watchdog.txt").read_text().splitlines())
+    alone = find_cause(seen(end(0, 128 + signal.SIGABRT), last_lines={0: watchdog}))
+    assert alone.kind == "transient"
+    assert alone.reason.startswith("lost its peers (Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5")
     found = find_cause(seen(end(0, 128 + signal.SIGABRT), end(2, 1, 0.5), last_lines={0: watchdog, 2: _NAN}))
     assert (found.rank, found.error) == (2, "ValueError: loss is nan")
 

@@ -135,9 +135,13 @@ def test_a_run_that_goes_on_is_listed_refused_twice_and_stopped(tmp_path: Path) 
         assert again.code == 2 and f"by process {child.pid}" in again.stderr
         planned = windlass("run", "--plan", run, cwd=tmp_path)
         assert planned.code == 2 and "is being run by process" in planned.stderr
+        cleaned = windlass("runs", "clean", "--failed", "--yes", cwd=tmp_path)
+        assert "nothing to remove" in cleaned.stdout, cleaned.text
         assert windlass("runs", "stop", run, cwd=tmp_path).code == 0
         child.wait(timeout=20)
     assert windlass("runs", "list", cwd=tmp_path).stdout.startswith("stopped")
+    twice = windlass("runs", "stop", run, cwd=tmp_path)
+    assert twice.code == 2 and "does not run: stopped" in twice.stderr
 
 
 def _output(folder: Path) -> str:

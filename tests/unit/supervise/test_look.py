@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from captured import FOLDER
 from planning import plan_for
 from waiting import wait_until
 from windlass.model.request import Allocation
@@ -91,6 +92,28 @@ def test_the_rank_that_is_missing_from_a_collective_is_named(tmp_path: Path) -> 
     dump(tmp_path, 1, entry(17))
     dump(tmp_path, 2, entry(16, state="completed"))
     assert missing_text(tmp_path, 3) == "rank 2 is missing from nccl:all_reduce number 17 (it did 16)"
+
+
+def test_a_record_of_nccl_names_who_did_not_come() -> None:
+    """Dumps of torch 2.11 with NCCL 2.28, two ranks: the second one slept instead of coming to the fifth collective."""
+    folder = FOLDER / "flight"
+    assert missing_text(folder, 2) == "rank 1 is missing from nccl:all_reduce number 5 (it did 4)"
+    assert [one.state for one in last_collectives(folder)] == ["scheduled", "completed"]
+
+
+def test_groups_without_a_description_of_their_own_are_not_mixed_up(tmp_path: Path) -> None:
+    rows, columns = {"process_group": ("1", "undefined")}, {"process_group": ("2", "undefined")}
+    for rank in (0, 1):
+        dump(tmp_path, rank, {**entry(40), **rows}, {**entry(7), **columns})
+    assert missing_text(tmp_path, 2) == ""
+
+
+def test_the_record_of_other_backends_beside_nccls_is_read_too(tmp_path: Path) -> None:
+    dump(tmp_path, 0)
+    dump(tmp_path, 1)
+    for rank, number in ((0, 9), (1, 8)):
+        (tmp_path / f"rank_{rank}-other").write_bytes(pickle.dumps({"entries": [entry(number)]}))
+    assert "rank 1 is missing" in missing_text(tmp_path, 2)
 
 
 def test_a_rank_without_a_record_is_told_as_that(tmp_path: Path) -> None:

@@ -1,0 +1,20 @@
+"""For tests that use the runtime in their own process."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from windlass.runtime import codes
+
+
+@pytest.fixture
+def clean_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No launcher's variables, and no handler of a former loop."""
+    for name in ("RANK", "WORLD_SIZE", "SLURM_JOB_END_TIME", codes.DEADLINE, codes.HEARTBEAT):
+        monkeypatch.delenv(name, raising=False)
+    before = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGUSR2)}
+    yield
+    assert {s: signal.getsignal(s) for s in before} == before

@@ -1,0 +1,45 @@
+"""`windlass runs` and `windlass nodes` on nothing, on names, and on what does not exist."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from unit.cli.typed import in_process, only_run, run_here, script
+
+
+def test_an_empty_history_is_no_error(tmp_path: Path) -> None:
+    listed = in_process("runs", "list", cwd=tmp_path)
+    assert listed.code == 0 and f"no runs in {tmp_path / 'runs'}" in listed.stdout
+    assert in_process("runs", "list", "--json", cwd=tmp_path).stdout.strip() == "[]"
+    assert "nothing to remove" in in_process("runs", "clean", "--yes", cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize("action", ["show", "resume", "stop"])
+@pytest.mark.parametrize("name", ["nobody", "no/where", ".", "", "ünï\n"])
+def test_a_run_that_does_not_exist_is_told_as_that(tmp_path: Path, action: str, name: str) -> None:
+    done = in_process("runs", action, name, cwd=tmp_path)
+    assert done.code == 2 and "is not a run" in done.stderr and "windlass runs list" in done.stderr
+
+
+def test_a_run_is_found_by_its_name(tmp_path: Path) -> None:
+    assert run_here("-r", "1", "--scheduler", "none", str(script(tmp_path, "pass")), cwd=tmp_path).code == 0
+    name = only_run(tmp_path).name
+    assert ": done" in in_process("runs", "show", name, cwd=tmp_path).stdout
+    again = in_process("runs", "resume", name, cwd=tmp_path)
+    assert again.code == 2 and "is done" in again.stderr
+
+
+@pytest.mark.parametrize("words", [("-N", "0"), ("-r", "0"), ("-N", "-3")])
+def test_a_run_cannot_go_on_with_nothing(tmp_path: Path, words: tuple[str, str]) -> None:
+    assert run_here("-r", "1", "--scheduler", "none", str(script(tmp_path, "import sys; sys.exit(3)")), cwd=tmp_path)
+    done = in_process("runs", "resume", str(only_run(tmp_path)), *words, cwd=tmp_path)
+    assert done.code == 2 and f" {words[1]}" in done.stderr, done.text
+
+
+def test_forgiving_all_nodes_where_none_is_avoided_says_so(tmp_path: Path) -> None:
+    done = in_process("nodes", "forgive", "--all", cwd=tmp_path, env={"WINDLASS_STATE": str(tmp_path / "state")})
+    assert done.code == 0 and "no node is avoided" in done.stdout
+    torn = in_process("nodes", "forgive", "nid[1", cwd=tmp_path, env={"WINDLASS_STATE": str(tmp_path / "state")})
+    assert torn.code == 2 and "nid[1" in torn.stderr
