@@ -6,6 +6,7 @@ caches and rendezvous are computed outside and carried in by the means that the 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import ClassVar, Literal
 
 import msgspec
@@ -37,7 +38,7 @@ class OptionalArgument(Argument, frozen=True, kw_only=True, omit_defaults=True):
     exists: str
 
 
-class Runtime:
+class Runtime(ABC):
     """Base of the backends."""
 
     name: ClassVar[str]
@@ -61,9 +62,9 @@ class Runtime:
     device_flags: ClassVar[dict[str, str]] = {}
     """The option that brings a vendor's devices and driver libraries inside."""
 
+    @abstractmethod
     def wrap(self, spec: WrapSpec) -> tuple[Argument, ...]:
         """The words in front of the user's command, executable first; empty where the launcher does it."""
-        raise NotImplementedError(self.name)
 
     def host_settings(self, spec: WrapSpec) -> tuple[Setting, ...]:
         """Variables to set on the host side so that others arrive inside (`APPTAINERENV_LD_LIBRARY_PATH`)."""

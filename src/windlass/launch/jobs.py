@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
@@ -26,7 +27,7 @@ _MOST_MESSAGES = 10_000
 _LOOK_EVERY_S = 0.5
 
 
-class Job:
+class Job(ABC):
     """Started ranks. `done` when none runs any more; `failing` from the first sign that a rank failed."""
 
     def __init__(self, plan: Plan, folder: RunFolder, view: View) -> None:
@@ -39,31 +40,32 @@ class Job:
         self.code = 0
         self.streams: list[Lines] = []
 
-    def start(self, env: Mapping[str, str]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def start(self, env: Mapping[str, str]) -> None: ...
 
+    @abstractmethod
     def poll(self) -> None:
         """Look whether a child ended."""
-        raise NotImplementedError
 
     def tail(self) -> bool:
         """Show what daemons have written to files meanwhile; True if there was anything."""
         return False
 
-    def ask_to_stop(self, sig: signal.Signals) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def ask_to_stop(self, sig: signal.Signals) -> None: ...
 
+    @abstractmethod
     def pass_on(self, sig: signal.Signals) -> None:
         """Hand a signal on to the ranks, for what they make of it."""
-        raise NotImplementedError
 
-    def kill(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def kill(self) -> None: ...
 
+    @abstractmethod
     def failure(self) -> RankFailure | None:
         """The first rank that failed, as far as this job knows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close(self) -> None:
         """Release files; the children have ended."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import ClassVar, Literal
 
@@ -75,7 +76,7 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
         return f"{counted(self.nodes, 'node')} with {counted(self.ranks_per_node, 'rank')} each"
 
 
-class Launcher:
+class Launcher(ABC):
     """Base of the backends. Class attributes say what a launcher can do; methods are pure."""
 
     name: ClassVar[str]
@@ -98,9 +99,9 @@ class Launcher:
     again: ClassVar[tuple[str, ...]] = ()
     """Words for a start after one that failed, where what is left of that one could be in its way."""
 
+    @abstractmethod
     def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:
         """The command line, executable first, up to but without the program. Each argument has its reason."""
-        raise NotImplementedError(self.name)
 
     def path_word(self, path: str) -> str:
         """A path as it must be written inside this launcher's arguments; raises `UsageError` where it cannot be."""
@@ -110,9 +111,9 @@ class Launcher:
         """Text of the host file for `spec.host_file`, or None where the launcher takes none."""
         return None
 
+    @abstractmethod
     def parse_line(self, line: str) -> tuple[int | None, str]:
         """Rank and text of one labelled line; rank None for a line of the launcher itself."""
-        raise NotImplementedError(self.name)
 
     def segments(self, line: str) -> tuple[tuple[int | None, str], ...]:
         """Pieces of one line of the stream, each with its rank. Only launchers that label whatever a rank wrote at

@@ -7,6 +7,7 @@ answer now (`transient`). A state that a backend does not know is UNKNOWN, never
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import ClassVar
@@ -82,7 +83,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How often the scheduler has put it back into the queue, where it says so."""
 
 
-class Scheduler:
+class Scheduler(ABC):
     """Base of the backends."""
 
     name: ClassVar[str]
@@ -96,23 +97,23 @@ class Scheduler:
     can_exclude: ClassVar[bool] = True
     """Takes `exclude_hosts`. Otherwise a job has to ask for spare nodes and leave the bad ones out itself."""
 
+    @abstractmethod
     def in_allocation(self, environ: Mapping[str, str]) -> bool:
         """Whether this process runs inside a job (batch script, interactive allocation or a step)."""
-        raise NotImplementedError(self.name)
 
     def allocation_argv(self, environ: Mapping[str, str]) -> tuple[str, ...] | None:
         """A command whose output `parse_allocation` needs, or None where the environment and files suffice."""
         return None
 
+    @abstractmethod
     def parse_allocation(
         self, environ: Mapping[str, str], read_text: Callable[[str], str], output: str | None = None
     ) -> Allocation:
         """What the job was given. A malformed host list or node file is a `UsageError` that names it."""
-        raise NotImplementedError(self.name)
 
+    @abstractmethod
     def directives(self, spec: JobSpec, site: SchedulerSpec) -> tuple[Argument, ...]:
         """Directive words for the batch script, each with its reason; the site's own come last."""
-        raise NotImplementedError(self.name)
 
     def path_word(self, path: str) -> str:
         """A path as it must be written inside this scheduler's directives; raises `UsageError` where it cannot be."""
@@ -122,25 +123,25 @@ class Scheduler:
         """The line of a batch script for one directive; its value arrives unchanged."""
         return f"{self.directive} {quote_words(argument.words)}"
 
-    def submit_argv(self, script: str) -> tuple[str, ...]:
-        raise NotImplementedError(self.name)
+    @abstractmethod
+    def submit_argv(self, script: str) -> tuple[str, ...]: ...
 
+    @abstractmethod
     def parse_submit(self, output: str) -> str:
         """The job id that the submit command printed; a `CommandError`-free answer or a `WindlassError`."""
-        raise NotImplementedError(self.name)
 
+    @abstractmethod
     def explain_refusal(self, code: int, output: str) -> WindlassError:
         """The error for a refused submission, in words and with a hint; `transient` where trying again may help."""
-        raise NotImplementedError(self.name)
 
-    def status_argv(self, job_id: str) -> tuple[str, ...]:
-        raise NotImplementedError(self.name)
+    @abstractmethod
+    def status_argv(self, job_id: str) -> tuple[str, ...]: ...
 
-    def parse_status(self, output: str, code: int, job_id: str) -> JobStatus:
-        raise NotImplementedError(self.name)
+    @abstractmethod
+    def parse_status(self, output: str, code: int, job_id: str) -> JobStatus: ...
 
-    def cancel_argv(self, job_id: str) -> tuple[str, ...]:
-        raise NotImplementedError(self.name)
+    @abstractmethod
+    def cancel_argv(self, job_id: str) -> tuple[str, ...]: ...
 
     def restarts(self, environ: Mapping[str, str]) -> int:
         """How often this job had been put back into the queue when this start of it began, from inside it."""
