@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import socket
 import sys
 import time
@@ -17,7 +18,7 @@ from pathlib import Path
 from windlass.cli.options import add_request_options, request_from
 from windlass.cli.planning import plan_from
 from windlass.cli.result import Result
-from windlass.errors import UsageError
+from windlass.errors import MachineError, UsageError
 from windlass.launch.cached import agents_folder
 from windlass.launch.context import current_environ
 from windlass.launch.folder import RunFolder, make_folder
@@ -25,7 +26,7 @@ from windlass.launch.script import JobFacts
 from windlass.launch.steps import write_host_file
 from windlass.model.hostlist import expand_hostlist
 from windlass.model.plan import Plan
-from windlass.services.agents import Agents, AgentsPlan, addresses, cached_step
+from windlass.services.agents import LOG_FILE, Agents, AgentsPlan, addresses, cached_step
 from windlass.services.byhand import hold
 from windlass.services.cache import PACKAGES
 from windlass.services.stage import Progress, stage_service
@@ -52,6 +53,9 @@ def main(args: argparse.Namespace) -> Result:
     settings = read_settings(environ)
     args.kind, args.command, args.name = "command", ["true"], args.name or "stage"
     args.cache = args.sources
+    for source in args.sources:
+        if not Path(source).exists():
+            raise UsageError(f"{source} does not exist", hint="sources are files and folders that every node can read")
     plan, _, _ = plan_from(args, here=True, request=request_from(args, environ))
     sources = plan.cache.roots if plan.cache else ()
     if args.shard and args.one_reader:
@@ -68,7 +72,12 @@ def main(args: argparse.Namespace) -> Result:
 
     began = time.monotonic()
     mounted = args.extract and any(_is_squashfs(source.real) for source in sources)
-    agents.start(look, detached=mounted)
+    try:
+        agents.start(look, detached=mounted)
+    except MachineError as error:
+        raise _as_staging(error, folder) from error
+    finally:
+        _clear()
     seconds = time.monotonic() - began
     if mounted:
         hold(plan, folder, agents, facts)
@@ -102,9 +111,16 @@ def _agents(
     return Agents(made, folder, environ), facts
 
 
+def _as_staging(error: MachineError, folder: RunFolder) -> MachineError:
+    """The agents' words as this command says them."""
+    found = re.fullmatch(r"the agent on (\S+) did not start: (?:\w+: )?(.*)", error.message, re.DOTALL)
+    text = f"cannot stage to {found[1]}: {found[2]}" if found else error.message
+    return MachineError(text, hint=f"copies that were not complete are gone; more is in {folder.part(LOG_FILE)}")
+
+
 def _result(plan: Plan, folder: RunFolder, agents: Agents, to: str, seconds: float, mounted: bool) -> Result:
     ended = agents.ended("stage")
-    size = max((figures.get("bytes", 0) for figures in ended.values()), default=0)
+    size = max((line["staged"] for line in agents.lines if "staged" in line), default=0)
     text = f"staged to {to} on {plan.nodes} {'node' if plan.nodes == 1 else 'nodes'} in {seconds:.1f} s"
     if size:
         text += f" ({size / 1e6:,.1f} MB a node, {size / 1e6 / max(seconds, 1e-3):,.0f} MB/s)"
@@ -124,6 +140,11 @@ def _is_squashfs(path: str) -> bool:
 
 def _live() -> bool:
     return sys.stderr.isatty()
+
+
+def _clear() -> None:
+    if _live():
+        print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
 
 
 def _show(text: str) -> None:

@@ -36,7 +36,12 @@ def tree(tmp_path: Path) -> Path:
 
 
 def push(
-    tmp_path: Path, nodes: int, *sources: Path, extract: bool = False, shard: bool = False
+    tmp_path: Path,
+    nodes: int,
+    *sources: Path,
+    extract: bool = False,
+    shard: bool = False,
+    one_reader: bool = False,
 ) -> tuple[list[Path], int]:
     """Stage to `nodes` nodes; returns their folders and what the shared file system had to read."""
     require_fuse()
@@ -48,7 +53,7 @@ def push(
             CacheRoot(path=str(s), real=str(clients.path("{node}") / s.parent.name / s.name)) for s in sources
         )
         to = str(tmp_path / "node-{node}")
-        service = stage_service(roots, to, extract=extract, shard=shard, per_node=True)
+        service = stage_service(roots, to, extract=extract, shard=shard, one_reader=one_reader, per_node=True)
         before = clients.seen().bytes
         with hosted(clients, nodes, run, tmp_path, service):
             pass
@@ -97,6 +102,58 @@ def test_archive_that_is_none_leaves_nothing(tree: Path, tmp_path: Path) -> None
     with pytest.raises(MachineError, match="tar"):
         push(tmp_path, 1, archive, extract=True)
     assert not list((tmp_path / "node-0").iterdir())
+
+
+def test_large_file_crosses_many_blocks_and_readers(tmp_path: Path) -> None:
+    large = tmp_path / "shared" / "large"
+    large.parent.mkdir()
+    large.write_bytes(os.urandom(21_000_001))
+    folders, read = push(tmp_path, 5, large)
+    assert all((folder / "large").read_bytes() == large.read_bytes() for folder in folders)
+    assert read <= 1.05 * 21_000_001 + 5 * 150_000
+
+
+def test_one_reader_reads_for_all(tree: Path, tmp_path: Path) -> None:
+    folders, _ = push(tmp_path, 3, tree, one_reader=True)
+    for folder in folders:
+        same(tree, folder / "tree")
+
+
+def test_archive_and_tree_together_keep_their_order(tree: Path, tmp_path: Path) -> None:
+    large = tree / "large"
+    large.write_bytes(os.urandom(9_000_000))
+    archive = tree.parent / "packed.tar"
+    subprocess.run(["tar", "-c", "-f", archive, "-C", tree.parent, "tree"], check=True, timeout=60)
+    folders, _ = push(tmp_path, 4, archive, tree, extract=True)
+    for folder in folders:
+        same(tree, folder / "packed" / "tree")
+        same(tree, folder / "tree")
+
+
+def test_what_will_not_fit_is_refused_before_a_byte_travels(tmp_path: Path) -> None:
+    huge = tmp_path / "shared" / "huge"
+    huge.parent.mkdir()
+    with huge.open("wb") as file:
+        file.truncate(14 << 40)
+    with pytest.raises(MachineError, match="has room for"):
+        push(tmp_path, 2, huge)
+    assert not list((tmp_path / "node-0").iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")
+def test_node_that_runs_full_says_so_and_leaves_nothing(tree: Path, tmp_path: Path) -> None:
+    (tree / "large").write_bytes(os.urandom(6_000_000))
+    archive = tree.parent / "packed.tar"
+    subprocess.run(["tar", "-c", "-f", archive, "-C", tree.parent, "tree"], check=True, timeout=60)
+    small = tmp_path / "node-0"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "small", small], check=True, timeout=20)
+    try:
+        with pytest.raises(MachineError, match="No space left"):
+            push(tmp_path, 1, archive, extract=True)
+        assert not list(small.iterdir())
+    finally:
+        subprocess.run(["umount", small], check=True, timeout=20)
 
 
 def test_old_copy_is_replaced_in_one_step(tree: Path, tmp_path: Path) -> None:

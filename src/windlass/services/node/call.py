@@ -7,9 +7,11 @@ import hashlib
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import IntEnum
+from typing import NamedTuple
 
+from windlass.agent.node.host import AgentError
 from windlass.cache.node import wire
 from windlass.cache.node.link import set_timeouts
 
@@ -18,8 +20,15 @@ FRAME = struct.Struct("<BxxxIQ32s")
 NO_DIGEST = bytes(32)
 MAX_LAYOUT_BYTES = 512 << 20
 MAX_TEXT_BYTES = 4096
-SILENT_S = 10.0
-_GRACE_S = 20.0
+Tick = Callable[[], None]
+
+
+class Patience(NamedTuple):
+    """How long to wait: for a word of a parent, for a node that was never seen, for children that come late."""
+
+    silent_s: float = 10.0
+    start_s: float = 20.0
+    late_s: float = 30.0
 
 
 class Kind(IntEnum):
@@ -33,15 +42,16 @@ class Kind(IntEnum):
     FAILED = 6
 
 
-class FailedError(Exception):
+class FailedError(AgentError):
     """The other side says that this cannot be had from anybody; its words."""
 
 
 class Reader:
     """One open, proven connection to a parent."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, tick: Tick) -> None:
         self._connection = connection
+        self._tick = tick
         self._head = memoryview(bytearray(FRAME.size))
 
     def ask(self, kind: Kind, stripe: int, position: int) -> None:
@@ -79,33 +89,36 @@ class Reader:
                 raise ConnectionError("the other side has these blocks no more")
             if kind != Kind.WAIT:
                 return kind, length, index, digest
+            self._tick()
 
 
 class Caller:
     """Opens connections to other nodes. A node that was never seen may still be starting: it gets some time."""
 
-    def __init__(self, number: int, hosts: tuple[str, ...], key: bytes) -> None:
+    def __init__(self, number: int, hosts: tuple[str, ...], key: bytes, patience: Patience) -> None:
         self._number = number
         self._hosts = hosts
         self._key = key
         self._ports: dict[int, int] = {}
-        self._grace_end = time.monotonic() + _GRACE_S
+        self._silent_s = patience.silent_s
+        self._grace_end = time.monotonic() + patience.start_s
         self._closed = False
 
     def close(self) -> None:
         self._closed = True
 
     @contextlib.contextmanager
-    def call(self, node: int) -> Iterator[Reader]:
-        """A connection to `node`, closed at the end. Raises `OSError` or `ProtocolError`."""
-        connection = self._connect(node)
+    def call(self, node: int, tick: Tick = lambda: None) -> Iterator[Reader]:
+        """A connection to `node`, closed at the end. Raises `OSError` or `ProtocolError`, and what `tick` raises, which
+        is called now and then while there is nothing to do but wait."""
+        connection = self._connect(node, tick)
         try:
-            set_timeouts(connection, SILENT_S, SILENT_S)
-            yield Reader(connection)
+            set_timeouts(connection, self._silent_s, self._silent_s)
+            yield Reader(connection, tick)
         finally:
             connection.close()
 
-    def _connect(self, node: int) -> socket.socket:
+    def _connect(self, node: int, tick: Tick) -> socket.socket:
         while True:
             known = self._ports.get(node)
             for port in (known,) if known is not None else wire.port_candidates(self._key, 0):
@@ -115,6 +128,7 @@ class Caller:
                     return connection
             if known is not None or self._closed or time.monotonic() > self._grace_end:
                 raise ConnectionError("node %d does not answer" % node)
+            tick()
             time.sleep(0.05)
 
     def _try(self, node: int, port: int) -> socket.socket:

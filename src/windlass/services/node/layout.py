@@ -13,6 +13,7 @@ import stat
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import NamedTuple
 
 from windlass.cache.node.keys import BadKeyError, Pin, check_path, chunk_count, chunk_length, directory_key
@@ -109,9 +110,12 @@ class Layout:
         self.items = tuple(items)
         self.total = sum(item.pin.size for item in self.items if item.is_file)
         self.block_bytes = _LARGE_BLOCK if self.total > _LARGE_TOTAL else _BLOCK
-        self.blocks = cut(self.items, self.block_bytes)
         self.stripes = stripes
         self.mark = hashlib.sha256(dump_items(self.items)).digest()
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        return cut(self.items, self.block_bytes)
 
     def index(self, stripe: int, position: int) -> int:
         """The block at a position of a stripe. Runs stay together: a reader of the shared file system reads on."""

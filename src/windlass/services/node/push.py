@@ -24,7 +24,7 @@ from windlass.cache.node.roots import Root
 from windlass.cache.node.source import Source
 from windlass.cache.node.wire import ProtocolError
 
-from .call import Caller, FailedError, Kind, Reader
+from .call import Caller, FailedError, Kind, Patience, Reader, Tick
 from .layout import Layout, LayoutError, Shape, dump_items, parse_items, survey
 from .row import Row, Slot
 
@@ -34,7 +34,6 @@ _READERS = 4
 _WRITERS = 2
 _FALLBACKS_PER_S = 50.0
 _STALLED_S = 120.0
-_PATIENCE_S = 30.0
 
 
 class Place(NamedTuple):
@@ -45,6 +44,7 @@ class Place(NamedTuple):
     key: bytes
     roots: tuple[Root, ...]
     shape: Shape
+    patience: Patience = Patience()
 
 
 class Push:
@@ -55,7 +55,7 @@ class Push:
         self._place = place
         self._write = write
         self._health = Health()
-        self._caller = Caller(place.number, place.hosts, place.key)
+        self._caller = Caller(place.number, place.hosts, place.key, place.patience)
         self._bucket = TokenBucket(_FALLBACKS_PER_S, _FALLBACKS_PER_S)
         self._arrivals: queue.SimpleQueue[tuple[Row, int, int, Slot] | None] = queue.SimpleQueue()
         self._stop = threading.Event()
@@ -80,12 +80,12 @@ class Push:
 
     # What is staged
 
-    def learn(self) -> Layout:
+    def learn(self, tick: Tick) -> Layout:
         """The layout: looked up by the first node, handed down by the others. Raises `OSError`, `AgentError`."""
         shape = self._place.shape
         way = shape.route(self._place.number, 0)
         for node in way:
-            with contextlib.suppress(OSError, ProtocolError, LayoutError), self._caller.call(node) as reader:
+            with contextlib.suppress(OSError, ProtocolError, LayoutError), self._caller.call(node, tick) as reader:
                 reader.ask(Kind.LAYOUT, 0, 0)
                 items = parse_items(reader.whole())
                 return self._learned(Layout(items, shape.stripes))
@@ -130,9 +130,9 @@ class Push:
     def _row(self, layout: Layout, stripe: int, window: int, kept_for_late: bool) -> Row:
         awaited = len(self._place.shape.children(self._place.number, stripe)) if kept_for_late else 0
         count = layout.count(stripe)
-        return Row(count, layout.block_bytes, window, awaited=awaited, patience_s=_PATIENCE_S)
+        return Row(count, layout.block_bytes, window, awaited=awaited, patience_s=self._place.patience.late_s)
 
-    def take(self, index: int, tick: Callable[[], None]) -> memoryview:
+    def take(self, index: int, tick: Tick) -> memoryview:
         """The bytes of a block that `write` did not use; `used` lets them go. Raises `AgentError`."""
         stripe, position = self._blocks_of.place(index)
         while True:
@@ -147,7 +147,7 @@ class Push:
         self._count(index)
         self.rows[stripe].used(position)
 
-    def wait_written(self, source: int, count: int, tick: Callable[[], None]) -> None:
+    def wait_written(self, source: int, count: int, tick: Tick) -> None:
         """Until `count` blocks of a source are written here; `AgentError` where one cannot be had or nothing moves."""
         moved, seen = time.monotonic(), -1
         while True:

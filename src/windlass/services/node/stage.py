@@ -74,8 +74,11 @@ class StageService:
         target = expand(self._to).replace("{node}", str(self._node.number))
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        os.makedirs(target, exist_ok=True)
-        sweep_partial(target)
+        try:
+            os.makedirs(target, exist_ok=True)
+            sweep_partial(target)
+        except OSError as error:
+            raise AgentError("%s: %s" % (error.filename or target, error.strerror)) from error
         before = {number: signal.signal(number, self._hear) for number in _STOPS}
         try:
             self._stage_all(target)
@@ -111,7 +114,7 @@ class StageService:
         place = self._place
         if len(place.hosts) > 1:
             self._feeder = Feeder(place.hosts[place.number], place.number, place.key, self._push, self._reread)
-        layout = self._push.learn()
+        layout = self._push.learn(self._tick)
         sources: Sequence[int] = range(len(self._sources))
         if self._shards:
             items = share(layout.items, place.number, len(place.hosts))
@@ -131,6 +134,7 @@ class StageService:
             for source in sources:
                 self._finish(layout, source, partials[source], target)
         self._span = (round(began, 3), round(time.monotonic(), 3))
+        say(node=self._node.number, staged=self._push.bytes, of=layout.total)
 
     def _check_room(self, target: str, layout: Layout) -> None:
         """Before the first byte travels: what will not fit is better known now than after an hour."""

@@ -1,0 +1,85 @@
+"""`windlass stage` as a person uses it on one machine: what it says, and what it leaves when it is stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from waiting import wait_until
+
+pytestmark = pytest.mark.timeout(90)
+SRC = Path(__file__).parents[3] / "src"
+
+
+def start(tmp_path: Path, *words: str) -> subprocess.Popen[str]:
+    env = {**os.environ, "PYTHONPATH": str(SRC), "HOME": str(tmp_path), "WINDLASS_RUNS_DIR": str(tmp_path / "runs")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "windlass", "stage", *words, "--scheduler", "none"],
+        env=env,
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def stage(tmp_path: Path, *words: str) -> tuple[int, str, str]:
+    child = start(tmp_path, *words)
+    try:
+        out, err = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    return child.returncode, out, err
+
+
+def test_a_relative_source_is_copied_and_the_figures_are_told(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "file").write_bytes(os.urandom(2_500_000))
+    code, out, err = stage(tmp_path, "tree", "--to", str(tmp_path / "to"), "--json")
+    assert code == 0, err
+    (node,) = json.loads(out)["staged"]
+    assert (node["files"], node["bytes"], node["fallbacks"]) == (1, 2_500_000, 0)
+    assert (tmp_path / "to" / "tree" / "file").read_bytes() == (tmp_path / "tree" / "file").read_bytes()
+    code, out, err = stage(tmp_path, "tree", "--to", str(tmp_path / "to"))
+    assert code == 0 and "2.5 MB a node" in out, "a second start replaces the first copy"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (("nowhere", "--to", "/tmp/x"), 2, "nowhere does not exist"),
+        (("here", "--to", "relative"), 2, "not a full path"),
+        (("here", "--to", "{file}"), 3, "File exists"),
+        (("here", "--to", "/proc/nothing"), 3, "/proc/nothing"),
+        (("here", "--to", "/tmp/x", "--shard", "--one-reader"), 2, "one reader"),
+    ],
+)
+def test_what_cannot_be_done_is_said_plainly(tmp_path: Path, words: tuple[str, ...], code: int, text: str) -> None:
+    (tmp_path / "here").write_text("x")
+    found, _, err = stage(tmp_path, *(word.replace("{file}", str(tmp_path / "here")) for word in words))
+    assert found == code and text in err, err
+    assert "Traceback" not in err and "--cache" not in err
+
+
+@pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_stopped_half_way_it_leaves_nothing(tmp_path: Path, sig: signal.Signals) -> None:
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(20 << 30)  # all holes: seconds of work, no bytes on the disk that it comes from
+    to = tmp_path / "to"
+    child = start(tmp_path, "large", "--to", str(to))
+    try:
+        wait_until(lambda: to.exists() and len(list(to.iterdir())) == 2, timeout_s=30, what="it is being written")
+        child.send_signal(sig)
+        child.communicate(timeout=30)
+    finally:
+        child.kill()
+    assert child.returncode in {128 + sig, -sig}
+    wait_until(lambda: not list(to.iterdir()), timeout_s=20, what="nothing half-done is left")
