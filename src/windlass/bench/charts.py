@@ -29,6 +29,8 @@ def _collectives(record: BenchRecord, references: References) -> list[tuple[str,
     for op in dict.fromkeys(str(row.labels["op"]) for row in record.rows):
         rows = [row for row in record.rows if row.labels["op"] == op]
         nodes, ranks = rows[0].labels["nodes"], rows[0].labels["ranks"]
+        if ranks == 1:  # nothing crosses a link: a chart of zeros would say less than none
+            continue
         series = []
         for placement in ("out-of-place", "in-place"):
             points = [(_bytes(r), r.figures["busbw"].value) for r in rows if r.labels["placement"] == placement]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from windlass.bench.records import BenchRecord, Label, Row
-from windlass.bench.sizes import size_text
+from windlass.bench.sizes import counted, size_text
 
 _FEWEST = 4
 _FLOOR = 0.01
@@ -55,6 +55,8 @@ class Comparison:
 def compare(a: BenchRecord, b: BenchRecord) -> Comparison:
     """Rows are matched by their labels: the same op, size and placement, the same model and number of ranks."""
     rows_a, rows_b = _keyed(a.rows), _keyed(b.rows)
+    if a.case == b.case and len(rows_a) == len(rows_b) == 1 and rows_a.keys() != rows_b.keys():
+        return _two_rows(a, b)
     both = [key for key in rows_a if key in rows_b]
     found = [one for key in both if (one := _difference(rows_a[key], rows_b[key])) is not None]
     return Comparison(
@@ -62,6 +64,20 @@ def compare(a: BenchRecord, b: BenchRecord) -> Comparison:
         only_a=len(rows_a) - len(both),
         only_b=len(rows_b) - len(both),
         unlike=tuple(_unlike(a, b)),
+    )
+
+
+def _two_rows(a: BenchRecord, b: BenchRecord) -> Comparison:
+    """Two runs of one row each, as of a model in two precisions: compared, and said in what they differ."""
+    one, two = a.rows[0].labels, b.rows[0].labels
+    unlike = [f"{k}: {one.get(k, '-')} / {two.get(k, '-')}" for k in {**one, **two} if one.get(k) != two.get(k)]
+    found = _difference(a.rows[0], b.rows[0])
+    alike = one.get("model") == two.get("model")
+    return Comparison(
+        differences=(found,) if found is not None and alike else (),
+        only_a=0 if found is not None and alike else 1,
+        only_b=0 if found is not None and alike else 1,
+        unlike=(*_unlike(a, b), *unlike),
     )
 
 
@@ -144,7 +160,7 @@ def label_text(labels: dict[str, Label]) -> str:
     if "label" in labels:
         words.append(str(labels["label"]))
     elif "ranks" in labels:
-        words.append(f"{labels['ranks']} ranks")
+        words.append(counted(labels["ranks"], "rank"))
     if "nodes" in labels and int(labels["nodes"] or 1) > 1:
         words.append(f"{labels['nodes']} nodes")
     return " ".join(words)

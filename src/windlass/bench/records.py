@@ -199,4 +199,16 @@ def train_row(raw: dict[str, Any], *, nodes: int, step_s: tuple[float, ...] | No
         if options.get(name) not in (None, 1, "none"):
             row[name] = options[name]
     samples = {"step_s": step_s or tuple(raw["samples"]["step_s"]), "loss": tuple(raw["losses"])}
-    return Row(labels=row | labels, samples=samples, figures=figures_of(raw["figures"]))
+    return Row(labels=row | labels, samples=samples, figures=figures_of(raw["figures"]) | _beside(raw))
+
+
+def _beside(raw: dict[str, Any]) -> dict[str, Figure]:
+    """Memory, and where the time of one more step went, where that was asked."""
+    found = {}
+    if raw.get("peak_memory_bytes"):
+        how = "most that tensors took at once, first rank"
+        found["peak_memory"] = Figure(value=raw["peak_memory_bytes"] / 2**30, unit="GiB", formula=how)
+    profile = raw.get("breakdown") or {}
+    for kind, value in [*profile.get("kinds_ms", ()), *([["idle", profile["idle_ms"]]] if profile else ())]:
+        found[f"profile_{kind}"] = Figure(value=value, unit="ms", formula="one step under the profiler, first rank")
+    return found

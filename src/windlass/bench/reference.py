@@ -81,7 +81,7 @@ class Ceiling(_Closed, frozen=True, kw_only=True):
 
 
 class Rate(_Closed, frozen=True, kw_only=True):
-    """Samples or tokens per second and device of a training run."""
+    """Samples or tokens per second and device of a training run. `labels`: what else a row must say to be compared."""
 
     case: str
     model: str
@@ -94,6 +94,7 @@ class Rate(_Closed, frozen=True, kw_only=True):
     source: str
     batch: int | None = None
     sequence: int | None = None
+    labels: dict[str, str | int] = {}
 
 
 class Sample(_Closed, frozen=True, kw_only=True):

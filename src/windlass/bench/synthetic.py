@@ -10,7 +10,9 @@ from windlass.bench.runner import Outcome
 from windlass.bench.sizes import counted
 
 
-def row_of(outcome: Outcome, *, model: str, batch: int, batches: int, engine: str, compression: str) -> Row | None:
+def row_of(
+    outcome: Outcome, *, model: str, batch: int, batches: int, engine: str, compression: str, amp: bool
+) -> Row | None:
     """The row of a run. The rate of a round is that of the first rank, as in Horovod's benchmark: all ranks wait for
     each other in every batch."""
     mine = [float(told["seconds"]) for told in outcome.of_kind("round") if told["rank"] == 0]
@@ -26,6 +28,7 @@ def row_of(outcome: Outcome, *, model: str, batch: int, batches: int, engine: st
             "batch": batch,
             "engine": engine,
             "compression": compression,
+            "precision": "amp" if amp else "fp32",
             "ranks": ranks,
             "nodes": outcome.plan.nodes,
         },
@@ -56,8 +59,9 @@ def text(record: BenchRecord) -> str:
     lines: list[str] = []
     for row in record.rows:
         label, figures = row.labels, row.figures
+        amp = ", amp" if label.get("precision") == "amp" else ""
         lines += [
-            f"Model: {label['model']} ({label['engine']}, gradients in {label['compression']})",
+            f"Model: {label['model']} ({label['engine']}, gradients in {label['compression']}{amp})",
             f"Batch size: {label['batch']}",
             f"Number of devices: {label['ranks']} on {counted(label['nodes'], 'node')} "
             f"({record.device.get('name', '?')})",

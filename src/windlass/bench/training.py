@@ -12,23 +12,40 @@ from windlass.bench.sizes import counted
 
 
 def row_of(outcome: Outcome, **labels: Label) -> Row | None:
-    """The row of one training launch, with the step times of all ranks; None where it did not get to its end."""
-    trained = outcome.of_kind("train")
-    if not trained:
+    """The row of one training launch, with the step times of all ranks (of the first alone where it did not get to its
+    end); None where no step was measured."""
+    told = last_told(outcome)
+    if told is None:
         return None
     steps = sorted(outcome.of_kind("steps"), key=lambda told: int(told["rank"]))
     all_steps = tuple(float(value) for told in steps for value in told["step_s"])
-    return train_row(trained[0]["record"], nodes=outcome.plan.nodes, step_s=all_steps or None, **labels)
+    return train_row(told["record"], nodes=outcome.plan.nodes, step_s=all_steps or None, **labels)
+
+
+def last_told(outcome: Outcome) -> dict[str, Any] | None:
+    """The last that a launch told of its training: all of it, or what was measured until it was stopped."""
+    trained = outcome.of_kind("train")
+    return trained[-1] if trained else None
+
+
+def options_of(outcomes: Iterable[Outcome]) -> dict[str, Any]:
+    """What the ranks decided to do, in full: what was asked, and the defaults for the device."""
+    decided = [told["record"]["options"] for outcome in outcomes if (told := last_told(outcome))]
+    return dict(decided[0]) if decided else {}
 
 
 def loss_remarks(outcomes: Iterable[Outcome]) -> list[str]:
     """What is wrong with losses, in words."""
-    return [
-        f"{outcome.part.name}: {problem}"
-        for outcome in outcomes
-        for told in outcome.of_kind("train")
-        for problem in told["record"]["loss_problems"]
-    ]
+    found = []
+    for outcome in outcomes:
+        told = last_told(outcome)
+        if told is None:
+            continue
+        found += [f"{outcome.part.name}: {problem}" for problem in told["record"]["loss_problems"]]
+        if not told.get("whole", True):
+            steps = len(told["record"]["samples"]["step_s"])
+            found.append(f"{outcome.part.name}: ended early; these are the first {counted(steps, 'step')} of rank 0")
+    return found
 
 
 def with_utilisation(row: Row, ceiling: dict[str, Any] | None, datasheet_tflops: float | None) -> Row:
@@ -81,6 +98,11 @@ def _row_lines(row: Row) -> list[str]:
         lines.append("  utilisation   " + "; ".join(f"{f.value:.1%} [{f.formula}]" for f in shares))
     if "ceiling" in figures:
         lines.append(f"  ceiling       {_short(figures['ceiling'].value)} TFLOP/s [{figures['ceiling'].formula}]")
+    if "peak_memory" in figures:
+        lines.append(f"  memory        {figures['peak_memory'].value:.1f} GiB [{figures['peak_memory'].formula}]")
+    parts = [f"{n.removeprefix('profile_')} {f.value:.1f}" for n, f in figures.items() if n.startswith("profile_")]
+    if parts:
+        lines.append(f"  profile       ms of one step under the profiler: {', '.join(parts)}")
     losses = row.samples.get("loss", ())
     if losses:
         lines.append(f"  loss          {losses[0]:.4f} to {losses[-1]:.4f} over {len(losses)} steps")

@@ -10,7 +10,7 @@ from typing import Literal
 from windlass.bench import measure
 from windlass.bench.records import BenchRecord, Row
 from windlass.bench.reference import Bandwidth, Rate, References, ceiling_of, is_device
-from windlass.bench.sizes import size_text
+from windlass.bench.sizes import counted, size_text
 
 NORMAL = 0.8
 """Share of a published figure from which on a measurement counts as normal."""
@@ -18,6 +18,8 @@ LOW = 0.7
 TCP = 0.2
 """Below this share of the published figure it is another transport, not a badly tuned one: TCP costs 10 to 25 times."""
 TCP_LATENCY_US = 45.0
+_UNSAID: dict[str, str | int] = {"checkpointing": "none", "accumulation": 1}
+"""Labels that a row leaves out where they are the usual ones."""
 _SMALL = 1024
 _LARGE = 1 << 20
 
@@ -54,6 +56,9 @@ def _which(row: Row) -> str:
 
 
 def _collectives(record: BenchRecord, name: str, references: References) -> list[Verdict]:
+    if record.rows and all(row.labels["ranks"] == 1 for row in record.rows):
+        text = "one rank: nothing crosses a link, so these are times of launches and of copies inside the device"
+        return [Verdict(level="unknown", text=text)]
     found = []
     for op in dict.fromkeys(str(row.labels["op"]) for row in record.rows):
         rows = [row for row in record.rows if row.labels["op"] == op]
@@ -151,8 +156,8 @@ def _training(record: BenchRecord, name: str, references: References) -> list[Ve
             found.append(
                 Verdict(
                     level=level,
-                    text=f"{row.labels['model']} on {row.labels['ranks']} ranks: {level} for {nearest.device}: "
-                    f"{value:,.0f} {unit} per device, {share:.2f} x the published {nearest.value:,g} "
+                    text=f"{row.labels['model']} on {counted(row.labels['ranks'], 'rank')}: {level} for "
+                    f"{nearest.device}: {value:,.0f} {unit} per device, {share:.2f} x the published {nearest.value:,g} "
                     f"({nearest.method})",
                 )
             )
@@ -164,6 +169,10 @@ def _same_run(one: Rate, row: Row, name: str, unit: str) -> bool:
     if one.unit != unit or one.model != label["model"] or not is_device(one.device, name):
         return False
     if one.ranks != label["ranks"] or one.nodes != label["nodes"]:
+        return False
+    if any(label.get(key, _UNSAID.get(key)) != value for key, value in one.labels.items()):
+        return False
+    if one.case == "synthetic" and "engine" not in label:
         return False
     if one.case == "ddp" and one.method.startswith("no ddp") != (label.get("parallel") == "none"):
         return False
@@ -184,14 +193,14 @@ def _left(record: BenchRecord) -> list[Verdict]:
             continue
         last = rows[-1]
         share = measure.percentile(alone.samples["step_s"], 50) / measure.percentile(last.samples["step_s"], 50)
-        if share < NORMAL:
-            found.append(
-                Verdict(
-                    level="low",
-                    text=f"{model}: {share:.0%} of the rate without DDP is left on {last.labels['ranks']} ranks; "
-                    "published: 88.6% for ResNet-50 on 2 nodes of GH200: see `windlass bench collectives`",
-                )
-            )
+        ranks = int(last.labels["ranks"] or 1)
+        left = f"{model}: {share:.0%} of the rate without DDP is left on {counted(ranks, 'rank')}"
+        if ranks == 1 and not NORMAL <= share <= 2 - NORMAL:
+            why = "no link is in use, so this is the host, which launches kernels one by one: try a larger --batch"
+            found.append(Verdict(level="low", text=f"{left}; {why}, or --fast"))
+        elif share < NORMAL:
+            why = "published: 88.6% for ResNet-50 on 2 nodes of GH200: see `windlass bench collectives`"
+            found.append(Verdict(level="low", text=f"{left}; {why}"))
     return found
 
 

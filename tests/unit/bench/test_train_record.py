@@ -149,11 +149,29 @@ def test_out_of_memory_says_what_to_change() -> None:
 
     from windlass.bench.train.device import find_device
     from windlass.bench.train.interruption import out_of_memory_explained
+    from windlass.bench.train.loop import smaller
+    from windlass.bench.train.options import LlmOptions
     from windlass.errors import MachineError
 
     with (
         pytest.raises(MachineError, match="cpu ran out of memory") as caught,
-        out_of_memory_explained(find_device("cpu"), "--micro-batch"),
+        out_of_memory_explained(find_device("cpu"), smaller(LlmOptions(micro_batch=2))),
     ):
         raise torch.OutOfMemoryError("no room")
-    assert "smaller --micro-batch" in str(caught.value.hint)
+    assert caught.value.hint == "try a smaller --micro-batch, --checkpointing selective or full, or --parallel fsdp"
+    tried = smaller(LlmOptions(checkpointing="full", parallel="fsdp"))
+    assert tried == "a shorter --sequence, or more ranks", "nothing that was done already"
+
+
+def test_what_was_measured_is_told_after_a_second_and_then_ever_less_often() -> None:
+    from windlass.bench.train.interruption import Pace
+
+    now = [0.0]
+    pace = Pace(lambda: now[0])
+    told = []
+    for tick in range(1, 2_001):
+        now[0] = tick * 0.1
+        told += [now[0]] if pace.due() else []
+    assert told[:3] == pytest.approx([1.0, 2.0, 3.0])
+    assert len(told) < 50
+    assert all(after - before <= 0.12 * after + 1.1 for before, after in zip(told, told[1:], strict=False))

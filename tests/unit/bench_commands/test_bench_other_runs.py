@@ -144,3 +144,25 @@ def test_an_interrupted_measurement_of_input_leaves_no_sample_and_no_mount(tmp_p
     assert run.returncode in (0, 128 + signal.SIGINT), err
     assert list((tmp_path / "data").iterdir()) == []
     assert "windlass-io" not in Path("/proc/mounts").read_text()
+
+
+def test_an_interrupt_of_two_training_ranks_keeps_the_steps_that_were_measured(tmp_path: Path) -> None:
+    words = ("llm", "-r", "2", "--sequence", "32", "--steps", "1000000", "--warmup", "1")
+    argv = windlass_argv("bench", *words, "--python", sys.executable)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(argv, env=environment(tmp_path), cwd=tmp_path, text=True, **pipes) as run:
+
+        def some_steps_are_told() -> bool:
+            return any('"kind":"train"' in path.read_text() for path in tmp_path.glob("runs/*/out/*"))
+
+        wait_until(some_steps_are_told, timeout_s=100, what="the first steps", state=lambda: "")
+        run.send_signal(signal.SIGINT)
+        out, err = run.communicate(timeout=60)
+    assert run.returncode == 128 + signal.SIGINT, err
+    record = record_of(tmp_path)
+    assert not record["complete"]
+    (row,) = record["rows"]
+    assert len(row["samples"]["step_s"]) >= 1
+    assert row["labels"]["ranks"] == 2
+    assert "ended early; these are the first" in out
+    assert record["options"]["precision"] == "fp32", "what the ranks decided is in the record"

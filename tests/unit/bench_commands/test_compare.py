@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 from unit.bench_commands.made import collectives_record, told, training_rowed
 from windlass.bench import compare
+from windlass.bench.reading import read_record
 from windlass.bench.records import BenchRecord, new_record
 
 
@@ -85,3 +87,18 @@ def test_the_text_of_a_comparison() -> None:
 def test_records_without_a_common_case_say_so() -> None:
     a, b = collectives_record(told(1024, 5.0)), _record([0.1] * 5)
     assert "no case in common" in compare.text(a, b, ("a", "b"))
+
+
+def test_one_model_in_two_precisions_is_compared_and_the_difference_is_named() -> None:
+    folder = Path(__file__).parents[3] / "results" / "h200" / "commands"
+    found = compare.compare(*(read_record(folder / f"llama2-7b-{name}.json") for name in ("bf16", "fp8")))
+    assert [one.word for one in found.differences] == ["faster"]
+    assert "precision: bf16 / fp8" in found.unlike
+
+
+def test_two_models_are_not_compared() -> None:
+    rows = [training_rowed("1M/4G", 4, 1, [0.1] * 5), training_rowed("1M/4G", 4, 1, [0.1] * 5)]
+    rows[1].labels["model"] = "resnet101"
+    found = compare.compare(*(new_record("ddp", rows=(row,)) for row in rows))
+    assert not found.differences
+    assert (found.only_a, found.only_b) == (1, 1)

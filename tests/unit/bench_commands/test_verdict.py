@@ -8,8 +8,10 @@ import msgspec
 import pytest
 
 from unit.bench_commands.made import GH200, collectives_record, ddp_record, told, training_rowed
+from windlass.bench.reading import read_record
 from windlass.bench.records import BenchRecord, Figure, Row, new_record
 from windlass.bench.reference import CASES, datasheet_tflops, is_device, load_references, reference_lines
+from windlass.bench.report import table_text
 from windlass.bench.verdict import judge
 from windlass.errors import ConfigError, UsageError
 
@@ -151,3 +153,35 @@ def test_a_file_of_figures_that_is_wrong_is_named(tmp_path: Path, text: str) -> 
     (tmp_path / "references" / "mine.toml").write_text(text)
     with pytest.raises(ConfigError, match=r"mine\.toml"):
         load_references(tmp_path)
+
+
+H200_RECORDS = Path(__file__).parents[3] / "results" / "h200"
+
+
+def test_one_rank_is_not_judged_by_bandwidth() -> None:
+    ((level, text),) = _words(read_record(H200_RECORDS / "commands" / "collectives.json"))
+    assert level == "unknown"
+    assert "nothing crosses a link" in text
+
+
+def test_a_host_that_is_too_slow_is_not_taken_for_a_slow_link() -> None:
+    ((level, text),) = _words(read_record(H200_RECORDS / "commands" / "ddp.json"))
+    assert (level, text.split(";")[0]) == ("low", "resnet50: 74% of the rate without DDP is left on 1 rank")
+    assert "launches kernels one by one" in text
+
+
+def test_figures_of_our_own_are_held_against_runs_of_the_same_kind_only() -> None:
+    ((level, text),) = _words(read_record(H200_RECORDS / "commands" / "llama2-7b-fp8.json"))
+    assert level == "normal"
+    assert "1.00 x the published 18,395" in text
+    assert _words(read_record(H200_RECORDS / "commands" / "llama2-7b-fsdp.json")) == [], "full checkpointing"
+
+
+@pytest.mark.parametrize("path", sorted(H200_RECORDS.glob("**/*.json")), ids=lambda path: path.stem)
+def test_every_record_in_the_repository_can_be_read_and_shown(path: Path) -> None:
+    if b'"record"' not in path.read_bytes()[:200]:
+        pytest.skip("measures of parts, not a record")
+    record = read_record(path)
+    assert record.rows
+    assert table_text(record)
+    assert not any("/tmp" in word for word in record.command)

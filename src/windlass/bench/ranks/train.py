@@ -32,10 +32,14 @@ def _work(argv: Sequence[str], teller: Teller) -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
     place = my_place()
     options = options_of(parser().parse_args(words))
-    record, device = _train(options, words)
+    from windlass.bench.train.device import find_device
+
+    device = find_device(options.device, place.local_rank)
     if place.first:
         teller.tell("about", **about_torch(device, device.collective if options.parallel != "none" else None))
-        teller.tell("train", record=record)
+    record = _train(options, words, teller)
+    if place.first:
+        teller.tell("train", record=record, whole=True)
     teller.tell("steps", rank=place.rank, step_s=list(record["samples"]["step_s"]))
     if ours.ceiling > 0 and place.first:
         _ceiling(record["options"]["precision"], device, ours.ceiling, ours.ceiling_size, teller)
@@ -43,7 +47,8 @@ def _work(argv: Sequence[str], teller: Teller) -> None:
         teller.tell("end")
 
 
-def _train(options: Any, words: Sequence[str]) -> tuple[dict[str, Any], Any]:
+def _train(options: Any, words: Sequence[str], teller: Teller) -> dict[str, Any]:
+    """The record of the run. What was measured so far is told on the way, for a run that does not get to its end."""
     import torch
 
     from windlass.bench.train.loop import train_llm
@@ -54,10 +59,14 @@ def _train(options: Any, words: Sequence[str]) -> tuple[dict[str, Any], Any]:
     command = ("python", "-m", "windlass.bench.train", *words)
     try:
         if isinstance(options, LlmOptions):
-            llm = train_llm(options)
-            return llm_record(llm, command), llm.device
-        resnet = train_resnet(options)
-        return resnet_record(resnet, command), resnet.device
+            return llm_record(
+                train_llm(options, lambda part: teller.tell("train", record=llm_record(part, command), whole=False)),
+                command,
+            )
+        return resnet_record(
+            train_resnet(options, lambda part: teller.tell("train", record=resnet_record(part, command), whole=False)),
+            command,
+        )
     except torch.OutOfMemoryError as error:
         raise MachineError(
             f"{options.model} does not fit the device: {str(error).splitlines()[0]}",

@@ -14,7 +14,7 @@ from windlass.bench.train.breakdown import Breakdown, profiled
 from windlass.bench.train.data import RandomTokens, TokenFile
 from windlass.bench.train.device import Device, StepClock, allow_tf32, find_device, need_graphs, peak_memory_bytes
 from windlass.bench.train.graph import captured
-from windlass.bench.train.interruption import out_of_memory_explained, stop_kept
+from windlass.bench.train.interruption import Pace, out_of_memory_explained, stop_kept
 from windlass.bench.train.llama import Llama
 from windlass.bench.train.optimizer import AdamW, warm_learning_rate
 from windlass.bench.train.options import LlmOptions, learning_rate_for, llama_size, state_bytes
@@ -40,14 +40,28 @@ class LlmResult:
     breakdown: Breakdown | None
 
 
-def train_llm(options: LlmOptions) -> LlmResult:
-    """Train for `warmup + steps` optimizer steps and return the times of the last `steps`."""
+SoFar = Callable[[LlmResult], None]
+
+
+def train_llm(options: LlmOptions, so_far: SoFar | None = None) -> LlmResult:
+    """Train for `warmup + steps` optimizer steps and return the times of the last `steps`. `so_far` is given what the
+    first rank has measured, now and then: a run that is stopped has told it."""
     world = parallel.read_world()
     device = find_device(options.device, world.local_rank)
     options = resolve(options, device)
     allow_tf32(bool(options.tf32))
-    with parallel.process_group(world, options.parallel, device), out_of_memory_explained(device, "--micro-batch"):
-        return _train(options, device, world)
+    with parallel.process_group(world, options.parallel, device), out_of_memory_explained(device, smaller(options)):
+        return _train(options, device, world, so_far)
+
+
+def smaller(options: LlmOptions) -> str:
+    """What to try where the device has no room, less what is tried already."""
+    words = ["a smaller --micro-batch"] if options.micro_batch > 1 else []
+    words += {"none": ["--checkpointing selective or full"], "selective": ["--checkpointing full"]}.get(
+        options.checkpointing, ["a shorter --sequence"]
+    )
+    words.append("--parallel fsdp" if options.parallel != "fsdp" else "more ranks")
+    return ", ".join(words[:-1]) + f", or {words[-1]}"
 
 
 def resolve(options: LlmOptions, device: Device) -> LlmOptions:
@@ -67,7 +81,7 @@ def resolve(options: LlmOptions, device: Device) -> LlmOptions:
     )
 
 
-def _train(options: LlmOptions, device: Device, world: parallel.World) -> LlmResult:
+def _train(options: LlmOptions, device: Device, world: parallel.World, so_far: SoFar | None) -> LlmResult:
     size = llama_size(options.model)
     assert options.precision is not None and options.learning_rate is not None
     peak = options.learning_rate
@@ -116,6 +130,19 @@ def _train(options: LlmOptions, device: Device, world: parallel.World) -> LlmRes
         model.zero_grad(set_to_none=not options.graphs)
         losses.append(total)
 
+    def result(losses: list[float], breakdown: Breakdown | None = None) -> LlmResult:
+        return LlmResult(
+            options=options,
+            device=device,
+            ranks=world.size,
+            parameters=size.parameters,
+            step_s=clock.intervals_s(),
+            losses=tuple(losses),
+            gradient_norms=tuple(float(norm) for norm in norms),
+            peak_memory_bytes=peak_memory_bytes(device),
+            breakdown=breakdown,
+        )
+
     # Python's collector would stop one rank at a random moment while all others wait for it.
     gc.collect()
     gc.disable()
@@ -124,13 +151,15 @@ def _train(options: LlmOptions, device: Device, world: parallel.World) -> LlmRes
             one_step(step)
             log.info("warm-up %d/%d", step + 1, options.warmup)
         clock.mark()
+        pace = Pace()
         with stop_kept(world.size == 1, clock):
             for step in range(options.warmup, options.warmup + options.steps):
                 one_step(step)
                 clock.mark()
                 clock.wait_for(back=1)
                 log.info("step %d/%d", step - options.warmup + 1, options.steps)
-        step_s = clock.intervals_s()
+                if so_far is not None and world.rank == 0 and pace.due():
+                    so_far(result([float(loss) for loss in losses]))
         breakdown = None
         if options.profile:
             breakdown = profiled(lambda: one_step(options.warmup + options.steps), device)
@@ -138,17 +167,7 @@ def _train(options: LlmOptions, device: Device, world: parallel.World) -> LlmRes
         gc.enable()
 
     mean = [parallel.mean_over_ranks(float(loss), world, options.parallel, device) for loss in losses]
-    return LlmResult(
-        options=options,
-        device=device,
-        ranks=world.size,
-        parameters=size.parameters,
-        step_s=step_s,
-        losses=tuple(mean),
-        gradient_norms=tuple(float(norm) for norm in norms),
-        peak_memory_bytes=peak_memory_bytes(device),
-        breakdown=breakdown,
-    )
+    return result(mean, breakdown)
 
 
 def check_memory(options: LlmOptions, device: Device, ranks: int) -> None:

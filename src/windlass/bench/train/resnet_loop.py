@@ -23,7 +23,7 @@ from windlass.bench.train.device import (
 )
 from windlass.bench.train.exchange import FlatGradients
 from windlass.bench.train.graph import captured, rehearsed
-from windlass.bench.train.interruption import out_of_memory_explained, stop_kept
+from windlass.bench.train.interruption import Pace, out_of_memory_explained, stop_kept
 from windlass.bench.train.kernels import kernels_available
 from windlass.bench.train.norm import NormTable
 from windlass.bench.train.optimizer import MasterSgd
@@ -48,15 +48,19 @@ class ResNetResult:
     breakdown: Breakdown | None
 
 
-def train_resnet(options: ResNetOptions) -> ResNetResult:
-    """Train on fresh random images for `warmup + steps` steps and return the times of the last `steps`."""
+SoFar = Callable[[ResNetResult], None]
+
+
+def train_resnet(options: ResNetOptions, so_far: SoFar | None = None) -> ResNetResult:
+    """Train on fresh random images for `warmup + steps` steps and return the times of the last `steps`. `so_far` is
+    given what the first rank has measured, now and then."""
     world = parallel.read_world()
     device = find_device(options.device, world.local_rank)
     options = resolve(options, device)
     allow_tf32(bool(options.tf32))
     torch.backends.cudnn.benchmark = options.cudnn_benchmark
-    with parallel.process_group(world, options.parallel, device), out_of_memory_explained(device, "--batch"):
-        return _train(options, device, world)
+    with parallel.process_group(world, options.parallel, device), out_of_memory_explained(device, "a smaller --batch"):
+        return _train(options, device, world, so_far)
 
 
 def resolve(options: ResNetOptions, device: Device) -> ResNetOptions:
@@ -83,7 +87,7 @@ def resolve(options: ResNetOptions, device: Device) -> ResNetOptions:
     )
 
 
-def _train(options: ResNetOptions, device: Device, world: parallel.World) -> ResNetResult:
+def _train(options: ResNetOptions, device: Device, world: parallel.World, so_far: SoFar | None) -> ResNetResult:
     torch.manual_seed(options.seed)
     low = options.precision == "bf16"
     table = NormTable() if options.norm == "by-hand" else None
@@ -150,26 +154,31 @@ def _train(options: ResNetOptions, device: Device, world: parallel.World) -> Res
     def one_step(step: int) -> None:
         losses.append(step_on(*data.batch(step, world.rank)).clone())
 
+    def result(breakdown: Breakdown | None = None) -> ResNetResult:
+        return ResNetResult(
+            options=options,
+            device=device,
+            ranks=world.size,
+            parameters=parameters,
+            step_s=clock.intervals_s(),
+            losses=tuple(float(loss) for loss in losses),
+            peak_memory_bytes=peak_memory_bytes(device),
+            breakdown=breakdown,
+        )
+
     for step in range(options.warmup):
         one_step(step)
     synchronize(device)
     clock.mark()
+    pace = Pace()
     with stop_kept(world.size == 1, clock):
         for step in range(options.warmup, options.warmup + options.steps):
             one_step(step)
             clock.mark()
-    step_s = clock.intervals_s()
+            if so_far is not None and world.rank == 0 and pace.due():
+                so_far(result())
     breakdown = profiled(lambda: one_step(options.warmup + options.steps), device) if options.profile else None
-    return ResNetResult(
-        options=options,
-        device=device,
-        ranks=world.size,
-        parameters=parameters,
-        step_s=step_s,
-        losses=tuple(float(loss) for loss in losses),
-        peak_memory_bytes=peak_memory_bytes(device),
-        breakdown=breakdown,
-    )
+    return result(breakdown)
 
 
 def _whole_step(

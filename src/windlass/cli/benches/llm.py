@@ -68,6 +68,7 @@ def main(args: argparse.Namespace) -> Result:
     nodes, ranks = size_here(args, bench)
     outcome = bench.run(Part(name="llm", program="train", words=case_words(args, nodes * ranks)))
     row = row_from(outcome) if outcome else None
+    bench.options |= training.options_of(bench.outcomes)
     record = bench.record([row] if row else [], remarks=training.loss_remarks(bench.outcomes))
     return finish(bench, record, args)
 

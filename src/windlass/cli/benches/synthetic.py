@@ -62,4 +62,5 @@ def row_from(args: argparse.Namespace, outcome: Outcome) -> Row | None:
         batches=args.batches,
         engine=args.engine,
         compression="fp16" if args.fp16_allreduce else "fp32",
+        amp=args.amp,
     )
