@@ -35,7 +35,7 @@ from windlass.model.jsontext import to_json
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--env", metavar="PATH", help="environment with bin/python (default: that of windlass)")
     parser.add_argument("--import", dest="module", default="torch", metavar="MODULE", help="what is imported")
-    parser.add_argument("--nodes", default="1,2,4", metavar="N,N…", help="sizes (default 1,2,4)")
+    parser.add_argument("--nodes", metavar="N,N…", help="sizes (default 1,2,4; with --push 2,4,8)")
     parser.add_argument("--ranks", type=int, default=1, metavar="R", help="ranks on each node (default 1)")
     pushed = ", ".join(LOOPBACK_CASES)
     text = f"of {', '.join(CASES)}; with --push of {pushed} (default: all)"
@@ -66,7 +66,7 @@ def main(args: argparse.Namespace) -> Result:
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         raise MachineError("no usable /dev/fuse: the shared file system of the measurement cannot be made")
     cases = _cases(args.cases, CASES)
-    sizes = _sizes(args.nodes)
+    sizes = _sizes(args.nodes or "1,2,4")
     if args.repeat < 1 or args.ranks < 1:
         raise UsageError("--repeat and --ranks are 1 or more")
     limits = Limits(
@@ -89,7 +89,7 @@ def _pushed(args: argparse.Namespace) -> Result:
     size = parse_size(args.push, "--push")
     link = _bits(args.link) if args.link else None
     cases = _cases(args.cases, LOOPBACK_CASES if link is None else LINK_CASES)
-    sizes = _sizes(args.nodes)
+    sizes = _sizes(args.nodes or "2,4,8")
     if size < 1 or min(sizes) < 2 or args.repeat < 1:
         raise UsageError("a push has a byte, two nodes and one round at least", hint="--push 1G --nodes 2,4,8")
     load = load_average()
