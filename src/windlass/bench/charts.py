@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from windlass.bench import compare, measure
 from windlass.bench.records import BenchRecord, Row
 from windlass.bench.reference import References, is_device
@@ -86,6 +88,9 @@ def _ddp(record: BenchRecord, references: References) -> list[tuple[str, str]]:
         spread = [row for row in rows if row.labels["parallel"] != "none"]
         if not spread:
             continue
+        if len(spread) == 1:  # one point is no curve
+            made.append((f"{model}: examples per second and device, median", _ddp_bars(model, rows)))
+            continue
         lines = []
         for percent in (50, 95):
             points = [
@@ -108,6 +113,12 @@ def _ddp(record: BenchRecord, references: References) -> list[tuple[str, str]]:
         )
         made.append((f"{model}: what is left of one device's rate as ranks join", line_chart(chart)))
     return made
+
+
+def _ddp_bars(model: str, rows: Sequence[Row]) -> str:
+    rates = [(str(row.labels["label"]), _batch(row) / measure.percentile(row.samples["step_s"], 50)) for row in rows]
+    bars = [Bar(name=name, value=rate, text=f"{rate:,.0f}") for name, rate in rates]
+    return bar_chart(f"{model}: examples per second and device", "ex/s", bars)
 
 
 def _batch(row: Row) -> float:
@@ -209,7 +220,7 @@ def compare_charts(a: BenchRecord, b: BenchRecord) -> list[tuple[str, str]]:
         return made
     found = compare.compare(a, b).differences
     bars = [
-        Bar(name=compare.label_text(one.labels)[:22], value=1 + one.change, text=f"{1 + one.change:.2f}", mark=1.0)
+        Bar(name=_cut(compare.label_text(one.labels)), value=1 + one.change, text=f"{1 + one.change:.2f}", mark=1.0)
         for one in found
     ]
     return (
@@ -217,6 +228,10 @@ def compare_charts(a: BenchRecord, b: BenchRecord) -> list[tuple[str, str]]:
         if bars
         else []
     )
+
+
+def _cut(name: str, most: int = 22) -> str:
+    return name if len(name) <= most else name[: most - 1].rstrip() + "…"
 
 
 def _best(record: BenchRecord, op: str) -> tuple[tuple[float, float], ...]:

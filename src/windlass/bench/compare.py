@@ -11,7 +11,7 @@ import math
 import statistics
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from windlass.bench.records import BenchRecord, Label, Row
@@ -72,6 +72,8 @@ def _two_rows(a: BenchRecord, b: BenchRecord) -> Comparison:
     one, two = a.rows[0].labels, b.rows[0].labels
     unlike = [f"{k}: {one.get(k, '-')} / {two.get(k, '-')}" for k in {**one, **two} if one.get(k) != two.get(k)]
     found = _difference(a.rows[0], b.rows[0])
+    if found is not None:
+        found = replace(found, labels={k: v for k, v in one.items() if two.get(k) == v})
     alike = one.get("model") == two.get("model")
     return Comparison(
         differences=(found,) if found is not None and alike else (),
@@ -199,7 +201,7 @@ def summary(found: Comparison) -> str:
     count = {
         word: sum(one.word == word for one in found.differences) for word in ("faster", "slower", "same", "unsure")
     }
-    parts = [f"{count[word]} {word}" for word in ("faster", "slower") if count[word]]
-    parts += [f"{count['same']} the same within noise"] if count["same"] else []
-    parts += [f"{count['unsure']} with too few samples to say"] if count["unsure"] else []
-    return f"B is {', '.join(parts)}" if count["faster"] or count["slower"] else f"B: {', '.join(parts)}"
+    parts = [f"{word} in {count[word]}" for word in ("faster", "slower") if count[word]]
+    parts += [f"the same within noise in {count['same']}"] if count["same"] else []
+    parts += [f"unknown in {count['unsure']} with too few samples"] if count["unsure"] else []
+    return f"of {counted(len(found.differences), 'case')}, B is {', '.join(parts)}"

@@ -87,8 +87,9 @@ class BenchRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def title(self) -> str:
         """One line that says what this is: case, machine, size, state."""
-        device = str(self.device.get("name") or "ranks")
-        size = f"{counted(self.where.nodes, 'node')} x {self.where.ranks_per_node}"
+        each = self.where.ranks_per_node
+        device = str(self.device.get("name") or ("rank" if each == 1 else "ranks"))
+        size = f"{counted(self.where.nodes, 'node')} x {each}"
         state = "" if self.complete else ", PARTIAL"
         site = f" on {self.where.site}" if self.where.site else ""
         return f"{self.case}{site}: {size} {device}{state}"

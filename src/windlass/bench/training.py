@@ -100,9 +100,10 @@ def _row_lines(row: Row) -> list[str]:
         lines.append(f"  ceiling       {_short(figures['ceiling'].value)} TFLOP/s [{figures['ceiling'].formula}]")
     if "peak_memory" in figures:
         lines.append(f"  memory        {figures['peak_memory'].value:.1f} GiB [{figures['peak_memory'].formula}]")
-    parts = [f"{n.removeprefix('profile_')} {f.value:.1f}" for n, f in figures.items() if n.startswith("profile_")]
+    parts = sorted(((f.value, n.removeprefix("profile_")) for n, f in figures.items() if n.startswith("profile_")))
     if parts:
-        lines.append(f"  profile       ms of one step under the profiler: {', '.join(parts)}")
+        shown = [f"{name} {value:.1f}" for value, name in reversed(parts) if value >= 0.005 * parts[-1][0]]
+        lines.append(f"  profile       ms of one step: {', '.join(shown)}")
     losses = row.samples.get("loss", ())
     if losses:
         lines.append(f"  loss          {losses[0]:.4f} to {losses[-1]:.4f} over {len(losses)} steps")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -174,4 +175,4 @@ def test_what_was_measured_is_told_after_a_second_and_then_ever_less_often() -> 
         told += [now[0]] if pace.due() else []
     assert told[:3] == pytest.approx([1.0, 2.0, 3.0])
     assert len(told) < 50
-    assert all(after - before <= 0.12 * after + 1.1 for before, after in zip(told, told[1:], strict=False))
+    assert all(after - before <= 0.12 * after + 1.1 for before, after in itertools.pairwise(told))

@@ -75,7 +75,7 @@ case                                                    A            B   B again
 all_reduce 1 MiB out-of-place                    100.0 us      80.0 us        +25.0%     1.0%  faster
 all_reduce 1 GiB out-of-place                    12.17 ms     12.18 ms         -0.0%     1.0%  same
 
-B is 1 faster, 1 the same within noise"""
+of 2 cases, B is faster in 1, the same within noise in 1"""
 
 
 def test_the_text_of_a_comparison() -> None:

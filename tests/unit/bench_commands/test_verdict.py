@@ -177,10 +177,13 @@ def test_figures_of_our_own_are_held_against_runs_of_the_same_kind_only() -> Non
     assert _words(read_record(H200_RECORDS / "commands" / "llama2-7b-fsdp.json")) == [], "full checkpointing"
 
 
-@pytest.mark.parametrize("path", sorted(H200_RECORDS.glob("**/*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    # The others are measures of parts.
+    sorted(path for path in H200_RECORDS.glob("**/*.json") if b'"record"' in path.read_bytes()[:200]),
+    ids=lambda path: path.stem,
+)
 def test_every_record_in_the_repository_can_be_read_and_shown(path: Path) -> None:
-    if b'"record"' not in path.read_bytes()[:200]:
-        pytest.skip("measures of parts, not a record")
     record = read_record(path)
     assert record.rows
     assert table_text(record)
