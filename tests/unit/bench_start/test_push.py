@@ -14,6 +14,7 @@ from windlass.bench.start.cases import NotMeasuredError
 from windlass.bench.start.links import linked, sweep, why_not
 from windlass.bench.start.onehop import one_hop
 from windlass.bench.start.push import PushPlace, PushRow, compared, measure_push
+from windlass.bench.start.workfolder import sweep_folders, work_folder
 from windlass.cli.main import main
 from windlass.errors import MachineError
 
@@ -121,6 +122,18 @@ def test_what_a_killed_measurement_left_is_swept_and_nothing_else() -> None:
 
 def _started() -> str:
     return Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+
+
+def test_folder_of_a_killed_measurement_is_swept_and_that_of_a_running_one_is_not(tmp_path: Path) -> None:
+    killed, foreign = tmp_path / "windlass-bench.killed", tmp_path / "windlass-bench.foreign"
+    for folder in (killed, foreign):
+        folder.mkdir()
+    (killed / ".lock").touch()
+    with work_folder(str(tmp_path)) as running:
+        assert not killed.exists() and foreign.exists()
+        (running / "copy").touch()
+        assert sweep_folders(tmp_path) == () and (running / "copy").exists()
+    assert [path.name for path in tmp_path.iterdir()] == [foreign.name]
 
 
 def test_links_are_gone_after_an_error() -> None:

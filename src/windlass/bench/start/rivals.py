@@ -94,8 +94,7 @@ def sbcast(network: Network, nodes: int, source: Path, work: Path, timeout_s: fl
     script = folder / "run.sh"
     script.write_text(script_text(network, nodes, folder, source))
     env = {"PATH": _SBIN, "SLURM_CONF": str(conf), "HOME": str(work)}
-    words = (*_dies_with_us(), "unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", str(script))
-    said = run_command(words, timeout_s=timeout_s, env=env, cwd="/").stdout
+    said = run_command((*_dies_with_us(), "sh", str(script)), timeout_s=timeout_s, env=env, cwd="/").stdout
     sizes = {path.stat().st_size for path in folder.glob("to.*/copy")}
     if len(list(folder.glob("to.*/copy"))) != nodes or sizes != {source.stat().st_size}:
         raise NotMeasuredError("sbcast did not bring the whole file to every node")
@@ -170,8 +169,11 @@ def _words(words: Sequence[str]) -> str:
 
 
 def _dies_with_us() -> tuple[str, ...]:
-    """A measurement that is killed takes its rivals along."""
-    return ("setpriv", "--pdeathsig", "KILL") if which("setpriv") is not None else ()
+    """A measurement that is killed takes its rivals along: with their first process the kernel ends the rest."""
+    if which("setpriv") is None:
+        return ()
+    alone = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc") if os.geteuid() == 0 else ()
+    return ("setpriv", "--pdeathsig", "KILL", *alone)
 
 
 def _seconds(said: str) -> float:

@@ -10,14 +10,10 @@ a plain copy: by `windlass stage` with its several readers and with one, by Slur
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import re
-import shutil
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from windlass.bench.start.cases import CASES, Place, Row, load_average, measure
@@ -25,6 +21,7 @@ from windlass.bench.start.plot import plot_svg
 from windlass.bench.start.push import LINK_CASES, LOOPBACK_CASES, PushPlace, PushRow, measure_push
 from windlass.bench.start.shared import Limits
 from windlass.bench.start.simulate import WAYS, predict
+from windlass.bench.start.workfolder import work_folder
 from windlass.cli.options import parse_size
 from windlass.cli.result import Result
 from windlass.errors import MachineError, UsageError, unknown_name
@@ -75,7 +72,7 @@ def main(args: argparse.Namespace) -> Result:
         bytes_per_s=float(parse_size(args.bandwidth, "--bandwidth")) if args.bandwidth else 0.0,
     )
     load = load_average()
-    with _work_folder(args.work) as work:
+    with work_folder(args.work) as work:
         place = Place(env=env, module=args.module, work=work, limits=limits, environ=current_environ())
         rows = measure(place, cases, sizes, args.ranks, args.repeat, _tell)
     if args.record:
@@ -93,7 +90,7 @@ def _pushed(args: argparse.Namespace) -> Result:
     if size < 1 or min(sizes) < 2 or args.repeat < 1:
         raise UsageError("a push has a byte, two nodes and one round at least", hint="--push 1G --nodes 2,4,8")
     load = load_average()
-    with _work_folder(args.work) as work:
+    with work_folder(args.work) as work:
         rows = measure_push(PushPlace(work=work, size=size, link_bits_per_s=link), cases, sizes, args.repeat, _tell)
     if args.record:
         Path(args.record).write_bytes(to_json(_push_record(args, rows, load)))
@@ -151,17 +148,6 @@ def _sizes(text: str) -> tuple[int, ...]:
     if not sizes or min(sizes) < 1 or max(sizes) > 200:
         raise UsageError(f"--nodes {text!r}", hint="numbers from 1 to 200")
     return sizes
-
-
-@contextlib.contextmanager
-def _work_folder(wanted: str | None) -> Iterator[Path]:
-    if wanted is not None:
-        Path(wanted).mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="windlass-bench.", dir=wanted))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _tell(text: str) -> None:
