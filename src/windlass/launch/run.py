@@ -11,17 +11,16 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-import msgspec
-
 from windlass.errors import MachineError
 from windlass.launch.batch import launch_script, launch_words
+from windlass.launch.blame import blame
 from windlass.launch.caches import claim_caches, finish_caches, remove_caches
 from windlass.launch.children import adopt_orphans, sweep
 from windlass.launch.ends import first_end, read_seats
 from windlass.launch.folder import RunFolder
 from windlass.launch.guard import guarded
 from windlass.launch.jobs import RUN_DIR_VARIABLE, Job, LauncherJob, LocalJob
-from windlass.launch.output import View, last_lines, rank_log
+from windlass.launch.output import View
 from windlass.launch.script import JobFacts, rank_script
 from windlass.launch.signals import Heard, listening
 from windlass.launch.steps import kill_step, write_container_files, write_host_file
@@ -231,13 +230,9 @@ def _record(
 
 
 def _failure(plan: Plan, folder: RunFolder, job: Job) -> RankFailure | None:
-    """The first failing rank: what the ranks themselves reported, else what the launcher said; with its last lines."""
+    """The first failing rank: what the ranks themselves reported, else what the launcher said; with its last words."""
     found = first_end(folder) or job.failure()
-    if found is None or found.rank is None:
-        return found
-    log = rank_log(folder.path, plan, job.launcher, found.rank)
-    lines = last_lines(log, job.launcher, found.rank)
-    return msgspec.structs.replace(found, log=str(log.relative_to(folder.path)), last_lines=lines)
+    return None if found is None else blame(plan, folder, job.launcher, found)
 
 
 def good_end(plan: Plan, record: RunRecord, folder: RunFolder) -> list[str]:

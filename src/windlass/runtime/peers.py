@@ -49,7 +49,7 @@ class Peers:
             dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.group)
             return [int(v) for v in tensor.tolist()]
         except RuntimeError as error:
-            raise _lost(self.rank, error) from error
+            raise _lost(self.rank, error) from None
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, on every rank."""
@@ -61,7 +61,7 @@ class Peers:
         try:
             dist.all_gather_object(values, value, group=self.group)
         except RuntimeError as error:
-            raise _lost(self.rank, error) from error
+            raise _lost(self.rank, error) from None
         return values
 
     def collect(self, value: Any) -> list[Any]:
@@ -74,7 +74,7 @@ class Peers:
         try:
             dist.gather_object(value, values, dst=0, group=self.group)
         except RuntimeError as error:
-            raise _lost(self.rank, error) from error
+            raise _lost(self.rank, error) from None
         return values or []
 
     def deal(self, values: list[Any]) -> Any:
@@ -87,7 +87,7 @@ class Peers:
         try:
             dist.scatter_object_list(box, values if self.is_main else None, src=0, group=self.group)
         except RuntimeError as error:
-            raise _lost(self.rank, error) from error
+            raise _lost(self.rank, error) from None
         return box[0]
 
     def tell_all(self, value: Any) -> Any:
@@ -100,7 +100,7 @@ class Peers:
         try:
             dist.broadcast_object_list(box, src=0, group=self.group)
         except RuntimeError as error:
-            raise _lost(self.rank, error) from error
+            raise _lost(self.rank, error) from None
         return box[0]
 
 

@@ -14,6 +14,8 @@ from typing import Literal
 
 import msgspec
 
+from windlass.launch.blame import ECHO, complains_of_peers, died_of, echo_line, error_line, traceback_of
+
 Kind = Literal["stopped", "resume", "walltime", "preempted", "hang", "node", "memory", "disk", "user", "transient"]
 """`stopped`: somebody asked. `resume`: the ranks saved and left ("resume me"). `walltime`: the same, or not, because
 the time is up; `preempted`: because the scheduler takes the nodes back. `disk`: a file system is full. `user`: an error
@@ -28,15 +30,6 @@ _ENDERS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 _TOGETHER_S = 1.0
 """Ends this close to the first may have happened before it: the clocks of nodes differ."""
 
-_ECHO = re.compile(
-    r"connection (?:closed|reset) by peer|broken pipe|connection refused|socket closed|remote process exited|"
-    r"ncclRemoteError|ncclSystemError|NCCL.*(?:communicator was aborted|watchdog)|process group watchdog|"
-    r"watchdog caught collective|"
-    r"Some NCCL operations have failed or timed out|store.*(?:closed|timeout|wait)|DistNetworkError|DistStoreError|"
-    r"no response from peer|lost another rank|peer (?:is )?(?:gone|dead|lost)|heartbeat monitor timed out|"
-    r"gloo.*(?:timed out|timeout)|Timed out waiting|did not meet the other",
-    re.IGNORECASE,
-)
 _MEMORY = re.compile(r"OutOfMemoryError|out of memory|MemoryError|bad_alloc|cannot allocate memory", re.IGNORECASE)
 _DISK = re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE)
 _MACHINE = re.compile(
@@ -49,9 +42,6 @@ _CERTAIN = re.compile(
     r"^(?:SyntaxError|IndentationError|TabError|ModuleNotFoundError|ImportError|NameError|UnboundLocalError)\b"
 )
 """Errors that no second try can mend."""
-_ERROR_LINE = re.compile(
-    r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Warning|Iteration)\b(?::.*)?$|^\w+(?:\.\w+)+: "
-)
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,14 +158,17 @@ def first_end(seen: Seen) -> End | None:
 
 
 def _is_echo(end: End, first: End, seen: Seen) -> bool:
+    lines = seen.last_lines.get(end.rank, ())
+    own = died_of(lines)
+    if own and not ECHO.search(own):  # it failed by itself, even if it was ended before it was quite gone
+        return False
     if end.signal in _ENDERS:
         return True
     if end.signal == signal.SIGKILL:  # launchers kill the rest in the end; at the beginning it came from elsewhere
         return end.at > first.at + _TOGETHER_S
     if end.signal not in {None, signal.SIGABRT} or end.code == RESUME_ME:  # watchdogs of collectives abort
         return False
-    error = error_line(seen.last_lines.get(end.rank, ()))
-    return bool(_ECHO.search(error)) or bool(not error and _ECHO.search("\n".join(seen.last_lines.get(end.rank, ()))))
+    return complains_of_peers(lines)
 
 
 def _judge(end: End, seen: Seen) -> Cause:
@@ -204,16 +197,16 @@ def _judge(end: End, seen: Seen) -> Cause:
         return found("memory", reason)
     if _MEMORY.search(error):
         return found("memory", error)
-    if number == signal.SIGABRT and not trace and (gave_up := _echo_line(lines)):
+    if number == signal.SIGABRT and not trace and (gave_up := echo_line(lines)):
         return found("transient", f"lost its peers ({gave_up})")
-    # The threads of collectives may abort a process that ends by an exception: what it said before is the reason.
-    if number is not None and not (number == signal.SIGABRT and trace and error):
+    # The threads of collectives may abort a process that ends by an exception, or a launcher end it meanwhile.
+    if number is not None and not (number in {signal.SIGABRT, *_ENDERS} and died_of(lines)):
         reason = f"killed by {_signal_name(number)}" + (f" ({kernel})" if kernel else "")
         return found("transient", reason, machine=number == signal.SIGBUS)
     if end.code == SCRIPT_BROKEN and not trace:
         said = next((line for line in reversed(lines) if line.startswith("windlass: rank")), "it could not start")
         return found("transient", said.removeprefix("windlass: "), machine=True)
-    if _ECHO.search(error):
+    if ECHO.search(error):
         return found("transient", f"lost its peers ({error})")
     if _DISK.search(error):
         # Snapshots have tried several times over many steps; anything else may have met a full disk by chance.
@@ -239,34 +232,6 @@ def _from_launcher(seen: Seen) -> Cause:
         signal=seen.said_signal,
         step=seen.step,
     )
-
-
-def error_line(lines: tuple[str, ...]) -> str:
-    """The last line that names an error: `ValueError: …`, `torch.OutOfMemoryError: …`; empty where there is none."""
-    for line in reversed(lines):
-        text = re.sub(r"^\[rank\d+\]:?\s*", "", line)
-        if text and not text[0].isspace() and _ERROR_LINE.match(text):
-            return text.strip()
-    return ""
-
-
-def _echo_line(lines: tuple[str, ...]) -> str:
-    """The first line that complains of lost peers, without the marks of torch's log; empty where there is none."""
-    found = next((line for line in lines if _ECHO.search(line)), "")
-    return re.sub(r"^(?:\[[^\]]*\]:?\s*)+", "", found)[:200]
-
-
-def traceback_of(lines: tuple[str, ...]) -> tuple[str, ...]:
-    """The last Python traceback in these lines, with its error line."""
-    starts = [at for at, line in enumerate(lines) if "Traceback (most recent call last)" in line]
-    if not starts:
-        return ()
-    rest = lines[starts[-1] :]
-    for at, line in enumerate(rest[1:], start=1):
-        text = re.sub(r"^\[rank\d+\]:?\s?", "", line)
-        if text and not text[0].isspace():
-            return rest[: at + 1]
-    return rest
 
 
 def _says_usage(lines: tuple[str, ...]) -> bool:

@@ -21,6 +21,7 @@ import msgspec
 import windlass.services.node
 from windlass.agent.words import script_words
 from windlass.errors import CommandError, WindlassError
+from windlass.launch.blame import traceback_of
 from windlass.launch.folder import RunFolder
 from windlass.launch.output import last_lines, rank_lines, rank_log
 from windlass.launchers import get_launcher
@@ -30,7 +31,7 @@ from windlass.model.origin import words_of
 from windlass.model.plan import Plan
 from windlass.model.site import LauncherSpec
 from windlass.proc import run_command
-from windlass.supervise.cause import End, traceback_of
+from windlass.supervise.cause import End
 
 _LOOK_S = 30.0
 _ALONE_S = 10.0

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from cluster.slurm import free_ports
 
 SCRIPT = Path(__file__).with_name("training.py")
 DEADLINE_S = 150.0
@@ -80,9 +81,9 @@ def train(world: int, *args: object, code: int = 0, env: dict[str, str] | None =
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Not one that the kernel gives to connections: a rank that knocks before the first one listens could get it as its
+    own end, and would talk to itself."""
+    return free_ports(1)[0]
 
 
 def losses(path: Path) -> dict[str, str]:

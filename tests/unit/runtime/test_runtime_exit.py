@@ -41,6 +41,11 @@ def test_a_script_that_does_not_close_its_groups_still_ends_with_its_own_code(
             subprocess.Popen(argv, env=environment(rank, 2, port), stderr=subprocess.PIPE, text=True)
             for rank in range(2)
         ]
-        said = [rank.communicate(timeout=100)[1] for rank in ranks]
+        try:
+            said = [rank.communicate(timeout=100)[1] for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.communicate()
         assert [rank.returncode for rank in ranks] == [code] * 2, said
         assert all(text.rstrip().endswith("ValueError: a mistake") for text in said) == (how == "raise"), said

@@ -7,9 +7,10 @@ import signal
 import pytest
 
 from captured import FOLDER
+from windlass.launch.blame import error_line, traceback_of
 from windlass.launch.script import EXIT_BROKEN
 from windlass.runtime import RESUME_ME as RUNTIME_RESUME_ME
-from windlass.supervise.cause import RESUME_ME, SCRIPT_BROKEN, Cause, End, Seen, error_line, find_cause, traceback_of
+from windlass.supervise.cause import RESUME_ME, SCRIPT_BROKEN, Cause, End, Seen, find_cause
 
 _LOST_PEER = (
     "[rank0]: Traceback (most recent call last):",
@@ -59,6 +60,15 @@ def test_an_abort_after_an_exception_is_told_as_the_exception() -> None:
     assert (found.rank, found.kind, found.error) == (1, "user", "ValueError: loss is nan")
     alone = find_cause(seen(end(1, 128 + signal.SIGABRT), last_lines={1: ("terminate called",)}))
     assert (alone.kind, alone.reason) == ("transient", "killed by SIGABRT")
+
+
+def test_a_rank_that_was_ended_while_it_failed_is_the_cause_although_others_were_gone_before() -> None:
+    raised = (*_NAN, "Terminated")
+    found = find_cause(seen(end(0, 1), end(1, 143, 0.2), last_lines={0: _LOST_PEER, 1: raised}))
+    assert (found.rank, found.kind, found.error) == (1, "user", "ValueError: loss is nan")
+    went_on = (*_NAN, *(f"step {step}" for step in range(9)))
+    found = find_cause(seen(end(0, 1), end(1, 143, 0.2), last_lines={0: _LOST_PEER, 1: went_on}))
+    assert found.rank == 0, "an error that it survived was not its end"
 
 
 def test_a_watchdog_that_aborts_because_a_peer_is_gone_is_an_echo() -> None:
