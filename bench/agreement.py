@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ sys.path.insert(0, str(ROOT / "src"))
 from windlass.bench.train.device import Device, find_device  # noqa: E402
 from windlass.bench.train.environment import software  # noqa: E402
 from windlass.bench.train.options import LlmOptions, ResNetOptions  # noqa: E402
+
+Note = Callable[[dict[str, Any]], None]
 
 LLM = {"model": "llama-20m", "sequence": 256, "micro_batch": 4, "accumulation": 2, "steps": 40, "warmup": 0}
 LLM_TOY = {"model": "tiny", "sequence": 32, "micro_batch": 2, "accumulation": 2, "steps": 12, "warmup": 0}
@@ -135,30 +138,28 @@ def run_pair(case: str, device: str, toy: bool, changes: dict[str, Any]) -> tupl
     return tuple(json.loads(line.removeprefix("losses ")))
 
 
-def pairs(device: str, toy: bool, reference: tuple[float, ...]) -> list[dict[str, Any]]:
+def pairs(device: str, toy: bool, reference: tuple[float, ...], note: Note) -> None:
     """Two ranks against one (the language model) and against two in fp32 (the ResNet)."""
-    found: list[dict[str, Any]] = []
     references: dict[str, tuple[float, ...]] = {"llm": reference}
     for case, name, changes, limit in PAIR_MODES:
         started = time.monotonic()
         line: dict[str, Any] = {"case": case, "mode": name, "changes": changes}
-        found.append(line)
         try:
             losses = run_pair(case, device, toy, changes)
-        except Exception as error:  # as above
-            line["failed"] = str(error)[:400]
+        except Exception as error:  # as below
+            note(line | {"failed": str(error)[:400]})
             print(f"{case}: {name}: FAILED {error!r}"[:500], flush=True)
             continue
         far = [abs(a - b) / a for a, b in zip(references.setdefault(case, losses), losses, strict=True)]
         line |= {"losses": losses, "limit": limit, "largest": max(far), "mean": sum(far) / len(far)}
         line["agrees"] = max(far) <= limit
+        note(line)
         word = "agrees" if line["agrees"] else "FAR"
         took = time.monotonic() - started
         print(f"{case}: {name:<40} largest {max(far):.5f} mean {line['mean']:.5f} {word} ({took:.1f} s)", flush=True)
-    return found
 
 
-def curves(case: str, device: str, toy: bool) -> list[dict[str, Any]]:
+def curves(case: str, device: str, toy: bool, note: Note) -> None:
     """One line per mode: its losses, and how far they are from the reference."""
 
     def run(**changes: Any) -> tuple[float, ...]:
@@ -167,27 +168,26 @@ def curves(case: str, device: str, toy: bool) -> list[dict[str, Any]]:
     rate = {"learning_rate": 6e-4} if case == "llm" else {"learning_rate": 2e-3}
     modes = (LLM_MODES if case == "llm" else RESNET_MODES) + (("control: twice the learning rate", rate, 0.0),)
     reference = run()
-    found: list[dict[str, Any]] = [{"case": case, "mode": "fp32, the reference", "losses": reference}]
+    note({"case": case, "mode": "fp32, the reference", "losses": reference})
     print(f"{case}: reference {reference[0]:.4f} to {reference[-1]:.4f}", flush=True)
     for name, changes, limit in modes:
         started = time.monotonic()
         try:
             losses = run(**changes)
         except Exception as error:  # a mode that this device lacks must not cost the others
-            found.append({"case": case, "mode": name, "changes": changes, "failed": str(error).splitlines()[0][:200]})
+            note({"case": case, "mode": name, "changes": changes, "failed": str(error).splitlines()[0][:200]})
             print(f"{case}: {name}: FAILED {error!r}"[:300], flush=True)
             continue
         far = [abs(a - b) / a for a, b in zip(reference, losses, strict=True)]
         line = {"case": case, "mode": name, "changes": changes, "losses": losses, "limit": limit}
         line |= {"largest": max(far), "mean": sum(far) / len(far), "agrees": max(far) <= limit}
-        found.append(line)
+        note(line)
         word = "agrees" if line["agrees"] else "FAR" if limit else "as a wrong run looks"
         print(
             f"{case}: {name:<36} largest {max(far):.5f} mean {sum(far) / len(far):.5f} {word} "
             f"({time.monotonic() - started:.1f} s)",
             flush=True,
         )
-    return found
 
 
 def main() -> int:
@@ -203,9 +203,8 @@ def main() -> int:
     if arguments.out is None:
         asked.error("--out FILE is needed")
     device = find_device(arguments.device)
-    lines = [line for case in ("llm", "resnet") for line in curves(case, device.kind, arguments.toy)]
-    lines += pairs(device.kind, arguments.toy, lines[0]["losses"])
-    made = {
+    lines: list[dict[str, Any]] = []
+    common: dict[str, Any] = {
         "what": "loss curves against fp32 on one device",
         "command": ["python3", "bench/agreement.py", *(["--toy"] if arguments.toy else [])],
         "device": {"kind": device.kind, "name": device.name},
@@ -214,9 +213,16 @@ def main() -> int:
             "llm": asdict(LlmOptions(**(LLM_TOY if arguments.toy else LLM))),
             "resnet": asdict(ResNetOptions(**(RESNET_TOY if arguments.toy else RESNET))),
         },
-        "curves": lines,
     }
-    arguments.out.write_text(json.dumps(made, indent=1, default=str) + "\n")
+
+    def note(line: dict[str, Any]) -> None:
+        """After every curve, so that a run that is cut short keeps what it has."""
+        lines.append(line)
+        arguments.out.write_text(json.dumps(common | {"curves": lines}, indent=1, default=str) + "\n")
+
+    for case in ("llm", "resnet"):
+        curves(case, device.kind, arguments.toy, note)
+    pairs(device.kind, arguments.toy, lines[0]["losses"], note)
     bad = [line["mode"] for line in lines if "failed" in line or (line.get("limit") and not line["agrees"])]
     print(f"{len(lines)} curves, not as expected: {', '.join(bad) or 'none'}")
     return 1 if bad else 0

@@ -138,11 +138,12 @@ def _short(text: str) -> str:
 
 
 def stamp(out: Path, commit: str) -> None:
-    """Write the commit into records that were made from a copy of the tree without its history."""
+    """Write the commit into records made from a copy of the tree without its history; leave out where they were put."""
     for path in out.glob("*.json"):
         made = json.loads(path.read_text())
-        if made.get("record") == "windlass.bench" and not made.get("commit"):
+        if made.get("record") == "windlass.bench":
             made["commit"] = commit
+            made["command"] = [word for word in made["command"] if word != "--out" and not word.startswith(str(out))]
             path.write_text(json.dumps(made, indent=1) + "\n")
 
 
