@@ -28,7 +28,7 @@ from .call import Caller, FailedError, Kind, Patience, Reader, Tick
 from .layout import Layout, LayoutError, Shape, dump_items, parse_items, survey
 from .row import Row, Slot
 
-_WINDOW_BYTES = 32 << 20
+_WINDOW_BYTES = 128 << 20
 _SMALLEST_WINDOW = 6
 _READERS = 4
 _WRITERS = 2
@@ -114,7 +114,7 @@ class Push:
         `kept_for_late`: blocks cannot be read again once they are used, so they wait in memory for all children."""
         self._source = Source(self._place.roots, layout.block_bytes)  # the cut is known only now
         self._blocks_of = layout
-        window = max(_SMALLEST_WINDOW, _WINDOW_BYTES // layout.block_bytes)
+        window = max(_SMALLEST_WINDOW, _WINDOW_BYTES // layout.block_bytes // layout.stripes)
         rows = [self._row(layout, stripe, window, kept_for_late) for stripe in range(layout.stripes)]
         for stripe, row in enumerate(rows):
             way = () if alone else self._place.shape.route(self._place.number, stripe)
@@ -307,5 +307,9 @@ class Push:
                 data = self._source.read(chunk_key(path, item.pin, part.chunk))
             except BadKeyError as error:
                 raise OSError(errno.EINVAL, str(error)) from error
+            except OSError as error:
+                if error.filename is None:
+                    raise
+                raise OSError(error.errno, error.strerror, path) from error  # of which folder, too
             target[part.start : part.start + part.length] = data
         return block.length
