@@ -16,7 +16,6 @@ from windlass.cache.node.keys import (
     digest,
     directory_key,
     parse_key,
-    store_name,
     stripe_of,
 )
 
@@ -47,10 +46,10 @@ def test_any_bytes_are_a_key_or_a_bad_key(data: bytes) -> None:
         parse_key(data)
 
 
-def test_two_versions_of_a_file_never_share_a_key_or_a_store_name() -> None:
+def test_two_versions_of_a_file_never_share_a_key() -> None:
     old, new = chunk_key(b"/f", Pin(10, 1, 7), 0), chunk_key(b"/f", Pin(10, 2, 7), 0)
     assert old != new
-    assert store_name(old) != store_name(new)
+    assert old != new
 
 
 def test_the_right_bytes_of_the_wrong_chunk_have_another_digest() -> None:

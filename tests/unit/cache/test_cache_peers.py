@@ -37,10 +37,9 @@ def fetch(peer: Peer, key: bytes) -> bytes:
         raise outcome.error
     if outcome.data is not None:
         return outcome.data
-    fd = peer._store.open(key)
-    assert fd is not None
-    with os.fdopen(fd, "rb") as file:
-        return file.read()
+    data = peer._store.read(key)
+    assert data is not None
+    return data
 
 
 def keys_of(peer: Peer, path: Path) -> list[bytes]:
@@ -141,9 +140,8 @@ def test_a_node_that_sends_wrong_bytes_is_caught_and_left_out(tmp_path: Path, tr
     with peers(tmp_path / "c", 3, tree, fanout=1, chunk_bytes=CHUNK, live=False) as nodes:
         key = keys_of(nodes[1], tree / "f2")[0]
         good = fetch(nodes[1], key)
-        stored = Path(nodes[1].config.store)
-        for file in stored.iterdir():  # a node whose memory rots: everything it holds
-            file.write_bytes(bytes(b ^ 1 for b in file.read_bytes()))
+        for held in nodes[1]._store._held.values():  # a node whose memory rots: everything it holds
+            os.pwrite(held.fd, bytes(b ^ 1 for b in held.read()), held.offset)
         assert fetch(nodes[2], key) == good
         status = nodes[2].status()
         assert status["corrupt"] >= 1

@@ -19,14 +19,14 @@ from collections.abc import Callable
 from typing import Any
 
 from . import wire
-from .config import REPLICATE, NodeConfig, make_private_folder
+from .config import REPLICATE, NodeConfig
 from .keys import BadKeyError, digest, directory_key
 from .limits import TokenBucket, fallback_jitter_s
 from .link import Link, Reply, connect_local
 from .listing import Listing
 from .pool import Pool
 from .source import Source
-from .store import StoreReader
+from .store import Place, StoreReader, parse_place
 
 log = logging.getLogger("windlass.cache")
 Fetched = Callable[["OSError | None"], None]
@@ -42,7 +42,6 @@ class Backend:
     def __init__(self, config: NodeConfig, key: bytes) -> None:
         self._config = config
         self._key = key
-        make_private_folder(config.store)
         self._store = StoreReader(config.store)
         self._source = Source(config.roots, config.chunk_bytes, sparse=config.placement == REPLICATE)
         self._lock = threading.Lock()
@@ -132,6 +131,10 @@ class Backend:
         link = self._connect()
         return link is not None and bool(link.ask(wire.STREAM, body, arrivals))
 
+    def learn(self, key: bytes, place: Place) -> None:
+        """The peer process says where in its store an object lies."""
+        self._store.learn(key, place)
+
     def keep_in_hand(self, key: bytes, data: bytes) -> None:
         """Objects the store could not take wait here for the call that wanted them."""
         with self._lock:
@@ -182,7 +185,12 @@ class Backend:
             )
         except (OSError, wire.ProtocolError):
             return None
+        self._link.on_news = self._news
         return self._link
+
+    def _news(self, kind: int, body: bytes) -> None:
+        if kind == wire.GONE:
+            self._store.forget(int.from_bytes(body, "little"))
 
     # News for the peer process
 
@@ -222,6 +230,7 @@ class _FetchReply:
 
     def frame(self, kind: int, body: memoryview) -> bool:
         if kind == wire.HAVE:
+            self._backend.learn(self._key, parse_place(body))
             self._done(None)
         elif kind == wire.OBJECT:
             key, stated, data = wire.parse_object(body)

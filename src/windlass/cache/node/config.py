@@ -74,9 +74,9 @@ class NodeConfig:
 
     @property
     def store(self) -> str:
-        """Where objects lie; below `store_dir` in a folder whose name says whose it is, for the sweep."""
+        """The folder of the objects, below `store_dir` and named after its owner for the sweep; empty: in memory."""
         if not self.store_dir:
-            return os.path.join(self.state_dir, "store")
+            return ""
         return os.path.join(self.store_dir, "windlass-%s-%d" % (self.job, self.node))
 
     @property

@@ -269,7 +269,7 @@ def _remove(config: NodeConfig) -> None:
             unmount(config.mount)
         with contextlib.suppress(OSError):
             os.rmdir(config.mount)
-    for folder in (config.store, config.state_dir):
+    for folder in filter(None, (config.store, config.state_dir)):
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import stat
 import threading
 from collections import deque
@@ -31,7 +30,7 @@ class Driver:
         self._store = store
         self._stripe = stripe
         self._log = mine
-        self._live = config.live and config.nodes > 1 and config.placement == REPLICATE
+        self._live = config.live and config.placement == REPLICATE
         self._live_left = min(config.live_limit_bytes, config.budget_bytes // 4)
         self._listing: tuple[bytes, Listing | None] = (b"", None)
         self._foresight: Foresight | None = None
@@ -130,11 +129,8 @@ class Driver:
             return None
         if outcome.data is not None:
             return Listing(outcome.data)
-        fd = self._store.open(key)
-        if fd is None:
-            return None
-        with os.fdopen(fd, "rb") as file:
-            return Listing(file.read())
+        blob = self._store.read(key)
+        return Listing(blob) if blob is not None else None
 
 
 class _Landing:

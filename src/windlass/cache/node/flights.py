@@ -329,8 +329,9 @@ class Flights:
         for done in waiters:
             done(outcome)
 
-    def count_from(self, node: int, key: bytes, size: int) -> None:
-        route = self.route(key)
+    def count_pushed(self, node: int, key: bytes, size: int) -> None:
+        """A stream flows down the tree, so who sends it is the parent unless the parent is gone."""
+        route = self._tree_routes[stripe_of(key, self._config.stripes)]
         self.counts.add("parent" if route and route[0] == node else "peer", size)
 
     def wrong_bytes(self, node: int) -> None:

@@ -75,11 +75,6 @@ def check_path(path: bytes) -> None:
             raise BadKeyError("name longer than 255 bytes in %r" % path[:80])
 
 
-def store_name(key: bytes) -> str:
-    """File name under which the object of `key` is kept on the node."""
-    return hashlib.sha256(key).hexdigest()[:40]
-
-
 def digest(key: bytes, data: bytes | bytearray | memoryview) -> bytes:
     """Made by the reader of the shared file system; covers the key: the right bytes of the wrong chunk fail too."""
     state = hashlib.sha256(key)

@@ -123,6 +123,7 @@ class Link:
         self._timeout_s = timeout_s
         self._ids = itertools.count(1)
         self._pending: dict[int, Reply] = {}
+        self.on_news: Callable[[int, bytes], None] = lambda kind, body: None
         self._asked_at = time.monotonic()
         self._send_lock = threading.Lock()
         set_timeouts(connection, max(0.05, timeout_s / 4), timeout_s)
@@ -186,6 +187,9 @@ class Link:
 
     def _deliver(self, found: wire.Head, body: memoryview) -> None:
         if found.kind == wire.WAIT:
+            return
+        if found.request == 0:  # nobody asked: news
+            self.on_news(found.kind, bytes(body))
             return
         reply = self._pending.get(found.request)
         if reply is not None and reply.frame(found.kind, body):

@@ -44,6 +44,7 @@ class Peer:
         self._health = Health()
         self._source = Source(config.roots, config.chunk_bytes, sparse=config.placement == REPLICATE)
         self._store = Store(config.store, config.budget_bytes)
+        self._store.on_gone = self._segment_gone
         self._links = Links(config, key, self._health)
         self.flights = Flights(config, self._source, self._store, self._links, self._health, self._timers)
         self._streams = Streams(config, self.flights, self._store, self._links, self._health)
@@ -79,6 +80,7 @@ class Peer:
         self.flights.close()
         self._askers.close()
         self.save_trace()
+        self._store.on_gone = lambda number: None  # the mount process ends too
         self._store.close()
         self._source.close()
         with contextlib.suppress(OSError):
@@ -132,17 +134,16 @@ class Peer:
             connection.send(wire.ERROR, request, wire.error_body(number, outcome.error.strerror or str(outcome.error)))
         elif outcome.data is not None:
             connection.send(wire.OBJECT, request, wire.object_prefix(key, outcome.digest), outcome.data)
-        elif connection.local and not inline:
-            connection.send(wire.HAVE, request)
+        elif connection.local and not inline and (place := self._store.place_of(key)) is not None:
+            connection.send(wire.HAVE, request, place.pack())
         else:
-            fd = self._store.open(key)
-            if fd is not None:
+            held = self._store.hold(key)
+            if held is not None:
                 try:
-                    prefix = wire.object_prefix(key, outcome.digest)
-                    connection.send_file(request, prefix, fd, os.fstat(fd).st_size)
+                    connection.send_file(request, wire.object_prefix(key, held.digest), held)
                 finally:
-                    os.close(fd)
-            elif tries:  # evicted in between
+                    self._store.release(held)
+            elif tries:  # given up in between
                 self._get(connection, request, key, inline=inline, tries=tries - 1)
             else:
                 connection.send(wire.ERROR, request, wire.error_body(11, "evicted again and again"))
@@ -179,6 +180,12 @@ class Peer:
                     self._recorder.chunk(parsed.path, parsed.chunk, parsed.pin.size)
                 else:
                     self._recorder.directory(parsed.path)
+
+    def _segment_gone(self, number: int) -> None:
+        """The mount process holds the segment's memory until it hears of this."""
+        link = self._mount_link
+        if link is not None and not link.closed:
+            link.later(lambda: link.send(wire.GONE, 0, number.to_bytes(8, "little")))
 
     # The trace
 

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from . import wire
 from .link import FrameReader, set_timeouts, short_path
+from .store import Held
 
 log = logging.getLogger("windlass.cache")
 SEND_TIMEOUT_S = 15.0
@@ -101,15 +102,16 @@ class Inbound:
         if last:
             self._open.discard(request)
 
-    def send_file(self, request: int, prefix: bytes, fd: int, size: int, *, last: bool = True) -> None:
-        """Sends an OBJECT whose data lies in a file, without bringing it into this process."""
+    def send_file(self, request: int, prefix: bytes, held: Held, *, last: bool = True) -> None:
+        """Sends an OBJECT whose data lies in the store, without bringing it into this process."""
+        size = held.size
         try:
             with self._send_lock:
                 start = wire.head(wire.OBJECT, request, len(prefix) + size) + prefix
                 self._connection.sendall(start, socket.MSG_MORE)
                 sent = 0
                 while sent < size:
-                    step = os.sendfile(self._connection.fileno(), fd, sent, size - sent)
+                    step = os.sendfile(self._connection.fileno(), held.fd, held.offset + sent, size - sent)
                     if step == 0:
                         raise ConnectionError("stored object shrank")
                     sent += step

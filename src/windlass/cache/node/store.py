@@ -1,8 +1,10 @@
-"""Objects kept on the node, one file each, under a byte budget.
+"""Objects kept on the node, one after the other in segments, under a byte budget.
 
-A file per object is what makes sharing with the mount process simple: a complete object appears by `rename`, an evicted
-one goes by `unlink`, and who has it open keeps it. There is no table to share, no lock to share and no memory map that
-a full file system could turn into a crash. On tmpfs it is memory, on NVMe it is disk; the code is the same.
+A segment is memory that has no name in any file system, or a file where a folder was chosen. It is only ever appended
+to, and given up as a whole, the least used first: so a place once told stays right for as long as somebody has the
+segment open, and nothing has to be locked between the process that writes and the one that reads. Memory without a
+name also means that a killed cache leaves nothing behind. Nothing is mapped: a full file system is an error to handle,
+where a mapping would make it a crash.
 """
 
 from __future__ import annotations
@@ -10,33 +12,98 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import struct
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
 
 from .config import make_private_folder
-from .keys import store_name
+from .memory import memory_left
 
-_PAGE = 4096
-_OVERHEAD = 1024
+_PLACE = struct.Struct("<IIQQI")
+PLACE_BYTES = _PLACE.size
+_SEGMENT_BYTES = 8 << 20
+_MOST_SEGMENTS = 512
+_MOST_PLACES = 200_000
+_MEMORY_FOR_OTHERS = 256 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
+
+
+class Place(NamedTuple):
+    """Where an object lies: process and descriptor that hold the segment, its number, and the bytes in it."""
+
+    pid: int
+    fd: int
+    segment: int
+    offset: int
+    size: int
+
+    def pack(self) -> bytes:
+        return _PLACE.pack(*self)
+
+
+def parse_place(body: bytes | memoryview) -> Place:
+    """`ValueError` for bytes that are no place."""
+    if len(body) != PLACE_BYTES:
+        raise ValueError("place of %d bytes" % len(body))
+    return Place(*_PLACE.unpack(body))
+
+
+class _Segment:
+    __slots__ = ("end", "fd", "gone", "guest", "keys", "number", "users")
+
+    def __init__(self, number: int, fd: int, guest: bool) -> None:
+        self.number = number
+        self.fd = fd
+        self.guest = guest
+        self.end = 0
+        self.keys: list[bytes] = []
+        self.users = 0
+        self.gone = False
+
+
+class Held(NamedTuple):
+    """An object that stays readable until it is released, whatever is given up meanwhile."""
+
+    segment: _Segment
+    offset: int
+    size: int
+    digest: bytes
+
+    @property
+    def fd(self) -> int:
+        return self.segment.fd
+
+    def read(self) -> bytes:
+        return os.pread(self.segment.fd, self.size, self.offset)
 
 
 class Store:
     """The writing side, in the peer process. Thread-safe. The budget may shrink (node full), never grow."""
 
     def __init__(self, folder: str, budget_bytes: int) -> None:
+        """`folder`: where segments are files; empty for memory."""
         self.folder = folder
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
         self.evicted = 0
         self.refused = 0
+        self.on_gone: Callable[[int], None] = lambda number: None
         self._lock = threading.Lock()
-        self._held: OrderedDict[bytes, tuple[int, bytes, bool]] = OrderedDict()
-        self._guests: OrderedDict[bytes, None] = OrderedDict()
-        self._temporary = 0
-        make_private_folder(folder)
-        self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        for left_over in os.listdir(folder):  # of a peer process that died: nobody knows their digests any more
-            os.unlink(os.path.join(folder, left_over))
+        self._held: dict[bytes, Held] = {}
+        # Of guests and of this node's own, least used first; the one that grows of each kind.
+        self._segments: dict[bool, OrderedDict[int, _Segment]] = {True: OrderedDict(), False: OrderedDict()}
+        self._growing: dict[bool, _Segment | None] = {True: None, False: None}
+        self._made = 0
+        self._closed = False
+        self._limit = min(_SEGMENT_BYTES, budget_bytes // 16) or 1
+        if self._limit == _SEGMENT_BYTES:
+            self._limit = max(_SEGMENT_BYTES, budget_bytes // _MOST_SEGMENTS)
+        if folder:
+            make_private_folder(folder)
+            for left_over in os.listdir(folder):  # of a peer process that died: nobody knows their digests any more
+                os.unlink(os.path.join(folder, left_over))
 
     def __len__(self) -> int:
         return len(self._held)
@@ -50,135 +117,229 @@ class Store:
             held = self._held.get(key)
             if held is None:
                 return None
-            self._held.move_to_end(key)
-            return held[1]
+            self._segments[held.segment.guest].move_to_end(held.segment.number)
+            return held.digest
 
     def touch(self, key: bytes) -> None:
+        self.digest_of(key)
+
+    def place_of(self, key: bytes) -> Place | None:
+        """For a reader in another process of this node."""
+        held = self._held.get(key)
+        if held is None:
+            return None
+        return Place(os.getpid(), held.segment.fd, held.segment.number, held.offset, held.size)
+
+    def hold(self, key: bytes) -> Held | None:
+        """A held object, to be given back by `release`."""
         with self._lock:
-            if key in self._held:
-                self._held.move_to_end(key)
+            held = self._held.get(key)
+            if held is not None:
+                held.segment.users += 1
+            return held
+
+    def release(self, held: Held) -> None:
+        with self._lock:
+            self._leave(held.segment)
+
+    def read(self, key: bytes) -> bytes | None:
+        held = self.hold(key)
+        if held is None:
+            return None
+        try:
+            return held.read()
+        finally:
+            self.release(held)
 
     def put(self, key: bytes, digest: bytes, data: bytes | bytearray | memoryview, *, guest: bool = False) -> bool:
         """Keep an object; False where it does not fit, which is never an error. Guests (objects that another node
         owns) leave first."""
-        cost = _cost(len(data))
+        size = len(data)
         with self._lock:
             if key in self._held:
                 return True
-            if not self._make_room(cost):
+            segment = self._room(size, guest)
+            if segment is None:
                 self.refused += 1
                 return False
-            self.used_bytes += cost
-            self._temporary += 1
-            temporary = "new.%d" % self._temporary
+            offset = segment.end
+            segment.end += size
+            segment.users += 1
+            self.used_bytes += size
         try:
-            _write(temporary, self._fd, data)
-            os.rename(temporary, store_name(key), src_dir_fd=self._fd, dst_dir_fd=self._fd)
+            done = os.pwrite(segment.fd, data, offset)
+            while done < size:
+                done += os.pwrite(segment.fd, memoryview(data)[done:], offset + done)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary, dir_fd=self._fd)
             with self._lock:
-                self.used_bytes -= cost
                 self.refused += 1
-                if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM):
+                self._growing[guest] = None
+                self._leave(segment)
+                if error.errno in _FULL:
                     self._shrink()
             return False
         with self._lock:
-            self._held[key] = (cost, digest, guest)
-            if guest:
-                self._guests[key] = None
+            self._leave(segment)
+            if segment.gone:
+                return False
+            segment.keys.append(key)
+            self._held[key] = Held(segment, offset, size, digest)
         return True
-
-    def open(self, key: bytes) -> int | None:
-        """A descriptor of a held object, or None."""
-        try:
-            return os.open(store_name(key), os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
-        except FileNotFoundError:
-            self.drop(key)
-            return None
-
-    def drop(self, key: bytes) -> None:
-        with self._lock:
-            self._remove(key)
 
     def close(self) -> None:
         """Empties the store."""
         with self._lock:
-            for key in list(self._held):
-                self._remove(key)
+            self._closed = True
             self.budget_bytes = 0
-            if self._fd >= 0:
-                os.close(self._fd)
-            self._fd = -1
+            while self._give_up_oldest():
+                pass
 
-    def _make_room(self, cost: int) -> bool:
-        if cost > self.budget_bytes:
-            return False
-        while self.used_bytes + cost > self.budget_bytes:
-            if not self._held:
-                return False  # the rest is being written by other threads
-            self.evicted += 1
-            self._remove(next(iter(self._guests or self._held)))
-        return True
+    def _room(self, size: int, guest: bool) -> _Segment | None:
+        """A segment with room for `size` more bytes within the budget."""
+        if size > self.budget_bytes or self._closed:
+            return None
+        while self.used_bytes + size > self.budget_bytes:
+            if not self._give_up_oldest():
+                return None
+        segment = self._growing[guest]
+        if segment is None or segment.gone or (segment.end and segment.end + size > self._limit):
+            try:
+                segment = self._growing[guest] = self._new_segment(guest, size)
+            except OSError as error:  # out of memory or descriptors, or the folder is full: do with less
+                if error.errno in _FULL:
+                    self._shrink()
+                return None
+        return segment
+
+    def _new_segment(self, guest: bool, size: int) -> _Segment:
+        if not self.folder and memory_left() < max(size, self._limit) + _MEMORY_FOR_OTHERS:
+            # Nothing says so when memory without a name grows too large: somebody is killed.
+            raise OSError(errno.ENOMEM, "the node's memory is needed for other things")
+        number = self._made = self._made + 1
+        if self.folder:
+            path = os.path.join(self.folder, str(number))
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        else:
+            fd = os.memfd_create(_memory_name(number), os.MFD_CLOEXEC)
+        segment = self._segments[guest][number] = _Segment(number, fd, guest)
+        return segment
 
     def _shrink(self) -> None:
         """The place is full although the budget is not: from now on make do with less than what is there."""
         self.budget_bytes = max(0, min(self.budget_bytes, self.used_bytes) * 9 // 10)
-        while self.used_bytes > self.budget_bytes and self._held:
-            self.evicted += 1
-            self._remove(next(iter(self._guests or self._held)))
+        while self.used_bytes > self.budget_bytes and self._give_up_oldest():
+            pass
 
-    def _remove(self, key: bytes) -> None:
-        held = self._held.pop(key, None)
-        if held is None:
-            return
-        self._guests.pop(key, None)
-        self.used_bytes -= held[0]
-        with contextlib.suppress(OSError):
-            os.unlink(store_name(key), dir_fd=self._fd)
+    def _give_up_oldest(self) -> bool:
+        """Guests before this node's own; False where nothing is left."""
+        segments = self._segments[True] or self._segments[False]
+        if not segments:
+            return False
+        _, segment = segments.popitem(last=False)
+        self.evicted += len(segment.keys)
+        for key in segment.keys:
+            self._held.pop(key, None)
+        self.used_bytes -= segment.end
+        segment.gone = True
+        segment.users += 1
+        self._leave(segment)
+        if self.folder:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(self.folder, str(segment.number)))
+        self.on_gone(segment.number)
+        return True
+
+    def _leave(self, segment: _Segment) -> None:
+        segment.users -= 1
+        if segment.gone and not segment.users:
+            os.close(segment.fd)
 
 
-def _cost(size: int) -> int:
-    return (size + _PAGE - 1) // _PAGE * _PAGE + _OVERHEAD
+def _memory_name(number: int) -> str:
+    return "windlass-%d" % number
 
 
-def _write(name: str, folder: int, data: bytes | bytearray | memoryview) -> None:
-    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
-    try:
-        done = os.write(fd, data)
-        while done < len(data):
-            done += os.write(fd, memoryview(data)[done:])
-    finally:
-        os.close(fd)
+class _File:
+    """A descriptor that is closed when the last thread that reads it is done with it."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self) -> None:
+        os.close(self.fd)
 
 
 class StoreReader:
-    """The reading side, in the mount process: opens what is there, owns nothing."""
+    """The reading side, in the mount process: knows the places it was told, owns nothing."""
 
     def __init__(self, folder: str) -> None:
-        self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._folder = folder
+        self._places: dict[bytes, Place] = {}
+        self._files: dict[tuple[int, int], _File] = {}
+        self._gone: set[int] = set()
+        self._lock = threading.Lock()
+
+    def learn(self, key: bytes, place: Place) -> None:
+        if place.segment in self._gone:
+            return  # two words of the writer crossed
+        self._places[key] = place
+        if len(self._places) > _MOST_PLACES:
+            with self._lock:
+                for old in list(self._places)[: _MOST_PLACES // 10]:
+                    self._places.pop(old, None)
+
+    def forget(self, segment: int) -> None:
+        """The writer gave a segment up; its memory is free when the last reader has closed it."""
+        self._gone.add(segment)
+        with self._lock:
+            for key in [key for key, place in self._places.items() if place.segment == segment]:
+                self._places.pop(key, None)
+            for name in [name for name in self._files if name[1] == segment]:
+                self._files.pop(name, None)
 
     def read_into(self, key: bytes, offset: int, target: memoryview) -> int:
         """Bytes copied from `offset` of the object into `target`, or -1 where it is not held."""
-        try:
-            fd = os.open(store_name(key), os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
-        except OSError:
+        place = self._places.get(key)
+        if place is None:
             return -1
-        try:
-            return os.preadv(fd, [target], offset)
-        finally:
-            os.close(fd)
+        file = self._files.get((place.pid, place.segment)) or self._opened(place)
+        if file is None:
+            self._places.pop(key, None)
+            return -1
+        want = min(len(target), place.size - offset)
+        if want <= 0:
+            return 0
+        return os.preadv(file.fd, [target[:want]], place.offset + offset)
 
     def read(self, key: bytes) -> bytes | None:
         """A whole object, or None."""
-        try:
-            fd = os.open(store_name(key), os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
-        except OSError:
+        place = self._places.get(key)
+        if place is None:
             return None
-        try:
-            return os.read(fd, os.fstat(fd).st_size + 1)
-        finally:
-            os.close(fd)
+        data = bytearray(place.size)
+        return bytes(data) if self.read_into(key, 0, memoryview(data)) == place.size else None
 
     def close(self) -> None:
-        os.close(self._fd)
+        with self._lock:
+            self._places.clear()
+            self._files.clear()
+
+    def _opened(self, place: Place) -> _File | None:
+        try:
+            file = _File(os.open(self._path(place), os.O_RDONLY | os.O_CLOEXEC))
+            if not self._folder:
+                # The writer may have given the segment up, and its descriptor may be another file by now.
+                name = os.readlink("/proc/self/fd/%d" % file.fd)
+                if name != "/memfd:%s (deleted)" % _memory_name(place.segment):
+                    return None
+        except OSError:
+            return None
+        with self._lock:
+            return self._files.setdefault((place.pid, place.segment), file)
+
+    def _path(self, place: Place) -> str:
+        if self._folder:
+            return os.path.join(self._folder, str(place.segment))
+        return "/proc/%d/fd/%d" % (place.pid, place.fd)

@@ -8,7 +8,6 @@ node gets on demand like anything else.
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 
@@ -99,25 +98,25 @@ class Streams:
             return
         if key is not None and key not in self._store:
             self._flights.wait_if_under_way(key, 1.0)  # announced by the parent, asked for by another child
-        stated = self._store.digest_of(key) if key is not None else None
-        fd = self._store.open(key) if key is not None and stated is not None else None
-        if key is None or stated is None or fd is None:
+        held = self._store.hold(key) if key is not None else None
+        if key is None or held is None:
             inbound.send(wire.SKIP, request, key or b"", last=False)
             return
         try:
-            inbound.send_file(request, wire.object_prefix(key, stated), fd, os.fstat(fd).st_size, last=False)
+            inbound.send_file(request, wire.object_prefix(key, held.digest), held, last=False)
         finally:
-            os.close(fd)
+            self._store.release(held)
 
     def _tell_local(self, inbound: Inbound, request: int, source: StreamLog, position: int) -> None:
-        """The mount process reads the store itself: it only needs to know what is there. SKIP ends the planned part."""
+        """The mount process reads the store itself: it only needs to know what is where. SKIP ends the planned part."""
         planned = True
         while not inbound.closed:
             news = source.items[position : position + 64]
             position += len(news)
-            keys = [key for key in news if key is not None and key in self._store and not inbound.has_asked(key)]
-            if keys:
-                inbound.send(wire.HAVE, request, wire.join_keys(keys), last=False)
+            keys = [key for key in news if key is not None and not inbound.has_asked(key)]
+            held = [(key, place.pack()) for key in keys if (place := self._store.place_of(key)) is not None]
+            if held:
+                inbound.send(wire.HAVE, request, wire.join_keys(part for pair in held for part in pair), last=False)
             if planned and source.plan_over and position >= len(source.plan or ()):
                 planned = False
                 inbound.send(wire.SKIP, request, last=False)
@@ -160,7 +159,7 @@ class Streams:
             if digest(key, data) != stated:
                 self._flights.wrong_bytes(node)
                 return False
-            self._flights.count_from(node, key, len(data))
+            self._flights.count_pushed(node, key, len(data))
             self.pushed_bytes += len(data)
             self._flights.landed(key, stated, data)
         mine.add(key)

@@ -18,6 +18,8 @@ from .backend import Backend
 from .config import NodeConfig
 from .fuse import Server
 from .keys import DIRECTORY, parse_key
+from .memory import memory_left
+from .store import parse_place
 from .view import View
 
 log = logging.getLogger("windlass.cache")
@@ -34,8 +36,11 @@ class Warmer:
         self._server = server
         self._keys: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._buffer = memoryview(bytearray(config.chunk_bytes))
-        self._left = memory_to_spare()
+        self._left = memory_left() // 4  # pages can be dropped again, but not for free
         self._wanted = config.warm and bool(config.trace_in)
+        # What is warmed is never asked for, and so not recorded: the node that writes the trace warms what an older
+        # trace names, and nothing else.
+        self._records = bool(config.trace_out)
         self._planned_left = config.stripes
         self._ended = False
         self._objects = 0
@@ -46,10 +51,10 @@ class Warmer:
 
     def start(self) -> None:
         """Does nothing where nothing can be pushed."""
-        if not self._config.warm or not (self._config.trace_in or (self._config.live and self._config.nodes > 1)):
+        if not self._config.warm or not (self._config.trace_in or self._config.live):
             return
         for stripe in range(self._config.stripes):
-            if not self._backend.subscribe(json.dumps([stripe, 0]).encode(), _Arrivals(self._keys)):
+            if not self._backend.subscribe(json.dumps([stripe, 0]).encode(), _Arrivals(self._backend, self._keys)):
                 self._keys.put(_PLAN_OVER)
                 self._keys.put(None)
         threading.Thread(target=self._run, name="warm", daemon=True).start()
@@ -63,6 +68,8 @@ class Warmer:
                 continue
             if key == _PLAN_OVER:
                 self._end_of_plan()
+                continue
+            if self._records and (self._ended or not self._wanted):
                 continue
             try:
                 self._warm(key)
@@ -105,12 +112,15 @@ class Warmer:
 class _Arrivals:
     """Frames of keys from the peer process."""
 
-    def __init__(self, keys: queue.SimpleQueue[bytes | None]) -> None:
+    def __init__(self, backend: Backend, keys: queue.SimpleQueue[bytes | None]) -> None:
+        self._backend = backend
         self._keys = keys
 
     def frame(self, kind: int, body: memoryview) -> bool:
         if kind == wire.HAVE:
-            for key in wire.split_keys(bytes(body)):
+            parts = wire.split_keys(bytes(body))
+            for key, place in zip(parts[::2], parts[1::2]):
+                self._backend.learn(key, parse_place(place))
                 self._keys.put(key)
             return False
         if kind == wire.SKIP:
@@ -121,15 +131,3 @@ class _Arrivals:
 
     def lost(self, reason: str) -> None:
         self._keys.put(None)
-
-
-def memory_to_spare() -> int:
-    """A quarter of the memory the node could give away: pages can be dropped again, but not for free."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024 // 4
-    except OSError:
-        pass
-    return 0

@@ -23,7 +23,7 @@ HEAD = struct.Struct("<IBxxxQ")
 HEAD_BYTES = HEAD.size
 
 GET, GET_INLINE, PREFETCH, STREAM, READY, STATUS, STOP, TOUCH, PING = range(1, 10)
-OBJECT, HAVE, ERROR, WAIT, PLAN, SKIP, END, ANSWER = range(32, 40)
+OBJECT, HAVE, ERROR, WAIT, PLAN, SKIP, END, ANSWER, GONE = range(32, 41)
 
 MAX_REQUEST_BYTES = 8192
 _LONG_REQUESTS = {TOUCH: 4 << 20, READY: 1 << 20, STATUS: 1 << 20}
@@ -64,7 +64,7 @@ def parse_request_head(data: bytes) -> Head:
 def parse_reply_head(data: bytes) -> Head:
     """Head of a frame that answers; `ProtocolError` beyond the limits."""
     length, kind, request = HEAD.unpack(data)
-    if not OBJECT <= kind <= ANSWER:
+    if not OBJECT <= kind <= GONE:
         raise ProtocolError("unknown reply %d" % kind)
     if length > _LONG_REPLIES.get(kind, MAX_REQUEST_BYTES):
         raise ProtocolError("reply %d of %d bytes" % (kind, length))

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fuse.caches import peers, wait_for
+from windlass.cache.node.foresight import follow
+from windlass.cache.node.keys import directory_key, parse_key
+from windlass.cache.node.listing import Listing
+from windlass.cache.node.roots import declare_roots
+from windlass.cache.node.source import Source
+
+CHUNK = 4096
+
+
+def listing(folder: Path) -> Listing:
+    source = Source(declare_roots((str(folder),)), CHUNK)
+    return Listing(bytes(source.read(directory_key(os.fsencode(folder)))))
+
+
+def package(folder: Path, code: dict[str, int]) -> Path:
+    """A package whose byte code has these names and sizes."""
+    (folder / "__pycache__").mkdir(parents=True)
+    (folder / "__init__.py").write_text("")
+    for name, size in code.items():
+        (folder / "__pycache__" / name).write_bytes(os.urandom(size))
+    return folder
+
+
+def names(keys: list[bytes]) -> list[str]:
+    return [Path(os.fsdecode(parse_key(key).path)).name for key in keys]
+
+
+def test_a_folder_with_byte_code_is_followed_by_it(tmp_path: Path) -> None:
+    folder = package(tmp_path / "p", {"a.cpython-311.pyc": 10, "b.cpython-311.pyc": 9000})
+    path = os.fsencode(folder)
+    assert follow(path, listing(folder), CHUNK) == [directory_key(path + b"/__pycache__")]
+    code = folder / "__pycache__"
+    wanted = follow(os.fsencode(code), listing(code), CHUNK)
+    assert names(wanted) == ["a.cpython-311.pyc"] + ["b.cpython-311.pyc"] * 3
+    assert [parse_key(key).chunk for key in wanted] == [0, 0, 1, 2]
+
+
+def test_a_folder_without_byte_code_is_followed_by_nothing(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.bin").write_bytes(b"x")
+    assert follow(os.fsencode(tmp_path / "data"), listing(tmp_path / "data"), CHUNK) == []
+
+
+def test_byte_code_of_two_interpreters_waits_for_whoever_asks(tmp_path: Path) -> None:
+    code = package(tmp_path / "p", {"a.cpython-311.pyc": 10, "a.cpython-312.pyc": 10}) / "__pycache__"
+    assert follow(os.fsencode(code), listing(code), CHUNK) == []
+
+
+def test_much_byte_code_waits_for_whoever_asks(tmp_path: Path) -> None:
+    code = package(tmp_path / "p", {f"m{n}.cpython-311.pyc": 300_000 for n in range(5)}) / "__pycache__"
+    assert follow(os.fsencode(code), listing(code), CHUNK) == []
+
+
+def test_byte_code_arrives_everywhere_although_nobody_asked_for_it(tmp_path: Path) -> None:
+    folder = package(tmp_path / "shared" / "p", {f"m{n}.cpython-311.pyc": 6000 for n in range(8)})
+    with peers(tmp_path / "c", 3, tmp_path / "shared", fanout=1, chunk_bytes=CHUNK) as nodes:
+        assert nodes[2].flights.wait(directory_key(os.fsencode(folder)), 15.0).error is None
+        wait_for(lambda: all(len(node._store) == 2 + 16 for node in nodes), 15.0)
+        assert [len(node._store) for node in nodes] == [18, 18, 18]
+        assert [node.status()["source_bytes"] > 0 for node in nodes] == [True, False, False]
