@@ -1,11 +1,12 @@
 """What a snapshot costs a training run.
 
 Three questions, each answered beside its own yardstick in the same run:
-  step   `snapshot.step` where nothing is due, against a call of an empty method; on one rank and on two (gloo)
+  step   `snapshot.step` where nothing is due, against a call of an empty method; on one rank and on two (gloo). First
+         call after call, then with steps of 5 ms between, so that the ranks' agreements (two a second) are in the mean
   save   how long a save of a model holds up training, against a plain `torch.save` of the same model to the same disk
   load   how long `resume` takes until the first step, against `torch.load` into the same model
 
-    python bench/snapshot.py [--gigabytes 1] [--repeats 5] [--folder DIR] [--json FILE]
+    python bench/snapshot.py [--gigabytes 1] [--repeats 5] [--folder DIR] [--note TEXT] [--json FILE]
 """
 
 from __future__ import annotations
@@ -25,18 +26,29 @@ from pathlib import Path
 from typing import Any
 
 CALLS = 200_000
+PACED = 2_000  # calls with a pause of PAUSE_S before each
+PAUSE_S = 0.005
+LIMIT_US = 20.0
 BETWEEN = 100_000  # calls of `step` between two saves
 
 
-def quartiles(samples: list[float]) -> dict[str, float]:
+def spread(samples: list[float], *, keep: bool = True) -> dict[str, Any]:
+    """Median and range, and the samples themselves unless there are very many."""
     ordered = sorted(samples)
-    return {
+
+    def at(share: float) -> float:
+        return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+
+    made: dict[str, Any] = {
         "n": len(ordered),
         "median": statistics.median(ordered),
         "low": ordered[0],
         "high": ordered[-1],
-        "p99": ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))],
+        "p25": at(0.25),
+        "p75": at(0.75),
+        "p99": at(0.99),
     }
+    return {**made, "samples": [round(sample, 6) for sample in samples]} if keep else made
 
 
 class Empty:
@@ -44,11 +56,13 @@ class Empty:
         return None
 
 
-def timed_calls(thing: Any, first: int, calls: int) -> list[float]:
-    """Microseconds of each call."""
+def timed_calls(thing: Any, first: int, calls: int, pause_s: float = 0.0) -> list[float]:
+    """Microseconds of each call, with the clock's own."""
     clock = time.perf_counter_ns
     spent = []
     for step in range(first, first + calls):
+        if pause_s:
+            time.sleep(pause_s)
         began = clock()
         thing.step(step)
         spent.append((clock() - began) / 1000)
@@ -69,16 +83,22 @@ def measure_step(folder: Path) -> dict[str, Any]:
     timed_calls(snapshot, 0, 1000)  # the first agreements find the pace
     empty = timed_calls(Empty(), 0, CALLS)
     own = timed_calls(snapshot, 1000, CALLS)
+    run.barrier()
+    empty_paced = timed_calls(Empty(), 0, 300, PAUSE_S)
+    timed_calls(snapshot, 1000 + CALLS, 300, PAUSE_S)  # the pace follows the length of steps
+    paced = timed_calls(snapshot, 1300 + CALLS, PACED, PAUSE_S)
+    run.barrier()
     steps.close()  # type: ignore[attr-defined]
-    quiet = sorted(own)[: int(len(own) * 0.95)]
     result = {
         "ranks": run.world_size,
         "rank": run.rank,
-        "empty_us": quartiles(empty),
-        "step_us": quartiles(own),
-        "step_quiet_95_percent_us": quartiles(quiet),
-        "step_mean_with_agreements_us": statistics.fmean(own),
-        "agreement_us": quartiles([us for us in own if us > 20]) if any(us > 20 for us in own) else None,
+        "empty_us": spread(empty, keep=False),
+        "step_us": spread(own, keep=False),
+        "share_of_calls_over_20_us": sum(us > LIMIT_US for us in own) / len(own),
+        "empty_between_steps_of_5_ms_us": spread(empty_paced, keep=False),
+        "steps_of_5_ms_us": spread(paced, keep=False),
+        "steps_of_5_ms_mean_us": statistics.fmean(paced),
+        "steps_of_5_ms_share_over_20_us": sum(us > LIMIT_US for us in paced) / len(paced),
     }
     run.shutdown()
     return result
@@ -172,11 +192,11 @@ def measure_save(gigabytes: float, repeats: int, root: Path) -> dict[str, Any]:
         shutil.rmtree(root / f"ckpt{number}")
     return {
         "model_bytes": size,
-        "torch_save_s": quartiles(plain),
-        "torch_save_and_fsync_s": quartiles(synced),
-        "snapshot_blocking_first_s": quartiles(first),
-        "snapshot_blocking_later_s": quartiles(later),
-        "snapshot_until_committed_s": quartiles(commits),
+        "torch_save_s": spread(plain),
+        "torch_save_and_fsync_s": spread(synced),
+        "snapshot_blocking_first_s": spread(first),
+        "snapshot_blocking_later_s": spread(later),
+        "snapshot_until_committed_s": spread(commits),
         "ratio_blocking_later_to_torch_save": statistics.median(later) / statistics.median(plain),
     }
 
@@ -202,7 +222,7 @@ def measure_load(gigabytes: float, repeats: int, root: Path) -> dict[str, Any]:
         steps.close()  # type: ignore[attr-defined]
     shutil.rmtree(root / "ckpt")
     (root / "plain.pt").unlink()
-    return {"torch_load_s": quartiles(plain), "resume_with_check_s": quartiles(own)}
+    return {"torch_load_s": spread(plain), "resume_with_check_s": spread(own)}
 
 
 def main() -> None:
@@ -217,6 +237,7 @@ def main() -> None:
     if args.inside:
         print(json.dumps(measure_step(args.inside)))
         return
+    load = os.getloadavg()
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
         root = Path(name)
         result = {
@@ -228,19 +249,46 @@ def main() -> None:
     import torch
 
     record = {
-        "version": 1,
+        "version": 2,
         "what": "bench/snapshot.py",
         "note": args.note,
+        "date": time.strftime("%Y-%m-%d"),
         "repeats": args.repeats,
-        "machine": {"cpus": os.cpu_count(), "machine": platform.machine(), "load": os.getloadavg()[0]},
+        "machine": {
+            "cpus": os.cpu_count(),
+            "machine": platform.machine(),
+            "kernel": platform.release(),
+            "load_before": load,
+            "load_after": os.getloadavg(),
+        },
         "python": platform.python_version(),
         "torch": torch.__version__,
         "result": result,
     }
-    text = json.dumps(record, indent=1) + "\n"
     if args.json:
-        args.json.write_text(text)
-    print(text)
+        args.json.write_text(json.dumps(record, indent=1) + "\n")
+    print("\n".join(lines_of(result)))
+
+
+def lines_of(result: dict[str, Any]) -> list[str]:
+    """The figures for a person."""
+    lines = []
+    for name in ("step_one_rank", "step_two_ranks"):
+        step = result[name]
+        lines.append(
+            f"{name}: {step['step_us']['median']:.2f} us (an empty call {step['empty_us']['median']:.2f}), p99 "
+            f"{step['step_us']['p99']:.2f}; steps of 5 ms: median {step['steps_of_5_ms_us']['median']:.2f} "
+            f"(empty {step['empty_between_steps_of_5_ms_us']['median']:.2f}), mean with agreements "
+            f"{step['steps_of_5_ms_mean_us']:.2f}"
+        )
+    save, load = result["save"], result["load"]
+    for name in ("torch_save_s", "torch_save_and_fsync_s", "snapshot_blocking_first_s", "snapshot_blocking_later_s"):
+        lines.append(f"{name}: {save[name]['median']:.3f} ({save[name]['low']:.3f} to {save[name]['high']:.3f})")
+    lines.append(f"blocking, later saves: {save['ratio_blocking_later_to_torch_save']:.2f} of a torch.save")
+    lines.append(f"committed after {save['snapshot_until_committed_s']['median']:.2f} s")
+    for name in ("torch_load_s", "resume_with_check_s"):
+        lines.append(f"{name}: {load[name]['median']:.3f} ({load[name]['low']:.3f} to {load[name]['high']:.3f})")
+    return lines
 
 
 if __name__ == "__main__":

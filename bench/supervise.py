@@ -37,6 +37,7 @@ from cluster.slurm import Shape, SlurmCluster  # noqa: E402
 
 SCRIPT = ROOT / "tests" / "unit" / "supervise" / "training.py"
 PARTS = ("detect", "end", "decide", "launch", "import", "meet", "load", "step")
+WINDOW_S = 10
 BEATING = """
 import os, sys, time
 sys.path.insert(0, sys.argv[1])
@@ -85,22 +86,35 @@ def _ledger(run: Path) -> list[str]:
     return (run / "snapshots.tsv").read_text().splitlines()
 
 
-def agent_cost(folder: Path, ranks: int, seconds: int) -> dict[str, float]:
-    """Processor time per second and memory of the one agent of a run on this machine."""
+def agent_cost(folder: Path, ranks: int, seconds: int) -> dict[str, Any]:
+    """Processor time per second and memory of the one agent of a run on this machine, in windows of WINDOW_S."""
     script = folder / "beating.py"
     script.write_text(BEATING)
     words = ("--scheduler", "none", "-q", "-r", str(ranks), "--cpu-bind", "none", "--hang-after", "600")
-    words += ("--python", sys.executable, str(script), str(ROOT / "src"), str(seconds))
+    words += ("--python", sys.executable, str(script), str(ROOT / "src"), str(seconds + 15))
     env = {**os.environ, **windlass_env(folder)}
+    shares, memory = [], []
     with subprocess.Popen(windlass_argv("run", *words), env=env, cwd=folder, stdout=subprocess.DEVNULL) as child:
-        time.sleep(seconds / 3)
+        time.sleep(10)
         agent = _agent_below(child.pid)
-        first, began = _cpu_s(agent), time.monotonic()
-        time.sleep(seconds / 3)
-        spent, passed = _cpu_s(agent) - first, time.monotonic() - began
-        memory = int(next(w for w in _read(f"/proc/{agent}/status").splitlines() if w.startswith("VmRSS")).split()[1])
+        for _ in range(max(1, seconds // WINDOW_S)):
+            first, began = _cpu_s(agent), time.monotonic()
+            time.sleep(WINDOW_S)
+            shares.append((_cpu_s(agent) - first) / (time.monotonic() - began))
+            memory.append(_memory_mb(agent))
         child.wait(timeout=seconds + 60)
-    return {"ranks": ranks, "cpu_share": spent / passed, "memory_mb": memory / 1024}
+    return {
+        "ranks": ranks,
+        "window_s": WINDOW_S,
+        "cpu_share": statistics.median(shares),
+        "cpu_share_samples": [round(share, 5) for share in shares],
+        "memory_mb": round(max(memory), 1),
+    }
+
+
+def _memory_mb(pid: int) -> float:
+    status = _read(f"/proc/{pid}/status").splitlines()
+    return int(next(line for line in status if line.startswith("VmRSS")).split()[1]) / 1024
 
 
 def _agent_below(root: int) -> int:
@@ -136,7 +150,7 @@ def summary(samples: list[dict[str, float]]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--agent-seconds", type=int, default=30)
+    parser.add_argument("--agent-seconds", type=int, default=50, help="how long the agent is watched")
     parser.add_argument("--note", default="", help="how the machine was: quiet, or shared with other work")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
@@ -146,13 +160,19 @@ def main() -> None:
         (Path(folder) / "agent").mkdir()
         agent = agent_cost(Path(folder) / "agent", 12, args.agent_seconds)
     record = {
-        "version": 1,
+        "version": 2,
         "what": "from a killed rank to the next step; 2 nodes x 1 rank of a real Slurm on one machine",
-        "machine": {"cpus": os.cpu_count(), "system": platform.platform(), "load": [round(x, 1) for x in load]},
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": {
+            "cpus": os.cpu_count(),
+            "system": platform.platform(),
+            "load_before": [round(x, 1) for x in load],
+            "load_after": [round(x, 1) for x in os.getloadavg()],
+        },
         "note": args.note,
         "parts": summary(samples),
         "samples": [{name: round(value, 4) for name, value in one.items()} for one in samples],
-        "agent": {name: round(value, 5) for name, value in agent.items()},
+        "agent": agent,
     }
     text = json.dumps(record, indent=1)
     if args.json:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Puts the table of faults into docs/explanation/supervision.md, from what a test run wrote down.
 
-WINDLASS_FAULTS=results/supervise/faults.jsonl pytest tests/cluster/test_supervise.py
+WINDLASS_FAULTS=results/supervise/faults.jsonl pytest tests/cluster/test_supervise*.py
 scripts/faults_table.py results/supervise/faults.jsonl
 """
 
