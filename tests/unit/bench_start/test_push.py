@@ -28,8 +28,9 @@ def require_links() -> None:
 
 
 def namespaces() -> set[str]:
+    """Ours: another measurement on this machine has its own."""
     folder = Path("/run/netns")
-    return {path.name for path in folder.glob("wlpush-*")} if folder.is_dir() else set()
+    return {path.name for path in folder.glob(f"wlpush-{os.getpid()}-*")} if folder.is_dir() else set()
 
 
 def measured(tmp_path: Path, case: str, nodes: int, link: int | None) -> PushRow:
