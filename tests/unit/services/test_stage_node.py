@@ -96,6 +96,24 @@ def test_archive_is_unpacked_as_it_arrives(tree: Path, tmp_path: Path, ending: s
         same(tree, folder / "packed" / "tree")
 
 
+def test_image_is_mounted_on_every_node_as_long_as_the_agents_live(tree: Path, tmp_path: Path) -> None:
+    require_fuse()
+    why = missing_programs("mksquashfs") or (missing_programs("squashfuse") and missing_programs("squashfuse_ll"))
+    require("squashfs", not why, why)
+    image = tree.parent / "env.squashfs"
+    subprocess.run(["mksquashfs", tree, image, "-quiet", "-no-progress"], check=True, timeout=60, capture_output=True)
+    run = tmp_path / "run"
+    run.mkdir()
+    with Clients(tmp_path / "c", 2, {"shared": str(image.parent), "run": str(run)}, Limits()) as clients:
+        root = CacheRoot(path=str(image), real=str(clients.path("{node}") / "shared" / image.name))
+        service = stage_service((root,), str(tmp_path / "node-{node}"), extract=True, shard=False, per_node=True)
+        with hosted(clients, 2, run, tmp_path, service):
+            for node in range(2):
+                same(tree, tmp_path / f"node-{node}" / "env")
+    for node in range(2):
+        assert [path.name for path in (tmp_path / f"node-{node}").iterdir()] == ["env.squashfs"]
+
+
 def test_archive_that_is_none_leaves_nothing(tree: Path, tmp_path: Path) -> None:
     archive = tree.parent / "broken.tar.gz"
     archive.write_bytes(os.urandom(300_000))
