@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -221,3 +222,22 @@ def test_calls_on_the_shared_file_system_are_few_and_counted(tmp_path: Path) -> 
     read(source, tmp_path / "f0", pin)
     assert source.calls - before <= 4
     assert source.bytes == 100
+
+
+def test_threads_that_list_one_folder_at_once_each_see_all_of_it(tmp_path: Path) -> None:
+    for number in range(400):
+        (tmp_path / f"file{number}").touch()
+    source = Source(declare_roots((str(tmp_path),)), 4096)
+    key = directory_key(os.fsencode(tmp_path))
+    counts: list[int] = []
+
+    def read() -> None:
+        counts.extend(len(Listing(bytes(source.read(key)))) for _ in range(10))
+
+    threads = [threading.Thread(target=read) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    source.close()
+    assert counts == [400] * 60

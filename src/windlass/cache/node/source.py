@@ -80,7 +80,8 @@ class Source:
             own = os.fstat(folder.fd)
             salt = self._salt(own.st_dev)
             entries = []
-            with os.scandir(folder.fd) as found:
+            # The position in a folder belongs to the descriptor: two that read at once would each see a part of it.
+            with folder.listing, os.scandir(folder.fd) as found:
                 for item in found:
                     entry = self._entry(folder.fd, path, os.fsencode(item.name), salt)
                     if entry is not None:
@@ -223,12 +224,13 @@ class Source:
 class _Held:
     """A descriptor with a count of users: leaving the table must not close it under a reader."""
 
-    __slots__ = ("_users", "fd", "lock")
+    __slots__ = ("_users", "fd", "listing", "lock")
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self._users = 1
         self.lock = threading.Lock()
+        self.listing = threading.Lock()
 
     def hold(self) -> _Held:
         with self.lock:
