@@ -86,7 +86,7 @@ class Feeder:
             if not self._goes_on(connection):
                 return
         if kind == Kind.LAYOUT:
-            data = self._push.packed
+            data = layout.packed
             _send(connection, Kind.LAYOUT, 0, hashlib.sha256(data).digest(), memoryview(data))
         elif kind == Kind.STRIPE and stripe < layout.stripes:
             while not self._push.rows:

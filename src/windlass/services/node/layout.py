@@ -111,7 +111,10 @@ class Layout:
         self.total = sum(item.pin.size for item in self.items if item.is_file)
         self.block_bytes = _LARGE_BLOCK if self.total > _LARGE_TOTAL else _BLOCK
         self.stripes = stripes
-        self.mark = hashlib.sha256(dump_items(self.items)).digest()
+        text = items_text(self.items)
+        self.packed = zlib.compress(text, 1)
+        # Of the text and not of what travels: two nodes may have two versions of zlib.
+        self.mark = hashlib.sha256(text).digest()
 
     @cached_property
     def blocks(self) -> list[Block]:
@@ -161,13 +164,14 @@ def cut(items: Sequence[Item], block_bytes: int) -> list[Block]:
     return blocks
 
 
-def dump_items(items: Sequence[Item]) -> bytes:
+def items_text(items: Sequence[Item]) -> bytes:
+    """The items as text; the same items give the same text everywhere."""
     rows = [
         (i.source, os.fsdecode(i.path), i.mode, *i.pin, None if i.target is None else os.fsdecode(i.target))
         for i in items
     ]
     # Names that are not UTF-8 are escaped one by one, which JSON keeps.
-    return zlib.compress(json.dumps(rows, separators=(",", ":")).encode(), 1)
+    return json.dumps(rows, separators=(",", ":")).encode()
 
 
 def parse_items(data: bytes | bytearray) -> list[Item]:

@@ -25,7 +25,7 @@ from windlass.cache.node.source import Source
 from windlass.cache.node.wire import ProtocolError
 
 from .call import Caller, FailedError, Kind, Patience, Reader, Tick
-from .layout import Layout, LayoutError, Shape, dump_items, parse_items, survey
+from .layout import Layout, LayoutError, Shape, parse_items, survey
 from .row import Row, Slot
 
 _WINDOW_BYTES = 128 << 20
@@ -65,7 +65,6 @@ class Push:
         self.bytes = 0
         self.fallbacks = 0
         self.layout: Layout | None = None
-        self.packed = b""
         self.rows: list[Row] = []
         self._survey = self._source = Source(place.roots, 0)
 
@@ -96,7 +95,6 @@ class Push:
         return self._learned(Layout(survey(sources, self._survey.read), shape.stripes))
 
     def _learned(self, layout: Layout) -> Layout:
-        self.packed = dump_items(layout.items)
         with self._lock:
             self.layout = layout
             self._lock.notify_all()
@@ -135,11 +133,14 @@ class Push:
     def take(self, index: int, tick: Tick) -> memoryview:
         """The bytes of a block that `write` did not use; `used` lets them go. Raises `AgentError`."""
         stripe, position = self._blocks_of.place(index)
+        deadline = time.monotonic() + _STALLED_S
         while True:
             slot = self.rows[stripe].take(position, 0.25)
             self.check()
             if slot is not None:
                 return slot.data
+            if time.monotonic() > deadline:
+                raise AgentError("nothing came for %.0f s" % _STALLED_S)
             tick()
 
     def used(self, index: int) -> None:
