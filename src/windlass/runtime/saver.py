@@ -125,9 +125,15 @@ class Saver:
             self._thread.join(5.0)
 
     def _stage(self, state: dict[str, Any]) -> dict[str, Any]:
-        if self._stager is None:
-            self._stager = _make_stager()
-        staged: dict[str, Any] = self._stager.stage(state)
+        staged: dict[str, Any]
+        if self._stager is not None:
+            try:
+                staged = self._stager.stage(state)
+                return staged
+            except KeyError:  # seen with torch 2.11 on CUDA: a stager that was used once has forgotten how to copy
+                self._stager = None
+        self._stager = _make_stager()
+        staged = self._stager.stage(state)
         return staged
 
     def _run(self, work: Callable[[], None], *, background: bool) -> None:

@@ -132,6 +132,20 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-000000017", "step-000000019"]
 
 
+def test_a_stager_that_torch_has_closed_after_its_first_use_is_made_anew(tmp_path: Path) -> None:
+    """As torch 2.11 does on CUDA; there the second save in the background failed."""
+    training = Training()
+    snapshot = Snapshot(tmp_path, model=training.model, optimizer=training.optimizer, every_steps=2, keep=9)
+    for step in snapshot.resume(range(8)):
+        training.advance()
+        snapshot.step(step)
+        assert snapshot._loop is not None and snapshot._loop._saver is not None
+        if snapshot._loop._saver._stager is not None:
+            snapshot._loop._saver._stager.close()
+        time.sleep(0.2)  # so that each save is over before the next one is due
+    assert [found.step for found in store.list_snapshots(tmp_path)] == [7, 5, 3, 1]
+
+
 def test_saves_come_by_time(tmp_path: Path) -> None:
     training = Training()
     snapshot = Snapshot(tmp_path, model=training.model, optimizer=training.optimizer, every_s=0.2, keep=100)
