@@ -19,7 +19,7 @@ from cluster.supervised import EVERY, Training, ended, reference, same, steps_do
 from requirements import hydra_mpiexec, require_mpi, require_slurm, require_torch
 from waiting import wait_until
 
-pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def _torch() -> None:
 def test_a_killed_rank_is_named_and_the_run_goes_on_to_the_same_losses(slurm: SlurmCluster, tmp_path: Path) -> None:
     with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
         training = Training(job=job, folder=tmp_path)
-        done = job.run_python("-r", "1", "--restarts", "2", *training.words("kill:18:1"), timeout_s=120)
+        done = job.run_python("-r", "1", "--restarts", "2", *training.words("kill:18:1"), timeout_s=240)
     assert done.code == 0, done.text
     assert "rank 1 on nid0002: killed by SIGKILL" in done.stderr
     assert training.losses() == reference(2, tmp_path)
@@ -53,7 +53,7 @@ def test_a_stopped_rank_is_a_hang_that_is_seen_named_and_survived(slurm: SlurmCl
     with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
         training = Training(job=job, folder=tmp_path)
         words = ("-r", "1", "--restarts", "1", "--hang-after", "8", "--grace", "1", *training.words("stop:13:1"))
-        done = job.run_python(*words, timeout_s=150)
+        done = job.run_python(*words, timeout_s=240)
     assert done.code == 0, done.text
     assert "rank 1 on nid0002: no output and no step for" in done.stderr
     assert "stopped (SIGSTOP)" in done.stderr
@@ -71,7 +71,7 @@ def test_two_failures_in_a_row_are_survived(slurm: SlurmCluster, tmp_path: Path)
     with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
         training = Training(job=job, folder=tmp_path)
         words = ("-r", "1", "--restarts", "1", *training.words("kill:8:0", "kill:18:1"))
-        done = job.run_python(*words, timeout_s=150)
+        done = job.run_python(*words, timeout_s=240)
     assert done.code == 0, done.text
     assert training.losses() == reference(2, tmp_path)
     run = only_run(tmp_path)
@@ -89,9 +89,9 @@ def test_a_lost_node_is_replaced_by_a_spare_and_remembered(own_slurm: SlurmClust
         argv = windlass_argv("run", "--python", sys.executable, *words)
         child = slurm.popen(argv, env={**job.env, **state}, cwd=tmp_path)
         with ended(child):
-            wait_until((tmp_path / "a.marks" / "0.wait").exists, timeout_s=90, what="rank 1 is at step 13")
+            wait_until((tmp_path / "a.marks" / "0.wait").exists, timeout_s=240, what="rank 1 is at step 13")
             lose_node(slurm, "nid0002")
-            _, said = child.communicate(timeout=120)
+            _, said = child.communicate(timeout=240)
             assert child.returncode == 0, said
             assert "on nid0002: the node does not answer any more" in said, said
             known = job.windlass("nodes", "list", env=state)
@@ -126,13 +126,13 @@ def test_windlass_killed_outright_can_be_resumed(slurm: SlurmCluster, tmp_path: 
         training = Training(job=job, folder=tmp_path)
         child = job.popen("-r", "1", "--restarts", "1", *training.words("wait:18:1"))
         with ended(child):
-            wait_until((tmp_path / "a.marks" / "0.wait").exists, timeout_s=90, what="rank 1 is at step 18")
+            wait_until((tmp_path / "a.marks" / "0.wait").exists, timeout_s=240, what="rank 1 is at step 18")
             child.kill()
             child.communicate(timeout=20)
         wait_until(lambda: not _ranks(slurm), timeout_s=30, what="all ranks are gone", state=slurm.state)
         listed = job.windlass("runs", "list")
         assert "killed" in listed.stdout, listed.text
-        done = job.windlass("runs", "resume", str(only_run(tmp_path).path), timeout_s=120)
+        done = job.windlass("runs", "resume", str(only_run(tmp_path).path), timeout_s=240)
     assert done.code == 0, done.text
     assert training.losses() == reference(2, tmp_path)
     assert training.repeated() <= EVERY
@@ -151,7 +151,7 @@ def test_a_mistake_in_the_script_ends_after_the_second_time_with_its_traceback_f
     with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
         training = Training(job=job, folder=tmp_path)
         words = ("-r", "1", "--restarts", "5", "--show", "none", *training.words("raise:13:1", "raise:13:1"))
-        done = job.run_python(*words, timeout_s=150)
+        done = job.run_python(*words, timeout_s=240)
     assert done.code == 1, done.text
     assert "the same error at the same step twice" in done.stderr
     lines = [line for line in done.stderr.splitlines() if "Traceback" in line or "rank 1 on nid0002" in line]
@@ -166,12 +166,12 @@ def test_a_killed_agent_is_missed_but_the_run_goes_on(slurm: SlurmCluster, tmp_p
         training = Training(job=job, folder=tmp_path)
         child = job.popen("-r", "1", "--restarts", "1", *training.words(pause=0.2))
         with ended(child):
-            wait_until(lambda: steps_done(training) >= 3, timeout_s=90, what="step 3")
+            wait_until(lambda: steps_done(training) >= 3, timeout_s=240, what="step 3")
             agents = [pid for pid in _on_node(slurm, "nid0002") if "windlass.agent.node" in _words(pid)]
             assert agents, slurm.step_processes()
             for pid in agents:
                 os.kill(pid, signal.SIGKILL)
-            _, said = child.communicate(timeout=90)
+            _, said = child.communicate(timeout=240)
         assert child.returncode == 0, said
     assert "the agent on nid0002 is gone" in said
     assert training.losses() == reference(2, tmp_path)
@@ -194,7 +194,7 @@ def test_a_node_whose_ranks_die_twice_is_replaced_through_a_host_file_too(slurm:
     with allocated(slurm, tmp_path, "-N3", "--exclusive") as job:
         training = Training(job=job, folder=tmp_path)
         words = ("--launcher", "hydra", "-r", "1", "--spares", "1", *training.words("kill:8:1", "kill:18:1"))
-        done = job.run_python(*words, timeout_s=150, env=path)
+        done = job.run_python(*words, timeout_s=240, env=path)
     assert done.code == 0, done.text
     assert "a spare node takes the place of nid0002" in done.stderr, done.text
     assert training.losses() == reference(2, tmp_path)

@@ -14,7 +14,7 @@ from cluster.supervised import Training, ended, reference, same, steps_done, ver
 from requirements import require_slurm, require_torch
 from waiting import wait_until
 
-pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(autouse=True)
@@ -27,9 +27,9 @@ def test_preemption_by_a_signal_saves_and_goes_on(slurm: SlurmCluster, tmp_path:
         training = Training(job=job, folder=tmp_path)
         child = job.popen("-r", "1", "--restarts", "1", *training.words(pause=0.3))
         with ended(child):
-            wait_until(lambda: steps_done(training) >= 8, timeout_s=90, what="step 8")
+            wait_until(lambda: steps_done(training) >= 8, timeout_s=240, what="step 8")
             slurm.run(["scancel", "--signal=TERM", job.job_env["SLURM_JOB_ID"]], check=True)
-            _, said = child.communicate(timeout=120)
+            _, said = child.communicate(timeout=240)
         assert child.returncode == 0, said
     assert "saved and left on request" in said
     assert training.losses() == reference(2, tmp_path)
@@ -44,7 +44,7 @@ def test_when_the_time_is_up_the_rest_goes_into_another_job(slurm: SlurmCluster,
     said = job.windlass("submit", *words, *training.words(pause=1.8))
     assert said.code == 0, said.text
     run = only_run(tmp_path)
-    wait_until(lambda: _is_done(run), timeout_s=220, what="it is done", state=lambda: _log(run) + slurm.state())
+    wait_until(lambda: _is_done(run), timeout_s=400, what="it is done", state=lambda: _log(run) + slurm.state())
     assert "the rest goes into another job" in _log(run)
     assert job.windlass("runs", "list").stdout.startswith("done"), _log(run)
     assert training.losses() == reference(2, tmp_path)
@@ -80,7 +80,7 @@ def submitted(slurm: SlurmCluster, folder: Path, *words: str) -> tuple[Training,
     said = job.windlass("submit", *options, *words, *training.words(pause=0.4))
     assert said.code == 0, said.text
     run = only_run(folder)
-    wait_until(lambda: steps_done(training) >= 8, timeout_s=90, what="step 8", state=lambda: _log(run) + slurm.state())
+    wait_until(lambda: steps_done(training) >= 8, timeout_s=240, what="step 8", state=lambda: _log(run) + slurm.state())
     return training, run
 
 
@@ -103,7 +103,7 @@ def test_a_preempted_job_is_submitted_again(
     slurm = preempting_slurm
     training, run = submitted(slurm, tmp_path, "--partition", partition)
     take_all_nodes(slurm)
-    wait_until(lambda: _is_done(run), timeout_s=150, what="it is done", state=lambda: _log(run) + slurm.state())
+    wait_until(lambda: _is_done(run), timeout_s=240, what="it is done", state=lambda: _log(run) + slurm.state())
     assert "the scheduler takes the nodes back" in _log(run), _log(run)
     assert _log(run).count("submitted again as job") == 1, _log(run)
     assert training.losses() == reference(2, tmp_path)
@@ -123,7 +123,7 @@ def test_a_preempted_job_that_slurm_itself_puts_back_is_not_submitted_twice(
     listing = Allocation(cluster=slurm, folder=tmp_path, job_env={})
     wait_until(lambda: slurm.jobs().get(first.strip()) == "PENDING", timeout_s=60, what="it waits", state=slurm.state)
     assert listing.windlass("runs", "list").stdout.startswith("waiting"), _log(run)
-    wait_until(lambda: _is_done(run), timeout_s=150, what="it is done", state=lambda: _log(run) + slurm.state())
+    wait_until(lambda: _is_done(run), timeout_s=240, what="it is done", state=lambda: _log(run) + slurm.state())
     assert (run.path / "job_id").read_text() == first
     assert "the scheduler has put the job back into its queue" in _log(run), "and its log was kept"
     assert training.losses() == reference(2, tmp_path)
@@ -144,7 +144,7 @@ def test_a_job_that_a_person_cancels_is_not_submitted_again_but_can_be_resumed(
     assert "submitted again" not in _log(run) and (run.path / "job_id").read_text().strip() == job_id
     again = job.windlass("runs", "resume", str(run.path))
     assert again.code == 0, again.text
-    wait_until(lambda: _is_done(run), timeout_s=150, what="it is done", state=lambda: _log(run) + slurm.state())
+    wait_until(lambda: _is_done(run), timeout_s=240, what="it is done", state=lambda: _log(run) + slurm.state())
     assert training.losses() == reference(2, tmp_path)
     assert training.repeated() == 0
     same("`scancel` by a person, with --until-done, then `windlass runs resume`", training, allowed=0)

@@ -13,7 +13,7 @@ from cluster.slurm import Shape, SlurmCluster
 from cluster.supervised import EVERY, STEPS, Training, reference, same, verdict
 from requirements import require_slurm, require_torch
 
-pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(autouse=True)
@@ -28,10 +28,10 @@ def test_a_run_goes_on_with_fewer_and_with_more_ranks(
     with allocated(slurm, tmp_path, "-N3", "--exclusive") as job:
         training = Training(job=job, folder=tmp_path)
         words = ("-N", str(before), "-r", "1", "--hang-after", "300", *training.words("kill:18:1"))
-        failed = job.run_python(*words, timeout_s=90)
+        failed = job.run_python(*words, timeout_s=240)
         assert failed.code == 137, failed.text
         path = str(only_run(tmp_path).path)
-        done = job.windlass("runs", "resume", path, "-N", str(after), timeout_s=90)
+        done = job.windlass("runs", "resume", path, "-N", str(after), timeout_s=240)
     assert done.code == 0, done.text
     found, wanted = _last_losses(training), reference(before, tmp_path)
     assert {step: found[step] for step in range(15)} == {step: wanted[step] for step in range(15)}
@@ -58,7 +58,7 @@ def test_faults_of_saving_cost_no_more_than_the_snapshots_that_they_destroy(
 ) -> None:
     with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
         training = Training(job=job, folder=tmp_path)
-        done = job.run_python("-r", "1", "--restarts", "2", *training.words(fault), timeout_s=150)
+        done = job.run_python("-r", "1", "--restarts", "2", *training.words(fault), timeout_s=240)
     assert done.code == 0, done.text
     assert training.losses() == reference(2, tmp_path)
     assert 0 < training.repeated() <= allowed
@@ -83,7 +83,7 @@ def test_a_disk_that_is_full_for_a_while_costs_the_saves_of_that_while(
     slurm, disk = small_disk
     with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
         training = Training(job=job, folder=tmp_path, disk=disk)
-        done = job.run_python("-r", "1", "--restarts", "1", *training.words("fill:8:1", "free:12:1"), timeout_s=150)
+        done = job.run_python("-r", "1", "--restarts", "1", *training.words("fill:8:1", "free:12:1"), timeout_s=240)
     assert done.code == 0, done.text
     assert "step 9 was not saved" in done.stdout and "No space left on device" in done.stdout, done.text
     assert training.losses() == reference(2, tmp_path)
@@ -98,12 +98,12 @@ def test_a_disk_that_stays_full_ends_the_run_and_it_goes_on_when_there_is_space(
     slurm, disk = small_disk
     with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
         training = Training(job=job, folder=tmp_path, disk=disk)
-        failed = job.run_python("-r", "1", "--restarts", "5", *training.words("fill:8:1"), timeout_s=150)
+        failed = job.run_python("-r", "1", "--restarts", "5", *training.words("fill:8:1"), timeout_s=240)
         assert failed.code == 1, failed.text
         assert "No space left on device" in failed.stderr and "a file system is full" in failed.stderr
         run = only_run(tmp_path)
         slurm.inside(["rm", str(disk / "filler")])
-        done = job.windlass("runs", "resume", str(run.path), timeout_s=120)
+        done = job.windlass("runs", "resume", str(run.path), timeout_s=240)
     assert done.code == 0, done.text
     assert verdict(run)["cause"]["kind"] == "disk"
     assert training.losses() == reference(2, tmp_path)
