@@ -9,6 +9,7 @@ import argparse
 
 from windlass.bench import ddp
 from windlass.bench.runner import Bench, Part
+from windlass.bench.train.__main__ import options_of, parser
 from windlass.bench.train.options import RESNET_PRECISIONS, resnet_blocks
 from windlass.bench.training import loss_remarks, row_of
 from windlass.cli.benches.launching import add_run_options, finish, open_bench, size_here
@@ -44,6 +45,7 @@ def case_words(args: argparse.Namespace, model: str, *, parallel: bool) -> tuple
     words += [] if args.fast else ["--no-compile", "--no-graphs", "--norm", "torch", "--no-pointwise-as-matmul"]
     words += [] if args.fast else ["--no-stem-patches", "--no-channels-last", "--no-cudnn-benchmark"]
     words += [] if args.tf32 is None else ["--tf32" if args.tf32 else "--no-tf32"]
+    options_of(parser().parse_args(words))  # what cannot be is refused before anything starts
     return (*words, *(["--device", args.device] if args.device else []))
 
 

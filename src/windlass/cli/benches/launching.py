@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from windlass.bench import report
 from windlass.bench.page import page
 from windlass.bench.records import BenchRecord, write_record
@@ -59,10 +61,17 @@ def open_bench(case: str, args: argparse.Namespace, options: dict[str, Any]) -> 
     )
 
 
-def size_here(args: argparse.Namespace, bench: Bench) -> tuple[int, int]:
-    """Nodes and ranks per node that a plan would choose here, now."""
+def size_here(
+    args: argparse.Namespace, bench: Bench, *, nodes: int | None = None, ranks_per_node: int | None = None
+) -> tuple[int, int]:
+    """Nodes and ranks per node that a plan would choose here, now; an error where the size that is asked cannot be."""
     environ = current_environ()
-    plan, _, _ = plan_here(bench.request, read_settings(environ), environ, allow_login=args.allow_login)
+    request = msgspec.structs.replace(
+        bench.request,
+        nodes=nodes or bench.request.nodes,
+        ranks_per_node=ranks_per_node or bench.request.ranks_per_node,
+    )
+    plan, _, _ = plan_here(request, read_settings(environ), environ, allow_login=args.allow_login)
     return plan.nodes, plan.ranks_per_node
 
 

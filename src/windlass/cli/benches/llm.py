@@ -10,6 +10,7 @@ from windlass.bench import training
 from windlass.bench.records import Row
 from windlass.bench.reference import datasheet_tflops
 from windlass.bench.runner import Outcome, Part
+from windlass.bench.train.__main__ import options_of, parser
 from windlass.bench.train.options import CHECKPOINTINGS, LLAMAS, LLM_PRECISIONS, PARALLELS, llama_size
 from windlass.cli.benches.launching import add_run_options, finish, open_bench, size_here
 from windlass.cli.result import Result
@@ -59,6 +60,7 @@ def case_words(args: argparse.Namespace, world_size: int) -> tuple[str, ...]:
         on = getattr(args, name)
         words += [] if on is None else [f"--{name}" if on else f"--no-{name}"]
     words += ["--profile"] if args.profile else []
+    options_of(parser().parse_args(words))  # what cannot be is refused before anything starts
     return (*words, "--ceiling", str(args.ceiling), "--ceiling-size", str(args.ceiling_size))
 
 
