@@ -1,10 +1,16 @@
 #!/usr/bin/env python3
-"""Puts the figures of the newest records into results/snapshot/README.md and results/supervise/README.md."""
+"""Puts the figures of the records into results/snapshot/README.md and results/supervise/README.md.
+
+python bench/snapshot.py --repeats 7 --note TEXT --json results/snapshot/snapshot.json
+python bench/supervise.py --repeats 7 --note TEXT --json results/supervise/restart.json
+scripts/results_tables.py
+"""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -88,9 +94,11 @@ def machine_line(record: dict[str, Any], name: str) -> str:
     return f"[{name}]({name}), {record['date']}: {machine['cpus']} cores, load {load}{note}."
 
 
-def fill(folder: str, names: tuple[str, ...], lines: Any) -> None:
-    """From the first of these records that is there."""
-    name = next(name for name in names if (RESULTS / folder / name).exists())
+def fill(folder: str, name: str, lines: Callable[[dict[str, Any]], list[str]]) -> None:
+    """Write the table of this record into the page beside it; nothing where there is no such record yet."""
+    if not (RESULTS / folder / name).exists():
+        print(f"no results/{folder}/{name}: its table stays as it is", file=sys.stderr)
+        return
     record = json.loads((RESULTS / folder / name).read_text())
     page = RESULTS / folder / "README.md"
     before, _, rest = page.read_text().partition(BEGIN)
@@ -100,8 +108,8 @@ def fill(folder: str, names: tuple[str, ...], lines: Any) -> None:
 
 
 def main() -> int:
-    fill("snapshot", ("snapshot.json", "preliminary.json"), lambda record: snapshot_lines(record["result"]))
-    fill("supervise", ("restart.json", "preliminary.json"), restart_lines)
+    fill("snapshot", "snapshot.json", lambda record: snapshot_lines(record["result"]))
+    fill("supervise", "restart.json", restart_lines)
     return 0
 
 
