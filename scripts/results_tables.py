@@ -97,7 +97,7 @@ def machine_line(record: dict[str, Any], name: str) -> str:
 def fill(folder: str, name: str, lines: Callable[[dict[str, Any]], list[str]]) -> None:
     """Write the table of this record into the page beside it; nothing where there is no such record yet."""
     if not (RESULTS / folder / name).exists():
-        print(f"no results/{folder}/{name}: its table stays as it is", file=sys.stderr)
+        sys.stderr.write(f"no results/{folder}/{name}: its table stays as it is\n")
         return
     record = json.loads((RESULTS / folder / name).read_text())
     page = RESULTS / folder / "README.md"
