@@ -23,7 +23,7 @@ class CacheOptions:
     placement: Placement = "replicate"
     fanout: int = 4
     readers: int = 1
-    chunk_bytes: int = 128 << 10
+    chunk_bytes: int = 96 << 10
     allow_other: bool = False
     store_dir: str = ""
     port: int = 0

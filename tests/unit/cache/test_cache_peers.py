@@ -12,8 +12,9 @@ import pytest
 
 from fuse.caches import peers, wait_for
 from windlass.cache.node import wire
+from windlass.cache.node.config import read_key
 from windlass.cache.node.keys import chunk_key, digest, directory_key
-from windlass.cache.node.link import Collect, connect
+from windlass.cache.node.link import Collect, connect, connect_local
 from windlass.cache.node.listing import Listing, attr_pin
 from windlass.cache.node.peer import Peer
 from windlass.cache.node.trace import Recorder, Trace, read_trace, write_trace
@@ -236,6 +237,43 @@ def test_what_the_mount_reports_becomes_the_trace(tmp_path: Path, tree: Path) ->
     trace: Trace = read_trace(str(out))
     assert [(t.path, t.offset) for t in trace.touches] == [(os.fsencode(tree), 0), (os.fsencode(tree / "f3"), 0)]
     assert trace.file_bytes == (tree / "f3").stat().st_size
+
+
+def test_what_is_here_does_not_wait_behind_a_slow_shared_file_system(tmp_path: Path, tree: Path) -> None:
+    with peers(tmp_path / "c", 1, tree, chunk_bytes=CHUNK) as (peer,):
+        held, slow, more = (keys_of(peer, tree / name)[0] for name in ("f1", "f2", "f3"))
+        fetch(peer, held)
+        plain = peer._source.read
+        peer._source.read = lambda key: (time.sleep(1.0), plain(key))[1]  # type: ignore[method-assign]
+        fetch(peer, more)
+        link = connect_local(peer.config.socket, read_key(peer.config.key_file), 0, 5.0)
+        late, soon = Collect(), Collect()
+        link.ask(wire.GET, slow, late)
+        time.sleep(0.1)
+        began = time.monotonic()
+        link.ask(wire.GET, held, soon)
+        assert soon.wait(5.0)[0] == wire.HAVE
+        assert time.monotonic() - began < 0.5
+        assert late.wait(5.0)[0] == wire.HAVE
+        link.close()
+
+
+def test_a_quick_read_is_done_by_the_thread_that_was_asked(tmp_path: Path, tree: Path) -> None:
+    with peers(tmp_path / "c", 1, tree, chunk_bytes=CHUNK) as (peer,):
+        keys = [keys_of(peer, tree / f"f{n}")[0] for n in range(4)]
+        fetch(peer, keys[0])
+        peer.flights._last_read_s = 0.0
+        names: list[str] = []
+        plain = peer._source.read
+        peer._source.read = lambda key: (names.append(threading.current_thread().name), plain(key))[1]  # type: ignore[method-assign, func-returns-value]
+        link = connect_local(peer.config.socket, read_key(peer.config.key_file), 0, 5.0)
+        for key in keys[1:]:
+            peer.flights._last_read_s = 0.0
+            reply = Collect()
+            link.ask(wire.GET, key, reply)
+            assert reply.wait(5.0)[0] == wire.HAVE
+        link.close()
+        assert set(names) == {"inbound"}
 
 
 def test_a_slow_shared_file_system_is_waited_for_not_stormed(tmp_path: Path, tree: Path) -> None:

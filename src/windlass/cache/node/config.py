@@ -32,7 +32,7 @@ class NodeConfig:
     mount: str = ""
     store_dir: str = ""
     budget_bytes: int = 2 << 30
-    chunk_bytes: int = 128 << 10
+    chunk_bytes: int = 96 << 10
     fanout: int = 4
     readers: int = 1
     placement: str = REPLICATE

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from .backend import Backend
-from .config import ConfigFileError, NodeConfig, read_config, read_key
+from .config import REPLICATE, ConfigFileError, NodeConfig, read_config, read_key
 from .control import control_main, end_mount_and_remove
 from .fuse import Server, mount, unmount
 from .peer import Peer
@@ -78,7 +78,9 @@ def run_mount(config: NodeConfig, key: bytes) -> None:
     view = View(backend, config.chunk_bytes)
     os.makedirs(config.mount, mode=0o700, exist_ok=True)
     device = mount(config.mount, "windlass:" + config.job, allow_other=config.allow_other)
-    server = Server(view, backend, device, config.fuse_flags_mask)
+    # Pages of libraries are touched here and there: to read far around each of them brings what nobody wants.
+    readahead = 64 << 10 if config.placement == REPLICATE else 1 << 20
+    server = Server(view, backend, device, config.fuse_flags_mask, readahead)
     warmer = Warmer(config, view, backend, server)
     backend.extra_status = lambda: {
         "warm": warmer.status(),

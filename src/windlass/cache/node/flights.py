@@ -34,6 +34,7 @@ _FINAL = frozenset({errno.ESTALE, errno.ENOENT, errno.ENOTDIR, errno.EACCES, err
 
 
 _LATE = 1 << 30  # a position behind every route
+_SHORT_S = 0.002  # a read of the shared file system that is not worth waking another thread for
 
 
 class Outcome(NamedTuple):
@@ -119,6 +120,7 @@ class Flights:
         self._random = random.Random(os.urandom(8))
         self._readers = Pool(config.source_threads, "source")
         self._openers = Pool(8, "opener")
+        self._last_read_s = _SHORT_S
         self.counts = Counts()
         self.warned: set[str] = set()
         self._tree_routes = tuple(
@@ -129,8 +131,10 @@ class Flights:
         self.coming: Callable[[bytes], bool] = lambda key: False
         self.was_read: Callable[[bytes, bytes | memoryview], None] = lambda key, data: None
 
-    def obtain(self, key: bytes, done: Done) -> None:
-        """Calls `done` once, now or later, from any thread. Raises `BadKeyError` for a key that names nothing."""
+    def obtain(self, key: bytes, done: Done, *, idle: bool = False) -> None:
+        """Calls `done` once, now or later, from any thread. Raises `BadKeyError` for a key that names nothing.
+
+        `idle`: the calling thread has nothing else to do and may read the shared file system itself."""
         held = self._store.digest_of(key)
         if held is not None:
             self.counts.calls["local"] += 1
@@ -146,6 +150,8 @@ class Flights:
             self._flights[key] = flight
         if key in self._store:  # it arrived between the look and the flight
             self.finish(flight, Outcome(digest=self._store.digest_of(key) or b""))
+        elif idle and not flight.route and self._last_read_s < _SHORT_S:
+            self._guarded(lambda: self._read_source(flight), flight)
         elif flight.route and self.coming(key):
             self._timers.after(0.25, lambda: self._stop_waiting_for_stream(flight, 3))
         else:
@@ -283,8 +289,10 @@ class Flights:
     def _read_source(self, flight: _Flight) -> None:
         if flight.done:
             return
+        began = time.monotonic()
         try:
             data = self._source.read(flight.key)
+            self._last_read_s = time.monotonic() - began
         except BadKeyError as error:
             self.finish(flight, Outcome(error=OSError(errno.EINVAL, str(error))))
             return

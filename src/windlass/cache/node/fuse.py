@@ -69,8 +69,9 @@ _NOTIFY_STORE = 4
 _OWN = threading.local()  # a buffer for each thread that finishes late reads
 
 
-def negotiate(body: bytes, mask: int) -> tuple[bytes, int]:
-    """Answer to INIT and the flags agreed on. `mask` takes flags away, as an older kernel would.
+def negotiate(body: bytes, mask: int, readahead_bytes: int = _MOST_READ) -> tuple[bytes, int]:
+    """Answer to INIT and the flags agreed on. `mask` takes flags away, as an older kernel would; `readahead_bytes` is
+    the most that the kernel reads around what a program touches.
 
     `OSError(EPROTO)` for a kernel whose protocol is too old to know 64-byte dates and attributes (before 7.12).
     """
@@ -79,7 +80,7 @@ def negotiate(body: bytes, mask: int) -> tuple[bytes, int]:
         raise OSError(errno.EPROTO, "the kernel speaks FUSE %d.%d" % (major, minor))
     flags = offered & _WANTED & mask
     pages = _MOST_READ // 4096 if flags & MAX_PAGES else 0
-    answer = _INIT_OUT.pack(7, min(minor, 31), readahead, flags, 64, 48, 4096, 1, pages, 0, 0)
+    answer = _INIT_OUT.pack(7, min(minor, 31), min(readahead, readahead_bytes), flags, 64, 48, 4096, 1, pages, 0, 0)
     return (answer if minor >= 23 else answer[:24]), flags
 
 
@@ -92,8 +93,11 @@ def statfs_reply() -> bytes:
 class Server:
     """Answers the kernel on a mounted device until it is unmounted."""
 
-    def __init__(self, view: View, backend: Backend, device: int, flags_mask: int) -> None:
+    def __init__(
+        self, view: View, backend: Backend, device: int, flags_mask: int, readahead_bytes: int = _MOST_READ
+    ) -> None:
         self._view = view
+        self._readahead_bytes = readahead_bytes
         self.backend = backend
         self._device = device
         self._mask = flags_mask
@@ -212,7 +216,7 @@ class Server:
     # Calls
 
     def _init(self, ident: int, body: bytes, buffer: memoryview) -> bytes:
-        answer, self.flags = negotiate(body, self._mask)
+        answer, self.flags = negotiate(body, self._mask, self._readahead_bytes)
         return answer
 
     def _lookup(self, ident: int, body: bytes, buffer: memoryview) -> bytes:

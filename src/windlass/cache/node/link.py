@@ -7,10 +7,12 @@ frame at all for `timeout_s`, with something asked, means the peer is gone, stop
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import os
 import socket
 import struct
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -68,6 +70,14 @@ class FrameReader:
                 return head, body
             elif not self._receive_small():
                 return None
+
+    def has_more(self) -> bool:
+        """Whether something has arrived that `next` has not given out."""
+        if self._end > self._start:
+            return True
+        waiting = bytearray(4)
+        fcntl.ioctl(self._connection, termios.FIONREAD, waiting)
+        return any(waiting)
 
     def _begin_large(self, length: int) -> None:
         if len(self._large) < length:

@@ -122,7 +122,7 @@ class Peer:
 
         connection.asks(key)
         try:
-            self.flights.obtain(key, done)
+            self.flights.obtain(key, done, idle=connection.is_idle())
         except BadKeyError as error:
             connection.send(wire.ERROR, request, wire.error_body(22, str(error)))
 

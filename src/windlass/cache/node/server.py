@@ -45,6 +45,7 @@ class Inbound:
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._send_lock = threading.Lock()
         self._reader_ident = 0
+        self._reader = FrameReader(connection, wire.parse_request_head)
         self._asked: set[bytes] = set()
         set_timeouts(connection, 30.0, SEND_TIMEOUT_S)
 
@@ -53,7 +54,7 @@ class Inbound:
         writer = threading.Thread(target=self._write, name="answers", daemon=True)
         writer.start()
         self._reader_ident = threading.get_ident()
-        reader = FrameReader(self._connection, wire.parse_request_head)
+        reader = self._reader
         try:
             while not self.closed:
                 found = reader.next()
@@ -78,6 +79,10 @@ class Inbound:
     def is_reader(self) -> bool:
         """Whether this is the thread that reads the connection's requests: it may block, only its own caller waits."""
         return threading.get_ident() == self._reader_ident
+
+    def is_idle(self) -> bool:
+        """Whether this is the connection's own reader and its caller has asked for nothing else meanwhile."""
+        return self.is_reader() and not self._reader.has_more()
 
     def asks(self, key: bytes) -> None:
         """Notes that the other side has or will have an object, so that no stream sends it again."""
