@@ -122,7 +122,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def find_cause(seen: Seen) -> Cause:
     """The first cause. Always one: where nothing is known, it says so."""
-    if seen.stopped and seen.job not in {"preempted", "requeued", "over"}:
+    if seen.job == "cancelled" or (seen.stopped and seen.job not in {"preempted", "requeued", "over"}):
         return Cause(kind="stopped", reason="stopped on request", step=seen.step)
     if seen.job in {"preempted", "requeued"}:
         return Cause(kind="preempted", reason="the scheduler takes the nodes back", step=seen.step)
