@@ -185,6 +185,7 @@ class Loop:
             ledger.note(os.environ, "time-up" if reason == WALLTIME else "left", step, self._folder)
             say(f"{reason}: saved step {step} in {self._folder} and leaving with code {codes.RESUME_ME} (resume me)")
         self.close()
+        self._flag.ignore_late()
         close_group(_CLOSE_S)
         raise ResumeLater(step, reason)
 

@@ -52,6 +52,16 @@ class StopFlag:
             number, handler = self._former.popitem()
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
+    def ignore_late(self) -> None:
+        """For a process that has saved and leaves: whoever asks it once more must not kill it on its way out."""
+        for name in _SIGNALS:
+            number = getattr(signal, name, None)
+            try:
+                if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+                    signal.signal(number, signal.SIG_IGN)
+            except ValueError:  # not the main thread
+                return
+
     def check_deadline(self, save_s: float, step_s: float) -> None:
         """Set the flag where a save started after the next step could come too late. `save_s`: how long one takes."""
         if self._deadline is None or self.reason:

@@ -54,11 +54,11 @@ def gather(ended: Ended, folder: RunFolder, environ: Mapping[str, str]) -> tuple
     stopped = ended.record.outcome == "stopped"
     ends = read_ends(plan, folder)
     lines = failed_lines(plan, folder, ends)
-    after = None if stopped else _look_after(ended, folder, environ)
+    time_up = _time_up(ended, folder)
+    after = None if stopped or time_up else _look_after(ended, folder, environ)  # at the end each second counts
     keep_evidence(plan, folder, ends, lines, after)
     where, odd = _standing(ended, folder)
     hang = ended.watch.hang
-    time_up = _time_up(ended, folder)
     seen = Seen(
         exit_code=ended.record.exit_code,
         ends=ends,
