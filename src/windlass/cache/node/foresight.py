@@ -16,13 +16,13 @@ from .listing import Listing, attr_pin
 
 _FOLDER = b"__pycache__"
 _MOST_BYTES = 1 << 20
-_THREADS = 2
+_THREADS = 4
 
 
 class Foresight:
     """Told of every object that this node read from the shared file system; asks for what will follow.
 
-    Two requests are under way at a time: what somebody waits for must not queue behind what somebody may want.
+    A few requests are under way at a time: what somebody waits for must not queue behind what somebody may want.
     """
 
     def __init__(self, flights: Flights, chunk_bytes: int, give_up_s: float) -> None:

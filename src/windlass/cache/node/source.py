@@ -13,6 +13,7 @@ import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from .keys import CHUNK, DIRECTORY, BadKeyError, Pin, chunk_length, parse_key
 from .listing import MAX_LISTING_BYTES, Entry, folder_attr, pack_attr, pack_listing
@@ -22,6 +23,8 @@ _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _OPEN_FILES = 64
 _OPEN_FOLDERS = 256
+_LOOKERS = 8
+_LOOKS_EACH = 24  # fewer are not worth another thread
 
 
 class ChangedError(OSError):
@@ -44,6 +47,7 @@ class Source:
         self._files: OrderedDict[tuple[bytes, Pin], _Held] = OrderedDict()
         self._devices: dict[int, int] = {}
         self._mine = threading.local()
+        self._executor: ThreadPoolExecutor | None = None
         self.calls = 0
         self.bytes = 0
 
@@ -61,6 +65,9 @@ class Source:
             held = [*self._folders.values(), *self._files.values()]
             self._folders.clear()
             self._files.clear()
+            executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.shutdown(wait=False)
         for item in held:
             item.release()
 
@@ -79,13 +86,10 @@ class Source:
         try:
             own = os.fstat(folder.fd)
             salt = self._salt(own.st_dev)
-            entries = []
             # The position in a folder belongs to the descriptor: two that read at once would each see a part of it.
             with folder.listing, os.scandir(folder.fd) as found:
-                for item in found:
-                    entry = self._entry(folder.fd, path, os.fsencode(item.name), salt)
-                    if entry is not None:
-                        entries.append(entry)
+                names = [os.fsencode(item.name) for item in found]
+            entries = self._entries(folder.fd, path, names, salt)
             self._count(3 + len(entries))
         finally:
             folder.release()
@@ -93,6 +97,24 @@ class Source:
         if len(blob) > MAX_LISTING_BYTES:
             raise OSError(errno.EFBIG, "directory too large for the cache: %s" % os.fsdecode(path))
         return blob
+
+    def _entries(self, fd: int, folder: bytes, names: list[bytes], salt: int) -> list[Entry]:
+        """Looks at many names side by side: each look is a question to the shared file system and mostly waiting."""
+
+        def look(part: list[bytes]) -> list[Entry]:
+            return [entry for entry in (self._entry(fd, folder, name, salt) for name in part) if entry is not None]
+
+        step = max(_LOOKS_EACH, -(-len(names) // _LOOKERS))
+        parts = [names[start : start + step] for start in range(0, len(names), step)]
+        if len(parts) < 2:
+            return look(names)
+        return [entry for found in self._lookers().map(look, parts) for entry in found]
+
+    def _lookers(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(_LOOKERS, "look")
+            return self._executor
 
     def _entry(self, fd: int, folder: bytes, name: bytes, salt: int) -> Entry | None:
         try:
