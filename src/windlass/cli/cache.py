@@ -67,6 +67,9 @@ def main(args: argparse.Namespace) -> Result:
     if args.action == "stop":
         stop_held(held, environ)
         return Result(text=f"the cache of {held.folder.path} is stopped", data={"run_dir": str(held.folder.path)})
+    if held.step.what != "cache":
+        text = f"{held.folder.path} keeps staged images mounted, and no cache: `windlass cache stop` unmounts them"
+        return Result(text=text, data={"run_dir": str(held.folder.path), "nodes": [], "total": {}})
     nodes = status_of(held, environ)
     return Result(text=status_text(nodes), data={"nodes": nodes, "total": totals(nodes)})
 

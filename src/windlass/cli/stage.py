@@ -80,7 +80,7 @@ def main(args: argparse.Namespace) -> Result:
         _clear()
     seconds = time.monotonic() - began
     if mounted:
-        hold(plan, folder, agents, facts)
+        hold(plan, folder, agents, facts, "images")
     else:
         agents.stop()
     return _result(plan, folder, agents, args.to, seconds, mounted)

@@ -52,6 +52,8 @@ class _Step(msgspec.Struct, frozen=True, kw_only=True):
     started: str
     run_id: str
     uid: int
+    what: str = "cache"
+    """`cache`, or `images`: staged ones, which the agents keep mounted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +82,7 @@ def start_held(plan: Plan, folder: RunFolder, environ: Mapping[str, str], traces
     return hold(plan, folder, agents, facts)
 
 
-def hold(plan: Plan, folder: RunFolder, agents: Agents, facts: JobFacts) -> Held:
+def hold(plan: Plan, folder: RunFolder, agents: Agents, facts: JobFacts, what: str = "cache") -> Held:
     """Write down which agents these are, so that a later command can ask and stop them."""
     step = _Step(
         host=socket.gethostname(),
@@ -88,6 +90,7 @@ def hold(plan: Plan, folder: RunFolder, agents: Agents, facts: JobFacts) -> Held
         started=_started(agents.pid),
         run_id=facts.run_id,
         uid=facts.uid,
+        what=what,
     )
     folder.write_bytes(_FILE, to_json(step))
     folder.save_plan(plan, Secrets())

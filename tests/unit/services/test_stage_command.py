@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from requirements import missing_programs, require
 from waiting import wait_until
 
 pytestmark = pytest.mark.timeout(90)
@@ -20,7 +21,7 @@ SRC = Path(__file__).parents[3] / "src"
 def start(tmp_path: Path, *words: str) -> subprocess.Popen[str]:
     env = {**os.environ, "PYTHONPATH": str(SRC), "HOME": str(tmp_path), "WINDLASS_RUNS_DIR": str(tmp_path / "runs")}
     return subprocess.Popen(
-        [sys.executable, "-m", "windlass", "stage", *words, "--scheduler", "none"],
+        [sys.executable, "-m", "windlass", *words],
         env=env,
         cwd=tmp_path,
         stdin=subprocess.DEVNULL,
@@ -32,6 +33,10 @@ def start(tmp_path: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def stage(tmp_path: Path, *words: str) -> tuple[int, str, str]:
+    return windlass(tmp_path, "stage", *words, "--scheduler", "none")
+
+
+def windlass(tmp_path: Path, *words: str) -> tuple[int, str, str]:
     child = start(tmp_path, *words)
     try:
         out, err = child.communicate(timeout=60)
@@ -50,6 +55,23 @@ def test_a_relative_source_is_copied_and_the_figures_are_told(tmp_path: Path) ->
     assert (tmp_path / "to" / "tree" / "file").read_bytes() == (tmp_path / "tree" / "file").read_bytes()
     code, out, err = stage(tmp_path, "tree", "--to", str(tmp_path / "to"))
     assert code == 0 and "2.5 MB a node" in out, "a second start replaces the first copy"
+
+
+def test_a_mounted_image_stays_until_it_is_stopped_and_status_says_so(tmp_path: Path) -> None:
+    why = missing_programs("mksquashfs") or (missing_programs("squashfuse") and missing_programs("squashfuse_ll"))
+    require("squashfs", not why, why)
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "file").write_text("x")
+    words = ["mksquashfs", str(tmp_path / "tree"), str(tmp_path / "env.squashfs"), "-quiet", "-no-progress"]
+    subprocess.run(words, check=True, timeout=60, capture_output=True)
+    code, out, err = stage(tmp_path, "env.squashfs", "--to", str(tmp_path / "to"), "--extract")
+    assert code == 0 and "mounted until" in out, err
+    assert (tmp_path / "to" / "env" / "file").read_text() == "x"
+    code, out, err = windlass(tmp_path, "cache", "status")
+    assert code == 0 and "keeps staged images mounted" in out, err
+    code, _, err = windlass(tmp_path, "cache", "stop")
+    assert code == 0, err
+    assert not (tmp_path / "to" / "env" / "file").exists()
 
 
 @pytest.mark.parametrize(
@@ -74,7 +96,7 @@ def test_stopped_half_way_it_leaves_nothing(tmp_path: Path, sig: signal.Signals)
     with (tmp_path / "large").open("wb") as file:
         file.truncate(20 << 30)  # all holes: seconds of work, no bytes on the disk that it comes from
     to = tmp_path / "to"
-    child = start(tmp_path, "large", "--to", str(to))
+    child = start(tmp_path, "stage", "large", "--to", str(to), "--scheduler", "none")
     try:
         wait_until(lambda: to.exists() and len(list(to.iterdir())) == 2, timeout_s=30, what="it is being written")
         child.send_signal(sig)
