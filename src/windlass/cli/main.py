@@ -41,8 +41,10 @@ class _Parser(argparse.ArgumentParser):
         hint = ""
         words = message.split()
         if message.startswith("unrecognized arguments:") and len(words) > 2:
-            close = nearest(words[2].split("=", 1)[0], self._option_string_actions)
-            hint = f"; did you mean {close}?" if close else ""
+            # Without their dashes, which all have in common and which would make any two short ones alike.
+            names = {option.lstrip("-"): option for option in self._option_string_actions}
+            close = nearest(words[2].split("=", 1)[0].lstrip("-"), names)
+            hint = f"; did you mean {names[close]}?" if close else ""
         self.print_usage(sys.stderr)
         self.exit(2, f"{self.prog}: error: {message}{hint}\n")
 

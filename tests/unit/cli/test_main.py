@@ -63,6 +63,12 @@ def test_a_misspelt_word_is_answered_with_the_nearest(tmp_path: Path, words: tup
     assert "Traceback" not in ended.stderr
 
 
+def test_an_option_that_is_like_no_other_gets_no_suggestion(tmp_path: Path) -> None:
+    ended = in_process("run", "--foo", "x.py", cwd=tmp_path)
+    assert ended.code == 2
+    assert "--foo" in ended.stderr and "did you mean" not in ended.stderr
+
+
 def test_an_error_says_what_and_what_to_do(tmp_path: Path) -> None:
     ended = in_process("run", "nothere.py", cwd=tmp_path)
     assert ended.code == 2
