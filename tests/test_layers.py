@@ -21,7 +21,6 @@ LAYERS = {
     "settings": 0,
     "model": 1,
     "proc": 1,
-    "bytecode": 1,
     "sites": 2,
     "topology": 2,
     "schedulers": 3,

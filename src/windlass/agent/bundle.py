@@ -13,7 +13,6 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from windlass.bytecode import bytecode
 from windlass.errors import ConfigError
 from windlass.model.jsontext import to_json
 
@@ -60,7 +59,6 @@ def bundle_bytes(manifest: Manifest, key: bytes, packages: Mapping[str, Path]) -
                 raise ConfigError(f"{folder} has no modules", hint="windlass is not installed as a whole")
             for file in files:
                 archive.writestr(_entry(f"{path}/{file.name}"), file.read_bytes())
-                archive.writestr(_entry(f"{path}/{file.stem}.pyc"), bytecode(file))
             parents |= dict.fromkeys(str(parent) for parent in PurePosixPath(path).parents if parent.name)
             if all(file.name != "__init__.py" for file in files):
                 parents[path] = None
