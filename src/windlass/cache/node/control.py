@@ -40,8 +40,9 @@ class NotReadyError(ControlError):
         self.missing = tuple(missing)
 
 
-def start(config: NodeConfig, deadline_s: float = 20.0) -> dict[str, Any]:
+def start(config: NodeConfig, deadline_s: float = 20.0, code: str = "") -> dict[str, Any]:
     """Sweeps, then starts the processes of this node. On return the mount is there; other nodes may still be coming.
+    `code`: a folder above this package to start them from, where it is not the one that this module came from.
 
     Raises `ControlError` with the end of the log where a process does not come up; nothing is left behind then.
     """
@@ -56,15 +57,15 @@ def start(config: NodeConfig, deadline_s: float = 20.0) -> dict[str, Any]:
         with open(os.path.join(config.state_dir, "config.json"), "w", encoding="utf-8") as file:
             file.write(dump_config(config))
         try:
-            return _start_processes(config, time.monotonic() + deadline_s)
+            return _start_processes(config, time.monotonic() + deadline_s, code)
         except BaseException:
             stop(config.state_dir, 2.0)
             raise
 
 
-def _start_processes(config: NodeConfig, deadline: float) -> dict[str, Any]:
+def _start_processes(config: NodeConfig, deadline: float, code: str) -> dict[str, Any]:
     roles = ROLES if config.mount else ROLES[:1]
-    children = {role: spawn(config, role) for role in roles}
+    children = {role: spawn(config, role, code) for role in roles}
     said: dict[str, Any] = {}
     while len(said) < len(roles):
         for role in roles:
@@ -79,11 +80,11 @@ def _start_processes(config: NodeConfig, deadline: float) -> dict[str, Any]:
     return said
 
 
-def spawn(config: NodeConfig, role: str) -> subprocess.Popen[bytes]:
+def spawn(config: NodeConfig, role: str, code: str = "") -> subprocess.Popen[bytes]:
     """Starts one process in a session of its own; its log lies in the state folder."""
     above, package = os.path.split(os.path.dirname(os.path.abspath(__file__)))
-    code = "import sys; sys.path.insert(0, %r); from %s.daemon import main; sys.exit(main(sys.argv[1:]))"
-    argv = [sys.executable, "-I", "-S", "-c", code % (above, package), role]
+    program = "import sys; sys.path.insert(0, %r); from %s.daemon import main; sys.exit(main(sys.argv[1:]))"
+    argv = [sys.executable, "-I", "-S", "-c", program % (code or above, package), role]
     with open(os.path.join(config.state_dir, role + ".log"), "ab") as log:
         return subprocess.Popen(
             [*argv, os.path.join(config.state_dir, "config.json")],

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import json
 import os
+import py_compile
 import shlex
 import socket
 import sys
+import zipfile
 from typing import Any
 
 from windlass.agent.node.host import Node, expand
 from windlass.cache.node import control
 from windlass.cache.node.config import NodeConfig
 from windlass.cache.node.roots import Root
+
+_CACHE = "windlass/cache/node/"
 
 
 def make(node: Node, settings: dict[str, Any]) -> CacheService:
@@ -36,7 +40,8 @@ class CacheService:
         with open(os.open(key_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(self._node.key)
         config = self._config(key_file)
-        control.start(config, float(self._settings.get("start_s", 30.0)))
+        code = unpacked(self._node.bundle, os.path.join(os.path.dirname(self._node.bundle), "code"))
+        control.start(config, float(self._settings.get("start_s", 30.0)), code)
         for at, front in enumerate(self._settings.get("fronts", ())):
             write_front(os.path.join(self.state_dir, "front", str(at)), config.mount, front)
 
@@ -80,6 +85,17 @@ class CacheService:
             pass
         control.stop(self.state_dir, 10.0)
         return figures
+
+
+def unpacked(bundle: str, folder: str) -> str:
+    """The cache's modules out of the file that travelled, compiled once for the two processes that run them."""
+    with zipfile.ZipFile(bundle) as archive:
+        archive.extractall(folder, [name for name in archive.namelist() if name.startswith(_CACHE)])
+    modules = os.path.join(folder, _CACHE)
+    for name in os.listdir(modules):
+        mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+        py_compile.compile(os.path.join(modules, name), doraise=False, quiet=2, invalidation_mode=mode)
+    return os.path.dirname(modules.rstrip("/"))
 
 
 _LOST = {
