@@ -75,7 +75,8 @@ def run_mount(config: NodeConfig, key: bytes) -> None:
     """Mounts, serves until unmounted or told to stop, and unmounts."""
     backend = Backend(config, key)
     backend.start(time.monotonic() + config.start_grace_s)
-    view = View(backend, config.chunk_bytes)
+    # A library is read in short runs: what is fetched beyond the end of one is wasted.
+    view = View(backend, config.chunk_bytes, 8 if config.placement == REPLICATE else 64)
     os.makedirs(config.mount, mode=0o700, exist_ok=True)
     device = mount(config.mount, "windlass:" + config.job, allow_other=config.allow_other)
     # Pages of libraries are touched here and there: to read far around each of them brings what nobody wants.

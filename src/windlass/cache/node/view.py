@@ -26,7 +26,6 @@ _DIRENT = struct.Struct("<QQII")
 NO_SUCH_FILE = ENTRY.pack(0, 0, FOREVER_S, 0, 0, 0) + bytes(88)
 _AHEAD_AFTER = 3  # steps straight ahead before anything is fetched unasked: the loader's short runs are not worth it
 _AHEAD_START = 2
-_AHEAD_MOST = 64
 
 
 class Miss(Exception):  # noqa: N818 - not an error: the ordinary way to say what has to be fetched
@@ -71,9 +70,11 @@ class Node:
 class View:
     """All calls are thread-safe and answer with bytes in the kernel's format, or raise `OSError` or `Miss`."""
 
-    def __init__(self, local: Local, chunk_bytes: int) -> None:
+    def __init__(self, local: Local, chunk_bytes: int, ahead_most: int = 64) -> None:
+        """`ahead_most`: chunks that are fetched at most before a reader that goes straight through a file asks."""
         self._local = local
         self._chunk_bytes = chunk_bytes
+        self._ahead_most = ahead_most
         self._lock = threading.Lock()
         self._ids = itertools.count(ROOT_ID)
         self._by_name: dict[tuple[int, bytes], Node] = {}
@@ -227,7 +228,7 @@ class View:
                 node.run += 1
                 if node.run >= _AHEAD_AFTER and last + node.run >= node.ahead:
                     start = max(node.ahead, last + 1)
-                    count = min(_AHEAD_MOST, _AHEAD_START * node.run)
+                    count = min(self._ahead_most, _AHEAD_START * node.run)
                     if start * self._chunk_bytes < pin.size:
                         node.ahead = start + count
                         self._local.will_want(chunk_key(node.path, pin, start), count)
