@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import wire
-from .config import REPLICATE, NodeConfig
+from .config import NodeConfig
 from .keys import BadKeyError, digest, directory_key
 from .limits import TokenBucket, fallback_jitter_s
 from .link import Link, Reply, connect_local
@@ -43,7 +43,7 @@ class Backend:
         self._config = config
         self._key = key
         self._store = StoreReader(config.store)
-        self._source = Source(config.roots, config.chunk_bytes, sparse=config.placement == REPLICATE)
+        self._source = Source(config.roots, config.chunk_bytes, sparse=config.sparse)
         self._lock = threading.Lock()
         self._listings: OrderedDict[bytes, tuple[Listing, int]] = OrderedDict()
         self._listing_bytes = 0

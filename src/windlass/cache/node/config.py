@@ -73,6 +73,11 @@ class NodeConfig:
         return self.fuse_threads or (1 if self.placement == REPLICATE else 4)
 
     @property
+    def sparse(self) -> bool:
+        """Large files are read here and there, as programs and libraries are, not from end to end."""
+        return self.placement == REPLICATE
+
+    @property
     def store(self) -> str:
         """The folder of the objects, below `store_dir` and named after its owner for the sweep; empty: in memory."""
         if not self.store_dir:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from .backend import Backend
-from .config import REPLICATE, ConfigFileError, NodeConfig, read_config, read_key
+from .config import ConfigFileError, NodeConfig, read_config, read_key
 from .control import control_main, end_mount_and_remove
 from .fuse import Server, mount, unmount
 from .peer import Peer
@@ -76,11 +76,11 @@ def run_mount(config: NodeConfig, key: bytes) -> None:
     backend = Backend(config, key)
     backend.start(time.monotonic() + config.start_grace_s)
     # A library is read in short runs: what is fetched beyond the end of one is wasted.
-    view = View(backend, config.chunk_bytes, 8 if config.placement == REPLICATE else 64)
+    view = View(backend, config.chunk_bytes, 8 if config.sparse else 64)
     os.makedirs(config.mount, mode=0o700, exist_ok=True)
     device = mount(config.mount, "windlass:" + config.job, allow_other=config.allow_other)
     # Pages of libraries are touched here and there: to read far around each of them brings what nobody wants.
-    readahead = 64 << 10 if config.placement == REPLICATE else 1 << 20
+    readahead = 64 << 10 if config.sparse else 1 << 20
     server = Server(view, backend, device, config.fuse_flags_mask, readahead)
     warmer = Warmer(config, view, backend, server)
     backend.extra_status = lambda: {

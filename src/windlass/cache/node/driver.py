@@ -62,6 +62,10 @@ class Driver:
             return
         self._log.offer(key)
 
+    def close(self) -> None:
+        if self._foresight is not None:
+            self._foresight.close()
+
     def _read_trace(self) -> Trace:
         try:
             if self._config.trace_in:

@@ -7,12 +7,12 @@ import of torch this brings 1.3 files for each that is used. Folders with much b
 
 from __future__ import annotations
 
-import queue
-import threading
+import contextlib
 
 from .flights import Flights
 from .keys import DIRECTORY, HEAD_BYTES, chunk_key, directory_key
 from .listing import Listing, attr_pin
+from .pool import Pool
 
 _FOLDER = b"__pycache__"
 _MOST_BYTES = 1 << 20
@@ -29,25 +29,22 @@ class Foresight:
         self._flights = flights
         self._chunk_bytes = chunk_bytes
         self._give_up_s = give_up_s
-        self._keys: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        for _ in range(_THREADS):
-            threading.Thread(target=self._run, name="foresight", daemon=True).start()
+        self._askers = Pool(_THREADS, "foresight")
 
     def was_read(self, key: bytes, data: bytes | memoryview) -> None:
         if key[0] == DIRECTORY:
             for wanted in follow(key[HEAD_BYTES:], Listing(bytes(data)), self._chunk_bytes):
-                self._keys.put(wanted)
+                self._ask(wanted)
 
     def close(self) -> None:
-        for _ in range(_THREADS):
-            self._keys.put(None)
+        self._askers.close()
 
-    def _run(self) -> None:
-        while True:
-            key = self._keys.get()
-            if key is None:
-                return
-            self._flights.wait(key, self._give_up_s)
+    def _ask(self, key: bytes) -> None:
+        with contextlib.suppress(RuntimeError):  # the cache is stopping
+            self._askers.submit(lambda: self._wait(key))
+
+    def _wait(self, key: bytes) -> None:
+        self._flights.wait(key, self._give_up_s)
 
 
 def follow(path: bytes, listing: Listing, chunk_bytes: int) -> list[bytes]:

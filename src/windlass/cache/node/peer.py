@@ -12,7 +12,7 @@ from typing import Any
 
 from . import wire
 from .barrier import Barrier
-from .config import REPLICATE, NodeConfig
+from .config import NodeConfig
 from .flights import Flights, Outcome
 from .keys import CHUNK, BadKeyError, chunk_count, chunk_key, parse_key
 from .limits import Health
@@ -42,7 +42,7 @@ class Peer:
         self.told_by_node = False
         self._timers = Timers()
         self._health = Health()
-        self._source = Source(config.roots, config.chunk_bytes, sparse=config.placement == REPLICATE)
+        self._source = Source(config.roots, config.chunk_bytes, sparse=config.sparse)
         self._store = Store(config.store, config.budget_bytes)
         self._store.on_gone = self._segment_gone
         self._links = Links(config, key, self._health)

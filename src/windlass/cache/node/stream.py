@@ -37,6 +37,7 @@ class Streams:
         self._health = health
         self._closed = threading.Event()
         self.logs = [StreamLog() for _ in range(config.stripes)]
+        self._driver: Driver | None = None
         self.pushed_bytes = 0
         flights.coming = self.coming
 
@@ -49,10 +50,13 @@ class Streams:
             else:
                 driver = Driver(config, self._flights, self._store, stripe, self.logs[stripe])
                 self._flights.was_read = driver.was_read  # a node is the reader of one stripe at most
+                self._driver = driver
                 threading.Thread(target=driver.run, name="drive", daemon=True).start()
 
     def close(self) -> None:
         self._closed.set()
+        if self._driver is not None:
+            self._driver.close()
         for each in self.logs:
             each.close()
 

@@ -92,8 +92,8 @@ def unpacked(bundle: str, folder: str) -> str:
     with zipfile.ZipFile(bundle) as archive:
         archive.extractall(folder, [name for name in archive.namelist() if name.startswith(_CACHE)])
     modules = os.path.join(folder, _CACHE)
+    mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
     for name in os.listdir(modules):
-        mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
         py_compile.compile(os.path.join(modules, name), doraise=False, quiet=2, invalidation_mode=mode)
     return os.path.dirname(modules.rstrip("/"))
 

@@ -208,10 +208,7 @@ class Push:
             begun = row.begin()
             if begun is None:
                 return
-            position, slot = begun
-            index = layout.index(stripe, position)
-            length = self._read_block(layout, index, slot.memory)
-            self._land(row, index, position, slot, length, layout.digest(index, slot.memory[:length]))
+            self._read_into(layout, stripe, row, *begun)
 
     def _follow(self, layout: Layout, stripe: int, row: Row, way: tuple[int, ...]) -> None:
         fallen = False
@@ -235,9 +232,12 @@ class Push:
         begun = row.begin()
         if begun is None:
             return
-        position, slot = begun
         self.fallbacks += 1
         self._stop.wait(self._bucket.take())
+        self._read_into(layout, stripe, row, *begun)
+
+    def _read_into(self, layout: Layout, stripe: int, row: Row, position: int, slot: Slot) -> None:
+        """A block from the shared file system into a place of the row."""
         index = layout.index(stripe, position)
         length = self._read_block(layout, index, slot.memory)
         self._land(row, index, position, slot, length, layout.digest(index, slot.memory[:length]))
