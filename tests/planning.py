@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from windlass.launch.inputs import Context, Secrets
-from windlass.launch.plan import make_plan
 from windlass.model.plan import Plan
 from windlass.model.request import Allocation, Request
 from windlass.model.topology import Core, Topology
+from windlass.plan.inputs import Context, Secrets
+from windlass.plan.plan import make_plan
 from windlass.sites.catalog import load_site
 from windlass.topology.described import topology_from_spec
 

@@ -19,8 +19,9 @@ SRC = Path(__file__).parents[1] / "src" / "windlass"
 LAYERS = {
     "errors": 0,
     "settings": 0,
+    "notation": 0,
     "model": 1,
-    "proc": 1,
+    "procs": 1,
     "sites": 2,
     "topology": 2,
     "schedulers": 3,
@@ -28,25 +29,30 @@ LAYERS = {
     "containers": 3,
     "environment": 3,
     "cache": 3,
-    "launch": 4,
-    "agent": 4,
-    "services": 5,
-    "supervise": 5,
-    "doctor": 5,
-    "bench": 5,
-    "observe": 5,
-    "images": 5,
-    "tune": 5,
-    "cli": 6,
-    "__main__": 7,
+    "plan": 4,
+    "failure": 5,
+    "run": 5,
+    "agents": 6,
+    "stage": 7,
+    "supervise": 7,
+    "bench": 8,
+    "cli": 9,
+    "__main__": 10,
 }
-SAME_LAYER = {("settings", "errors"), ("tune", "bench"), ("bench", "services"), ("supervise", "services")}
+SAME_LAYER = {
+    ("settings", "errors"),
+    ("notation", "errors"),
+    ("run", "failure"),
+    ("failure", "run"),
+    ("failure", "agents"),
+    ("plan", "run"),
+}
 
 # Beside the layers: what a user's script imports (it must work with no launcher at all), and the package itself.
 BESIDE = {"runtime": {"errors"}, "__init__": {"runtime"}}
 
 # These travel to the node as one file and run with whatever Python is there.
-TRAVELS = ("cache/node/", "agent/node/", "services/node/")
+TRAVELS = ("cache/node/", "agents/node/", "stage/node/")
 TRAVELS_PYTHON = (3, 9)
 
 # Heavy libraries cost seconds (and a file system storm); only programs that are ranks themselves import them at once.
@@ -56,30 +62,30 @@ HEAVY_AT_IMPORT = ("bench/train/",)
 # The environment is read at the edge and handed on as a value.
 READS_ENVIRONMENT = (
     "settings.py",
-    "proc.py",  # PATH, where a command is looked for
+    "procs/command.py",  # PATH, where a command is looked for
     "sites/evidence.py",  # what this machine shows, where the caller has no copy of the environment
-    "launch/selftest.py",  # a program that is a rank itself
-    "launch/context.py",  # the one copy of the environment that a command works with
+    "run/selftest.py",  # a program that is a rank itself
+    "run/context.py",  # the one copy of the environment that a command works with
     "cli/",
     "runtime/",  # lives in the user's process: the environment is its input
     "bench/train/",  # programs that are ranks themselves
     "bench/ranks/",
     "cache/node/",  # travels: has nobody to hand it over
-    "agent/node/",
-    "services/node/",
+    "agents/node/",
+    "stage/node/",
 )
 
 # Commands are run in one place, which gives each a deadline; long-lived children have a few places of their own.
 STARTS_PROCESSES = (
-    "proc.py",
-    "launch/children.py",
-    "launch/guard.py",  # a fork that outlives a windlass which was killed
-    "launch/jobs.py",
-    "services/agents.py",  # the step of agents beside the ranks
+    "procs/command.py",
+    "procs/children.py",
+    "run/guard.py",  # a fork that outlives a windlass which was killed
+    "run/jobs.py",
+    "agents/control.py",  # the step of agents beside the ranks
     "bench/start/machine.py",  # nodes on one machine
-    "cache/node/",  # travels: may not import `proc`
-    "agent/node/",
-    "services/node/",
+    "cache/node/",  # travels: may not import `procs`
+    "agents/node/",
+    "stage/node/",
 )
 
 
@@ -267,18 +273,18 @@ def test_the_rule_sees_imports_in_functions_and_for_type_checkers(tmp_path: Path
     text = (
         "from typing import TYPE_CHECKING\n"
         "if TYPE_CHECKING:\n    import windlass.cli.main\n"
-        "def f():\n    from ..launch import plan\n"
+        "def f():\n    from ..plan import shape\n"
         "class C:\n    import torch\n"
     )
     found = list(_walk(ast.parse(text), "sites/x.py", ("windlass", "sites"), True))
     assert [(f.name, f.at_import_time) for f in found] == [
         ("typing.TYPE_CHECKING", True),
         ("windlass.cli.main", False),
-        ("windlass.launch.plan", False),
+        ("windlass.plan.shape", False),
         ("torch", True),
     ]
     assert not _allowed("sites", "cli")
     assert not _allowed("sites", "topology")
-    assert not _allowed("launch", "runtime")
-    assert _allowed("tune", "bench")
-    assert not _allowed("bench", "tune")
+    assert not _allowed("plan", "runtime")
+    assert _allowed("notation", "errors")
+    assert not _allowed("errors", "notation")

@@ -11,7 +11,7 @@ import pytest
 from cluster.command import SHOW, TRAIN, Allocation, Run, allocated, json_lines, only_run, rank_lines
 from cluster.slurm import SlurmCluster
 from requirements import require_torch
-from windlass.model.cpulist import format_cpulist
+from windlass.notation.cpulist import format_cpulist
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(180)]
 

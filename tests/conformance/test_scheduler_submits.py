@@ -19,9 +19,9 @@ from cluster.slurm import SlurmCluster
 from standins.sites import flux_site, pbs_site
 from waiting import wait_until
 from windlass.errors import UsageError
-from windlass.model.shell import quote_words
 from windlass.model.site import ArgumentSpec, SchedulerSpec
-from windlass.proc import Done, run_command
+from windlass.notation.shell import quote_words
+from windlass.procs.command import Done, run_command
 from windlass.schedulers import get_scheduler
 from windlass.schedulers.base import JobSpec, JobState, JobStatus
 

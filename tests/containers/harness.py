@@ -14,7 +14,7 @@ import leftovers
 from windlass.containers import get_runtime
 from windlass.containers.base import OptionalArgument, WrapSpec
 from windlass.model.plan import ContainerPlan, Setting
-from windlass.model.shell import expandable, fillable, quote
+from windlass.notation.shell import expandable, fillable, quote
 
 STANDIN = Path(__file__).with_name("standin.py")
 

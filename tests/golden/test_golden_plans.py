@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from planning import plan_for
-from windlass.launch.batch import batch_script, standalone_script
-from windlass.launch.show import plan_text
+from windlass.plan.render.batch_script import batch_script, standalone_script
+from windlass.plan.show import plan_text
 from windlass.sites.catalog import load_site, site_names
 
 FOLDER = Path(__file__).parent / "plans"

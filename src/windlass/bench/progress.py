@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from windlass.bench.lines import Listener
-from windlass.launch.output import View
+from windlass.run.output import View
 
 _STEP = re.compile(r"\A(?:warm-up|step) \d+/\d+\Z")
 _LOG_EVERY_S = 60.0

@@ -19,14 +19,14 @@ from windlass.bench.progress import BenchView, Progress
 from windlass.bench.records import BenchRecord, RankPlace, Row, Where, new_record
 from windlass.bench.travel import put_code
 from windlass.errors import MachineError, WindlassError
-from windlass.launch.ends import read_seats
-from windlass.launch.folder import RunFolder, make_folder
-from windlass.launch.output import View, rank_lines, rank_log
+from windlass.failure.ends import read_seats
 from windlass.launchers import get_launcher
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.model.request import Request
-from windlass.proc import run_command
+from windlass.procs.command import run_command
+from windlass.run.folder import RunFolder, make_folder
+from windlass.run.output import View, rank_lines, rank_log
 
 Start = Callable[[Request, RunFolder, View], tuple[Plan, RunRecord]]
 """Plans a request and runs it to its end in that folder. Given by the command line, which knows how runs start."""

@@ -7,22 +7,22 @@ import time
 
 import msgspec
 
+from windlass.agents.heartbeat import WatchedBeside, beats_folder, watched_agents
 from windlass.cli.settle import announce, hosts_of, settle
-from windlass.launch.caches import finish_caches
-from windlass.launch.context import Surroundings
-from windlass.launch.folder import RunFolder
-from windlass.launch.inputs import Secrets
-from windlass.launch.output import View
-from windlass.launch.run import execute, good_end, prepare
-from windlass.launch.script import JobFacts
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
+from windlass.plan.inputs import Secrets
+from windlass.plan.render.rank_script import JobFacts
+from windlass.run.context import Surroundings
+from windlass.run.execute import execute, good_end, prepare
+from windlass.run.folder import RunFolder
+from windlass.run.jit_caches import finish_caches
+from windlass.run.output import View
 from windlass.schedulers.walltime import parse_walltime
-from windlass.services.watched import WatchedBeside, beats_folder, watched_agents
 from windlass.settings import read_settings
+from windlass.supervise.heartbeat_monitor import RankWatch
 from windlass.supervise.loop import Live, keep_alive
 from windlass.supervise.resubmit import BATCH_FILE
-from windlass.supervise.watch import RankWatch
 
 
 def kept_alive(

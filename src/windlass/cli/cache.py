@@ -13,17 +13,17 @@ import os
 import time
 from pathlib import Path
 
+from windlass.agents.cache_status import status_text
+from windlass.agents.detached import Held, held_caches, start_held, status_of, stop_held
 from windlass.cache.service import totals
 from windlass.cache.traces import drop_trace, list_traces, show_trace
 from windlass.cli.options import add_request_options, request_from
 from windlass.cli.planning import plan_from
 from windlass.cli.result import Result
 from windlass.errors import UsageError
-from windlass.launch.cached import VIEW_VARIABLE
-from windlass.launch.context import current_environ
-from windlass.launch.folder import PLAN_FILE, RunFolder, make_folder, open_folder
-from windlass.services.byhand import Held, held_caches, start_held, status_of, stop_held
-from windlass.services.status import status_text
+from windlass.plan.cache import VIEW_VARIABLE
+from windlass.run.context import current_environ
+from windlass.run.folder import PLAN_FILE, RunFolder, make_folder, open_folder
 from windlass.settings import Settings, read_settings
 
 _ACTIONS = ("start", "status", "stop", "trace")

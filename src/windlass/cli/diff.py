@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from windlass.cli.result import Result
-from windlass.launch.folder import read_plan
-from windlass.launch.show import diff_lines
+from windlass.plan.show import diff_lines
+from windlass.run.folder import read_plan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

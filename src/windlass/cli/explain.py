@@ -9,7 +9,7 @@ import argparse
 from windlass.cli.options import add_request_options, join_values, option_action
 from windlass.cli.planning import plan_from
 from windlass.cli.result import Result
-from windlass.launch.explain import find_name, findings_text
+from windlass.plan.explain import find_name, findings_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from windlass.cli.result import Result
 from windlass.errors import UsageError
-from windlass.launch.ends import read_seats
-from windlass.launch.folder import PLAN_FILE, open_folder, read_plan
-from windlass.launch.output import rank_lines, rank_log, show_ranks
+from windlass.failure.ends import read_seats
 from windlass.launchers import get_launcher
+from windlass.run.folder import PLAN_FILE, open_folder, read_plan
+from windlass.run.output import rank_lines, rank_log, show_ranks
 from windlass.settings import read_settings
 
 

@@ -7,8 +7,8 @@ import time
 
 from windlass.cli.result import Result
 from windlass.errors import UsageError
-from windlass.launch.badnodes import forgive, read_nodes
-from windlass.model.hostlist import expand_hostlist
+from windlass.notation.hostlist import expand_hostlist
+from windlass.run.bad_nodes import forgive, read_nodes
 from windlass.settings import read_settings
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Literal
 
 from windlass.errors import MachineError, UsageError, unknown_name
-from windlass.launch.command import nested_launcher
 from windlass.launchers import launcher_names
 from windlass.model.request import Request
-from windlass.model.shell import NAME
-from windlass.proc import which
+from windlass.notation.shell import NAME
+from windlass.plan.command import nested_launcher
+from windlass.procs.command import which
 from windlass.schedulers import scheduler_names
 
 Kind = Literal["script", "module", "command"]

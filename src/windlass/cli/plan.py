@@ -8,7 +8,7 @@ import sys
 from windlass.cli.options import add_request_options, parse_with_command
 from windlass.cli.planning import plan_from
 from windlass.cli.result import Result
-from windlass.launch.show import plan_text
+from windlass.plan.show import plan_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

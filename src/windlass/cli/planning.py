@@ -7,11 +7,11 @@ import argparse
 import msgspec
 
 from windlass.cli.options import request_from
-from windlass.launch.context import Surroundings, current_environ, look_around
-from windlass.launch.inputs import Secrets
-from windlass.launch.plan import make_plan
 from windlass.model.plan import Plan
 from windlass.model.request import Request
+from windlass.plan.inputs import Secrets
+from windlass.plan.plan import make_plan
+from windlass.run.context import Surroundings, current_environ, look_around
 from windlass.settings import read_settings
 
 

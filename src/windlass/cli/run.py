@@ -7,26 +7,26 @@ import sys
 
 import msgspec
 
+from windlass.agents.cache_service import cache_beside
 from windlass.cli.alive import kept_alive
 from windlass.cli.options import add_request_options, parse_with_command, request_from
 from windlass.cli.result import Result
 from windlass.cli.settle import announce, hosts_of, settle
 from windlass.errors import UsageError
-from windlass.launch.context import Surroundings, current_environ, look_around
-from windlass.launch.folder import RunFolder, is_run, make_folder, open_folder, read_plan, restart
-from windlass.launch.inputs import Secrets
-from windlass.launch.output import View, show_ranks
-from windlass.launch.plan import make_plan
-from windlass.launch.run import execute, explain_end, good_end, prepare
-from windlass.model.cpulist import format_cpulist
-from windlass.model.hostlist import fold_hostlist
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.model.request import Request
-from windlass.services.cache import cache_beside
+from windlass.notation.cpulist import format_cpulist
+from windlass.notation.hostlist import fold_hostlist
+from windlass.plan.inputs import Secrets
+from windlass.plan.plan import make_plan
+from windlass.run.context import Surroundings, current_environ, look_around
+from windlass.run.execute import execute, explain_end, good_end, prepare
+from windlass.run.folder import RunFolder, is_run, make_folder, open_folder, read_plan, restart
+from windlass.run.output import View, show_ranks
 from windlass.settings import Settings, read_settings
-from windlass.supervise.again import in_job
 from windlass.supervise.attempts import own, refuse_running
+from windlass.supervise.replan import in_job
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

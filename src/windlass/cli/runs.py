@@ -15,10 +15,10 @@ import msgspec
 from windlass.cli.result import Result
 from windlass.cli.run import resume_here
 from windlass.errors import MachineError, UsageError
-from windlass.launch.context import current_environ, find_allocation
-from windlass.launch.folder import RunFolder, is_run, open_folder, read_plan
-from windlass.launch.submit import submit_script
-from windlass.proc import run_command
+from windlass.procs.command import run_command
+from windlass.run.context import current_environ, find_allocation
+from windlass.run.folder import RunFolder, is_run, open_folder, read_plan
+from windlass.run.submit import submit_script
 from windlass.schedulers import get_scheduler
 from windlass.settings import Settings, read_settings
 from windlass.supervise.attempts import (

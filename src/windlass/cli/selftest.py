@@ -17,14 +17,14 @@ from windlass.cli import run as run_command_line
 from windlass.cli.options import add_request_options, join_values
 from windlass.cli.result import Result
 from windlass.errors import UsageError
-from windlass.launch import selftest
-from windlass.launch.context import current_environ
-from windlass.launch.ends import read_seats
-from windlass.launch.folder import RunFolder, make_folder, read_plan
-from windlass.launch.output import rank_lines, rank_log
+from windlass.failure.ends import read_seats
 from windlass.launchers import get_launcher
-from windlass.model.cpulist import format_cpulist, parse_cpulist
 from windlass.model.plan import Plan
+from windlass.notation.cpulist import format_cpulist, parse_cpulist
+from windlass.run import selftest
+from windlass.run.context import current_environ
+from windlass.run.folder import RunFolder, make_folder, read_plan
+from windlass.run.output import rank_lines, rank_log
 from windlass.settings import read_settings
 from windlass.sites.detect import detect_site
 from windlass.topology.probe import probe_topology

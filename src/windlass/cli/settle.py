@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import socket
 
-from windlass.launch.context import Surroundings
-from windlass.launch.folder import RunFolder
-from windlass.launch.output import View
-from windlass.launch.rendezvous import is_free, master_address, master_port
-from windlass.launch.script import JobFacts
-from windlass.launch.show import headline
-from windlass.model.hostlist import expand_hostlist
 from windlass.model.plan import Plan
+from windlass.notation.hostlist import expand_hostlist
+from windlass.plan.render.rank_script import JobFacts
+from windlass.plan.show import headline
+from windlass.run.context import Surroundings
+from windlass.run.folder import RunFolder
+from windlass.run.output import View
+from windlass.run.rendezvous import is_free, master_address, master_port
 
 
 def hosts_of(plan: Plan) -> tuple[str, ...]:

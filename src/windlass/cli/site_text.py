@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from windlass.model.condition import ALWAYS, When
 from windlass.model.origin import Origin
-from windlass.model.shell import quote_words
 from windlass.model.site import QueueSpec, Site, SourceSpec
+from windlass.notation.shell import quote_words
 from windlass.topology.bind import bind
 from windlass.topology.described import topology_from_spec
 from windlass.topology.draw import draw_node

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from windlass.cli.result import Result
 from windlass.cli.site_text import site_text
-from windlass.launch.context import current_environ
+from windlass.run.context import current_environ
 from windlass.settings import read_settings
 from windlass.sites.catalog import load_site, site_names
 from windlass.sites.check import check_file

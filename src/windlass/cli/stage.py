@@ -15,22 +15,23 @@ import sys
 import time
 from pathlib import Path
 
+from windlass.agents.cache_service import PACKAGES
+from windlass.agents.control import LOG_FILE, Agents, AgentsPlan, addresses, cached_step
+from windlass.agents.detached import hold
 from windlass.cli.options import add_request_options, request_from
 from windlass.cli.planning import plan_from
 from windlass.cli.result import Result
 from windlass.errors import MachineError, UsageError
-from windlass.launch.cached import agents_folder
-from windlass.launch.context import current_environ
-from windlass.launch.folder import RunFolder, make_folder
-from windlass.launch.script import JobFacts
-from windlass.launch.steps import write_host_file
-from windlass.model.hostlist import expand_hostlist
 from windlass.model.plan import Plan
-from windlass.services.agents import LOG_FILE, Agents, AgentsPlan, addresses, cached_step
-from windlass.services.byhand import hold
-from windlass.services.cache import PACKAGES
-from windlass.services.stage import Progress, stage_service
+from windlass.notation.hostlist import expand_hostlist
+from windlass.plan.cache import agents_folder
+from windlass.plan.render.rank_script import JobFacts
+from windlass.run.context import current_environ
+from windlass.run.folder import RunFolder, make_folder
+from windlass.run.node_step import write_host_file
 from windlass.settings import read_settings
+from windlass.stage.service import PACKAGES as STAGE_PACKAGES
+from windlass.stage.service import Progress, stage_service
 
 _DEADLINE_S = 4 * 3600.0
 
@@ -105,7 +106,7 @@ def _agents(
         folder=agents_folder(plan, facts.uid),
         cpus=plan.binding.agent_cpus,
         services=(service,),
-        packages=PACKAGES,
+        packages=PACKAGES | STAGE_PACKAGES,
         ready_s=_DEADLINE_S,
     )
     return Agents(made, folder, environ), facts

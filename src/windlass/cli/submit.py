@@ -10,14 +10,14 @@ from windlass.cli.options import add_request_options, parse_with_command, reques
 from windlass.cli.planning import plan_from
 from windlass.cli.result import Result
 from windlass.errors import UsageError
-from windlass.launch.batch import batch_script, standalone_script
-from windlass.launch.context import current_environ
-from windlass.launch.folder import folder_path, make_folder
-from windlass.launch.inputs import Secrets
-from windlass.launch.shape import run_name
-from windlass.launch.submit import submit_script
 from windlass.model.plan import Plan
 from windlass.model.request import Request
+from windlass.plan.inputs import Secrets
+from windlass.plan.render.batch_script import batch_script, standalone_script
+from windlass.plan.shape import run_name
+from windlass.run.context import current_environ
+from windlass.run.folder import folder_path, make_folder
+from windlass.run.submit import submit_script
 from windlass.settings import read_settings
 
 

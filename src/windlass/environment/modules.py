@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from windlass.model.shell import quote
+from windlass.notation.shell import quote
 
 _INIT_FILES = (
     "/etc/profile.d/lmod.sh",

@@ -1,7 +1,7 @@
 """What a launcher is to the rest of windlass: values in, words and parsed lines out. Nothing here runs anything.
 
 A backend is one short file with one class. It says how its command line is built, which variables its tasks find their
-rank in, how its labelled output and its complaints about a failed rank are read. `launch/` does the running.
+rank in, how its labelled output and its complaints about a failed rank are read. `run/` does the running.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from windlass.model.origin import Argument, Origin
 from windlass.model.record import RankFailure
 from windlass.model.site import LauncherSpec, argument_key
-from windlass.model.wording import counted
+from windlass.notation.counts import counted
 
 _LABEL = re.compile(r"\A[ \t]*(\d+):(?: (.*))?\Z", re.DOTALL)
 

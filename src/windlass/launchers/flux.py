@@ -15,11 +15,11 @@ from windlass.launchers.base import (
     signal_number,
     with_site,
 )
-from windlass.model.cpulist import format_cpulist
 from windlass.model.origin import Argument
 from windlass.model.record import RankFailure
 from windlass.model.site import LauncherSpec
-from windlass.model.wording import counted
+from windlass.notation.counts import counted
+from windlass.notation.cpulist import format_cpulist
 
 _TASK = re.compile(r"task rank (?P<rank>\d+) on host (?P<host>\S+) (?:failed|exited) \((?P<how>[^)]*)\)")
 _START = re.compile(r"task (?P<rank>\d+) \(host (?P<host>[^)]+)\): (?P<said>start failed: .*)")

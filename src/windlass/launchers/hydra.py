@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterable, Iterator
 
 from windlass.launchers.base import Launcher, LaunchSpec, RankVariables, labelled_pieces, one_line_alone, with_site
-from windlass.model.hostlist import expand_hostlist
 from windlass.model.origin import Argument
 from windlass.model.record import RankFailure
 from windlass.model.site import LauncherSpec
+from windlass.notation.hostlist import expand_hostlist
 
 _LABEL = re.compile(r"\[windlass (?P<rank>\d+)\] ")
 _WHERE = re.compile(r"\A=\s+PID \d+ RUNNING AT (\S+)")

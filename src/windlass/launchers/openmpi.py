@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterable, Iterator
 
 from windlass.launchers.base import Launcher, LaunchSpec, RankVariables, labelled_pieces, one_line_alone, with_site
-from windlass.model.hostlist import expand_hostlist
 from windlass.model.origin import Argument
 from windlass.model.record import RankFailure
 from windlass.model.site import LauncherSpec
+from windlass.notation.hostlist import expand_hostlist
 
 # 4.x: `[1,0]<stdout>:text`; 5.x names the job by its daemon and writes a space: `[prterun-host-99@1,0]<stdout>: text`.
 _LABEL = re.compile(r"\[(?:\d+|(?P<five>[^\]\s]*@\d+)),(?P<rank>\d+)\]<(?:stdout|stderr|stddiag)>:(?(five) ?)")

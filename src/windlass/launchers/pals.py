@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterable, Iterator
 
 from windlass.launchers.base import Launcher, LaunchSpec, RankVariables, own_message, with_site
-from windlass.model.cpulist import format_bindings
 from windlass.model.origin import Argument
 from windlass.model.record import RankFailure
 from windlass.model.site import LauncherSpec
+from windlass.notation.cpulist import format_bindings
 
 _LABEL = re.compile(r"\A[^\s:]+ (\d+):(?: (.*))?\Z", re.DOTALL)
 # Two of these may stand on one line, because PALS leaves out the newline after "and dumped core".

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 
 from windlass.errors import UsageError
 from windlass.launchers.base import Launcher, LaunchSpec, RankVariables, parse_label, signal_number, with_site
-from windlass.model.cpulist import cpu_mask
 from windlass.model.origin import Argument
 from windlass.model.record import RankFailure
 from windlass.model.site import LauncherSpec
-from windlass.model.wording import counted
+from windlass.notation.counts import counted
+from windlass.notation.cpulist import cpu_mask
 
 _TASKS = re.compile(r"\Asrun: error: (?P<host>[^\s:]+): tasks? (?P<tasks>[\d,\-\[\] ]+): (?P<how>.+?)\s*\Z")
 _EXIT = re.compile(r"\AExited with exit code (\d+)\Z")

@@ -6,18 +6,6 @@ from typing import Literal
 
 import msgspec
 
-PLACEHOLDERS = (
-    "rank",
-    "local_rank",
-    "node_rank",
-    "world_size",
-    "nodes",
-    "ranks_per_node",
-    "master_addr",
-    "master_port",
-    "job_id",
-)
-
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Options of run, plan and submit. None means "not said": the site or the machine decides."""

@@ -1,6 +1,6 @@
 """What a scheduler is to the rest of windlass: small hooks that build words or text and parse output. All pure.
 
-`launch/` runs the commands. Errors are split in two: a request that is wrong (`UsageError`) and a scheduler that cannot
+`run/` runs the commands. Errors are split in two: a request that is wrong (`UsageError`) and a scheduler that cannot
 answer now (`transient`). A state that a backend does not know is UNKNOWN, never an exception.
 """
 
@@ -17,8 +17,8 @@ import msgspec
 from windlass.errors import CommandError, MachineError, UsageError, WindlassError
 from windlass.model.origin import Argument, Origin
 from windlass.model.request import Allocation
-from windlass.model.shell import quote_words
 from windlass.model.site import SchedulerSpec, argument_key
+from windlass.notation.shell import quote_words
 
 
 class SchedulerBusyError(MachineError):

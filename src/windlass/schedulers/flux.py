@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from windlass.errors import CommandError, UsageError, WindlassError
-from windlass.model.hostlist import expand_hostlist, fold_hostlist
 from windlass.model.origin import Argument
 from windlass.model.request import Allocation
 from windlass.model.site import SchedulerSpec
+from windlass.notation.hostlist import expand_hostlist, fold_hostlist
 from windlass.schedulers.base import JobSpec, JobState, JobStatus, Refusal, Scheduler, explain, one_line, with_site
 from windlass.schedulers.walltime import parse_walltime, unit_text
 

@@ -11,7 +11,7 @@ from windlass.errors import CommandError, UsageError, WindlassError
 from windlass.model.origin import Argument
 from windlass.model.request import Allocation
 from windlass.model.site import SchedulerSpec
-from windlass.model.wording import counted
+from windlass.notation.counts import counted
 from windlass.schedulers.base import JobSpec, JobState, JobStatus, Refusal, Scheduler, explain, one_line, with_site
 from windlass.schedulers.walltime import clock_text, parse_walltime
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 
 from windlass.errors import CommandError, UsageError, WindlassError
-from windlass.model.hostlist import expand_hostlist, fold_hostlist
 from windlass.model.origin import Argument
 from windlass.model.request import Allocation
 from windlass.model.site import SchedulerSpec
-from windlass.model.wording import counted
+from windlass.notation.counts import counted
+from windlass.notation.hostlist import expand_hostlist, fold_hostlist
 from windlass.schedulers.base import (
     JobSpec,
     JobState,

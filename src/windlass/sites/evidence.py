@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 
 from windlass.errors import CommandError
-from windlass.proc import run_command, which
+from windlass.procs.command import run_command, which
 
 SchedulerKind = Literal["slurm", "pbs", "flux"]
 

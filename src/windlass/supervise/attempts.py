@@ -12,10 +12,10 @@ from pathlib import Path
 import msgspec
 
 from windlass.errors import UsageError
-from windlass.launch.folder import RunFolder
+from windlass.failure.root_cause import Cause
 from windlass.model.jsontext import from_json, to_json
 from windlass.model.record import RunRecord, record_from_json
-from windlass.supervise.cause import Cause
+from windlass.run.folder import RunFolder
 from windlass.supervise.decide import Decision, Past
 
 VERDICT_FILE = "verdict.json"

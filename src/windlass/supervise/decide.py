@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from windlass.supervise.cause import Cause
+from windlass.failure.root_cause import Cause
 
 Action = Literal["done", "restart", "resubmit", "stop"]
 IDLE_JOBS = 3

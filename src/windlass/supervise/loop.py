@@ -10,17 +10,18 @@ from pathlib import Path
 
 import msgspec
 
+from windlass.agents.heartbeat import WatchedBeside
 from windlass.errors import WindlassError
-from windlass.launch.badnodes import remember_node
-from windlass.launch.folder import RunFolder, restart
-from windlass.launch.inputs import Context, Secrets
-from windlass.launch.output import View
-from windlass.launch.secrets import SECRETS_FILE
+from windlass.failure.diagnostics import Looked, look_at_nodes
+from windlass.failure.root_cause import RESUME_ME, Cause, Seen, find_cause
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
-from windlass.model.shell import quote
-from windlass.services.watched import WatchedBeside
-from windlass.supervise.again import next_plan, spare_hosts
+from windlass.notation.shell import quote
+from windlass.plan.inputs import Context, Secrets
+from windlass.plan.render.secrets import SECRETS_FILE
+from windlass.run.bad_nodes import remember_node
+from windlass.run.folder import RunFolder, restart
+from windlass.run.output import View
 from windlass.supervise.attempts import (
     Times,
     Verdict,
@@ -31,12 +32,11 @@ from windlass.supervise.attempts import (
     save_verdict,
     verdicts,
 )
-from windlass.supervise.cause import RESUME_ME, Cause, Seen, find_cause
 from windlass.supervise.decide import Decision, Options, Past, decide
-from windlass.supervise.gather import Ended, gather
-from windlass.supervise.look import Looked, look_at_nodes
+from windlass.supervise.evidence import Ended, gather
+from windlass.supervise.heartbeat_monitor import RankWatch, margin_s
+from windlass.supervise.replan import next_plan, spare_hosts
 from windlass.supervise.resubmit import resubmit
-from windlass.supervise.watch import RankWatch, margin_s
 
 Start = Callable[[Plan, int, RankWatch], tuple[RunRecord, WatchedBeside]]
 _NEEDED_S = 120.0

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 import msgspec
 
 from windlass.errors import UsageError
-from windlass.launch.folder import RunFolder
-from windlass.launch.submit import submit_script
 from windlass.model.origin import Argument
 from windlass.model.plan import Plan
 from windlass.model.site import SchedulerSpec
+from windlass.run.folder import RunFolder
+from windlass.run.submit import submit_script
 from windlass.schedulers import get_scheduler
 from windlass.schedulers.base import JobSpec
-from windlass.supervise.fate import ask_fate
+from windlass.supervise.disposition import ask_fate
 
 BATCH_FILE = "batch.sh"
 LOG_FILE = "job.log"

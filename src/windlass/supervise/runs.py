@@ -10,14 +10,14 @@ from typing import Literal
 import msgspec
 
 from windlass.errors import WindlassError
-from windlass.launch.folder import PLAN_FILE, RunFolder, is_run, read_plan
+from windlass.failure.root_cause import RESUME_ME
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
-from windlass.proc import run_command
+from windlass.procs.command import run_command
+from windlass.run.folder import PLAN_FILE, RunFolder, is_run, read_plan
 from windlass.schedulers import get_scheduler
 from windlass.schedulers.base import JobState
 from windlass.supervise.attempts import Owner, attempt_folders, ledger, newest_step, read_owner, read_verdict
-from windlass.supervise.cause import RESUME_ME
 
 State = Literal["running", "waiting", "done", "resumable", "stopped", "failed", "killed", "unknown"]
 """`waiting`: in the scheduler's queue. `resumable`: it saved and left. `killed`: windlass itself was, in the middle."""

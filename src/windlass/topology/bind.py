@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import msgspec
 
 from windlass.errors import ConfigError, UsageError
-from windlass.model.cpulist import parse_bindings, parse_cpulist
 from windlass.model.origin import BUILTIN, Origin
 from windlass.model.plan import Binding, RankBinding
 from windlass.model.site import PresetSpec
 from windlass.model.topology import Device, DeviceUnit, Topology
+from windlass.notation.cpulist import parse_bindings, parse_cpulist
 from windlass.topology.check import Problem, problems_of, whole_cores
 from windlass.topology.nearest import nearest_nics
 from windlass.topology.split import (

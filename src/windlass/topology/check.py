@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from windlass.model.cpulist import format_cpulist
 from windlass.model.plan import Binding, RankBinding
 from windlass.model.topology import Topology
+from windlass.notation.cpulist import format_cpulist
 from windlass.topology.split import device_homes
 from windlass.topology.units import in_unit
 

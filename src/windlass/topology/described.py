@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from windlass.errors import ConfigError
-from windlass.model.cpulist import format_cpulist, parse_cpulist
 from windlass.model.site import DeviceSpec, DomainSpec, NodeSpec
 from windlass.model.topology import Core, Device, DeviceUnit, Nic, Topology
+from windlass.notation.cpulist import format_cpulist, parse_cpulist
 from windlass.topology.units import in_unit
 
 _GB = 1_000_000_000

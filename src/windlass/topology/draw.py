@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from textwrap import wrap
 
-from windlass.model.cpulist import format_cpulist
 from windlass.model.plan import Binding, RankBinding
 from windlass.model.topology import Core, Device, Topology
+from windlass.notation.cpulist import format_cpulist
 from windlass.topology.units import in_unit
 
 _MARKS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from windlass.errors import ConfigError
-from windlass.model.cpulist import parse_cpulist
+from windlass.notation.cpulist import parse_cpulist
 
 _SIZE_MAX = 65536
 _PCI = re.compile(r"^[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")

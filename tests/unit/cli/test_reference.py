@@ -10,8 +10,8 @@ import pytest
 
 from unit.cli.typed import SRC
 from windlass.environment.ranks import rank_variable_names
-from windlass.launch.script import EXIT_BROKEN
-from windlass.model.request import PLACEHOLDERS
+from windlass.notation.shell import PLACEHOLDERS
+from windlass.plan.render.rank_script import EXIT_BROKEN
 from windlass.settings import known_settings
 
 DOCS = SRC.parent / "docs"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from windlass.containers import inside
 from windlass.model.condition import When
 from windlass.model.plan import Setting
-from windlass.model.shell import expandable, quote
+from windlass.notation.shell import expandable, quote
 
 
 def _words(*args: object) -> tuple[str, ...]:

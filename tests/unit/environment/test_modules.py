@@ -18,8 +18,8 @@ from windlass.environment.modules import (
     parse_environment,
     users_variables,
 )
-from windlass.launch.context import look_around
 from windlass.model.request import Request
+from windlass.run.context import look_around
 from windlass.settings import Settings
 
 MODULEFILE = """#%Module1.0

@@ -14,9 +14,9 @@ from windlass.launchers.hydra import Hydra
 from windlass.launchers.local import Local
 from windlass.launchers.openmpi import OpenMpi
 from windlass.launchers.pals import Pals
-from windlass.model.cpulist import parse_bindings
 from windlass.model.origin import words_of
 from windlass.model.site import LauncherSpec
+from windlass.notation.cpulist import parse_bindings
 
 AURORA = "4-7:8-11:12-15:16-19:20-23:24-27:56-59:60-63:64-67:68-71:72-75:76-79"
 FLUX = captured.captures("flux/messages.json")

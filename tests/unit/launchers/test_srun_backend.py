@@ -8,9 +8,9 @@ import captured
 from windlass.errors import UsageError
 from windlass.launchers.base import LaunchSpec
 from windlass.launchers.srun import Srun
-from windlass.model.cpulist import parse_bindings
 from windlass.model.origin import words_of
 from windlass.model.site import ArgumentSpec, LauncherSpec
+from windlass.notation.cpulist import parse_bindings
 
 SITE = LauncherSpec(kind="srun")
 LUMI = "49-55:57-63:17-23:25-31:1-7:9-15:33-39:41-47"

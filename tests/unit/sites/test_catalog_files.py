@@ -13,8 +13,8 @@ import pytest
 from unit.sites.loading import SLINGSHOT, directives, launcher_words, variables
 from windlass.containers import runtime_names
 from windlass.launchers import launcher_names
-from windlass.model.cpulist import parse_bindings, parse_cpulist
 from windlass.model.site import Site, argument_key
+from windlass.notation.cpulist import parse_bindings, parse_cpulist
 from windlass.schedulers import scheduler_names
 from windlass.sites import facts
 from windlass.sites.catalog import load_site, site_names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from windlass.supervise.cause import Cause
+from windlass.failure.root_cause import Cause
 from windlass.supervise.decide import IDLE_JOBS, Decision, Options, Past, decide
 
 _OPTIONS = Options(restarts=2, spare_hosts=1)

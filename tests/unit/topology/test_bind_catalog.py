@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from windlass.model.cpulist import format_bindings
+from windlass.notation.cpulist import format_bindings
 from windlass.sites.catalog import load_site, site_names
 from windlass.topology.bind import bind, natural_ranks_per_node
 from windlass.topology.check import check_binding

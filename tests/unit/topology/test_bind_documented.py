@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from unit.topology.nodes import AURORA_48, AURORA_PRESETS, aurora, gh200, juwels, lumi, perlmutter, polaris
-from windlass.model.cpulist import cpu_mask, format_bindings, format_cpulist
 from windlass.model.plan import Binding
+from windlass.notation.cpulist import cpu_mask, format_bindings, format_cpulist
 from windlass.topology.bind import bind
 from windlass.topology.check import check_binding
 from windlass.topology.units import in_unit

@@ -17,10 +17,10 @@ from unit.topology.nodes import (
     workstation,
 )
 from windlass.errors import ConfigError, UsageError
-from windlass.model.cpulist import format_bindings, parse_cpulist
 from windlass.model.plan import Binding
 from windlass.model.site import DeviceSpec, DomainSpec, NodeSpec, PresetSpec
 from windlass.model.topology import Topology
+from windlass.notation.cpulist import format_bindings, parse_cpulist
 from windlass.topology.bind import bind, natural_ranks_per_node
 from windlass.topology.check import check_binding
 from windlass.topology.described import topology_from_spec

@@ -7,8 +7,8 @@ import pytest
 
 from unit.topology.nodes import AURORA_NODE, MAX_1550, MI250X, MI250X_NODE, aurora, gh200, lumi, perlmutter, workstation
 from windlass.errors import ConfigError
-from windlass.model.cpulist import format_bindings
 from windlass.model.site import BindingSpec, DeviceSpec, DomainSpec, NodeSpec
+from windlass.notation.cpulist import format_bindings
 from windlass.topology.bind import bind
 from windlass.topology.described import complete_probe, topology_from_spec
 from windlass.topology.units import in_unit

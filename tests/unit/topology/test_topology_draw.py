@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from unit.topology.nodes import AURORA_PRESETS, aurora, gh200, juwels, lumi, perlmutter, workstation
-from windlass.model.cpulist import parse_cpulist
 from windlass.model.topology import Topology
+from windlass.notation.cpulist import parse_cpulist
 from windlass.topology.bind import bind
 from windlass.topology.draw import draw_node
 from windlass.topology.units import in_unit

@@ -21,9 +21,9 @@ from data.sysfs.machines import (
     perlmutter_node,
     polaris_node,
 )
-from windlass.model.cpulist import format_bindings, format_cpulist
 from windlass.model.plan import Binding
 from windlass.model.topology import Topology
+from windlass.notation.cpulist import format_bindings, format_cpulist
 from windlass.topology.bind import bind, natural_ranks_per_node
 from windlass.topology.check import check_binding
 from windlass.topology.probe import probe_topology

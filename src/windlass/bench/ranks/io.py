@@ -25,7 +25,7 @@ from windlass.bench.lines import Teller
 from windlass.bench.ranks.meet import Meeting
 from windlass.bench.ranks.program import Place, guarded, my_place
 from windlass.errors import MachineError, WindlassError
-from windlass.proc import run_command, which
+from windlass.procs.command import run_command, which
 
 FORMATS = ("files", "tar", "squashfs")
 _PER_FOLDER = 500

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from windlass.agent.bundle import ServiceSpec
+from windlass.agents.bundle import ServiceSpec
 from windlass.bench.start.machine import Clients, Hosted, Seen, hosted, remove_tree, run_ranks
 from windlass.bench.start.shared import Limits
 from windlass.errors import MachineError
 from windlass.model.plan import CacheRoot
-from windlass.proc import run_command, which
-from windlass.services.stage import stage_service
+from windlass.procs.command import run_command, which
+from windlass.stage.service import stage_service
 
 CASES = ("native", "direct", "sbcast", "squashfs", "stage", "cache", "cache+trace", "second")
 _PACK_S = 900.0
@@ -112,7 +112,7 @@ def _cache_service(place: Place, clients: Clients, *, trace_in: str = "", trace_
         "trace_in": str(clients.path("{node}") / "run" / trace_in) if trace_in else "",
         "trace_out": trace_out,
     }
-    return ServiceSpec(name="cache", entry="windlass.services.node.cache:make", settings=settings)
+    return ServiceSpec(name="cache", entry="windlass.agents.node.cache:make", settings=settings)
 
 
 def _trace(place: Place) -> Path:

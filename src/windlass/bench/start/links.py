@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windlass.errors import MachineError, WindlassError
-from windlass.proc import run_command, which
+from windlass.procs.command import run_command, which
 
 _SPACES = Path("/run/netns")
 _MARK = "wlpush"

@@ -22,12 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from windlass.agent.bundle import Manifest, ServiceSpec, bundle_bytes
-from windlass.agent.words import agent_words
+from windlass.agents.bundle import Manifest, ServiceSpec, bundle_bytes
+from windlass.agents.cache_service import PACKAGES
+from windlass.agents.command import agent_words
 from windlass.bench.start.shared import ClientSettings, Counters, Limits, settings_text
 from windlass.errors import DeadlineError, MachineError
-from windlass.proc import pdeathsig
-from windlass.services.cache import PACKAGES
+from windlass.procs.command import pdeathsig
+from windlass.stage.service import PACKAGES as STAGE_PACKAGES
 
 _UP_S = 600.0
 _RANKS_S = 900.0
@@ -145,7 +146,7 @@ def hosted(
     )
     bundle = run / f"{run_id}.pyz"
     bundle.touch(0o600)
-    bundle.write_bytes(bundle_bytes(manifest, os.urandom(32), PACKAGES))
+    bundle.write_bytes(bundle_bytes(manifest, os.urandom(32), PACKAGES | STAGE_PACKAGES))
     agents: list[Process] = []
     began = time.monotonic()
     try:

@@ -23,7 +23,7 @@ from windlass.bench.start.machine import hosted, remove_tree
 from windlass.bench.start.onehop import one_hop
 from windlass.errors import MachineError
 from windlass.model.plan import CacheRoot
-from windlass.services.stage import stage_service
+from windlass.stage.service import stage_service
 
 LINK_CASES = ("stage", "stage-one", "sbcast", "mpi")
 LOOPBACK_CASES = ("raw", "raw-memory", *LINK_CASES)

@@ -17,8 +17,8 @@ from windlass.bench.start import broadcast
 from windlass.bench.start.cases import NotMeasuredError
 from windlass.bench.start.machine import Network
 from windlass.errors import CommandError
-from windlass.model.shell import quote
-from windlass.proc import run_command, which
+from windlass.notation.shell import quote
+from windlass.procs.command import run_command, which
 
 _PIECE_BYTES = 64 << 20
 _DAEMONS = ("munged", "slurmctld", "slurmd", "salloc", "sbcast", "sinfo", "unshare", "setpriv")

@@ -9,7 +9,7 @@ import torch
 
 import windlass
 from windlass.errors import CommandError
-from windlass.proc import run_command
+from windlass.procs.command import run_command
 
 
 def software() -> dict[str, str | None]:

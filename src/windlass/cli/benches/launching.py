@@ -19,13 +19,13 @@ from windlass.cli.options import add_request_options, request_from
 from windlass.cli.result import Result
 from windlass.cli.run import plan_here, to_its_end
 from windlass.errors import UsageError
-from windlass.launch.context import current_environ
-from windlass.launch.folder import RunFolder, folder_path
-from windlass.launch.output import View
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.model.request import Request
 from windlass.model.secrets import mask_word, secret_positions
+from windlass.run.context import current_environ
+from windlass.run.folder import RunFolder, folder_path
+from windlass.run.output import View
 from windlass.settings import read_settings
 
 

@@ -25,8 +25,8 @@ from windlass.bench.start.workfolder import work_folder
 from windlass.cli.options import parse_size
 from windlass.cli.result import Result
 from windlass.errors import MachineError, UsageError, unknown_name
-from windlass.launch.context import current_environ
 from windlass.model.jsontext import to_json
+from windlass.run.context import current_environ
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,76 @@
+"""The file that travels: the agent, the services' packages, what they are told, and the job's key. One file, read once
+by each node, so that N nodes make a few calls each and not one for every module.
+
+It holds the key, so it is as closed as a key file: mode 0600, in the run folder, removed after the run.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from windlass.errors import ConfigError
+from windlass.model.jsontext import to_json
+
+AGENT_PACKAGE = "windlass.agents.node"
+MANIFEST = "manifest.json"
+KEY = "key"
+_NODE = Path(__file__).parent / "node"
+
+
+class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A service to host: `entry` is `package.module:function` of a package in the file."""
+
+    name: str
+    entry: str
+    settings: dict[str, object] = {}
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What the agents are told; the same on all nodes, and no secret in it."""
+
+    version: int = 1
+    run_id: str
+    hosts: tuple[str, ...]
+    node_variables: tuple[str, ...]
+    """Variables in which the launcher tells an agent its place among the hosts."""
+    folder: str
+    """Folder of this user's agents on a node; `${NAME}` is expanded there."""
+    until: str = "stdin"
+    """`stdin`: the agents end when their standard input does. `signal`: only when asked."""
+    cpus: tuple[int, ...] = ()
+    services: tuple[ServiceSpec, ...] = ()
+
+
+def bundle_bytes(manifest: Manifest, key: bytes, packages: Mapping[str, Path]) -> bytes:
+    """The zip. `packages` are folders of modules by their full names, which are the same on the node; the packages
+    above them are empty there."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        parents: dict[str, None] = {}
+        for name, folder in ((AGENT_PACKAGE, _NODE), *sorted(packages.items())):
+            path = name.replace(".", "/")
+            files = sorted(folder.glob("*.py"))
+            if not files:
+                raise ConfigError(f"{folder} has no modules", hint="windlass is not installed as a whole")
+            for file in files:
+                archive.writestr(_entry(f"{path}/{file.name}"), file.read_bytes())
+            parents |= dict.fromkeys(str(parent) for parent in PurePosixPath(path).parents if parent.name)
+            if all(file.name != "__init__.py" for file in files):
+                parents[path] = None
+        for parent in parents:
+            archive.writestr(_entry(f"{parent}/__init__.py"), b"")
+        archive.writestr(_entry(MANIFEST), to_json(manifest))
+        archive.writestr(_entry(KEY), key)
+    return stream.getvalue()
+
+
+def _entry(name: str) -> zipfile.ZipInfo:
+    """An entry without the time of day: the same sources give the same file."""
+    made = zipfile.ZipInfo(name)
+    made.compress_type = zipfile.ZIP_DEFLATED
+    return made

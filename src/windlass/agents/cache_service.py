@@ -1,0 +1,133 @@
+"""The cooperative cache of a run: agents with the cache service, started before the ranks and ended after them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import windlass.cache.node
+from windlass.agents.bundle import ServiceSpec
+from windlass.agents.control import Agents, AgentsPlan, addresses, cached_step
+from windlass.agents.shims import environment_front
+from windlass.cache.traces import environment_identity, trace_path
+from windlass.errors import WindlassError
+from windlass.model.jsontext import to_json
+from windlass.model.plan import CachePlan, Plan
+from windlass.plan.cache import agents_folder
+from windlass.plan.render.rank_script import JobFacts
+from windlass.run.folder import RunFolder
+from windlass.run.output import View
+from windlass.settings import read_settings
+
+FIGURES_FILE = "cache.json"
+_ENTRY = "windlass.agents.node.cache:make"
+STATUS_ENTRY = "windlass.agents.node.cache:status_tool"
+PACKAGES = {"windlass.cache.node": Path(windlass.cache.node.__path__[0])}
+
+
+def cache_service(cache: CachePlan, traces_dir: Path | None) -> ServiceSpec:
+    """What every node's cache is told. Looks at the roots once: their marks, and the scripts of environments."""
+    settings: dict[str, object] = {
+        "roots": [[root.path, root.real] for root in cache.roots],
+        "fronts": [environment_front(prefix, cache) for prefix in cache.environments],
+        "config": {"placement": cache.placement, "budget_bytes": cache.budget_bytes},
+        "start_s": cache.ready_s,
+    }
+    if traces_dir is not None and cache.trace and cache.placement == "replicate":
+        trace = trace_path(traces_dir, environment_identity([root.path for root in cache.roots]))
+        settings["trace_out"] = str(trace)
+        settings["trace_in"] = str(trace) if trace.exists() else ""
+    return ServiceSpec(name="cache", entry=_ENTRY, settings=settings)
+
+
+def cache_agents(
+    plan: Plan,
+    folder: RunFolder,
+    facts: JobFacts,
+    hosts: tuple[str, ...],
+    environ: Mapping[str, str],
+    traces_dir: Path | None,
+) -> Agents:
+    """The agents of a plan with a cache."""
+    assert plan.cache is not None
+    made = AgentsPlan(
+        launch=cached_step(plan, folder, hosts),
+        launcher=plan.launcher,
+        run_id=facts.run_id,
+        hosts=addresses(plan, hosts),
+        folder=agents_folder(plan, facts.uid),
+        cpus=plan.binding.agent_cpus,
+        services=(cache_service(plan.cache, traces_dir),),
+        packages=PACKAGES,
+        ready_s=plan.cache.ready_s,
+    )
+    return Agents(made, folder, environ)
+
+
+def cache_beside(
+    plan: Plan,
+    folder: RunFolder,
+    facts: JobFacts,
+    hosts: tuple[str, ...],
+    view: View,
+    environ: Mapping[str, str],
+    *,
+    quiet: bool,
+) -> CacheBeside:
+    """What `launch.run.execute` needs to run a plan with a cache."""
+    agents = cache_agents(plan, folder, facts, hosts, environ, read_settings(environ).traces_dir)
+    return CacheBeside(agents, folder, view, hosts, quiet=quiet)
+
+
+class CacheBeside:
+    """`launch.run.Beside`: the cache while the ranks run."""
+
+    def __init__(self, agents: Agents, folder: RunFolder, view: View, hosts: tuple[str, ...], *, quiet: bool) -> None:
+        self._agents = agents
+        self._folder = folder
+        self._view = view
+        self._hosts = hosts
+        self._quiet = quiet
+        self._told = 0
+
+    def start(self, stopping: Callable[[], bool]) -> bool:
+        return self._agents.start(stopping)
+
+    def poll(self) -> None:
+        """Tell what the agents have noticed."""
+        self._agents.hear()
+        fresh, self._told = self._agents.lines[self._told :], len(self._agents.lines)
+        for line in fresh:
+            if "news" in line and line.get("service") == "cache":
+                self._view.note(f"windlass: {self._hosts[line['node']]}: {line['news']}")
+
+    def stop(self) -> None:
+        self._agents.stop()
+        self.poll()
+        ended = self._agents.ended("cache")
+        if not ended:
+            return
+        nodes = [{"node": node, **figures} for node, figures in sorted(ended.items())]
+        try:
+            self._folder.write_bytes(FIGURES_FILE, to_json({"nodes": nodes, "total": figures_total(ended)}))
+        except WindlassError as error:
+            self._view.note(f"windlass: {error.message}")
+        if not self._quiet:
+            self._view.note(f"windlass: {figures_text(ended)}")
+
+
+def figures_total(ended: Mapping[int, Mapping[str, Any]]) -> dict[str, int]:
+    names = ("source_calls", "source_bytes", "hits", "misses", "errors", "failovers", "corrupt", "changed", "direct")
+    return {name: sum(int(figures.get(name, 0)) for figures in ended.values()) for name in names}
+
+
+def figures_text(ended: Mapping[int, Mapping[str, Any]]) -> str:
+    """One line: what the shared file system saw of the run."""
+    total = figures_total(ended)
+    text = (
+        f"cache: {len(ended)} {'node' if len(ended) == 1 else 'nodes'} asked the shared file system "
+        f"{total['source_calls']:,} times for {total['source_bytes'] / 1e6:,.1f} MB"
+    )
+    problems = [f"{total[name]} {name}" for name in ("errors", "failovers", "corrupt", "changed") if total[name]]
+    return text + (f" ({', '.join(problems)})" if problems else "")

@@ -1,0 +1,173 @@
+"""A cache that outlives the command that started it: `windlass cache start`, as one keeps it for a whole allocation.
+
+The step of agents is started apart from us; a file in the run folder says which process it is and since when, so that
+`stop` ends exactly that one. When the job ends, the scheduler ends the step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from windlass.agents.cache_service import STATUS_ENTRY, cache_agents
+from windlass.agents.command import stop_words, tool_words
+from windlass.agents.control import BUNDLE_FILE, Agents
+from windlass.agents.interpreter import ARCHIVE
+from windlass.errors import MachineError, WindlassError
+from windlass.launchers import get_launcher
+from windlass.launchers.base import LaunchSpec
+from windlass.model.jsontext import from_json, to_json
+from windlass.model.origin import words_of
+from windlass.model.plan import Plan
+from windlass.model.site import LauncherSpec
+from windlass.notation.hostlist import expand_hostlist
+from windlass.plan.cache import agents_folder, state_folder
+from windlass.plan.inputs import Secrets
+from windlass.plan.render.rank_script import JobFacts
+from windlass.procs.command import run_command
+from windlass.run.folder import RunFolder, read_plan
+from windlass.run.node_step import run_on_nodes, write_host_file
+
+_FILE = "agents.json"
+_STATUS_S = 30.0
+_STOP_S = 30.0
+
+
+class _Step(msgspec.Struct, frozen=True, kw_only=True):
+    """The process that holds the agents: the launcher, or the only agent itself."""
+
+    version: int = 1
+    host: str
+    pid: int
+    started: str
+    run_id: str
+    uid: int
+    what: str = "cache"
+    """`cache`, or `images`: staged ones, which the agents keep mounted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Held:
+    """A cache that was started by hand."""
+
+    folder: RunFolder
+    plan: Plan
+    step: _Step
+
+    @property
+    def agents(self) -> str:
+        return agents_folder(self.plan, self.step.uid)
+
+    def view(self, node: int | str) -> str:
+        return f"{state_folder(self.agents, self.step.run_id, node)}/view"
+
+
+def start_held(plan: Plan, folder: RunFolder, environ: Mapping[str, str], traces_dir: Path) -> Held:
+    """Start the agents and leave them running; all nodes are up on return. Raises where one is not, and leaves none."""
+    hosts = expand_hostlist(plan.hosts) if plan.hosts else (socket.gethostname().split(".", 1)[0],)
+    facts = JobFacts(run_dir=str(folder.path), run_id=folder.run_id, uid=os.getuid())
+    write_host_file(plan, folder, hosts)
+    agents = cache_agents(plan, folder, facts, hosts, environ, traces_dir)
+    agents.start(detached=True)
+    return hold(plan, folder, agents, facts)
+
+
+def hold(plan: Plan, folder: RunFolder, agents: Agents, facts: JobFacts, what: str = "cache") -> Held:
+    """Write down which agents these are, so that a later command can ask and stop them."""
+    step = _Step(
+        host=socket.gethostname(),
+        pid=agents.pid,
+        started=_started(agents.pid),
+        run_id=facts.run_id,
+        uid=facts.uid,
+        what=what,
+    )
+    folder.write_bytes(_FILE, to_json(step))
+    folder.save_plan(plan, Secrets())
+    return Held(folder=folder, plan=plan, step=step)
+
+
+def held_caches(folders: Iterable[RunFolder]) -> list[Held]:
+    """Those of the folders whose agents were started by hand and not stopped."""
+    found = []
+    for folder in folders:
+        with contextlib.suppress(OSError, msgspec.DecodeError, WindlassError):
+            step = from_json(folder.part(_FILE).read_bytes(), _Step)
+            found.append(Held(folder=folder, plan=read_plan(folder.path), step=step))
+    return found
+
+
+def status_of(held: Held, environ: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The status of every node, asked on node 0, which asks the others through the tree."""
+    state = state_folder(held.agents, held.step.run_id, 0)
+    words = tool_words(held.agents, held.step.run_id, 0, STATUS_ENTRY, state)
+    done = run_command((*_first_node(held.plan), *words), timeout_s=_STATUS_S, env=environ, check=False)
+    found = [json.loads(line[line.index("{") :]) for line in done.stdout.splitlines() if "{" in line]
+    if done.code or not found:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise MachineError(
+            f"the cache of {held.folder.path} does not answer: {said[-1] if said else 'no message'}",
+            hint="end it with `windlass cache stop`, then start it again",
+        )
+    return sorted(found, key=lambda status: int(status["node"]))
+
+
+def _first_node(plan: Plan) -> tuple[str, ...]:
+    if plan.launcher == "local":
+        return ()
+    first = expand_hostlist(plan.hosts)[0] if plan.hosts else None
+    spec = LaunchSpec(nodes=1, ranks_per_node=1, host_list=first, beside=True, step_name=f"{plan.name}-status")
+    words = words_of(get_launcher(plan.launcher).arguments(spec, LauncherSpec()))
+    return tuple(word for word in words if word != "--label")
+
+
+def stop_held(held: Held, environ: Mapping[str, str]) -> None:
+    """Ask the agents to end and wait for it. Fine where they are gone already.
+
+    The nodes are asked themselves: a launcher that is told to stop may leave its tasks no time to unmount."""
+    step = held.step
+    variables = get_launcher(held.plan.launcher).variables
+    words = stop_words(held.agents, step.run_id, (*variables.node_rank, *variables.rank))
+    if held.plan.launcher == "local":
+        environ = {**environ, variables.node_rank[0]: "0"}
+        run_command(words, timeout_s=_STOP_S, env=environ, check=False)
+    else:
+        run_on_nodes(held.plan, words, environ, _STOP_S + 10.0)
+    if step.host == socket.gethostname():
+        _end_launcher(step)
+    for name in (_FILE, BUNDLE_FILE, ARCHIVE):
+        held.folder.part(name).unlink(missing_ok=True)
+
+
+def _end_launcher(step: _Step) -> None:
+    """It ends by itself when its tasks have; otherwise it is made to."""
+    end = time.monotonic() + 5.0
+    while _started(step.pid) == step.started and time.monotonic() < end:
+        time.sleep(0.05)
+    for sig, patience_s in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
+        if _started(step.pid) != step.started:
+            break
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(step.pid, sig)
+        end = time.monotonic() + patience_s
+        while _started(step.pid) == step.started and time.monotonic() < end:
+            time.sleep(0.05)
+
+
+def _started(pid: int) -> str:
+    """When a process started, which tells it from a later one of the same number; empty where there is none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]

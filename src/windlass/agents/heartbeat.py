@@ -1,0 +1,183 @@
+"""The agents of a run that is watched: the watch service on every node, and the cache's beside it where one is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from windlass.agents.bundle import ServiceSpec
+from windlass.agents.cache_service import PACKAGES, CacheBeside, cache_service
+from windlass.agents.control import LOG_FILE, Agents, AgentsPlan, addresses, cached_step
+from windlass.errors import DeadlineError, MachineError
+from windlass.launchers import get_launcher
+from windlass.launchers.base import LaunchSpec
+from windlass.model.origin import words_of
+from windlass.model.plan import Plan
+from windlass.model.site import LauncherSpec
+from windlass.plan.cache import agents_folder
+from windlass.plan.render.rank_script import JobFacts, place_mark
+from windlass.run.folder import RunFolder
+from windlass.run.output import View
+from windlass.settings import read_settings
+
+WATCH = "watch"
+_ENTRY = "windlass.agents.node.heartbeat:make"
+_READY_S = 30.0
+_END_S = 3.0
+"""Agents end within milliseconds; only a node that is lost takes longer, and it will not be heard of again."""
+
+
+def beats_folder(plan: Plan, uid: int, run_id: str) -> str:
+    """Where the ranks of a node show signs of life, but for the node's number at its end."""
+    return f"{agents_folder(plan, uid)}/w/{run_id}."
+
+
+def watched_agents(
+    plan: Plan,
+    folder: RunFolder,
+    facts: JobFacts,
+    hosts: tuple[str, ...],
+    environ: Mapping[str, str],
+    silent_s: float | None,
+) -> Agents:
+    """Agents with the watch, and with the cache where the plan has one."""
+    watch = ServiceSpec(name=WATCH, entry=_ENTRY, settings={"mark": place_mark(facts), "silent_s": silent_s})
+    services: tuple[ServiceSpec, ...] = (watch,)
+    if plan.cache is not None:
+        services = (cache_service(plan.cache, read_settings(environ).traces_dir), watch)
+    # The service of the cache imports its package; the bundle holds both, used or not: it is a few kilobytes.
+    made = AgentsPlan(
+        launch=cached_step(plan, folder, hosts) if plan.cache else _step_words(plan, folder, hosts),
+        launcher=plan.launcher,
+        run_id=facts.run_id,
+        hosts=addresses(plan, hosts),
+        folder=agents_folder(plan, facts.uid),
+        cpus=plan.binding.agent_cpus,
+        services=services,
+        packages=PACKAGES,
+        ready_s=plan.cache.ready_s if plan.cache else _READY_S,
+    )
+    return Agents(made, folder, environ)
+
+
+def _step_words(plan: Plan, folder: RunFolder, hosts: tuple[str, ...]) -> tuple[str, ...]:
+    """The launcher's words for one agent per node; empty where windlass starts the only one itself."""
+    if plan.launcher == "local":
+        return ()
+    launcher = get_launcher(plan.launcher)
+    spec = LaunchSpec(
+        nodes=plan.nodes,
+        ranks_per_node=1,
+        host_list=plan.hosts if plan.launcher == "srun" else None,
+        host_file=str(folder.part("agent-hosts")) if plan.launcher != "srun" else None,
+        beside=True,
+        step_name=f"{plan.name}-agents",
+    )
+    text = launcher.host_file_text(hosts, spec)
+    if text is not None:
+        folder.write("agent-hosts", text)
+    return tuple(word for word in words_of(launcher.arguments(spec, LauncherSpec())) if word != "--label")
+
+
+class WatchedBeside:
+    """`launch.run.Beside`: what the watch on the nodes has said so far."""
+
+    def __init__(
+        self, agents: Agents, plan: Plan, folder: RunFolder, view: View, hosts: tuple[str, ...], *, quiet: bool
+    ) -> None:
+        self._agents = agents
+        self._launcher = get_launcher(plan.launcher)
+        self._ending = False
+        self._view = view
+        self._hosts = hosts
+        self._cache = CacheBeside(agents, folder, view, hosts, quiet=quiet) if plan.cache else None
+        self._heard = 0
+        self._log = folder.part(LOG_FILE)
+        self._log_read = 0
+        self._gone: set[str] = set()
+        self.up = False
+        self.beats: set[str] = set()
+        """Hosts whose ranks show signs of life."""
+        self.silent: dict[str, dict[str, Any]] = {}
+        """Hosts on which no rank finished a step for too long, with the step and the ranks that are behind."""
+        self.oom: set[str] = set()
+        self.figures: dict[str, dict[str, Any]] = {}
+        """Last figures of each host's watch."""
+
+    def start(self, stopping: Callable[[], bool]) -> bool:
+        """A watch that cannot start is no reason not to run; a cache that cannot is."""
+        try:
+            going = self._agents.start(stopping)
+            self.up = going
+            return going
+        except (MachineError, DeadlineError) as error:
+            if self._cache is not None:
+                raise
+            self._view.note(f"windlass: nobody watches on the nodes, going on without: {error.message}")
+            return True
+
+    def poll(self) -> None:
+        if self._cache is not None:
+            self._cache.poll()
+        else:
+            self._agents.hear()
+        fresh, self._heard = self._agents.lines[self._heard :], len(self._agents.lines)
+        for line in fresh:
+            if line.get("service") == WATCH and "news" in line:
+                self._take(self._host(line), json.loads(line["news"]))
+        self._look_for_lost()
+
+    def _look_for_lost(self) -> None:
+        """An agent that was killed says nothing any more; its launcher does. The run goes on without it, and hangs on
+        its node are then seen by the output alone."""
+        if not self.up or self._ending:
+            return
+        lost = set() if self._agents.running else set(self._hosts)
+        with contextlib.suppress(OSError):
+            if self._log.stat().st_size > self._log_read:
+                with self._log.open("rb") as file:
+                    file.seek(self._log_read)
+                    text = file.read()
+                    self._log_read += len(text)
+                for line in text.decode(errors="replace").splitlines():
+                    failure = self._launcher.parse_failure([line.strip()], 1)
+                    if failure is not None and failure.host in self._hosts:
+                        lost.add(failure.host)
+        for host in sorted(lost - self._gone):
+            self._gone.add(host)
+            self.beats.discard(host)
+            self.silent.pop(host, None)
+            self._view.note(f"windlass: the agent on {host} is gone; the run goes on without it")
+
+    def _take(self, host: str, news: dict[str, Any]) -> None:
+        if "beats" in news:
+            self.beats.add(host)
+        if "silent" in news:
+            self.silent[host] = news
+        if "moves" in news:
+            self.silent.pop(host, None)
+        if "oom" in news:
+            self.oom.add(host)
+
+    def stop(self) -> None:
+        self._ending = True
+        if self._cache is not None:
+            self._cache.stop()
+        else:
+            self._agents.stop(_END_S)
+        self.poll()
+        for node, figures in self._agents.ended(WATCH).items():
+            if 0 <= node < len(self._hosts):
+                self.figures[self._hosts[node]] = figures
+                if figures.get("oom"):
+                    self.oom.add(self._hosts[node])
+
+    def last_step(self) -> int | None:
+        """The furthest step that any rank showed."""
+        return max((int(figures["step"]) for figures in self.figures.values() if "step" in figures), default=None)
+
+    def _host(self, line: dict[str, Any]) -> str:
+        node = line["node"]
+        return self._hosts[node] if 0 <= node < len(self._hosts) else "?"

@@ -1,0 +1,141 @@
+"""The words of a plan: the launcher's command line, the directives of a batch script, limits. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from windlass.containers import get_runtime
+from windlass.containers.base import WrapSpec
+from windlass.environment import ranks
+from windlass.launchers import get_launcher
+from windlass.launchers.base import LaunchSpec
+from windlass.model.condition import Facts, holds
+from windlass.model.origin import BUILTIN, Argument
+from windlass.model.plan import Binding, ContainerPlan, Setting
+from windlass.model.request import Request
+from windlass.model.site import ArgumentSpec, Site
+from windlass.model.topology import Topology
+from windlass.notation.shell import NAME
+from windlass.plan.argument_edits import edit_arguments
+from windlass.plan.inputs import Context
+from windlass.plan.shape import Shape
+from windlass.schedulers import get_scheduler
+from windlass.schedulers.base import JobSpec
+
+_PERSONAL = frozenset(
+    {"_", "PWD", "OLDPWD", "SHLVL", "TERM", "DISPLAY", "LS_COLORS", "HOSTNAME", "SSH_AUTH_SOCK", "MAIL"}
+)
+"""Variables of a login shell that mean nothing on another node."""
+
+
+def launch_arguments(
+    request: Request,
+    context: Context,
+    shape: Shape,
+    binding: Binding,
+    facts: Facts,
+    container: ContainerPlan | None,
+    environment: tuple[Setting, ...],
+) -> tuple[Argument, ...]:
+    site = context.site
+    launcher = get_launcher(shape.launcher)
+    bound = any(rank.cpus for rank in binding.ranks)
+    spec = LaunchSpec(
+        nodes=shape.nodes,
+        ranks_per_node=shape.ranks_per_node,
+        cpu_lists=tuple(rank.cpus for rank in binding.ranks) if bound and binding.by_launcher else (),
+        cpus_per_rank=_step_cpus(shape, binding, context.topology),
+        overcommit=_overcommitted(shape, context),
+        unbound=request.cpu_bind == "none" or (bound and not binding.by_launcher),
+        gpus_per_node=shape.gpus_per_node,
+        gpu_request=site.file.scheduler.gpu_request,
+        devices=shape.devices,
+        device_by_launcher=site.file.devices.by_launcher,
+        mpi=request.mpi or site.file.launcher.mpi,
+        host_file="{run_dir}/hosts" if shape.hosts else None,
+        host_list=shape.hosts if shape.part_of_allocation else None,
+        output_dir="{run_dir}/out",
+        step_name=shape.name,
+        environment_names=_travelling(context),
+    )
+    mine = tuple(a for a in site.file.launcher.arguments if holds(a.when, facts))
+    made = list(launcher.arguments(spec, msgspec.structs.replace(site.file.launcher, arguments=mine)))
+    if container:
+        runtime = get_runtime(container.runtime)
+        wrap = WrapSpec(
+            container=container,
+            cwd=request.cwd,
+            run_dir="{run_dir}",
+            vendor=shape.vendor,
+            settings=environment,
+            rank_variables=ranks.rank_variable_names(),
+        )
+        made += runtime.launcher_arguments(wrap)
+    return edit_arguments(tuple(made), request.launcher_args, flag="--arg")
+
+
+def _travelling(context: Context) -> tuple[str, ...]:
+    """Names for launchers that carry only what is named: what programs are found by, and the user's own."""
+    always = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX")
+    if context.allocation is None:
+        return always
+    own = (name for name in context.users_environment if NAME.match(name) and name not in _PERSONAL)
+    return tuple(dict.fromkeys((*always, *sorted(own))))
+
+
+def _overcommitted(shape: Shape, context: Context) -> bool:
+    """More ranks than CPUs: a wish that schedulers take for a mistake unless told."""
+    cpus = len([cpu for core in context.topology.usable_cores() for cpu in core.cpus])
+    if not cpus and context.allocation:
+        cpus = context.allocation.cpus_per_node or 0
+    return 0 < cpus < shape.ranks_per_node
+
+
+def _step_cpus(shape: Shape, binding: Binding, topology: Topology) -> int | None:
+    """What to say as CPUs per task. srun makes a step of just that size and then refuses masks outside of it, so with
+    masks it is said only where the ranks together use the whole node."""
+    each = shape.cpus_per_rank(binding)
+    if each is None or not binding.by_launcher:
+        return each
+    bound = {cpu for rank in binding.ranks for cpu in rank.cpus}
+    blocked = {*topology.reserved, *binding.agent_cpus, *binding.comm_cpus}
+    usable = [core for core in topology.usable_cores() if not set(core.cpus) & blocked]
+    whole = all(core.id in bound for core in usable)
+    return each if whole and each * shape.ranks_per_node == len(bound) else None
+
+
+def _argument(spec: ArgumentSpec) -> Argument:
+    return Argument(words=spec.words, because=spec.because, origin=spec.origin or BUILTIN)
+
+
+def batch_directives(
+    request: Request, context: Context, shape: Shape, binding: Binding, facts: Facts
+) -> tuple[Argument, ...]:
+    if shape.scheduler == "none":
+        return ()
+    site = context.site
+    scheduler = get_scheduler(shape.scheduler)
+    spec = JobSpec(
+        name=shape.name,
+        nodes=shape.nodes + request.spares,
+        ranks_per_node=shape.ranks_per_node,
+        cpus_per_rank=None if site.file.scheduler.whole_nodes else shape.cpus_per_rank(binding),
+        gpus_per_node=shape.gpus_per_node,
+        partition=shape.partition,
+        qos=request.qos,
+        account=request.account,
+        time=request.time,
+        output=f"{scheduler.path_word(context.run_dir)}/job.log",
+        exclude_hosts=context.bad_hosts if scheduler.can_exclude else (),
+        outlives_nodes=bool(request.spares),
+        requeue=request.until_done,
+    )
+    mine = tuple(a for a in site.file.scheduler.directives if holds(a.when, facts))
+    made = scheduler.directives(spec, msgspec.structs.replace(site.file.scheduler, directives=mine))
+    return edit_arguments(made, request.directives, flag="--directive")
+
+
+def rank_limits(site: Site, facts: Facts) -> tuple[Argument, ...]:
+    core = Argument(words=("-c", "0"), because="thousands of core files fill a file system and help nobody")
+    own = tuple(_argument(a) for a in site.file.limits if holds(a.when, facts))
+    return own if any(a.words[:1] == ("-c",) for a in own) else (core, *own)

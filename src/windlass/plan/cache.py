@@ -1,0 +1,213 @@
+"""What `--cache` adds to a plan and to the rank script: roots, agents, and paths taken from the node's view. Pure.
+
+Nothing here starts anything. The agents are started, waited for and ended by `services`, through `launch.run.Beside`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from windlass.containers import get_runtime
+from windlass.errors import UsageError
+from windlass.launchers import get_launcher
+from windlass.launchers.base import LaunchSpec
+from windlass.model.origin import Argument, Origin
+from windlass.model.plan import CachePlan, CacheRoot, ContainerPlan, Mount, Plan
+from windlass.model.request import Request
+from windlass.model.site import LauncherSpec
+from windlass.notation.shell import expandable, quote
+from windlass.plan.shape import Shape
+
+VIEW_VARIABLE = "WINDLASS_VIEW"
+REDIRECTED = (
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "PYTHONUSERBASE",
+    "VIRTUAL_ENV",
+    "CONDA_PREFIX",
+)
+FLAG = Origin(scope="flag", where="--cache")
+_BECAUSE = "the nodes share one reading of these folders instead of asking the shared file system each for itself"
+
+
+def plan_cache(
+    request: Request, shape: Shape, seen: tuple[tuple[str, str], ...], environments: tuple[str, ...]
+) -> CachePlan | None:
+    """The cache of a run, or None where none was asked for. `seen` are the roots with links followed, where they could
+    be looked at; `environments` are prefixes that the ranks may use."""
+    if not request.cache:
+        return None
+    roots = declared_roots(seen or ((path, path) for path in request.cache))
+    return CachePlan(
+        roots=roots,
+        environments=tuple(e for e in dict.fromkeys(environments) if below_roots(e, roots)),
+        variables=() if request.container else REDIRECTED,
+        launch=_agents_step(shape),
+        placement=request.cache_placement,
+        budget_bytes=request.cache_budget_bytes or 2 << 30,
+        trace=request.cache_trace,
+        because=_BECAUSE,
+        origin=FLAG,
+    )
+
+
+def _agents_step(shape: Shape) -> tuple[Argument, ...]:
+    """One task per node beside the ranks. Their lines say themselves whose they are, so no label is wanted."""
+    if shape.launcher == "local":
+        return ()
+    spec = LaunchSpec(
+        nodes=shape.nodes,
+        ranks_per_node=1,
+        host_list=shape.hosts if shape.launcher == "srun" else None,
+        host_file="{run_dir}/agent-hosts" if shape.hosts and shape.launcher != "srun" else None,
+        beside=True,
+        step_name=f"{shape.name}-agents",
+    )
+    made = get_launcher(shape.launcher).arguments(spec, LauncherSpec())
+    return tuple(argument for argument in made if argument.name != "--label")
+
+
+def declared_roots(pairs: Iterable[tuple[str, str]]) -> tuple[CacheRoot, ...]:
+    """Roots without those that lie inside another one. The whole file system is not a root."""
+    kept: list[CacheRoot] = []
+    for path, real in sorted(pairs):
+        if path == "/" or real == "/":
+            raise UsageError(f"--cache {path}: the whole file system", hint="name the folders that the ranks read")
+        if ":" in path:
+            raise UsageError(f"--cache {path}: a colon separates paths in PATH", hint="rename the folder")
+        if not any(is_below(path, root.path) for root in kept):
+            kept.append(CacheRoot(path=path, real=real))
+    return tuple(kept)
+
+
+def is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def below_roots(path: str, roots: tuple[CacheRoot, ...]) -> bool:
+    return any(is_below(path, root.path) or is_below(path, root.real) for root in roots)
+
+
+# Places on the node
+
+
+def agents_folder(plan: Plan, uid: int) -> str:
+    """Folder of this user's agents on each node; `${NAME}` in the site's root is expanded there."""
+    return f"{plan.cache_root.rstrip('/')}/windlass-{uid}"
+
+
+def state_folder(folder: str, run_id: str, node: int | str) -> str:
+    """The cache of one node: `view` is its mount, `front` holds scripts of the environments with the interpreter of the
+    view in their first line. The number is in the name because nodes may share a folder (on one machine they do)."""
+    return f"{folder}/c/{run_id}.{node}"
+
+
+# The rank script
+
+
+def view_lines(plan: Plan, uid: int, run_id: str) -> list[str]:
+    """Variables of the rank: paths below the roots become paths in this node's view."""
+    cache = plan.cache
+    if cache is None:
+        return []
+    state = expandable(state_folder(agents_folder(plan, uid), run_id, "")) + '"$w_node_rank"'
+    first = quote(cache.roots[0].path)
+    lines = [
+        "",
+        f"# The cooperative cache: {cache.because}.",
+        f"export {VIEW_VARIABLE}={state}/view",
+        f"w_front={state}/front",
+        f'[ -e "${VIEW_VARIABLE}"{first} ] || w_fail "the view of the cache is not there: see agents.log"',
+    ]
+    if not cache.variables:
+        return lines
+    return [
+        *lines,
+        "w_swap() {  # a path below a root, as this node's view has it, into w_answer; any other path as it is",
+        "  w_answer=$1",
+        "  case $1 in",
+        *(f"    {line}" for root in cache.roots for line in _patterns(root)),
+        "  esac",
+        "}",
+        "w_swap_list() {  # the same for paths with colons between them",
+        "  w_rest=$1: w_list=",
+        '  while [ -n "$w_rest" ]; do',
+        '    w_swap "${w_rest%%:*}"; w_rest=${w_rest#*:}; w_list=$w_list:$w_answer',
+        "  done",
+        "  w_list=${w_list#:}",
+        "}",
+        f"for w_name in {' '.join(cache.variables)}; do",
+        '  eval "w_value=\\${$w_name-}"',
+        '  [ -n "$w_value" ] && w_swap_list "$w_value" && eval "export $w_name=\\$w_list"',
+        "done",
+        *(_front_line(at, prefix) for at, prefix in enumerate(cache.environments)),
+    ]
+
+
+def _patterns(root: CacheRoot) -> list[str]:
+    inside = f'"${VIEW_VARIABLE}"{quote(root.path)}'
+    lines = [f"{quote(root.path)}|{quote(root.path)}/*) w_answer=${VIEW_VARIABLE}$1 ;;"]
+    if root.real != root.path:
+        real = quote(root.real)
+        lines.append(f'{real}|{real}/*) w_answer={inside}"${{1#{real}}}" ;;')
+    return lines
+
+
+def _front_line(at: int, prefix: str) -> str:
+    return (
+        f'w_swap {quote(prefix)}; case ":$PATH:" in *":$w_answer/bin:"*) PATH=$w_front/{at}/bin:$PATH ;; esac; '
+        f'[ -e "$w_front/{at}/pyvenv.cfg" ] && [ "${{VIRTUAL_ENV-}}" = "$w_answer" ] && VIRTUAL_ENV=$w_front/{at} || :'
+    )
+
+
+def command_lines(plan: Plan) -> list[str]:
+    """The command's own path (and that of a Python script) through the view. Arguments stay as they are."""
+    cache = plan.cache
+    if cache is None or not cache.variables:
+        return []
+    lines = ["# The program comes through the cache's view; a script of `bin` in its version for the view."]
+    for at, prefix in enumerate(cache.environments):
+        folder = quote(f"{prefix}/bin")
+        lines.append(
+            f'case $1 in {folder}/*) w_answer=$w_front/{at}/bin/${{1##*/}}; [ -e "$w_answer" ] && '
+            '{ shift; set -- "$w_answer" "$@"; } ;; esac'
+        )
+    lines.append('w_swap "$1"; shift; set -- "$w_answer" "$@"')
+    if plan.request.kind == "script":
+        lines.append('w_first=$1; shift; w_swap "$1"; shift; set -- "$w_first" "$w_answer" "$@"')
+    return lines
+
+
+# The container
+
+
+def with_view(container: ContainerPlan | None, cache: CachePlan | None) -> ContainerPlan | None:
+    """The container with the view in the place of each root: inside, paths are what they always were."""
+    if container is None or cache is None:
+        return container
+    runtime = get_runtime(container.runtime)
+    if runtime.starts_task:
+        raise UsageError(
+            f"--cache cannot be used with {runtime.name}: it makes the container before the node's view is known",
+            hint="push the environment to the nodes with `windlass stage` instead",
+        )
+    mounts = tuple(
+        Mount(
+            source="${" + VIEW_VARIABLE + "}" + root.path,
+            target=root.path,
+            because="inside the container the cache stands where the folder itself would be",
+            origin=FLAG,  # no read-only bind, which not every runtime has: the view itself is
+        )
+        for root in cache.roots
+    )
+    for mount in mounts:
+        problem = runtime.check_mount(mount)
+        if problem:
+            raise UsageError(f"--cache {mount.target} cannot be shown by {runtime.name}: {problem}")
+    hidden = {root.path for root in cache.roots}
+    kept = tuple(mount for mount in container.mounts if mount.target not in hidden)
+    return msgspec.structs.replace(container, mounts=(*kept, *mounts))

@@ -1,0 +1,305 @@
+"""Planning: request + site + topology + allocation, decided. Pure: the same inputs give the same plan anywhere.
+
+Reads top to bottom: what runs where (`_shape`), where each rank sits (`_binding`), what surrounds the command
+(container, environment), and the words for launcher and scheduler. Every decision carries its reason.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+import windlass
+from windlass.containers.choose import plan_container
+from windlass.environment import caches, choose
+from windlass.environment.modules import activation_lines
+from windlass.errors import UsageError
+from windlass.launchers import get_launcher
+from windlass.model.condition import Facts, holds
+from windlass.model.origin import BUILTIN, Origin
+from windlass.model.plan import (
+    PLAN_VERSION,
+    Binding,
+    ContainerPlan,
+    Plan,
+    Prologue,
+    RankBinding,
+    Remark,
+    Rendezvous,
+    Setting,
+)
+from windlass.model.request import Request
+from windlass.model.secrets import mask_word, secret_positions
+from windlass.model.site import ModuleSpec, Site
+from windlass.model.topology import Topology
+from windlass.plan.arguments import batch_directives, launch_arguments, rank_limits
+from windlass.plan.cache import plan_cache, with_view
+from windlass.plan.command import rank_command, refuse_nested_launcher
+from windlass.plan.environment import plan_environment
+from windlass.plan.inputs import Context, Secrets
+from windlass.plan.shape import Shape, decide_shape
+from windlass.topology.bind import bind
+from windlass.topology.wish import wish_from_site
+
+
+def make_plan(request: Request, context: Context) -> tuple[Plan, Secrets]:
+    """Decide everything. Raises `UsageError` for a request that cannot be, before anything has been started."""
+    site = context.site
+    shape = decide_shape(request, site, context.topology, context.allocation, context.bad_hosts)
+    python = context.python if not request.container else request.python or "python"
+    command = rank_command(request, python)
+    remarks = list(shape.remarks)
+    nested = refuse_nested_launcher(command, shape.ranks_per_node)
+    if nested:
+        remarks.append(Remark(level="warning", text=nested))
+
+    binding = _binding(request, site, context.topology, shape)
+    facts = _facts(request, shape, binding, site)
+    _check_options(request, site)
+    container, container_settings, container_modules, container_remarks = _container(request, context, facts, command)
+    remarks += container_remarks
+    cache = plan_cache(request, shape, context.cache_roots, context.cache_environments)
+    container = with_view(container, cache)
+    if container:
+        facts = msgspec.structs.replace(facts, container=True, runtime=container.runtime)
+    modules_use, modules = _modules(request, site, facts, container_modules)
+    facts = msgspec.structs.replace(facts, modules=modules)
+
+    environment = plan_environment(request, context, shape, binding, facts, container_settings)
+    launcher = get_launcher(shape.launcher)
+    launch = launch_arguments(request, context, shape, binding, facts, container, environment)
+    secret_words = secret_positions(command)
+    secrets = Secrets(
+        words={at: command[at] for at in secret_words},
+        env={name: value for name, value in request.env if any(s.name == name and s.secret for s in environment)},
+    )
+    remarks += _remarks(request, site, shape, facts, environment)
+    plan = Plan(
+        version=PLAN_VERSION,
+        windlass=windlass.__version__,
+        name=shape.name,
+        site=site.name,
+        partition=shape.partition,
+        nodes=shape.nodes,
+        ranks_per_node=shape.ranks_per_node,
+        world_size=shape.nodes * shape.ranks_per_node,
+        scheduler=shape.scheduler,
+        launcher=shape.launcher,
+        request=_masked_request(request),
+        command=tuple(mask_word(w) if at in secret_words else w for at, w in enumerate(command)),
+        interpreter_because=_interpreter_because(request, context),
+        secret_words=secret_words,
+        directives=batch_directives(request, context, shape, binding, facts),
+        launch=launch,
+        modules_use=modules_use,
+        modules=modules,
+        prologue=_prologue(request, context, facts),
+        limits=rank_limits(site, facts),
+        environment=environment,
+        binding=binding,
+        topology=context.topology,
+        rendezvous=_rendezvous(request, site),
+        container=container,
+        caches=caches.cache_dirs(shape.vendor),
+        cache_root=site.file.storage.local or "/tmp",
+        cache=cache,
+        keep_caches=request.keep_caches,
+        hosts=shape.hosts,
+        job_id=context.allocation.job_id if context.allocation else None,
+        remarks=tuple(remarks),
+        grace_s=request.grace_s,
+        parent=request.supervised or not launcher.names_failed_rank,
+    )
+    return plan, secrets
+
+
+def _interpreter_because(request: Request, context: Context) -> str:
+    if request.kind == "command":
+        return ""
+    return "the image's own" if request.container and not request.python else context.python_because
+
+
+def _binding(request: Request, site: Site, topology: Topology, shape: Shape) -> Binding:
+    spec = site.file.binding
+    if not topology.cores:
+        return Binding(
+            ranks=tuple(RankBinding(local_rank=i) for i in range(shape.ranks_per_node)),
+            because="the node is not known here: the job looks at its own node and binds then",
+            by_launcher=False,
+        )
+    wish = wish_from_site(
+        spec,
+        site.file.devices,
+        ranks_per_node=shape.ranks_per_node,
+        ranks_per_device=request.ranks_per_device,
+        mode=shape.devices,
+        unit=request.device_unit,
+        cpu_bind=request.cpu_bind,
+        with_agent=bool(request.cache),
+        origin=site.origin_of("binding"),
+    )
+    made = bind(topology, wish)
+    launcher = get_launcher(shape.launcher)
+    if not shape.whole_nodes and shape.nodes > 1:
+        return _left_to_launcher(made)
+    by_launcher = launcher.binds_lists and spec.launcher_binds and topology.whole and shape.whole_nodes
+    return msgspec.structs.replace(made, by_launcher=by_launcher)
+
+
+def _left_to_launcher(made: Binding) -> Binding:
+    """Parts of several nodes: each node may have given us other cores, so one list cannot fit them all."""
+    ranks = tuple(msgspec.structs.replace(rank, cpus=(), nic=None) for rank in made.ranks)
+    because = "the job has parts of its nodes, not the same cores on each: the launcher divides what there is"
+    return msgspec.structs.replace(made, ranks=ranks, because=because, by_launcher=True)
+
+
+def _facts(request: Request, shape: Shape, binding: Binding, site: Site) -> Facts:
+    return Facts(
+        nodes=shape.nodes,
+        ranks_per_node=shape.ranks_per_node,
+        scheduler=shape.scheduler,
+        launcher=shape.launcher,
+        container=request.container is not None,
+        devices=shape.devices,
+        device_unit=shape.device_unit,
+        preset=binding.preset,
+        options=frozenset(request.options),
+    )
+
+
+def _check_options(request: Request, site: Site) -> None:
+    """A remedy that the site does not have is a mistake, not something to pass over in silence."""
+    known = {s.when.option for s in site.file.settings} | {a.when.option for a in site.file.scheduler.directives}
+    known |= {a.when.option for a in site.file.launcher.arguments} | {m.when.option for m in site.file.modules}
+    names = sorted(name for name in known if name)
+    for option in request.options:
+        if option not in names:
+            raise UsageError(
+                f"--with {option}: {site.name} has no option of this name",
+                hint=f"it has: {', '.join(names)}" if names else "this site has none",
+            )
+
+
+def _container(
+    request: Request, context: Context, facts: Facts, command: tuple[str, ...]
+) -> tuple[ContainerPlan | None, tuple[Setting, ...], tuple[str, ...], tuple[Remark, ...]]:
+    if request.container is None:
+        return None, (), (), ()
+    choice = plan_container(
+        image=request.container,
+        runtime=request.runtime,
+        binds=request.binds,
+        extra_arguments=request.container_args,
+        cwd=request.cwd,
+        specs=context.site.file.containers,
+        storage=context.site.file.storage,
+        facts=facts,
+        check_paths=context.check_paths,
+        needs=_needed_paths(request),
+        command=command,
+        environ=context.environ if context.check_paths else None,
+    )
+    holding = choose.settings_that_hold(
+        choice.settings, msgspec.structs.replace(facts, container=True, runtime=choice.plan.runtime)
+    )
+    return choice.plan, holding, choice.modules, choice.remarks
+
+
+def _needed_paths(request: Request) -> tuple[tuple[str, str], ...]:
+    """Folders outside of the working folder that the command names by itself."""
+    needs: list[tuple[str, str]] = []
+    if request.kind == "script" and request.command[0].startswith("/"):
+        needs.append((request.command[0].rpartition("/")[0] or "/", "the script's folder"))
+    if request.activate:
+        needs.append((request.activate, "the environment that --activate names"))
+    inside = request.cwd.rstrip("/") + "/"
+    return tuple((path, because) for path, because in needs if not f"{path}/".startswith(inside))
+
+
+def _modules(
+    request: Request, site: Site, facts: Facts, container_modules: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    if request.no_modules:
+        return (), request.modules
+    specs: list[ModuleSpec] = [m for m in site.file.modules if holds(m.when, facts) and m.default]
+    wanted = {name.split("/", 1)[0] for name in request.modules}
+    use = tuple(path for spec in specs for path in spec.use)
+    load = tuple(
+        name
+        for name in (*(n for spec in specs for n in spec.load), *container_modules)
+        if name.split("/", 1)[0] not in wanted
+    )
+    extra_use = tuple(
+        path
+        for spec in site.file.modules
+        if not spec.default and {n.split("/", 1)[0] for n in spec.load} & wanted
+        for path in spec.use
+    )
+    return tuple(dict.fromkeys((*use, *extra_use))), tuple(dict.fromkeys((*load, *request.modules)))
+
+
+def _prologue(request: Request, context: Context, facts: Facts) -> tuple[Prologue, ...]:
+    lines = [
+        Prologue(line=spec.line, because=spec.because, origin=spec.origin or BUILTIN)
+        for spec in context.site.file.prologue
+        if holds(spec.when, facts)
+    ]
+    if request.activate and context.activate_kind:
+        lines += [
+            Prologue(line=line, because="you asked for it", origin=Origin(scope="flag", where="--activate"))
+            for line in activation_lines(request.activate, context.activate_kind)
+        ]
+    return tuple(lines)
+
+
+def _rendezvous(request: Request, site: Site) -> Rendezvous:
+    spec = site.file.rendezvous
+    return Rendezvous(
+        suffix=spec.suffix,
+        short_name=spec.short_name,
+        address=spec.address,
+        interface=spec.interface,
+        port_base=spec.port_base,
+        port_span=spec.port_span,
+        fixed_port=request.master_port,
+        because="the first host, by its name on the fabric" if spec.suffix else "the first host",
+        origin=site.origin_of("rendezvous"),
+    )
+
+
+def _remarks(
+    request: Request, site: Site, shape: Shape, facts: Facts, environment: tuple[Setting, ...]
+) -> list[Remark]:
+    out: list[Remark] = []
+    if site.file.status:
+        out.append(Remark(level="note", text=f"{site.name}: {site.file.status}"))
+    monitor = next((s for s in environment if s.name == "FI_MR_CACHE_MONITOR"), None)
+    if monitor and monitor.value == "memhooks":
+        out.append(
+            Remark(
+                level="warning",
+                text="FI_MR_CACHE_MONITOR=memhooks is known to hang NCCL and RCCL",
+                hint="unset it, or use userfaultfd",
+            )
+        )
+    unconfirmed = [s.name for s in environment if s.origin.grade in {"unconfirmed", "community"}]
+    if unconfirmed:
+        out.append(Remark(level="note", text=f"not confirmed by the site or vendor: {', '.join(unconfirmed)}"))
+    return out
+
+
+def _masked_request(request: Request) -> Request:
+    """The request as the plan may show it: no secret in the command, in --env or in arguments for others."""
+
+    def masked(words: tuple[str, ...]) -> tuple[str, ...]:
+        hide = set(secret_positions(words))
+        return tuple(mask_word(w) if at in hide else w for at, w in enumerate(words))
+
+    env = tuple((name, masked((f"{name}={value}",))[0].partition("=")[2]) for name, value in request.env)
+    return msgspec.structs.replace(
+        request,
+        command=masked(request.command),
+        env=env,
+        directives=masked(request.directives),
+        launcher_args=masked(request.launcher_args),
+        container_args=masked(request.container_args),
+    )

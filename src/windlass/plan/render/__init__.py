@@ -1,0 +1,1 @@
+"""A plan as text that a shell or a scheduler runs. Pure."""

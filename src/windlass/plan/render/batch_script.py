@@ -1,0 +1,175 @@
+"""Scripts around the launcher: `launch.sh` of a run, and the batch script that a scheduler takes. Pure text.
+
+One body serves both: modules, activation, then the launcher. The default batch script calls `windlass run --plan`;
+`--standalone` writes the body into it, with the rendezvous computed in shell, so that the job needs no windlass.
+"""
+
+from __future__ import annotations
+
+from windlass.containers import get_runtime
+from windlass.environment.modules import module_lines
+from windlass.errors import UsageError
+from windlass.launchers import get_launcher
+from windlass.model.origin import Argument
+from windlass.model.plan import Plan
+from windlass.notation.shell import comment, expandable, quote, quote_words
+from windlass.plan.render.rank_script import JobFacts, cache_parent, rank_script, wrap_spec
+from windlass.run.node_step import beside_words
+from windlass.schedulers import get_scheduler
+
+
+def launch_words(plan: Plan, run_dir: str) -> tuple[str, ...]:
+    """The launcher's command line for this run folder; empty for the local launcher."""
+    written = get_launcher(plan.launcher).path_word(run_dir)
+    return tuple(word.replace("{run_dir}", written) for argument in plan.launch for word in argument.words)
+
+
+def has_prologue(plan: Plan) -> bool:
+    """Whether the job has to enter an environment before the launcher starts."""
+    return bool(plan.modules_use or plan.modules or plan.prologue)
+
+
+def prologue_lines(plan: Plan) -> list[str]:
+    """Modules and activation."""
+    lines: list[str] = []
+    if plan.modules_use or plan.modules:
+        lines += ["# Modules of the site and yours.", *module_lines(plan.modules_use, plan.modules), ""]
+    for entry in plan.prologue:
+        lines += [*comment(f"{entry.because} ({entry.origin.text()})"), entry.line, ""]
+    return lines
+
+
+def _command_lines(arguments: tuple[Argument, ...], words: tuple[str, ...], last: tuple[str, ...]) -> list[str]:
+    """A command over several lines, one option a line, so that a person can read and change it."""
+    lines: list[str] = []
+    at = 0
+    for argument in arguments:
+        part = words[at : at + len(argument.words)]
+        at += len(argument.words)
+        lines.append(("  " if lines else "") + quote_words(part) + " \\")
+    return [*lines, "  " + quote_words(last)]
+
+
+def launch_script(plan: Plan, run_dir: str) -> str:
+    """`launch.sh`: what `windlass run` starts; can be read, and run again by hand inside the same job."""
+    words = launch_words(plan, run_dir)
+    lines = [
+        "#!/bin/bash",
+        *comment(f"windlass {plan.windlass}: {plan.name} on {plan.site}. The reasons for each word are in plan.json."),
+        "",
+        *prologue_lines(plan),
+    ]
+    rank = ("/bin/sh", f"{run_dir}/rank.sh")
+    if words:
+        command = _command_lines(plan.launch, words, rank)
+        command[0] = "exec " + command[0]
+        return "\n".join([*lines, *command]) + "\n"
+    return "\n".join([*lines, "exec " + quote_words(rank)]) + "\n"
+
+
+def _directive_lines(plan: Plan) -> list[str]:
+    scheduler = get_scheduler(plan.scheduler)
+    return [scheduler.directive_line(argument) for argument in plan.directives]
+
+
+def _reasons(plan: Plan) -> list[str]:
+    """Directives must stand together at the top, so their reasons follow as comments."""
+    lines = ["", "# Why these directives:"]
+    for argument in plan.directives:
+        lines += comment(f"  {quote_words(argument.words)}: {argument.because} ({argument.origin.text()})")
+    return lines
+
+
+def batch_script(plan: Plan, run_dir: str, windlass_words: tuple[str, ...]) -> str:
+    """The default batch script: directives, then `windlass run --plan` in the job."""
+    lines = [
+        get_scheduler(plan.scheduler).shebang,
+        *_directive_lines(plan),
+        *_reasons(plan),
+        "",
+        "# The job itself: windlass reads the plan, looks at the nodes it got, and starts the ranks.",
+        f"exec {quote_words((*windlass_words, 'run', '--plan', f'{run_dir}/plan.json'))}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def standalone_script(plan: Plan, run_dir: str, uid: int, run_id: str) -> str:
+    """A batch script that needs no windlass in the job. The rank script is inside it."""
+    if plan.cache is not None:
+        raise UsageError("--standalone and --cache", hint="the cache needs windlass in the job: leave --standalone out")
+    scheduler = get_scheduler(plan.scheduler)
+    facts = JobFacts(run_dir=run_dir, run_id=run_id, uid=uid)
+    text = rank_script(plan, facts)
+    words = launch_words(plan, run_dir)
+    lines = [
+        scheduler.shebang,
+        *_directive_lines(plan),
+        *_reasons(plan),
+        "",
+        f"cd {quote(plan.request.cwd)} || exit 3" if plan.request.cwd else "",
+        f"mkdir -p {quote(run_dir)}/out {quote(run_dir)}/where {quote(run_dir)}/ends {quote(run_dir)}/comm || exit 3",
+        "",
+        *prologue_lines(plan),
+        *rendezvous_lines(plan, scheduler.job_id_variable, scheduler.host_lines, run_dir),
+        "",
+        "# The rank script: every task runs it before the command.",
+        *_file_lines(f"{run_dir}/rank.sh", text),
+        *_container_file_lines(plan, run_dir),
+        *_command_lines(plan.launch, words, ("/bin/sh", f"{run_dir}/rank.sh")),
+        "w_code=$?",
+        "",
+        "# Caches of the ranks are removed from every node.",
+        f"{quote_words((*beside_words(plan), '/bin/rm', '-rf'))} {expandable(cache_parent(plan, facts))}",
+        "exit $w_code",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _file_lines(path: str, text: str) -> list[str]:
+    """Lines that write a file; the end mark is one that the text does not have."""
+    mark = "END_OF_FILE"
+    while mark in text:
+        mark += "_"
+    return [f"cat > {quote(path)} <<'{mark}'", text.rstrip("\n"), mark, ""]
+
+
+def _container_file_lines(plan: Plan, run_dir: str) -> list[str]:
+    if plan.container is None:
+        return []
+    files = get_runtime(plan.container.runtime).files(wrap_spec(plan, run_dir))
+    return [line for name, text in files.items() for line in _file_lines(f"{run_dir}/{name}", text)]
+
+
+def rendezvous_lines(plan: Plan, job_id_variable: str, host_lines: str, run_dir: str) -> list[str]:
+    """The first host and a free port on it, in shell: the batch script runs on that host."""
+    rule = plan.rendezvous
+    first = "w_first=$(head -n 1 " + quote(f"{run_dir}/hosts") + ")"
+    short = "w_first=${w_first%%.*}" if rule.short_name or rule.suffix else ":"
+    lines = [
+        "# Rendezvous: the first host of the job, and a port on it that nobody listens on.",
+        f"export WINDLASS_JOB_ID=${{{job_id_variable}:-0}}",
+        f"{host_lines} > {quote(f'{run_dir}/hosts')} || exit 3",
+        first,
+        short,
+    ]
+    if plan.nodes == 1:
+        lines.append("export WINDLASS_MASTER_ADDR=127.0.0.1")
+    elif rule.address == "ip":
+        interface = rule.interface or "hsn0"
+        lines += [
+            f"w_addr=$(ip -4 -o addr show dev {quote(interface)} 2>/dev/null |"
+            ' awk \'{sub("/.*", "", $4); print $4; exit}\')',
+            "export WINDLASS_MASTER_ADDR=${w_addr:-$w_first}",
+        ]
+    else:
+        lines.append(f"export WINDLASS_MASTER_ADDR=$w_first{quote(rule.suffix) if rule.suffix else ''}")
+    if rule.fixed_port is not None:
+        return [*lines, f"export WINDLASS_MASTER_PORT={rule.fixed_port}"]
+    return [
+        *lines,
+        'w_digits=${WINDLASS_JOB_ID%%[!0-9]*}; w_digits=${w_digits#"${w_digits%????????}"}; w_digits=${w_digits:-0}',
+        f"w_port=$(({rule.port_base} + 10#$w_digits % {rule.port_span}))",
+        "while cat /proc/net/tcp /proc/net/tcp6 2>/dev/null |"
+        ' grep -qi "^ *[0-9]*: [0-9A-F]*:$(printf %04X "$w_port") [0-9A-F:]* 0A"; do w_port=$((w_port + 1)); done',
+        "export WINDLASS_MASTER_PORT=$w_port",
+    ]

@@ -1,0 +1,362 @@
+"""The rank script: the few lines of POSIX `sh` that every task runs before the user's command. Rendered from the plan.
+
+It starts in a millisecond and needs nothing inside a container. Sections in order: who am I, limits, caches, where I
+sit, variables, the command. It `exec`s the command, or stays its parent where the launcher would not say which rank
+failed. Pure text; `tests` run it through real shells.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from windlass.containers import get_runtime
+from windlass.containers.base import OptionalArgument, WrapSpec
+from windlass.environment.caches import CACHE_DIR_VARIABLE
+from windlass.environment.ranks import RANK_VARIABLES, rank_variable_names
+from windlass.launchers import get_launcher
+from windlass.model.origin import Argument
+from windlass.model.plan import Plan, Setting
+from windlass.notation.counts import counted
+from windlass.notation.cpulist import format_cpulist
+from windlass.notation.shell import comment, expandable, fillable, quote
+from windlass.plan.cache import command_lines, view_lines
+
+EXIT_BROKEN = 70
+"""Exit code of a rank script that cannot start the command for a reason of its own."""
+
+
+class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What only the job knows. None: the batch script exports it (WINDLASS_MASTER_ADDR and so on)."""
+
+    run_dir: str
+    run_id: str
+    uid: int
+    master_addr: str | None = None
+    master_port: int | None = None
+    job_id: str | None = None
+    attempt: int | None = None
+    """Which start of the run this is, where somebody watches it and may start it again."""
+    deadline_s: float | None = None
+    """When the allocation ends, in seconds since 1970."""
+    beats: str | None = None
+    """Folder on each node for the ranks' signs of life, but for the node's number at its end."""
+
+
+def rank_script(plan: Plan, job: JobFacts) -> str:
+    """The whole script, ending in a newline."""
+    sections = [
+        _head(plan),
+        _place(plan, job),
+        _limits(plan),
+        _caches(plan, job),
+        _seat(plan),
+        _environment(plan),
+        _rank_variables(),
+        _watch_variables(job),
+        view_lines(plan, job.uid, job.run_id),
+        _command(plan, job),
+        _where(plan),
+        _start(plan),
+    ]
+    return "\n".join(line for section in sections for line in section) + "\n"
+
+
+def _head(plan: Plan) -> list[str]:
+    return [
+        "#!/bin/sh",
+        *comment(
+            f"windlass {plan.windlass} rank script: {plan.name} on {plan.site}, {counted(plan.nodes, 'node')} x "
+            f"{counted(plan.ranks_per_node, 'rank')}. Made from plan.json beside it, for every task."
+        ),
+        "w_fail() {",
+        '  echo "windlass: rank ${w_rank:-?} on $w_host: $*" >&2',
+        f"  exit {EXIT_BROKEN}",
+        "}",
+        "w_host=${SLURMD_NODENAME:-$(uname -n)}; w_host=${w_host%%.*}",
+        *(["w_path=$PATH  # for commands of this script, whatever the plan sets for yours"] if plan.parent else []),
+        "",
+    ]
+
+
+def _first_of(names: tuple[str, ...], otherwise: str) -> str:
+    """`${A:-${B:-otherwise}}`"""
+    text = otherwise
+    for name in reversed(names):
+        text = f"${{{name}:-{text}}}"
+    return text
+
+
+def _place(plan: Plan, job: JobFacts) -> list[str]:
+    variables = get_launcher(plan.launcher).variables
+    per_node = plan.ranks_per_node
+    hint = f"none of {', '.join(variables.rank)} is set: was this started by {plan.launcher}?"
+    lines = [
+        f"# Who am I: {plan.launcher} says so inside the task, nobody else knows.",
+        f"w_rank={_first_of(variables.rank, '')}",
+        f'[ -n "$w_rank" ] || w_fail {quote(hint)}',
+        f"w_local_rank={_first_of(variables.local_rank, f'$((w_rank % {per_node}))')}",
+        f"w_node_rank={_first_of(variables.node_rank, f'$((w_rank / {per_node}))')}",
+        f"w_world_size={plan.world_size}",
+        f"w_nodes={plan.nodes}",
+        f"w_ranks_per_node={per_node}",
+    ]
+    if variables.world_size:
+        seen = _first_of(variables.world_size, str(plan.world_size))
+        lines += [
+            f"w_seen={seen}",
+            '[ "$w_seen" = "$w_world_size" ] ||'
+            ' w_fail "the launcher started $w_seen ranks, the plan has $w_world_size: was its command line changed?"',
+        ]
+    lines += [
+        f"w_master_addr={_known(job.master_addr, 'WINDLASS_MASTER_ADDR')}",
+        f"w_master_port={_known(job.master_port, 'WINDLASS_MASTER_PORT')}",
+        f"w_job_id={quote(job.job_id) if job.job_id is not None else '${WINDLASS_JOB_ID-}'}",
+        f"export WINDLASS_RUN_DIR={quote(job.run_dir)}",
+        "",
+    ]
+    return lines
+
+
+def _known(value: str | int | None, variable: str) -> str:
+    if value is not None:
+        return quote(str(value))
+    return f'"${{{variable}:?windlass: not exported by the batch script}}"'
+
+
+def _limits(plan: Plan) -> list[str]:
+    lines: list[str] = []
+    for limit in plan.limits:
+        lines += comment(limit.because)
+        lines.append(f"ulimit {' '.join(quote(word) for word in limit.words)} 2>/dev/null || :")
+    return lines
+
+
+def cache_parent(plan: Plan, job: JobFacts) -> str:
+    """The folder on each node that holds this run's caches; `${NAME}` in the site's root is expanded on the node."""
+    return f"{plan.cache_root.rstrip('/')}/windlass-{job.uid}-{job.run_id}"
+
+
+def _caches(plan: Plan, job: JobFacts) -> list[str]:
+    if not plan.caches:
+        return []
+    subdirs = " ".join(f'"${CACHE_DIR_VARIABLE}"/{quote(entry.subdir)}' for entry in plan.caches)
+    lines = [
+        "",
+        "# Caches of compilers and libraries: on this node, for this run, made before any rank needs them.",
+        f"w_parent={expandable(cache_parent(plan, job))}",
+        f"export {CACHE_DIR_VARIABLE}=$w_parent/n$w_node_rank",
+        'mkdir -m 700 "$w_parent" 2>/dev/null || [ -d "$w_parent" ] || w_fail "cannot make $w_parent"',
+        '[ -O "$w_parent" ] && [ ! -L "$w_parent" ] || w_fail "$w_parent belongs to somebody else"',
+    ]
+    if plan.keep_caches:
+        archive = quote(plan.keep_caches.rstrip("/") + "/caches.tar")
+        lines += [
+            "# Saved caches of an earlier job: the first rank of the node unpacks them, the others wait for it.",
+            'if [ "$w_local_rank" = 0 ]; then',
+            f'  mkdir -p "${CACHE_DIR_VARIABLE}"',
+            f'  if [ -r {archive} ]; then tar -C "${CACHE_DIR_VARIABLE}" -xf {archive} ||'
+            f' echo "windlass: cannot unpack {archive}, going on without" >&2; fi',
+            f'  : > "${CACHE_DIR_VARIABLE}/.ready"',
+            "else",
+            "  w_tries=0",
+            f'  until [ -e "${CACHE_DIR_VARIABLE}/.ready" ] || [ $w_tries -ge 600 ]; do'
+            " sleep 0.2; w_tries=$((w_tries + 1)); done",
+            "fi",
+        ]
+    return [*lines, f'mkdir -p {subdirs} || w_fail "cannot make the caches in ${CACHE_DIR_VARIABLE}"']
+
+
+def _seat(plan: Plan) -> list[str]:
+    """CPUs and device of this local rank, and binding where the launcher does not do it."""
+    binding = plan.binding
+    lines = ["", f"# Where this rank sits: {binding.because}", "w_cpus= w_device="]
+    if any(rank.cpus or rank.devices for rank in binding.ranks):
+        lines.append('case "$w_local_rank" in')
+        for rank in binding.ranks:
+            devices = ",".join(str(device) for device in rank.devices)
+            lines.append(f"  {rank.local_rank}) w_cpus={quote(format_cpulist(rank.cpus))} w_device={quote(devices)} ;;")
+        lines += [
+            f'  *) w_fail "local rank $w_local_rank, but the plan has {plan.ranks_per_node} ranks per node" ;;',
+            "esac",
+        ]
+    if any(rank.cpus for rank in binding.ranks) and not binding.by_launcher:
+        lines += [
+            "if command -v taskset >/dev/null 2>&1; then",
+            '  taskset -pc "$w_cpus" $$ >/dev/null 2>&1 || echo "windlass: rank $w_rank cannot have cpus $w_cpus" >&2',
+            "else",
+            '  [ "$w_rank" = 0 ] && echo "windlass: no taskset on this node, ranks are not bound" >&2',
+            "fi",
+        ]
+    return lines
+
+
+def _environment(plan: Plan) -> list[str]:
+    lines = ["", "# Variables of the plan, each with its reason."]
+    if any(setting.when.found for setting in plan.environment):
+        lines += [
+            "w_found() {  # is library $1 in LD_LIBRARY_PATH or in one of the other folders?",
+            '  w_name=$1; shift; w_dirs=${LD_LIBRARY_PATH-}; for w_dir in "$@"; do w_dirs=$w_dirs:$w_dir; done',
+            "  w_ifs=$IFS; IFS=:; set -f; w_answer=1",
+            '  for w_dir in $w_dirs; do [ -n "$w_dir" ] && [ -e "$w_dir/$w_name" ] && w_answer=0 && break; done',
+            "  IFS=$w_ifs; set +f; return $w_answer",
+            "}",
+        ]
+    if any(setting.secret for setting in plan.environment) or plan.secret_words:
+        lines.append('. "$WINDLASS_RUN_DIR/secrets.sh" || w_fail "cannot read the secrets file of this run"')
+    logged = plan.request.comm_log
+    for setting in plan.environment:
+        if setting.origin.where == "--comm-log" and logged is not None and logged != "all":
+            continue
+        lines += setting_lines(setting)
+    if logged is not None and logged != "all":
+        lines += [f'case "$w_rank" in {"|".join(logged.split(","))})']
+        for setting in plan.environment:
+            if setting.origin.where == "--comm-log":
+                lines += ["  " + line for line in setting_lines(setting)]
+        lines += ["esac"]
+    return lines
+
+
+def setting_lines(setting: Setting) -> list[str]:
+    """A variable of the plan as shell lines, with its reason."""
+    lines = comment(f"{setting.because} ({setting.origin.text()})")
+    if setting.secret:
+        if setting.origin.scope == "environment":
+            return [*lines, f"# {setting.name} comes with the environment; its value is not written down"]
+        return [*lines, f'export {setting.name}="$w_secret_env_{setting.name}"']
+    if setting.value is None:
+        action = f"unset {setting.name}"
+    else:
+        value = fillable(setting.value, expand=True) if setting.expand else quote(setting.value)
+        tail = f'"${{{setting.name}:+:${setting.name}}}"' if setting.prepend else ""
+        action = f"export {setting.name}={value}{tail}"
+    test = _runtime_test(setting)
+    return [*lines, f"if {test}; then {action}; fi" if test else action]
+
+
+def _runtime_test(setting: Setting) -> str:
+    tests = []
+    if setting.when.exists is not None:
+        tests.append(f"[ -e {expandable(setting.when.exists)} ]")
+    if setting.when.found is not None:
+        folders = " ".join(expandable(folder) for folder in setting.when.found_in)
+        tests.append(f"w_found {quote(setting.when.found)} {folders}".rstrip())
+    return " && ".join(tests)
+
+
+def _rank_variables() -> list[str]:
+    lines = ["", "# What frameworks look for."]
+    return [*lines, *(f"export {variable.name}={fillable(variable.value)}" for variable in RANK_VARIABLES)]
+
+
+def place_mark(job: JobFacts) -> str:
+    """By this entry of the environment, and the node's number behind it, processes of one start are known on a node."""
+    return f"WINDLASS_PLACE={job.run_id}.{job.attempt}."
+
+
+def _watch_variables(job: JobFacts) -> list[str]:
+    """What `windlass.init` and `windlass.Snapshot` want to know of a run that is watched."""
+    if job.attempt is None:
+        return []
+    lines = [
+        "",
+        "# For windlass.Snapshot: which start of which run this is, when the time is up, where to show signs of life.",
+        f"export WINDLASS_RUN_ID={quote(job.run_id)} WINDLASS_ATTEMPT={job.attempt}",
+        f"export {place_mark(job)}$w_node_rank",
+    ]
+    if job.deadline_s is not None:
+        lines.append(f"export WINDLASS_DEADLINE={job.deadline_s:.0f}")
+    if job.beats is not None:
+        lines += [
+            f'w_beats={expandable(job.beats)}"$w_node_rank"',
+            'if [ -d "$w_beats" ]; then export WINDLASS_HEARTBEAT=$w_beats/$w_rank; fi',
+        ]
+    return lines
+
+
+def _command(plan: Plan, job: JobFacts) -> list[str]:
+    lines = ["", "# The command."]
+    if plan.request.cwd:
+        lines.append(f'cd {quote(plan.request.cwd)} || w_fail "cannot enter the working folder"')
+    words = []
+    own = {"script": 2, "module": 3, "command": 0}[plan.request.kind]  # where the user's arguments begin
+    for at, word in enumerate(plan.command):
+        if at in plan.secret_words:
+            words.append(f'"$w_secret_word_{at}"')
+        else:
+            words.append(fillable(word) if plan.request.placeholders and at >= own else quote(word))
+    lines.append("set -- \\")
+    lines += [f"  {word} \\" for word in words[:-1]] + [f"  {words[-1]}"]
+    lines += command_lines(plan)
+    if plan.container is not None:
+        lines += _container(plan, job)
+    return lines
+
+
+def wrap_spec(plan: Plan, run_dir: str) -> WrapSpec:
+    """What the container runtime of this plan has to wrap."""
+    assert plan.container is not None
+    vendor = plan.topology.devices[0].vendor if plan.topology.devices else None
+    return WrapSpec(
+        container=plan.container,
+        cwd=plan.request.cwd,
+        run_dir=run_dir,
+        vendor=vendor,
+        settings=plan.environment,
+        rank_variables=rank_variable_names(),
+    )
+
+
+def _container(plan: Plan, job: JobFacts) -> list[str]:
+    assert plan.container is not None
+    runtime = get_runtime(plan.container.runtime)
+    spec = wrap_spec(plan, job.run_dir)
+    lines = ["# The container around it; ranks, devices and rendezvous were computed outside and go in with it."]
+    for setting in runtime.host_settings(spec):
+        lines += setting_lines(setting)
+    return [*lines, *_wrap_lines(runtime.wrap(spec))]
+
+
+def _wrap_lines(arguments: tuple[Argument, ...]) -> list[str]:
+    """The words in front of the command, last first, so that an optional one can first ask the node."""
+    lines: list[str] = []
+    for argument in reversed(arguments):
+        put = "set -- " + " ".join(expandable(word) for word in argument.words) + ' "$@"'
+        if isinstance(argument, OptionalArgument):
+            put = f"if [ -e {expandable(argument.exists)} ]; then {put}; fi"
+        lines.append(put)
+    return lines
+
+
+def _where(plan: Plan) -> list[str]:
+    """One line per rank in one file per node: where it really is, for `windlass plan` to be held against."""
+    return [
+        "",
+        "# What this rank really got, one line in one file per node.",
+        "w_got=",
+        'while read -r w_key w_value; do [ "$w_key" = Cpus_allowed_list: ] && { w_got=$w_value; break; }; done'
+        " < /proc/$$/status",
+        'printf \'%s\\t%s\\t%s\\t%s\\t%s\\n\' "$w_rank" "$w_host" "$w_got" "$w_device" "$$"'
+        ' >> "$WINDLASS_RUN_DIR/where/$w_node_rank" 2>/dev/null || :',
+    ]
+
+
+def _start(plan: Plan) -> list[str]:
+    if not plan.parent:
+        return ["", 'exec "$@"']
+    sent = {"HUP": "HUP", "INT": "TERM", "TERM": "TERM", "USR1": "USR1", "USR2": "USR2"}
+    forward = [f"trap 'kill -{send} \"$w_child\" 2>/dev/null' {got}" for got, send in sent.items()]
+    return [
+        "",
+        "# This script stays the parent and reports the end: nobody else can wait for the rank.",
+        "# A shell starts background commands with SIGINT ignored, so an interrupt is passed on as SIGTERM.",
+        '"$@" <&0 &',
+        "w_child=$!",
+        *forward,
+        'wait "$w_child"; w_code=$?',
+        'while kill -0 "$w_child" 2>/dev/null; do wait "$w_child"; w_code=$?; done',
+        'printf \'%s\\t%s\\t%s\\t%s\\n\' "$(PATH=$w_path; date +%s.%N)" "$w_rank" "$w_host" "$w_code"'
+        ' >> "$WINDLASS_RUN_DIR/ends/$w_node_rank" 2>/dev/null || :',
+        "trap - HUP INT TERM USR1 USR2",
+        'exit "$w_code"',
+    ]

@@ -1,0 +1,232 @@
+"""The shape of a run: how many nodes and ranks, on which scheduler and launcher, with which devices. Pure.
+
+Contradictions between what was asked for and what there is are found here, before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Literal
+
+import msgspec
+
+from windlass.errors import UsageError
+from windlass.launchers import get_launcher, launcher_names
+from windlass.model.plan import Binding, Remark
+from windlass.model.request import Allocation, Request
+from windlass.model.site import Site
+from windlass.model.topology import Topology
+from windlass.notation.hostlist import expand_hostlist, fold_hostlist
+from windlass.schedulers import get_scheduler
+
+VISIBILITY = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "ROCR_VISIBLE_DEVICES", "intel": "ZE_AFFINITY_MASK"}
+_LAUNCHER_OF = {"slurm": "srun", "pbs": "hydra", "flux": "flux", "none": "local"}
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """See the module's text."""
+
+    name: str
+    scheduler: str
+    launcher: str
+    nodes: int
+    ranks_per_node: int
+    ranks_per_device: int
+    devices: Literal["all", "one"]
+    device_unit: Literal["tile", "card"]
+    vendor: str | None
+    visibility: str | None
+    all_devices: tuple[int, ...]
+    partition: str | None
+    hosts: str | None
+    part_of_allocation: bool
+    whole_nodes: bool
+    counted_cpus: int | None = None
+    """CPUs per rank by the scheduler's count, for nodes that we cannot look at."""
+    remarks: tuple[Remark, ...] = ()
+
+    @property
+    def gpus_per_node(self) -> int | None:
+        """Devices to ask the scheduler for, or None on a node without any."""
+        return len(self.all_devices) or None
+
+    def cpus_per_rank(self, binding: Binding) -> int | None:
+        """Hardware threads of the smallest rank; an equal share where ranks are not bound; None where nobody knows."""
+        sizes = [len(rank.cpus) for rank in binding.ranks]
+        return min(sizes) if sizes and min(sizes) > 0 else self.counted_cpus
+
+
+def decide_shape(
+    request: Request, site: Site, topology: Topology, allocation: Allocation | None, avoid: tuple[str, ...] = ()
+) -> Shape:
+    """The shape, or a `UsageError` that says which two things contradict each other. Hosts to `avoid` are left out as
+    far as the allocation has others to spare."""
+    scheduler = _scheduler(request, site, allocation)
+    launcher = request.launcher or _site_launcher(site, scheduler)
+    backend = get_launcher(launcher)
+    nodes, hosts, part = _nodes(request, allocation, avoid)
+    if nodes > 1 and not backend.multi_node:
+        raise UsageError(
+            f"--nodes {nodes} with the {launcher} launcher, which starts ranks on this machine alone",
+            hint="use --site or --scheduler, or run inside an allocation",
+        )
+    unit = request.device_unit or site.file.devices.unit
+    visible = device_numbers(topology, unit, site.file.node.tiles_per_card)
+    ranks_per_device = request.ranks_per_device or 1
+    if ranks_per_device < 1:
+        raise UsageError(f"--ranks-per-device {ranks_per_device}", hint="give 1 or more")
+    ranks, remarks = _ranks_per_node(request, visible, ranks_per_device, allocation, site)
+    vendor = topology.devices[0].vendor if topology.devices else site.file.devices.vendor
+    return Shape(
+        name=run_name(request),
+        scheduler=scheduler,
+        launcher=launcher,
+        nodes=nodes,
+        ranks_per_node=ranks,
+        ranks_per_device=ranks_per_device,
+        devices=request.devices or ("one" if ranks_per_device > 1 else site.file.devices.mode),
+        device_unit=unit,
+        vendor=vendor if visible else None,
+        visibility=site.file.devices.visibility or VISIBILITY.get(vendor or ""),
+        all_devices=visible,
+        partition=request.partition or site.file.scheduler.default_partition,
+        hosts=hosts,
+        part_of_allocation=part,
+        whole_nodes=_whole_nodes(allocation, topology),
+        counted_cpus=max(1, allocation.cpus_per_node // ranks) if allocation and allocation.cpus_per_node else None,
+        remarks=tuple(remarks),
+    )
+
+
+def _whole_nodes(allocation: Allocation | None, topology: Topology) -> bool:
+    """Whether every node of the job is ours as a whole, as far as the scheduler says."""
+    if allocation is None or allocation.whole_nodes is True:
+        return True
+    enough = allocation.cpus_per_node is None or allocation.cpus_per_node >= len(topology.usable_cores())
+    return allocation.whole_nodes is not False and enough
+
+
+def device_numbers(topology: Topology, unit: str, tiles_per_card: int) -> tuple[int, ...]:
+    """Numbers of the devices in the unit that a framework will count in."""
+    if unit == "card" and any(device.tile is not None for device in topology.devices):
+        return tuple(sorted({device.card for device in topology.devices}))
+    return tuple(device.index for device in topology.devices)
+
+
+def _scheduler(request: Request, site: Site, allocation: Allocation | None) -> str:
+    name = request.scheduler or (allocation.scheduler if allocation else site.file.scheduler.kind)
+    get_scheduler(name)
+    if allocation and request.scheduler and request.scheduler not in {allocation.scheduler, "none"}:
+        raise UsageError(
+            f"--scheduler {request.scheduler}, but this is a job of {allocation.scheduler} ({allocation.job_id})",
+            hint="leave --scheduler out",
+        )
+    return name
+
+
+def _site_launcher(site: Site, scheduler: str) -> str:
+    """The site's launcher where it fits the scheduler, else the scheduler's usual one."""
+    kind = site.file.launcher.kind
+    if scheduler == "none":
+        return "local"
+    if kind == "local" or kind not in launcher_names():
+        return _LAUNCHER_OF[scheduler]
+    if scheduler != site.file.scheduler.kind and site.file.scheduler.kind != "none":
+        return _LAUNCHER_OF[scheduler]
+    return kind
+
+
+def _nodes(request: Request, allocation: Allocation | None, avoid: tuple[str, ...]) -> tuple[int, str | None, bool]:
+    if request.nodes is not None and request.nodes < 1:
+        raise UsageError(f"--nodes {request.nodes}", hint="give 1 or more")
+    if request.hosts:
+        wanted = expand_hostlist(request.hosts)
+        if allocation:
+            foreign = [host for host in wanted if host not in allocation.hosts]
+            if foreign:
+                raise UsageError(
+                    f"--hosts: {foreign[0]} is not in this job's allocation",
+                    hint=f"the job has {fold_hostlist(allocation.hosts)}",
+                )
+        if request.nodes is not None and request.nodes != len(wanted):
+            raise UsageError(f"--nodes {request.nodes}, but --hosts names {len(wanted)}")
+        part = allocation is not None and len(wanted) < len(allocation.hosts)
+        return len(wanted), fold_hostlist(wanted), part
+    if allocation is None:
+        return request.nodes or 1, None, False
+    have = len(allocation.hosts)
+    nodes = request.nodes or have - request.spares
+    if request.spares and nodes < 1:
+        raise UsageError(
+            f"--spares {request.spares}, but the allocation has {have} nodes", hint="get more nodes, or spare fewer"
+        )
+    if nodes > have:
+        raise UsageError(
+            f"--nodes {nodes}, but the allocation ({allocation.scheduler} job {allocation.job_id}) has {have}",
+            hint="ask for fewer, or submit a larger job",
+        )
+    return nodes, fold_hostlist(choose_hosts(allocation.hosts, nodes, avoid)), nodes < have
+
+
+def choose_hosts(hosts: tuple[str, ...], count: int, avoid: Container[str] = ()) -> tuple[str, ...]:
+    """The first `count` hosts that are not to be avoided; those to avoid only where there are no others. In the order
+    of the allocation, because launchers number nodes in it whatever they are told."""
+    good = [host for host in hosts if host not in avoid][:count]
+    rest = [host for host in hosts if host in avoid][: count - len(good)]
+    chosen = {*good, *rest}
+    return tuple(host for host in hosts if host in chosen)
+
+
+def _ranks_per_node(
+    request: Request, devices: tuple[int, ...], ranks_per_device: int, allocation: Allocation | None, site: Site
+) -> tuple[int, list[Remark]]:
+    asked = request.ranks_per_node
+    if asked is not None and asked < 1:
+        raise UsageError(f"--ranks-per-node {asked}", hint="give 1 or more")
+    tasks = allocation.tasks_per_node if allocation else None
+    if asked is None and devices:
+        asked = len(devices) * ranks_per_device
+    if asked is None:
+        asked = tasks or 1
+    if devices and asked > len(devices) * ranks_per_device and not _preset_allows(request, site, asked):
+        raise UsageError(
+            f"{asked} ranks per node, but a node has {len(devices)} device{'s' if len(devices) != 1 else ''}",
+            hint="add --ranks-per-device N to share devices, or ask for fewer ranks",
+        )
+    if tasks is not None and request.ranks_per_node is not None and asked > tasks:
+        raise UsageError(
+            f"--ranks-per-node {asked}, but the allocation was made for {tasks} tasks per node",
+            hint="ask for fewer ranks, or make the allocation with as many tasks",
+        )
+    remarks = []
+    if tasks is not None and asked > tasks:
+        remarks.append(Remark(level="note", text=f"the allocation was made for {tasks} tasks per node; using {asked}"))
+    if devices and asked < len(devices):
+        idle = len(devices) - asked
+        remarks.append(Remark(level="note", text=f"{idle} of {len(devices)} devices per node stay idle"))
+    return asked, remarks
+
+
+def _preset_allows(request: Request, site: Site, ranks: int) -> bool:
+    """A preset may put several ranks on a device by itself (48 ranks on 12 tiles)."""
+    presets = site.file.binding.presets
+    if request.cpu_bind == "auto":
+        return any(preset.default and preset.ranks_per_node == ranks for preset in presets)
+    return any(preset.name == request.cpu_bind and preset.ranks_per_node == ranks for preset in presets)
+
+
+def run_name(request: Request) -> str:
+    """The name that was asked for, or a short one from the script or command: safe for files and every scheduler."""
+    if request.name:
+        return request.name
+    last = _telling_word(request.command).rsplit("/", 1)[-1]
+    stem = last.removesuffix(".py").removesuffix(".sh")
+    safe = "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "-" for char in stem).strip("-.")
+    return (safe or "run")[:15].strip("-.") or "run"
+
+
+def _telling_word(command: tuple[str, ...]) -> str:
+    """The word that tells one run from another: the script rather than the interpreter in front of it."""
+    first = command[0].rsplit("/", 1)[-1] if command else "run"
+    if first.startswith("python"):
+        return next((word for word in command[1:] if word.endswith(".py")), first)
+    return first

@@ -1,0 +1,293 @@
+"""A plan as text for people, and two plans compared. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from windlass.model.origin import Argument
+from windlass.model.plan import Plan, Setting
+from windlass.model.request import Request
+from windlass.notation.counts import counted
+from windlass.notation.cpulist import format_cpulist
+from windlass.notation.shell import quote, quote_words
+from windlass.plan.render.batch_script import has_prologue, prologue_lines
+from windlass.plan.render.rank_script import JobFacts, rank_script
+from windlass.topology.draw import draw_node
+
+AGENTS_FOLDER = "{root}/windlass-UID/c/RUN_ID.NODE"
+RUN_DIR = "RUN_DIR"
+"""Stands for the run folder, which does not exist yet when a plan is shown."""
+
+
+def plan_text(plan: Plan, *, explain: bool = False, script: bool = True, color: bool = False, width: int = 110) -> str:
+    """Everything that would happen, in the order in which it would. With `explain`, the reason behind each line."""
+    parts = [
+        _summary(plan),
+        _section("command of each rank", _command(plan)),
+        _section("launch", _arguments(plan.launch, explain, tail=f"/bin/sh {RUN_DIR}/rank.sh")),
+        _section("batch directives", _arguments(plan.directives, explain)),
+        _section("before the launcher", prologue_lines(plan) if has_prologue(plan) else []),
+        _section("variables", _settings(plan.environment, explain)),
+        _section("cooperative cache", _cache(plan, explain)),
+        _section("container", _container(plan, explain)),
+        _section("limits", _arguments(plan.limits, explain)),
+        _section("node", draw_node(plan.binding, plan.topology, width=width, color=color).splitlines()),
+        _section("remarks", _remarks(plan)),
+    ]
+    if script:
+        facts = JobFacts(
+            run_dir=RUN_DIR, run_id="RUN_ID", uid=0, master_addr=_address(plan), master_port=0, job_id="JOB_ID"
+        )
+        parts.append(_section("rank script", rank_script(plan, facts).rstrip("\n").splitlines()))
+    return "\n".join(part for part in parts if part)
+
+
+def _address(plan: Plan) -> str:
+    rule = plan.rendezvous
+    return "127.0.0.1" if plan.nodes == 1 else f"FIRST_HOST{rule.suffix}"
+
+
+def _section(title: str, lines: list[str]) -> str:
+    if not lines:
+        return ""
+    return "\n".join([title, *(f"  {line}".rstrip() for line in lines), ""])
+
+
+def headline(plan: Plan) -> str:
+    """One line: what, where, how large."""
+    size = f"{counted(plan.nodes, 'node')} x {counted(plan.ranks_per_node, 'rank')}"
+    return f"{plan.name} on {plan.site}: {size} = {counted(plan.world_size, 'rank')}, {plan.launcher}"
+
+
+def _summary(plan: Plan) -> str:
+    lines = [
+        headline(plan),
+        f"  scheduler {plan.scheduler}, launcher {plan.launcher}"
+        + (f", container {plan.container.runtime}" if plan.container else "")
+        + (f", partition {plan.partition}" if plan.partition else ""),
+    ]
+    if plan.hosts:
+        lines.append(f"  hosts {plan.hosts}")
+    rule = plan.rendezvous
+    port = (
+        str(rule.fixed_port) if rule.fixed_port else f"{rule.port_base} + job id % {rule.port_span}, checked to be free"
+    )
+    lines.append(f"  rendezvous {_address(plan)}, port {port}")
+    if plan.request.supervised:
+        lines.append(f"  kept alive: {_alive(plan.request)}")
+    return "\n".join([*lines, ""])
+
+
+def _alive(request: Request) -> str:
+    parts = [f"{counted(request.restarts_allowed, 'restart')} in a row without a newer snapshot"]
+    if request.spares:
+        parts.append(f"{counted(request.spares, 'spare node')}")
+    if request.hang_after_s:
+        parts.append(f"a hang after {request.hang_after_s:g} s of silence")
+    if request.until_done:
+        parts.append("submitted again until it is done")
+    return ", ".join(parts)
+
+
+def _command(plan: Plan) -> list[str]:
+    lines = [quote_words(plan.command)]
+    if plan.interpreter_because:
+        lines.append(f"with {plan.command[0]}: {plan.interpreter_because}")
+    if plan.request.cwd:
+        lines.append(f"in {plan.request.cwd}")
+    return lines
+
+
+def _arguments(arguments: tuple[Argument, ...], explain: bool, tail: str = "") -> list[str]:
+    if not arguments:
+        return [tail] if tail else []
+    if not explain:
+        return [f"{' '.join(_words(argument) for argument in arguments)} {tail}".rstrip()]
+    width = min(44, max(len(_words(argument)) for argument in arguments))
+    lines: list[str] = []
+    for argument in arguments:
+        text = _words(argument)
+        lines.append(f"{text:<{width}}  {argument.because}  [{argument.origin.text()}]")
+    return [*lines, tail] if tail else lines
+
+
+def _words(argument: Argument) -> str:
+    return quote_words(tuple(word.replace("{run_dir}", RUN_DIR) for word in argument.words))
+
+
+def _settings(settings: tuple[Setting, ...], explain: bool) -> list[str]:
+    lines: list[str] = []
+    for setting in sorted(settings, key=lambda s: s.name):
+        lines.append(setting_line(setting))
+        if explain:
+            lines.append(f"    {setting.because}  [{setting.origin.text()}]")
+            if setting.note:
+                lines.append(f"    note: {setting.note}")
+    return lines
+
+
+def setting_line(setting: Setting) -> str:
+    """`NAME=value`, with the test that the node makes, and who decided where it was the user."""
+    if setting.value is None:
+        text = f"{setting.name} unset"
+    elif setting.prepend:
+        text = f"{setting.name}={quote(setting.value)}:${setting.name}"
+    else:
+        text = f"{setting.name}={quote(setting.value)}"
+    if setting.when.at_run_time:
+        text += f"   if {setting.when.text()}"
+    if setting.origin.scope in {"environment", "flag"}:
+        text += "   (yours)"
+    elif setting.origin.grade in {"unconfirmed", "community"}:
+        text += f"   ({setting.origin.grade})"
+    return text
+
+
+def _cache(plan: Plan, explain: bool) -> list[str]:
+    cache = plan.cache
+    if cache is None:
+        return []
+    reason = f"   {cache.because}  [{cache.origin.text()}]" if explain else ""
+    lines = [
+        f"{root.path} -> {AGENTS_FOLDER.format(root=plan.cache_root)}/view{root.path}"
+        + (f" (really {root.real})" if root.real != root.path else "")
+        + reason
+        for root in cache.roots
+    ]
+    if cache.variables:
+        lines.append(f"paths below are replaced in {', '.join(cache.variables)}, on the node")
+    lines.append(
+        f"{cache.placement}, up to {cache.budget_bytes >> 20} MiB a node, "
+        + ("what is read is recorded and pushed ahead the next time" if cache.trace else "no trace")
+    )
+    return [*lines, *_arguments(cache.launch, explain, tail=f"AGENT {RUN_DIR}/agent.pyz")]
+
+
+def _container(plan: Plan, explain: bool) -> list[str]:
+    box = plan.container
+    if box is None:
+        return []
+    lines = [f"{box.executable} {box.verb} {box.image}"]
+    lines += _arguments(box.arguments, explain)
+    for mount in box.mounts:
+        flags = "".join(
+            f", {word}" for word, on in (("read-only", mount.read_only), ("if it exists", mount.optional)) if on
+        )
+        line = f"{mount.source} -> {mount.target}{flags}"
+        lines.append(f"{line}   {mount.because}  [{mount.origin.text()}]" if explain else line)
+    if box.activate:
+        lines.append(f"first: {box.activate}")
+    if box.note:
+        lines.append(f"note: {box.note}")
+    return lines
+
+
+def _remarks(plan: Plan) -> list[str]:
+    lines: list[str] = []
+    for remark in plan.remarks:
+        lines.append(f"{remark.level}: {remark.text}")
+        if remark.hint:
+            lines.append(f"  hint: {remark.hint}")
+    return lines
+
+
+def diff_lines(old: Plan, new: Plan) -> list[str]:
+    """What differs between two plans, one line each: `-` only in the first, `+` only in the second."""
+    out: list[str] = []
+    for title, left, right in (
+        ("shape", _facts(old), _facts(new)),
+        ("command", {"command": quote_words(old.command)}, {"command": quote_words(new.command)}),
+        ("launch", _by_name(old.launch), _by_name(new.launch)),
+        ("directives", _by_name(old.directives), _by_name(new.directives)),
+        ("modules", _names((*old.modules_use, *old.modules)), _names((*new.modules_use, *new.modules))),
+        ("prologue", _names(p.line for p in old.prologue), _names(p.line for p in new.prologue)),
+        ("variables", _by_setting(old), _by_setting(new)),
+        ("binding", _by_rank(old), _by_rank(new)),
+        ("cache", _by_cache(old), _by_cache(new)),
+        ("container", _by_container(old), _by_container(new)),
+        ("limits", _by_name(old.limits), _by_name(new.limits)),
+        ("the rest", _rest(old), _rest(new)),
+    ):
+        changes = _changes(left, right)
+        if changes:
+            out += [title, *(f"  {line}" for line in changes)]
+    return out
+
+
+def _changes(left: dict[str, str], right: dict[str, str]) -> list[str]:
+    lines: list[str] = []
+    for key in [*left, *(key for key in right if key not in left)]:
+        if left.get(key) == right.get(key):
+            continue
+        if key in left:
+            lines.append(f"- {left[key]}")
+        if key in right:
+            lines.append(f"+ {right[key]}")
+    return lines
+
+
+def _facts(plan: Plan) -> dict[str, str]:
+    names = ("site", "partition", "nodes", "ranks_per_node", "scheduler", "launcher", "hosts", "windlass")
+    return {name: f"{name} {getattr(plan, name)}" for name in names}
+
+
+_TOLD = {"request", "remarks", "version", "world_size", "job_id", "name", "environment", "command", "secret_words"}
+_TOLD |= {"site", "partition", "nodes", "ranks_per_node", "scheduler", "launcher", "hosts", "windlass", "modules_use"}
+_TOLD |= {"launch", "directives", "modules", "prologue", "binding", "container", "limits", "topology"}
+"""Fields that other parts of a comparison show, or that cannot change what happens."""
+
+
+def _rest(plan: Plan) -> dict[str, str]:
+    """Every other field, so that a new one cannot be forgotten here."""
+    asked = plan.request
+    out = {"cwd": f"in {asked.cwd}", "placeholders": f"placeholders {asked.placeholders}"}
+    out["comm_log"] = f"comm_log {asked.comm_log}"
+    for name in plan.__struct_fields__:
+        if name not in _TOLD:
+            out[name] = f"{name} {msgspec.json.encode(getattr(plan, name)).decode()}"
+    return out
+
+
+def _by_name(arguments: tuple[Argument, ...]) -> dict[str, str]:
+    """By name, and by number among those of one name."""
+    out: dict[str, str] = {}
+    for argument in arguments:
+        same = sum(1 for key in out if key.rpartition(" ")[0] == argument.name)
+        out[f"{argument.name} {same}"] = quote_words(argument.words)
+    return out
+
+
+def _names(words: Iterable[str]) -> dict[str, str]:
+    return {word: word for word in words}
+
+
+def _by_setting(plan: Plan) -> dict[str, str]:
+    return {f"{s.name} {s.when.text()} {s.value if s.prepend else ''}": setting_line(s) for s in plan.environment}
+
+
+def _by_rank(plan: Plan) -> dict[str, str]:
+    return {
+        str(rank.local_rank): f"local rank {rank.local_rank}: cpus {format_cpulist(rank.cpus) or 'any'}"
+        f" devices {','.join(str(d) for d in rank.devices) or '-'}"
+        for rank in plan.binding.ranks
+    }
+
+
+def _by_cache(plan: Plan) -> dict[str, str]:
+    cache = plan.cache
+    if cache is None:
+        return {}
+    out = {f"root {root.path}": f"root {root.path}" for root in cache.roots}
+    out["how"] = f"{cache.placement}, {cache.budget_bytes} bytes, trace {'on' if cache.trace else 'off'}"
+    return out | {f"agents {k}": v for k, v in _by_name(cache.launch).items()}
+
+
+def _by_container(plan: Plan) -> dict[str, str]:
+    box = plan.container
+    if box is None:
+        return {}
+    out = {"image": f"{box.runtime} {box.image}"}
+    out |= {f"mount {m.target}": f"mount {m.source} -> {m.target}" for m in box.mounts}
+    return out | {f"argument {k}": v for k, v in _by_name(box.arguments).items()}

@@ -1,0 +1,243 @@
+"""Looking around before planning: which site, which allocation, which node, whose variables. All I/O of planning."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+
+from windlass.environment.caches import cache_variable_names
+from windlass.environment.modules import (
+    after_modules_argv,
+    loaded_modules,
+    parse_environment,
+    users_variables,
+)
+from windlass.errors import UsageError, WindlassError
+from windlass.model.plan import Remark
+from windlass.model.request import Allocation, Request
+from windlass.model.site import Site
+from windlass.model.topology import Topology
+from windlass.plan.inputs import Context
+from windlass.plan.shape import VISIBILITY
+from windlass.procs.command import run_command, which
+from windlass.run.bad_nodes import bad_hosts
+from windlass.run.remote import look_at_node
+from windlass.run.rendezvous import is_this_host
+from windlass.schedulers import get_scheduler, scheduler_names
+from windlass.settings import Settings
+from windlass.sites.catalog import load_site, site_of_file
+from windlass.sites.detect import Detection, detect_site
+from windlass.topology.described import complete_probe, topology_from_spec
+from windlass.topology.probe import probe_topology
+
+_BUILTIN = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", *VISIBILITY.values(), *cache_variable_names())
+"""What a plan sets on every site and a module may have set before."""
+_MODULES_TIMEOUT_S = 20.0
+_ASK_TIMEOUT_S = 15.0
+
+
+class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
+    """The context of planning, and what was noticed on the way."""
+
+    context: Context
+    detection: Detection | None = None
+    remarks: tuple[Remark, ...] = ()
+    on_node: bool = False
+    """This process is on a node that will run ranks."""
+    taken_ports: tuple[int, ...] = ()
+    """Ports in use on the first node, where that is not this one."""
+
+
+def find_allocation(environ: Mapping[str, str], wanted: str | None = None) -> Allocation | None:
+    """The job that this process is in, if any."""
+    if wanted == "none":
+        return None
+    for name in scheduler_names():
+        scheduler = get_scheduler(name)
+        if name == "none" or not scheduler.in_allocation(environ):
+            continue
+        output = None
+        argv = scheduler.allocation_argv(environ)
+        if argv is not None:
+            output = run_command(argv, timeout_s=_ASK_TIMEOUT_S, env=environ).stdout
+        return scheduler.parse_allocation(environ, _read_text, output)
+    return None
+
+
+def _read_text(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="surrogateescape")
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint="is this still inside the job?") from error
+
+
+def choose_site(request: Request, settings: Settings, environ: Mapping[str, str]) -> tuple[Site, Detection | None]:
+    """The site by flag, file, variable or evidence; unknown machines get a generic one."""
+    file = Path(request.site_file) if request.site_file else settings.site_file
+    files = (file,) if file is not None else ()
+    name = request.site or (site_of_file(files[0]) if files else None) or settings.site
+    detection = None
+    if name is None:
+        detection = detect_site(config_dir=settings.config_dir, environ=environ)
+        name = detection.name
+    site = load_site(name, partition=request.partition, config_dir=settings.config_dir, user_files=files)
+    return site, detection
+
+
+def look_around(
+    request: Request,
+    settings: Settings,
+    *,
+    environ: Mapping[str, str],
+    here: bool,
+) -> Surroundings:
+    """Everything that planning needs. `here`: the ranks will run on nodes like this one (run), as opposed to a plan or
+    a submission for nodes that we cannot see from where we are."""
+    allocation = find_allocation(environ, request.scheduler) if here else None
+    site, detection = choose_site(request, settings, environ)
+    on_node = here and (allocation is None or any(is_this_host(host, environ) for host in allocation.hosts))
+    taken: tuple[int, ...] = ()
+    # Inside a job a shell may be bound to one core of it (`srun --pty bash`): what counts is the cgroup.
+    seen = probe_topology(allowed_by="cgroup" if allocation else "mask") if on_node else None
+    if here and allocation is not None and not on_node:
+        launcher = request.launcher or site.file.launcher.kind
+        look = look_at_node(allocation.hosts[0], launcher, site.file.launcher, environ)
+        seen, taken = look.topology, look.taken_ports
+    topology, remarks = choose_topology(site, seen)
+    topology = restrict_devices(topology, environ) if allocation is None and on_node else topology
+    roots = cache_roots(request) if here else ()
+    if here and not request.container:
+        _check_python(request)
+    python, because = find_python(request, environ)
+    context = Context(
+        site=site,
+        topology=topology,
+        allocation=allocation,
+        users_environment=_users_environment(request, site, environ),
+        python=python,
+        python_because=because,
+        activate_kind=_activate_kind(request),
+        cache_roots=roots,
+        cache_environments=_cache_environments(request, python, environ) if roots else (),
+        bad_hosts=bad_hosts(settings.state_dir, site.name) if site.file.scheduler.kind != "none" or allocation else (),
+        check_paths=on_node,
+        environ=environ,
+    )
+    return Surroundings(
+        context=context, detection=detection, remarks=tuple(remarks), on_node=on_node, taken_ports=taken
+    )
+
+
+def choose_topology(site: Site, seen: Topology | None) -> tuple[Topology, list[Remark]]:
+    """The site's documented node, held against one that was looked at (`seen`); the latter where the site has none or
+    differs; an unknown node where we could neither look nor read."""
+    described = topology_from_spec(site.file.node, site.file.devices) if site.file.node.domains else None
+    if seen is None:
+        if described:
+            return described, []
+        if site.file.scheduler.kind == "none":
+            return probe_topology(), []
+        return Topology(arch="", cores=()), []
+    if described is None:
+        return seen, []
+    if set(seen.cpus) == set(described.cpus) and len(seen.devices) in {0, len(described.devices)}:
+        return msgspec.structs.replace(described, allowed=seen.allowed, probed=True), []
+    text = (
+        f"this node has {len(seen.cpus)} CPUs and {len(seen.devices)} devices, but {site.name} is documented with "
+        f"{len(described.cpus)} and {len(described.devices)}: using what is here"
+    )
+    return complete_probe(seen, described), [Remark(level="warning", text=text, hint="is this the right --site?")]
+
+
+def restrict_devices(topology: Topology, environ: Mapping[str, str]) -> Topology:
+    """On a machine of one's own, a visibility variable says which devices the user wants to use."""
+    if not topology.devices:
+        return topology
+    text = environ.get(VISIBILITY[topology.devices[0].vendor])
+    if text is None or not all(part.strip().isdecimal() for part in text.split(",")):
+        return topology
+    chosen = {int(part) for part in text.split(",")}
+    return msgspec.structs.replace(topology, devices=tuple(d for d in topology.devices if d.index in chosen))
+
+
+def _check_python(request: Request) -> None:
+    """An interpreter that is named by its path must be here, where the ranks will run."""
+    path = request.python
+    if path is not None and "/" in path and not os.access(path, os.X_OK):
+        what = "cannot be executed" if Path(path).exists() else "does not exist"
+        raise UsageError(f"--python {path} {what}", hint="give the path of an interpreter, as in .venv/bin/python")
+
+
+def find_python(request: Request, environ: Mapping[str, str]) -> tuple[str, str]:
+    """The interpreter for a script: said, activated, or first in PATH."""
+    if request.python:
+        return request.python, "--python"
+    if request.activate:
+        return str(Path(request.activate) / "bin" / "python"), "of the environment that --activate names"
+    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        candidate = Path(environ.get(variable) or "/nonexistent") / "bin" / "python"
+        if candidate.exists():
+            return str(candidate), f"of the active environment ({variable})"
+    for root in request.cache:
+        if (Path(root) / "pyvenv.cfg").exists() or (Path(root) / "conda-meta").exists():
+            return str(Path(root) / "bin" / "python"), "of the environment that --cache names"
+    if sys.prefix != sys.base_prefix and find_spec("torch"):
+        return sys.executable, "of the environment that windlass is installed in, which has torch"
+    found = which("python3", environ) or which("python", environ)
+    return (found, "first in PATH") if found else (sys.executable, "the one that runs windlass")
+
+
+def cache_roots(request: Request) -> tuple[tuple[str, str], ...]:
+    """The roots of --cache with links followed. A root that is not there is a `UsageError`."""
+    for path in request.cache:
+        if not Path(path).exists():
+            raise UsageError(f"--cache {path} does not exist", hint="give a folder that every node can read")
+    return tuple((path, str(Path(path).resolve())) for path in request.cache)
+
+
+def _cache_environments(request: Request, python: str, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Prefixes that the ranks may take programs from: the interpreter's, the active ones', and the roots themselves."""
+    named = [environ.get("VIRTUAL_ENV"), environ.get("CONDA_PREFIX"), request.activate, *request.cache]
+    if "/" in python:
+        named.insert(0, str(Path(python).parent.parent))
+    return tuple(dict.fromkeys(str(prefix) for prefix in named if prefix and (Path(prefix) / "bin").is_dir()))
+
+
+def _activate_kind(request: Request) -> str | None:
+    if request.activate is None:
+        return None
+    folder = Path(request.activate)
+    if (folder / "bin" / "activate").exists() and not (folder / "conda-meta").exists():
+        return "venv"
+    if (folder / "conda-meta").exists():
+        return "conda"
+    raise UsageError(
+        f"--activate {request.activate}: neither a virtual environment nor a conda environment",
+        hint="give the folder that has bin/python in it",
+    )
+
+
+def _users_environment(request: Request, site: Site, environ: Mapping[str, str]) -> dict[str, str]:
+    """Whose a variable is can only be told against the environment after the modules, which costs a shell: asked only
+    where something that a plan sets is set already and modules are loaded."""
+    loaded = loaded_modules(environ)
+    contested = any(name in environ for name in (*(spec.name for spec in site.file.settings), *_BUILTIN))
+    if not loaded or not contested or not which("bash", environ):
+        return users_variables(environ, None)
+    uses = tuple(path for path in environ.get("MODULEPATH", "").split(":") if path)
+    clean = {name: environ[name] for name in ("HOME", "USER", "LOGNAME", "TERM", "LANG") if name in environ}
+    try:
+        done = run_command(after_modules_argv(uses, loaded), timeout_s=_MODULES_TIMEOUT_S, env=clean, check=True)
+    except WindlassError:
+        return users_variables(environ, None)
+    return users_variables(environ, parse_environment(done.stdout))
+
+
+def current_environ() -> dict[str, str]:
+    """The environment of this process, as a value."""
+    return dict(os.environ)

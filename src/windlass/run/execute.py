@@ -1,0 +1,292 @@
+"""Run a plan to its end: start, watch, stop when asked or when a rank fails, say how it ended. Nothing survives it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from windlass.errors import MachineError
+from windlass.failure.ends import first_end, read_seats
+from windlass.failure.last_lines import blame
+from windlass.model.plan import Plan
+from windlass.model.record import RECORD_VERSION, Outcome, RankFailure, RunRecord
+from windlass.notation.cpulist import format_cpulist
+from windlass.notation.shell import quote
+from windlass.plan.render.batch_script import launch_script, launch_words
+from windlass.plan.render.rank_script import JobFacts, rank_script
+from windlass.procs.children import adopt_orphans, sweep
+from windlass.run.folder import RunFolder
+from windlass.run.guard import guarded
+from windlass.run.jit_caches import claim_caches, finish_caches, remove_caches
+from windlass.run.jobs import RUN_DIR_VARIABLE, Job, LauncherJob, LocalJob
+from windlass.run.node_step import kill_step, write_container_files, write_host_file
+from windlass.run.output import View
+from windlass.run.signals import Heard, listening
+
+_TICK_S = 0.1
+_MOST_SEATS = 16
+_DRAIN_S = 0.5
+
+
+def prepare(plan: Plan, folder: RunFolder, facts: JobFacts, hosts: tuple[str, ...]) -> None:
+    """Write the scripts of a run into its folder."""
+    folder.write("rank.sh", rank_script(plan, facts), mode=0o700)
+    folder.write("launch.sh", launch_script(plan, str(folder.path)), mode=0o700)
+    write_host_file(plan, folder, hosts)
+    write_container_files(plan, folder)
+
+
+class Beside(Protocol):
+    """What lives beside the ranks for the time of a run; made by a layer above."""
+
+    def start(self, stopping: Callable[[], bool]) -> bool:
+        """Returns when it is up on all nodes, or False where `stopping` became true first. Raises what is in its way,
+        and then nothing of it is left."""
+        ...
+
+    def poll(self) -> None:
+        """Called while the ranks run."""
+        ...
+
+    def stop(self) -> None:
+        """Nothing of it is left on return. Never raises."""
+        ...
+
+
+class Watch(Protocol):
+    """Looks at the ranks while they run; made by a layer above."""
+
+    def look(self, job: Job) -> str | None:
+        """Why the ranks have to end, or None. Called about ten times a second; may hand signals to the job."""
+        ...
+
+
+def execute(
+    plan: Plan,
+    folder: RunFolder,
+    facts: JobFacts,
+    hosts: tuple[str, ...],
+    view: View,
+    environ: Mapping[str, str],
+    beside: Beside | None = None,
+    watch: Watch | None = None,
+    last: bool = True,
+) -> RunRecord:
+    """Start the ranks and stay until the last one has ended. Writes and returns the record. Unless this is the `last`
+    start of the run, the nodes' caches stay for the next one."""
+    started = time.time()
+    adopt_orphans()
+    guard: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    job: Job
+    if plan.scheduler == "none":  # elsewhere the scheduler ends what a dead windlass has left
+        guard = guarded(f"{RUN_DIR_VARIABLE}={folder.path}", lambda: clear_up(plan, folder, facts, environ))
+    if plan.launcher == "local":
+        job = LocalJob(plan, folder, view, socket.gethostname().split(".", 1)[0])
+    else:
+        job = LauncherJob(plan, folder, view)
+    with guard, listening() as heard:  # to the very end: who loses patience while we clear up would get half of it
+        claim_caches(plan, facts, environ)
+        try:
+            if beside is None or beside.start(lambda: bool(heard.stops)):
+                stopped_by = drive(job, heard, environ, lambda: kill_step(plan, environ), beside, watch)
+            else:
+                stopped_by = heard.stops[0]
+        finally:
+            job.kill()
+            if beside is not None:
+                beside.stop()
+            sweep()
+            job.close()
+            folder.forget_secrets()
+        if last:
+            finish_caches(plan, folder, facts, environ, view)
+        record = _record(plan, folder, job, hosts, stopped_by, started)
+        try:
+            folder.save_result(record)
+        except MachineError as error:  # how the run ended is worth more than the record of it
+            view.note(f"windlass: {error.message}")
+    return record
+
+
+def clear_up(plan: Plan, folder: RunFolder, facts: JobFacts, environ: Mapping[str, str]) -> None:
+    """What is left to do for a windlass that was killed outright."""
+    folder.forget_secrets()
+    remove_caches(plan, facts, environ)
+
+
+def drive(
+    job: Job,
+    heard: Heard,
+    environ: Mapping[str, str],
+    kill_everywhere: Callable[[], None],
+    beside: Beside | None = None,
+    watch: Watch | None = None,
+) -> signal.Signals | None:
+    """The loop: read, show, stop. Ends when the ranks have ended, or have been killed and given up on. Returns the
+    signal that stopped the run, if one did."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(heard.wakeup, selectors.EVENT_READ)
+        job.start(environ)
+        for lines in job.streams:
+            selector.register(lines.descriptor, selectors.EVENT_READ, lines)
+        return _watch(job, heard, selector, kill_everywhere, beside, watch)
+
+
+def _watch(
+    job: Job,
+    heard: Heard,
+    selector: selectors.BaseSelector,
+    kill_everywhere: Callable[[], None],
+    beside: Beside | None,
+    watch: Watch | None,
+) -> signal.Signals | None:
+    asked: float | None = None
+    killed: float | None = None
+    seen = 0
+    while not job.done:
+        _pump(job, selector, heard.wakeup, _TICK_S)
+        job.poll()
+        if beside is not None:
+            beside.poll()
+        if watch is not None and not job.done and watch.look(job) is not None and not job.failing:
+            job.failing = True
+            job.ask_to_stop(signal.SIGTERM)
+        now = time.monotonic()
+        while heard.for_ranks:
+            job.pass_on(heard.for_ranks.pop(0))
+        if len(heard.stops) > seen and not job.done:
+            if seen == 0:
+                job.view.note(f"windlass: {heard.stops[0].name}, stopping all ranks (again to kill them)")
+                job.ask_to_stop(heard.stops[0])
+                asked = now
+            elif killed is None:
+                asked = now - job.plan.grace_s
+            seen = len(heard.stops)
+        if job.failing and asked is None:
+            asked = now
+        if asked is not None and killed is None and now - asked >= job.plan.grace_s and not job.done:
+            kill_everywhere()
+            job.kill()
+            killed = now
+        if killed is not None and now - killed > 2 * job.plan.grace_s + 10:
+            job.view.note("windlass: the launcher does not end although it was killed; giving up on it")
+            break
+    end = time.monotonic() + _DRAIN_S
+    while len(selector.get_map()) > 1 and time.monotonic() < end:
+        _pump(job, selector, heard.wakeup, 0.02)
+    while job.tail() and time.monotonic() < end:
+        time.sleep(0.01)
+    return heard.stops[0] if seen else None
+
+
+def _pump(job: Job, selector: selectors.BaseSelector, wakeup: int, timeout_s: float) -> None:
+    """Wait for output, a signal or the tick; hand on what came."""
+    for key, _ in selector.select(timeout_s):
+        if key.fd == wakeup:
+            with contextlib.suppress(BlockingIOError):
+                os.read(wakeup, 4096)
+            continue
+        if not key.data.read():
+            selector.unregister(key.fd)
+    job.tail()
+
+
+def _record(
+    plan: Plan, folder: RunFolder, job: Job, hosts: tuple[str, ...], stopped_by: signal.Signals | None, started: float
+) -> RunRecord:
+    failure = _failure(plan, folder, job) if job.failing and stopped_by is None else None
+    outcome: Outcome
+    if stopped_by is not None:
+        outcome, code = "stopped", 128 + stopped_by
+    elif failure is not None:
+        outcome = "killed" if failure.signal is not None else "failed"
+        code = failure.exit_code
+    elif job.code != 0:
+        outcome, code = "failed", job.code if 0 < job.code < 256 else 128 - job.code if job.code < 0 else 1
+    else:
+        outcome, code = "ok", 0
+    return RunRecord(
+        version=RECORD_VERSION,
+        windlass=plan.windlass,
+        name=plan.name,
+        site=plan.site,
+        nodes=plan.nodes,
+        ranks_per_node=plan.ranks_per_node,
+        hosts=plan.hosts or ",".join(hosts),
+        job_id=plan.job_id,
+        outcome=outcome,
+        exit_code=code,
+        started=time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(started)),
+        seconds=round(time.time() - started, 3),
+        launch_argv=launch_words(plan, str(folder.path)),
+        failure=failure,
+    )
+
+
+def _failure(plan: Plan, folder: RunFolder, job: Job) -> RankFailure | None:
+    """The first failing rank: what the ranks themselves reported, else what the launcher said; with its last words."""
+    found = first_end(folder) or job.failure()
+    return None if found is None else blame(plan, folder, job.launcher, found)
+
+
+def good_end(plan: Plan, record: RunRecord, folder: RunFolder) -> list[str]:
+    """The end of a run that went well: where the ranks were, and where to look next."""
+    ranks = "the rank" if plan.world_size == 1 else f"all {plan.world_size} ranks"
+    lines = [f"windlass: {ranks} ended well after {record.seconds:.1f} s"]
+    if plan.world_size <= _MOST_SEATS:
+        planned = {rank.local_rank: format_cpulist(rank.cpus) for rank in plan.binding.ranks}
+        for seat in sorted(read_seats(folder.part("where"))):
+            wish = planned.get(seat.rank % plan.ranks_per_node)
+            held = "as planned" if wish == seat.cpus else f"planned {wish}" if wish else "not bound"
+            device = f", device {seat.device}" if seat.device else ""
+            lines.append(f"  rank {seat.rank} on {seat.host}: cpus {seat.cpus} ({held}){device}")
+    lines.append(f"  output: windlass logs {quote(str(folder.path))}   reasons: windlass plan --explain …")
+    return lines
+
+
+def explain_end(record: RunRecord, folder: RunFolder, *, seen: Callable[[int], bool]) -> list[str]:
+    """The end of a run in words: nothing where all is well. Lines that were `seen` are not repeated."""
+    failure = record.failure
+    if record.outcome == "ok":
+        return []
+    if record.outcome == "stopped":
+        return [f"windlass: stopped after {record.seconds:.1f} s; run folder {folder.path}"]
+    if failure is None:
+        return [
+            f"windlass: the launcher ended with code {record.exit_code} and no rank to blame; "
+            f"its words are in {folder.path}/launcher.log"
+        ]
+    if failure.rank is None and failure.code is None and failure.signal is None:
+        at = f" (node {failure.host})" if failure.host else ""
+        return [
+            f"windlass: after {record.seconds:.1f} s the launcher says{at}: {failure.said}",
+            f"windlass: all that it said is in {folder.path}/launcher.log",
+        ]
+    who = f"rank {failure.rank}" if failure.rank is not None else "a rank"
+    where = f" on {failure.host}" if failure.host else ""
+    if failure.signal is not None:
+        how = f"was killed by {_signal_name(failure.signal)}"
+    elif failure.code is not None:
+        how = f"exited with code {failure.code}"
+    else:
+        how = f"failed: {failure.said}"
+    lines = [f"windlass: {who}{where} {how} after {record.seconds:.1f} s; all other ranks were ended"]
+    if failure.last_lines and not (failure.rank is not None and seen(failure.rank)):
+        lines.append(f"windlass: its last lines ({folder.path}/{failure.log}):")
+        lines += [f"  | {line}" for line in failure.last_lines]
+    if failure.rank is not None:
+        lines.append(f"windlass: see all of it with: windlass logs {quote(str(folder.path))} --rank {failure.rank}")
+    return lines
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,181 @@
+"""The run folder: plan, scripts, output, where each rank was, and how it ended. One per run, closed to others."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from windlass.errors import ConfigError, MachineError, UsageError
+from windlass.model.plan import Plan, plan_from_json, plan_to_json
+from windlass.model.record import RunRecord, record_from_json, record_to_json
+from windlass.plan.inputs import Secrets
+from windlass.plan.render.secrets import SECRETS_FILE, secrets_text
+
+PLAN_FILE = "plan.json"
+RESULT_FILE = "result.json"
+_PARTS = ("out", "where", "ends", "comm")
+_OF_ATTEMPT = ("launcher.log", "agents.log", "agents.out", "evidence", "flight", "verdict.json")
+"""What one start leaves beside the parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths of one run."""
+
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        """A name for things outside the folder that belong to this run (node-local caches): unique and file-safe."""
+        stat = self.path.stat()
+        return f"{stat.st_ino:x}-{stat.st_ctime_ns // 1_000_000_000 & 0xFFFFFF:x}"
+
+    def part(self, name: str) -> Path:
+        return self.path / name
+
+    def write(self, name: str, text: str, *, mode: int = 0o600) -> Path:
+        """Write a file of the run, atomically and with its mode from the start."""
+        return self.write_bytes(name, text.encode("utf-8", "surrogateescape"), mode=mode)
+
+    def write_bytes(self, name: str, data: bytes, *, mode: int = 0o600) -> Path:
+        target = self.path / name
+        partial = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(data)
+            partial.replace(target)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise MachineError(
+                f"cannot write {target}: {error.strerror}", hint="choose another place with --run-dir"
+            ) from error
+        return target
+
+    def save_plan(self, plan: Plan, secrets: Secrets) -> None:
+        self.write_bytes(PLAN_FILE, plan_to_json(plan))
+        if secrets:
+            self.write(SECRETS_FILE, secrets_text(secrets))
+
+    def claim(self) -> None:
+        """Take this folder for one run; of two that start into it at once, one is told so."""
+        try:
+            os.close(os.open(self.part(PLAN_FILE), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        except FileExistsError:
+            raise _taken(str(self.path)) from None
+        except OSError as error:
+            raise MachineError(
+                f"cannot write {self.part(PLAN_FILE)}: {error.strerror}", hint="choose another place with --run-dir"
+            ) from error
+
+    def has_secrets(self) -> bool:
+        return self.part(SECRETS_FILE).exists()
+
+    def forget_secrets(self) -> None:
+        self.part(SECRETS_FILE).unlink(missing_ok=True)
+
+    def save_result(self, record: RunRecord) -> None:
+        self.write_bytes(RESULT_FILE, record_to_json(record))
+
+    def result(self) -> RunRecord | None:
+        """The record of the run, or None while it runs (or where it was killed before it could write one)."""
+        path = self.part(RESULT_FILE)
+        return record_from_json(path.read_bytes(), where=str(path)) if path.exists() else None
+
+
+def make_folder(wanted: str | None, runs_dir: Path, name: str, *, now: float | None = None) -> RunFolder:
+    """A new, empty run folder. With `wanted` just that path, which must not hold a run already."""
+    if wanted is not None:
+        path = folder_path(wanted, runs_dir, name)
+        if (path / PLAN_FILE).exists():
+            raise _taken(wanted)
+        return RunFolder(_create(path, exist_ok=True))
+    first = folder_path(None, runs_dir, name, now=now)
+    for attempt in range(100):
+        path = first if attempt == 0 else first.with_name(f"{first.name}-{attempt + 1}")
+        try:
+            return RunFolder(_create(path, exist_ok=False))
+        except FileExistsError:
+            continue
+    raise MachineError(f"cannot find a free name for a run folder in {first.parent}", hint="use --run-dir")
+
+
+def _taken(folder: str) -> UsageError:
+    return UsageError(
+        f"--run-dir {folder} holds a run already", hint="choose another folder, or remove it if you do not need it"
+    )
+
+
+def folder_path(wanted: str | None, runs_dir: Path, name: str, *, now: float | None = None) -> Path:
+    """Where a run folder would be made now."""
+    if wanted is not None:
+        return Path(wanted).expanduser().absolute()
+    return runs_dir.expanduser().absolute() / f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}"
+
+
+def _create(path: Path, *, exist_ok: bool) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:  # a file of that name is no free place either, whatever the last part is called
+        raise MachineError(
+            f"cannot make the run folder {path}: {error.strerror}", hint="choose another place with --run-dir"
+        ) from error
+    try:
+        path.mkdir(mode=0o700, exist_ok=exist_ok)
+        for part in _PARTS:
+            (path / part).mkdir(mode=0o700, exist_ok=exist_ok)
+    except FileExistsError:
+        if not exist_ok:
+            raise
+        raise MachineError(f"cannot make the run folder {path}: there is a file of this name") from None
+    except OSError as error:
+        raise MachineError(
+            f"cannot make the run folder {path}: {error.strerror}", hint="choose another place with --run-dir"
+        ) from error
+    return path
+
+
+def is_run(path: str | Path) -> bool:
+    """Whether this is a run folder, or the plan in one; not just any file with a plan in it."""
+    given = Path(path).expanduser()
+    folder = given.parent if given.name == PLAN_FILE else given
+    return (folder / PLAN_FILE).exists() and all((folder / part).is_dir() for part in _PARTS)
+
+
+def open_folder(path: str | Path) -> RunFolder:
+    """An existing run folder, by its path or the path of its plan."""
+    if not is_run(path):
+        raise UsageError(f"{path}: not a run folder (no {PLAN_FILE} in it)", hint="`windlass logs` lists runs")
+    given = Path(path).expanduser().absolute()
+    return RunFolder(given.parent if given.name == PLAN_FILE else given)
+
+
+def read_plan(path: str | Path) -> Plan:
+    """The plan in a file or run folder."""
+    given = Path(path).expanduser()
+    file = given / PLAN_FILE if given.is_dir() else given
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {file}: {error.strerror}", hint="make one with `windlass plan --json`"
+        ) from error
+    return plan_from_json(data, where=str(file))
+
+
+def restart(folder: RunFolder) -> None:
+    """Make room for another start of the same run: what the last one left moves to `attempt-N`."""
+    if not any(folder.part("out").iterdir()) and not folder.part(RESULT_FILE).exists():
+        return
+    for number in range(1, 10_000):
+        old = folder.part(f"attempt-{number}")
+        if not old.exists():
+            break
+    old.mkdir(mode=0o700)
+    for name in (*_PARTS, RESULT_FILE, *_OF_ATTEMPT):
+        if folder.part(name).exists():
+            folder.part(name).rename(old / name)
+    for part in _PARTS:
+        folder.part(part).mkdir(mode=0o700, exist_ok=True)

@@ -1,0 +1,109 @@
+"""Node-local caches after a run: saved where the user wants to keep them, then removed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from string import Template
+
+from windlass.errors import WindlassError
+from windlass.model.plan import Plan
+from windlass.plan.render.rank_script import JobFacts, cache_parent
+from windlass.run.folder import RunFolder
+from windlass.run.node_step import run_on_nodes
+from windlass.run.output import View
+
+_KEEP_FILE = "caches.tar"
+_OWNER_FILE = ".owner"
+_REMOVE_TIMEOUT_S = 60.0
+
+
+def local_parent(plan: Plan, facts: JobFacts, environ: Mapping[str, str]) -> Path:
+    """This run's cache folder on this node."""
+    return Path(Template(cache_parent(plan, facts)).safe_substitute(environ))
+
+
+def claim_caches(plan: Plan, facts: JobFacts, environ: Mapping[str, str]) -> None:
+    """Make this run's folder on this node, marked with who we are, and sweep those of runs that were killed. Never
+    raises: the rank script makes what is missing, and complains."""
+    parent = local_parent(plan, facts, environ)
+    with contextlib.suppress(OSError):
+        for old in parent.parent.glob(f"windlass-{facts.uid}-*"):
+            if old != parent and old.is_dir() and not old.is_symlink() and _owner_is_dead(old):
+                shutil.rmtree(old, ignore_errors=True)
+        if plan.caches:
+            parent.mkdir(mode=0o700)
+            (parent / _OWNER_FILE).write_text(f"{socket.gethostname()} {os.getpid()} {_start_ticks(os.getpid())}\n")
+
+
+def _owner_is_dead(folder: Path) -> bool:
+    """Provably a leftover: it is ours, and the windlass of this machine that made it is gone."""
+    try:
+        if folder.stat().st_uid != os.getuid():
+            return False
+        host, pid, ticks = (folder / _OWNER_FILE).read_text().split()
+    except (OSError, ValueError):
+        return False
+    return host == socket.gethostname() and _start_ticks(int(pid)) != ticks
+
+
+def _start_ticks(pid: int) -> str:
+    """When a process started, which tells it from a later one of the same number; empty where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def finish_caches(plan: Plan, folder: RunFolder, facts: JobFacts, environ: Mapping[str, str], view: View) -> None:
+    """Save the first node's caches for the next job (--keep-caches), then remove them from this node. Never raises:
+    the run has ended, and a cache is only a cache."""
+    parent = local_parent(plan, facts, environ)
+    if not parent.is_dir() or parent.is_symlink():
+        return
+    try:
+        if plan.keep_caches:
+            _save(parent / "n0", Path(plan.keep_caches))
+    except OSError as error:
+        view.note(f"windlass: the caches could not be saved to {plan.keep_caches}: {error.strerror or error}")
+    elsewhere = plan.nodes > 1 and any(path.is_file() and path.name != _OWNER_FILE for path in parent.rglob("*"))
+    shutil.rmtree(parent, ignore_errors=True)
+    if elsewhere:
+        _remove_elsewhere(plan, parent, environ, view)
+
+
+def remove_caches(plan: Plan, facts: JobFacts, environ: Mapping[str, str]) -> None:
+    """Remove this run's caches from this node."""
+    parent = local_parent(plan, facts, environ)
+    if parent.is_dir() and not parent.is_symlink():
+        shutil.rmtree(parent, ignore_errors=True)
+
+
+def _remove_elsewhere(plan: Plan, parent: Path, environ: Mapping[str, str], view: View) -> None:
+    """Remove the caches of the other nodes too. Only where this node's held files: then theirs do, and a step on all
+    nodes is worth its time; empty folders are left to the nodes' own cleaning."""
+    try:
+        run_on_nodes(plan, ("/bin/rm", "-rf", str(parent)), environ, _REMOVE_TIMEOUT_S)
+    except WindlassError as error:
+        view.note(f"windlass: caches may be left in {parent} on the other nodes: {error.message}")
+
+
+def _save(source: Path, keep: Path) -> None:
+    """One archive, replaced as a whole, so that a job which starts meanwhile reads the old one or the new one."""
+    if not source.is_dir():
+        return
+    keep.mkdir(parents=True, exist_ok=True)
+    partial = keep / f".{_KEEP_FILE}.{os.getpid()}"
+    try:
+        with tarfile.open(partial, "w") as archive:
+            for entry in sorted(source.iterdir()):
+                if entry.name != ".ready":
+                    archive.add(entry, arcname=entry.name)
+        partial.replace(keep / _KEEP_FILE)
+    finally:
+        partial.unlink(missing_ok=True)

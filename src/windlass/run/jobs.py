@@ -1,0 +1,248 @@
+"""The two ways to start ranks: one launcher that starts them on all nodes, or a process per rank on this machine.
+
+Both are driven by `run.drive`: it asks which descriptors to watch, tells of ended children, and asks to stop.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TextIO
+
+from windlass.failure.ends import first_end
+from windlass.launchers import get_launcher
+from windlass.launchers.base import Launcher, LineReader
+from windlass.model.plan import Plan
+from windlass.model.record import RankFailure
+from windlass.plan.render.batch_script import has_prologue
+from windlass.procs.children import signal_group, start_child
+from windlass.run.folder import RunFolder
+from windlass.run.output import Lines, NodeLogs, Tail, View, decode
+
+RUN_DIR_VARIABLE = "WINDLASS_RUN_DIR"
+_MOST_MESSAGES = 10_000
+_LOOK_EVERY_S = 0.5
+
+
+class Job(ABC):
+    """Started ranks. `done` when none runs any more; `failing` from the first sign that a rank failed."""
+
+    def __init__(self, plan: Plan, folder: RunFolder, view: View) -> None:
+        self.plan = plan
+        self.folder = folder
+        self.view = view
+        self.launcher: Launcher = get_launcher(plan.launcher)
+        self.done = False
+        self.failing = False
+        self.code = 0
+        self.streams: list[Lines] = []
+
+    @abstractmethod
+    def start(self, env: Mapping[str, str]) -> None: ...
+
+    @abstractmethod
+    def poll(self) -> None:
+        """Look whether a child ended."""
+
+    def tail(self) -> bool:
+        """Show what daemons have written to files meanwhile; True if there was anything."""
+        return False
+
+    @abstractmethod
+    def ask_to_stop(self, sig: signal.Signals) -> None: ...
+
+    @abstractmethod
+    def pass_on(self, sig: signal.Signals) -> None:
+        """Hand a signal on to the ranks, for what they make of it."""
+
+    @abstractmethod
+    def kill(self) -> None: ...
+
+    @abstractmethod
+    def failure(self) -> RankFailure | None:
+        """The first rank that failed, as far as this job knows."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release files; the children have ended."""
+
+
+def rank_argv(plan: Plan, folder: RunFolder) -> tuple[str, ...]:
+    """What to start: `launch.sh`, or, where there is no prologue and no launcher, the rank script itself."""
+    if plan.launcher == "local" and not has_prologue(plan):
+        return ("/bin/sh", str(folder.part("rank.sh")))
+    return ("/bin/bash", str(folder.part("launch.sh")))
+
+
+class LauncherJob(Job):
+    """srun, mpiexec, flux run: one child, which starts the ranks and tells of their ends."""
+
+    def __init__(self, plan: Plan, folder: RunFolder, view: View) -> None:
+        super().__init__(plan, folder, view)
+        self.messages: list[str] = []
+        self._child: subprocess.Popen[bytes] | None = None
+        self._readers: list[LineReader] = []
+        self._looked_s = 0.0
+        self._log: TextIO | None = None
+        self._logs: NodeLogs | None = None
+        self._tail: Tail | None = None
+        if self.launcher.output == "files":
+            self._tail = Tail(plan, folder.part("out"), self.launcher, view)
+        else:
+            self._logs = NodeLogs(folder.part("out"), self.launcher, plan.ranks_per_node)
+
+    def start(self, env: Mapping[str, str]) -> None:
+        self._log = self.folder.part("launcher.log").open("w", encoding="utf-8", errors="surrogateescape")
+        self._child = start_child(rank_argv(self.plan, self.folder), env=env, death=signal.SIGTERM)
+        for stream in (self._child.stdout, self._child.stderr):
+            assert stream is not None
+            reader = LineReader(self.launcher)
+            self._readers.append(reader)
+            self.streams.append(Lines(stream.fileno(), self._feeder(reader)))
+
+    def _feeder(self, reader: LineReader) -> Callable[[bytes], None]:
+        def feed(line: bytes) -> None:
+            text = decode(line)
+            self._take(*reader.feed(text) if self._logs else (None, text))
+
+        return feed
+
+    def _take(self, rank: int | None, text: str) -> None:
+        """One whole line, of a rank or of the launcher itself."""
+        if rank is not None and self._logs and 0 <= rank < self.plan.world_size:
+            self._logs.write(rank, text.encode("utf-8", "surrogateescape"))
+            self.view.line(rank, text)
+            return
+        if self._log:
+            self._log.write(text + "\n")
+            self._log.flush()
+        if len(self.messages) < _MOST_MESSAGES:
+            self.messages.append(text)
+        if self.launcher.parse_failure([text], 1) is not None:
+            self.failing = True
+        elif not self.failing and text.strip():
+            self.view.note(text)
+
+    def poll(self) -> None:
+        assert self._child is not None
+        code = self._child.poll()
+        if code is not None:
+            self.done, self.code = True, code
+            self.failing = self.failing or code != 0
+        elif not self.failing and self.plan.parent and not self.launcher.ends_others:
+            self._look_for_failed_rank()
+
+    def _look_for_failed_rank(self) -> None:
+        """A launcher that leaves the others running when one rank fails is told to end them; the ranks report it."""
+        now = time.monotonic()
+        if now - self._looked_s < _LOOK_EVERY_S:
+            return
+        self._looked_s = now
+        if first_end(self.folder) is not None:
+            self.failing = True
+            self.ask_to_stop(signal.SIGTERM)
+
+    def tail(self) -> bool:
+        return self._tail.poll() if self._tail else False
+
+    def ask_to_stop(self, sig: signal.Signals) -> None:
+        """Launchers take SIGTERM as "end the ranks"; some take an interrupt only as a question."""
+        if self._child:
+            signal_group(self._child, signal.SIGTERM)
+
+    def pass_on(self, sig: signal.Signals) -> None:
+        """srun and hydra forward it to every rank."""
+        if self._child:
+            self._child.send_signal(sig)
+
+    def kill(self) -> None:
+        if self._child:
+            signal_group(self._child, signal.SIGKILL)
+
+    def failure(self) -> RankFailure | None:
+        return self.launcher.parse_failure(self.messages, self.code)
+
+    def close(self) -> None:
+        for reader in self._readers:
+            for rank, text in reader.flush():
+                self._take(rank, text)
+        for part in (self._log, self._logs, self._tail):
+            if part is not None:
+                part.close()
+
+
+class LocalJob(Job):
+    """One child per rank on this machine, each with a pipe of its own."""
+
+    def __init__(self, plan: Plan, folder: RunFolder, view: View, host: str) -> None:
+        super().__init__(plan, folder, view)
+        self._host = host
+        self._ranks: dict[int, subprocess.Popen[bytes]] = {}
+        self._alive: set[int] = set()
+        self._logs = NodeLogs(folder.part("out"), self.launcher, plan.ranks_per_node)
+        self._first: RankFailure | None = None
+
+    def start(self, env: Mapping[str, str]) -> None:
+        names = self.launcher.variables
+        for rank in range(self.plan.ranks_per_node):
+            own = {
+                **env,
+                RUN_DIR_VARIABLE: str(self.folder.path),
+                names.rank[0]: str(rank),
+                names.local_rank[0]: str(rank),
+                names.node_rank[0]: "0",
+                names.world_size[0]: str(self.plan.world_size),
+            }
+            child = start_child(rank_argv(self.plan, self.folder), env=own, death=signal.SIGKILL, merge=True)
+            assert child.stdout is not None
+            self._ranks[rank] = child
+            self._alive.add(rank)
+            self.streams.append(Lines(child.stdout.fileno(), self._writer(rank)))
+
+    def _writer(self, rank: int) -> Callable[[bytes], None]:
+        def write(line: bytes) -> None:
+            self._logs.write(rank, line)
+            self.view.line(rank, decode(line))
+
+        return write
+
+    def poll(self) -> None:
+        for rank in sorted(self._alive):
+            code = self._ranks[rank].poll()
+            if code is None:
+                continue
+            self._alive.discard(rank)
+            if code and self._first is None:
+                self._first = RankFailure(
+                    rank=rank,
+                    host=self._host,
+                    code=code if code > 0 else None,
+                    signal=-code if code < 0 else None,
+                )
+                self.failing, self.code = True, self._first.exit_code
+                self.ask_to_stop(signal.SIGTERM)
+        self.done = not self._alive
+
+    def ask_to_stop(self, sig: signal.Signals) -> None:
+        for rank in self._alive:
+            signal_group(self._ranks[rank], sig)
+
+    def pass_on(self, sig: signal.Signals) -> None:
+        """Only to the rank itself: workers that it has started did not ask for signals."""
+        for rank in self._alive:
+            self._ranks[rank].send_signal(sig)
+
+    def kill(self) -> None:
+        for child in self._ranks.values():
+            signal_group(child, signal.SIGKILL)
+
+    def failure(self) -> RankFailure | None:
+        return self._first
+
+    def close(self) -> None:
+        self._logs.close()
+        if self._logs.lost is not None:
+            self.view.note(f"windlass: part of the ranks' output could not be written: {self._logs.lost.strerror}")

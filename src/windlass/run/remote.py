@@ -1,0 +1,67 @@
+"""Looking at a node of the allocation from outside of it (`salloc` on a login node): its topology and a free port.
+
+`python -m windlass.run.remote` runs there as a small step and prints JSON; `look_at_node` starts it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from windlass.errors import CommandError, MachineError
+from windlass.launchers import get_launcher
+from windlass.launchers.base import LaunchSpec
+from windlass.model.origin import words_of
+from windlass.model.site import LauncherSpec
+from windlass.model.topology import Topology
+from windlass.procs.command import run_command
+from windlass.topology.probe import probe_topology
+
+_LOOK_TIMEOUT_S = 60.0
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """What the node said."""
+
+    topology: Topology
+    taken_ports: tuple[int, ...]
+
+
+def look_at_node(host: str, launcher: str, site: LauncherSpec, environ: Mapping[str, str]) -> Seen:
+    """Run the look on that node. Raises `MachineError` where it cannot."""
+    spec = LaunchSpec(nodes=1, ranks_per_node=1, host_list=host, beside=True, step_name="windlass-look")
+    plain = msgspec.structs.replace(site, arguments=())
+    words = words_of(get_launcher(launcher).arguments(spec, plain))
+    argv = (*(word for word in words if word != "--label"), sys.executable, "-m", "windlass.run.remote")
+    try:
+        done = run_command(argv, timeout_s=_LOOK_TIMEOUT_S, env=environ)
+        return msgspec.json.decode(done.stdout[done.stdout.index("{") :], type=Seen)
+    except (CommandError, ValueError, msgspec.DecodeError) as error:
+        raise MachineError(
+            f"cannot look at node {host} of this allocation: {error}",
+            hint="run windlass inside the job (a batch script, or a shell on the node), or name the site with --site",
+        ) from error
+
+
+def taken_ports() -> tuple[int, ...]:
+    """Ports on which somebody listens on this machine."""
+    listening = "0A"
+    ports: set[int] = set()
+    for name in ("tcp", "tcp6"):
+        try:
+            lines = Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            if len(fields) > 3 and fields[3] == listening:
+                ports.add(int(fields[1].rsplit(":", 1)[1], 16))
+    return tuple(sorted(ports))
+
+
+if __name__ == "__main__":
+    seen = Seen(topology=probe_topology(allowed_by="cgroup"), taken_ports=taken_ports())
+    sys.stdout.write(msgspec.json.encode(seen).decode() + "\n")

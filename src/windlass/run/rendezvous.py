@@ -1,0 +1,127 @@
+"""Rendezvous settled before the ranks start: an address that resolves and a port that is free on node 0.
+
+A wrong address or a taken port shows as a hang of all ranks until a time-out; here it is an error with a name."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import zlib
+from collections.abc import Callable, Mapping
+
+from windlass.errors import MachineError, WindlassError
+from windlass.model.plan import Plan
+from windlass.procs.command import run_command
+from windlass.schedulers import get_scheduler
+
+_RESOLVE_TIMEOUT_S = 5.0
+_PORT_TRIES = 200
+LOOPBACK = "127.0.0.1"
+
+
+def master_address(plan: Plan, hosts: tuple[str, ...], environ: Mapping[str, str]) -> str:
+    """The address of the first host by the site's rule. Raises `MachineError` where no name of it resolves."""
+    if plan.nodes == 1 or not hosts:
+        return LOOPBACK
+    rule = plan.rendezvous
+    first = hosts[0]
+    if first.replace(".", "").isdecimal():  # an address, given with --hosts: no part of it is a name
+        return first
+    name = (first.split(".", 1)[0] if rule.short_name or rule.suffix else first) + rule.suffix
+    if rule.address == "ip" and rule.interface and is_this_host(first, environ):
+        own = interface_address(rule.interface)
+        if own:
+            return own
+    for candidate in (name, first) if not rule.suffix else (name,):  # with a suffix, only the fabric will do
+        if resolves(candidate):
+            return candidate
+    told = _ask_scheduler(plan, first, environ)
+    if told:
+        return told
+    raise MachineError(
+        f"the first host's name {name!r} does not resolve here, so ranks could not find each other",
+        hint="check `rendezvous.suffix` of the site (`windlass sites show`), or give a site file with the right one",
+    )
+
+
+def _ask_scheduler(plan: Plan, host: str, environ: Mapping[str, str]) -> str | None:
+    scheduler = get_scheduler(plan.scheduler)
+    argv = scheduler.address_argv(host)
+    if argv is None:
+        return None
+    with contextlib.suppress(WindlassError):
+        address = scheduler.parse_address(run_command(argv, timeout_s=10, env=environ).stdout)
+        if address and resolves(address):
+            return address
+    return None
+
+
+def resolves(name: str) -> bool:
+    """Whether a name has an address. A resolver that does not answer counts as no after a few seconds."""
+    answer: list[bool] = []
+
+    def ask() -> None:
+        with contextlib.suppress(OSError, UnicodeError):
+            socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+            answer.append(True)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_RESOLVE_TIMEOUT_S)
+    return bool(answer)
+
+
+def interface_address(name: str) -> str | None:
+    """The IPv4 address of an interface of this machine."""
+    import fcntl  # here: only where a site publishes addresses
+    import struct
+
+    siocgifaddr = 0x8915
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        answer = fcntl.ioctl(probe.fileno(), siocgifaddr, struct.pack("256s", name.encode()[:15]))
+        return socket.inet_ntoa(answer[20:24])
+    return None
+
+
+def is_this_host(host: str, environ: Mapping[str, str]) -> bool:
+    """Whether we are on this host; Slurm may call it by another name than it calls itself."""
+    mine = {environ.get("SLURMD_NODENAME", ""), socket.gethostname()}
+    return host.split(".", 1)[0] in {name.split(".", 1)[0] for name in mine if name}
+
+
+def master_port(plan: Plan, job_id: str | None, run_id: str, free: Callable[[int], bool]) -> int:
+    """The port by the job id, moved on while it is taken on node 0, which `free` tells."""
+    rule = plan.rendezvous
+    if rule.fixed_port is not None:
+        if not free(rule.fixed_port):
+            raise MachineError(
+                f"port {rule.fixed_port} is taken on the first node", hint="leave --master-port out, or choose another"
+            )
+        return rule.fixed_port
+    digits = "".join(char for char in (job_id or "").split(".", 1)[0] if char.isdecimal())
+    number = int(digits[-9:] or 0) + zlib.crc32(run_id.encode()) % 97
+    for attempt in range(_PORT_TRIES):
+        port = rule.port_base + (number + attempt) % rule.port_span
+        if free(port):
+            return port
+    raise MachineError(
+        f"no free port between {rule.port_base} and {rule.port_base + rule.port_span} after {_PORT_TRIES} tries",
+        hint="choose one with --master-port",
+    )
+
+
+def is_free(port: int) -> bool:
+    """Whether something could listen on this port of this machine now."""
+    for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind((address, port))
+        except OSError as error:
+            if error.errno in {97, 99}:  # no IPv6 here
+                continue
+            return False
+    return True

@@ -1,1 +1,0 @@
-"""What agents host, put together for a run: the cooperative cache and staging. `node/` travels with the agent."""

@@ -1,1 +1,0 @@
-"""The services' side on the node: standard library only, Python 3.9 or newer."""

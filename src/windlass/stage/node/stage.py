@@ -1,0 +1,236 @@
+"""Staging as a service of the agent: sources of the shared file system become copies on the node, without any mount.
+
+Bytes travel down the trees of `push`, read from the shared file system once and verified at every hop; a dead neighbour
+costs time and not bytes. What is being written lies under a name that nobody reads; it gets its own name in one step
+when it is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from windlass.agents.node.cache import reachable_hosts
+from windlass.agents.node.host import AgentError, Node, expand, say
+from windlass.cache.node.roots import Root
+
+from .images import end_mount, is_squashfs, start_mount
+from .layout import Item, Layout, make_shape
+from .places import PARTIAL, partial_place, put_in_place, sweep_partial
+from .push import Place, Push
+from .push_server import Feeder
+from .unpacking import tar_options, tar_stem, unpack
+from .writing import Copy
+
+_TELL_EVERY_S = 1.0
+_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def make(node: Node, settings: dict[str, Any]) -> StageService:
+    return StageService(node, settings)
+
+
+class StageService:
+    """`start` returns when everything is in its place on this node; the node then goes on feeding others."""
+
+    def __init__(self, node: Node, settings: dict[str, Any]) -> None:
+        self._node = node
+        self._sources: list[dict[str, str]] = settings["sources"]
+        self._to: str = settings["to"]
+        self._extracts = bool(settings.get("extract"))
+        self._shards = bool(settings.get("shard"))
+        self._one_reader = bool(settings.get("one_reader"))
+        self._per_node = bool(settings.get("per_node"))
+        self._place = self._make_place()
+        self._push = Push(self._place, self._write)
+        self._feeder: Feeder | None = None
+        self._layout: Layout | None = None
+        self._copies: dict[int, Copy] = {}
+        self._unpacked: set[int] = set()
+        self._mounts: list[tuple[str, subprocess.Popen[bytes]]] = []
+        self._archives = 0
+        self._span = (0.0, 0.0)
+        self._told_at = time.monotonic()
+        self._stopped = False
+
+    def _make_place(self) -> Place:
+        number = str(self._node.number)
+        roots = []
+        for source in self._sources:
+            real = source["real"].replace("{node}", number) if self._per_node else source["real"]
+            roots.append(Root(os.fsencode(source["path"]), os.fsencode(real)))
+        hosts = reachable_hosts(self._node.hosts, self._node.number)
+        shape = make_shape(len(hosts), one_reader=self._one_reader)
+        return Place(self._node.number, hosts, self._node.key, tuple(roots), shape)
+
+    def start(self) -> None:
+        target = expand(self._to).replace("{node}", str(self._node.number))
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        try:
+            os.makedirs(target, exist_ok=True)
+            sweep_partial(target)
+        except OSError as error:
+            raise AgentError("%s: %s" % (error.filename or target, error.strerror)) from error
+        before = {number: signal.signal(number, self._hear) for number in _STOPS}
+        try:
+            self._stage_all(target)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def news(self) -> list[str]:
+        return []
+
+    def end(self) -> dict[str, Any]:
+        if self._feeder is not None:
+            self._feeder.close()
+        self._push.close()
+        for where, server in reversed(self._mounts):
+            end_mount(where, server)
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        below = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return {
+            "files": sum(copy.files for copy in self._copies.values()) + self._archives,
+            "bytes": self._push.bytes,
+            "span": self._span,
+            "cpu_s": round(used.ru_utime + used.ru_stime + below.ru_utime + below.ru_stime, 3),
+            "fallbacks": self._push.fallbacks,
+            "source_calls": self._push.source_calls,
+            "source_bytes": self._push.source_bytes,
+        }
+
+    # All sources
+
+    def _stage_all(self, target: str) -> None:
+        began = time.monotonic()
+        place = self._place
+        if len(place.hosts) > 1:
+            self._feeder = Feeder(place.hosts[place.number], place.number, place.key, self._push, self._reread)
+        layout = self._push.learn(self._tick)
+        sources: Sequence[int] = range(len(self._sources))
+        if self._shards:
+            items = share(layout.items, place.number, len(place.hosts))
+            layout, sources = Layout(items, 1), sorted({item.source for item in items})
+        self._layout = layout
+        if self._extracts:
+            tops = [item.source for item in layout.items if not item.path and item.is_file]
+            self._unpacked = {source for source in tops if tar_options(self._name(source)) is not None}
+        self._check_room(target, layout)
+        with contextlib.ExitStack() as stack:
+            partials = {}
+            for source in sources:
+                name = os.path.join(target, "%s%s.%d" % (PARTIAL, self._node.run_id, source))
+                partials[source] = stack.enter_context(partial_place(name))
+                self._prepare(layout, source, partials[source])
+            self._push.begin(layout, alone=self._shards, kept_for_late=bool(self._unpacked) and not self._shards)
+            for source in sources:
+                self._finish(layout, source, partials[source], target)
+        self._span = (round(began, 3), round(time.monotonic(), 3))
+        say(node=self._node.number, staged=self._push.bytes, of=layout.total)
+
+    def _check_room(self, target: str, layout: Layout) -> None:
+        """Before the first byte travels: what will not fit is better known now than after an hour."""
+        seen = os.statvfs(target)
+        room = seen.f_bavail * seen.f_frsize
+        kept = sum(i.pin.size for i in layout.items if i.is_file and i.source not in self._unpacked)
+        if kept > room:
+            text = "%s has room for %.1f MB, what is staged takes %.1f MB"
+            raise AgentError(text % (target, room / 1e6, kept / 1e6))
+
+    def _name(self, source: int) -> str:
+        return os.path.basename(self._sources[source]["path"])
+
+    # One source
+
+    def _prepare(self, layout: Layout, source: int, partial: str) -> None:
+        if source in self._unpacked:
+            os.mkdir(partial)
+        else:
+            self._copies[source] = Copy(layout.items, source, partial, layout.block_bytes)
+            self._copies[source].begin()
+
+    def _finish(self, layout: Layout, source: int, partial: str, target: str) -> None:
+        blocks = [index for index, block in enumerate(layout.blocks) if block.source == source]
+        name = self._name(source)
+        if source in self._copies:
+            self._push.wait_written(source, len(blocks), self._tick)
+            self._copies[source].settle()
+            final = os.path.join(target, name)
+        else:
+            unpack(self._ordered(blocks), partial, name)
+            self._archives += 1
+            final = os.path.join(target, tar_stem(name))
+        put_in_place(partial, final)
+        if source in self._copies:
+            self._copies[source].moved(final)
+        if self._extracts and is_squashfs(final):
+            where = os.path.join(target, os.path.splitext(name)[0])
+            self._mounts.append((where, start_mount(final, where)))
+
+    def _ordered(self, blocks: Sequence[int]) -> Iterator[memoryview]:
+        for index in blocks:
+            yield self._push.take(index, self._tick)
+            self._push.used(index)
+            self._tick()
+
+    def _write(self, index: int, data: memoryview) -> bool:
+        assert self._layout is not None
+        block = self._layout.blocks[index]
+        copy = self._copies.get(block.source)
+        if copy is None:
+            return False
+        copy.write(block, data)
+        return True
+
+    def _reread(self, index: int, target: memoryview) -> bool:
+        assert self._layout is not None
+        block = self._layout.blocks[index]
+        copy = self._copies.get(block.source)
+        return copy is not None and copy.read(block, target)
+
+    # Whoever waits for us
+
+    def _hear(self, *_: Any) -> None:
+        self._stopped = True
+
+    def _tick(self) -> None:
+        """Tells how far we are; `AgentError` where nobody wants it any more."""
+        if self._stopped or input_ended():
+            raise AgentError("stopped before it was complete")
+        now = time.monotonic()
+        if now - self._told_at > _TELL_EVERY_S and self._layout is not None:
+            self._told_at = now
+            say(node=self._node.number, staged=self._push.bytes, of=self._layout.total)
+
+
+def input_ended() -> bool:
+    """Whether whoever started us has closed our standard input; what is left in it is not touched."""
+    poll = select.poll()
+    poll.register(0, 0)
+    return any(events & select.POLLHUP for _, events in poll.poll(0))
+
+
+def share(items: Sequence[Item], node: int, nodes: int) -> list[Item]:
+    """The part of a node: every folder and link, and every n-th file; of sources that are files, every n-th."""
+    sources = {item.source: item for item in items if not item.path}
+    mine = []
+    count = 0
+    for item in items:
+        if not sources[item.source].is_folder:
+            if item.source % nodes == node:
+                mine.append(item)
+        elif item.is_file:
+            if count % nodes == node:
+                mine.append(item)
+            count += 1
+        else:
+            mine.append(item)
+    return mine

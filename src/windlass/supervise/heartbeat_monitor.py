@@ -1,0 +1,112 @@
+"""Looks at the ranks while they run: does anything move, is the time nearly up. Implements `launch.run.Watch`.
+
+A run hangs when for `hang_after_s` no rank wrote anything and, where the ranks show steps, no step was finished. Then
+the stacks of all ranks are taken before anything is ended.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from windlass.failure.diagnostics import log_sizes
+from windlass.run.folder import RunFolder
+from windlass.run.jobs import Job
+from windlass.run.output import View
+
+_LAST_CHANCE = 0.4
+"""Of the margin before the end of the allocation: then ranks that did not leave are ended."""
+
+
+class Signs(Protocol):
+    """What the watch on the nodes says."""
+
+    beats: set[str]
+    silent: dict[str, dict[str, object]]
+
+
+class RankWatch:
+    """One attempt's watch."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        view: View,
+        *,
+        hang_after_s: float | None,
+        deadline_s: float | None,
+        margin_s: float,
+        take_stacks: Callable[[], None],
+    ) -> None:
+        self._folder = folder
+        self._view = view
+        self._hang_after_s = hang_after_s
+        self._deadline_s = deadline_s
+        self._margin_s = margin_s
+        self._take_stacks = take_stacks
+        self._began = self._moved = time.monotonic()
+        self._looked = 0.0
+        self._sizes: dict[str, int] = {}
+        self.signs: Signs | None = None
+        self.noticed: float | None = None
+        self.time_up = False
+        self.hang: str | None = None
+
+    def look(self, job: Job) -> str | None:
+        if job.failing:
+            self.noticed = self.noticed or time.time()
+            return None
+        return self._time_left(job) or self._silence()
+
+    def _time_left(self, job: Job) -> str | None:
+        if self._deadline_s is None:
+            return None
+        left = self._deadline_s - time.time()
+        if left <= self._margin_s and not self.time_up:
+            self.time_up = True
+            self._view.note(f"windlass: {left:.0f} s of the allocation are left: asking the ranks to save and leave")
+            job.pass_on(signal.SIGUSR2)
+        if left <= self._margin_s * _LAST_CHANCE:
+            return "the time is up and the ranks have not left"
+        return None
+
+    def _silence(self) -> str | None:
+        if self._hang_after_s is None or self.time_up:
+            return None
+        now = time.monotonic()
+        if now - self._looked < min(1.0, self._hang_after_s / 10):
+            return None
+        self._looked = now
+        sizes = log_sizes(self._folder)
+        if sizes != self._sizes:
+            self._sizes, self._moved = sizes, now
+        still = now - self._moved
+        if still < self._hang_after_s:
+            return None
+        signs = self.signs
+        if signs is not None and signs.beats:
+            if not signs.silent:
+                return None  # quiet, but steps are finished
+        elif now - self._began < starting_s(self._hang_after_s):
+            return None
+        self.hang = f"no output and no step for {still:.0f} s"
+        self.noticed = time.time()
+        self._view.note(f"windlass: {self.hang}: looking where the ranks stand")
+        self._take_stacks()
+        return self.hang
+
+
+def starting_s(hang_after_s: float) -> float:
+    """How long a start may be silent for, as long as no rank has shown a step: importing and compiling take their time
+    and say nothing."""
+    return min(10 * hang_after_s, 3 * hang_after_s + 30)
+
+
+def margin_s(deadline_s: float | None, now_s: float, grace_s: float) -> float:
+    """How long before the end of the allocation the ranks are asked to leave: a minute, less in short jobs."""
+    if deadline_s is None:
+        return 0.0
+    whole = max(deadline_s - now_s, 0.0)
+    return max(min(60.0, 0.1 * whole), min(0.25 * whole, grace_s + 5.0))

@@ -1,0 +1,177 @@
+"""The first cause among the cascade, from what ranks, launchers and nodes say."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from captured import FOLDER
+from windlass.failure.last_lines import error_line, traceback_of
+from windlass.failure.root_cause import RESUME_ME, SCRIPT_BROKEN, Cause, End, Seen, find_cause
+from windlass.plan.render.rank_script import EXIT_BROKEN
+from windlass.runtime import RESUME_ME as RUNTIME_RESUME_ME
+
+_LOST_PEER = (
+    "[rank0]: Traceback (most recent call last):",
+    '[rank0]:   File "train.py", line 9, in <module>',
+    "[rank0]: RuntimeError: [../gloo/transport/tcp/pair.cc:537] Read error [10.0.0.2]:670: Connection reset by peer.",
+)
+_NAN = (
+    "step 17",
+    "Traceback (most recent call last):",
+    '  File "train.py", line 9, in <module>',
+    "    raise ValueError('loss is nan')",
+    "ValueError: loss is nan",
+)
+
+
+def end(rank: int, code: int, at: float = 0.0) -> End:
+    return End(at=100.0 + at, rank=rank, host=f"n{rank // 2}", code=code)
+
+
+def seen(*ends: End, exit_code: int = 1, **more: object) -> Seen:
+    return Seen(exit_code=exit_code, ends=ends, **more)  # type: ignore[arg-type]
+
+
+def test_the_numbers_of_the_contract_are_the_same_on_both_sides() -> None:
+    assert RESUME_ME == RUNTIME_RESUME_ME
+    assert SCRIPT_BROKEN == EXIT_BROKEN
+
+
+def test_a_killed_rank_is_the_cause_although_its_peers_complain_louder() -> None:
+    found = find_cause(
+        seen(
+            end(2, 137),
+            end(0, 1, 0.02),
+            end(1, 1, 0.03),
+            end(3, 143, 0.2),
+            last_lines={0: _LOST_PEER, 1: _LOST_PEER},
+        )
+    )
+    assert (found.rank, found.host, found.kind) == (2, "n1", "transient")
+    assert found.line() == "rank 2 on n1: killed by SIGKILL"
+
+
+def test_an_abort_after_an_exception_is_told_as_the_exception() -> None:
+    """Threads of collectives abort some processes that end by an exception; the exception is what matters."""
+    aborted = (*_NAN, "terminate called without an active exception")
+    found = find_cause(seen(end(1, 128 + signal.SIGABRT), end(0, 1, 0.1), last_lines={1: aborted, 0: _LOST_PEER}))
+    assert (found.rank, found.kind, found.error) == (1, "user", "ValueError: loss is nan")
+    alone = find_cause(seen(end(1, 128 + signal.SIGABRT), last_lines={1: ("terminate called",)}))
+    assert (alone.kind, alone.reason) == ("transient", "killed by SIGABRT")
+
+
+def test_a_rank_that_was_ended_while_it_failed_is_the_cause_although_others_were_gone_before() -> None:
+    raised = (*_NAN, "Terminated")
+    found = find_cause(seen(end(0, 1), end(1, 143, 0.2), last_lines={0: _LOST_PEER, 1: raised}))
+    assert (found.rank, found.kind, found.error) == (1, "user", "ValueError: loss is nan")
+    went_on = (*_NAN, *(f"step {step}" for step in range(9)))
+    found = find_cause(seen(end(0, 1), end(1, 143, 0.2), last_lines={0: _LOST_PEER, 1: went_on}))
+    assert found.rank == 0, "an error that it survived was not its end"
+
+
+def test_a_watchdog_that_aborts_because_a_peer_is_gone_is_an_echo() -> None:
+    watchdog = tuple((FOLDER / "flight" / "watchdog.txt").read_text().splitlines())
+    alone = find_cause(seen(end(0, 128 + signal.SIGABRT), last_lines={0: watchdog}))
+    assert alone.kind == "transient"
+    assert alone.reason.startswith("lost its peers (Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5")
+    found = find_cause(seen(end(0, 128 + signal.SIGABRT), end(2, 1, 0.5), last_lines={0: watchdog, 2: _NAN}))
+    assert (found.rank, found.error) == (2, "ValueError: loss is nan")
+
+
+def test_clocks_that_differ_do_not_blame_a_peer() -> None:
+    """Node 0's clock is behind: its ranks seem to have ended before the one that was killed."""
+    found = find_cause(seen(end(0, 1, -0.3), end(2, 137), last_lines={0: _LOST_PEER}))
+    assert found.rank == 2
+
+
+def test_a_kill_by_the_launcher_at_the_end_is_not_the_cause() -> None:
+    found = find_cause(seen(end(0, 1), end(1, 137, 5.0), last_lines={0: _NAN}))
+    assert (found.rank, found.kind, found.error) == (0, "user", "ValueError: loss is nan")
+
+
+def test_where_all_lost_their_peers_the_first_is_named_and_nobody_is_accused_of_a_mistake() -> None:
+    found = find_cause(seen(end(0, 1), end(1, 1, 0.1), last_lines={0: _LOST_PEER, 1: _LOST_PEER}))
+    assert (found.rank, found.kind) == (0, "transient")
+    assert "lost its peers" in found.reason
+
+
+def test_a_node_that_does_not_answer_is_the_cause_whatever_the_others_say() -> None:
+    found = find_cause(seen(end(0, 1), lost=("n1",), last_lines={0: _LOST_PEER}))
+    assert (found.kind, found.host) == ("node", "n1")
+
+
+def test_ranks_that_saved_and_left_are_no_failure() -> None:
+    assert find_cause(seen(end(0, 85), end(1, 143, 0.1), exit_code=85)).kind == "resume"
+    assert find_cause(seen(end(0, 85), time_up=True, exit_code=85)).kind == "walltime"
+    assert find_cause(seen(exit_code=85)).kind == "resume"
+
+
+@pytest.mark.parametrize("job", ["preempted", "requeued"])
+def test_a_job_that_the_scheduler_takes_back_is_told_from_one_that_somebody_stopped(job: str) -> None:
+    assert find_cause(seen(exit_code=143, stopped=True)).kind == "stopped"
+    assert find_cause(seen(exit_code=143, stopped=True, job="cancelled")).kind == "stopped"
+    assert find_cause(seen(end(0, 85), exit_code=85, job="cancelled")).kind == "stopped", "the ranks were just faster"
+    assert find_cause(seen(exit_code=143, stopped=True, job=job)).kind == "preempted"
+    assert find_cause(seen(end(0, 85), exit_code=85, job=job)).kind == "preempted"
+    assert find_cause(seen(end(0, 85), exit_code=85, job="runs")).kind == "resume"
+    assert find_cause(seen(exit_code=143, stopped=True, job="over")).kind == "walltime"
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "kind", "machine", "certain"),
+    [
+        (("ModuleNotFoundError: No module named 'flash'",), 1, "user", False, True),
+        (("  File 'x'", "SyntaxError: invalid syntax"), 1, "user", False, True),
+        (("usage: train.py [-h]", "train.py: error: unrecognized arguments: --x"), 2, "user", False, True),
+        (("ValueError: loss is nan",), 1, "user", False, False),
+        (("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",), 1, "memory", False, False),
+        (("RuntimeError: CUDA error: uncorrectable ECC error encountered",), 1, "transient", True, False),
+        (("OSError: [Errno 28] No space left on device: '/lus/out'",), 1, "disk", False, False),
+        (("windlass.errors.MachineError: cannot write /x: Disk quota exceeded",), 1, "disk", False, True),
+        (("OSError: [Errno 5] Input/output error: '/lus/data'",), 1, "transient", True, False),
+        (("windlass: rank 0 on n0: cannot make /tmp/x",), 70, "transient", True, False),
+        ((), 139, "transient", False, False),
+        ((), 7, "user", False, False),
+    ],
+)
+def test_what_a_rank_said_decides_what_it_is(
+    lines: tuple[str, ...], code: int, kind: str, machine: bool, certain: bool
+) -> None:
+    found = find_cause(seen(end(0, code), last_lines={0: lines}))
+    assert (found.kind, found.machine, found.certain) == (kind, machine, certain)
+
+
+def test_a_kill_on_a_node_that_ran_out_of_memory_is_told_as_that() -> None:
+    said = {"n1": ("[9.1] Out of memory: Killed process 7",)}
+    found = find_cause(seen(end(2, 137), oom=frozenset({"n1"}), kernel=said))
+    assert found.kind == "memory"
+    assert "Killed process 7" in found.reason
+    assert find_cause(seen(end(2, 137), oom=frozenset({"n0"}))).kind == "transient"
+
+
+def test_without_a_word_of_any_rank_the_launcher_is_quoted() -> None:
+    found = find_cause(seen(exit_code=1, said="Node failure on n3", said_host="n3"))
+    assert (found.host, found.reason) == ("n3", "Node failure on n3")
+    assert find_cause(seen(exit_code=9)).reason == "the launcher ended with code 9, and no rank said why"
+
+
+def test_the_same_error_is_the_same_whatever_its_numbers() -> None:
+    first = Cause(kind="user", reason="", error="RuntimeError: port 123 at 0x7f12 is bad")
+    second = Cause(kind="user", reason="", error="RuntimeError: port 999 at 0x7fff is bad")
+    assert first.same_as == second.same_as
+    assert first.same_as != Cause(kind="user", reason="", error="RuntimeError: port 123 is good").same_as
+    assert Cause(kind="user", reason="", code=3).same_as != Cause(kind="user", reason="", code=4).same_as
+
+
+def test_the_last_traceback_ends_with_its_error() -> None:
+    lines = (*_NAN, "more output", "Traceback (most recent call last):", '  File "b.py"', "KeyError: 'x'", "bye")
+    assert traceback_of(lines) == lines[-4:-1]
+    assert error_line(lines) == "KeyError: 'x'"
+    assert traceback_of(("no", "trace")) == ()
+
+
+def test_every_signal_has_a_name_or_a_number() -> None:
+    assert "SIGBUS" in find_cause(seen(end(0, 128 + signal.SIGBUS))).reason
+    assert "signal 50" in find_cause(seen(end(0, 128 + 50))).reason

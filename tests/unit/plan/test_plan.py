@@ -1,0 +1,200 @@
+"""What planning decides, and what it refuses."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from planning import PLAIN, plan_for
+from windlass.errors import UsageError
+from windlass.model.origin import words_of
+from windlass.model.plan import Plan, plan_from_json, plan_to_json
+from windlass.model.request import Allocation
+from windlass.model.topology import Core, Topology
+from windlass.notation.hostlist import fold_hostlist
+
+HOSTS = tuple(f"nid{n:04d}" for n in range(1, 5))
+JOB = Allocation(scheduler="slurm", job_id="4711", hosts=HOSTS, cpus_per_node=4)
+
+
+def value(plan: Plan, name: str) -> str | None:
+    found = [setting for setting in plan.environment if setting.name == name]
+    return found[0].value if found else None
+
+
+def test_the_same_inputs_give_the_same_plan() -> None:
+    first, _ = plan_for("frontier", "train", nodes=4)
+    second, _ = plan_for("frontier", "train", nodes=4)
+    assert first == second and plan_to_json(first) == plan_to_json(second)
+
+
+def test_a_saved_plan_is_read_back_as_it_was() -> None:
+    plan, _ = plan_for("lumi", "train", nodes=2, container="/images/x.sif")
+    assert plan_from_json(plan_to_json(plan)) == plan
+
+
+def test_multi_node_settings_are_left_out_on_one_node() -> None:
+    single, _ = plan_for("frontier", "train", nodes=1)
+    several, _ = plan_for("frontier", "train", nodes=2)
+    assert value(several, "FI_CXI_RDZV_PROTO") == "alt_read" and value(single, "FI_CXI_RDZV_PROTO") is None
+    assert any("disable_rdzv_get" in word for word in words_of(several.directives))
+    assert not any("disable_rdzv_get" in word for word in words_of(single.directives))
+
+
+def test_a_value_of_the_user_wins_and_is_shown_as_theirs() -> None:
+    plan, _ = plan_for("frontier", "train", nodes=2, users={"NCCL_CROSS_NIC": "0"})
+    setting = next(s for s in plan.environment if s.name == "NCCL_CROSS_NIC")
+    assert setting.value == "0" and setting.origin.scope == "environment"
+    assert "say 1" in setting.note
+
+
+def test_a_flag_wins_over_the_environment() -> None:
+    plan, _ = plan_for("frontier", "x", nodes=2, users={"NCCL_CROSS_NIC": "0"}, env=(("NCCL_CROSS_NIC", "2"),))
+    setting = next(s for s in plan.environment if s.name == "NCCL_CROSS_NIC")
+    assert setting.value == "2" and setting.origin.scope == "flag"
+
+
+def test_unset_takes_a_default_away() -> None:
+    plan, _ = plan_for("frontier", "x", nodes=2, unset=("NCCL_CROSS_NIC",))
+    assert [s.value for s in plan.environment if s.name == "NCCL_CROSS_NIC"] == [None]
+
+
+def test_a_device_visibility_left_by_the_scheduler_is_not_the_users_will() -> None:
+    plan, _ = plan_for("perlmutter", "x", nodes=1, users={"CUDA_VISIBLE_DEVICES": "0"})
+    assert value(plan, "CUDA_VISIBLE_DEVICES") == "3,2,1,0"
+
+
+def test_exactly_one_variable_selects_devices() -> None:
+    names = {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"}
+    for site in ("frontier", "lumi", "perlmutter", "polaris", "aurora", "clariden"):
+        for devices in ("all", "one"):
+            plan, _ = plan_for(site, "x", nodes=2, devices=devices)
+            assert len(names & {s.name for s in plan.environment}) <= 1, (site, devices)
+
+
+def test_threads_come_from_the_cores_of_a_rank() -> None:
+    assert value(plan_for("lumi", "x")[0], "OMP_NUM_THREADS") == "7"
+    assert value(plan_for("lumi", "x", threads=3)[0], "OMP_NUM_THREADS") == "3"
+
+
+def test_a_default_argument_can_be_removed_replaced_and_added() -> None:
+    plan, _ = plan_for("frontier", "x", launcher_args=("~--label", "--wait=60", "--comment=two words"))
+    words = words_of(plan.launch)
+    assert "--label" not in words and "--wait=60" in words and "--wait=0" not in words
+    assert "--comment=two words" in words
+
+
+def test_a_directive_of_two_words_stays_two_words() -> None:
+    plan, _ = plan_for("aurora", "x", account="a", directives=("-l filesystems=home", "-W sandbox=PRIVATE"))
+    words = [argument.words for argument in plan.directives]
+    assert ("-l", "filesystems=home") in words and ("-W", "sandbox=PRIVATE") in words
+    assert not any("flare" in word for pair in words for word in pair)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"nodes": 9}, "--nodes 9, but the allocation"),
+        ({"hosts": "nid0009"}, "nid0009 is not in this job"),
+        ({"hosts": "nid[0001-0002", "nodes": 2}, "not closed"),
+        ({"hosts": "nid[0001-0002]", "nodes": 3}, "--hosts names 2"),
+        ({"scheduler": "pbs"}, "this is a job of slurm"),
+        ({"nodes": 0}, "--nodes 0"),
+        ({"ranks_per_node": 0}, "--ranks-per-node 0"),
+        ({"launcher": "srum"}, "unknown launcher 'srum'"),
+        ({"launcher": "local", "nodes": 2}, "on this machine alone"),
+        ({"launcher_args": ("~--lable",)}, "no default of this name"),
+        ({"options": ("no-such-remedy",)}, "no option of this name"),
+        ({"cpu_bind": "no-such-preset"}, "no-such-preset"),
+    ],
+)
+def test_contradictions_are_refused_before_anything_starts(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        plan_for("generic-slurm", "x", allocation=JOB, **options)
+    assert message in error.value.message and error.value.message
+
+
+def test_more_ranks_than_the_allocation_has_tasks_is_refused() -> None:
+    job = msgspec.structs.replace(JOB, tasks_per_node=2)
+    with pytest.raises(UsageError, match="made for 2 tasks per node"):
+        plan_for("generic-slurm", "x", allocation=job, ranks_per_node=3)
+
+
+def test_more_ranks_than_devices_needs_to_be_said() -> None:
+    with pytest.raises(UsageError, match="9 ranks per node, but a node has 8 devices"):
+        plan_for("lumi", "x", ranks_per_node=9)
+    plan, _ = plan_for("lumi", "x", ranks_per_node=16, ranks_per_device=2)
+    assert plan.world_size == 16
+
+
+@pytest.mark.parametrize(
+    "command", [("torchrun", "x.py"), ("python", "-m", "torch.distributed.run", "x"), ("srun", "x")]
+)
+def test_a_launcher_inside_the_ranks_is_refused(command: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match="inside every rank") as error:
+        plan_for("lumi", *command)
+    assert "leave it out" in (error.value.hint or "")
+
+
+def test_torchrun_once_per_node_is_allowed_with_a_warning() -> None:
+    plan, _ = plan_for("vista", "torchrun", "x.py", ranks_per_node=1)
+    assert any("torchrun" in remark.text for remark in plan.remarks)
+
+
+def test_part_of_an_allocation_is_named_to_the_launcher() -> None:
+    plan, _ = plan_for("generic-slurm", "x", allocation=JOB, nodes=2)
+    assert f"--nodelist={fold_hostlist(HOSTS[:2])}" in words_of(plan.launch)
+    whole, _ = plan_for("generic-slurm", "x", allocation=JOB)
+    assert not any(word.startswith("--nodelist") for word in words_of(whole.launch))
+
+
+def test_an_unknown_node_is_left_to_the_job() -> None:
+    plan, _ = plan_for("generic-slurm", "x", topology=Topology(arch="", cores=()), nodes=2, ranks_per_node=4)
+    assert all(not rank.cpus for rank in plan.binding.ranks)
+    assert not any("mask_cpu" in word for word in words_of(plan.launch))
+
+
+def test_cores_are_shared_equally_where_only_the_scheduler_knows_them() -> None:
+    plan, _ = plan_for("generic-slurm", "x", topology=Topology(arch="", cores=()), allocation=JOB, ranks_per_node=2)
+    assert "--cpus-per-task=2" in words_of(plan.launch), "without it Slurm squeezes each rank onto one core"
+
+
+def test_parts_of_several_nodes_are_divided_by_the_launcher() -> None:
+    eight = Topology(arch="x86_64", cores=tuple(Core(cpus=(n,)) for n in range(8)), allowed=(0, 1, 2, 3))
+    plan, _ = plan_for("generic-slurm", "x", topology=eight, allocation=JOB, ranks_per_node=2)
+    words = words_of(plan.launch)
+    assert not any("mask_cpu" in word for word in words) and "--cpus-per-task=2" in words
+
+
+def test_part_of_one_node_is_bound_within_what_is_allowed() -> None:
+    eight = Topology(arch="x86_64", cores=tuple(Core(cpus=(n,)) for n in range(8)), allowed=(2, 3, 6, 7))
+    plan, _ = plan_for("workstation", "x", topology=eight, ranks_per_node=2)
+    assert {cpu for rank in plan.binding.ranks for cpu in rank.cpus} <= {2, 3, 6, 7}
+
+
+def test_a_launcher_that_names_no_rank_makes_the_script_stay_the_parent() -> None:
+    plan, _ = plan_for("generic-pbs", "x", launcher="hydra", nodes=2)
+    assert plan.parent
+    assert not plan_for("frontier", "x", nodes=2)[0].parent
+
+
+def test_memhooks_is_warned_about() -> None:
+    plan, _ = plan_for("frontier", "x", nodes=2, env=(("FI_MR_CACHE_MONITOR", "memhooks"),))
+    assert any(remark.level == "warning" and "memhooks" in remark.text for remark in plan.remarks)
+
+
+def test_the_log_of_the_collective_library_goes_to_files() -> None:
+    plan, _ = plan_for("frontier", "x", nodes=2, comm_log="0")
+    assert (value(plan, "NCCL_DEBUG_FILE") or "").endswith("/comm/rank-{rank}.log")
+
+
+def test_no_file_of_one_rank_each_is_planned() -> None:
+    plan, _ = plan_for("aurora", "x", nodes=8192, account="a")
+    text = plan_to_json(plan).decode()
+    assert plan.world_size == 98304
+    assert len(text) < 100_000, "a plan must not grow with the number of nodes"
+
+
+def test_a_plain_machine_gets_one_rank() -> None:
+    plan, _ = plan_for("workstation", "x", topology=PLAIN)
+    assert (plan.nodes, plan.ranks_per_node, plan.launcher) == (1, 1, "local")

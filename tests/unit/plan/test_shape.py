@@ -1,0 +1,83 @@
+"""How many nodes and ranks, on which scheduler and launcher; contradictions by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from planning import PLAIN, plan_for
+from windlass.errors import UsageError
+from windlass.model.request import Allocation, Request
+from windlass.plan.shape import run_name
+
+SLURM = Allocation(scheduler="slurm", job_id="7", hosts=("n1", "n2", "n3"))
+
+
+@pytest.mark.parametrize(
+    ("command", "kind", "name"),
+    [
+        (("train.py",), "script", "train"),
+        (("/a/b/my train.py",), "script", "my-train"),
+        (("package.module",), "module", "package.module"),
+        (("run.sh",), "command", "run"),
+        (("ünï.py",), "script", "n"),
+        (("---.py",), "script", "run"),
+        (("a-very-long-name-for-a-script-indeed.py",), "script", "a-very-long-nam"),
+    ],
+)
+def test_a_run_is_named_after_its_script(command: tuple[str, ...], kind: str, name: str) -> None:
+    assert run_name(Request(command=command, kind=kind)) == name  # type: ignore[arg-type]
+
+
+def test_a_name_that_was_asked_for_is_kept() -> None:
+    assert run_name(Request(command=("x",), name="mine")) == "mine"
+
+
+def test_an_allocation_decides_scheduler_launcher_and_nodes() -> None:
+    plan, _ = plan_for("workstation", allocation=SLURM, topology=PLAIN)
+    assert (plan.scheduler, plan.launcher, plan.nodes, plan.hosts) == ("slurm", "srun", 3, "n[1-3]")
+    assert plan.job_id == "7"
+
+
+def test_none_as_scheduler_stays_on_this_machine() -> None:
+    plan, _ = plan_for("lumi", scheduler="none", topology=PLAIN)
+    assert (plan.launcher, plan.nodes) == ("local", 1)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "launcher"), [("slurm", "srun"), ("pbs", "hydra"), ("flux", "flux"), ("none", "local")]
+)
+def test_a_scheduler_has_a_usual_launcher(scheduler: str, launcher: str) -> None:
+    assert plan_for("workstation", scheduler=scheduler)[0].launcher == launcher
+
+
+def test_some_hosts_of_the_allocation_can_be_named() -> None:
+    plan, _ = plan_for("generic-slurm", allocation=SLURM, topology=PLAIN, hosts="n[2-3]")
+    assert (plan.nodes, plan.hosts) == (2, "n[2-3]")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"hosts": "n[2-4]"}, "n4 is not in this job's allocation"),
+        ({"hosts": "n1", "nodes": 2}, "--hosts names 1"),
+        ({"nodes": 4}, "has 3"),
+        ({"scheduler": "pbs"}, "this is a job of slurm"),
+        ({"launcher": "local"}, "this machine alone"),
+        ({"launcher": "srn"}, "srn"),
+    ],
+)
+def test_contradictions_with_the_job_are_named(options: dict[str, object], told: str) -> None:
+    with pytest.raises(UsageError, match=told.replace("[", r"\[")):
+        plan_for("generic-slurm", allocation=SLURM, topology=PLAIN, **options)
+
+
+def test_one_rank_per_device_and_idle_devices_are_told() -> None:
+    assert plan_for("lumi")[0].ranks_per_node == 8
+    few, _ = plan_for("lumi", ranks_per_node=3)
+    assert any("5 of 8 devices per node stay idle" in remark.text for remark in few.remarks)
+
+
+def test_several_ranks_share_a_device_when_asked() -> None:
+    plan, _ = plan_for("perlmutter", ranks_per_device=2)
+    assert plan.ranks_per_node == 8
+    assert sorted(d for rank in plan.binding.ranks for d in rank.devices) == [0, 0, 1, 1, 2, 2, 3, 3]

@@ -1,0 +1,138 @@
+"""Caches of a run on this node: claimed, saved, removed; those of killed runs swept, and nobody else's."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from planning import plan_for
+from unit.cli.typed import run_here
+from windlass.model.plan import Plan
+from windlass.plan.render.rank_script import JobFacts
+from windlass.run.folder import make_folder
+from windlass.run.jit_caches import claim_caches, finish_caches, local_parent, remove_caches
+from windlass.run.output import View
+
+
+def _run(tmp_path: Path, **options: object) -> tuple[Plan, JobFacts, View, io.StringIO]:
+    plan, _ = plan_for("workstation", "true", **options)
+    facts = JobFacts(run_dir=str(tmp_path), run_id="abc", uid=os.getuid())
+    err = io.StringIO()
+    return msgspec.structs.replace(plan, cache_root="${ROOT}/local"), facts, View(None, io.StringIO(), err), err
+
+
+def _environ(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "local").mkdir(exist_ok=True)
+    return {"ROOT": str(tmp_path)}
+
+
+def test_the_folder_is_ours_alone_and_says_whose(tmp_path: Path) -> None:
+    plan, facts, _, _ = _run(tmp_path)
+    environ = _environ(tmp_path)
+    claim_caches(plan, facts, environ)
+    parent = local_parent(plan, facts, environ)
+    assert parent == tmp_path / "local" / f"windlass-{os.getuid()}-abc"
+    assert parent.stat().st_mode & 0o777 == 0o700
+    assert (parent / ".owner").read_text().split()[:2] == [socket.gethostname(), str(os.getpid())]
+    remove_caches(plan, facts, environ)
+    assert not parent.exists()
+
+
+def test_what_killed_runs_left_is_swept_and_nothing_else(tmp_path: Path) -> None:
+    plan, facts, _, _ = _run(tmp_path)
+    environ = _environ(tmp_path)
+    local = tmp_path / "local"
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    host = socket.gethostname()
+    owners = {
+        "dead": f"{host} {ended.pid} 12345\n",
+        "reused": f"{host} {os.getpid()} 1\n",  # the number lives, but is another process
+        "elsewhere": f"otherhost {ended.pid} 12345\n",
+        "torn": "half",
+    }
+    for name, owner in owners.items():
+        folder = local / f"windlass-{os.getuid()}-{name}"
+        folder.mkdir()
+        (folder / ".owner").write_text(owner)
+    (local / f"windlass-{os.getuid()}-nobody").mkdir()
+    (local / "windlass-99999-dead").mkdir()
+    claim_caches(plan, facts, environ)
+    left = {path.name.rpartition("-")[2] for path in local.iterdir()}
+    assert left == {"abc", "elsewhere", "torn", "nobody", "dead"}  # that `dead` is of another user
+    assert not (local / f"windlass-{os.getuid()}-dead").exists()
+
+
+def test_a_link_in_place_of_the_folder_is_not_followed(tmp_path: Path) -> None:
+    plan, facts, view, _ = _run(tmp_path)
+    environ = _environ(tmp_path)
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").touch()
+    local_parent(plan, facts, environ).symlink_to(precious)
+    folder = make_folder(str(tmp_path / "r"), tmp_path, "x")
+    finish_caches(plan, folder, facts, environ, view)
+    remove_caches(plan, facts, environ)
+    assert (precious / "file").exists()
+
+
+def test_caches_are_saved_as_a_whole_and_then_removed(tmp_path: Path) -> None:
+    plan, facts, view, err = _run(tmp_path, keep_caches=str(tmp_path / "kept"))
+    environ = _environ(tmp_path)
+    claim_caches(plan, facts, environ)
+    parent = local_parent(plan, facts, environ)
+    (parent / "n0/triton").mkdir(parents=True)
+    (parent / "n0/triton/kernel").write_text("code")
+    (parent / "n0/.ready").touch()
+    finish_caches(plan, make_folder(str(tmp_path / "r"), tmp_path, "x"), facts, environ, view)
+    assert not parent.exists()
+    with tarfile.open(tmp_path / "kept/caches.tar") as archive:
+        assert archive.getnames() == ["triton", "triton/kernel"]
+    assert err.getvalue() == ""
+
+
+def test_a_place_that_cannot_keep_them_is_told_and_costs_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    plan, facts, view, err = _run(tmp_path, keep_caches=str(tmp_path / "file"))
+    environ = _environ(tmp_path)
+    claim_caches(plan, facts, environ)
+    (local_parent(plan, facts, environ) / "n0").mkdir()
+    finish_caches(plan, make_folder(str(tmp_path / "r"), tmp_path, "x"), facts, environ, view)
+    assert "the caches could not be saved" in err.getvalue()
+    assert not local_parent(plan, facts, environ).exists()
+
+
+def test_caches_go_from_one_run_to_the_next(tmp_path: Path) -> None:
+    words = ("-q", "-r", "2", "--show", "all", "--keep-caches", "kept", "--", "sh", "-c")
+    first = run_here(*words, "echo $RANK > $TRITON_CACHE_DIR/of-$RANK", cwd=tmp_path)
+    assert first.code == 0, first.text
+    second = run_here(*words, "ls $TRITON_CACHE_DIR | tr '\\n' ' '; echo", cwd=tmp_path)
+    assert sorted(second.stdout.splitlines()) == ["[0] of-0 of-1 ", "[1] of-0 of-1 "]
+
+
+def test_a_damaged_archive_is_told_and_the_ranks_go_on(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept/caches.tar").write_text("this is no archive")
+    ended = run_here("-q", "-r", "2", "--keep-caches", "kept", "--", "sh", "-c", "echo here", cwd=tmp_path)
+    assert ended.code == 0
+    assert "going on without" in ended.stdout
+    assert "[0] here" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    "name", ["TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "MPLCONFIGDIR"]
+)
+def test_every_cache_is_there_before_the_command_starts_and_gone_after_it(tmp_path: Path, name: str) -> None:
+    ended = run_here("-q", "--", "sh", "-c", f'test -d "${name}" && echo "${name}"', cwd=tmp_path)
+    assert ended.code == 0
+    folder = Path(ended.stdout.removeprefix("[0] ").strip())
+    assert folder.parent.name == "n0"
+    assert not folder.parent.parent.exists()

@@ -1,0 +1,202 @@
+"""Nodes that push while others of them lie, vanish or fall silent: the right bytes arrive, or a clear word does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from windlass.agents.node.host import AgentError
+from windlass.cache.node import wire
+from windlass.cache.node.roots import Root
+from windlass.cache.node.server import listen_tcp
+from windlass.stage.node.layout import make_shape
+from windlass.stage.node.push import Place, Push
+from windlass.stage.node.push_client import ASK, FRAME, NO_DIGEST, Kind, Patience
+from windlass.stage.node.push_server import Feeder
+
+pytestmark = pytest.mark.timeout(60)
+KEY = bytes(range(32))
+SIZE = 9_500_000
+SOON = Patience(silent_s=1.0, start_s=1.0, late_s=1.0)
+
+
+@pytest.fixture
+def hosts() -> tuple[str, ...]:
+    net = f"127.{random.randrange(64, 250)}.{random.randrange(250)}"
+    return tuple(f"{net}.{node + 1}" for node in range(3))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source"
+    path.write_bytes(os.urandom(SIZE))
+    return path
+
+
+class NodeUnderTest:
+    """One node of a chain with one reader; keeps what it writes in memory."""
+
+    def __init__(self, number: int, hosts: tuple[str, ...], source: Path) -> None:
+        real = os.fsencode(source)
+        shape = make_shape(len(hosts), one_reader=True)
+        self.data = bytearray(SIZE)
+        self.push = Push(Place(number, hosts, KEY, (Root(real, real),), shape, SOON), self._write)
+        self._feeder = Feeder(hosts[number], number, KEY, self.push, self._reread)
+
+    def _write(self, index: int, data: memoryview) -> bool:
+        self.data[index << 20 : (index << 20) + len(data)] = data
+        return True
+
+    def _reread(self, index: int, target: memoryview) -> bool:
+        target[:] = self.data[index << 20 : (index << 20) + len(target)]
+        return True
+
+    def run(self) -> None:
+        layout = self.push.learn(lambda: None)
+        self.push.begin(layout)
+        self.push.wait_written(0, len(layout.blocks), lambda: None)
+
+    def close(self) -> None:
+        self._feeder.close()
+        self.push.close()
+
+
+@contextlib.contextmanager
+def running(*nodes: NodeUnderTest) -> Iterator[list[threading.Thread]]:
+    threads = [threading.Thread(target=node.run, daemon=True) for node in nodes]
+    for thread in threads:
+        thread.start()
+    try:
+        yield threads
+    finally:
+        for node in nodes:
+            node.close()
+
+
+@contextlib.contextmanager
+def impostor(host: str, number: int, answer: Callable[[socket.socket, int, int], None]) -> Iterator[list[int]]:
+    """A node that holds the key and answers as it likes; yields the kinds of the questions it was asked."""
+    asked: list[int] = []
+    listening = listen_tcp(host, wire.port_candidates(KEY, 0))
+
+    def serve(connection: socket.socket) -> None:
+        with contextlib.suppress(OSError, wire.ProtocolError), connection:
+            wire.prove_as_called(connection, KEY, number, time.monotonic() + 5)
+            kind, _, position = ASK.unpack(wire.receive_exactly(connection, ASK.size, time.monotonic() + 5))
+            asked.append(kind)
+            connection.settimeout(30.0)
+            answer(connection, kind, position)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=serve, args=(listening.accept()[0],), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield asked
+    finally:
+        with contextlib.suppress(OSError):
+            listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+
+
+def test_every_node_gets_every_byte_and_one_reads(hosts: tuple[str, ...], source: Path) -> None:
+    first, second, third = (NodeUnderTest(number, hosts, source) for number in range(3))
+    with running(first, second) as threads:
+        third.run()
+        for thread in threads:
+            thread.join(20)
+        third.close()
+    want = source.read_bytes()
+    assert first.data == second.data == third.data == want
+    assert second.push.source_bytes == third.push.source_bytes == 0 and first.push.source_bytes == SIZE
+
+
+def test_wrong_bytes_of_a_parent_are_not_used(hosts: tuple[str, ...], source: Path) -> None:
+    def lie(connection: socket.socket, kind: int, position: int) -> None:
+        if kind == Kind.STRIPE:
+            connection.sendall(FRAME.pack(Kind.BLOCK, 1 << 20, position, NO_DIGEST) + bytes(1 << 20))
+            time.sleep(5)
+
+    first, third = NodeUnderTest(0, hosts, source), NodeUnderTest(2, hosts, source)
+    with running(first), impostor(hosts[1], 1, lie) as asked:
+        third.run()
+        third.close()
+    assert third.data == source.read_bytes() and Kind.STRIPE in asked
+
+
+def test_a_parent_that_breaks_off_is_left_for_its_own(hosts: tuple[str, ...], source: Path) -> None:
+    def break_off(connection: socket.socket, kind: int, position: int) -> None:
+        connection.sendall(FRAME.pack(Kind.BLOCK, 1 << 20, position, NO_DIGEST) + bytes(1000))
+
+    first, third = NodeUnderTest(0, hosts, source), NodeUnderTest(2, hosts, source)
+    with running(first), impostor(hosts[1], 1, break_off) as asked:
+        third.run()
+        third.close()
+    assert third.data == source.read_bytes() and asked and third.push.source_bytes == 0
+
+
+def test_a_silent_parent_costs_a_moment(hosts: tuple[str, ...], source: Path) -> None:
+    first, third = NodeUnderTest(0, hosts, source), NodeUnderTest(2, hosts, source)
+    with running(first), impostor(hosts[1], 1, lambda *_: time.sleep(20)) as asked:
+        third.run()
+        third.close()
+    assert third.data == source.read_bytes() and asked
+
+
+def test_who_finds_nobody_reads_the_shared_file_system(hosts: tuple[str, ...], source: Path) -> None:
+    third = NodeUnderTest(2, hosts, source)
+    third.run()
+    third.close()
+    assert third.data == source.read_bytes() and third.push.fallbacks > 0
+
+
+def test_a_late_node_gets_what_has_left_memory(hosts: tuple[str, ...], source: Path) -> None:
+    first = NodeUnderTest(0, hosts, source)
+    with running(first) as threads:
+        threads[0].join(20)
+        for row in first.push.rows:
+            row.first = row.arrived  # as after a long push: the window has moved on
+            row._slots.clear()
+        second = NodeUnderTest(1, hosts, source)
+        second.run()
+        second.close()
+    assert second.data == source.read_bytes() and second.push.source_bytes == 0
+
+
+def test_a_source_that_changes_is_told_to_everybody(hosts: tuple[str, ...], source: Path) -> None:
+    first, second = NodeUnderTest(0, hosts, source), NodeUnderTest(1, hosts, source)
+    layout = first.push.learn(lambda: None)
+    source.write_bytes(b"other")
+    first.push.begin(layout)
+    with pytest.raises(AgentError, match="changed"):
+        second.run()
+    with pytest.raises(AgentError, match="changed"):
+        first.push.wait_written(0, 1, lambda: None)
+    first.close()
+    second.close()
+
+
+def test_a_stranger_gets_no_word(hosts: tuple[str, ...], source: Path) -> None:
+    first = NodeUnderTest(0, hosts, source)
+    with running(first) as threads:
+        threads[0].join(20)
+        port = next(p for p in wire.port_candidates(KEY, 0) if _listens(hosts[0], p))
+        with socket.create_connection((hosts[0], port), 5) as connection, pytest.raises(wire.ProtocolError):
+            wire.prove_as_caller(connection, bytes(32), 1, 0, time.monotonic() + 5)
+            wire.receive_exactly(connection, 1, time.monotonic() + 5)
+
+
+def _listens(host: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((host, port), 1):
+        return True
+    return False

@@ -1,0 +1,218 @@
+"""Staging on nodes of this machine, as agents do it: the same bytes in their place, or nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from requirements import missing_programs, require, require_fuse
+from windlass.bench.start.machine import Clients, hosted
+from windlass.bench.start.shared import Limits
+from windlass.errors import MachineError
+from windlass.model.plan import CacheRoot
+from windlass.stage.node.places import sweep_partial
+from windlass.stage.node.unpacking import tar_options, tar_stem
+from windlass.stage.service import Progress, stage_service
+
+pytestmark = [pytest.mark.fuse, pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    top = tmp_path / "shared" / "tree"
+    (top / "sub" / "deep").mkdir(parents=True)
+    (top / "empty").mkdir()
+    for number in range(20):
+        (top / "sub" / f"f{number}").write_bytes(os.urandom(number * 7919))
+    (top / "sub" / "deep" / "run").write_text("#!/bin/sh\n")
+    (top / "sub" / "deep" / "run").chmod(0o755)
+    (top / "link").symlink_to("sub/f3")
+    Path(os.fsdecode(os.fsencode(top) + b"/bad\xff")).write_text("x")
+    os.utime(top / "sub" / "f3", ns=(1, 1_234_567_890_000_000_001))
+    return top
+
+
+def push(
+    tmp_path: Path,
+    nodes: int,
+    *sources: Path,
+    extract: bool = False,
+    shard: bool = False,
+    one_reader: bool = False,
+) -> tuple[list[Path], int]:
+    """Stage to `nodes` nodes; returns their folders and what the shared file system had to read."""
+    require_fuse()
+    run = tmp_path / "run"
+    run.mkdir(exist_ok=True)
+    shared = {source.parent.name: str(source.parent) for source in sources}
+    with Clients(tmp_path / "c", nodes, {**shared, "run": str(run)}, Limits()) as clients:
+        roots = tuple(
+            CacheRoot(path=str(s), real=str(clients.path("{node}") / s.parent.name / s.name)) for s in sources
+        )
+        to = str(tmp_path / "node-{node}")
+        service = stage_service(roots, to, extract=extract, shard=shard, one_reader=one_reader, per_node=True)
+        before = clients.seen().bytes
+        with hosted(clients, nodes, run, tmp_path, service):
+            pass
+        read = clients.seen().bytes - before
+    folders = [tmp_path / f"node-{node}" for node in range(nodes)]
+    for folder in folders:
+        assert not [path for path in folder.iterdir() if path.name.startswith(".windlass")], "nothing half-done"
+    return folders, read
+
+
+def files_below(folder: Path) -> set[Path]:
+    return {path.relative_to(folder) for path in folder.rglob("*") if path.is_file() and not path.is_symlink()}
+
+
+def same(left: Path, right: Path) -> None:
+    done = subprocess.run(["diff", "-r", "--no-dereference", left, right], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_tree_arrives_on_every_node_and_is_read_once(tree: Path, tmp_path: Path) -> None:
+    folders, read = push(tmp_path, 3, tree)
+    for folder in folders:
+        same(tree, folder / "tree")
+        assert os.access(folder / "tree" / "sub" / "deep" / "run", os.X_OK)
+        assert (folder / "tree" / "sub" / "f3").stat().st_mtime_ns == 1_234_567_890_000_000_001
+    size = sum(path.stat().st_size for path in tree.rglob("*") if path.is_file() and not path.is_symlink())
+    assert read <= 1.05 * size + 3 * 150_000
+
+
+@pytest.mark.parametrize("ending", [".tar", ".tar.gz", ".tar.zst"])
+def test_archive_is_unpacked_as_it_arrives(tree: Path, tmp_path: Path, ending: str) -> None:
+    if ending.endswith("zst"):
+        why = missing_programs("zstd")
+        require("zstd", not why, why)
+    archive = tree.parent / f"packed{ending}"
+    how = {".tar": (), ".tar.gz": ("-z",), ".tar.zst": ("--zstd",)}[ending]
+    subprocess.run(["tar", "-c", *how, "-f", archive, "-C", tree.parent, "tree"], check=True, timeout=60)
+    folders, _ = push(tmp_path, 2, archive, extract=True)
+    for folder in folders:
+        same(tree, folder / "packed" / "tree")
+
+
+def test_image_is_mounted_on_every_node_as_long_as_the_agents_live(tree: Path, tmp_path: Path) -> None:
+    require_fuse()
+    why = missing_programs("mksquashfs") or (missing_programs("squashfuse") and missing_programs("squashfuse_ll"))
+    require("squashfs", not why, why)
+    image = tree.parent / "env.squashfs"
+    subprocess.run(["mksquashfs", tree, image, "-quiet", "-no-progress"], check=True, timeout=60, capture_output=True)
+    run = tmp_path / "run"
+    run.mkdir()
+    with Clients(tmp_path / "c", 2, {"shared": str(image.parent), "run": str(run)}, Limits()) as clients:
+        root = CacheRoot(path=str(image), real=str(clients.path("{node}") / "shared" / image.name))
+        service = stage_service((root,), str(tmp_path / "node-{node}"), extract=True, shard=False, per_node=True)
+        with hosted(clients, 2, run, tmp_path, service):
+            for node in range(2):
+                same(tree, tmp_path / f"node-{node}" / "env")
+    for node in range(2):
+        assert [path.name for path in (tmp_path / f"node-{node}").iterdir()] == ["env.squashfs"]
+
+
+def test_archive_that_is_none_leaves_nothing(tree: Path, tmp_path: Path) -> None:
+    archive = tree.parent / "broken.tar.gz"
+    archive.write_bytes(os.urandom(300_000))
+    with pytest.raises(MachineError, match="tar"):
+        push(tmp_path, 1, archive, extract=True)
+    assert not list((tmp_path / "node-0").iterdir())
+
+
+def test_large_file_crosses_many_blocks_and_readers(tmp_path: Path) -> None:
+    large = tmp_path / "shared" / "large"
+    large.parent.mkdir()
+    large.write_bytes(os.urandom(21_000_001))
+    folders, read = push(tmp_path, 5, large)
+    assert all((folder / "large").read_bytes() == large.read_bytes() for folder in folders)
+    assert read <= 1.05 * 21_000_001 + 5 * 150_000
+
+
+def test_one_reader_reads_for_all(tree: Path, tmp_path: Path) -> None:
+    folders, _ = push(tmp_path, 3, tree, one_reader=True)
+    for folder in folders:
+        same(tree, folder / "tree")
+
+
+def test_archive_and_tree_together_keep_their_order(tree: Path, tmp_path: Path) -> None:
+    large = tree / "large"
+    large.write_bytes(os.urandom(9_000_000))
+    archive = tree.parent / "packed.tar"
+    subprocess.run(["tar", "-c", "-f", archive, "-C", tree.parent, "tree"], check=True, timeout=60)
+    folders, _ = push(tmp_path, 4, archive, tree, extract=True)
+    for folder in folders:
+        same(tree, folder / "packed" / "tree")
+        same(tree, folder / "tree")
+
+
+def test_what_will_not_fit_is_refused_before_a_byte_travels(tmp_path: Path) -> None:
+    huge = tmp_path / "shared" / "huge"
+    huge.parent.mkdir()
+    with huge.open("wb") as file:
+        file.truncate(14 << 40)
+    with pytest.raises(MachineError, match="has room for"):
+        push(tmp_path, 2, huge)
+    assert not list((tmp_path / "node-0").iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")
+def test_node_that_runs_full_says_so_and_leaves_nothing(tree: Path, tmp_path: Path) -> None:
+    (tree / "large").write_bytes(os.urandom(6_000_000))
+    archive = tree.parent / "packed.tar"
+    subprocess.run(["tar", "-c", "-f", archive, "-C", tree.parent, "tree"], check=True, timeout=60)
+    small = tmp_path / "node-0"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "small", small], check=True, timeout=20)
+    try:
+        with pytest.raises(MachineError, match="No space left"):
+            push(tmp_path, 1, archive, extract=True)
+        assert not list(small.iterdir())
+    finally:
+        subprocess.run(["umount", small], check=True, timeout=20)
+
+
+def test_old_copy_is_replaced_in_one_step(tree: Path, tmp_path: Path) -> None:
+    push(tmp_path, 1, tree)
+    (tree / "new").write_text("new")
+    (tmp_path / "c").rename(tmp_path / "c-before")
+    (folder,), _ = push(tmp_path, 1, tree)
+    same(tree, folder / "tree")
+
+
+def test_shards_together_are_the_whole(tree: Path, tmp_path: Path) -> None:
+    folders, _ = push(tmp_path, 3, tree, shard=True)
+    parts = [
+        {path.relative_to(folder) for path in folder.rglob("*") if path.is_file() and not path.is_symlink()}
+        for folder in folders
+    ]
+    whole = {
+        Path("tree") / path.relative_to(tree) for path in tree.rglob("*") if path.is_file() and not path.is_symlink()
+    }
+    assert set.union(*parts) == whole
+    assert sum(len(part) for part in parts) == len(whole) and max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_what_a_killed_agent_left_half_done_is_swept(tmp_path: Path) -> None:
+    partial = tmp_path / ".windlass-stage.run.0"
+    (partial / "sub").mkdir(parents=True)
+    (partial / "sub" / "x").write_text("x")
+    (partial / "sub").chmod(0o500)
+    (tmp_path / ".windlass-stage.run.0.lock").touch()
+    (tmp_path / "mine").touch()
+    sweep_partial(str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_names_of_archives() -> None:
+    assert tar_options("a.tar.zst") == ("--zstd",) and tar_options("a.zip") is None
+    assert tar_stem("env.v1.tar.gz") == "env.v1"
+
+
+def test_progress_is_that_of_the_slowest_node() -> None:
+    said: list[str] = []
+    progress = Progress(2, said.append, 0.0)
+    progress.look([{"node": 0, "staged": 500_000_000, "of": 1_000_000_000}, {"node": 1, "up": 1.0}])
+    assert said[-1].startswith("500 of 1,000 MB on the slowest node") and "1 of 2 nodes complete" in said[-1]
