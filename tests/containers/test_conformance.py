@@ -230,8 +230,8 @@ def test_bytes_that_the_runtime_would_change_are_refused_before_the_start(name: 
     spec = _spec(name, tmp_path)
     arrived = _ok(run_wrapped(spec, show(NOT_UTF8), work=tmp_path)).arguments == (os.fsencode(NOT_UTF8),)
     assert arrived == get_runtime(name).carries_bytes
-    wish: dict[str, Any] = {"binds": (), "extra_arguments": (), "cwd": "/", "specs": (), "storage": StorageSpec()}
+    asked: dict[str, Any] = {"binds": (), "extra_arguments": (), "cwd": "/", "specs": (), "storage": StorageSpec()}
     facts = Facts(nodes=1, ranks_per_node=1, scheduler="none", launcher="local")
     image = spec.container.image
     with pytest.raises(UsageError, match="not UTF-8") if not arrived else nullcontext():
-        plan_container(image=image, runtime=name, facts=facts, check_paths=False, command=(NOT_UTF8,), **wish)
+        plan_container(image=image, runtime=name, facts=facts, check_paths=False, command=(NOT_UTF8,), **asked)

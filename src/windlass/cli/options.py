@@ -18,7 +18,7 @@ from windlass.plan.command import nested_launcher
 from windlass.procs.command import which
 from windlass.schedulers import scheduler_names
 
-Kind = Literal["script", "module", "command"]
+CommandKind = Literal["script", "module", "command"]
 _MOST_RANKS_PER_NODE = 4096
 _FOR_OTHERS = ("--arg", "--directive", "--container-arg")
 USAGE = "[options] SCRIPT.py [ARGS…] | -m MODULE [ARGS…] | -- COMMAND [ARGS…]"
@@ -181,7 +181,7 @@ def request_from(args: argparse.Namespace, environ: Mapping[str, str]) -> Reques
     """The request of a parsed command line. Raises `UsageError` for values that cannot be."""
     cwd = _working_folder()
     _refuse_empty(args)
-    kind: Kind = args.kind
+    kind: CommandKind = args.kind
     command = tuple(args.command)
     if not command:
         raise UsageError("nothing to run", hint=f"add what to run: {USAGE.removeprefix('[options] ')}")
@@ -291,7 +291,9 @@ def parse_size(text: str, flag: str) -> int:
     return int(float(match.group(1)) * 1024 ** " KMGT".index(match.group(2).upper() or " "))
 
 
-def _check_command(kind: Kind, command: tuple[str, ...], args: argparse.Namespace, environ: Mapping[str, str]) -> Kind:
+def _check_command(
+    kind: CommandKind, command: tuple[str, ...], args: argparse.Namespace, environ: Mapping[str, str]
+) -> CommandKind:
     """A script must exist, unless it is inside a container; a word that is a program is a command."""
     if kind != "script" or args.container:
         return kind

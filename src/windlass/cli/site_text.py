@@ -9,9 +9,9 @@ from windlass.model.origin import Origin
 from windlass.model.site import QueueSpec, Site, SourceSpec
 from windlass.notation.shell import quote_words
 from windlass.topology.bind import bind
+from windlass.topology.binding_request import binding_request_from_site
 from windlass.topology.described import topology_from_spec
 from windlass.topology.draw import draw_node
-from windlass.topology.wish import wish_from_site
 
 
 def site_text(site: Site) -> str:
@@ -132,8 +132,8 @@ def _node(site: Site) -> list[str]:
     if not file.node.domains:
         return []
     topology = topology_from_spec(file.node, file.devices)
-    wish = wish_from_site(file.binding, file.devices, ranks_per_node=max(1, len(topology.devices)))
-    return draw_node(bind(topology, wish), topology).splitlines()
+    asked = binding_request_from_site(file.binding, file.devices, ranks_per_node=max(1, len(topology.devices)))
+    return draw_node(bind(topology, asked), topology).splitlines()
 
 
 def _source(key: str, spec: SourceSpec) -> str:

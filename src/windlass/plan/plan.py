@@ -38,7 +38,7 @@ from windlass.plan.environment import plan_environment
 from windlass.plan.inputs import Context, Secrets
 from windlass.plan.shape import Shape, decide_shape
 from windlass.topology.bind import bind
-from windlass.topology.wish import wish_from_site
+from windlass.topology.binding_request import binding_request_from_site
 
 
 def make_plan(request: Request, context: Context) -> tuple[Plan, Secrets]:
@@ -126,7 +126,7 @@ def _binding(request: Request, site: Site, topology: Topology, shape: Shape) -> 
             because="the node is not known here: the job looks at its own node and binds then",
             by_launcher=False,
         )
-    wish = wish_from_site(
+    asked = binding_request_from_site(
         spec,
         site.file.devices,
         ranks_per_node=shape.ranks_per_node,
@@ -137,7 +137,7 @@ def _binding(request: Request, site: Site, topology: Topology, shape: Shape) -> 
         with_agent=bool(request.cache),
         origin=site.origin_of("binding"),
     )
-    made = bind(topology, wish)
+    made = bind(topology, asked)
     launcher = get_launcher(shape.launcher)
     if not shape.whole_nodes and shape.nodes > 1:
         return _left_to_launcher(made)

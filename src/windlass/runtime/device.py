@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from windlass.errors import MachineError, UsageError, unknown_name
 
-Kind = Literal["cuda", "xpu", "cpu"]
-_KINDS: tuple[Kind, ...] = ("cuda", "xpu", "cpu")
+DeviceKind = Literal["cuda", "xpu", "cpu"]
+_KINDS: tuple[DeviceKind, ...] = ("cuda", "xpu", "cpu")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +27,7 @@ class Devices:
 class Choice:
     """The device of this rank and the backend of its process group, with the reason."""
 
-    kind: Kind
+    kind: DeviceKind
     index: int | None
     backend: str
     because: str
@@ -56,7 +56,7 @@ def choose(devices: Devices, *, local_rank: int, kind: str | None = None) -> Cho
     """The choice for one rank. `kind` forces a device; asking for one that is not there is an error."""
     if kind is not None and kind not in _KINDS:
         raise unknown_name("device", kind, _KINDS, where="windlass.init")
-    counts: dict[Kind, int] = {"cuda": devices.cuda, "xpu": devices.xpu, "cpu": 0}
+    counts: dict[DeviceKind, int] = {"cuda": devices.cuda, "xpu": devices.xpu, "cpu": 0}
     if kind in ("cuda", "xpu") and counts[kind] == 0:
         raise MachineError(
             f"windlass.init: no {kind} device is visible to this rank",
@@ -66,7 +66,7 @@ def choose(devices: Devices, *, local_rank: int, kind: str | None = None) -> Cho
     if found == "cpu":
         because = "no device is visible" if kind is None else "asked"
         return Choice(kind="cpu", index=None, backend="gloo", because=because)
-    chosen: Kind = "cuda" if found == "cuda" else "xpu"
+    chosen: DeviceKind = "cuda" if found == "cuda" else "xpu"
     count = counts[chosen]
     return Choice(
         kind=chosen,
@@ -76,7 +76,7 @@ def choose(devices: Devices, *, local_rank: int, kind: str | None = None) -> Cho
     )
 
 
-def _index(kind: Kind, count: int, local_rank: int) -> int:
+def _index(kind: DeviceKind, count: int, local_rank: int) -> int:
     """The visibility rule: a launcher that shows one device per task has chosen already."""
     if count == 1:
         return 0
@@ -88,7 +88,7 @@ def _index(kind: Kind, count: int, local_rank: int) -> int:
     return local_rank
 
 
-def _backend(kind: Kind, devices: Devices) -> str:
+def _backend(kind: DeviceKind, devices: Devices) -> str:
     if kind == "cuda":
         return "nccl" if devices.nccl else "gloo"
     if devices.xccl:

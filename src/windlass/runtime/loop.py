@@ -13,7 +13,7 @@ from windlass.errors import UsageError, WindlassError
 from windlass.runtime import codes, ledger, rng, store
 from windlass.runtime.codes import ResumeLater
 from windlass.runtime.heartbeat import Heartbeat
-from windlass.runtime.hold import Hold, take
+from windlass.runtime.lease import Lease, acquire
 from windlass.runtime.loader import Loaded, load_newest
 from windlass.runtime.pace import Pace
 from windlass.runtime.peers import Peers, meet, on_main
@@ -51,7 +51,7 @@ class Loop:
         self._flag = StopFlag(find_deadline(os.environ))
         self._heartbeat = Heartbeat(None)
         self._peers = meet(options.wait_s)
-        self._hold = _take_folder(options.folder, self._peers)
+        self._lease = _acquire_folder(options.folder, self._peers)
         self._saver: Saver | None = None
         self._open = True
         atexit.register(self.close)  # where an exception ends the script, nothing else gives the folder back
@@ -94,7 +94,7 @@ class Loop:
             self._folder,
             keep=options.keep,
             peers=self._peers,
-            hold=self._hold,
+            lease=self._lease,
             fast=self._fast,
             wait_s=options.wait_s,
         )
@@ -135,8 +135,8 @@ class Loop:
         self._heartbeat.close()
         if self._saver is not None:
             self._saver.cancel()
-        if self._hold is not None:
-            self._hold.release()
+        if self._lease is not None:
+            self._lease.release()
 
     def _agree(self, step: int, now: float) -> None:
         """The end of a step at which the ranks decide together. The same answer on every rank."""
@@ -210,13 +210,13 @@ class Loop:
             raise self._failure
 
 
-def _take_folder(folder: Path, peers: Peers) -> Hold | None:
-    """Hold the folder, on the main rank for all; a refusal is raised on every rank."""
-    hold: Hold | None = None
+def _acquire_folder(folder: Path, peers: Peers) -> Lease | None:
+    """Lease the folder, on the main rank for all; a refusal is raised on every rank."""
+    lease: Lease | None = None
     problem: WindlassError | None = None
     if peers.is_main:
         try:
-            hold = take(folder, tell=say)
+            lease = acquire(folder, tell=say)
             store.sweep(folder)
         except WindlassError as error:
             problem = error
@@ -224,10 +224,10 @@ def _take_folder(folder: Path, peers: Peers) -> Hold | None:
             problem = store.disk_error(error, folder, "clean")
     problem = peers.tell_all(problem)
     if problem is not None:
-        if hold is not None:
-            hold.release()
+        if lease is not None:
+            lease.release()
         raise problem
-    return hold
+    return lease
 
 
 def _open_fast_tier(options: Options, peers: Peers) -> FastTier | None:

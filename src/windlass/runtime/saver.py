@@ -17,7 +17,7 @@ from typing import Any
 
 from windlass.errors import MachineError, WindlassError
 from windlass.runtime import store
-from windlass.runtime.hold import Hold
+from windlass.runtime.lease import Lease
 from windlass.runtime.peers import Peers, on_main
 from windlass.runtime.store import FileEntry, Manifest
 from windlass.runtime.tier import FastTier, copy_checked
@@ -46,15 +46,15 @@ class _Job:
 
 
 class Saver:
-    """Saves into `folder`. `hold` is None on all but the main rank."""
+    """Saves into `folder`. `lease` is None on all but the main rank."""
 
     def __init__(
-        self, folder: Path, *, keep: int, peers: Peers, hold: Hold | None, fast: FastTier | None, wait_s: float
+        self, folder: Path, *, keep: int, peers: Peers, lease: Lease | None, fast: FastTier | None, wait_s: float
     ) -> None:
         self._folder = folder
         self._keep = keep
         self._peers = peers
-        self._hold = hold
+        self._lease = lease
         self._fast = fast
         self._wait_s = wait_s
         self._thread: threading.Thread | None = None
@@ -204,8 +204,8 @@ class Saver:
     def _commit(self, job: _Job) -> None:
         def commit() -> None:
             assert job.manifest is not None
-            if self._hold is not None:
-                self._hold.require()
+            if self._lease is not None:
+                self._lease.require()
             store.commit(self._folder, job.saving, job.manifest)
 
         on_main(self._peers, commit, job.saving, "commit")

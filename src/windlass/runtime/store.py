@@ -4,7 +4,7 @@
       step-000000120/        committed: every file named in MANIFEST.json, with its size and SHA-256
       .saving-000000140-ab12/  being written; nobody reads it, the next holder of the folder removes it
       bad-000000160-cd34/    failed its check and was set aside; the newest one is kept as evidence
-      holder.json            who writes here now (see `hold`)
+      holder.json            who writes here now (see `lease`)
 
 A snapshot appears by one rename of a complete folder, so a reader sees a whole one or none. Only names of these forms
 are ever touched; other files in the folder are the user's.

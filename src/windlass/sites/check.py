@@ -16,7 +16,7 @@ import msgspec
 
 from windlass.errors import ConfigError, nearest
 from windlass.sites.facts import fact_misfits
-from windlass.sites.folders import DATA_DIR, Kind, catalog_names
+from windlass.sites.folders import DATA_DIR, CatalogKind, catalog_names
 from windlass.sites.lines import Path, line_index, line_of
 from windlass.sites.merge import OWN_SOURCE
 from windlass.sites.shape import Misfit, misfits
@@ -45,7 +45,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"{place}{key}{self.message}" + (f" ({self.hint})" if self.hint else "")
 
 
-Known = Callable[[Kind], Sequence[str]]
+Known = Callable[[CatalogKind], Sequence[str]]
 """From a kind of file to the names that a file may refer to."""
 
 
@@ -126,7 +126,7 @@ def _names(data: Mapping[str, Any], stem: str, known: Known, *, builtin: bool) -
     if kind == "overlay" and not data.get("extends"):
         yield Misfit(path=("kind",), message="an overlay must say which site it extends", hint='extends = "frontier"')
     partitions = data.get("partitions")
-    places: list[tuple[Path, Kind, object]] = [
+    places: list[tuple[Path, CatalogKind, object]] = [
         (("hardware",), "hardware", data.get("hardware")),
         (("network",), "network", data.get("network")),
         (("extends",), "site", data.get("extends")),

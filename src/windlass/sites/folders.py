@@ -16,25 +16,25 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-Kind = Literal["site", "hardware", "network"]
+CatalogKind = Literal["site", "hardware", "network"]
 
 DATA_DIR = Path(__file__).parent / "data"
-_FOLDERS: dict[Kind, str] = {"site": "sites", "hardware": "hardware", "network": "networks"}
+_FOLDERS: dict[CatalogKind, str] = {"site": "sites", "hardware": "hardware", "network": "networks"}
 
 
-def catalog_path(kind: Kind, name: str) -> Path | None:
+def catalog_path(kind: CatalogKind, name: str) -> Path | None:
     """The package's file of this name, or None."""
     path = DATA_DIR / _FOLDERS[kind] / f"{name}.toml"
     return path if path.is_file() else None
 
 
-def user_path(kind: Kind, name: str, config_dir: Path | None) -> Path | None:
+def user_path(kind: CatalogKind, name: str, config_dir: Path | None) -> Path | None:
     """The user's file of this name, or None."""
     path = config_dir / _FOLDERS[kind] / f"{name}.toml" if config_dir is not None else None
     return path if path is not None and path.is_file() else None
 
 
-def catalog_names(kind: Kind, config_dir: Path | None = None) -> tuple[str, ...]:
+def catalog_names(kind: CatalogKind, config_dir: Path | None = None) -> tuple[str, ...]:
     """Names of all catalog files of a kind, the user's own included. Reads folders, not files."""
     folder = _FOLDERS[kind]
     names = {path.stem for path in (DATA_DIR / folder).glob("*.toml")}

@@ -1,4 +1,4 @@
-"""Which cores, device and interface each local rank gets. Pure: the same node and wish give the same map anywhere."""
+"""Which cores, device and interface each local rank gets. Pure: the same node and asked give the same map anywhere."""
 
 from __future__ import annotations
 
@@ -12,6 +12,13 @@ from windlass.model.plan import Binding, RankBinding
 from windlass.model.site import PresetSpec
 from windlass.model.topology import Device, DeviceUnit, Topology
 from windlass.notation.cpulist import parse_bindings, parse_cpulist
+from windlass.topology.binding_request import (
+    BindingRequest,
+    default_preset,
+    effective_unit,
+    named_preset,
+    parse_cpu_bind,
+)
 from windlass.topology.check import Problem, problems_of, whole_cores
 from windlass.topology.nearest import nearest_nics
 from windlass.topology.split import (
@@ -23,39 +30,38 @@ from windlass.topology.split import (
     share_among_ranks,
 )
 from windlass.topology.units import in_unit
-from windlass.topology.wish import BindWish, default_preset, named_preset, parse_cpu_bind, settled_unit
 
 _FLAG = Origin(scope="flag", where="--cpu-bind")
 _PARTIAL = frozenset({"missing", "not-allowed", "device"})
 
 
-def bind(topology: Topology, wish: BindWish) -> Binding:
-    """The map of this node for this wish. Devices are numbered in the unit that `settled_unit` says.
+def bind(topology: Topology, asked: BindingRequest) -> Binding:
+    """The map of this node for this asked. Devices are numbered in the unit that `effective_unit` says.
 
     A request that cannot be met is a `UsageError`; a preset that breaks the invariants is a `ConfigError`. Ranks that
     outnumber the cores are left unbound, and the binding says so.
     """
-    if wish.ranks_per_node < 1 or (wish.ranks_per_device is not None and wish.ranks_per_device < 1):
+    if asked.ranks_per_node < 1 or (asked.ranks_per_device is not None and asked.ranks_per_device < 1):
         raise UsageError("a node needs at least one rank", hint="--ranks-per-node and --ranks-per-device count from 1")
-    counted = in_unit(topology, settled_unit(wish, topology))
-    binding = _bind(counted, wish)
+    counted = in_unit(topology, effective_unit(asked, topology))
+    binding = _bind(counted, asked)
     return msgspec.structs.replace(binding, device_unit=counted.unit if counted.unit != topology.unit else None)
 
 
-def _bind(topology: Topology, wish: BindWish) -> Binding:
-    preset = named_preset(wish)
+def _bind(topology: Topology, asked: BindingRequest) -> Binding:
+    preset = named_preset(asked)
     if preset is not None:
-        return _preset_binding(topology, wish, preset)
-    listed = None if wish.cpu_bind in {"auto", "none"} else parse_cpu_bind(wish.cpu_bind)
+        return _preset_binding(topology, asked, preset)
+    listed = None if asked.cpu_bind in {"auto", "none"} else parse_cpu_bind(asked.cpu_bind)
     if listed is not None:
-        return _listed_binding(topology, wish, listed)
-    preset = default_preset(wish, topology.unit)
+        return _listed_binding(topology, asked, listed)
+    preset = default_preset(asked, topology.unit)
     if preset is None:
-        return _computed_binding(topology, wish)
-    found = _unchecked_preset(topology, wish, preset)
+        return _computed_binding(topology, asked)
+    found = _unchecked_preset(topology, asked, preset)
     if any(problem.kind in _PARTIAL for problem in problems_of(found, topology)):
-        return _computed_binding(topology, wish, note=f"; preset {preset.name} needs the whole node")
-    return _preset_binding(topology, wish, preset)
+        return _computed_binding(topology, asked, note=f"; preset {preset.name} needs the whole node")
+    return _preset_binding(topology, asked, preset)
 
 
 def natural_ranks_per_node(
@@ -65,22 +71,22 @@ def natural_ranks_per_node(
     return max(1, len(in_unit(topology, unit).devices) * (ranks_per_device or 1))
 
 
-def device_order(topology: Topology, wish: BindWish) -> tuple[Device, ...]:
+def device_order(topology: Topology, asked: BindingRequest) -> tuple[Device, ...]:
     """Devices in the order in which ranks take them."""
     devices = sorted(topology.devices, key=lambda device: device.index)
-    if not wish.by_core:
+    if not asked.by_core:
         return tuple(devices)
     homes = device_homes(topology, devices)
     return tuple(sorted(devices, key=lambda d: (first_core_of(topology, d, homes[d.index]), d.index)))
 
 
-def _devices_of_ranks(topology: Topology, wish: BindWish) -> tuple[tuple[Device, ...], ...]:
+def _devices_of_ranks(topology: Topology, asked: BindingRequest) -> tuple[tuple[Device, ...], ...]:
     """Devices of each rank: its own one, a share of one, or all of them for the only rank of a node."""
-    order = device_order(topology, wish)
-    ranks, share = wish.ranks_per_node, wish.ranks_per_device or 1
+    order = device_order(topology, asked)
+    ranks, share = asked.ranks_per_node, asked.ranks_per_device or 1
     if not order:
         return ((),) * ranks
-    if ranks == 1 and wish.devices == "all" and wish.ranks_per_device is None:
+    if ranks == 1 and asked.devices == "all" and asked.ranks_per_device is None:
         return (order,)
     if ranks > len(order) * share:
         need = -(-ranks // len(order))
@@ -93,54 +99,54 @@ def _devices_of_ranks(topology: Topology, wish: BindWish) -> tuple[tuple[Device,
     return tuple((order[rank // share],) for rank in range(ranks))
 
 
-def _visible(topology: Topology, wish: BindWish, chosen: Sequence[tuple[Device, ...]]) -> tuple[int, ...]:
+def _visible(topology: Topology, asked: BindingRequest, chosen: Sequence[tuple[Device, ...]]) -> tuple[int, ...]:
     """The order in which every rank must see the devices so that its own is number local_rank; empty if it is so."""
-    if wish.devices == "one" or not topology.devices:
+    if asked.devices == "one" or not topology.devices:
         return ()
     used = dict.fromkeys(device.index for devices in chosen for device in devices)
-    order = (*used, *(device.index for device in device_order(topology, wish) if device.index not in used))
+    order = (*used, *(device.index for device in device_order(topology, asked) if device.index not in used))
     return () if order == tuple(range(len(order))) else order
 
 
-def _computed_binding(topology: Topology, wish: BindWish, note: str = "") -> Binding:
-    chosen = _devices_of_ranks(topology, wish)
-    cores, because = _cores_of_ranks(topology, wish, chosen)
+def _computed_binding(topology: Topology, asked: BindingRequest, note: str = "") -> Binding:
+    chosen = _devices_of_ranks(topology, asked)
+    cores, because = _cores_of_ranks(topology, asked, chosen)
     return _binding(
         topology,
-        wish,
+        asked,
         chosen,
-        tuple(_cpus_of(run, wish) for run in cores),
+        tuple(_cpus_of(run, asked) for run in cores),
         because=because + note,
-        origin=_FLAG if wish.cpu_bind == "none" else wish.origin,
+        origin=_FLAG if asked.cpu_bind == "none" else asked.origin,
     )
 
 
 def _cores_of_ranks(
-    topology: Topology, wish: BindWish, chosen: Sequence[tuple[Device, ...]]
+    topology: Topology, asked: BindingRequest, chosen: Sequence[tuple[Device, ...]]
 ) -> tuple[Sequence[Cores], str]:
     """Cores of each rank and the reason in words. No cores at all means: not bound."""
-    unbound: Sequence[Cores] = ((),) * wish.ranks_per_node
-    if wish.cpu_bind == "none":
+    unbound: Sequence[Cores] = ((),) * asked.ranks_per_node
+    if asked.cpu_bind == "none":
         return unbound, "not bound, as asked for"
-    if not wish.launcher_binds:
+    if not asked.launcher_binds:
         return unbound, "not bound here: the site leaves it to its launcher"
     if not topology.cores:
         return unbound, "not bound: the cores of this node are not known"
-    aside = whole_cores(topology, (*wish.agent_cpus, *wish.comm_cpus))
+    aside = whole_cores(topology, (*asked.agent_cpus, *asked.comm_cpus))
     usable = tuple(core for core in topology.usable_cores() if not aside.intersection(core.cpus))
-    too_few = f"not bound: {wish.ranks_per_node} ranks, {len(usable)} usable cores"
+    too_few = f"not bound: {asked.ranks_per_node} ranks, {len(usable)} usable cores"
     if len(chosen) == 1 and len(chosen[0]) != 1:
         return (usable,), "the only rank has every usable core of the node" if usable else too_few
     if not topology.devices:
-        runs = share_among_ranks(usable, wish.ranks_per_node)
+        runs = share_among_ranks(usable, asked.ranks_per_node)
         return (runs, "no devices: usable cores in equal runs") if runs else (unbound, too_few)
-    return _near_devices(topology, wish, chosen, usable) or (unbound, too_few)
+    return _near_devices(topology, asked, chosen, usable) or (unbound, too_few)
 
 
 def _near_devices(
-    topology: Topology, wish: BindWish, chosen: Sequence[tuple[Device, ...]], usable: Cores
+    topology: Topology, asked: BindingRequest, chosen: Sequence[tuple[Device, ...]], usable: Cores
 ) -> tuple[Sequence[Cores], str] | None:
-    share = min(wish.ranks_per_device or 1, wish.ranks_per_node)
+    share = min(asked.ranks_per_device or 1, asked.ranks_per_node)
     used = tuple(dict.fromkeys(devices[0] for devices in chosen))
     found = share_among_devices(topology, used, usable, ranks_per_device=share)
     if found is None:
@@ -158,14 +164,14 @@ def _guess_text(topology: Topology) -> str:
     return "the node does not say which NUMA domain its devices are near: shared out in order"
 
 
-def _cpus_of(cores: Cores, wish: BindWish) -> tuple[int, ...]:
-    kept = cores[: wish.cores_per_rank_max] if wish.cores_per_rank_max else cores
-    return tuple(sorted(cpu for core in kept for cpu in (core.cpus if wish.threads == "all" else core.cpus[:1])))
+def _cpus_of(cores: Cores, asked: BindingRequest) -> tuple[int, ...]:
+    kept = cores[: asked.cores_per_rank_max] if asked.cores_per_rank_max else cores
+    return tuple(sorted(cpu for core in kept for cpu in (core.cpus if asked.threads == "all" else core.cpus[:1])))
 
 
 def _binding(
     topology: Topology,
-    wish: BindWish,
+    asked: BindingRequest,
     chosen: Sequence[tuple[Device, ...]],
     cpus: Sequence[tuple[int, ...]],
     *,
@@ -185,16 +191,16 @@ def _binding(
         for rank, (own, devices) in enumerate(zip(cpus, chosen, strict=True))
     )
     nics = nearest_nics(topology, ranks)
-    known = set(topology.cpus) if topology.cores else {*wish.agent_cpus, *(comm_cpus or wish.comm_cpus)}
+    known = set(topology.cpus) if topology.cores else {*asked.agent_cpus, *(comm_cpus or asked.comm_cpus)}
     return Binding(
         ranks=tuple(msgspec.structs.replace(rank, nic=nic) for rank, nic in zip(ranks, nics, strict=True)),
         because=because,
         origin=origin,
         preset=preset,
-        visible=_visible(topology, wish, chosen),
-        agent_cpus=tuple(cpu for cpu in wish.agent_cpus if cpu in known),
-        comm_cpus=tuple(cpu for cpu in (wish.comm_cpus if comm_cpus is None else comm_cpus) if cpu in known),
-        by_launcher=wish.by_launcher,
+        visible=_visible(topology, asked, chosen),
+        agent_cpus=tuple(cpu for cpu in asked.agent_cpus if cpu in known),
+        comm_cpus=tuple(cpu for cpu in (asked.comm_cpus if comm_cpus is None else comm_cpus) if cpu in known),
+        by_launcher=asked.by_launcher,
     )
 
 
@@ -202,24 +208,24 @@ def _numas_of(topology: Topology, devices: tuple[Device, ...]) -> set[int]:
     return {device.numa for device in devices if device.numa is not None and device.numa in topology.numas}
 
 
-def _listed_binding(topology: Topology, wish: BindWish, listed: tuple[tuple[int, ...], ...]) -> Binding:
+def _listed_binding(topology: Topology, asked: BindingRequest, listed: tuple[tuple[int, ...], ...]) -> Binding:
     """The user's own list. What cannot work is refused; an odd but possible choice is theirs (see `check_binding`)."""
-    if len(listed) != wish.ranks_per_node:
+    if len(listed) != asked.ranks_per_node:
         raise UsageError(
-            f"--cpu-bind lists {len(listed)} ranks, but a node has {wish.ranks_per_node}",
+            f"--cpu-bind lists {len(listed)} ranks, but a node has {asked.ranks_per_node}",
             hint="one list of CPUs per local rank, separated by colons, as in 0-3:4-7",
         )
     if not all(listed):
         raise UsageError("--cpu-bind: a rank without CPUs", hint="one list of CPUs per local rank, as in 0-3:4-7")
-    chosen = _devices_of_ranks(topology, wish)
-    binding = _binding(topology, wish, chosen, listed, because="as listed by --cpu-bind", origin=_FLAG)
+    chosen = _devices_of_ranks(topology, asked)
+    binding = _binding(topology, asked, chosen, listed, because="as listed by --cpu-bind", origin=_FLAG)
     hard = [p for p in problems_of(binding, topology) if p.kind in {"missing", "not-allowed", "reserved"}]
     if hard:
         raise UsageError(f"--cpu-bind: {hard[0].text}", hint="--cpu-bind auto takes the usable cores near each device")
     return binding
 
 
-def _unchecked_preset(topology: Topology, wish: BindWish, preset: PresetSpec) -> Binding:
+def _unchecked_preset(topology: Topology, asked: BindingRequest, preset: PresetSpec) -> Binding:
     cpus = parse_bindings(preset.cpus)
     ranks, count = preset.ranks_per_node, len(topology.devices)
     if len(cpus) != ranks or (preset.devices and len(preset.devices) != ranks):
@@ -231,24 +237,25 @@ def _unchecked_preset(topology: Topology, wish: BindWish, preset: PresetSpec) ->
     chosen = tuple((by_index.get(number, Device(index=number, vendor=vendor)),) for number in numbers)
     return _binding(
         topology,
-        wish,
+        asked,
         chosen or ((),) * ranks,
         cpus,
         because=preset.because,
-        origin=preset.origin or (wish.origin if wish.origin != BUILTIN else Origin(scope="site", where=preset.source)),
+        origin=preset.origin
+        or (asked.origin if asked.origin != BUILTIN else Origin(scope="site", where=preset.source)),
         preset=preset.name,
         comm_cpus=parse_cpulist(preset.comm_cpus),
     )
 
 
-def _preset_binding(topology: Topology, wish: BindWish, preset: PresetSpec) -> Binding:
+def _preset_binding(topology: Topology, asked: BindingRequest, preset: PresetSpec) -> Binding:
     """The preset, held against the invariants."""
-    if preset.ranks_per_node != wish.ranks_per_node:
+    if preset.ranks_per_node != asked.ranks_per_node:
         raise UsageError(
-            f"--cpu-bind {preset.name} is for {preset.ranks_per_node} ranks per node, not {wish.ranks_per_node}",
+            f"--cpu-bind {preset.name} is for {preset.ranks_per_node} ranks per node, not {asked.ranks_per_node}",
             hint=f"--ranks-per-node {preset.ranks_per_node}, or --cpu-bind auto",
         )
-    binding = _unchecked_preset(topology, wish, preset)
+    binding = _unchecked_preset(topology, asked, preset)
     problems = problems_of(binding, topology)
     partial = [problem for problem in problems if problem.kind in _PARTIAL]
     if partial and _is_part_of_node(topology, partial):

@@ -13,14 +13,14 @@ from windlass.notation.cpulist import format_cpulist
 from windlass.topology.split import device_homes
 from windlass.topology.units import in_unit
 
-Kind = Literal["numbering", "missing", "not-allowed", "reserved", "overlap", "set-aside", "far", "device"]
+ProblemKind = Literal["numbering", "missing", "not-allowed", "reserved", "overlap", "set-aside", "far", "device"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
     """One broken invariant. `missing`, `not-allowed` and `device` may only mean that this is a part of a node."""
 
-    kind: Kind
+    kind: ProblemKind
     text: str
 
 
@@ -63,7 +63,7 @@ def _devices(binding: Binding, topology: Topology) -> Iterable[Problem]:
 def _cpus(binding: Binding, topology: Topology) -> Iterable[Problem]:
     """Every CPU of a rank exists, is allowed, and its core belongs to nobody else."""
     allowed = set(topology.allowed or topology.cpus)
-    forbidden: tuple[tuple[Kind, str, set[int]], ...] = (
+    forbidden: tuple[tuple[ProblemKind, str, set[int]], ...] = (
         ("reserved", "the system reserves", whole_cores(topology, topology.reserved)),
         ("set-aside", "are set aside for the agent", whole_cores(topology, binding.agent_cpus)),
         ("set-aside", "are set aside for communication threads", whole_cores(topology, binding.comm_cpus)),

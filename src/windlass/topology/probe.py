@@ -13,9 +13,9 @@ import msgspec
 
 from windlass.model.topology import Device, Topology, Vendor
 from windlass.topology.probe_cpus import AllowedBy, probe_allowed, probe_cores
-from windlass.topology.probe_devices import Trees, probe_devices
+from windlass.topology.probe_devices import SysReaders, probe_devices
 from windlass.topology.probe_nics import probe_nics
-from windlass.topology.reading import Tree, properties
+from windlass.topology.sysfs import SysReader, properties
 
 
 def probe_topology(
@@ -31,12 +31,12 @@ def probe_topology(
 
     `allowed_by` says whether the CPUs to use are this process's own (`mask`) or the whole job's (`cgroup`).
     """
-    sys, proc = Tree(sys_root), Tree(proc_root)
+    sys, proc = SysReader(sys_root), SysReader(proc_root)
     cores = probe_cores(sys, proc)
     node = Topology(
         arch=arch or os.uname().machine,
         cores=cores,
-        devices=probe_devices(Trees(sys=sys, proc=proc, dev=Tree(dev_root)), vendor),
+        devices=probe_devices(SysReaders(sys=sys, proc=proc, dev=SysReader(dev_root)), vendor),
         nics=probe_nics(sys),
         memory_bytes=_memory_bytes(sys, proc),
         probed=True,
@@ -74,7 +74,7 @@ def _with_caches(node: Topology) -> tuple[Device, ...]:
     return tuple(paired)
 
 
-def _memory_bytes(sys: Tree, proc: Tree) -> int:
+def _memory_bytes(sys: SysReader, proc: SysReader) -> int:
     """The node's memory, or the control group's limit where that is lower."""
     words = properties(proc.text("meminfo"), ":").get("MemTotal", "").split()
     total = int(words[0]) * 1024 if words and words[0].isdecimal() else 0
@@ -82,7 +82,7 @@ def _memory_bytes(sys: Tree, proc: Tree) -> int:
     return min([total, *limits]) if total else min(limits, default=0)
 
 
-def _memory_limits(sys: Tree, proc: Tree) -> list[int]:
+def _memory_limits(sys: SysReader, proc: SysReader) -> list[int]:
     found: list[int] = []
     for line in proc.text("self/cgroup").splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")

@@ -6,7 +6,7 @@ import re
 from typing import Literal
 
 from windlass.model.topology import Core
-from windlass.topology.reading import Tree, cpulist_or_none, properties
+from windlass.topology.sysfs import SysReader, cpulist_or_none, properties
 
 AllowedBy = Literal["mask", "cgroup"]
 _CPU = "devices/system/cpu"
@@ -14,7 +14,7 @@ _NODE = "devices/system/node"
 _SLURM_JOB = re.compile(r"^job_\d+$")
 
 
-def probe_cores(sys: Tree, proc: Tree) -> tuple[Core, ...]:
+def probe_cores(sys: SysReader, proc: SysReader) -> tuple[Core, ...]:
     """Every online core. Where /sys is hidden, or shows CPUs of which this process may use none (some containers fake
     their own count), the CPUs of this process's mask are all that is known."""
     mask = _mask(proc)
@@ -38,7 +38,7 @@ def probe_cores(sys: Tree, proc: Tree) -> tuple[Core, ...]:
     return _numbered(cores)
 
 
-def probe_allowed(sys: Tree, proc: Tree, allowed_by: AllowedBy) -> tuple[int, ...]:
+def probe_allowed(sys: SysReader, proc: SysReader, allowed_by: AllowedBy) -> tuple[int, ...]:
     """CPUs that the job may use; empty where nothing says so.
 
     `mask` is what this process may use. A shell inside a job step is often bound to a single core while the job owns
@@ -48,11 +48,11 @@ def probe_allowed(sys: Tree, proc: Tree, allowed_by: AllowedBy) -> tuple[int, ..
     return (group or _mask(proc)) if allowed_by == "cgroup" else (_mask(proc) or group)
 
 
-def _mask(proc: Tree) -> tuple[int, ...]:
+def _mask(proc: SysReader) -> tuple[int, ...]:
     return cpulist_or_none(properties(proc.text("self/status"), ":").get("Cpus_allowed_list", ""))
 
 
-def _cgroup_cpus(sys: Tree, proc: Tree) -> tuple[int, ...]:
+def _cgroup_cpus(sys: SysReader, proc: SysReader) -> tuple[int, ...]:
     """The cpuset of this process's control group, version 1 first: where both are mounted, version 1 holds cpusets."""
     unified = ""
     for line in proc.text("self/cgroup").splitlines():
@@ -71,7 +71,7 @@ def _cgroup_cpus(sys: Tree, proc: Tree) -> tuple[int, ...]:
     )
 
 
-def _upwards(sys: Tree, mount: str, path: str, files: tuple[str, ...]) -> tuple[int, ...]:
+def _upwards(sys: SysReader, mount: str, path: str, files: tuple[str, ...]) -> tuple[int, ...]:
     """The first cpuset on the way up: a container may show only the top of the tree that /proc names.
 
     Slurm has a group for each step and task below the job's: the job's is the one that counts.
@@ -90,18 +90,18 @@ def _upwards(sys: Tree, mount: str, path: str, files: tuple[str, ...]) -> tuple[
         parts.pop()
 
 
-def _cpu_folders(sys: Tree) -> tuple[int, ...]:
+def _cpu_folders(sys: SysReader) -> tuple[int, ...]:
     numbers = (name.removeprefix("cpu") for name in sys.names(_CPU) if name.startswith("cpu"))
     return tuple(sorted(int(number) for number in numbers if number.isdecimal()))
 
 
-def _siblings(sys: Tree, cpu: int) -> tuple[int, ...]:
+def _siblings(sys: SysReader, cpu: int) -> tuple[int, ...]:
     """Hardware threads of the core; the newer name first."""
     folder = f"{_CPU}/cpu{cpu}/topology"
     return sys.cpus(f"{folder}/core_cpus_list") or sys.cpus(f"{folder}/thread_siblings_list")
 
 
-def _numa_of_cpu(sys: Tree) -> dict[int, int]:
+def _numa_of_cpu(sys: SysReader) -> dict[int, int]:
     """Domain of each CPU. Domains of pure memory (HBM, GPU memory of a superchip) have no CPU and do not appear."""
     found: dict[int, int] = {}
     for name in sys.names(_NODE):
@@ -111,7 +111,7 @@ def _numa_of_cpu(sys: Tree) -> dict[int, int]:
     return found
 
 
-def _caches(sys: Tree, online: tuple[int, ...]) -> dict[int, int]:
+def _caches(sys: SysReader, online: tuple[int, ...]) -> dict[int, int]:
     """Last-level cache of each CPU, named by its first CPU. One read per cache, not per CPU."""
     found: dict[int, int] = {}
     for cpu in online:
@@ -123,7 +123,7 @@ def _caches(sys: Tree, online: tuple[int, ...]) -> dict[int, int]:
     return found
 
 
-def _shared_l3(sys: Tree, cpu: int) -> tuple[int, ...]:
+def _shared_l3(sys: SysReader, cpu: int) -> tuple[int, ...]:
     folder = f"{_CPU}/cpu{cpu}/cache"
     for index in ("index3", "index2", "index4"):
         if sys.text(f"{folder}/{index}/level") == "3":

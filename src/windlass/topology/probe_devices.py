@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from windlass.model.topology import Device, Vendor
-from windlass.topology.reading import Tree, pci_order, properties
+from windlass.topology.sysfs import SysReader, pci_order, properties
 
 _PCI = "bus/pci/devices"
 _KFD = "class/kfd/kfd/topology/nodes"
@@ -25,15 +25,15 @@ _AMD_INTEGRATED = frozenset({90002, 90012, 100303, 100305, 100306, 110003})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trees:
-    sys: Tree
-    proc: Tree
-    dev: Tree
+class SysReaders:
+    sys: SysReader
+    proc: SysReader
+    dev: SysReader
 
 
-def probe_devices(trees: Trees, vendor: Vendor | None = None) -> tuple[Device, ...]:
+def probe_devices(trees: SysReaders, vendor: Vendor | None = None) -> tuple[Device, ...]:
     """Devices of one vendor: the one asked for, else the one with the most devices."""
-    probes: dict[Vendor, Callable[[Trees], tuple[Device, ...]]] = {
+    probes: dict[Vendor, Callable[[SysReaders], tuple[Device, ...]]] = {
         "nvidia": _nvidia_devices,
         "amd": _amd_devices,
         "intel": _intel_devices,
@@ -43,7 +43,7 @@ def probe_devices(trees: Trees, vendor: Vendor | None = None) -> tuple[Device, .
     return max((probe(trees) for probe in probes.values()), key=len)
 
 
-def _display_devices(sys: Tree, vendor: int) -> list[str]:
+def _display_devices(sys: SysReader, vendor: int) -> list[str]:
     """PCI addresses of a vendor's display and 3D controllers, in order."""
     found = []
     for address in sys.names(_PCI):
@@ -52,13 +52,13 @@ def _display_devices(sys: Tree, vendor: int) -> list[str]:
     return sorted(found, key=pci_order)
 
 
-def _numa(sys: Tree, address: str) -> int | None:
+def _numa(sys: SysReader, address: str) -> int | None:
     """The device's domain; -1 is the kernel's word for not knowing."""
     numa = sys.number(f"{_PCI}/{address}/numa_node")
     return None if numa is None or numa < 0 else numa
 
 
-def _usable(dev: Tree, names: Sequence[str]) -> tuple[bool, ...]:
+def _usable(dev: SysReader, names: Sequence[str]) -> tuple[bool, ...]:
     """Which device files this process may open; access(2) asks the device control group too and wakes no device.
 
     Where none of them exists nothing can be said (a login shell on a node whose /dev is filled on first use), and all
@@ -72,7 +72,7 @@ def _usable(dev: Tree, names: Sequence[str]) -> tuple[bool, ...]:
     )
 
 
-def _nvidia_devices(trees: Trees) -> tuple[Device, ...]:
+def _nvidia_devices(trees: SysReaders) -> tuple[Device, ...]:
     """Only what NVIDIA's own driver holds: a card given to a virtual machine or to nouveau is of no use to CUDA."""
     sys, proc = trees.sys, trees.proc
     held = [
@@ -101,7 +101,7 @@ def _nvidia_devices(trees: Trees) -> tuple[Device, ...]:
     )
 
 
-def _amd_devices(trees: Trees) -> tuple[Device, ...]:
+def _amd_devices(trees: SysReaders) -> tuple[Device, ...]:
     """Nodes of the KFD that are devices. Those that the job's control group forbids cannot even be read: they keep
     their place in the counting of packages, and get no number."""
     sys = trees.sys
@@ -140,7 +140,7 @@ def _die(position: int, facts: dict[str, str], packages: list[tuple[int, ...]], 
     return packages[:index].count(own) if packages.count(own) > 1 else None
 
 
-def _amd_device(sys: Tree, index: int, facts: dict[str, str], card: int, tile: int | None) -> Device:
+def _amd_device(sys: SysReader, index: int, facts: dict[str, str], card: int, tile: int | None) -> Device:
     location = _whole(facts, "location_id")
     address = f"{_whole(facts, 'domain'):04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
     return Device(
@@ -165,7 +165,7 @@ def _whole(facts: dict[str, str], name: str) -> int:
     return int(value) if value.isdecimal() else 0
 
 
-def _intel_devices(trees: Trees) -> tuple[Device, ...]:
+def _intel_devices(trees: SysReaders) -> tuple[Device, ...]:
     """Cards of the Max series, tile by tile, in PCI order (what ZE_ENABLE_PCI_ID_DEVICE_ORDER=1 asks for)."""
     sys = trees.sys
     cards = [
@@ -194,12 +194,12 @@ def _intel_devices(trees: Trees) -> tuple[Device, ...]:
     return tuple(devices)
 
 
-def _render_file(sys: Tree, address: str) -> str:
+def _render_file(sys: SysReader, address: str) -> str:
     names = [name for name in sys.names(f"{_PCI}/{address}/drm") if name.startswith("renderD")]
     return f"dri/{names[0]}" if names else ""
 
 
-def _intel_tiles(sys: Tree, address: str) -> int:
+def _intel_tiles(sys: SysReader, address: str) -> int:
     """Tiles that the driver shows: `gt/gt0`, `gt/gt1` under the i915 card, `tile0`, `tile1` under xe."""
     for name in sys.names(f"{_PCI}/{address}/drm"):
         if name.startswith("card"):

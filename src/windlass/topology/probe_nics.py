@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 
 from windlass.model.topology import Nic
-from windlass.topology.reading import Tree, human_order
+from windlass.topology.sysfs import SysReader, human_order
 
 _NET = "class/net"
 _RDMA = ("class/cxi", "class/infiniband")
 _RATE = re.compile(r"^(\d+(?:\.\d+)?)\s*Gb/sec")
 
 
-def probe_nics(sys: Tree) -> tuple[Nic, ...]:
+def probe_nics(sys: SysReader) -> tuple[Nic, ...]:
     """Physical interfaces with their RDMA device, and RDMA devices that have no interface.
 
     Bridges, tunnels and virtual pairs have no device behind them and are left out, and so are virtual functions that
@@ -33,7 +33,7 @@ def probe_nics(sys: Tree) -> tuple[Nic, ...]:
     return tuple(sorted(nics, key=lambda nic: human_order(nic.name)))
 
 
-def _rdma_devices(sys: Tree) -> dict[str, str]:
+def _rdma_devices(sys: SysReader) -> dict[str, str]:
     """RDMA and CXI devices by PCI address."""
     found: dict[str, str] = {}
     for folder in _RDMA:
@@ -44,7 +44,7 @@ def _rdma_devices(sys: Tree) -> dict[str, str]:
     return found
 
 
-def _nic(sys: Tree, name: str, device: str, address: str) -> Nic:
+def _nic(sys: SysReader, name: str, device: str, address: str) -> Nic:
     numa = sys.number(f"bus/pci/devices/{address}/numa_node") if address else None
     if numa is None and device:
         numa = next(
@@ -59,7 +59,7 @@ def _nic(sys: Tree, name: str, device: str, address: str) -> Nic:
     )
 
 
-def _speed(sys: Tree, name: str, device: str) -> int:
+def _speed(sys: SysReader, name: str, device: str) -> int:
     """Megabits per second; 0 where neither side says."""
     rate = _RATE.match(sys.text(f"class/infiniband/{device}/ports/1/rate")) if device else None
     if rate:

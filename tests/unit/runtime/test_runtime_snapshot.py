@@ -14,7 +14,7 @@ import pytest
 from requirements import require_torch
 from windlass.errors import UsageError
 from windlass.runtime import RESUME_ME, ResumeLater, Snapshot, codes, store
-from windlass.runtime.hold import read_holder
+from windlass.runtime.lease import read_holder
 
 require_torch()
 import torch  # noqa: E402

@@ -12,7 +12,7 @@ from requirements import require_torch
 from unit.runtime.ranks import Training, losses, train
 from waiting import wait_until
 from windlass.runtime import RESUME_ME, store
-from windlass.runtime.hold import read_holder
+from windlass.runtime.lease import read_holder
 
 require_torch()
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]

@@ -13,7 +13,7 @@ import pytest
 from requirements import require_torch
 from windlass.errors import MachineError, UsageError, VersionError
 from windlass.runtime import ResumeLater, Snapshot, store
-from windlass.runtime.hold import HeldError, take
+from windlass.runtime.lease import HeldError, acquire
 
 require_torch()
 import torch  # noqa: E402
@@ -133,12 +133,12 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_in_use_is_refused_with_who_holds_it(tmp_path: Path) -> None:
-    hold = take(tmp_path)
+    lease = acquire(tmp_path)
     try:
         with pytest.raises(HeldError, match=f"process {os.getpid()} of"):
             Training().run(tmp_path, 3)
     finally:
-        hold.release()
+        lease.release()
 
 
 def test_several_ranks_without_a_process_group_are_told_to_call_init(

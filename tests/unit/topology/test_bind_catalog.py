@@ -7,10 +7,10 @@ import pytest
 from windlass.notation.cpulist import format_bindings
 from windlass.sites.catalog import load_site, site_names
 from windlass.topology.bind import bind, natural_ranks_per_node
+from windlass.topology.binding_request import binding_request_from_site, effective_unit
 from windlass.topology.check import check_binding
 from windlass.topology.described import topology_from_spec
 from windlass.topology.units import in_unit
-from windlass.topology.wish import settled_unit, wish_from_site
 
 PRESETS = [(name, preset.name) for name in site_names() for preset in load_site(name).file.binding.presets]
 
@@ -19,9 +19,11 @@ PRESETS = [(name, preset.name) for name in site_names() for preset in load_site(
 def test_the_documented_node_binds_one_rank_per_device(name: str) -> None:
     file = load_site(name).file
     node = topology_from_spec(file.node, file.devices, where=name)
-    wish = wish_from_site(file.binding, file.devices, ranks_per_node=natural_ranks_per_node(node), with_agent=True)
-    binding = bind(node, wish)
-    assert check_binding(binding, in_unit(node, settled_unit(wish, node))) == ()
+    asked = binding_request_from_site(
+        file.binding, file.devices, ranks_per_node=natural_ranks_per_node(node), with_agent=True
+    )
+    binding = bind(node, asked)
+    assert check_binding(binding, in_unit(node, effective_unit(asked, node))) == ()
     if node.cores and file.binding.launcher_binds:
         assert all(rank.cpus for rank in binding.ranks)
 
@@ -31,10 +33,10 @@ def test_presets_keep_the_invariants_beside_an_agent(name: str, preset: str) -> 
     file = load_site(name).file
     spec = next(spec for spec in file.binding.presets if spec.name == preset)
     node = topology_from_spec(file.node, file.devices, where=name)
-    wish = wish_from_site(
+    asked = binding_request_from_site(
         file.binding, file.devices, ranks_per_node=spec.ranks_per_node, cpu_bind=preset, with_agent=True
     )
-    assert bind(node, wish).preset == preset
+    assert bind(node, asked).preset == preset
 
 
 @pytest.mark.parametrize(
@@ -54,9 +56,9 @@ def test_presets_keep_the_invariants_beside_an_agent(name: str, preset: str) -> 
 def test_documented_maps_come_out_of_the_catalog(name: str, mode: str | None, cpus: str, devices: str) -> None:
     file = load_site(name).file
     node = topology_from_spec(file.node, file.devices, where=name)
-    wish = wish_from_site(
+    asked = binding_request_from_site(
         file.binding, file.devices, ranks_per_node=len(devices), mode="one" if mode == "one" else None
     )
-    binding = bind(node, wish)
+    binding = bind(node, asked)
     assert format_bindings(rank.cpus for rank in binding.ranks) == cpus
     assert "".join(str(rank.devices[0]) for rank in binding.ranks) == devices

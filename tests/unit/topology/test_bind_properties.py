@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from windlass.model.plan import Binding
 from windlass.model.topology import Core, Device, Nic, Topology
 from windlass.topology.bind import bind
+from windlass.topology.binding_request import BindingRequest
 from windlass.topology.check import check_binding
 from windlass.topology.draw import draw_node
 from windlass.topology.units import in_unit
-from windlass.topology.wish import BindWish
 
 
 @st.composite
@@ -62,14 +62,14 @@ def topologies(draw: st.DrawFn) -> Topology:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[Topology, BindWish]:
+def cases(draw: st.DrawFn) -> tuple[Topology, BindingRequest]:
     topology = draw(topologies())
     unit = draw(st.sampled_from(["tile", "card"]))
     counted = in_unit(topology, "card" if unit == "card" else None)
     share = draw(st.integers(1, 3))
     most = len(counted.devices) * share if counted.devices else 6
     aside = st.sets(st.sampled_from(topology.cpus), max_size=2)
-    wish = BindWish(
+    asked = BindingRequest(
         ranks_per_node=draw(st.integers(1, most)),
         ranks_per_device=share if counted.devices and share > 1 else None,
         device_unit="card" if unit == "card" else "tile",
@@ -80,7 +80,7 @@ def cases(draw: st.DrawFn) -> tuple[Topology, BindWish]:
         comm_cpus=tuple(sorted(draw(aside))),
         cores_per_rank_max=draw(st.sampled_from([None, 1, 4])),
     )
-    return counted, wish
+    return counted, asked
 
 
 def bound(binding: Binding) -> bool:
@@ -89,17 +89,17 @@ def bound(binding: Binding) -> bool:
 
 @settings(max_examples=400, deadline=None)
 @given(cases())
-def test_computed_bindings_keep_every_invariant(case: tuple[Topology, BindWish]) -> None:
-    topology, wish = case
-    binding = bind(topology, wish)
+def test_computed_bindings_keep_every_invariant(case: tuple[Topology, BindingRequest]) -> None:
+    topology, asked = case
+    binding = bind(topology, asked)
     assert check_binding(binding, topology) == ()
 
 
 @settings(max_examples=300, deadline=None)
 @given(cases())
-def test_either_every_rank_has_a_core_of_its_own_or_none_is_bound(case: tuple[Topology, BindWish]) -> None:
-    topology, wish = case
-    binding = bind(topology, wish)
+def test_either_every_rank_has_a_core_of_its_own_or_none_is_bound(case: tuple[Topology, BindingRequest]) -> None:
+    topology, asked = case
+    binding = bind(topology, asked)
     owners: dict[int, int] = {}
     for rank in binding.ranks:
         assert bool(rank.cpus) == bound(binding)
@@ -108,39 +108,39 @@ def test_either_every_rank_has_a_core_of_its_own_or_none_is_bound(case: tuple[To
             assert core is not None
             assert owners.setdefault(core.id, rank.local_rank) == rank.local_rank
     if not bound(binding):
-        taken = {*wish.agent_cpus, *wish.comm_cpus}
+        taken = {*asked.agent_cpus, *asked.comm_cpus}
         whole = {core.id: core for core in topology.cores}
         usable = [
             core
             for core in topology.usable_cores()
             if not taken.intersection(next(c for c in whole.values() if core.id in c.cpus).cpus)
         ]
-        shares = min(wish.ranks_per_device or 1, wish.ranks_per_node)
-        used = -(-wish.ranks_per_node // shares) * shares if topology.devices else wish.ranks_per_node
+        shares = min(asked.ranks_per_device or 1, asked.ranks_per_node)
+        used = -(-asked.ranks_per_node // shares) * shares if topology.devices else asked.ranks_per_node
         assert len(usable) < used
 
 
 @settings(max_examples=200, deadline=None)
 @given(cases())
-def test_every_rank_finds_its_device_under_its_own_number(case: tuple[Topology, BindWish]) -> None:
+def test_every_rank_finds_its_device_under_its_own_number(case: tuple[Topology, BindingRequest]) -> None:
     """With all devices visible and one rank per device, device number local_rank is the rank's own."""
-    topology, wish = case
-    binding = bind(topology, wish)
-    if wish.devices == "all" and topology.devices and (wish.ranks_per_device or 1) == 1 and wish.ranks_per_node > 1:
+    topology, asked = case
+    binding = bind(topology, asked)
+    if asked.devices == "all" and topology.devices and (asked.ranks_per_device or 1) == 1 and asked.ranks_per_node > 1:
         seen = binding.visible or tuple(range(len(topology.devices)))
-        assert [rank.devices[0] for rank in binding.ranks] == list(seen[: wish.ranks_per_node])
+        assert [rank.devices[0] for rank in binding.ranks] == list(seen[: asked.ranks_per_node])
 
 
 @settings(max_examples=200, deadline=None)
 @given(cases())
-def test_the_same_node_and_wish_give_the_same_map(case: tuple[Topology, BindWish]) -> None:
-    topology, wish = case
-    assert bind(topology, wish) == bind(topology, wish)
+def test_the_same_node_and_wish_give_the_same_map(case: tuple[Topology, BindingRequest]) -> None:
+    topology, asked = case
+    assert bind(topology, asked) == bind(topology, asked)
 
 
 @settings(max_examples=150, deadline=None)
 @given(cases(), st.integers(40, 160))
-def test_every_binding_can_be_drawn_within_the_width(case: tuple[Topology, BindWish], width: int) -> None:
-    topology, wish = case
-    text = draw_node(bind(topology, wish), topology, width=width)
+def test_every_binding_can_be_drawn_within_the_width(case: tuple[Topology, BindingRequest], width: int) -> None:
+    topology, asked = case
+    text = draw_node(bind(topology, asked), topology, width=width)
     assert max(len(line) for line in text.splitlines()) <= width

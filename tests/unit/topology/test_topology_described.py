@@ -10,9 +10,9 @@ from windlass.errors import ConfigError
 from windlass.model.site import BindingSpec, DeviceSpec, DomainSpec, NodeSpec
 from windlass.notation.cpulist import format_bindings
 from windlass.topology.bind import bind
+from windlass.topology.binding_request import BindingRequest, binding_request_from_site
 from windlass.topology.described import complete_probe, topology_from_spec
 from windlass.topology.units import in_unit
-from windlass.topology.wish import BindWish, wish_from_site
 
 
 def test_second_threads_are_paired_with_their_core() -> None:
@@ -59,7 +59,7 @@ def test_only_a_number_of_cores_is_one_domain() -> None:
 def test_nothing_described_is_an_empty_node_that_binds_nobody() -> None:
     node = topology_from_spec(NodeSpec(), DeviceSpec())
     assert node.cores == ()
-    assert bind(node, BindWish(ranks_per_node=4)).ranks[3].cpus == ()
+    assert bind(node, BindingRequest(ranks_per_node=4)).ranks[3].cpus == ()
 
 
 @pytest.mark.parametrize(
@@ -83,16 +83,16 @@ def test_interfaces_without_a_domain_are_kept_without_one() -> None:
     node = NodeSpec(cores=4, nics=("hsn10", "hsn2"), nic_gbits=200)
     nics = topology_from_spec(node, DeviceSpec()).nics
     assert [(nic.name, nic.numa, nic.speed_mbits) for nic in nics] == [("hsn2", None, 200000), ("hsn10", None, 200000)]
-    binding = bind(topology_from_spec(node, DeviceSpec()), BindWish(ranks_per_node=2))
+    binding = bind(topology_from_spec(node, DeviceSpec()), BindingRequest(ranks_per_node=2))
     assert [rank.nic for rank in binding.ranks] == [None, None]
 
 
 def test_site_habits_and_flags_become_one_wish() -> None:
     binding = BindingSpec(order="core", threads="first", agent_cpus="48-51", comm_cpus="42-47")
-    wish = wish_from_site(binding, MI250X, ranks_per_node=8, mode="one")
-    assert (wish.order, wish.threads, wish.devices, wish.agent_cpus) == ("core", "first", "one", ())
-    assert wish.comm_cpus == (42, 43, 44, 45, 46, 47)
-    assert wish_from_site(binding, MI250X, ranks_per_node=8, with_agent=True).agent_cpus == (48, 49, 50, 51)
+    asked = binding_request_from_site(binding, MI250X, ranks_per_node=8, mode="one")
+    assert (asked.order, asked.threads, asked.devices, asked.agent_cpus) == ("core", "first", "one", ())
+    assert asked.comm_cpus == (42, 43, 44, 45, 46, 47)
+    assert binding_request_from_site(binding, MI250X, ranks_per_node=8, with_agent=True).agent_cpus == (48, 49, 50, 51)
 
 
 def test_description_tells_a_probe_which_cores_the_system_keeps() -> None:
@@ -104,7 +104,7 @@ def test_description_tells_a_probe_which_cores_the_system_keeps() -> None:
     )
     node = complete_probe(seen, topology_from_spec(MI250X_NODE, MI250X))
     assert node.probed
-    binding = bind(node, BindWish(ranks_per_node=8, threads="first"))
+    binding = bind(node, BindingRequest(ranks_per_node=8, threads="first"))
     assert format_bindings(rank.cpus for rank in binding.ranks).startswith("49-55:57-63:17-23")
 
 

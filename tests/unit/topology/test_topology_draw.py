@@ -11,14 +11,14 @@ from unit.topology.nodes import AURORA_PRESETS, aurora, gh200, juwels, lumi, per
 from windlass.model.topology import Topology
 from windlass.notation.cpulist import parse_cpulist
 from windlass.topology.bind import bind
+from windlass.topology.binding_request import BindingRequest, effective_unit
 from windlass.topology.draw import draw_node
 from windlass.topology.units import in_unit
-from windlass.topology.wish import BindWish, settled_unit
 
 
-def drawn(topology: Topology, wish: BindWish, *, width: int = 100, color: bool = False) -> str:
-    counted = in_unit(topology, settled_unit(wish, topology))
-    return draw_node(bind(topology, wish), counted, width=width, color=color)
+def drawn(topology: Topology, asked: BindingRequest, *, width: int = 100, color: bool = False) -> str:
+    counted = in_unit(topology, effective_unit(asked, topology))
+    return draw_node(bind(topology, asked), counted, width=width, color=color)
 
 
 def page(text: str) -> str:
@@ -26,7 +26,7 @@ def page(text: str) -> str:
 
 
 def test_lumi_fits_one_line_per_domain() -> None:
-    assert drawn(lumi(), BindWish(ranks_per_node=8, threads="first")) == page(
+    assert drawn(lumi(), BindingRequest(ranks_per_node=8, threads="first")) == page(
         """
         x86_64, 1 socket, 4 NUMA domains, 64 cores of 2 threads, 8 GCDs, 4 interfaces, 8 ranks
         cores of the L3 cache next to each rank's device
@@ -52,7 +52,7 @@ def test_lumi_fits_one_line_per_domain() -> None:
 
 
 def test_aurora_shows_ranks_workers_agent_and_reserved_cores() -> None:
-    text = drawn(aurora(), BindWish(ranks_per_node=12, presets=AURORA_PRESETS, agent_cpus=(48, 49, 50, 51)))
+    text = drawn(aurora(), BindingRequest(ranks_per_node=12, presets=AURORA_PRESETS, agent_cpus=(48, 49, 50, 51)))
     assert text.startswith(
         page(
             """
@@ -75,7 +75,7 @@ def test_aurora_shows_ranks_workers_agent_and_reserved_cores() -> None:
 
 
 def test_forty_eight_ranks_make_a_table_in_two_halves() -> None:
-    lines = drawn(aurora(), BindWish(ranks_per_node=48, presets=AURORA_PRESETS, cpu_bind="ccs4")).splitlines()
+    lines = drawn(aurora(), BindingRequest(ranks_per_node=48, presets=AURORA_PRESETS, cpu_bind="ccs4")).splitlines()
     assert "    0 |#01.2.3. 4.5.6.7. 8.9.a.b. c.d.e.f. g.h.i.j. k.l.m.n. ....|" in lines
     assert "   52 |#op.q.r. s.t.u.v. w.x.y.z. A.B.C.D. E.F.G.H. I.J.K.L. ....|" in lines
     assert len(lines) < 40
@@ -83,26 +83,26 @@ def test_forty_eight_ranks_make_a_table_in_two_halves() -> None:
 
 
 def test_a_map_in_cards_may_be_drawn_over_a_node_in_tiles() -> None:
-    wish = BindWish(ranks_per_node=6, presets=AURORA_PRESETS, cpu_bind="composite")
-    binding = bind(aurora(), wish)
+    asked = BindingRequest(ranks_per_node=6, presets=AURORA_PRESETS, cpu_bind="composite")
+    binding = bind(aurora(), asked)
     assert binding.device_unit == "card"
     assert draw_node(binding, aurora()) == draw_node(binding, in_unit(aurora(), "card"))
     assert "card 0-2" in draw_node(binding, aurora())
 
 
 def test_gh200_has_a_line_of_72_cells_per_superchip() -> None:
-    lines = drawn(gh200(), BindWish(ranks_per_node=4)).splitlines()
+    lines = drawn(gh200(), BindingRequest(ranks_per_node=4)).splitlines()
     assert "  216 |" + " ".join(["33333333"] * 9) + "|" in lines
 
 
 def test_perlmutter_says_in_which_order_devices_are_seen() -> None:
-    text = drawn(perlmutter(), BindWish(ranks_per_node=4, order="core"))
+    text = drawn(perlmutter(), BindingRequest(ranks_per_node=4, order="core"))
     assert text.endswith("every rank sees the devices in the order 3 2 1 0, so that rank i has number i")
     assert " NUMA 0  cores 0-15   |00000000 00000000|  GPU 3  hsn0" in text.splitlines()
 
 
 def test_workstation_is_a_few_lines() -> None:
-    assert drawn(workstation(), BindWish(ranks_per_node=2)) == page(
+    assert drawn(workstation(), BindingRequest(ranks_per_node=2)) == page(
         """
         x86_64, 1 socket, 1 NUMA domain, 2 cores, 2 ranks
         no devices: usable cores in equal runs
@@ -119,43 +119,43 @@ def test_workstation_is_a_few_lines() -> None:
 
 
 def test_domains_of_several_sockets_stand_under_their_socket() -> None:
-    lines = drawn(juwels(), BindWish(ranks_per_node=4, threads="first")).splitlines()
+    lines = drawn(juwels(), BindingRequest(ranks_per_node=4, threads="first")).splitlines()
     assert lines.index("socket 0") < lines.index(" NUMA 1  cores 6-11   |111111|  GPU 1") < lines.index("socket 1")
     assert " domain not known: ib0..ib3" in lines
 
 
 def test_cores_of_other_jobs_are_told_from_idle_ones() -> None:
     node = msgspec.structs.replace(lumi(), allowed=parse_cpulist("1-7,9-15"), devices=lumi().devices[4:6])
-    lines = drawn(node, BindWish(ranks_per_node=1, devices="one")).splitlines()
+    lines = drawn(node, BindingRequest(ranks_per_node=1, devices="one")).splitlines()
     assert " NUMA 0  cores 0-15   |#0000000 #.......|  GCD 4 5  hsn0" in lines
     assert " NUMA 1  cores 16-31  |#------- #-------|           hsn1" in lines
     assert any("- not this job's" in line for line in lines)
 
 
 def test_unbound_ranks_and_unknown_nodes_can_be_drawn() -> None:
-    text = drawn(workstation(), BindWish(ranks_per_node=3))
+    text = drawn(workstation(), BindingRequest(ranks_per_node=3))
     assert "not bound: 3 ranks, 2 usable cores" in text
-    empty = drawn(Topology(arch="", cores=()), BindWish(ranks_per_node=1))
+    empty = drawn(Topology(arch="", cores=()), BindingRequest(ranks_per_node=1))
     assert empty.splitlines()[0] == "node, 1 rank"
 
 
 def test_a_core_that_two_ranks_share_stands_out() -> None:
-    text = drawn(workstation(), BindWish(ranks_per_node=2, cpu_bind="0:0-1"))
+    text = drawn(workstation(), BindingRequest(ranks_per_node=2, cpu_bind="0:0-1"))
     assert "|!1|" in text
     assert "! shared by ranks" in text
 
 
 def test_more_ranks_than_letters_still_fit() -> None:
-    wish = BindWish(ranks_per_node=72, ranks_per_device=18)
-    lines = drawn(gh200(), wish).splitlines()
+    asked = BindingRequest(ranks_per_node=72, ranks_per_device=18)
+    lines = drawn(gh200(), asked).splitlines()
     assert any("* a later rank" in line for line in lines)
     assert len(lines) < 60
 
 
 def test_colour_changes_no_letter() -> None:
-    wish = BindWish(ranks_per_node=12, presets=AURORA_PRESETS)
-    plain = drawn(aurora(), wish)
-    coloured = drawn(aurora(), wish, color=True)
+    asked = BindingRequest(ranks_per_node=12, presets=AURORA_PRESETS)
+    plain = drawn(aurora(), asked)
+    coloured = drawn(aurora(), asked, color=True)
     assert coloured != plain
     for code in {part.split("m")[0] for part in coloured.split("\x1b[")[1:]}:
         coloured = coloured.replace(f"\x1b[{code}m", "")
@@ -165,5 +165,5 @@ def test_colour_changes_no_letter() -> None:
 @pytest.mark.parametrize("width", [50, 72, 100, 200])
 def test_lines_keep_within_the_width(width: int) -> None:
     for node, ranks in ((aurora(), 12), (lumi(), 8), (gh200(), 4), (juwels(), 4)):
-        text = drawn(node, BindWish(ranks_per_node=ranks), width=width)
+        text = drawn(node, BindingRequest(ranks_per_node=ranks), width=width)
         assert max(len(line) for line in text.splitlines()) <= width

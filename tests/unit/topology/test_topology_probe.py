@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from data.sysfs.builder import MachineTree
+from data.sysfs.builder import MachineSysReader
 from data.sysfs.machines import (
     MACHINES,
     aurora_node,
@@ -25,13 +25,13 @@ from windlass.model.plan import Binding
 from windlass.model.topology import Topology
 from windlass.notation.cpulist import format_bindings, format_cpulist
 from windlass.topology.bind import bind, natural_ranks_per_node
+from windlass.topology.binding_request import BindingRequest
 from windlass.topology.check import check_binding
 from windlass.topology.probe import probe_topology
 from windlass.topology.probe_cpus import AllowedBy
-from windlass.topology.wish import BindWish
 
 
-def probed(tree: MachineTree, allowed_by: AllowedBy = "mask") -> Topology:
+def probed(tree: MachineSysReader, allowed_by: AllowedBy = "mask") -> Topology:
     return probe_topology(
         sys_root=tree.sys, proc_root=tree.proc, dev_root=tree.dev, allowed_by=allowed_by, arch="x86_64"
     )
@@ -46,7 +46,7 @@ def test_mi250x_node_gives_the_documented_masks_without_a_site(tmp_path: Path) -
     reserved = {first + thread for first in range(0, 64, 8) for thread in (0, 64)}
     tree.process(sorted(set(range(128)) - reserved), memory_kb=512 << 20)
     node = probed(tree)
-    binding = bind(node, BindWish(ranks_per_node=8, threads="first"))
+    binding = bind(node, BindingRequest(ranks_per_node=8, threads="first"))
     assert lists(binding) == "49-55:57-63:17-23:25-31:1-7:9-15:33-39:41-47"
     assert [device.card for device in node.devices] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert [device.tile for device in node.devices] == [0, 1] * 4
@@ -60,15 +60,15 @@ def test_aurora_node_has_twelve_tiles_and_its_memory_domains_are_no_place_for_ra
     assert (len(node.cores), len(node.cpus), node.numas, node.sockets) == (104, 208, (0, 1), (0, 1))
     assert [device.card for device in node.devices] == [tile // 2 for tile in range(12)]
     assert [device.numa for device in node.devices] == [0] * 6 + [1] * 6
-    binding = bind(node, BindWish(ranks_per_node=12, threads="first"))
+    binding = bind(node, BindingRequest(ranks_per_node=12, threads="first"))
     assert lists(binding) == "1-8:9-16:17-24:25-32:33-40:41-48:53-60:61-68:69-76:77-84:85-92:93-100"
-    cards = bind(node, BindWish(ranks_per_node=6, threads="first", device_unit="card"))
+    cards = bind(node, BindingRequest(ranks_per_node=6, threads="first", device_unit="card"))
     assert lists(cards) == "1-16:17-32:33-48:53-68:69-84:85-100"
 
 
 def test_perlmutter_node_is_seen_reversed(tmp_path: Path) -> None:
     node = probed(perlmutter_node(tmp_path / "node"))
-    binding = bind(node, BindWish(ranks_per_node=4, order="core"))
+    binding = bind(node, BindingRequest(ranks_per_node=4, order="core"))
     assert lists(binding) == "0-15,64-79:16-31,80-95:32-47,96-111:48-63,112-127"
     assert binding.visible == (3, 2, 1, 0)
     assert [rank.nic for rank in binding.ranks] == ["hsn0", "hsn1", "hsn2", "hsn3"]
@@ -78,7 +78,7 @@ def test_perlmutter_node_is_seen_reversed(tmp_path: Path) -> None:
 
 def test_polaris_node_shares_two_interfaces_among_four_ranks(tmp_path: Path) -> None:
     node = probed(polaris_node(tmp_path / "node"))
-    binding = bind(node, BindWish(ranks_per_node=4, order="core"))
+    binding = bind(node, BindingRequest(ranks_per_node=4, order="core"))
     assert lists(binding) == "0-7,32-39:8-15,40-47:16-23,48-55:24-31,56-63"
     assert [rank.devices for rank in binding.ranks] == [(3,), (2,), (1,), (0,)]
     assert [rank.nic for rank in binding.ranks] == ["hsn0", "hsn0", "hsn1", "hsn1"]
@@ -87,7 +87,7 @@ def test_polaris_node_shares_two_interfaces_among_four_ranks(tmp_path: Path) -> 
 def test_gh200_node_has_72_cores_per_superchip(tmp_path: Path) -> None:
     node = probed(gh200_node(tmp_path / "node"))
     assert node.numas == (0, 1, 2, 3)
-    assert lists(bind(node, BindWish(ranks_per_node=4))) == "0-71:72-143:144-215:216-287"
+    assert lists(bind(node, BindingRequest(ranks_per_node=4))) == "0-71:72-143:144-215:216-287"
 
 
 def test_laptop_has_neither_devices_nor_container_interfaces(tmp_path: Path) -> None:
@@ -95,15 +95,17 @@ def test_laptop_has_neither_devices_nor_container_interfaces(tmp_path: Path) -> 
     assert node.devices == ()
     assert [nic.name for nic in node.nics] == ["wlp0s20f3"]
     assert [core.cpus for core in node.cores] == [(0, 1), (2, 3), (4, 5), (6, 7)]
-    assert lists(bind(node, BindWish(ranks_per_node=2))) == "0-3:4-7"
+    assert lists(bind(node, BindingRequest(ranks_per_node=2))) == "0-3:4-7"
 
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_probed_nodes_bind_within_the_invariants(name: str, tmp_path: Path) -> None:
     node = probed(MACHINES[name](tmp_path / "node"))
     for order in ("device", "core"):
-        wish = BindWish(ranks_per_node=natural_ranks_per_node(node), order="core" if order == "core" else "device")
-        assert check_binding(bind(node, wish), node) == ()
+        asked = BindingRequest(
+            ranks_per_node=natural_ranks_per_node(node), order="core" if order == "core" else "device"
+        )
+        assert check_binding(bind(node, asked), node) == ()
 
 
 def test_this_machine_agrees_with_the_scheduler_of_its_kernel() -> None:
@@ -134,17 +136,17 @@ def test_probe_imports_no_heavy_library() -> None:
 
 
 def test_node_without_sys_has_one_core_per_allowed_cpu(tmp_path: Path) -> None:
-    tree = MachineTree(tmp_path / "node")
+    tree = MachineSysReader(tmp_path / "node")
     tree.process([0, 1, 5])
     node = probed(tree)
     assert [core.cpus for core in node.cores] == [(0,), (1,), (5,)]
-    assert lists(bind(node, BindWish(ranks_per_node=3))) == "0:1:5"
+    assert lists(bind(node, BindingRequest(ranks_per_node=3))) == "0:1:5"
 
 
 def test_nothing_to_read_at_all_leaves_ranks_unbound(tmp_path: Path) -> None:
     node = probe_topology(sys_root=tmp_path / "a", proc_root=tmp_path / "b", dev_root=tmp_path / "c")
     assert node.cores == ()
-    binding = bind(node, BindWish(ranks_per_node=4))
+    binding = bind(node, BindingRequest(ranks_per_node=4))
     assert all(rank.cpus == () for rank in binding.ranks)
     assert "not known" in binding.because
 
@@ -162,7 +164,7 @@ def test_offline_threads_are_left_out_of_their_core(tmp_path: Path) -> None:
 
 
 def test_missing_last_level_cache_makes_the_domain_the_cache(tmp_path: Path) -> None:
-    tree = MachineTree(tmp_path / "node")
+    tree = MachineSysReader(tmp_path / "node")
     for numa in range(2):
         tree.cpus([(2 * numa,), (2 * numa + 1,)], socket=0, numa=numa)
     tree.online(range(4))
@@ -170,14 +172,14 @@ def test_missing_last_level_cache_makes_the_domain_the_cache(tmp_path: Path) -> 
 
 
 def test_missing_numa_folder_is_one_domain(tmp_path: Path) -> None:
-    tree = MachineTree(tmp_path / "node")
+    tree = MachineSysReader(tmp_path / "node")
     tree.cpus([(0,), (1,)], socket=0)
     tree.online(range(2))
     assert probed(tree).numas == (0,)
 
 
 def test_socket_that_firmware_does_not_name_follows_the_domain(tmp_path: Path) -> None:
-    tree = MachineTree(tmp_path / "node")
+    tree = MachineSysReader(tmp_path / "node")
     tree.cpus([(0,), (1,)], socket=-1, numa=0)
     tree.cpus([(2,), (3,)], socket=-1, numa=1)
     tree.online(range(4))
@@ -199,11 +201,11 @@ def test_device_of_a_node_with_one_domain_is_in_it_even_if_the_firmware_does_not
     node = probed(tree)
     assert node.devices[0].numa == 0
     assert node.nics[0].numa == 0
-    assert lists(bind(node, BindWish(ranks_per_node=1))) == "0-7"
+    assert lists(bind(node, BindingRequest(ranks_per_node=1))) == "0-7"
 
 
 def test_device_without_a_domain_says_so_where_there_are_several(tmp_path: Path) -> None:
-    tree = MachineTree(tmp_path / "node")
+    tree = MachineSysReader(tmp_path / "node")
     for numa in range(2):
         tree.cpus([(2 * numa,), (2 * numa + 1,)], socket=numa, numa=numa)
     tree.online(range(4))
@@ -211,7 +213,7 @@ def test_device_without_a_domain_says_so_where_there_are_several(tmp_path: Path)
         tree.nvidia(f"0000:0{minor + 1}:00.0", minor=minor, numa=-1, model="NVIDIA H200")
     node = probed(tree)
     assert [device.numa for device in node.devices] == [None, None]
-    binding = bind(node, BindWish(ranks_per_node=2))
+    binding = bind(node, BindingRequest(ranks_per_node=2))
     assert lists(binding) == "0-1:2-3"
     assert "does not say" in binding.because
 
@@ -236,7 +238,7 @@ def test_device_whose_file_a_container_left_out_is_not_counted(tmp_path: Path) -
     (tree.dev / "nvidia2").unlink()
     node = probed(tree)
     assert [(device.index, device.numa) for device in node.devices] == [(0, 2), (1, 0)]
-    assert lists(bind(node, BindWish(ranks_per_node=2, order="core"))) == "0-31,64-95:32-63,96-127"
+    assert lists(bind(node, BindingRequest(ranks_per_node=2, order="core"))) == "0-31,64-95:32-63,96-127"
 
 
 def test_dies_that_the_control_group_hides_keep_the_packages_of_the_others(tmp_path: Path) -> None:
@@ -256,7 +258,7 @@ def test_dies_that_the_control_group_hides_keep_the_packages_of_the_others(tmp_p
 
 
 def test_partitions_in_one_slot_are_tiles_of_one_card(tmp_path: Path) -> None:
-    tree = MachineTree(tmp_path / "node")
+    tree = MachineSysReader(tmp_path / "node")
     tree.cpus([(0,), (1,)], socket=0, numa=0)
     tree.online(range(2))
     tree.amd(1, "0000:01:00.0", device=0x74A0, gfx=90402, minor=128, numa=0)
@@ -273,7 +275,7 @@ def test_graphics_inside_a_processor_is_no_device(tmp_path: Path) -> None:
 
 
 def test_max_card_whose_tiles_the_driver_hides_has_the_tiles_of_its_model(tmp_path: Path) -> None:
-    tree = MachineTree(tmp_path / "node")
+    tree = MachineSysReader(tmp_path / "node")
     tree.intel_max("0000:18:00.0", card=0, numa=0, tiles=0)
     tree.intel_max("0000:42:00.0", card=1, numa=0, tiles=0, device=0x0BDA)
     assert [(device.card, device.tile) for device in probed(tree).devices] == [(0, 0), (0, 1), (1, None)]
@@ -346,10 +348,10 @@ def test_one_thread_per_core_allowed_still_gives_every_core(tmp_path: Path) -> N
     tree.process(range(64))
     node = probed(tree)
     assert len(node.usable_cores()) == 64
-    assert lists(bind(node, BindWish(ranks_per_node=8, threads="all"))).startswith("48-55:56-63:16-23")
+    assert lists(bind(node, BindingRequest(ranks_per_node=8, threads="all"))).startswith("48-55:56-63:16-23")
 
 
-_READERS: dict[str, Callable[[Path], MachineTree]] = {"aurora": aurora_node, "gh200": gh200_node}
+_READERS: dict[str, Callable[[Path], MachineSysReader]] = {"aurora": aurora_node, "gh200": gh200_node}
 
 
 @pytest.mark.parametrize("name", _READERS)

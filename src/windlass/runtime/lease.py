@@ -78,15 +78,15 @@ def this_process(environ: Mapping[str, str] | None = None) -> Holder:
     )
 
 
-class Hold:
-    """A held folder. Made by `take`; `release` gives it back and may be called twice."""
+class Lease:
+    """The lease of a folder. Made by `acquire`; `release` gives it back and may be called twice."""
 
     def __init__(self, folder: Path, me: Holder, renew_s: float) -> None:
         self._folder = folder
         self._me = me
         self._done = threading.Event()
         self._renew_s = renew_s
-        self._thread = threading.Thread(target=self._renew, name="windlass-hold", daemon=True)
+        self._thread = threading.Thread(target=self._renew, name="windlass-lease", daemon=True)
         self._thread.start()
 
     def still_mine(self) -> bool:
@@ -121,15 +121,15 @@ class Hold:
                     os.utime(self._folder / HOLDER)
 
 
-def take(
+def acquire(
     folder: Path,
     *,
     me: Holder | None = None,
     lease_s: float = LEASE_S,
     renew_s: float = RENEW_S,
     tell: Callable[[str], None] = lambda line: None,
-) -> Hold:
-    """Hold `folder`, making it if needed. `HeldError` names the run that has it.
+) -> Lease:
+    """Lease `folder`, making it if needed. `HeldError` names the run that has it.
 
     Waits at most about `lease_s`, and only for a holder of which it cannot tell at once whether it lives.
     """
@@ -144,7 +144,7 @@ def take(
         _claim(folder, claim, me, lease_s, tell)
     finally:
         claim.unlink(missing_ok=True)
-    return Hold(folder, me, renew_s)
+    return Lease(folder, me, renew_s)
 
 
 def read_holder(folder: Path) -> Holder | None:

@@ -14,7 +14,7 @@ _PCI = re.compile(r"^[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
 _DIGITS = re.compile(r"(\d+)")
 
 
-class Tree:
+class SysReader:
     """A folder of small text files. Paths are relative, with slashes. Nothing here raises for what it finds."""
 
     def __init__(self, root: Path) -> None:

@@ -15,7 +15,7 @@ _LIST_CHARACTERS = frozenset("0123456789,:- ")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BindWish:
+class BindingRequest:
     """Everything besides the node itself that decides a binding."""
 
     ranks_per_node: int
@@ -50,7 +50,7 @@ class BindWish:
         return tuple(preset.name for preset in self.presets)
 
 
-def wish_from_site(
+def binding_request_from_site(
     binding: BindingSpec,
     devices: DeviceSpec,
     *,
@@ -61,9 +61,9 @@ def wish_from_site(
     cpu_bind: str = "auto",
     with_agent: bool = False,
     origin: Origin = BUILTIN,
-) -> BindWish:
+) -> BindingRequest:
     """The site's habits with the user's flags on top. Cores for the agent are set aside only if there is one."""
-    return BindWish(
+    return BindingRequest(
         ranks_per_node=ranks_per_node,
         ranks_per_device=ranks_per_device,
         devices=mode or devices.mode,
@@ -110,35 +110,35 @@ def _cpus_of_mask(mask: int) -> tuple[int, ...]:
     return tuple(cpu for cpu in range(mask.bit_length()) if mask >> cpu & 1)
 
 
-def named_preset(wish: BindWish) -> PresetSpec | None:
+def named_preset(asked: BindingRequest) -> PresetSpec | None:
     """The preset that `cpu_bind` names; None where it names none of the kind. An unknown name is a `UsageError`."""
-    if wish.cpu_bind in {"auto", "none"}:
+    if asked.cpu_bind in {"auto", "none"}:
         return None
-    for preset in wish.presets:
-        if preset.name == wish.cpu_bind:
+    for preset in asked.presets:
+        if preset.name == asked.cpu_bind:
             return preset
-    if parse_cpu_bind(wish.cpu_bind) is None:
-        raise unknown_name("binding", wish.cpu_bind, ("auto", "none", *wish.preset_names), where="--cpu-bind")
+    if parse_cpu_bind(asked.cpu_bind) is None:
+        raise unknown_name("binding", asked.cpu_bind, ("auto", "none", *asked.preset_names), where="--cpu-bind")
     return None
 
 
-def default_preset(wish: BindWish, unit: DeviceUnit) -> PresetSpec | None:
+def default_preset(asked: BindingRequest, unit: DeviceUnit) -> PresetSpec | None:
     """The preset that `auto` takes for this number of ranks and this unit of devices, if the site has one."""
-    if wish.cpu_bind != "auto" or wish.ranks_per_device is not None:
+    if asked.cpu_bind != "auto" or asked.ranks_per_device is not None:
         return None
-    for preset in wish.presets:
-        if preset.default and preset.ranks_per_node == wish.ranks_per_node and preset.device_unit in {None, unit}:
+    for preset in asked.presets:
+        if preset.default and preset.ranks_per_node == asked.ranks_per_node and preset.device_unit in {None, unit}:
             return preset
     return None
 
 
-def settled_unit(wish: BindWish, topology: Topology) -> DeviceUnit:
-    """What one device is in the binding of this wish: said by the user, else by a named preset, else as counted."""
-    preset = named_preset(wish)
+def effective_unit(asked: BindingRequest, topology: Topology) -> DeviceUnit:
+    """What one device is in the binding of this asked: said by the user, else by a named preset, else as counted."""
+    preset = named_preset(asked)
     wanted = preset.device_unit if preset else None
-    if preset and wanted and wish.device_unit and wanted != wish.device_unit:
+    if preset and wanted and asked.device_unit and wanted != asked.device_unit:
         raise UsageError(
-            f"--cpu-bind {preset.name} is for devices that are a {wanted}, not --device-unit {wish.device_unit}",
+            f"--cpu-bind {preset.name} is for devices that are a {wanted}, not --device-unit {asked.device_unit}",
             hint=f"leave --device-unit out, or say --device-unit {wanted}",
         )
-    return wish.device_unit or wanted or topology.unit
+    return asked.device_unit or wanted or topology.unit
