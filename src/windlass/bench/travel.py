@@ -13,7 +13,7 @@ import windlass
 from windlass.errors import MachineError
 
 _PACKAGE = Path(windlass.__file__).parent
-_PARTS = ("__init__.py", "errors.py", "proc.py")
+_PARTS = ("__init__.py", "errors.py", "procs/__init__.py", "procs/command.py")
 _BENCH = ("__init__.py", "measure.py", "matmul.py", "sizes.py", "lines.py", "ranks", "train")
 
 _SCRIPT = """\
@@ -33,6 +33,7 @@ def put_code(folder: Path) -> Path:
     code = folder / "code"
     try:
         (code / "windlass" / "bench").mkdir(parents=True)
+        (code / "windlass" / "procs").mkdir()
         for name in _PARTS:
             shutil.copyfile(_PACKAGE / name, code / "windlass" / name)
         for name in _BENCH:
