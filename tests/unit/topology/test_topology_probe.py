@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from data.sysfs.builder import MachineSysReader
+from data.sysfs.builder import MachineTree
 from data.sysfs.machines import (
     MACHINES,
     aurora_node,
@@ -31,7 +31,7 @@ from windlass.topology.probe import probe_topology
 from windlass.topology.probe_cpus import AllowedBy
 
 
-def probed(tree: MachineSysReader, allowed_by: AllowedBy = "mask") -> Topology:
+def probed(tree: MachineTree, allowed_by: AllowedBy = "mask") -> Topology:
     return probe_topology(
         sys_root=tree.sys, proc_root=tree.proc, dev_root=tree.dev, allowed_by=allowed_by, arch="x86_64"
     )
@@ -136,7 +136,7 @@ def test_probe_imports_no_heavy_library() -> None:
 
 
 def test_node_without_sys_has_one_core_per_allowed_cpu(tmp_path: Path) -> None:
-    tree = MachineSysReader(tmp_path / "node")
+    tree = MachineTree(tmp_path / "node")
     tree.process([0, 1, 5])
     node = probed(tree)
     assert [core.cpus for core in node.cores] == [(0,), (1,), (5,)]
@@ -164,7 +164,7 @@ def test_offline_threads_are_left_out_of_their_core(tmp_path: Path) -> None:
 
 
 def test_missing_last_level_cache_makes_the_domain_the_cache(tmp_path: Path) -> None:
-    tree = MachineSysReader(tmp_path / "node")
+    tree = MachineTree(tmp_path / "node")
     for numa in range(2):
         tree.cpus([(2 * numa,), (2 * numa + 1,)], socket=0, numa=numa)
     tree.online(range(4))
@@ -172,14 +172,14 @@ def test_missing_last_level_cache_makes_the_domain_the_cache(tmp_path: Path) -> 
 
 
 def test_missing_numa_folder_is_one_domain(tmp_path: Path) -> None:
-    tree = MachineSysReader(tmp_path / "node")
+    tree = MachineTree(tmp_path / "node")
     tree.cpus([(0,), (1,)], socket=0)
     tree.online(range(2))
     assert probed(tree).numas == (0,)
 
 
 def test_socket_that_firmware_does_not_name_follows_the_domain(tmp_path: Path) -> None:
-    tree = MachineSysReader(tmp_path / "node")
+    tree = MachineTree(tmp_path / "node")
     tree.cpus([(0,), (1,)], socket=-1, numa=0)
     tree.cpus([(2,), (3,)], socket=-1, numa=1)
     tree.online(range(4))
@@ -205,7 +205,7 @@ def test_device_of_a_node_with_one_domain_is_in_it_even_if_the_firmware_does_not
 
 
 def test_device_without_a_domain_says_so_where_there_are_several(tmp_path: Path) -> None:
-    tree = MachineSysReader(tmp_path / "node")
+    tree = MachineTree(tmp_path / "node")
     for numa in range(2):
         tree.cpus([(2 * numa,), (2 * numa + 1,)], socket=numa, numa=numa)
     tree.online(range(4))
@@ -258,7 +258,7 @@ def test_dies_that_the_control_group_hides_keep_the_packages_of_the_others(tmp_p
 
 
 def test_partitions_in_one_slot_are_tiles_of_one_card(tmp_path: Path) -> None:
-    tree = MachineSysReader(tmp_path / "node")
+    tree = MachineTree(tmp_path / "node")
     tree.cpus([(0,), (1,)], socket=0, numa=0)
     tree.online(range(2))
     tree.amd(1, "0000:01:00.0", device=0x74A0, gfx=90402, minor=128, numa=0)
@@ -275,7 +275,7 @@ def test_graphics_inside_a_processor_is_no_device(tmp_path: Path) -> None:
 
 
 def test_max_card_whose_tiles_the_driver_hides_has_the_tiles_of_its_model(tmp_path: Path) -> None:
-    tree = MachineSysReader(tmp_path / "node")
+    tree = MachineTree(tmp_path / "node")
     tree.intel_max("0000:18:00.0", card=0, numa=0, tiles=0)
     tree.intel_max("0000:42:00.0", card=1, numa=0, tiles=0, device=0x0BDA)
     assert [(device.card, device.tile) for device in probed(tree).devices] == [(0, 0), (0, 1), (1, None)]
@@ -351,7 +351,7 @@ def test_one_thread_per_core_allowed_still_gives_every_core(tmp_path: Path) -> N
     assert lists(bind(node, BindingRequest(ranks_per_node=8, threads="all"))).startswith("48-55:56-63:16-23")
 
 
-_READERS: dict[str, Callable[[Path], MachineSysReader]] = {"aurora": aurora_node, "gh200": gh200_node}
+_READERS: dict[str, Callable[[Path], MachineTree]] = {"aurora": aurora_node, "gh200": gh200_node}
 
 
 @pytest.mark.parametrize("name", _READERS)
