@@ -21,10 +21,10 @@ help:
 install: $(VENV)/.installed
 
 test: packages lint
-	@scripts/run-tests.sh $(BIN)/python -m "not slow" $(PYTEST_ARGS)
+	@$(BIN)/python scripts/run_tests.py -m "not slow" $(PYTEST_ARGS)
 
 test-all: packages lint
-	@scripts/run-tests.sh $(BIN)/python $(PYTEST_ARGS)
+	@$(BIN)/python scripts/run_tests.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.tools
 	$(BIN)/ruff check .

@@ -16,6 +16,7 @@ __all__ = ["_bound_cluster", "_wide_cluster", "slurm", "slurm_bound"]
 
 # Tests under these marks start real processes, so what they leave behind is looked for.
 _REAL = ("slurm", "mpi", "fuse", "containers", "torch", "modules")
+_SHARED = ("_bound_cluster", "_wide_cluster")
 
 
 def pytest_configure() -> None:
@@ -28,6 +29,14 @@ def pytest_configure() -> None:
     ):
         if signal.getsignal(sig) is signal.SIG_IGN:
             signal.signal(sig, usual)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where tests run in parallel, those of one shared cluster stay on one worker, so that it starts once; all others
+    stay with their file."""
+    for item in items:
+        shared = [name for name in _SHARED if name in getattr(item, "fixturenames", ())]
+        item.add_marker(pytest.mark.xdist_group(shared[0] if shared else item.nodeid.split("::", 1)[0]))
 
 
 HOSTILE_NAME = """run 1's "$HOME" $(touch x) `id` [a]*? ünï;&|#%"""
@@ -59,7 +68,7 @@ def _no_leftovers(request: pytest.FixtureRequest) -> Iterator[None]:
     base = request.getfixturevalue("tmp_path_factory").getbasetemp()
     before = frozenset(leftovers.mounts_under(base))
     yield
-    found = leftovers.look_until_clean(mark, base, patience_s=5, ignore_mounts=before)
+    found = leftovers.look_until_clean(mark, base, patience_s=20, ignore_mounts=before)
     if found:
         text = found.text()
         leftovers.remove(found)

@@ -101,6 +101,6 @@ def remove(found: Leftovers) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
     for mount in found.mounts:
-        subprocess.run(["umount", "-l", mount], capture_output=True, timeout=10, check=False)
+        subprocess.run(["umount", "-l", mount], capture_output=True, timeout=30, check=False)
     for name in found.namespaces:
-        subprocess.run(["ip", "netns", "delete", name], capture_output=True, timeout=10, check=False)
+        subprocess.run(["ip", "netns", "delete", name], capture_output=True, timeout=30, check=False)

@@ -11,6 +11,7 @@ import pytest
 
 import leftovers
 from requirements import require, required
+from waiting import wait_until
 
 
 def test_a_missing_part_is_a_skip_that_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,14 +35,15 @@ def test_a_part_that_is_there_lets_the_test_go_on(monkeypatch: pytest.MonkeyPatc
 def test_a_process_left_behind_is_found_and_removed(tmp_path: Path, mark: str) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     try:
+        wait_until(lambda: leftovers.look(mark, tmp_path), timeout_s=30, what="its mark can be read")
         found = leftovers.look_until_clean(mark, tmp_path, patience_s=0.2)
         assert [pid for pid, _ in found.processes] == [child.pid]
         leftovers.remove(found)
-        assert child.wait(timeout=10) == -9
+        assert child.wait(timeout=30) == -9
         assert not leftovers.look(mark, tmp_path)
     finally:
         child.kill()
-        child.wait(timeout=10)
+        child.wait(timeout=30)
 
 
 def test_processes_of_another_test_are_not_ours(tmp_path: Path, mark: str) -> None:
@@ -51,7 +53,7 @@ def test_processes_of_another_test_are_not_ours(tmp_path: Path, mark: str) -> No
         env={**os.environ, leftovers.MARK_VARIABLE: mark + "0"},
     ) as child:
         assert not leftovers.look(mark, tmp_path)
-        child.communicate(b"\n", timeout=10)
+        child.communicate(b"\n", timeout=30)
 
 
 def test_the_hostile_folder_is_one_folder(hostile_dir: Path) -> None:

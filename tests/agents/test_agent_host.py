@@ -70,7 +70,7 @@ def started() -> Iterator[list[Agent]]:
     yield agents
     for agent in agents:
         agent.child.kill()
-        agent.child.communicate(timeout=10)
+        agent.child.communicate(timeout=30)
 
 
 def test_agent_is_up_tells_news_and_ends_with_its_standard_input(tmp_path: Path, started: list[Agent]) -> None:
@@ -124,7 +124,7 @@ def test_what_a_killed_agent_left_is_swept_and_the_living_are_left_alone(tmp_pat
     started += [dead, alive]
     dead.line(), alive.line()
     dead.child.kill()
-    dead.child.wait(timeout=10)
+    dead.child.wait(timeout=30)
     folder = tmp_path / "node local" / "a"
     assert sorted(path.name for path in folder.iterdir()) == ["run1.0", "run1.1"]
     third = Agent(bundle, "2")

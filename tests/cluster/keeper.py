@@ -146,7 +146,7 @@ def main() -> None:
         *lines, said = (said + chunk).split(b"\n")
         for line in lines:
             print(json.dumps(daemons.answer(json.loads(line))), flush=True)
-    kill_all_below(os.getpid(), timeout_s=10)
+    kill_all_below(os.getpid(), timeout_s=30)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from windlass.procs.command import pdeathsig
 
 Flavour = Literal["bound", "wide"]
 _PORTS = range(10_000, 15_000)
+_SHARES = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,10 +65,13 @@ class Ended:
 
 def free_ports(count: int) -> list[int]:
     """Ports that nobody listens on now; held together until all are found, so that none comes twice. Not from the range
-    from which the kernel takes ports for connections: one of those could be gone before a daemon has it."""
+    from which the kernel takes ports for connections: one of those could be gone before a daemon has it. Tests that run
+    in parallel take from ranges of their own, for the same reason."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    own = _PORTS[worker % _SHARES :: _SHARES]
     sockets: dict[int, socket.socket] = {}
     try:
-        for port in random.sample(_PORTS, len(_PORTS)):
+        for port in random.sample(own, len(own)):
             sock = socket.socket()
             try:
                 sock.bind(("", port))
@@ -235,7 +239,7 @@ class SlurmCluster:
             *("munged", "--foreground", "--force", f"--socket={at}/munge.socket", f"--key-file={at}/munge.key"),
             *(f"--pid-file={at}/munged.pid", f"--log-file={at}/munged.log", f"--seed-file={at}/munged.seed"),
         )
-        wait_until((at / "munge.socket").exists, timeout_s=10, what="munged listens")
+        wait_until((at / "munge.socket").exists, timeout_s=30, what="munged listens")
         self._ask_start("slurmctld", "slurmctld", "-D", "-f", str(self.conf))
         for node in self.nodes:
             self.start_node(node)
@@ -291,7 +295,7 @@ class SlurmCluster:
             stdout, stderr = child.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired as error:
             child.kill()
-            stdout, stderr = child.communicate(timeout=10)
+            stdout, stderr = child.communicate(timeout=30)
             raise AssertionError(
                 f"{argv!r} still runs after {timeout_s:g} s\nstdout: {stdout}\nstderr: {stderr}\n{self.state()}"
             ) from error

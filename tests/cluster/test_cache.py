@@ -163,7 +163,7 @@ def test_cache_goes_away_however_windlass_ends(slurm: SlurmCluster, tmp_path: Pa
             child.communicate(timeout=40)
         finally:
             child.kill()
-            child.communicate(timeout=10)
+            child.communicate(timeout=30)
         wait_until(
             lambda: not node_mounts(slurm) and not agent_processes(slurm), timeout_s=20, what="gone", state=slurm.state
         )
@@ -194,14 +194,14 @@ def test_killed_peer_costs_a_warning_and_no_bytes(slurm: SlurmCluster, tmp_path:
                     os.kill(pid, signal.SIGKILL)
             wait_until(
                 lambda: len([1 for w in agent_processes(slurm).values() if " peer " in w]) == 0,
-                timeout_s=10,
+                timeout_s=30,
                 what="dead",
             )
             go.touch()
             out, err = child.communicate(timeout=60)
         finally:
             child.kill()
-            child.communicate(timeout=10)
+            child.communicate(timeout=30)
     assert child.returncode == 0, out + err
     assert out.count("SAME") == 2
     assert "the peer process of the cache is gone" in err
@@ -225,7 +225,7 @@ def test_killed_agent_takes_its_cache_along_and_the_job_is_told(slurm: SlurmClus
             out, err = child.communicate(timeout=60)
         finally:
             child.kill()
-            child.communicate(timeout=10)
+            child.communicate(timeout=30)
         assert "GONE" in out, out + err
         again = cached(job, "--cache", str(root), "-r", "1", "--", "sh", "-c", f'cat "$WINDLASS_VIEW{root}/x"')
     assert again.code == 0, again.text
@@ -344,13 +344,13 @@ def test_what_a_kill_of_everything_left_is_swept_by_the_next_start(slurm: SlurmC
             for pid in [*agent_processes(slurm), *ranks(slurm, "memfd_create")]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            wait_until(lambda: not agent_processes(slurm), timeout_s=10, what="all are dead")
+            wait_until(lambda: not agent_processes(slurm), timeout_s=30, what="all are dead")
             assert len(node_mounts(slurm)) == 2, "nobody was left to unmount"
             child.send_signal(signal.SIGTERM)
             child.communicate(timeout=40)
         finally:
             child.kill()
-            child.communicate(timeout=10)
+            child.communicate(timeout=30)
         again = cached(job, "--cache", str(root), "-r", "1", "--", "sh", "-c", f'cat "$WINDLASS_VIEW{root}/x"')
         assert again.code == 0, again.text
     assert not node_mounts(slurm)

@@ -108,7 +108,7 @@ def _interrupted(job: Allocation, script: Path, sig: signal.Signals, *more: str)
         _, stderr = child.communicate(timeout=45)
     except BaseException:
         child.kill()
-        child.communicate(timeout=10)
+        child.communicate(timeout=30)
         raise
     wait_until(lambda: not _rank_processes(job.cluster), timeout_s=15, what="no rank", state=job.cluster.state)
     return child.returncode, stderr
@@ -150,7 +150,7 @@ def test_a_signal_stops_ranks_of_hydra_too(
             _, stderr = child.communicate(timeout=45)
         except BaseException:
             child.kill()
-            child.communicate(timeout=10)
+            child.communicate(timeout=30)
             raise
         assert child.returncode == 128 + sig, stderr
         wait_until(lambda: not _rank_processes(slurm), timeout_s=15, what="no rank", state=slurm.state)
@@ -172,5 +172,5 @@ def test_on_one_machine_the_same_holds(slurm: SlurmCluster, hostile_dir: Path, s
     assert done.code == 3, done.text
     assert "rank 2" in done.stderr
     assert "about to fail: the reason" in done.stderr
-    left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, timeout=10, check=True).stdout
+    left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, timeout=30, check=True).stdout
     assert str(script) not in left

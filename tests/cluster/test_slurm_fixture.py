@@ -74,7 +74,7 @@ time.sleep(30)
 
 def test_an_orphan_of_a_rank_is_seen(slurm: SlurmCluster) -> None:
     slurm.run(["srun", "-N1", "-n1", sys.executable, "-c", _ESCAPE], check=True)
-    wait_until(lambda: list(slurm.jobs()) == [], timeout_s=10, what="the job is over")
+    wait_until(lambda: list(slurm.jobs()) == [], timeout_s=30, what="the job is over")
     orphans = [pid for pid, words in slurm.step_processes().items() if "time.sleep(30)" in words]
     assert len(orphans) == 1
     slurm.clear()
@@ -110,7 +110,7 @@ def test_nothing_survives_a_killed_session() -> None:
         assert len(below) > 6
     finally:
         os.killpg(session.pid, signal.SIGKILL)
-        session.wait(timeout=10)
+        session.wait(timeout=30)
         session.stdout.close()
         with contextlib.suppress(ProcessLookupError):  # srun's helper would go on asking for a controller
             os.killpg(int(client), signal.SIGKILL)
@@ -118,4 +118,4 @@ def test_nothing_survives_a_killed_session() -> None:
     wait_until(
         lambda: not any(Path(f"/proc/{pid}").exists() for pid in gone), timeout_s=20, what="every process has gone"
     )
-    subprocess.run(["rm", "-r", folder.strip()], check=True, timeout=10)
+    subprocess.run(["rm", "-r", folder.strip()], check=True, timeout=30)

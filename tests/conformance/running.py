@@ -85,7 +85,7 @@ class Machine:
             out, err = child.communicate(timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)
-            child.communicate(timeout=10)
+            child.communicate(timeout=30)
             pytest.fail(f"{self.name} still runs after {TIMEOUT_S} s", pytrace=False)
         launcher = get_launcher(self.name)
         streams = [out, err]
@@ -119,7 +119,7 @@ def machine(name: str, folder: Path, request: pytest.FixtureRequest, *, bound: b
     with _srun_bound(folder, request) if bound and name == "srun" else makers[name](folder, request) as made:
         yield made
     mark = os.environ[leftovers.MARK_VARIABLE]
-    found = leftovers.look_until_clean(mark, folder, patience_s=5)
+    found = leftovers.look_until_clean(mark, folder, patience_s=20)
     if found:
         text = found.text()
         leftovers.remove(found)

@@ -89,7 +89,7 @@ def _queue(name: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[
 def queue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Queue]:
     with _queue(request.param, tmp_path, request) as found:
         yield found
-    left = leftovers.look_until_clean(os.environ[leftovers.MARK_VARIABLE], tmp_path, patience_s=5)
+    left = leftovers.look_until_clean(os.environ[leftovers.MARK_VARIABLE], tmp_path, patience_s=20)
     if left:
         text = left.text()
         leftovers.remove(left)
@@ -107,7 +107,7 @@ def test_a_job_runs_on_its_nodes_and_its_code_comes_back(queue: Queue) -> None:
     status = queue.wait(job_id, OVER)
     assert (status.state, status.exit_code) == (JobState.FAILED, 3)
     log = queue.folder / "job.log"
-    wait_until(lambda: log.exists() and len(log.read_text().split()) >= 2, timeout_s=10, what="the job's log is there")
+    wait_until(lambda: log.exists() and len(log.read_text().split()) >= 2, timeout_s=30, what="the job's log is there")
     hosts = log.read_text().split()[:2]
     assert len(set(hosts)) == 2
 

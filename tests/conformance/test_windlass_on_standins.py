@@ -88,7 +88,7 @@ def _machine(name: str, folder: Path) -> Iterator[Machine]:
 def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machine]:
     with _machine(request.param, tmp_path / "site") as found:
         yield found
-    left = leftovers.look_until_clean(os.environ[leftovers.MARK_VARIABLE], tmp_path, patience_s=10)
+    left = leftovers.look_until_clean(os.environ[leftovers.MARK_VARIABLE], tmp_path, patience_s=20)
     if left:
         text = left.text()
         leftovers.remove(left)

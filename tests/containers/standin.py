@@ -80,7 +80,7 @@ def host_env() -> dict[str, str]:
 def evaluated(text: str) -> str:
     """What a shell makes of the text in double quotes."""
     escaped = text.replace('"', '\\"')
-    done = subprocess.run(["sh", "-c", f'printf %s "{escaped}"'], capture_output=True, timeout=10)
+    done = subprocess.run(["sh", "-c", f'printf %s "{escaped}"'], capture_output=True, timeout=30)
     return os.fsdecode(done.stdout)
 
 

@@ -155,7 +155,7 @@ def wait(
         kill_group(child.pid, signal.SIGKILL)
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and thread.daemon:
-            thread.join(timeout=5)
+            thread.join(timeout=20)
 
 
 def _collect(running: Running, on_end: Callable[[int, int], None]) -> None:

@@ -31,7 +31,7 @@ SAME = (
 def site(tmp_path: Path) -> Iterator[Site]:
     with flux_site(tmp_path / "site", ("host1", "host2", "host3", "host4")) as found:
         yield found
-    left = leftovers.look_until_clean(os.environ[leftovers.MARK_VARIABLE], tmp_path, patience_s=5)
+    left = leftovers.look_until_clean(os.environ[leftovers.MARK_VARIABLE], tmp_path, patience_s=20)
     assert not left, left.text()
 
 
@@ -141,7 +141,7 @@ def test_records_have_the_fields_and_results_of_the_real_one(site: Site, capture
     if act:
         wait_until(
             lambda: json.loads(run(site, f"flux jobs --json {job_id}").stdout)["state"] == "RUN",
-            timeout_s=10,
+            timeout_s=30,
             what="runs",
         )
         run(site, f"{act} {job_id}")

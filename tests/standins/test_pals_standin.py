@@ -25,7 +25,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         nodefile.write_text("".join(f"{host}\n" for host in HOSTS))
         found.env["PBS_NODEFILE"] = str(nodefile)
         yield found
-    left = leftovers.look_until_clean(os.environ[leftovers.MARK_VARIABLE], tmp_path, patience_s=5)
+    left = leftovers.look_until_clean(os.environ[leftovers.MARK_VARIABLE], tmp_path, patience_s=20)
     assert not left, left.text()
 
 

@@ -30,7 +30,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         (found.home / "env.pbs").write_text("env | sort\n")
         (found.home / "nf.pbs").write_text("cat $PBS_NODEFILE\n")
         yield found
-    left = leftovers.look_until_clean(os.environ[leftovers.MARK_VARIABLE], tmp_path, patience_s=5)
+    left = leftovers.look_until_clean(os.environ[leftovers.MARK_VARIABLE], tmp_path, patience_s=20)
     assert not left, left.text()
 
 
@@ -77,7 +77,7 @@ def test_node_files_have_the_same_lines_per_host(site: Site, name: str) -> None:
     job_id = submit(site, "cat $PBS_NODEFILE\n", f"-j oe -l select={real['select']} -l place={real['place']}")
     finished(site, job_id)
     log = site.home / f"job.pbs.o{job_id.split('.', 1)[0]}"
-    wait_until(log.exists, timeout_s=10, what="the job's output is delivered")
+    wait_until(log.exists, timeout_s=30, what="the job's output is delivered")
     got = log.read_text().split()
     assert [len(list(group)) for _, group in groupby(got)] == [len(list(group)) for _, group in groupby(real["lines"])]
     assert all(host.endswith(".cluster.test") for host in got)
@@ -147,7 +147,7 @@ def test_jobs_end_with_the_status_that_the_real_one_gives(
 ) -> None:
     job_id = submit(site, script, options)
     if act:
-        wait_until(lambda: job(site, job_id)["job_state"] == "R", timeout_s=10, what="it runs", every_s=0.1)
+        wait_until(lambda: job(site, job_id)["job_state"] == "R", timeout_s=30, what="it runs", every_s=0.1)
         assert run(site, f"{act} {job_id}").returncode == 0
     ended = finished(site, job_id)
     assert (ended["Exit_status"], ended["substate"]) == (status, substate)
@@ -156,7 +156,7 @@ def test_jobs_end_with_the_status_that_the_real_one_gives(
 def test_with_k_doe_the_log_is_written_while_the_job_runs(site: Site) -> None:
     log = site.home / "direct.txt"
     job_id = submit(site, "echo early\nsleep 30\n", f"-j oe -k doe -o {log}")
-    wait_until(lambda: log.exists() and log.read_text() == "early\n", timeout_s=10, what="the first line is there")
+    wait_until(lambda: log.exists() and log.read_text() == "early\n", timeout_s=30, what="the first line is there")
     run(site, f"qdel {job_id}")
     finished(site, job_id)
 
@@ -174,7 +174,9 @@ def test_without_history_a_finished_job_is_forgotten(site: Site) -> None:
 def test_a_job_waits_for_its_nodes(site: Site) -> None:
     first = submit(site, "sleep 1\n", "-l select=3:ncpus=4 -l place=scatter")
     second = submit(site, "true\n", "-l select=1:ncpus=1")
-    wait_until(lambda: "Not Running" in str(job(site, second).get("comment")), timeout_s=5, what="it says why it waits")
+    wait_until(
+        lambda: "Not Running" in str(job(site, second).get("comment")), timeout_s=30, what="it says why it waits"
+    )
     start = time.monotonic()
     finished(site, first)
     finished(site, second)

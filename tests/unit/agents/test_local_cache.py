@@ -111,7 +111,7 @@ def test_nothing_is_left_however_windlass_ends(tmp_path: Path, sig: signal.Signa
         wait_until(lambda: not leftovers.marked_processes(mark), timeout_s=20, what="all processes are gone")
     finally:
         child.kill()
-        child.wait(timeout=10)
+        child.wait(timeout=30)
     assert not list((tmp_path / "local").glob("windlass-*/*/*"))
     assert not list((tmp_path / "runs").glob("*/agent.pyz")) or sig == signal.SIGKILL
 

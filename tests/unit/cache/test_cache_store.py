@@ -231,9 +231,9 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     require("root", os.geteuid() == 0, "only root can mount a small tmpfs")
     folder = tmp_path / "tiny"
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)], check=True, timeout=10)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)], check=True, timeout=30)
     yield folder
-    subprocess.run(["umount", str(folder)], check=True, timeout=10)
+    subprocess.run(["umount", str(folder)], check=True, timeout=30)
 
 
 def test_on_a_full_disk_the_cache_gets_smaller_not_wrong(tiny_disk: Path) -> None:

@@ -138,7 +138,7 @@ def test_a_process_is_seen_stopped_and_its_handlers_are_known() -> None:
             assert node_look.catches(child.pid, signal.SIGUSR1)
             assert not node_look.catches(child.pid, signal.SIGUSR2)
             child.send_signal(signal.SIGSTOP)
-            wait_until(lambda: node_look.state_of(child.pid) == "T", timeout_s=5, what="it is stopped")
+            wait_until(lambda: node_look.state_of(child.pid) == "T", timeout_s=30, what="it is stopped")
             assert "state T" in node_look.describe(child.pid)
         finally:
             child.kill()
@@ -150,12 +150,12 @@ def test_only_marked_processes_are_killed() -> None:
     other = subprocess.Popen(["sleep", "60"], env={"WINDLASS_PLACE": "run-x.0.33"})
     try:
         assert node_look.kill_marked(b"WINDLASS_PLACE=run-x.0.3", 5.0) == 1
-        assert mine.wait(timeout=5) == -signal.SIGKILL
+        assert mine.wait(timeout=30) == -signal.SIGKILL
         assert other.poll() is None
     finally:
         mine.kill()
         other.kill()
-        other.wait(timeout=5)
+        other.wait(timeout=30)
 
 
 def test_beats_are_read_and_torn_ones_passed_over(tmp_path: Path) -> None:

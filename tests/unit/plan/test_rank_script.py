@@ -243,7 +243,7 @@ def test_a_parent_script_reports_code_and_forwards_signals(tmp_path: Path) -> No
         assert child.wait(timeout=30) == 41
     finally:
         child.kill()
-        child.wait(timeout=10)
+        child.wait(timeout=30)
         shutil.rmtree(f"/tmp/windlass-{os.getuid()}-p{os.getpid()}", ignore_errors=True)
     when, rank, _, code = (tmp_path / "ends" / "0").read_text().split("\t")
     assert (rank, code.strip()) == ("0", "41") and abs(float(when) - time.time()) < 60

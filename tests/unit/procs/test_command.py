@@ -55,7 +55,7 @@ def test_a_silent_command_meets_its_deadline_and_is_killed_with_its_children(tmp
     assert caught.value.transient
     started = [int(line) for line in pids.read_text().split()]
     assert len(started) == 2
-    wait_until(lambda: all(map(_gone, started)), timeout_s=5, what="the command and its child are gone")
+    wait_until(lambda: all(map(_gone, started)), timeout_s=30, what="the command and its child are gone")
 
 
 def test_input_reaches_the_command() -> None:
@@ -110,6 +110,6 @@ def test_a_child_dies_with_its_parent_even_when_that_is_killed() -> None:
     child = int(parent.stdout.readline())
     assert not _gone(child)
     parent.send_signal(signal.SIGKILL)
-    parent.wait(timeout=10)
+    parent.wait(timeout=30)
     parent.stdout.close()
-    wait_until(lambda: _gone(child), timeout_s=10, what="the child is gone")
+    wait_until(lambda: _gone(child), timeout_s=30, what="the child is gone")

@@ -41,7 +41,7 @@ def _nothing_survives(mark: str) -> Iterator[None]:
     before = set(Path("/tmp").glob(f"windlass-{os.getuid()}-*"))
     yield
     try:
-        wait_until(lambda: not leftovers.marked_processes(mark), timeout_s=5, what="all processes of the test ended")
+        wait_until(lambda: not leftovers.marked_processes(mark), timeout_s=30, what="all processes of the test ended")
     except AssertionError:
         found = leftovers.marked_processes(mark)
         leftovers.remove(leftovers.Leftovers(processes=found))
@@ -131,7 +131,7 @@ def test_windlass_killed_outright_takes_ranks_their_workers_and_secrets_along(
         assert (run / "secrets.sh").exists()
         child.kill()
         child.communicate(timeout=20)  # nobody holds its output any more
-    wait_until(lambda: not (run / "secrets.sh").exists(), timeout_s=10, what="the secrets are removed")
+    wait_until(lambda: not (run / "secrets.sh").exists(), timeout_s=30, what="the secrets are removed")
 
 
 def test_a_killed_rank_ends_the_others_and_is_named(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_a_second_run_is_refused_and_told_who_has_it(tmp_path: Path) -> None:
         assert f"process {other.pid} of" in caught.value.message and caught.value.transient
     finally:
         other.kill()
-        other.communicate(timeout=10)
+        other.communicate(timeout=30)
     acquire(tmp_path).release()
 
 
@@ -71,7 +71,7 @@ def test_a_killed_holder_that_nobody_reaped_is_replaced_at_once(tmp_path: Path) 
         os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)  # dead, and still a zombie
         acquire(tmp_path, lease_s=60).release()
     finally:
-        other.communicate(timeout=10)
+        other.communicate(timeout=30)
 
 
 def test_a_living_holder_elsewhere_is_seen_by_its_renewals(tmp_path: Path) -> None:

@@ -89,8 +89,8 @@ def impostor(host: str, number: int, answer: Callable[[socket.socket, int, int],
 
     def serve(connection: socket.socket) -> None:
         with contextlib.suppress(OSError, wire.ProtocolError), connection:
-            wire.prove_as_called(connection, KEY, number, time.monotonic() + 5)
-            kind, _, position = ASK.unpack(wire.receive_exactly(connection, ASK.size, time.monotonic() + 5))
+            wire.prove_as_called(connection, KEY, number, time.monotonic() + 30)
+            kind, _, position = ASK.unpack(wire.receive_exactly(connection, ASK.size, time.monotonic() + 30))
             asked.append(kind)
             connection.settimeout(30.0)
             answer(connection, kind, position)
@@ -192,8 +192,8 @@ def test_a_stranger_gets_no_word(hosts: tuple[str, ...], source: Path) -> None:
         threads[0].join(20)
         port = next(p for p in wire.port_candidates(KEY, 0) if _listens(hosts[0], p))
         with socket.create_connection((hosts[0], port), 5) as connection, pytest.raises(wire.ProtocolError):
-            wire.prove_as_caller(connection, bytes(32), 1, 0, time.monotonic() + 5)
-            wire.receive_exactly(connection, 1, time.monotonic() + 5)
+            wire.prove_as_caller(connection, bytes(32), 1, 0, time.monotonic() + 30)
+            wire.receive_exactly(connection, 1, time.monotonic() + 30)
 
 
 def _listens(host: str, port: int) -> bool:

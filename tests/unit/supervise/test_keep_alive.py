@@ -45,7 +45,7 @@ time.sleep(300)
 def _nothing_survives(mark: str) -> Iterator[None]:
     yield
     try:
-        wait_until(lambda: not leftovers.marked_processes(mark), timeout_s=5, what="all processes of the test ended")
+        wait_until(lambda: not leftovers.marked_processes(mark), timeout_s=30, what="all processes of the test ended")
     except AssertionError:
         found = leftovers.marked_processes(mark)
         leftovers.remove(leftovers.Leftovers(processes=found))
@@ -152,7 +152,7 @@ def test_a_killed_windlass_shows_as_killed_and_its_run_resumes(tmp_path: Path) -
     with running("-r", "2", "--restarts", "1", str(script(tmp_path, FAULTS)), "wait", cwd=tmp_path) as child:
         wait_until(lambda: "start 0" in _output(tmp_path), timeout_s=30, what="the ranks run")
         os.kill(child.pid, signal.SIGKILL)
-        child.wait(timeout=10)
+        child.wait(timeout=30)
     assert windlass("runs", "list", cwd=tmp_path).stdout.startswith("killed")
     done = windlass("runs", "resume", str(only_run(tmp_path)), cwd=tmp_path)
     assert done.code == 0, done.text
