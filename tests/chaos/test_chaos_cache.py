@@ -11,17 +11,15 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from chaos.network import Network, network
-from fuse.caches import Mounts, configs
+from fuse.agents import CacheAgent, write_agents_file
+from fuse.caches import Mounts, wait_ready
 from requirements import require, require_fuse
-from windlass.cache.bundle import write_bundle
 from windlass.cache.node import control
-from windlass.cache.node.config import dump_config
 
 pytestmark = pytest.mark.fuse
 
@@ -40,9 +38,10 @@ def _needs() -> None:
 class Chaos:
     """Breaks random peers, mends them again, and keeps an account of what it did."""
 
-    def __init__(self, seed: int, caches: Mounts, net: Network) -> None:
+    def __init__(self, seed: int, caches: Mounts, agents: list[CacheAgent], net: Network) -> None:
         self._chance = random.Random(seed)
         self._caches = caches
+        self._agents = agents
         self._net = net
         self._stopped: set[int] = set()
         self._cut: set[int] = set()
@@ -74,7 +73,7 @@ class Chaos:
             self._net.join(node)
             self._cut.discard(node)
         if node in self._dead:
-            self._caches.pids[node]["peer"] = start_peer_again(self._caches, self._net, node)
+            self._caches.pids[node]["peer"] = start_peer_again(self._agents[node], self._caches, self._net)
             self._dead.discard(node)
 
     def mend_all(self) -> None:
@@ -115,31 +114,21 @@ class Reader(threading.Thread):
             self.slowest_s = max(self.slowest_s, time.monotonic() - began)
 
 
-def start_node(caches: Mounts, net: Network, node: int, bundle: Path, base: Path) -> None:
-    path = base / f"config{node}.json"
-    path.write_text(dump_config(caches.configs[node]))
-    argv = [*net.inside(node), sys.executable, "-S", "-I", str(bundle), "start", str(path)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def start_peer_again(caches: Mounts, net: Network, node: int) -> int:
-    config = caches.configs[node]
-    code = "import sys; sys.path.insert(0, sys.argv[1]); from node.daemon import main; sys.exit(main(sys.argv[2:]))"
-    folder = str(Path(control.__file__).parent.parent)
+def start_peer_again(agent: CacheAgent, caches: Mounts, net: Network) -> int:
+    """The peer process of a node, from the modules that its agent has unpacked."""
+    config = caches.configs[agent.node]
     argv = [
-        *net.inside(node),
         sys.executable,
         "-S",
         "-I",
         "-c",
-        code,
-        folder,
+        control._PROGRAM,
+        str(agent.code),
         "peer",
         f"{config.state_dir}/config.json",
     ]
     with (Path(config.state_dir) / "peer.log").open("ab") as log:
-        return subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True).pid
+        return subprocess.Popen([*net.inside(agent.node), *argv], stdout=log, stderr=log, start_new_session=True).pid
 
 
 def dump(caches: Mounts, chaos: Chaos, readers: list[Reader], seed: int) -> str:
@@ -166,27 +155,23 @@ def chaos_run(base: Path, mark: str, seed: int, seconds: float) -> None:
         (source / f"file{number}").write_bytes(chance.randbytes(chance.choice((1, 5000, 300_000, 1_500_000))))
     with network(mark, NODES) as net:
         # A small budget and small chunks: eviction and refetching all the time.
-        nodes = configs(base / "c", NODES, source, mounted=True, fanout=2, budget_bytes=4 << 20, chunk_bytes=64 << 10)
-        caches = Mounts([replace(config, hosts=net.hosts) for config in nodes])
+        config = {"fanout": 2, "budget_bytes": 4 << 20, "chunk_bytes": 64 << 10, "peer_timeout_s": 1.0}
+        write_agents_file(base, net.hosts, source, **config)
+        agents = [CacheAgent(base, node, before=tuple(net.inside(node))) for node in range(NODES)]
         try:
-            run_readers(base, caches, net, seed, seconds, source)
+            run_readers(agents, net, seed, seconds, source)
         finally:
-            for config in caches.configs:
-                control.stop(config.state_dir)
+            for agent in agents:
+                agent.stop()
 
 
-def run_readers(base: Path, caches: Mounts, net: Network, seed: int, seconds: float, source: Path) -> None:
-    bundle = write_bundle(base / "cache.pyz")
-    starters = [threading.Thread(target=start_node, args=(caches, net, node, bundle, base)) for node in range(NODES)]
-    for starter in starters:
-        starter.start()
-    for starter in starters:
-        starter.join()
+def run_readers(agents: list[CacheAgent], net: Network, seed: int, seconds: float, source: Path) -> None:
+    caches = Mounts([agent.wait_up() for agent in agents])
     for config in caches.configs:
         said = {role: control._read_json(f"{config.state_dir}/{role}.json") or {} for role in ("peer", "mount")}
         caches.pids.append({role: int(news["pid"]) for role, news in said.items()})
-        control.wait_ready(config.state_dir, 20)
-    chaos = Chaos(seed, caches, net)
+        wait_ready(config)
+    chaos = Chaos(seed, caches, agents, net)
     end = threading.Event()
     readers = [Reader(seed + n, source, caches.view(n % NODES, source), end) for n in range(2 * NODES)]
     for reader in readers:

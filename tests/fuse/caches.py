@@ -95,6 +95,18 @@ class Mounts:
         return total
 
 
+def wait_ready(config: NodeConfig, timeout_s: float = 20.0) -> dict[str, Any]:
+    """The status of a started cache once all nodes of its job are up."""
+    own: dict[str, Any] = {}
+
+    def ready() -> bool:
+        own.update(control.status(config.state_dir)[0])
+        return bool(own["state"] == "ready")
+
+    wait_for(ready, timeout_s, f"all nodes are up, as node {config.node} sees it")
+    return own
+
+
 @contextlib.contextmanager
 def mounts(base: Path, count: int, root: Path | tuple[Path, ...], **settings: Any) -> Iterator[Mounts]:
     """Started caches with mounts, all ready; stopped at the end, whatever happened."""
@@ -104,7 +116,7 @@ def mounts(base: Path, count: int, root: Path | tuple[Path, ...], **settings: An
             said = control.start(config)
             running.pids.append({role: news["pid"] for role, news in said.items()})
         for config in running.configs:
-            control.wait_ready(config.state_dir, 10.0)
+            wait_ready(config)
         yield running
     except BaseException:
         for node in range(len(running.pids)):

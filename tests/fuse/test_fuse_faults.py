@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fuse.caches import configs, make_tree, mounts, wait_for
+from fuse.caches import configs, make_tree, mounts, wait_for, wait_ready
 from requirements import require_fuse
 from windlass.cache.node import control
 from windlass.cache.node.config import ConfigFileError, dump_config
@@ -181,12 +181,11 @@ def test_nodes_wait_for_each_other_at_the_barrier_and_name_who_is_missing(tmp_pa
     try:
         for config in nodes[:2]:
             control.start(config)
-        with pytest.raises(control.NotReadyError) as caught:
-            control.wait_ready(nodes[0].state_dir, 1.5)
-        assert caught.value.missing == (2,)
+        wait_for(lambda: control.status(nodes[0].state_dir)[0]["missing_nodes"] == [2], 20, "node 1 is known at node 0")
+        assert control.status(nodes[0].state_dir)[0]["state"] == "starting"
         control.start(nodes[2])
         for config in nodes:
-            assert control.wait_ready(config.state_dir, 10.0)["ready_nodes"] == 3
+            assert wait_ready(config)["ready_nodes"] == 3
     finally:
         for config in nodes:
             control.stop(config.state_dir)
@@ -198,11 +197,11 @@ def test_sixteen_nodes_are_ready_soon_and_idle_quietly(tmp_path: Path, tree: Pat
     try:
         for config in nodes:
             (tmp_path / f"config{config.node}.json").write_text(dump_config(config))
-            argv = [sys.executable, "-S", "-I", "-c", START, str(Path(control.__file__).parent)]
+            argv = [sys.executable, "-S", "-I", "-c", START, str(SRC)]
             started.append(subprocess.Popen([*argv, str(tmp_path / f"config{config.node}.json")]))
         assert [child.wait(60) for child in started] == [0] * 16
         for config in nodes:
-            control.wait_ready(config.state_dir, 20.0)
+            wait_ready(config)
         found = control.status(nodes[0].state_dir, tree=True)
         assert sorted(s["node"] for s in found) == list(range(16))
         assert {s["state"] for s in found} == {"ready"}
@@ -217,9 +216,11 @@ def test_sixteen_nodes_are_ready_soon_and_idle_quietly(tmp_path: Path, tree: Pat
             control.stop(config.state_dir)
 
 
+SRC = Path(__file__).parents[2] / "src"
 START = (
-    "import os, sys; sys.path.insert(0, os.path.dirname(sys.argv[1]));"
-    "from node.control import control_main; sys.exit(control_main(['start', sys.argv[2]]))"
+    "import sys; sys.path.insert(0, sys.argv[1])\n"
+    "from windlass.cache.node import config, control\n"
+    "control.start(config.read_config(sys.argv[2]))"
 )
 
 
@@ -231,13 +232,6 @@ def cpu_seconds(pid: int) -> float:
 def resident_mb(pid: int) -> float:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
-
-
-def test_one_stop_ends_the_caches_of_all_nodes(tmp_path: Path, tree: Path) -> None:
-    with mounts(tmp_path / "c", 5, tree, fanout=2) as caches:
-        control.stop_tree(caches.configs[0].state_dir)
-        gone = lambda: not any(Path(c.state_dir).exists() or Path(c.mount).exists() for c in caches.configs)  # noqa: E731
-        wait_for(gone, 10, "all nodes stopped")
 
 
 def test_a_state_folder_of_somebody_else_is_refused(tmp_path: Path, tree: Path) -> None:

@@ -9,12 +9,14 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from fuse.agents import CacheAgent, write_agents_file
 from fuse.caches import Mounts, make_tree, mounts, wait_for
 from requirements import require_fuse
 from windlass.cache.node.fuse import DO_READDIRPLUS, MAX_PAGES, NO_OPEN_SUPPORT, NO_OPENDIR_SUPPORT
@@ -283,28 +285,19 @@ def _anyones_fuse() -> Iterator[None]:
 def test_a_user_without_root_mounts_through_fusermount(tmp_path: Path) -> None:
     if os.geteuid() != 0 or not shutil.which("fusermount3") or not Path("/usr/bin/python3").exists():
         pytest.skip("needs root to become a user, fusermount3, and a python for all")
-    import tempfile
-
-    from fuse.caches import configs
-    from windlass.cache.bundle import write_bundle
-    from windlass.cache.node.config import dump_config
-
     with tempfile.TemporaryDirectory() as short:
         base = Path(short)
         root = make_tree(base / "shared", files=5)
-        (config,) = configs(base / "c", 1, root, mounted=True)
-        (base / "config.json").write_text(dump_config(config))
-        bundle = write_bundle(base / "cache.pyz")
+        write_agents_file(base, ("localhost",), root)
         run("chown", "-R", "65534:65534", base)
-        user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-        cache = [*user, "/usr/bin/python3", "-S", "-I", bundle]  # one that every user can reach
+        user = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+        agent = CacheAgent(base, 0, python="/usr/bin/python3", before=user)  # a python that every user can reach
         try:
-            run(*cache, "start", base / "config.json")
-            view = f"{config.mount}{root}"
-            run(*user, "diff", "-r", "--no-dereference", "-x", "absolute", root, view)
+            config = agent.wait_up()
+            run(*user, "diff", "-r", "--no-dereference", "-x", "absolute", root, config.mount + str(root))
             assert "fuse.windlass" in Path("/proc/self/mountinfo").read_text()
         finally:
-            run(*cache, "stop", config.state_dir)
+            agent.stop()
         assert not Path(config.mount).exists()
 
 

@@ -1,4 +1,4 @@
-"""The status of a cache as a table for people. Pure."""
+"""The status of a cache: as a table for people, and its totals. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 _COLUMNS = ("node", "state", "hits", "misses", "local", "parent", "peer", "shared", "calls", "memory", "errors")
+_SUMMED = (
+    "source_bytes",
+    "source_calls",
+    "used_bytes",
+    "budget_bytes",
+    "errors",
+    "fallbacks",
+    "changed",
+    "corrupt",
+)
 
 
 def status_text(nodes: Sequence[dict[str, Any]]) -> str:
@@ -25,6 +35,31 @@ def status_text(nodes: Sequence[dict[str, Any]]) -> str:
         notes.append(f"pushed ahead: {_bytes(pushed)}")
     notes += [f"{node['host']}: {node.get('reason', 'gone')}" for node in nodes if node["state"] == "gone"]
     return "\n".join((*lines, *notes))
+
+
+def totals(nodes: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The cache of a whole job in a few figures. `shared` is what the shared file system saw, also from the mounts."""
+    alive = [node for node in nodes if node["state"] != "gone"]
+    total = _sum(alive)
+    mount, origin = total["mount"], total["bytes"]
+    return {
+        "nodes": max((node.get("nodes", 0) for node in alive), default=0),
+        "ready": sum(node["state"] == "ready" for node in alive),
+        "gone": sorted(node["node"] for node in nodes if node["state"] == "gone"),
+        "shared_calls": total["source_calls"] + mount.get("source_calls", 0),
+        "shared_bytes": total["source_bytes"] + mount.get("source_bytes", 0),
+        "parent_bytes": origin.get("parent", 0),
+        "peer_bytes": origin.get("peer", 0),
+        "mount_hits": mount.get("hits", 0),
+        "mount_misses": mount.get("misses", 0),
+        "used_bytes": total["used_bytes"],
+        "budget_bytes": total["budget_bytes"],
+        "fallbacks": total["fallbacks"] + mount.get("direct", 0),
+        "changed": total["changed"],
+        "corrupt": total["corrupt"],
+        "errors": total["errors"],
+        "pushed": all(node["push"]["ended"] for node in alive),
+    }
 
 
 def _row(node: dict[str, Any], name: str | None = None) -> tuple[str, ...]:
@@ -50,7 +85,7 @@ def _row(node: dict[str, Any], name: str | None = None) -> tuple[str, ...]:
 def _sum(nodes: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """All nodes as if they were one."""
     out: dict[str, Any] = {"state": "ready" if all(n["state"] == "ready" for n in nodes) else "starting"}
-    for name in ("source_bytes", "source_calls", "used_bytes", "budget_bytes", "errors"):
+    for name in _SUMMED:
         out[name] = sum(node[name] for node in nodes)
     for part in ("bytes", "mount"):
         names = {name for node in nodes for name, value in node[part].items() if type(value) is int}

@@ -13,9 +13,8 @@ import os
 import time
 from pathlib import Path
 
-from windlass.agents.cache_status import status_text
+from windlass.agents.cache_status import status_text, totals
 from windlass.agents.detached import Held, held_caches, start_held, status_of, stop_held
-from windlass.cache.service import totals
 from windlass.cache.traces import drop_trace, list_traces, show_trace
 from windlass.cli.options import add_request_options, request_from
 from windlass.cli.planning import plan_from

@@ -217,7 +217,7 @@ def test_a_push_goes_on_when_the_parent_dies(tmp_path: Path, tree: Path) -> None
 def test_status_of_the_tree_names_the_nodes_that_are_gone(tmp_path: Path, tree: Path) -> None:
     with peers(tmp_path / "c", 7, tree, fanout=2) as nodes:
         nodes[1].close()
-        found = nodes[0]._ask_below(wire.STATUS, 0, 4.0)
+        found = nodes[0]._ask_below(0, 4.0)
         states = {s["node"]: s["state"] for s in found}
         assert states[1] == "gone"
         assert {n for n, s in states.items() if s == "ready"} == {2, 3, 4, 5, 6}

@@ -85,7 +85,7 @@ def running(*nodes: NodeUnderTest) -> Iterator[list[threading.Thread]]:
 def impostor(host: str, number: int, answer: Callable[[socket.socket, int, int], None]) -> Iterator[list[int]]:
     """A node that holds the key and answers as it likes; yields the kinds of the questions it was asked."""
     asked: list[int] = []
-    listening = listen_tcp(host, wire.port_candidates(KEY, 0))
+    listening = listen_tcp(host, wire.port_candidates(KEY))
 
     def serve(connection: socket.socket) -> None:
         with contextlib.suppress(OSError, wire.ProtocolError), connection:
@@ -190,7 +190,7 @@ def test_a_stranger_gets_no_word(hosts: tuple[str, ...], source: Path) -> None:
     first = NodeUnderTest(0, hosts, source)
     with running(first) as threads:
         threads[0].join(20)
-        port = next(p for p in wire.port_candidates(KEY, 0) if _listens(hosts[0], p))
+        port = next(p for p in wire.port_candidates(KEY) if _listens(hosts[0], p))
         with socket.create_connection((hosts[0], port), 5) as connection, pytest.raises(wire.ProtocolError):
             wire.prove_as_caller(connection, bytes(32), 1, 0, time.monotonic() + 30)
             wire.receive_exactly(connection, 1, time.monotonic() + 30)

@@ -20,7 +20,8 @@ from windlass.cache.node import control
 from windlass.cache.node.config import NodeConfig
 from windlass.cache.node.roots import Root
 
-_CACHE = "windlass/cache/node/"
+_CODE = ("windlass/__init__.py", "windlass/cache/")
+"""What the two processes of the cache need of the file that travelled."""
 
 
 def make(node: Node, settings: dict[str, Any]) -> CacheService:
@@ -90,12 +91,12 @@ class CacheService:
 def unpacked(bundle: str, folder: str) -> str:
     """The cache's modules out of the file that travelled, compiled once for the two processes that run them."""
     with zipfile.ZipFile(bundle) as archive:
-        archive.extractall(folder, [name for name in archive.namelist() if name.startswith(_CACHE)])
-    modules = os.path.join(folder, _CACHE)
+        modules = [name for name in archive.namelist() if name.startswith(_CODE)]
+        archive.extractall(folder, modules)
     mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
-    for name in os.listdir(modules):
-        py_compile.compile(os.path.join(modules, name), doraise=False, quiet=2, invalidation_mode=mode)
-    return os.path.dirname(modules.rstrip("/"))
+    for name in modules:
+        py_compile.compile(os.path.join(folder, name), doraise=False, quiet=2, invalidation_mode=mode)
+    return folder
 
 
 _LOST = {

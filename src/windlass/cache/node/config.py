@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from .roots import Root
@@ -36,7 +36,6 @@ class NodeConfig:
     fanout: int = 4
     readers: int = 1
     placement: str = REPLICATE
-    port: int = 0
     trace_in: str = ""
     trace_out: str = ""
     trace_limit_bytes: int = 1 << 30
@@ -53,11 +52,6 @@ class NodeConfig:
     allow_other: bool = False
     owner_pid: int = 0
     version: int = VERSION
-
-    def for_node(self, node: int) -> NodeConfig:
-        """The same job on another node. Only node 0 records a trace."""
-        named = {name: getattr(self, name).replace("{node}", str(node)) for name in ("state_dir", "mount", "store_dir")}
-        return replace(self, node=node, trace_out=self.trace_out if node == 0 else "", **named)
 
     @property
     def nodes(self) -> int:

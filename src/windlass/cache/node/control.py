@@ -1,4 +1,4 @@
-"""A node's cache from outside: start it, wait for it, ask it, stop it, and sweep what a crash left.
+"""A node's cache from outside: start it, ask it, stop it, and sweep what a crash left.
 
 What is swept is provably ours: a folder of this user, closed to others, with a configuration that names the folder
 itself, whose two processes hold their locks no more; a mount of our type whose source names the same job.
@@ -17,7 +17,6 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from . import wire
@@ -26,23 +25,19 @@ from .fuse import unmount
 from .link import Collect, connect_local
 
 ROLES = ("peer", "mount")
+_PROGRAM = (
+    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "from windlass.cache.node.daemon import main; sys.exit(main(sys.argv[2:]))"
+)
 
 
 class ControlError(Exception):
     """A node's cache could not be started, reached or stopped; the text says why."""
 
 
-class NotReadyError(ControlError):
-    """The deadline passed before all nodes were up. `missing` names those not heard of."""
-
-    def __init__(self, text: str, missing: Sequence[int]) -> None:
-        super().__init__(text)
-        self.missing = tuple(missing)
-
-
 def start(config: NodeConfig, deadline_s: float = 20.0, code: str = "") -> dict[str, Any]:
     """Sweeps, then starts the processes of this node. On return the mount is there; other nodes may still be coming.
-    `code`: a folder above this package to start them from, where it is not the one that this module came from.
+    `code`: the folder with the package `windlass` to start them from, where it is not the one this module came from.
 
     Raises `ControlError` with the end of the log where a process does not come up; nothing is left behind then.
     """
@@ -82,9 +77,7 @@ def _start_processes(config: NodeConfig, deadline: float, code: str) -> dict[str
 
 def spawn(config: NodeConfig, role: str, code: str = "") -> subprocess.Popen[bytes]:
     """Starts one process in a session of its own; its log lies in the state folder."""
-    above, package = os.path.split(os.path.dirname(os.path.abspath(__file__)))
-    program = "import sys; sys.path.insert(0, %r); from %s.daemon import main; sys.exit(main(sys.argv[1:]))"
-    argv = [sys.executable, "-I", "-S", "-c", program % (code or above, package), role]
+    argv = [sys.executable, "-I", "-S", "-c", _PROGRAM, code or os.path.abspath(__file__ + "/../../../.."), role]
     with open(os.path.join(config.state_dir, role + ".log"), "ab") as log:
         return subprocess.Popen(
             [*argv, os.path.join(config.state_dir, "config.json")],
@@ -104,29 +97,6 @@ def status(state_dir: str, *, tree: bool = False, timeout_s: float = 5.0) -> lis
     return found
 
 
-def wait_ready(state_dir: str, deadline_s: float, *, pushed: bool = False) -> dict[str, Any]:
-    """Waits at the barrier until all nodes are up and, with `pushed`, the trace is on this node and in its kernel;
-    `NotReadyError` at the deadline."""
-    deadline = time.monotonic() + deadline_s
-    pause = 0.01
-    while True:
-        (own,) = status(state_dir, timeout_s=2.0)
-        if own["state"] == "ready" and (not pushed or _is_pushed(own)):
-            return own
-        if time.monotonic() > deadline:
-            missing = own["missing_nodes"]
-            text = "after %.0f s %d of %d nodes are up" % (deadline_s, own["ready_nodes"], own["nodes"])
-            raise NotReadyError(text, missing)
-        time.sleep(pause)
-        pause = min(0.2, pause * 1.5)
-
-
-def _is_pushed(own: dict[str, Any]) -> bool:
-    warm = own["mount"].get("warm")
-    waits_for_kernel = warm is not None and warm["wanted"] and own["mount"]["alive"]
-    return bool(own["push"]["ended"] and (not waits_for_kernel or warm["ended"]))
-
-
 def stop(state_dir: str, timeout_s: float = 10.0) -> None:
     """Unmounts, ends both processes (by force at the deadline) and removes all they made. Fine where nothing runs."""
     try:
@@ -136,20 +106,6 @@ def stop(state_dir: str, timeout_s: float = 10.0) -> None:
     deadline = time.monotonic() + timeout_s
     for role in reversed(ROLES):
         _end_process(state_dir, role, deadline)
-    _remove(config)
-
-
-def stop_tree(state_dir: str, timeout_s: float = 10.0) -> None:
-    """Ends the caches of all nodes below this one in the tree (from node 0: of the job), then this one."""
-    with contextlib.suppress(ControlError):
-        asked = json.dumps({"tree": True, "timeout_s": timeout_s}).encode()
-        _ask(state_dir, wire.STOP, asked, timeout_s + 1.0)
-    stop(state_dir, timeout_s)
-
-
-def end_mount_and_remove(config: NodeConfig, timeout_s: float = 5.0) -> None:
-    """For a peer process that was told to stop by another node: takes the rest of the node's cache along."""
-    _end_process(config.state_dir, "mount", time.monotonic() + timeout_s)
     _remove(config)
 
 
@@ -178,33 +134,6 @@ def is_running(state_dir: str, role: str) -> bool:
     finally:
         os.close(fd)
     return False
-
-
-def control_main(arguments: Sequence[str]) -> int:
-    """`start CONFIG NODE | ready STATE_DIR SECONDS | status STATE_DIR [tree] | stop STATE_DIR [tree]`"""
-    try:
-        answer: Any = _control(list(arguments))
-    except (ControlError, ConfigFileError, OSError) as error:
-        sys.stderr.write("%s\n" % error)
-        return 1
-    except (IndexError, ValueError):
-        sys.stderr.write("usage: %s\n" % control_main.__doc__)
-        return 2
-    sys.stdout.write(json.dumps(answer) + "\n")
-    return 0
-
-
-def _control(arguments: list[str]) -> Any:
-    if arguments[0] == "start":
-        config = read_config(arguments[1])
-        return start(config.for_node(int(arguments[2])) if len(arguments) > 2 else config)
-    if arguments[0] == "ready":
-        return wait_ready(arguments[1], float(arguments[2]))
-    if arguments[0] == "status":
-        return status(arguments[1], tree="tree" in arguments[2:])
-    if arguments[0] == "stop":
-        return stop_tree(arguments[1]) if "tree" in arguments[2:] else stop(arguments[1])
-    raise ValueError(arguments[0])
 
 
 # Inside

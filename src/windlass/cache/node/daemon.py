@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 
 from .backend import Backend
 from .config import ConfigFileError, NodeConfig, read_config, read_key
-from .control import control_main, end_mount_and_remove
 from .fuse import Server, mount, unmount
 from .peer import Peer
 from .view import View
@@ -29,8 +28,7 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main(arguments: Sequence[str]) -> int:
-    if len(arguments) != 2 or arguments[0] not in ("peer", "mount"):
-        return control_main(arguments)
+    """`peer|mount CONFIG`: one process of a node's cache, to its end."""
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s " + arguments[0] + " %(levelname)s %(message)s"
     )
@@ -67,8 +65,6 @@ def run_peer(config: NodeConfig, key: bytes) -> None:
     while not peer.stopped.wait(3600.0):
         pass
     peer.close()
-    if peer.told_by_node:
-        end_mount_and_remove(config)
 
 
 def run_mount(config: NodeConfig, key: bytes) -> None:

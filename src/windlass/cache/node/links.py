@@ -48,7 +48,7 @@ class Links:
             return link
 
     def _try(self, node: int) -> Link | None:
-        ports = wire.port_candidates(self._key, self._config.port)
+        ports = wire.port_candidates(self._key)
         known = self._ports.get(node)
         if known is not None:
             ports = (known,)

@@ -39,7 +39,6 @@ class Peer:
         self._key = key
         self._started = time.time()
         self.stopped = threading.Event()
-        self.told_by_node = False
         self._timers = Timers()
         self._health = Health()
         self._source = Source(config.roots, config.chunk_bytes, sparse=config.sparse)
@@ -59,7 +58,7 @@ class Peer:
     def start(self) -> None:
         """Listens, joins the others and begins to push. Raises `OSError` where no port or socket can be had."""
         host = self.config.hosts[self.config.node]
-        tcp = listen_tcp(host, wire.port_candidates(self._key, self.config.port))
+        tcp = listen_tcp(host, wire.port_candidates(self._key))
         self.port = tcp.getsockname()[1]
         self._listeners.append(Listener(tcp, self._key, self.config.node, self, local=False))
         unix = listen_unix(self.config.socket)
@@ -105,8 +104,6 @@ class Peer:
             connection.send(wire.ANSWER, request, b"{}")
         elif kind == wire.STATUS:
             self._askers.submit(lambda: self._answer_status(connection, request, body))
-        elif kind == wire.STOP:
-            self._askers.submit(lambda: self._answer_stop(connection, request, body))
 
     def _get(self, connection: Inbound, request: int, key: bytes, *, inline: bool, tries: int = 3) -> None:
         def answer(outcome: Outcome) -> None:
@@ -248,26 +245,18 @@ class Peer:
         asked = json.loads(body or b"{}")
         found = [self.status()]
         if asked.get("tree"):
-            found += self._ask_below(wire.STATUS, self.config.node, float(asked.get("timeout_s", 5.0)))
+            found += self._ask_below(self.config.node, float(asked.get("timeout_s", 5.0)))
         connection.send(wire.ANSWER, request, json.dumps(found).encode())
 
-    def _answer_stop(self, connection: Inbound, request: int, body: bytes) -> None:
-        asked = json.loads(body or b"{}")
-        if asked.get("tree"):
-            self._ask_below(wire.STOP, self.config.node, float(asked.get("timeout_s", 5.0)))
-        connection.send(wire.ANSWER, request, b"[]")
-        self.told_by_node = True
-        self.stopped.set()
-
-    def _ask_below(self, kind: int, node: int, timeout_s: float) -> list[dict[str, Any]]:
-        """Answers of the whole tree below `node`; the children of a child that does not answer are asked directly."""
+    def _ask_below(self, node: int, timeout_s: float) -> list[dict[str, Any]]:
+        """Status of the whole tree below `node`; the children of a child that does not answer are asked directly."""
         config = self.config
         asked: list[tuple[int, Collect | None]] = []
         body = json.dumps({"tree": True, "timeout_s": timeout_s * 0.8}).encode()
         for child in children(node, 0, config.stripes, config.nodes, config.fanout):
             link = self._links.existing(child) or (self._links.open(child) if self._health.usable(child) else None)
             reply = Collect()
-            asked.append((child, reply if link is not None and link.ask(kind, body, reply) else None))
+            asked.append((child, reply if link is not None and link.ask(wire.STATUS, body, reply) else None))
         found: list[dict[str, Any]] = []
         deadline = time.monotonic() + timeout_s
         for child, waiting in asked:
@@ -277,7 +266,7 @@ class Peer:
                 found += json.loads(waiting.wait(max(0.1, deadline - time.monotonic()))[1])
             except (OSError, ValueError) as error:
                 found.append({"node": child, "host": config.hosts[child], "state": "gone", "reason": str(error)})
-                found += self._ask_below(kind, child, timeout_s * 0.8)
+                found += self._ask_below(child, timeout_s * 0.8)
         return found
 
 

@@ -294,8 +294,9 @@ class StoreReader:
         """The writer gave a segment up; its memory is free when the last reader has closed it."""
         self._gone.add(segment)
         with self._lock:
-            for key in [key for key, place in self._places.items() if place.segment == segment]:
-                self._places.pop(key, None)
+            for key, place in list(self._places.items()):  # copied in one step: readers learn and drop places meanwhile
+                if place.segment == segment:
+                    self._places.pop(key, None)
             for name in [name for name in self._files if name[1] == segment]:
                 self._files.pop(name, None)
 

@@ -22,7 +22,7 @@ VERSION = 1
 HEAD = struct.Struct("<IBxxxQ")
 HEAD_BYTES = HEAD.size
 
-GET, GET_INLINE, PREFETCH, STREAM, READY, STATUS, STOP, TOUCH, PING = range(1, 10)
+GET, GET_INLINE, PREFETCH, STREAM, READY, STATUS, TOUCH, PING = range(1, 9)
 OBJECT, HAVE, ERROR, WAIT, PLAN, SKIP, END, ANSWER, GONE = range(32, 41)
 
 MAX_REQUEST_BYTES = 8192
@@ -170,11 +170,9 @@ def receive_exactly(connection: socket.socket, count: int, deadline: float) -> b
     return data
 
 
-def port_candidates(key: bytes, base: int, count: int = 16) -> tuple[int, ...]:
+def port_candidates(key: bytes, count: int = 16) -> tuple[int, ...]:
     """Ports a node of this job may listen on, the same on every node: the first free one is taken, callers try them in
-    turn until one proves the key. `base` fixes the first port instead of deriving it from the key."""
-    if base:
-        return tuple(base + i for i in range(count))
+    turn until one proves the key."""
     seed = hmac.new(key, b"windlass-cache ports", hashlib.sha256).digest()
     first = 20000 + int.from_bytes(seed[:4], "little") % 10000
     return tuple(first + i for i in range(count))

@@ -121,7 +121,7 @@ class Caller:
     def _connect(self, node: int, tick: Tick) -> socket.socket:
         while True:
             known = self._ports.get(node)
-            for port in (known,) if known is not None else wire.port_candidates(self._key, 0):
+            for port in (known,) if known is not None else wire.port_candidates(self._key):
                 with contextlib.suppress(OSError, wire.ProtocolError):
                     connection = self._try(node, port)
                     self._ports[node] = port

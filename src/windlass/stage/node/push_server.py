@@ -36,7 +36,7 @@ class Feeder:
         self._closed = False
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
-        self._socket = listen_tcp(host, wire.port_candidates(key, 0))
+        self._socket = listen_tcp(host, wire.port_candidates(key))
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
 
     def close(self) -> None:

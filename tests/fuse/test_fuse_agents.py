@@ -1,0 +1,61 @@
+"""The file that travels, with the cache in it, run by a Python that has nothing else to import from."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from fuse.agents import RUN_ID, CacheAgent, write_agents_file
+from fuse.caches import make_tree
+from requirements import require_fuse
+from windlass.agents.cache_service import STATUS_ENTRY
+from windlass.agents.command import tool_words
+
+pytestmark = pytest.mark.fuse
+
+
+def pythons() -> list[str]:
+    """This interpreter, and the oldest supported one where there is one."""
+    old = sorted(Path.home().glob(".pyenv/versions/3.9.*/bin/python3.9"))
+    return [sys.executable, *map(str, old[:1])]
+
+
+@pytest.mark.parametrize("python", pythons())
+def test_cache_is_served_from_the_file_that_travels_and_leaves_nothing(tmp_path: Path, python: str) -> None:
+    require_fuse()
+    root = make_tree(tmp_path / "shared", files=5)
+    write_agents_file(tmp_path, ("localhost",), root)
+    agent = CacheAgent(tmp_path, 0, python=python)
+    try:
+        config = agent.wait_up()
+        same = ["diff", "-r", "--no-dereference", "-x", "absolute", str(root), config.mount + str(root)]
+        subprocess.run(same, check=True, timeout=60)
+        words = tool_words(str(agent.folder), RUN_ID, 0, STATUS_ENTRY, config.state_dir)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+        assert json.loads(done.stdout)["state"] == "ready"
+    finally:
+        figures = agent.stop()
+    assert figures["errors"] == 0
+    assert not list((agent.folder / "c").iterdir()) and not list((agent.folder / "a").iterdir())
+
+
+@pytest.mark.parametrize("python", pythons())
+def test_no_module_that_travels_needs_more_than_the_file_and_the_standard_library(tmp_path: Path, python: str) -> None:
+    bundle = write_agents_file(tmp_path, ("localhost",), tmp_path)
+    with zipfile.ZipFile(bundle) as archive:
+        names = [name[: -len(".py")].replace("/", ".") for name in archive.namelist() if name.endswith(".py")]
+    code = (
+        "import sys, importlib; sys.path.insert(0, sys.argv[1])\n"
+        "for name in sys.argv[2:]: importlib.import_module(name)\n"
+        "found = [getattr(m, '__file__', None) or '' for n, m in sys.modules.items() if n.startswith('windlass')]\n"
+        "print([f for f in found if not f.startswith(sys.argv[1])], 'site' in sys.modules)"
+    )
+    argv = [python, "-S", "-I", "-c", code, str(bundle), *(name.replace(".__init__", "") for name in names)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.strip() == "[] False", done.stdout + done.stderr
+    assert bundle.stat().st_size < 200_000
