@@ -355,6 +355,8 @@ def _start(plan: Plan) -> list[str]:
         *forward,
         'wait "$w_child"; w_code=$?',
         'while kill -0 "$w_child" 2>/dev/null; do wait "$w_child"; w_code=$?; done',
+        "# A wait that a signal ended says so, even where the rank was gone by then: its own code is asked for again.",
+        'if [ "$w_code" -gt 128 ]; then wait "$w_child"; w_last=$?; [ "$w_last" -eq 127 ] || w_code=$w_last; fi',
         'printf \'%s\\t%s\\t%s\\t%s\\n\' "$(PATH=$w_path; date +%s.%N)" "$w_rank" "$w_host" "$w_code"'
         ' >> "$WINDLASS_RUN_DIR/ends/$w_node_rank" 2>/dev/null || :',
         "trap - HUP INT TERM USR1 USR2",
