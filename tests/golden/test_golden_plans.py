@@ -19,6 +19,8 @@ from windlass.sites.catalog import load_site, site_names
 FOLDER = Path(__file__).parent / "plans"
 WRITE = os.environ.get("WINDLASS_GOLDEN") == "write"
 GENERIC = {"generic-slurm", "generic-pbs", "generic-flux"}
+# The only partition that takes the whole machine, where the default does not.
+WHOLE_MACHINE = {"lumi": "bench"}
 MAIN = ("aurora", "frontier", "lumi", "hpe-gh200")
 
 
@@ -43,7 +45,10 @@ def compare(name: str, text: str) -> None:
 
 @pytest.mark.parametrize(("site", "nodes"), CASES, ids=str)
 def test_plan_is_as_reviewed(site: str, nodes: int) -> None:
-    plan, _ = plan_for(site, "python", "train.py", "--epochs", "3", nodes=nodes, account="ACCOUNT", time="1h")
+    partition = WHOLE_MACHINE.get(site) if nodes > 2 else None
+    plan, _ = plan_for(
+        site, "python", "train.py", "--epochs", "3", nodes=nodes, account="ACCOUNT", time="1h", partition=partition
+    )
     compare(f"{site}-{nodes}.txt", plan_text(plan, explain=True, script=False) + "\n")
 
 

@@ -83,7 +83,10 @@ def _machine(site: Site) -> list[str]:
 
 def _queue(queue: QueueSpec) -> str:
     nodes = f"{queue.nodes_min or 1}-{queue.nodes_max} nodes" if queue.nodes_max else ""
-    return "  ".join(part for part in (f"{queue.kind} {queue.name}", nodes, queue.time_max or "", queue.note) if part)
+    bins = ", ".join(f"{step.time_max} to {step.nodes_max} nodes" for step in queue.bins)
+    said = ("default" if queue.default else "", "" if queue.devices else "no accelerators")
+    limits = (nodes, f"{bins}, else {queue.time_max}" if bins else queue.time_max or "")
+    return "  ".join(part for part in (f"{queue.kind} {queue.name}", *said, *limits, queue.note) if part)
 
 
 def _modules(use: tuple[str, ...], load: tuple[str, ...], because: str, when: When, default: bool) -> str:

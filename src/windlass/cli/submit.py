@@ -13,6 +13,7 @@ from windlass.errors import UsageError
 from windlass.model.plan import Plan
 from windlass.model.request import Request
 from windlass.plan.inputs import Secrets
+from windlass.plan.queues import refuse_incomplete
 from windlass.plan.render.batch_script import batch_script, standalone_script
 from windlass.plan.shape import run_name
 from windlass.run.context import current_environ
@@ -69,8 +70,7 @@ def _plan(args: argparse.Namespace, request: Request, run_dir: str) -> tuple[Pla
         raise UsageError(
             f"{plan.site} has no scheduler to submit to", hint="use `windlass run`, or name the machine with --site"
         )
-    if around.context.site.file.scheduler.account_required and not request.account:
-        raise UsageError(f"{plan.site} needs an account", hint="add --account NAME")
+    refuse_incomplete(request, around.context.site)
     return plan, secrets
 
 

@@ -93,6 +93,8 @@ class SchedulerSpec(_Table, frozen=True, kw_only=True):
     kind: Literal["slurm", "pbs", "flux", "none"] = "none"
     default_partition: str | None = None
     account_required: bool = False
+    time_required: bool = False
+    """The scheduler refuses a job that names no time limit."""
     whole_nodes: bool = False
     """Nodes are given whole, and the request names only how many."""
     gpu_request: Literal["none", "gpus-per-node", "gres", "gpus", "gpus-per-task"] = "none"
@@ -236,12 +238,31 @@ class ReferenceSpec(_Table, frozen=True, kw_only=True):
     source: str
 
 
+class QueueBinSpec(_Table, frozen=True, kw_only=True):
+    """A queue's time limit for jobs of at most `nodes_max` nodes."""
+
+    nodes_max: int
+    time_max: str
+
+
 class QueueSpec(_Table, frozen=True, kw_only=True):
+    """A partition, queue or QOS, and what it takes. `plan/queues.py` chooses and checks by it."""
+
     name: str
     kind: Literal["partition", "qos", "queue"] = "partition"
     nodes_min: int | None = None
     nodes_max: int | None = None
     time_max: str | None = None
+    bins: tuple[QueueBinSpec, ...] = ()
+    """Time limits by size, smallest first, where jobs of different sizes have different ones."""
+    default: bool = False
+    """What the scheduler takes when nobody names one."""
+    by_name: bool = False
+    """For those who name it: by request only, one job per user, or not for training. Never chosen for anybody."""
+    devices: bool = True
+    """False for nodes without accelerators."""
+    firm: bool = True
+    """False where the limits are somebody's report: a job beyond them gets a warning, not an error."""
     note: str = ""
     source: str = ""
 

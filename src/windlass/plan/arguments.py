@@ -122,7 +122,7 @@ def batch_directives(
         cpus_per_rank=None if site.file.scheduler.whole_nodes else shape.cpus_per_rank(binding),
         gpus_per_node=shape.gpus_per_node,
         partition=shape.partition,
-        qos=request.qos,
+        qos=shape.qos,
         account=request.account,
         time=request.time,
         output=f"{scheduler.path_word(context.run_dir)}/job.log",

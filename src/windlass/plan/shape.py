@@ -16,6 +16,7 @@ from windlass.model.request import Allocation, Request
 from windlass.model.site import Site
 from windlass.model.topology import Topology
 from windlass.notation.hostlist import expand_hostlist, fold_hostlist
+from windlass.plan.queues import QueueChoice, choose_queue
 from windlass.schedulers import get_scheduler
 
 VISIBILITY = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "ROCR_VISIBLE_DEVICES", "intel": "ZE_AFFINITY_MASK"}
@@ -37,6 +38,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     visibility: str | None
     all_devices: tuple[int, ...]
     partition: str | None
+    qos: str | None
     hosts: str | None
     part_of_allocation: bool
     whole_nodes: bool
@@ -76,6 +78,7 @@ def decide_shape(
         raise UsageError(f"--ranks-per-device {ranks_per_device}", hint="give 1 or more")
     ranks, remarks = _ranks_per_node(request, visible, ranks_per_device, allocation, site)
     vendor = topology.devices[0].vendor if topology.devices else site.file.devices.vendor
+    queue = _queue(request, site, allocation, scheduler, nodes + request.spares)
     return Shape(
         name=run_name(request),
         scheduler=scheduler,
@@ -88,13 +91,22 @@ def decide_shape(
         vendor=vendor if visible else None,
         visibility=site.file.devices.visibility or VISIBILITY.get(vendor or ""),
         all_devices=visible,
-        partition=request.partition or site.file.scheduler.default_partition,
+        partition=queue.partition,
+        qos=queue.qos,
         hosts=hosts,
         part_of_allocation=part,
         whole_nodes=_whole_nodes(allocation, topology),
         counted_cpus=max(1, allocation.cpus_per_node // ranks) if allocation and allocation.cpus_per_node else None,
-        remarks=tuple(remarks),
+        remarks=(*remarks, *queue.remarks),
     )
+
+
+def _queue(request: Request, site: Site, allocation: Allocation | None, scheduler: str, nodes: int) -> QueueChoice:
+    """Where the job goes. Inside an allocation, and without a scheduler, there is nothing left to choose."""
+    if allocation is not None or scheduler == "none" or scheduler != site.file.scheduler.kind:
+        partition = request.partition or site.file.scheduler.default_partition
+        return QueueChoice(partition=partition, qos=request.qos)
+    return choose_queue(request, site, nodes)
 
 
 def _whole_nodes(allocation: Allocation | None, topology: Topology) -> bool:

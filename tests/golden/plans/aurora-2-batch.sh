@@ -2,6 +2,7 @@
 #PBS -N train
 #PBS -l select=2
 #PBS -l walltime=01:00:00
+#PBS -q debug
 #PBS -A ACCOUNT
 #PBS -o RUN_DIR/job.log
 #PBS -l place=scatter
@@ -13,6 +14,7 @@
 # -N train: the name in the queue (builtin: windlass)
 # -l select=2: 2 nodes, one chunk on each (builtin: windlass)
 # -l walltime=01:00:00: the job ends after this time at the latest (builtin: windlass)
+# -q debug: where to run (builtin: windlass)
 # -A ACCOUNT: who pays (builtin: windlass)
 # -o RUN_DIR/job.log: output of the batch script itself (builtin: windlass)
 # -l place=scatter: one chunk per node (site aurora: ALCF user guide, aurora/running-jobs-aurora.md, checked

@@ -1,0 +1,166 @@
+"""Which partition, queue or QOS a job goes to, checked against the site's table of limits. Pure.
+
+A scheduler says after minutes, or never, that a job does not fit its queue. The table is in the site's file; here it is
+read before anything is submitted: what must fail is an error, what may fail is a remark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+
+import msgspec
+
+from windlass.errors import UsageError, nearest
+from windlass.model.plan import Remark
+from windlass.model.request import Request
+from windlass.model.site import QueueSpec, Site
+from windlass.notation.counts import counted
+from windlass.schedulers.walltime import clock_text, parse_walltime
+
+
+class QueueChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """What the job names; None leaves it to the scheduler."""
+
+    partition: str | None
+    qos: str | None
+    remarks: tuple[Remark, ...] = ()
+
+
+def choose_queue(request: Request, site: Site, nodes: int) -> QueueChoice:
+    """The queue of a job of this many nodes. A queue that the user named is checked, else one that fits is chosen:
+    the default, else the first of the table. Raises `UsageError` for a job that no scheduler would take there."""
+    default = site.file.scheduler.default_partition
+    given = QueueChoice(partition=request.partition or default, qos=request.qos)
+    table = site.file.queues
+    if not table:
+        return given
+    seconds = parse_walltime(request.time) if request.time else None
+    remarks: list[Remark] = []
+    partition = _named(site, request.partition, ("partition", "queue"), "--partition", remarks)
+    qos = _named(site, request.qos, ("qos",), "--qos", remarks)
+    if partition or qos or request.partition or request.qos:
+        remarks += _checked(site, qos or partition, nodes, seconds)
+        if partition and not partition.devices:
+            remarks += _without_devices(site, partition)
+        return msgspec.structs.replace(given, remarks=tuple(remarks))
+    chosen = _first_that_fits(table, default, nodes, seconds, overlaid=site.file.partitions.keys())
+    if chosen is None:
+        wanted = _default(table, default)
+        return msgspec.structs.replace(given, remarks=tuple(_checked(site, wanted, nodes, seconds, chosen=True)))
+    if chosen.default or chosen.name == default:
+        return given
+    note = Remark(level="note", text=f"{chosen.kind} {chosen.name}: {_because(site, chosen, default, nodes, seconds)}")
+    if chosen.kind == "qos":
+        return QueueChoice(partition=given.partition, qos=chosen.name, remarks=(note,))
+    return QueueChoice(partition=chosen.name, qos=None, remarks=(note,))
+
+
+def refuse_incomplete(request: Request, site: Site) -> None:
+    """Raise `UsageError` where the site's scheduler refuses a job that lacks an account or a time limit."""
+    spec = site.file.scheduler
+    if spec.account_required and not request.account:
+        raise UsageError(f"{site.name} needs an account", hint="add --account NAME")
+    if spec.time_required and not request.time:
+        raise UsageError(f"{site.name} refuses jobs without a time limit", hint="add --time, e.g. --time 1h")
+
+
+def _named(site: Site, name: str | None, kinds: tuple[str, ...], flag: str, remarks: list[Remark]) -> QueueSpec | None:
+    """The table's row for a name that the user gave. A name close to a known one is taken for a spelling mistake."""
+    rows = [queue for queue in site.file.queues if queue.kind in kinds]
+    if name is None or not rows:
+        return None
+    found = next((queue for queue in rows if queue.name == name), None)
+    if found or name in site.file.partitions:
+        return found
+    names = [queue.name for queue in rows]
+    close = nearest(name, names)
+    if close and _is_slip(name, close):
+        raise UsageError(
+            f"{flag} {name}: {site.name} has no such {rows[0].kind}",
+            hint=f"did you mean {close}? known: {', '.join(names)}; if it is new, say it by --directive",
+        )
+    text = f"{flag} {name} is not among the {_plural(rows[0].kind)} that windlass knows of {site.name}"
+    remarks.append(Remark(level="warning", text=text, hint=f"known: {', '.join(names)}"))
+    return None
+
+
+def _is_slip(name: str, close: str) -> bool:
+    """One letter wrong, missing, too many, or two swapped; or only the case differs."""
+    a, b = name.lower(), close.lower()
+    if a == b:
+        return True
+    if len(a) == len(b):
+        odd = [i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y]
+        return len(odd) == 1 or (len(odd) == 2 and a[odd[0]] == b[odd[1]] and a[odd[1]] == b[odd[0]])
+    short, long = sorted((a, b), key=len)
+    return len(long) - len(short) == 1 and any(long[:i] + long[i + 1 :] == short for i in range(len(long)))
+
+
+def _checked(
+    site: Site, queue: QueueSpec | None, nodes: int, seconds: int | None, *, chosen: bool = False
+) -> list[Remark]:
+    """Nothing where the job fits; a warning where the limits are a report; else the error."""
+    problem = _problem(queue, nodes, seconds) if queue else None
+    if queue is None or problem is None:
+        return []
+    others = (q for q in site.file.queues if q.kind == queue.kind and q.devices and (q.nodes_max or not q.by_name))
+    fitting = [q.name for q in others if q is not queue and _problem(q, nodes, seconds) is None]
+    hint = f"these take it: {', '.join(fitting)}" if fitting else "change --nodes or --time"
+    text = f"{site.name}: {queue.kind} {queue.name} {problem}"
+    if not queue.firm:
+        return [Remark(level="warning", text=f"{text}, by a report that is not confirmed", hint=hint)]
+    raise UsageError(f"{text}, and no other takes the job" if chosen and not fitting else text, hint=hint)
+
+
+def _without_devices(site: Site, queue: QueueSpec) -> list[Remark]:
+    """Error: the site's entry is of its accelerator nodes, and a request for devices is refused there."""
+    others = [q.name for q in site.file.queues if q.devices and q.kind == queue.kind and not q.by_name]
+    raise UsageError(
+        f"{site.name}: {queue.kind} {queue.name} has nodes without accelerators",
+        hint=f"those with: {', '.join(others)}; for CPU nodes write a site file of your own and give it by --site-file",
+    )
+
+
+def _first_that_fits(
+    table: Sequence[QueueSpec], default: str | None, nodes: int, seconds: int | None, overlaid: Container[str]
+) -> QueueSpec | None:
+    """The default where it fits, else the first that does. A partition whose nodes differ is never chosen: the plan
+    was made for the default's nodes."""
+    wanted = _default(table, default)
+    if wanted is not None and _problem(wanted, nodes, seconds) is None:
+        return wanted
+    kind = wanted.kind if wanted else table[0].kind
+    for queue in table:
+        usable = queue.kind == kind and queue.devices and not queue.by_name and queue.name not in overlaid
+        if usable and _problem(queue, nodes, seconds) is None:
+            return queue
+    return None
+
+
+def _default(table: Sequence[QueueSpec], default: str | None) -> QueueSpec | None:
+    return next((q for q in table if q.default or (default and q.name == default and q.kind != "qos")), None)
+
+
+def _problem(queue: QueueSpec, nodes: int, seconds: int | None) -> str | None:
+    """Why this queue does not take the job, as the rest of a sentence; None where it does, as far as is known."""
+    if queue.nodes_min is not None and nodes < queue.nodes_min:
+        return f"takes jobs of {queue.nodes_min} nodes or more, not {nodes}"
+    if queue.nodes_max is not None and nodes > queue.nodes_max:
+        return f"takes jobs of at most {counted(queue.nodes_max, 'node')}, not {nodes}"
+    limit = next((b.time_max for b in queue.bins if nodes <= b.nodes_max), queue.time_max)
+    if seconds is not None and limit is not None and seconds > parse_walltime(limit):
+        size = f" to {counted(nodes, 'node')}" if queue.bins else ""
+        return f"gives at most {clock_text(parse_walltime(limit))}{size}, not {clock_text(seconds)}"
+    return None
+
+
+def _because(site: Site, chosen: QueueSpec, default: str | None, nodes: int, seconds: int | None) -> str:
+    wanted = _default(site.file.queues, default)
+    if wanted is not None:
+        return f"{wanted.name}, the default of {site.name}, {_problem(wanted, nodes, seconds)}"
+    time = f" for {clock_text(seconds)}" if seconds is not None else ""
+    return f"the first of {site.name} that takes {counted(nodes, 'node')}{time}"
+
+
+def _plural(kind: str) -> str:
+    return {"qos": "qualities of service"}.get(kind, f"{kind}s")
