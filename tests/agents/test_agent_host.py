@@ -114,7 +114,7 @@ def test_folder_of_somebody_else_is_refused(tmp_path: Path, started: list[Agent]
     agent = Agent(bundle)
     started.append(agent)
     lines, _ = agent.rest()
-    assert "is no folder" in lines[-1]["failed"]
+    assert "is a link" in lines[-1]["failed"]
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
@@ -177,7 +177,7 @@ def test_tool_runs_from_the_living_agents_copy(tmp_path: Path, started: list[Age
     agent = Agent(write_bundle(tmp_path))
     started.append(agent)
     agent.line()
-    words = tool_words("${PLACE}/node local", "run1", 0, "windlass.agents.node.host:safe_folder", str(tmp_path))
+    words = tool_words("${PLACE}/node local", "run1", 0, "windlass.procs.folders:private_folder", str(tmp_path))
     env = {"PATH": os.defpath, "PLACE": str(tmp_path)}
     done = subprocess.run(words, capture_output=True, text=True, timeout=20, env=env)
     assert "TypeError" in done.stderr and "list" in done.stderr, "it was called, with a list of arguments"

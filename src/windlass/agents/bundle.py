@@ -15,11 +15,13 @@ import msgspec
 
 from windlass.errors import ConfigError
 from windlass.model.jsontext import to_json
+from windlass.procs import folders
 
 AGENT_PACKAGE = "windlass.agents.node"
 MANIFEST = "manifest.json"
 KEY = "key"
 _NODE = Path(__file__).parent / "node"
+_FOLDERS = Path(folders.__file__)
 
 
 class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +64,8 @@ def bundle_bytes(manifest: Manifest, key: bytes, packages: Mapping[str, Path]) -
             parents |= dict.fromkeys(str(parent) for parent in PurePosixPath(path).parents if parent.name)
             if all(file.name != "__init__.py" for file in files):
                 parents[path] = None
+        parents["windlass/procs"] = None
+        archive.writestr(_entry(f"windlass/procs/{_FOLDERS.name}"), _FOLDERS.read_bytes())
         for parent in parents:
             archive.writestr(_entry(f"{parent}/__init__.py"), b"")
         archive.writestr(_entry(MANIFEST), to_json(manifest))

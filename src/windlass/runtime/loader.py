@@ -12,6 +12,7 @@ from typing import Any
 from windlass.errors import MachineError, UsageError, VersionError, WindlassError
 from windlass.runtime import rng, store
 from windlass.runtime.peers import Peers, on_main
+from windlass.runtime.reader import make_load_planner, make_reader
 from windlass.runtime.run import first_line, say
 from windlass.runtime.state import (
     Parts,
@@ -21,7 +22,6 @@ from windlass.runtime.state import (
     rank_key,
     restore_values,
     tensors_of,
-    unpack,
 )
 from windlass.runtime.store import CorruptError, Found, Manifest
 from windlass.runtime.tier import FastTier
@@ -99,10 +99,11 @@ def _check(candidate: Found, peers: Peers) -> tuple[Manifest | None, str]:
 def _load(candidate: Found, manifest: Manifest, parts: Parts, peers: Peers) -> Loaded:
     """Load a checked snapshot. A difference in shape or name on any rank is raised on all, before a byte is loaded."""
     import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
 
     if peers.world_size == 1:
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-    reader = dcp.FileSystemReader(candidate.path)
+    reader = make_reader(candidate.path)
     problem: WindlassError | None = None
     target: dict[str, Any] = {}
     stored: dict[str, Any] = {}
@@ -119,13 +120,25 @@ def _load(candidate: Found, manifest: Manifest, parts: Parts, peers: Peers) -> L
     wanted = loadable(target, stored)
     own = rank_key(peers.rank) if rank_key(peers.rank) in stored else rank_key(0)
     wanted[own] = _empty_bytes(stored[own])
-    dcp.load(wanted, storage_reader=reader, process_group=peers.group, no_dist=peers.world_size == 1)
+    try:
+        dcp.load(
+            wanted,
+            storage_reader=reader,
+            planner=make_load_planner(reader),
+            process_group=peers.group,
+            no_dist=peers.world_size == 1,
+        )
+    except CheckpointException as error:  # what one rank met, told to all by torch
+        ours = [failed for failed, _ in error.failures.values() if isinstance(failed, WindlassError)]
+        if ours:
+            raise ours[0] from None
+        raise
     blob = wanted.pop(own)
     load_tensors(parts, {**target, **wanted}, stored)
     if not with_optimizer:
         for optimizer in parts.optimizers:
             optimizer.state.clear()
-    values = unpack(blob)
+    values = reader.unpickle(blob.numpy().tobytes())
     return _restore(values, manifest, parts, peers)
 
 
@@ -142,9 +155,11 @@ def _restore(values: dict[str, Any], manifest: Manifest, parts: Parts, peers: Pe
 
 
 def _metadata(reader: Any, where: Path) -> dict[str, Any]:
-    """Names and shapes in the snapshot, as torch wrote them. The file's digest has been checked."""
+    """Names and shapes in the snapshot, as torch wrote them."""
     try:
         stored: dict[str, Any] = reader.read_metadata().state_dict_metadata
+    except WindlassError:
+        raise
     except Exception as error:  # whatever unpickling another torch's classes raises
         raise VersionError(
             f"{where}: this torch cannot read the snapshot: {type(error).__name__}: {first_line(error)}",

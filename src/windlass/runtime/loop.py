@@ -53,6 +53,7 @@ class Loop:
         self._peers = meet(options.wait_s)
         self._lease = _acquire_folder(options.folder, self._peers)
         self._saver: Saver | None = None
+        self._at: int | None = None
         self._open = True
         atexit.register(self.close)  # where an exception ends the script, nothing else gives the folder back
         try:
@@ -68,7 +69,6 @@ class Loop:
         )
         self._loaded: Loaded | None = None
         self._saved_step: int | None = None
-        self._at: int | None = None
         self._last: int | None = None
         self._save_s = 0.0
         self._failures = 0

@@ -65,12 +65,6 @@ def pack(values: Mapping[str, Any]) -> Any:
     return torch.frombuffer(content.ljust(-(-len(content) // _ROUND) * _ROUND, b"\0"), dtype=torch.uint8)
 
 
-def unpack(tensor: Any) -> dict[str, Any]:
-    """The values again. Pickle: only for files whose digest was just checked, in the user's own folder."""
-    values: dict[str, Any] = pickle.loads(tensor.numpy().tobytes())
-    return values
-
-
 def own_values(parts: Parts, rng: Mapping[str, Any]) -> dict[str, Any]:
     """What differs from rank to rank, or is too small to shard."""
     groups = [

@@ -18,6 +18,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,7 @@ _STEP = re.compile(r"step-(\d{9,})$")
 _SAVING = re.compile(r"\.saving-\d{9,}-[0-9a-f]+$")
 _BAD = re.compile(r"bad-(\d{9,})-[0-9a-f]+$")
 _GOING = re.compile(r"\.going-\d{9,}-[0-9a-f]+$")
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 _CHUNK = 1 << 20
 
 
@@ -106,7 +108,7 @@ def parse_manifest(text: str, where: str) -> Manifest:
     try:
         body = json.loads(text)
         newer = int(body["format"]) > FORMAT
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise CorruptError(f"{where}: {MANIFEST} cannot be read: {error}") from None
     if newer:
         raise VersionError(
@@ -116,13 +118,29 @@ def parse_manifest(text: str, where: str) -> Manifest:
     digest = body.pop("sha256", None)
     if digest != _digest_of(body):
         raise CorruptError(f"{where}: {MANIFEST} does not match its own digest")
-    return Manifest(
-        step=body["step"],
-        world_size=body["world_size"],
-        saved_at=body["saved_at"],
-        notes=body["notes"],
-        files=tuple(FileEntry(name=n, size_bytes=s, sha256=d) for n, s, d in body["files"]),
-    )
+    try:
+        return Manifest(
+            step=_natural(body["step"]),
+            world_size=_natural(body["world_size"]),
+            saved_at=float(body["saved_at"]),
+            notes=dict(body["notes"]),
+            files=tuple(_entry(*entry) for entry in body["files"]),
+        )
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        raise CorruptError(f"{where}: {MANIFEST} is not one of ours: {error}") from None
+
+
+def _entry(name: Any, size_bytes: Any, sha256: Any) -> FileEntry:
+    """One file of a manifest. A name with a path in it would lead out of the snapshot."""
+    if not isinstance(name, str) or not _PLAIN_NAME.fullmatch(name) or name in (".", "..", MANIFEST):
+        raise ValueError(f"{str(name)[:80]!r} is not a plain file name")
+    return FileEntry(name=name, size_bytes=_natural(size_bytes), sha256=str(sha256))
+
+
+def _natural(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{str(value)[:80]} is not a number of something")
+    return value
 
 
 def read_manifest(snapshot: Path) -> Manifest:
@@ -139,7 +157,10 @@ def read_manifest(snapshot: Path) -> Manifest:
 def check_file(path: Path, entry: FileEntry) -> str | None:
     """What is wrong with one file, or None. Reads all of it."""
     try:
-        size = path.stat().st_size
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode):  # a link leads out of the snapshot, a pipe never ends
+            return f"{entry.name} is not a plain file"
+        size = status.st_size
         if size != entry.size_bytes:
             return f"{entry.name} has {size} bytes, not {entry.size_bytes}"
         if file_digest(path) != entry.sha256:
@@ -228,10 +249,16 @@ def sweep(folder: Path) -> None:
 
 def write_durably(path: Path, text: str) -> None:
     """Write a small file and push it to the disk."""
-    with path.open("w", encoding="utf-8") as file:
+    with open(path, "w", encoding="utf-8", opener=open_closed) as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+
+
+def open_closed(path: str | Path, flags: int) -> int:
+    """Opens for `open`: through no link, and never writable by a group, whatever the umask. What others can write is
+    read back with suspicion (see `reader`)."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o644)
 
 
 def disk_error(error: OSError, path: Path | str, verb: str) -> MachineError:

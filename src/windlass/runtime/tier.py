@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import socket
 from pathlib import Path
 
-from windlass.errors import WindlassError
+from windlass.errors import MachineError, WindlassError
+from windlass.procs.folders import UntrustedError, open_own, private_folder
 from windlass.runtime import store
 from windlass.runtime.peers import Peers, on_main
 from windlass.runtime.store import CorruptError, FileEntry, Manifest
@@ -28,9 +30,11 @@ class FastTier:
 
     def __init__(self, root: Path, folder_id: str, peers: Peers) -> None:
         self.path = root / f"windlass-{folder_id}"
+        problem: WindlassError | None = None
         try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            problem: WindlassError | None = None
+            private_folder(self.path)
+        except UntrustedError as error:
+            problem = MachineError(f"fast tier: {error}", hint="give Snapshot(fast=...) a folder of your own")
         except OSError as error:
             problem = store.disk_error(error, root, "write the fast tier in")
         places = peers.gather((socket.gethostname(), str(self.path), problem))
@@ -102,8 +106,11 @@ class FastTier:
             if found.step <= newer_than:
                 continue
             try:
-                manifest = store.read_manifest(found.path)
-            except CorruptError:
+                with os.fdopen(open_own(found.path / store.MANIFEST), encoding="utf-8") as file:
+                    manifest = store.parse_manifest(file.read(), str(found.path))
+            except (OSError, UnicodeDecodeError, WindlassError):
+                continue
+            if manifest.step != found.step:
                 continue
             here = frozenset(e.name for e in manifest.files if store.check_file(found.path / e.name, e) is None)
             digest = hashlib.sha256(store.manifest_text(manifest).encode()).hexdigest()
@@ -134,7 +141,10 @@ def folder_identity(folder: Path) -> str:
     """A name for this very folder: one that was removed and made again is another, and old local parts stay out."""
     path = folder / IDENTITY
     try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["id"])
+        found = json.loads(path.read_text(encoding="utf-8"))["id"]
+        if not re.fullmatch("[0-9a-f]{8,64}", found):  # it becomes part of a path
+            raise ValueError(found)
+        return str(found)
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         identity = store.new_token() + store.new_token()
         store.write_durably(path, json.dumps({"id": identity}))
@@ -142,9 +152,12 @@ def folder_identity(folder: Path) -> str:
 
 
 def copy_checked(source: Path, target: Path, entry: FileEntry) -> None:
-    """Copy a file and push it to the disk; `CorruptError` where what was read is not what was saved."""
+    """Copy a file and push it to the disk; `CorruptError` where what was read is not what was saved.
+
+    The copy will look as if we had written it, so only what we wrote is copied: `UntrustedError` for anything else.
+    """
     digest = hashlib.sha256()
-    with source.open("rb") as src, target.open("wb") as dst:
+    with os.fdopen(open_own(source), "rb") as src, open(target, "xb", opener=store.open_closed) as dst:
         while block := src.read(_CHUNK):
             digest.update(block)
             dst.write(block)

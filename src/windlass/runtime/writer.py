@@ -22,7 +22,7 @@ from typing import Any
 from windlass.errors import MachineError, WindlassError
 from windlass.runtime.peers import Peers
 from windlass.runtime.run import first_line
-from windlass.runtime.store import FileEntry, disk_error
+from windlass.runtime.store import FileEntry, disk_error, open_closed
 
 
 class _DigestStream(io.RawIOBase):
@@ -34,7 +34,7 @@ class _DigestStream(io.RawIOBase):
     def __init__(self, path: Path, cancelled: threading.Event) -> None:
         super().__init__()
         self._cancelled = cancelled
-        self._file = path.open("wb", buffering=1 << 20)
+        self._file = os.fdopen(open_closed(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb", buffering=1 << 20)
         self._digest = hashlib.sha256()
         self._size = 0
         self._error: OSError | None = None

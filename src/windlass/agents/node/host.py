@@ -16,12 +16,13 @@ import os
 import re
 import shutil
 import signal
-import stat
 import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
+
+from windlass.procs.folders import private_folder
 
 VERSION = 1
 _WATCH_EVERY_S = 0.5
@@ -70,7 +71,7 @@ def main(data: bytes, manifest: dict[str, Any], key: bytes) -> int:
             raise AgentError("the file is of version %s, this code knows %d" % (manifest["version"], VERSION))
         number = node_number(manifest["node_variables"], manifest["hosts"], os.environ)
         set_affinity(manifest.get("cpus", ()))
-        base = safe_folder(expand(manifest["folder"]))
+        base = private_folder(expand(manifest["folder"]))
         own = os.path.join(base, "a", "%s.%d" % (manifest["run_id"], number))
         with claimed(base, own, data) as bundle:
             node = Node(number, tuple(manifest["hosts"]), manifest["run_id"], base, bundle, key)
@@ -192,18 +193,6 @@ def make_service(entry: str) -> Callable[[Node, dict[str, Any]], Service]:
 def expand(path: str) -> str:
     """The path with each `${NAME}` taken from this node's environment; `$NAME` is a name like any other."""
     return re.sub(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}", lambda match: os.environ.get(match.group(1), ""), path)
-
-
-def safe_folder(path: str) -> str:
-    """The folder, made if need be, ours and closed to others: in /tmp somebody may have been there before us."""
-    with contextlib.suppress(FileExistsError):
-        os.makedirs(path, mode=0o700)
-    status = os.lstat(path)
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        raise AgentError("%s belongs to somebody else or is no folder" % path)
-    if status.st_mode & 0o077:
-        os.chmod(path, 0o700)
-    return path
 
 
 @contextlib.contextmanager

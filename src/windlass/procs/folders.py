@@ -1,0 +1,85 @@
+"""Folders and files that we trust on machines shared with strangers: ours, closed to others, reached through no link.
+
+The one place with these rules. It travels to the nodes and lives in the user's process: standard library, Python 3.9.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from pathlib import Path
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+class UntrustedError(PermissionError):
+    """A folder or file that another user made or could have changed; the text says which and what to do."""
+
+    def __init__(self, path: str | os.PathLike[str], why: str) -> None:
+        super().__init__(errno.EPERM, why, os.fspath(path))
+
+    def __str__(self) -> str:
+        return f"{self.filename} {self.strerror}"
+
+
+def private_folder(path: str | os.PathLike[str]) -> str:
+    """The folder, made if need be. On return it is no link, ours, and nobody else can enter it; in a place where all
+    may write, somebody may have been there before us, which raises `UntrustedError`."""
+    with contextlib.suppress(FileExistsError):
+        Path(path).mkdir(mode=0o700, parents=True)
+    try:
+        folder = os.open(path, _FOLDER)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise UntrustedError(path, "is a link or a file where a folder of ours must be: remove it") from None
+        if error.errno == errno.EACCES and Path(path).lstat().st_uid != os.geteuid():
+            raise _not_ours(path, Path(path).lstat()) from None
+        raise
+    try:
+        status = os.fstat(folder)
+        if status.st_uid != os.geteuid():
+            raise _not_ours(path, status)
+        if status.st_mode & 0o077:
+            os.fchmod(folder, 0o700)
+    finally:
+        os.close(folder)
+    return os.fspath(path)
+
+
+def _not_ours(path: str | os.PathLike[str], status: os.stat_result) -> UntrustedError:
+    return UntrustedError(path, f"belongs to uid {status.st_uid} and not to us: choose another place")
+
+
+def is_own(status: os.stat_result) -> bool:
+    """Whether nobody else could have written it: it is ours (or the system's), and neither group nor others may."""
+    return status.st_uid in (os.geteuid(), 0) and not status.st_mode & _OTHERS_WRITE
+
+
+def open_own(path: str | os.PathLike[str]) -> int:
+    """A descriptor for reading a plain file that only we could have written; else `UntrustedError`. What is checked is
+    what was opened, so nothing can be put in its place in between."""
+    try:
+        opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise UntrustedError(path, "is a link") from None
+        raise
+    status = os.fstat(opened)
+    if stat.S_ISREG(status.st_mode) and is_own(status):
+        return opened
+    os.close(opened)
+    raise UntrustedError(path, "is not a plain file that only we can write")
+
+
+def exposed_parent(path: str | os.PathLike[str]) -> str | None:
+    """The nearest folder above `path` in which strangers can rename what is ours: all may write, and no sticky bit.
+    None where there is none. Write access of a group alone is how projects share folders, and the owner's decision."""
+    for folder in Path(path).resolve().parents:
+        with contextlib.suppress(OSError):
+            mode = folder.stat().st_mode
+            if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+                return str(folder)
+    return None
