@@ -13,10 +13,12 @@ import pytest
 from fuse.caches import peers, wait_for
 from windlass.cache.node import wire
 from windlass.cache.node.config import read_key
+from windlass.cache.node.dial import Target
 from windlass.cache.node.keys import chunk_key, digest, directory_key
-from windlass.cache.node.link import Collect, connect, connect_local
+from windlass.cache.node.link import Collect, Link, open_link, open_local_link
 from windlass.cache.node.listing import Listing, attr_pin
 from windlass.cache.node.peer import Peer
+from windlass.cache.node.proof import NO_NODE
 from windlass.cache.node.trace import Recorder, Trace, read_trace, write_trace
 
 CHUNK = 16 << 10
@@ -41,6 +43,11 @@ def fetch(peer: Peer, key: bytes) -> bytes:
     data = peer._store.read(key)
     assert data is not None
     return data
+
+
+def local_link(peer: Peer) -> Link:
+    identity = peer.config.identity(read_key(peer.config.key_file))._replace(node=NO_NODE)
+    return open_local_link(peer.config.socket, identity, 0, 30.0)
 
 
 def keys_of(peer: Peer, path: Path) -> list[bytes]:
@@ -248,7 +255,7 @@ def test_what_is_here_does_not_wait_behind_a_slow_shared_file_system(tmp_path: P
         fetch(peer, more)
         asked, answer = threading.Event(), threading.Event()
         peer._source.read = lambda key: (asked.set(), answer.wait(60), plain(key))[2]  # type: ignore[method-assign]
-        link = connect_local(peer.config.socket, read_key(peer.config.key_file), 0, 5.0)
+        link = local_link(peer)
         late, soon = Collect(), Collect()
         link.ask(wire.GET, slow, late)
         assert asked.wait(30)
@@ -267,7 +274,7 @@ def test_a_quick_read_is_done_by_the_thread_that_was_asked(tmp_path: Path, tree:
         names: list[str] = []
         plain = peer._source.read
         peer._source.read = lambda key: (names.append(threading.current_thread().name), plain(key))[1]  # type: ignore[method-assign, func-returns-value]
-        link = connect_local(peer.config.socket, read_key(peer.config.key_file), 0, 5.0)
+        link = local_link(peer)
         for key in keys[1:]:
             peer.flights._last_read_s = 0.0
             reply = Collect()
@@ -296,7 +303,8 @@ def test_a_request_for_a_path_outside_the_roots_is_refused_over_the_network(tmp_
     (tmp_path / "secret").write_bytes(b"s" * 100)
     with peers(tmp_path / "c", 1, tree) as (peer,):
         key = Path(peer.config.key_file).read_bytes()
-        link, _ = connect(peer.config.hosts[0], (peer.port,), key, wire.NO_NODE, 0, 30.0)
+        identity = peer.config.identity(key)._replace(node=NO_NODE)
+        link, _ = open_link(Target(peer.config.hosts[0], (peer.port,), 0), identity, 30.0)
         for wanted in (directory_key(b"/etc"), directory_key(os.fsencode(tree) + b"/../.."), b"\x07garbage", b""):
             reply = Collect()
             assert link.ask(wire.GET, wanted, reply)

@@ -5,7 +5,6 @@ import os
 import random
 import socket
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -14,79 +13,25 @@ from hypothesis import strategies as st
 
 from fuse.caches import configs, peers, wait_for
 from windlass.cache.node import wire
+from windlass.cache.node.channel import Channel
 from windlass.cache.node.config import ConfigFileError, dump_config, parse_config, read_key
+from windlass.cache.node.dial import Target, dial
 from windlass.cache.node.keys import directory_key
-from windlass.cache.node.link import Collect, FrameReader, connect
+from windlass.cache.node.link import Collect, FrameReader, open_link
 from windlass.cache.node.listing import Listing
-from windlass.cache.node.server import Listener
-
-
-def both_sides(key_called: bytes, key_caller: bytes, called: int = 3) -> tuple[object, object]:
-    """Runs the proof over a socket pair; what each side got or raised."""
-    left, right = socket.socketpair()
-    found: list[object] = [None, None]
-
-    def as_called() -> None:
-        try:
-            found[0] = wire.prove_as_called(left, key_called, 3, time.monotonic() + 30)
-        except Exception as error:
-            found[0] = error
-            left.close()
-
-    thread = threading.Thread(target=as_called)
-    thread.start()
-    try:
-        wire.prove_as_caller(right, key_caller, 7, called, time.monotonic() + 30)
-        found[1] = "proven"
-    except Exception as error:
-        found[1] = error
-        right.close()
-    thread.join(30)
-    left.close()
-    right.close()
-    return found[0], found[1]
-
-
-def test_two_holders_of_the_key_prove_it_to_each_other() -> None:
-    assert both_sides(b"k" * 32, b"k" * 32) == (7, "proven")
-
-
-def test_a_caller_without_the_key_gets_no_proof_in_return() -> None:
-    called, caller = both_sides(b"k" * 32, b"x" * 32)
-    assert isinstance(called, wire.ProofError)
-    assert isinstance(caller, wire.ProtocolError)
-
-
-def test_a_caller_that_looks_for_another_node_is_sent_away() -> None:
-    called, caller = both_sides(b"k" * 32, b"k" * 32, called=5)
-    assert isinstance(called, wire.ProofError)
-    assert isinstance(caller, wire.ProtocolError)
-
-
-def test_a_proof_cannot_be_sent_back_to_its_maker() -> None:
-    """A stranger who relays a node's own nonce gets a proof for the other side only."""
-    key, nonce = b"k" * 32, b"n" * 64
-    assert wire._proof(key, b"caller", nonce, 1, 2) != wire._proof(key, b"called", nonce, 1, 2)
-
-
-def test_a_newer_protocol_is_refused_with_a_clear_word() -> None:
-    left, right = socket.socketpair()
-    with left, right:
-        left.sendall(wire._HELLO.pack(wire._MAGIC, wire.VERSION + 1, 0, bytes(32)))
-        with pytest.raises(wire.ProofError, match="version"):
-            wire.prove_as_caller(right, b"k" * 32, 0, 1, time.monotonic() + 30)
+from windlass.cache.node.proof import NO_NODE, ProtocolError
 
 
 @given(st.binary(min_size=wire.HEAD_BYTES, max_size=wire.HEAD_BYTES))
 def test_any_head_is_within_the_limits_or_refused(data: bytes) -> None:
     for parse, most in ((wire.parse_request_head, 4 << 20), (wire.parse_reply_head, wire.MAX_OBJECT_BYTES)):
-        with contextlib.suppress(wire.ProtocolError):
+        with contextlib.suppress(ProtocolError):
             assert parse(data).length <= most
 
 
 @given(st.binary(max_size=300))
 def test_any_body_is_an_object_or_refused(data: bytes) -> None:
-    with contextlib.suppress(wire.ProtocolError):
+    with contextlib.suppress(ProtocolError):
         key, digest, rest = wire.parse_object(memoryview(data))
         assert len(key) + len(digest) + len(rest) + 2 == len(data)
 
@@ -107,7 +52,7 @@ def test_frames_arrive_whole_however_the_stream_is_cut(bodies: list[bytes], seed
 
         thread = threading.Thread(target=send)
         thread.start()
-        reader = FrameReader(right, wire.parse_reply_head)
+        reader = FrameReader(Channel(right, 0), wire.parse_reply_head)
         for number, body in enumerate(bodies):
             found = reader.next()
             assert found is not None
@@ -126,7 +71,7 @@ def test_a_frame_larger_than_the_buffer_arrives_whole() -> None:
             )
         )
         thread.start()
-        reader = FrameReader(right, wire.parse_reply_head)
+        reader = FrameReader(Channel(right, 0), wire.parse_reply_head)
         first, second = reader.next(), reader.next()
         thread.join()
         assert first is not None and second is not None
@@ -139,43 +84,24 @@ def test_a_peer_survives_garbage_and_still_answers(tmp_path: Path) -> None:
     chance = random.Random(20261115)
     with peers(tmp_path / "c", 1, tmp_path / "shared") as (peer,):
         where = (peer.config.hosts[0], peer.port)
-        key = Path(peer.config.key_file).read_bytes()
+        target = Target(where[0], (where[1],), 0)
+        identity = peer.config.identity(Path(peer.config.key_file).read_bytes())._replace(node=NO_NODE)
         for _ in range(60):  # strangers
             with socket.create_connection(where, 30) as stranger:
                 stranger.sendall(chance.randbytes(chance.choice((0, 1, 72, 500))))
         for _ in range(60):  # holders of the key that have gone mad
-            with socket.create_connection(where, 30) as mad:
-                wire.prove_as_caller(mad, key, 0, 0, time.monotonic() + 30)
-                head = wire.HEAD.pack(chance.choice((0, 5, 100, 8000, 2**31)), chance.randrange(256), 1)
-                mad.sendall(head + chance.randbytes(chance.choice((0, 5, 100, 8000))))
-        link, _ = connect(where[0], (where[1],), key, wire.NO_NODE, 0, 30.0)
+            mad, _ = dial(target, identity, 30.0)
+            with mad.socket:
+                body = chance.randbytes(chance.choice((0, 5, 100, 8000)))
+                head = wire.HEAD.pack(chance.choice((len(body), 0, 5, 100, 2**31)), chance.randrange(256), 1)
+                mad.socket.sendall(mad.seal(head, body) + body)
+        link, _ = open_link(target, identity, 30.0)
         reply = Collect()
         assert link.ask(wire.GET, directory_key(os.fsencode(tmp_path / "shared")), reply)
         _, body = reply.wait(5.0)
         assert Listing(bytes(wire.parse_object(memoryview(body))[2])).names == [b"file"]
         link.close()
         wait_for(lambda: peer.status()["strangers_refused"] >= 60, what="strangers counted")
-
-
-def test_strangers_cannot_take_all_connections_or_stay(tmp_path: Path) -> None:
-    (tmp_path / "shared").mkdir()
-    with peers(tmp_path / "c", 1, tmp_path / "shared") as (peer,):
-        where = (peer.config.hosts[0], peer.port)
-        silent = [socket.create_connection(where, 30) for _ in range(Listener.MAX_STRANGERS + 20)]
-        try:
-            time.sleep(Listener.PROOF_S + 0.5)
-            key = Path(peer.config.key_file).read_bytes()
-            link, _ = connect(where[0], (where[1],), key, wire.NO_NODE, 0, 30.0)
-            assert not link.closed
-            link.close()
-            for stranger in silent:
-                stranger.settimeout(1)
-                got = b"x"
-                while got:  # the nonce, then the end: thrown out
-                    got = stranger.recv(100)
-        finally:
-            for stranger in silent:
-                stranger.close()
 
 
 def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,12 +13,15 @@ from pathlib import Path
 import pytest
 
 from windlass.agents.node.host import AgentError
-from windlass.cache.node import wire
+from windlass.cache.node.accept import Acceptor
+from windlass.cache.node.channel import TAG_BYTES, Channel
+from windlass.cache.node.dial import Target, dial
+from windlass.cache.node.ports import listen_tcp, port_candidates
+from windlass.cache.node.proof import Identity, ProtocolError
 from windlass.cache.node.roots import Root
-from windlass.cache.node.server import listen_tcp
 from windlass.stage.node.layout import make_shape
 from windlass.stage.node.push import Place, Push
-from windlass.stage.node.push_client import ASK, FRAME, NO_DIGEST, Kind, Patience
+from windlass.stage.node.push_client import ASK, FRAME, NO_DIGEST, Kind, Patience, receive_all
 from windlass.stage.node.push_server import Feeder
 
 pytestmark = pytest.mark.timeout(60)
@@ -41,6 +43,10 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
+def identity(number: int, key: bytes = KEY) -> Identity:
+    return Identity(key, "test", "stage", number)
+
+
 class NodeUnderTest:
     """One node of a chain with one reader; keeps what it writes in memory."""
 
@@ -48,8 +54,9 @@ class NodeUnderTest:
         real = os.fsencode(source)
         shape = make_shape(len(hosts), one_reader=True)
         self.data = bytearray(SIZE)
-        self.push = Push(Place(number, hosts, KEY, (Root(real, real),), shape, SOON), self._write)
-        self._feeder = Feeder(hosts[number], number, KEY, self.push, self._reread)
+        place = Place(identity(number), hosts, (Root(real, real),), shape, SOON)
+        self.push = Push(place, self._write)
+        self._feeder = Feeder(place, self.push, self._reread)
 
     def _write(self, index: int, data: memoryview) -> bool:
         self.data[index << 20 : (index << 20) + len(data)] = data
@@ -82,31 +89,25 @@ def running(*nodes: NodeUnderTest) -> Iterator[list[threading.Thread]]:
 
 
 @contextlib.contextmanager
-def impostor(host: str, number: int, answer: Callable[[socket.socket, int, int], None]) -> Iterator[list[int]]:
+def impostor(host: str, number: int, answer: Callable[[Channel, int, int], None]) -> Iterator[list[int]]:
     """A node that holds the key and answers as it likes; yields the kinds of the questions it was asked."""
     asked: list[int] = []
-    listening = listen_tcp(host, wire.port_candidates(KEY))
 
-    def serve(connection: socket.socket) -> None:
-        with contextlib.suppress(OSError, wire.ProtocolError), connection:
-            wire.prove_as_called(connection, KEY, number, time.monotonic() + 30)
-            kind, _, position = ASK.unpack(wire.receive_exactly(connection, ASK.size, time.monotonic() + 30))
+    def serve(channel: Channel) -> None:
+        with contextlib.suppress(OSError, ProtocolError):
+            channel.socket.settimeout(30.0)
+            question = memoryview(bytearray(ASK.size + TAG_BYTES))
+            receive_all(channel.socket, question)
+            kind, _, position = ASK.unpack(question[: ASK.size])
             asked.append(kind)
-            connection.settimeout(30.0)
-            answer(connection, kind, position)
+            answer(channel, kind, position)
 
-    def accept() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                threading.Thread(target=serve, args=(listening.accept()[0],), daemon=True).start()
-
-    threading.Thread(target=accept, daemon=True).start()
+    mine = identity(number)
+    acceptor = Acceptor(listen_tcp(host, port_candidates(mine, number)), mine, serve, max_proven=64)
     try:
         yield asked
     finally:
-        with contextlib.suppress(OSError):
-            listening.shutdown(socket.SHUT_RDWR)
-        listening.close()
+        acceptor.close()
 
 
 def test_every_node_gets_every_byte_and_one_reads(hosts: tuple[str, ...], source: Path) -> None:
@@ -122,9 +123,9 @@ def test_every_node_gets_every_byte_and_one_reads(hosts: tuple[str, ...], source
 
 
 def test_wrong_bytes_of_a_parent_are_not_used(hosts: tuple[str, ...], source: Path) -> None:
-    def lie(connection: socket.socket, kind: int, position: int) -> None:
+    def lie(channel: Channel, kind: int, position: int) -> None:
         if kind == Kind.STRIPE:
-            connection.sendall(FRAME.pack(Kind.BLOCK, 1 << 20, position, NO_DIGEST) + bytes(1 << 20))
+            channel.socket.sendall(channel.seal(FRAME.pack(Kind.BLOCK, 1 << 20, position, NO_DIGEST)) + bytes(1 << 20))
             time.sleep(5)
 
     first, third = NodeUnderTest(0, hosts, source), NodeUnderTest(2, hosts, source)
@@ -135,8 +136,8 @@ def test_wrong_bytes_of_a_parent_are_not_used(hosts: tuple[str, ...], source: Pa
 
 
 def test_a_parent_that_breaks_off_is_left_for_its_own(hosts: tuple[str, ...], source: Path) -> None:
-    def break_off(connection: socket.socket, kind: int, position: int) -> None:
-        connection.sendall(FRAME.pack(Kind.BLOCK, 1 << 20, position, NO_DIGEST) + bytes(1000))
+    def break_off(channel: Channel, kind: int, position: int) -> None:
+        channel.socket.sendall(channel.seal(FRAME.pack(Kind.BLOCK, 1 << 20, position, NO_DIGEST)) + bytes(1000))
 
     first, third = NodeUnderTest(0, hosts, source), NodeUnderTest(2, hosts, source)
     with running(first), impostor(hosts[1], 1, break_off) as asked:
@@ -190,13 +191,6 @@ def test_a_stranger_gets_no_word(hosts: tuple[str, ...], source: Path) -> None:
     first = NodeUnderTest(0, hosts, source)
     with running(first) as threads:
         threads[0].join(20)
-        port = next(p for p in wire.port_candidates(KEY) if _listens(hosts[0], p))
-        with socket.create_connection((hosts[0], port), 5) as connection, pytest.raises(wire.ProtocolError):
-            wire.prove_as_caller(connection, bytes(32), 1, 0, time.monotonic() + 30)
-            wire.receive_exactly(connection, 1, time.monotonic() + 30)
-
-
-def _listens(host: str, port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection((host, port), 1):
-        return True
-    return False
+        for stranger in (identity(1, bytes(32)), identity(1)._replace(run="other"), identity(1)._replace(service="x")):
+            with pytest.raises(ProtocolError):
+                dial(Target(hosts[0], port_candidates(identity(1), 0), 0), stranger, 1.0)

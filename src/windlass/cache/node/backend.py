@@ -22,9 +22,10 @@ from . import wire
 from .config import NodeConfig
 from .keys import BadKeyError, digest, directory_key
 from .limits import TokenBucket, fallback_jitter_s
-from .link import Link, Reply, connect_local
+from .link import Link, Reply, open_local_link
 from .listing import Listing
 from .pool import Pool
+from .proof import NO_NODE, ProtocolError
 from .source import Source
 from .store import Place, StoreReader, parse_place
 
@@ -41,7 +42,7 @@ class Backend:
 
     def __init__(self, config: NodeConfig, key: bytes) -> None:
         self._config = config
-        self._key = key
+        self._identity = config.identity(key)._replace(node=NO_NODE)
         self._store = StoreReader(config.store)
         self._source = Source(config.roots, config.chunk_bytes, sparse=config.sparse)
         self._lock = threading.Lock()
@@ -180,10 +181,10 @@ class Backend:
                 return None
             self._next_try = now + (_RETRY_PEER_S if link is not None else 0.0)
         try:
-            self._link = connect_local(
-                self._config.socket, self._key, self._config.node, self._config.peer_timeout_s + 1.0
+            self._link = open_local_link(
+                self._config.socket, self._identity, self._config.node, self._config.peer_timeout_s + 1.0
             )
-        except (OSError, wire.ProtocolError):
+        except (OSError, ProtocolError):
             return None
         self._link.on_news = self._news
         return self._link

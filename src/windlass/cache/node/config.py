@@ -8,6 +8,7 @@ import stat
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from .proof import Identity
 from .roots import Root
 
 VERSION = 1
@@ -52,6 +53,10 @@ class NodeConfig:
     allow_other: bool = False
     owner_pid: int = 0
     version: int = VERSION
+
+    def identity(self, key: bytes) -> Identity:
+        """Who this node is to the others of the job."""
+        return Identity(key, self.job, "cache", self.node)
 
     @property
     def nodes(self) -> int:

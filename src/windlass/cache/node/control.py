@@ -22,7 +22,8 @@ from typing import Any
 from . import wire
 from .config import ConfigFileError, NodeConfig, dump_config, make_private_folder, read_config, read_key
 from .fuse import unmount
-from .link import Collect, connect_local
+from .link import Collect, open_local_link
+from .proof import NO_NODE, ProtocolError
 
 ROLES = ("peer", "mount")
 _PROGRAM = (
@@ -142,8 +143,9 @@ def is_running(state_dir: str, role: str) -> bool:
 def _ask(state_dir: str, kind: int, body: bytes, timeout_s: float) -> bytes:
     try:
         config = read_config(os.path.join(state_dir, "config.json"))
-        link = connect_local(config.socket, read_key(config.key_file), config.node, timeout_s)
-    except (OSError, wire.ProtocolError, ValueError) as error:
+        identity = config.identity(read_key(config.key_file))._replace(node=NO_NODE)
+        link = open_local_link(config.socket, identity, config.node, timeout_s)
+    except (OSError, ProtocolError, ValueError) as error:
         raise ControlError("no cache answers in %s: %s" % (state_dir, error)) from error
     try:
         reply = Collect()

@@ -6,19 +6,21 @@ frame at all for `timeout_s`, with something asked, means the peer is gone, stop
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import fcntl
 import itertools
-import os
 import socket
 import struct
 import termios
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Protocol
 
 from . import wire
+from .channel import Channel
+from .dial import Target, dial, dial_unix
+from .proof import Identity, ProtocolError
 
 _SMALL = 64 << 10
 
@@ -35,41 +37,51 @@ class Reply(Protocol):
 
 class FrameReader:
     """Cuts a byte stream into frames. Heads and small frames come many to a system call; the body of a large frame is
-    received straight into a buffer of its own."""
+    received straight into a buffer of its own. Only frames with the right tag come out."""
 
-    def __init__(self, connection: socket.socket, parse: Callable[[bytes], wire.Head]) -> None:
-        self._connection = connection
+    def __init__(self, channel: Channel, parse: Callable[[bytes], wire.Head]) -> None:
+        self._channel = channel
+        self._connection = channel.socket
+        self._head_bytes = wire.HEAD_BYTES + channel.tag_bytes
         self._parse = parse
         self._small = memoryview(bytearray(_SMALL))
         self._start = self._end = 0
         self._large = memoryview(bytearray())
         self._got = -1  # bytes of a large body that are there; -1: no large body under way
         self._head: wire.Head | None = None
+        self._sealed = b""  # that head as it came, with its tag
         self.heard = time.monotonic()
 
     def next(self) -> tuple[wire.Head, memoryview] | None:
         """The next frame, or None when the socket's receive timeout passed first. `ConnectionError` at the end. The
         body is good until the next call."""
         while True:
-            if self._head is None and self._end - self._start >= wire.HEAD_BYTES:
-                self._head = self._parse(bytes(self._small[self._start : self._start + wire.HEAD_BYTES]))
-                self._start += wire.HEAD_BYTES
+            if self._head is None and self._end - self._start >= self._head_bytes:
+                self._sealed = bytes(self._small[self._start : self._start + self._head_bytes])
+                self._head = self._parse(self._sealed[: wire.HEAD_BYTES])
+                self._start += self._head_bytes
             head = self._head
             if head is not None and head.length > _SMALL // 2:
                 if self._got < 0:
                     self._begin_large(head.length)
                 if self._got == head.length:
                     self._head, self._got = None, -1
-                    return head, self._large[: head.length]
+                    return self._checked(head, self._large[: head.length])
                 if not self._receive_large(head.length):
                     return None
             elif head is not None and self._end - self._start >= head.length:
                 body = self._small[self._start : self._start + head.length]
                 self._start += head.length
                 self._head = None
-                return head, body
+                return self._checked(head, body)
             elif not self._receive_small():
                 return None
+
+    def _checked(self, head: wire.Head, body: memoryview) -> tuple[wire.Head, memoryview]:
+        if self._channel.tag_bytes:
+            covered = wire.covered_by_tag(head.kind, body)
+            self._channel.check(self._sealed[: wire.HEAD_BYTES], self._sealed[wire.HEAD_BYTES :], covered)
+        return head, body
 
     def has_more(self) -> bool:
         """Whether something has arrived that `next` has not given out."""
@@ -123,22 +135,21 @@ def set_timeouts(connection: socket.socket, receive_s: float, send_s: float) -> 
 
 
 class Link:
-    """One open, proven connection to `node`."""
+    """One open, proven connection to a node."""
 
-    def __init__(self, connection: socket.socket, node: int, timeout_s: float) -> None:
-        self.node = node
+    def __init__(self, channel: Channel, timeout_s: float) -> None:
         self.closed = False
         self.reason = ""
-        self._connection = connection
+        self._channel = channel
         self._timeout_s = timeout_s
         self._ids = itertools.count(1)
         self._pending: dict[int, Reply] = {}
         self.on_news: Callable[[int, bytes], None] = lambda kind, body: None
         self._asked_at = time.monotonic()
         self._send_lock = threading.Lock()
-        set_timeouts(connection, max(0.05, timeout_s / 4), timeout_s)
-        self._reader = FrameReader(connection, wire.parse_reply_head)
-        self._thread = threading.Thread(target=self._run, name="link-%d" % node, daemon=True)
+        set_timeouts(channel.socket, max(0.05, timeout_s / 4), timeout_s)
+        self._reader = FrameReader(channel, wire.parse_reply_head)
+        self._thread = threading.Thread(target=self._run, name="link-%d" % channel.node, daemon=True)
         self._thread.start()
 
     @property
@@ -164,13 +175,13 @@ class Link:
     def close(self, reason: str = "closed") -> None:
         self.reason = self.reason or reason
         self.closed = True
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
+        self._channel.shut()
 
     def _send(self, kind: int, request: int, body: bytes) -> bool:
         try:
             with self._send_lock:
-                self._connection.sendall(wire.head(kind, request, len(body)) + body)
+                head = self._channel.seal(wire.head(kind, request, len(body)), body)
+                self._channel.socket.sendall(head + body)
         except OSError as error:
             self.close("cannot send: %s" % error)
             return False
@@ -184,10 +195,10 @@ class Link:
                     self._check_silence()
                     continue
                 self._deliver(*found)
-        except (OSError, wire.ProtocolError) as error:
+        except (OSError, ProtocolError) as error:
             self.close(str(error) or type(error).__name__)
         self.closed = True
-        self._connection.close()
+        self._channel.socket.close()
         while self._pending:
             try:
                 _, reply = self._pending.popitem()
@@ -208,7 +219,7 @@ class Link:
     def _check_silence(self) -> None:
         silent = time.monotonic() - max(self._reader.heard, self._asked_at)
         if self._pending and silent > self._timeout_s:
-            raise wire.ProtocolError("silent for %.1f s" % silent)
+            raise ProtocolError("silent for %.1f s" % silent)
 
 
 class Collect:
@@ -240,52 +251,20 @@ class Collect:
         return self._kind, self._body
 
 
-def connect(
-    host: str, ports: tuple[int, ...], key: bytes, me: int, node: int, timeout_s: float, source_host: str = ""
-) -> tuple[Link, int]:
-    """An open link to `node` and the port that answered; `OSError` or `ProtocolError` where none proves the key."""
-    deadline = time.monotonic() + timeout_s
-    last: Exception = ConnectionError("no port to try")
-    for port in ports:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            break
-        try:
-            connection = socket.create_connection((host, port), left, (source_host, 0) if source_host else None)
-        except OSError as error:
-            last = error
-            continue
-        try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            wire.prove_as_caller(connection, key, me, node, deadline)
-            return Link(connection, node, timeout_s), port
-        except (OSError, wire.ProtocolError) as error:
-            connection.close()
-            last = error
-    raise last
+def open_link(target: Target, identity: Identity, timeout_s: float) -> tuple[Link, int]:
+    """An open link to a node and the port that answered; `OSError` or `ProtocolError` where none proves the key."""
+    channel, port = dial(target, identity, timeout_s)
+    return _started(channel, timeout_s), port
 
 
-@contextlib.contextmanager
-def short_path(path: str) -> Iterator[str]:
-    """A name for a socket's path that fits into the 107 bytes the kernel allows."""
-    folder = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield "/proc/self/fd/%d/%s" % (folder, os.path.basename(path))
-    finally:
-        os.close(folder)
-
-
-def connect_local(path: str, key: bytes, me: int, timeout_s: float) -> Link:
+def open_local_link(path: str, identity: Identity, node: int, timeout_s: float) -> Link:
     """A link to the peer process of this node, over its Unix socket."""
-    connection = socket.socket(socket.AF_UNIX)
+    return _started(dial_unix(path, identity, node, timeout_s), timeout_s)
+
+
+def _started(channel: Channel, timeout_s: float) -> Link:
     try:
-        connection.settimeout(timeout_s)
-        with short_path(path) as short:
-            connection.connect(short)
-        wire.prove_as_caller(
-            connection, key, wire.NO_NODE, wire.NO_NODE if me < 0 else me, time.monotonic() + timeout_s
-        )
-    except BaseException:
-        connection.close()
-        raise
-    return Link(connection, me, timeout_s)
+        return Link(channel, timeout_s)
+    except RuntimeError as error:  # no thread to be had now: as good as no answer
+        channel.socket.close()
+        raise OSError(errno.EAGAIN, str(error)) from error

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 import time
 
-from . import wire
 from .config import NodeConfig
+from .dial import Target
 from .limits import Health
-from .link import Link, connect
+from .link import Link, open_link
+from .ports import port_candidates
+from .proof import ProtocolError
 
 MAX_LINKS = 128
 
@@ -16,7 +18,7 @@ MAX_LINKS = 128
 class Links:
     def __init__(self, config: NodeConfig, key: bytes, health: Health) -> None:
         self._config = config
-        self._key = key
+        self._identity = config.identity(key)
         self._health = health
         self._lock = threading.Lock()
         self._links: dict[int, Link] = {}
@@ -36,6 +38,7 @@ class Links:
             opening = self._opening.setdefault(node, threading.Lock())
         with opening:
             link = self.existing(node)
+            pause = 0.05
             while link is None and not self.closed:
                 if not self._health.usable(node):
                     return None
@@ -44,27 +47,19 @@ class Links:
                     if node in self._ports or time.monotonic() >= self._grace_end:
                         self._health.failed(node)
                         return None
-                    time.sleep(0.05)
+                    time.sleep(pause)
+                    pause = min(0.25, pause * 1.5)
             return link
 
     def _try(self, node: int) -> Link | None:
-        ports = wire.port_candidates(self._key)
         known = self._ports.get(node)
-        if known is not None:
-            ports = (known,)
-        host = self._config.hosts[node]
+        ports = (known,) if known is not None else port_candidates(self._identity, node)
         mine = self._config.hosts[self._config.node]
+        source = mine if mine.startswith("127.") else ""
+        target = Target(self._config.hosts[node], ports, node, source)
         try:
-            link, port = connect(
-                host,
-                ports,
-                self._key,
-                self._config.node,
-                node,
-                self._config.peer_timeout_s,
-                mine if mine.startswith("127.") else "",
-            )
-        except (OSError, wire.ProtocolError):
+            link, port = open_link(target, self._identity, self._config.peer_timeout_s)
+        except (OSError, ProtocolError):
             return None
         self._ports[node] = port
         with self._lock:

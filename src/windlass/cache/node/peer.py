@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 from . import wire
+from .accept import Acceptor
 from .barrier import Barrier
 from .config import NodeConfig
 from .flights import Flights, Outcome
@@ -19,7 +20,9 @@ from .limits import Health
 from .link import Collect
 from .links import Links
 from .pool import Pool
-from .server import Inbound, Listener, listen_tcp, listen_unix
+from .ports import listen_tcp, listen_unix, port_candidates
+from .proof import ProtocolError
+from .server import MAX_CONNECTIONS, Inbound
 from .source import Source
 from .store import Store
 from .stream import Streams
@@ -36,7 +39,7 @@ class Peer:
 
     def __init__(self, config: NodeConfig, key: bytes) -> None:
         self.config = config
-        self._key = key
+        self._identity = config.identity(key)
         self._started = time.time()
         self.stopped = threading.Event()
         self._timers = Timers()
@@ -53,16 +56,21 @@ class Peer:
         self._mount_status: dict[str, Any] = {}
         self._mount_link: Inbound | None = None
         self._askers = Pool(4, "asker")
-        self._listeners: list[Listener] = []
+        self._acceptors: list[Acceptor] = []
 
     def start(self) -> None:
         """Listens, joins the others and begins to push. Raises `OSError` where no port or socket can be had."""
-        host = self.config.hosts[self.config.node]
-        tcp = listen_tcp(host, wire.port_candidates(self._key))
+        config = self.config
+        tcp = listen_tcp(config.hosts[config.node], port_candidates(self._identity, config.node))
         self.port = tcp.getsockname()[1]
-        self._listeners.append(Listener(tcp, self._key, self.config.node, self, local=False))
-        unix = listen_unix(self.config.socket)
-        self._listeners.append(Listener(unix, self._key, self.config.node, self, local=True))
+        for listening in (tcp, listen_unix(config.socket)):
+            acceptor = Acceptor(
+                listening,
+                self._identity,
+                lambda channel: Inbound(channel, self).run(),
+                max_proven=MAX_CONNECTIONS,
+            )
+            self._acceptors.append(acceptor)
         self._streams.start()
         self._barrier.start(self._links.end_grace)
         if self.config.trace_out:
@@ -72,8 +80,8 @@ class Peer:
         """Ends all work, saves the trace, empties the store."""
         self._barrier.close()
         self._streams.close()
-        for listener in self._listeners:
-            listener.close()
+        for acceptor in self._acceptors:
+            acceptor.close()
         self._links.close()
         self._timers.close()
         self.flights.close()
@@ -216,7 +224,7 @@ class Peer:
             "node": self.config.node,
             "nodes": self.config.nodes,
             "host": self.config.hosts[self.config.node],
-            "state": "ready" if self._barrier.complete else "starting",
+            "state": self._state(),
             "pid": os.getpid(),
             "uptime_s": round(time.time() - self._started, 1),
             "ready_nodes": self._barrier.ready_count,
@@ -238,8 +246,14 @@ class Peer:
             "left_out": list(self._health.paused()),
             "push": self._streams.status(),
             "mount": dict(self._mount_status, alive=mount_alive),
-            "strangers_refused": sum(listener.refused for listener in self._listeners),
+            "strangers_refused": sum(acceptor.refused for acceptor in self._acceptors),
         }
+
+    def _state(self) -> str:
+        """`deaf`: no caller can be accepted at this moment, for want of threads, descriptors or memory."""
+        if not all(acceptor.is_accepting for acceptor in self._acceptors):
+            return "deaf"
+        return "ready" if self._barrier.complete else "starting"
 
     def _answer_status(self, connection: Inbound, request: int, body: bytes) -> None:
         asked = json.loads(body or b"{}")
@@ -275,4 +289,4 @@ def _two_numbers(body: bytes) -> tuple[int, int]:
         first, second = json.loads(body)
         return int(first), int(second)
     except (ValueError, TypeError) as error:
-        raise wire.ProtocolError("not a stream request: %s" % error) from error
+        raise ProtocolError("not a stream request: %s" % error) from error

@@ -23,16 +23,27 @@ class Pool:
         self._closed = False
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Runs `job` soon on one of the threads. `RuntimeError` after `close`."""
+        """Runs `job` soon on one of the threads. `RuntimeError` after `close`, or where not one thread can be had."""
         with self._lock:
             if self._closed:
                 raise RuntimeError("closed")
             grow = self._idle <= 0 and self._threads < self._most
             self._threads += grow
             self._idle -= 1
-        self._jobs.put(job)
         if grow:
+            self._grow()
+        self._jobs.put(job)
+
+    def _grow(self) -> None:
+        try:
             threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        except RuntimeError:
+            with self._lock:
+                self._threads -= 1
+                if self._threads > 0:
+                    return  # the others get to it
+                self._idle += 1
+            raise
 
     def close(self) -> None:
         """No new jobs; threads end when they are done with theirs."""

@@ -10,7 +10,7 @@ import time
 from typing import NamedTuple
 
 from .keys import HEAD_BYTES
-from .wire import ProtocolError
+from .proof import ProtocolError
 
 
 class Place(NamedTuple):

@@ -20,9 +20,9 @@ from typing import NamedTuple
 from windlass.agents.node.host import AgentError
 from windlass.cache.node.keys import BadKeyError, chunk_key
 from windlass.cache.node.limits import Health, TokenBucket, fallback_jitter_s
+from windlass.cache.node.proof import Identity, ProtocolError
 from windlass.cache.node.roots import Root
 from windlass.cache.node.source import Source
-from windlass.cache.node.wire import ProtocolError
 
 from .layout import Layout, LayoutError, Shape, parse_items, survey
 from .push_client import Caller, FailedError, Kind, Patience, Reader, Tick
@@ -39,12 +39,15 @@ _STALLED_S = 120.0
 class Place(NamedTuple):
     """This node among the others."""
 
-    number: int
+    identity: Identity
     hosts: tuple[str, ...]
-    key: bytes
     roots: tuple[Root, ...]
     shape: Shape
     patience: Patience = Patience()
+
+    @property
+    def number(self) -> int:
+        return self.identity.node
 
 
 class Push:
@@ -55,7 +58,7 @@ class Push:
         self._place = place
         self._write = write
         self._health = Health()
-        self._caller = Caller(place.number, place.hosts, place.key, place.patience)
+        self._caller = Caller(place.identity, place.hosts, place.patience)
         self._bucket = TokenBucket(_FALLBACKS_PER_S, _FALLBACKS_PER_S)
         self._arrivals: queue.SimpleQueue[tuple[Row, int, int, Slot] | None] = queue.SimpleQueue()
         self._stop = threading.Event()

@@ -1,4 +1,8 @@
-"""Connections of the push, seen from the child: the proof of the job's key, one question, and frames until the end."""
+"""Connections of the push, seen from the child: one question, and frames until the end.
+
+A frame is a head (kind, length, number, digest), its tag, and data. The tag covers the head, and of the words of a
+failure those too; blocks and layouts are checked against the digest in the head.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +16,18 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from windlass.agents.node.host import AgentError
-from windlass.cache.node import wire
+from windlass.cache.node.channel import TAG_BYTES, Channel
+from windlass.cache.node.dial import Target, dial
 from windlass.cache.node.link import set_timeouts
+from windlass.cache.node.ports import port_candidates
+from windlass.cache.node.proof import Identity, ProtocolError
 
 ASK = struct.Struct("<BxxxIQ")
 FRAME = struct.Struct("<BxxxIQ32s")
 NO_DIGEST = bytes(32)
 MAX_LAYOUT_BYTES = 512 << 20
 MAX_TEXT_BYTES = 4096
+_DIAL_S = 5.0
 Tick = Callable[[], None]
 
 
@@ -49,20 +57,21 @@ class FailedError(AgentError):
 class Reader:
     """One open, proven connection to a parent."""
 
-    def __init__(self, connection: socket.socket, tick: Tick) -> None:
-        self._connection = connection
+    def __init__(self, channel: Channel, tick: Tick) -> None:
+        self._channel = channel
+        self._connection = channel.socket
         self._tick = tick
-        self._head = memoryview(bytearray(FRAME.size))
+        self._head = memoryview(bytearray(FRAME.size + TAG_BYTES))
 
     def ask(self, kind: Kind, stripe: int, position: int) -> None:
-        self._connection.sendall(ASK.pack(kind, stripe, position))
+        self._connection.sendall(self._channel.seal(ASK.pack(kind, stripe, position)))
 
     def block(self, index: int, target: memoryview) -> bytes:
         """Block `index` into `target`; returns its digest, which is not checked yet. Waits as long as the other side
         says that it works on it; `OSError` or `ProtocolError` where it does not."""
         kind, length, number, digest = self._next()
         if kind != Kind.BLOCK or number != index or length != len(target):
-            raise wire.ProtocolError("block %d of %d bytes instead of %d" % (number, length, index))
+            raise ProtocolError("block %d of %d bytes instead of %d" % (number, length, index))
         receive_all(self._connection, target)
         return digest
 
@@ -70,20 +79,22 @@ class Reader:
         """The layout, verified."""
         kind, length, _, digest = self._next()
         if kind != Kind.LAYOUT or length > MAX_LAYOUT_BYTES:
-            raise wire.ProtocolError("a layout of %d bytes" % length)
+            raise ProtocolError("a layout of %d bytes" % length)
         data = bytearray(length)
         receive_all(self._connection, memoryview(data))
         if hashlib.sha256(data).digest() != digest:
-            raise wire.ProtocolError("wrong bytes of the layout")
+            raise ProtocolError("wrong bytes of the layout")
         return data
 
     def _next(self) -> tuple[int, int, int, bytes]:
         while True:
             receive_all(self._connection, self._head)
-            kind, length, index, digest = FRAME.unpack(self._head)
+            head, tag = bytes(self._head[: FRAME.size]), bytes(self._head[FRAME.size :])
+            kind, length, index, digest = FRAME.unpack(head)
+            text = bytearray(min(length, MAX_TEXT_BYTES) if kind == Kind.FAILED else 0)
+            receive_all(self._connection, memoryview(text))
+            self._channel.check(head, tag, bytes(text))
             if kind == Kind.FAILED:
-                text = bytearray(min(length, MAX_TEXT_BYTES))
-                receive_all(self._connection, memoryview(text))
                 raise FailedError(text.decode("utf-8", "replace"))
             if kind == Kind.GONE:
                 raise ConnectionError("the other side has these blocks no more")
@@ -95,10 +106,9 @@ class Reader:
 class Caller:
     """Opens connections to other nodes. A node that was never seen may still be starting: it gets some time."""
 
-    def __init__(self, number: int, hosts: tuple[str, ...], key: bytes, patience: Patience) -> None:
-        self._number = number
+    def __init__(self, identity: Identity, hosts: tuple[str, ...], patience: Patience) -> None:
+        self._identity = identity
         self._hosts = hosts
-        self._key = key
         self._ports: dict[int, int] = {}
         self._silent_s = patience.silent_s
         self._grace_end = time.monotonic() + patience.start_s
@@ -111,37 +121,27 @@ class Caller:
     def call(self, node: int, tick: Tick = lambda: None) -> Iterator[Reader]:
         """A connection to `node`, closed at the end. Raises `OSError` or `ProtocolError`, and what `tick` raises, which
         is called now and then while there is nothing to do but wait."""
-        connection = self._connect(node, tick)
+        channel = self._connect(node, tick)
         try:
-            set_timeouts(connection, self._silent_s, self._silent_s)
-            yield Reader(connection, tick)
+            set_timeouts(channel.socket, self._silent_s, self._silent_s)
+            yield Reader(channel, tick)
         finally:
-            connection.close()
+            channel.socket.close()
 
-    def _connect(self, node: int, tick: Tick) -> socket.socket:
+    def _connect(self, node: int, tick: Tick) -> Channel:
+        mine = self._hosts[self._identity.node]
+        source = mine if mine.startswith("127.") else ""
         while True:
             known = self._ports.get(node)
-            for port in (known,) if known is not None else wire.port_candidates(self._key):
-                with contextlib.suppress(OSError, wire.ProtocolError):
-                    connection = self._try(node, port)
-                    self._ports[node] = port
-                    return connection
+            ports = (known,) if known is not None else port_candidates(self._identity, node)
+            with contextlib.suppress(OSError, ProtocolError):
+                target = Target(self._hosts[node], ports, node, source)
+                channel, self._ports[node] = dial(target, self._identity, _DIAL_S)
+                return channel
             if known is not None or self._closed or time.monotonic() > self._grace_end:
                 raise ConnectionError("node %d does not answer" % node)
             tick()
             time.sleep(0.05)
-
-    def _try(self, node: int, port: int) -> socket.socket:
-        mine = self._hosts[self._number]
-        source = (mine, 0) if mine.startswith("127.") else None
-        connection = socket.create_connection((self._hosts[node], port), 2.0, source)
-        try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            wire.prove_as_caller(connection, self._key, self._number, node, time.monotonic() + 5.0)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
 
 
 def receive_all(connection: socket.socket, target: memoryview) -> None:

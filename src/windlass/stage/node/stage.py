@@ -19,6 +19,7 @@ from typing import Any
 
 from windlass.agents.node.cache import reachable_hosts
 from windlass.agents.node.host import AgentError, Node, expand, say
+from windlass.cache.node.proof import Identity
 from windlass.cache.node.roots import Root
 
 from .images import end_mount, is_squashfs, start_mount
@@ -68,7 +69,8 @@ class StageService:
             roots.append(Root(os.fsencode(source["path"]), os.fsencode(real)))
         hosts = reachable_hosts(self._node.hosts, self._node.number)
         shape = make_shape(len(hosts), one_reader=self._one_reader)
-        return Place(self._node.number, hosts, self._node.key, tuple(roots), shape)
+        identity = Identity(self._node.key, self._node.run_id, "stage", self._node.number)
+        return Place(identity, hosts, tuple(roots), shape)
 
     def start(self) -> None:
         target = expand(self._to).replace("{node}", str(self._node.number))
@@ -113,7 +115,7 @@ class StageService:
         began = time.monotonic()
         place = self._place
         if len(place.hosts) > 1:
-            self._feeder = Feeder(place.hosts[place.number], place.number, place.key, self._push, self._reread)
+            self._feeder = Feeder(place, self._push, self._reread)
         layout = self._push.learn(self._tick)
         sources: Sequence[int] = range(len(self._sources))
         if self._shards:

@@ -1,0 +1,130 @@
+"""Proof of the job's key on a new connection, and the key that authenticates what follows. Bytes in, bytes out.
+
+The called side sends a nonce; the caller proves first; only then does the called side prove itself. Both proofs cover
+the run, the service, both nodes, both nonces and the endpoint that was dialled: the caller's `getpeername()`, the
+called side's `getsockname()`. Whoever listens elsewhere and passes the proof on has another endpoint, and the proof
+fails. The source address plays no part in it: nodes with several interfaces choose theirs freely, and gateways change
+it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import socket
+import struct
+from typing import Any, NamedTuple
+
+VERSION = 2
+NO_NODE = 0xFFFFFFFF
+"""The caller is a tool of this node, or the caller takes any node."""
+
+_HELLO = struct.Struct("<4sHH32s")
+_CLAIM = struct.Struct("<II32s32s")
+_MAGIC = b"WLC\x01"
+HELLO_BYTES = _HELLO.size
+CLAIM_BYTES = _CLAIM.size
+PROOF_BYTES = 32
+_MAPPED = bytes(10) + b"\xff\xff"
+
+
+class ProtocolError(Exception):
+    """The other side does not speak this protocol, or not within its limits."""
+
+
+class ProofError(ProtocolError):
+    """The other side does not hold the key of this job, or is not the node it should be."""
+
+
+class Identity(NamedTuple):
+    """Who this side is: a node of a run, in one of its services. `key` is the job's key."""
+
+    key: bytes
+    run: str
+    service: str
+    node: int
+
+
+class SessionKeys(NamedTuple):
+    """Keys for the frames of one connection, one for each direction."""
+
+    from_caller: bytes
+    from_called: bytes
+
+
+def endpoint_bytes(name: Any) -> bytes:
+    """Address and port of a socket's name in one form: IPv4 in IPv6 is IPv4, a scope is left out. Unix sockets have
+    none: nobody but this user reaches their folder."""
+    if not isinstance(name, tuple):
+        return b"unix"
+    host, port = name[0].partition("%")[0], name[1]
+    if ":" not in host:
+        return socket.inet_pton(socket.AF_INET, host) + struct.pack(">H", port)
+    packed = socket.inet_pton(socket.AF_INET6, host)
+    return (packed[12:] if packed.startswith(_MAPPED) else packed) + struct.pack(">H", port)
+
+
+class CalledProof:
+    """The called side of one proof. Send `hello`, give the claim to `answer`, send what it returns."""
+
+    def __init__(self, identity: Identity, endpoint: bytes) -> None:
+        self._identity = identity
+        self._endpoint = endpoint
+        self._nonce = os.urandom(32)
+        self.hello = _HELLO.pack(_MAGIC, VERSION, 0, self._nonce)
+
+    def answer(self, claim: bytes) -> tuple[bytes, int, SessionKeys]:
+        """Our proof, the caller's node (`NO_NODE`: a tool) and the session's keys; `ProofError` for a caller that does
+        not hold the key, or looks for another node, run, service or endpoint."""
+        caller, called, theirs, proof = _CLAIM.unpack(claim)
+        mine = self._identity
+        text = _transcript(mine, caller, called, self._endpoint, self._nonce, theirs)
+        if not hmac.compare_digest(proof, _mac(mine.key, b"caller", text)):
+            raise ProofError("a caller without the key of this job, or one that dialled another endpoint")
+        if called not in (mine.node, NO_NODE):
+            raise ProofError("the caller looks for node %d, this is node %d" % (called, mine.node))
+        return _mac(mine.key, b"called", text), int(caller), _session(mine.key, text)
+
+
+class CallerProof:
+    """The calling side of one proof: `claim` answers the hello, `check` accepts the other side's proof."""
+
+    def __init__(self, identity: Identity, called: int, endpoint: bytes) -> None:
+        self._identity = identity
+        self._called = called
+        self._endpoint = endpoint
+        self._text = b""
+
+    def claim(self, hello: bytes) -> bytes:
+        """What to send; `ProofError` for a hello of somebody else."""
+        magic, version, _, theirs = _HELLO.unpack(hello)
+        if magic != _MAGIC:
+            raise ProofError("not a windlass node")
+        if version != VERSION:
+            raise ProofError("the other side speaks version %d, this one %d" % (version, VERSION))
+        mine, nonce = self._identity, os.urandom(32)
+        self._text = _transcript(mine, mine.node, self._called, self._endpoint, theirs, nonce)
+        return _CLAIM.pack(mine.node, self._called, nonce, _mac(mine.key, b"caller", self._text))
+
+    def check(self, proof: bytes) -> SessionKeys:
+        if not hmac.compare_digest(proof, _mac(self._identity.key, b"called", self._text)):
+            raise ProofError("the called side does not hold the key of this job")
+        return _session(self._identity.key, self._text)
+
+
+def _transcript(
+    identity: Identity, caller: int, called: int, endpoint: bytes, called_nonce: bytes, caller_nonce: bytes
+) -> bytes:
+    """Everything both sides must agree on; each part with its length, so that no two values give one text."""
+    names = (identity.service.encode(), identity.run.encode("utf-8", "surrogateescape"), endpoint)
+    parts = b"".join(struct.pack("<I", len(name)) + name for name in names)
+    return struct.pack("<HII", VERSION, caller, called) + parts + called_nonce + caller_nonce
+
+
+def _mac(key: bytes, label: bytes, text: bytes) -> bytes:
+    return hmac.new(key, b"windlass " + label + b"\0" + text, hashlib.sha256).digest()
+
+
+def _session(key: bytes, text: bytes) -> SessionKeys:
+    return SessionKeys(_mac(key, b"frames of the caller", text), _mac(key, b"frames of the called side", text))
