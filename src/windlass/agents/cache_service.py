@@ -31,7 +31,13 @@ def cache_service(cache: CachePlan, traces_dir: Path | None) -> ServiceSpec:
     settings: dict[str, object] = {
         "roots": [[root.path, root.real] for root in cache.roots],
         "fronts": [environment_front(prefix, cache) for prefix in cache.environments],
-        "config": {"placement": cache.placement, "budget_bytes": cache.budget_bytes},
+        "config": {
+            "placement": cache.placement,
+            "budget_bytes": cache.budget_bytes,
+            "readers": cache.readers,
+            "allow_other": cache.allow_other,
+        },
+        "store": cache.store,
         "start_s": cache.ready_s,
     }
     if traces_dir is not None and cache.trace and cache.placement == "replicate":

@@ -19,6 +19,7 @@ from windlass.procs.command import which
 from windlass.schedulers import scheduler_names
 
 CommandKind = Literal["script", "module", "command"]
+Group = argparse._ArgumentGroup
 _MOST_RANKS_PER_NODE = 4096
 _FOR_OTHERS = ("--arg", "--directive", "--container-arg")
 USAGE = "[options] SCRIPT.py [ARGS…] | -m MODULE [ARGS…] | -- COMMAND [ARGS…]"
@@ -26,7 +27,16 @@ USAGE = "[options] SCRIPT.py [ARGS…] | -m MODULE [ARGS…] | -- COMMAND [ARGS�
 
 def add_request_options(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"{parser.prog} {USAGE}"
-    where = parser.add_argument_group("where")
+    _add_where(parser.add_argument_group("where"))
+    _add_ranks(parser.add_argument_group("ranks"))
+    _add_environment(parser.add_argument_group("environment"))
+    _add_cache(parser.add_argument_group("cooperative cache"))
+    _add_container(parser.add_argument_group("container"))
+    _add_supervision(parser.add_argument_group("keep it alive"))
+    _add_run(parser.add_argument_group("run"))
+
+
+def _add_where(where: Group) -> None:
     where.add_argument("--site", metavar="NAME", help="machine of the catalog (default: detected)")
     where.add_argument("--site-file", metavar="FILE", help="a site file of yours, on top of the catalog")
     where.add_argument("--scheduler", metavar="NAME", help=", ".join(scheduler_names()))
@@ -51,7 +61,9 @@ def add_request_options(parser: argparse.ArgumentParser) -> None:
         metavar="WORDS",
         help="an argument for the launcher; ~NAME removes a default one",
     )
-    ranks = parser.add_argument_group("ranks")
+
+
+def _add_ranks(ranks: Group) -> None:
     ranks.add_argument("--ranks-per-node", "-r", type=int, metavar="R", help="default: one per device")
     ranks.add_argument("--ranks-per-device", type=int, metavar="K", help="several ranks share a device")
     ranks.add_argument("--devices", choices=("all", "one"), help="does each rank see all devices of its node, or one?")
@@ -60,7 +72,9 @@ def add_request_options(parser: argparse.ArgumentParser) -> None:
     ranks.add_argument("--threads", type=int, metavar="T", help="OMP_NUM_THREADS (default: cores of the rank)")
     ranks.add_argument("--mpi", metavar="TYPE", help="process management for MPI programs (pmi2, pmix)")
     ranks.add_argument("--master-port", type=int, metavar="PORT", help="default: from the job id, checked to be free")
-    inside = parser.add_argument_group("environment")
+
+
+def _add_environment(inside: Group) -> None:
     inside.add_argument("--python", metavar="PATH", help="interpreter for SCRIPT.py and -m")
     inside.add_argument("--env", action="append", default=[], metavar="K=V", help="set a variable in the ranks")
     inside.add_argument("--unset", action="append", default=[], metavar="K", help="unset a variable in the ranks")
@@ -83,7 +97,9 @@ def add_request_options(parser: argparse.ArgumentParser) -> None:
         help="log of the collective library for these ranks (default 0; all), into files",
     )
     inside.add_argument("--keep-caches", metavar="DIR", help="save compile caches after the run, restore them before")
-    cache = parser.add_argument_group("cooperative cache")
+
+
+def _add_cache(cache: Group) -> None:
     cache.add_argument(
         "--cache",
         action="append",
@@ -99,14 +115,27 @@ def add_request_options(parser: argparse.ArgumentParser) -> None:
     )
     cache.add_argument("--cache-memory", metavar="SIZE", help="what the cache may hold on a node (default 2G)")
     cache.add_argument(
+        "--cache-readers", type=int, metavar="N", help="nodes that read the shared file system side by side (default 1)"
+    )
+    cache.add_argument(
+        "--cache-store", metavar="DIR", help="folder of each node that holds the cache, in the place of its memory"
+    )
+    cache.add_argument(
+        "--cache-allow-other", action="store_true", help="let root enter the view, as a setuid apptainer has to"
+    )
+    cache.add_argument(
         "--no-cache-trace", action="store_true", help="do not record, and do not push ahead, what is read"
     )
-    box = parser.add_argument_group("container")
+
+
+def _add_container(box: Group) -> None:
     box.add_argument("--container", metavar="IMAGE")
     box.add_argument("--runtime", metavar="NAME", help="apptainer, singularity, podman-hpc, shifter, edf, charliecloud")
     box.add_argument("--bind", action="append", default=[], metavar="SRC[:DST[:ro]]")
     box.add_argument("--container-arg", action="append", default=[], metavar="WORD")
-    alive = parser.add_argument_group("keep it alive")
+
+
+def _add_supervision(alive: Group) -> None:
     alive.add_argument(
         "--restarts",
         type=int,
@@ -121,7 +150,9 @@ def add_request_options(parser: argparse.ArgumentParser) -> None:
     alive.add_argument(
         "--until-done", action="store_true", help="when the time is nearly up, save and submit the job again"
     )
-    run = parser.add_argument_group("run")
+
+
+def _add_run(run: Group) -> None:
     run.add_argument("--name", metavar="NAME", help="name of the run and of the job")
     run.add_argument("--run-dir", metavar="DIR", help="folder of this run (default: runs/NAME-TIME)")
     run.add_argument("--no-placeholders", action="store_true", help="leave {rank} and the like in arguments alone")
@@ -186,23 +217,7 @@ def request_from(args: argparse.Namespace, environ: Mapping[str, str]) -> Reques
     if not command:
         raise UsageError("nothing to run", hint=f"add what to run: {USAGE.removeprefix('[options] ')}")
     kind = _check_command(kind, command, args, environ)
-    if args.nodes is not None and args.nodes < 1:
-        raise UsageError(f"--nodes {args.nodes}", hint="give 1 or more")
-    for name, known in (("scheduler", scheduler_names()), ("launcher", launcher_names())):
-        value = getattr(args, name)
-        if value is not None and value not in known:
-            raise unknown_name(name, value, known)
-    if args.ranks_per_node is not None and args.ranks_per_node > _MOST_RANKS_PER_NODE:
-        raise UsageError(f"--ranks-per-node {args.ranks_per_node}", hint=f"at most {_MOST_RANKS_PER_NODE}")
-    if not 0 <= args.grace < float("inf"):
-        raise UsageError(f"--grace {args.grace}", hint="give seconds, 0 or more")
-    if args.threads is not None and args.threads < 1:
-        raise UsageError(f"--threads {args.threads}", hint="give 1 or more")
-    for name in ("bind", "runtime", "container_arg"):
-        if getattr(args, name) and not args.container:
-            raise UsageError(f"--{name.replace('_', '-')} without --container", hint="add --container IMAGE")
-    if args.master_port is not None and not 0 < args.master_port < 65536:
-        raise UsageError(f"--master-port {args.master_port}", hint="give a number from 1 to 65535")
+    _refuse_impossible(args)
     return Request(
         command=command,
         kind=kind,
@@ -247,12 +262,40 @@ def request_from(args: argparse.Namespace, environ: Mapping[str, str]) -> Reques
         cache=tuple(os.path.abspath(Path(path).expanduser()) for path in args.cache),  # noqa: PTH100  links stay
         cache_placement=args.cache_placement,
         cache_budget_bytes=parse_size(args.cache_memory, "--cache-memory") if args.cache_memory else None,
+        cache_readers=args.cache_readers or 1,
+        cache_store=args.cache_store,
+        cache_allow_other=args.cache_allow_other,
         cache_trace=not args.no_cache_trace,
         restarts=None if args.restarts is None else _at_least_zero(args.restarts, "--restarts"),
         spares=_at_least_zero(args.spares, "--spares"),
         hang_after_s=_hang_after(args.hang_after),
         until_done=args.until_done,
     )
+
+
+def _refuse_impossible(args: argparse.Namespace) -> None:
+    if args.nodes is not None and args.nodes < 1:
+        raise UsageError(f"--nodes {args.nodes}", hint="give 1 or more")
+    for name, known in (("scheduler", scheduler_names()), ("launcher", launcher_names())):
+        value = getattr(args, name)
+        if value is not None and value not in known:
+            raise unknown_name(name, value, known)
+    if args.ranks_per_node is not None and args.ranks_per_node > _MOST_RANKS_PER_NODE:
+        raise UsageError(f"--ranks-per-node {args.ranks_per_node}", hint=f"at most {_MOST_RANKS_PER_NODE}")
+    if not 0 <= args.grace < float("inf"):
+        raise UsageError(f"--grace {args.grace}", hint="give seconds, 0 or more")
+    if args.threads is not None and args.threads < 1:
+        raise UsageError(f"--threads {args.threads}", hint="give 1 or more")
+    for name in ("bind", "runtime", "container_arg"):
+        if getattr(args, name) and not args.container:
+            raise UsageError(f"--{name.replace('_', '-')} without --container", hint="add --container IMAGE")
+    if args.master_port is not None and not 0 < args.master_port < 65536:
+        raise UsageError(f"--master-port {args.master_port}", hint="give a number from 1 to 65535")
+    for name in ("cache_readers", "cache_store", "cache_allow_other"):
+        if getattr(args, name) and not args.cache:
+            raise UsageError(f"--{name.replace('_', '-')} without --cache", hint="add --cache PATH")
+    if args.cache_readers is not None and args.cache_readers < 1:
+        raise UsageError(f"--cache-readers {args.cache_readers}", hint="give 1 or more")
 
 
 def _at_least_zero(number: int, flag: str) -> int:

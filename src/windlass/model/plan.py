@@ -157,6 +157,10 @@ class CachePlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The launcher's words for one agent per node; empty where windlass starts the only one itself."""
     placement: Literal["replicate", "partition"] = "replicate"
     budget_bytes: int = 2 << 30
+    readers: int = 1
+    store: str = ""
+    """Folder of each node in which the cache lies; empty: in its memory."""
+    allow_other: bool = False
     trace: bool = True
     """Write down what the run touches, and push it ahead of the ranks from the second run on."""
     ready_s: float = 60.0

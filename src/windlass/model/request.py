@@ -64,6 +64,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Folders of a shared file system that the ranks read through the cooperative cache."""
     cache_placement: Literal["replicate", "partition"] = "replicate"
     cache_budget_bytes: int | None = None
+    cache_readers: int = 1
+    """Nodes that read the shared file system side by side, each at the top of a tree of its own."""
+    cache_store: str | None = None
+    """Folder of each node that holds the cache in the place of its memory; `${NAME}` is expanded there."""
+    cache_allow_other: bool = False
+    """Let root enter the view."""
     cache_trace: bool = True
 
     restarts: int | None = None

@@ -162,6 +162,12 @@ def _cache(plan: Plan, explain: bool) -> list[str]:
         f"{cache.placement}, up to {cache.budget_bytes >> 20} MiB a node, "
         + ("what is read is recorded and pushed ahead the next time" if cache.trace else "no trace")
     )
+    if cache.readers > 1:
+        lines.append(f"{cache.readers} nodes read the shared file system, each at the top of a tree of its own")
+    if cache.store:
+        lines.append(f"held in {cache.store} of each node, not in its memory")
+    if cache.allow_other:
+        lines.append("root may enter the view (allow_other)")
     return [*lines, *_arguments(cache.launch, explain, tail=f"AGENT {RUN_DIR}/agent.pyz")]
 
 

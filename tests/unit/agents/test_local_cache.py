@@ -92,6 +92,20 @@ def test_view_cannot_be_written_and_the_source_can(tmp_path: Path) -> None:
     assert [path.name for path in root.iterdir()] == ["y"]
 
 
+def test_cache_lies_in_the_folder_it_is_given_and_root_may_enter(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("without root, allow_other depends on /etc/fuse.conf")
+    root, store = tmp_path / "data", tmp_path / "disk of the node"
+    root.mkdir()
+    (root / "file").write_text("read through the view")
+    look = f'cat "$WINDLASS_VIEW{root}/file"; ls -d "$STORE"/*/1; grep windlass /proc/self/mountinfo'
+    how = ("--cache-store", "${STORE}", "--cache-allow-other", "--cache-readers", "2", "--no-cache-trace")
+    done = windlass(tmp_path, "run", "--cache", str(root), *how, "--", "sh", "-c", look, STORE=str(store))
+    assert done.returncode == 0 and "read through the view" in done.stdout, done.stdout + done.stderr
+    assert "allow_other" in done.stdout and f"{store}/windlass-" in done.stdout
+    assert not list(store.iterdir())
+
+
 @pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_however_windlass_ends(tmp_path: Path, sig: signal.Signals, mark: str) -> None:
     root = tmp_path / "data"

@@ -140,6 +140,13 @@ def test_plan_shows_the_cache_its_agents_and_their_cores() -> None:
     assert plan_from_json(plan_to_json(plan)) == plan
 
 
+def test_plan_says_how_many_nodes_read_where_the_cache_lies_and_who_may_enter() -> None:
+    how = {"cache_readers": 3, "cache_store": "${LOCAL}/cache", "cache_allow_other": True}
+    plan, _ = plan_for("frontier", "python", "train.py", nodes=4, cache=("/lustre/env",), account="A", **how)
+    text = plan_text(plan, explain=False, script=False)
+    assert "3 nodes read the shared file system" in text and "held in ${LOCAL}/cache" in text and "allow_other" in text
+
+
 def test_plan_without_cache_has_none_of_it() -> None:
     plan, _ = plan_for("aurora", "python", "train.py", nodes=4, account="A")
     assert plan.cache is None and not plan.binding.agent_cpus

@@ -58,6 +58,7 @@ class CacheService:
             state_dir=self.state_dir,
             key_file=key_file,
             mount=os.path.join(self.state_dir, "view"),
+            store_dir=expand(told.get("store", "")),
             trace_in=self._own(told.get("trace_in", "")),
             # One node writes the trace down: all see the same program start.
             trace_out=told.get("trace_out", "") if first else "",
