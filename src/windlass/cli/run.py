@@ -84,6 +84,7 @@ def resume_here(folder: RunFolder, settings: Settings, environ: dict[str, str], 
     if args.nodes is None and args.ranks_per_node is None:
         plan, secrets, folder, around = _planned(args, settings, environ)
     else:
+        folder.keep_to_ourselves()
         old = read_plan(folder.path)
         _refuse_hidden(old, folder, str(folder.path))
         request = msgspec.structs.replace(
@@ -159,8 +160,10 @@ def _planned(
     """A saved plan, completed with what only the job knows: its hosts and, where the plan could not, its node."""
     if args.command:
         raise UsageError("--plan and a command were given", hint="the plan says what to run")
-    plan = read_plan(args.plan)
     saved = open_folder(args.plan) if is_run(args.plan) else None
+    if saved:
+        saved.keep_to_ourselves()
+    plan = read_plan(args.plan)
     if saved and args.run_dir is not None:
         raise UsageError(f"--run-dir beside --plan {args.plan}, which lies in a run folder", hint="leave it out")
     if saved:

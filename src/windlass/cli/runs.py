@@ -156,6 +156,7 @@ def _resume(args: argparse.Namespace, folder: RunFolder, settings: Settings, env
             "another number of nodes or ranks needs a new submission from here",
             hint="use `windlass submit` with the same snapshot folder, or resume inside an allocation",
         )
+    folder.keep_to_ourselves()
     script = folder.part(BATCH_FILE)
     if not script.exists():
         raise UsageError(

@@ -74,6 +74,30 @@ def open_own(path: str | os.PathLike[str]) -> int:
     raise UntrustedError(path, "is not a plain file that only we can write")
 
 
+def keep_to_ourselves(path: str | os.PathLike[str]) -> None:
+    """From now on only we write in this folder, which must be there and be ours: a project's folder made with umask 002
+    loses its write access for others. `UntrustedError`, and nothing changed, where it or a link to it is another
+    user's, or where another user has put something into it."""
+    link = Path(path).lstat()
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        status = os.fstat(folder)
+        for found in (link, status):
+            if found.st_uid not in (os.geteuid(), 0) or status.st_uid != os.geteuid():
+                raise _not_ours(path, found)
+        mode = stat.S_IMODE(status.st_mode)
+        if mode & _OTHERS_WRITE:
+            os.fchmod(folder, mode & ~_OTHERS_WRITE)  # first: nothing can be added after the look
+        with os.scandir(folder) as entries:
+            foreign = [(entry.name, entry.stat(follow_symlinks=False).st_uid) for entry in entries]
+        for name, uid in foreign:
+            if uid not in (os.geteuid(), 0):
+                os.fchmod(folder, mode)
+                raise UntrustedError(path, f"holds {name!r} of uid {uid}: choose a folder that only you use")
+    finally:
+        os.close(folder)
+
+
 def exposed_parent(path: str | os.PathLike[str]) -> str | None:
     """The nearest folder above `path` in which strangers can rename what is ours: all may write, and no sticky bit.
     None where there is none. Write access of a group alone is how projects share folders, and the owner's decision."""

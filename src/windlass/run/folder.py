@@ -1,8 +1,14 @@
-"""The run folder: plan, scripts, output, where each rank was, and how it ended. One per run, closed to others."""
+"""The run folder: plan, scripts, output, where each rank was, and how it ended. One per run, closed to others.
+
+What lies in it is run with the user's rights and secrets, so nobody else may write in it: a folder that we make has
+mode 0700, and one that was there loses the write access of group and others before the first file is written.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
+import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +18,14 @@ from windlass.model.plan import Plan, plan_from_json, plan_to_json
 from windlass.model.record import RunRecord, record_from_json, record_to_json
 from windlass.plan.inputs import Secrets
 from windlass.plan.render.secrets import SECRETS_FILE, secrets_text
+from windlass.procs.folders import UntrustedError, exposed_parent, keep_to_ourselves
 
 PLAN_FILE = "plan.json"
 RESULT_FILE = "result.json"
 _PARTS = ("out", "where", "ends", "comm")
 _OF_ATTEMPT = ("launcher.log", "agents.log", "agents.out", "evidence", "flight", "verdict.json")
 """What one start leaves beside the parts."""
+_log = logging.getLogger("windlass")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +49,9 @@ class RunFolder:
 
     def write_bytes(self, name: str, data: bytes, *, mode: int = 0o600) -> Path:
         target = self.path / name
-        partial = target.with_name(f".{target.name}.{os.getpid()}")
+        partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         try:
-            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
             with os.fdopen(descriptor, "wb") as stream:
                 stream.write(data)
             partial.replace(target)
@@ -54,10 +62,24 @@ class RunFolder:
             ) from error
         return target
 
-    def save_plan(self, plan: Plan, secrets: Secrets) -> None:
+    def save_plan(self, plan: Plan, hidden: Secrets) -> None:
         self.write_bytes(PLAN_FILE, plan_to_json(plan))
-        if secrets:
-            self.write(SECRETS_FILE, secrets_text(secrets))
+        if hidden:
+            self.write(SECRETS_FILE, secrets_text(hidden))
+
+    def keep_to_ourselves(self) -> None:
+        """Before anything of it is run or written: `UsageError` where another user could have put it there."""
+        try:
+            keep_to_ourselves(self.path)
+        except UntrustedError as error:
+            raise UsageError(f"run folder: {error}", hint="name a new folder with --run-dir") from None
+        exposed = exposed_parent(self.path)
+        if exposed is not None:
+            _log.warning(
+                "windlass: warning: everybody can rename what lies in %s (it has no sticky bit), this run's folder "
+                "included: chmod +t it, or choose another place with --run-dir",
+                exposed,
+            )
 
     def claim(self) -> None:
         """Take this folder for one run; of two that start into it at once, one is told so."""
@@ -124,8 +146,10 @@ def _create(path: Path, *, exist_ok: bool) -> Path:
         ) from error
     try:
         path.mkdir(mode=0o700, exist_ok=exist_ok)
+        RunFolder(path).keep_to_ourselves()
         for part in _PARTS:
             (path / part).mkdir(mode=0o700, exist_ok=exist_ok)
+            keep_to_ourselves(path / part)
     except FileExistsError:
         if not exist_ok:
             raise

@@ -27,7 +27,8 @@
 # 2026-08-19)
 
 cd /home/user/project || exit 3
-mkdir -p RUN_DIR/out RUN_DIR/where RUN_DIR/ends RUN_DIR/comm || exit 3
+(umask 077 && mkdir -p RUN_DIR/out RUN_DIR/where RUN_DIR/ends RUN_DIR/comm) && [ -O RUN_DIR ] && chmod go-w RUN_DIR RUN_DIR/out RUN_DIR/where RUN_DIR/ends RUN_DIR/comm || exit 3
+rm -f RUN_DIR/hosts RUN_DIR/rank.sh
 
 # Modules of the site and yours.
 if ! type module >/dev/null 2>&1; then

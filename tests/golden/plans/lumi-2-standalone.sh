@@ -30,7 +30,8 @@
 # AI workshop, 09 Extreme scale AI, checked 2025-10-02)
 
 cd /home/user/project || exit 3
-mkdir -p RUN_DIR/out RUN_DIR/where RUN_DIR/ends RUN_DIR/comm || exit 3
+(umask 077 && mkdir -p RUN_DIR/out RUN_DIR/where RUN_DIR/ends RUN_DIR/comm) && [ -O RUN_DIR ] && chmod go-w RUN_DIR RUN_DIR/out RUN_DIR/where RUN_DIR/ends RUN_DIR/comm || exit 3
+rm -f RUN_DIR/hosts RUN_DIR/rank.sh
 
 # Rendezvous: the first host of the job, and a port on it that nobody listens on.
 export WINDLASS_JOB_ID=${SLURM_JOB_ID:-0}

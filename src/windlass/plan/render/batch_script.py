@@ -107,7 +107,7 @@ def standalone_script(plan: Plan, run_dir: str, uid: int, run_id: str) -> str:
         *_reasons(plan),
         "",
         f"cd {quote(plan.request.cwd)} || exit 3" if plan.request.cwd else "",
-        f"mkdir -p {quote(run_dir)}/out {quote(run_dir)}/where {quote(run_dir)}/ends {quote(run_dir)}/comm || exit 3",
+        *_folder_lines(run_dir),
         "",
         *prologue_lines(plan),
         *rendezvous_lines(plan, scheduler.job_id_variable, scheduler.host_lines, run_dir),
@@ -123,6 +123,15 @@ def standalone_script(plan: Plan, run_dir: str, uid: int, run_id: str) -> str:
         "exit $w_code",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _folder_lines(run_dir: str) -> list[str]:
+    """Lines that make the run folder. What is written there is run, so it must be ours, and only ours to write."""
+    parts = " ".join(f"{quote(run_dir)}/{part}" for part in ("out", "where", "ends", "comm"))
+    return [
+        f"(umask 077 && mkdir -p {parts}) && [ -O {quote(run_dir)} ] && chmod go-w {quote(run_dir)} {parts} || exit 3",
+        f"rm -f {quote(run_dir)}/hosts {quote(run_dir)}/rank.sh",
+    ]
 
 
 def _file_lines(path: str, text: str) -> list[str]:
