@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from windlass.model.plan import Plan
-from windlass.model.request import Allocation, Request
+from windlass.model.request import Allocation, PartitionOffer, Request
 from windlass.model.topology import Core, Topology
 from windlass.plan.inputs import Context, Secrets
 from windlass.plan.plan import make_plan
@@ -21,6 +21,7 @@ def plan_for(
     topology: Topology | None = None,
     allocation: Allocation | None = None,
     users: Mapping[str, str] | None = None,
+    offers: tuple[PartitionOffer, ...] = (),
     **options: object,
 ) -> tuple[Plan, Secrets]:
     """The plan of a command on a site of the catalog."""
@@ -29,5 +30,7 @@ def plan_for(
         spec = loaded.file
         topology = topology_from_spec(spec.node, spec.devices) if spec.node.domains else PLAIN
     request = Request(command=command or ("true",), cwd="/home/user/project", **options)  # type: ignore[arg-type]
-    context = Context(site=loaded, topology=topology, allocation=allocation, users_environment=users or {})
+    context = Context(
+        site=loaded, topology=topology, allocation=allocation, users_environment=users or {}, offers=offers
+    )
     return make_plan(request, context)

@@ -43,6 +43,9 @@ class Shape:
     preempting: bool = False
     """Has a partition `urgent` that takes nodes from jobs of `cancelled`, `requeued` and `warned`, each in its way."""
 
+    gpus: int = 0
+    """Generic resources of this name and number on all nodes but the last, which is alone in a partition `cpu`."""
+
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(f"nid{number:04d}" for number in range(1, self.nodes + 1))
@@ -140,8 +143,12 @@ def conf_text(shape: Shape, folder: Path, ports: Sequence[int]) -> str:
     ]
     words = node_words(shape.flavour)
     for at, name in enumerate(shape.names):
-        lines.append(f"NodeName={name} NodeHostname={host} NodeAddr={address(at)} Port={ports[at + 1]} {words}")
-    lines.append("PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP")
+        gres = f" Gres=gpu:{shape.gpus}" if shape.gpus and name != shape.names[-1] else ""
+        lines.append(f"NodeName={name} NodeHostname={host} NodeAddr={address(at)} Port={ports[at + 1]} {words}{gres}")
+    batch = ",".join(shape.names[:-1]) if shape.gpus else "ALL"
+    lines.append(f"PartitionName=batch Nodes={batch} Default=YES MaxTime=INFINITE State=UP")
+    if shape.gpus:
+        lines += ["GresTypes=gpu", f"PartitionName=cpu Nodes={shape.names[-1]} MaxTime=INFINITE State=UP"]
     if shape.preempting:
         lines += preemption_lines()
     return "\n".join(lines) + "\n"
@@ -210,6 +217,11 @@ class SlurmCluster:
             (self.folder / name).mkdir()
         self.conf.write_text(conf_text(self.shape, self.folder, free_ports(1 + len(self.nodes))))
         (self.folder / "hosts").write_text(hosts_text(self.shape))
+        if self.shape.gpus:
+            with_gpus = ",".join(self.shape.names[:-1])
+            files = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random")[: self.shape.gpus]
+            lines = [f"NodeName={with_gpus} Name=gpu File={file}\n" for file in files]
+            (self.folder / "gres.conf").write_text("AutoDetect=off\n" + "".join(lines))
         key = self.folder / "munge.key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o600)

@@ -65,6 +65,7 @@ def _add_where(where: Group) -> None:
 
 def _add_ranks(ranks: Group) -> None:
     ranks.add_argument("--ranks-per-node", "-r", type=int, metavar="R", help="default: one per device")
+    ranks.add_argument("--gpus-per-node", type=int, metavar="N", help="default: all of a node; 0: none")
     ranks.add_argument("--ranks-per-device", type=int, metavar="K", help="several ranks share a device")
     ranks.add_argument("--devices", choices=("all", "one"), help="does each rank see all devices of its node, or one?")
     ranks.add_argument("--device-unit", choices=("tile", "card"), help="what counts as one device")
@@ -231,6 +232,7 @@ def request_from(args: argparse.Namespace, environ: Mapping[str, str]) -> Reques
         launcher=args.launcher,
         nodes=args.nodes,
         ranks_per_node=args.ranks_per_node,
+        gpus_per_node=args.gpus_per_node,
         ranks_per_device=args.ranks_per_device,
         hosts=args.hosts,
         partition=args.partition,

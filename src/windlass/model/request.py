@@ -24,6 +24,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     launcher: str | None = None
     nodes: int | None = None
     ranks_per_node: int | None = None
+    gpus_per_node: int | None = None
     ranks_per_device: int | None = None
     hosts: str | None = None
     partition: str | None = None
@@ -106,3 +107,17 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     end_time_s: float | None = None
     whole_nodes: bool | None = None
     partition: str | None = None
+
+
+class PartitionOffer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the scheduler says of the nodes of one partition or queue, asked from outside of any job. Where its nodes
+    differ: those with devices, of the most common kind."""
+
+    name: str = ""
+    """Empty where the scheduler's nodes belong to no queue."""
+    default: bool = False
+    nodes: int
+    cpus_per_node: int
+    gpus_per_node: int = 0
+    mixed: bool = False
+    """Its nodes differ, so that an allocation may have others than these."""

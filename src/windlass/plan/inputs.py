@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from windlass.model.request import Allocation
+from windlass.model.request import Allocation, PartitionOffer
 from windlass.model.site import Site
 from windlass.model.topology import Topology
 
@@ -17,6 +17,8 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     site: Site
     topology: Topology
     allocation: Allocation | None = None
+    offers: tuple[PartitionOffer, ...] = ()
+    """What the scheduler says of its partitions, where the catalog has no node and the job's own cannot be seen."""
     environ: Mapping[str, str] = {}
     """The environment of the machine that will run, for `${NAME}` in paths; used only with `check_paths`."""
     users_environment: Mapping[str, str] = {}

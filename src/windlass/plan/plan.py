@@ -44,7 +44,7 @@ from windlass.topology.binding_request import binding_request_from_site
 def make_plan(request: Request, context: Context) -> tuple[Plan, Secrets]:
     """Decide everything. Raises `UsageError` for a request that cannot be, before anything has been started."""
     site = context.site
-    shape = decide_shape(request, site, context.topology, context.allocation, context.bad_hosts)
+    shape = decide_shape(request, site, context.topology, context.allocation, context.bad_hosts, context.offers)
     python = context.python if not request.container else request.python or "python"
     command = rank_command(request, python)
     remarks = list(shape.remarks)

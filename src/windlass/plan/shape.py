@@ -12,7 +12,7 @@ import msgspec
 from windlass.errors import UsageError
 from windlass.launchers import get_launcher, launcher_names
 from windlass.model.plan import Binding, Remark
-from windlass.model.request import Allocation, Request
+from windlass.model.request import Allocation, PartitionOffer, Request
 from windlass.model.site import Site
 from windlass.model.topology import Topology
 from windlass.notation.hostlist import expand_hostlist, fold_hostlist
@@ -58,10 +58,15 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decide_shape(
-    request: Request, site: Site, topology: Topology, allocation: Allocation | None, avoid: tuple[str, ...] = ()
+    request: Request,
+    site: Site,
+    topology: Topology,
+    allocation: Allocation | None,
+    avoid: tuple[str, ...] = (),
+    offers: tuple[PartitionOffer, ...] = (),
 ) -> Shape:
     """The shape, or a `UsageError` that says which two things contradict each other. Hosts to `avoid` are left out as
-    far as the allocation has others to spare."""
+    far as the allocation has others to spare. `offers` count where the node itself is not known."""
     scheduler = _scheduler(request, site, allocation)
     launcher = request.launcher or _site_launcher(site, scheduler)
     backend = get_launcher(launcher)
@@ -72,7 +77,8 @@ def decide_shape(
             hint="use --site or --scheduler, or run inside an allocation",
         )
     unit = request.device_unit or site.file.devices.unit
-    visible = device_numbers(topology, unit, site.file.node.tiles_per_card)
+    offer = None if topology.cores or allocation else _offer(request, site, offers)
+    visible, told = _devices(request, device_numbers(topology, unit, site.file.node.tiles_per_card), topology, offer)
     ranks_per_device = request.ranks_per_device or 1
     if ranks_per_device < 1:
         raise UsageError(f"--ranks-per-device {ranks_per_device}", hint="give 1 or more")
@@ -96,9 +102,60 @@ def decide_shape(
         hosts=hosts,
         part_of_allocation=part,
         whole_nodes=_whole_nodes(allocation, topology),
-        counted_cpus=max(1, allocation.cpus_per_node // ranks) if allocation and allocation.cpus_per_node else None,
-        remarks=(*remarks, *queue.remarks),
+        counted_cpus=_counted_cpus(allocation, offer, len(visible), ranks, scheduler),
+        remarks=(*told, *remarks, *queue.remarks),
     )
+
+
+def _offer(request: Request, site: Site, offers: tuple[PartitionOffer, ...]) -> PartitionOffer | None:
+    """What the scheduler says of the partition that the job will go to."""
+    name = request.partition or site.file.scheduler.default_partition
+    if name is not None:
+        found = next((offer for offer in offers if offer.name == name), None)
+        return found or next((offer for offer in offers if not offer.name), None)
+    return next((offer for offer in offers if offer.default), offers[0] if len(offers) == 1 else None)
+
+
+def _devices(
+    request: Request, seen: tuple[int, ...], topology: Topology, offer: PartitionOffer | None
+) -> tuple[tuple[int, ...], list[Remark]]:
+    """Numbers of the devices that each node of the job has, and what to say about them."""
+    asked = request.gpus_per_node
+    there = len(seen) if topology.cores else offer.gpus_per_node if offer else None
+    if asked is not None and asked < 0:
+        raise UsageError(f"--gpus-per-node {asked}", hint="give 0 or more")
+    if asked is not None and there is not None and asked > there:
+        raise UsageError(f"--gpus-per-node {asked}, but a node has {there}", hint="ask for fewer, or another partition")
+    if topology.cores:
+        return seen[:asked], []
+    if asked is None and offer is None:
+        return (), []
+    count = asked if asked is not None else there or 0
+    remarks = []
+    if offer is not None and offer.gpus_per_node and asked is None:
+        where = f"partition {offer.name}" if offer.name else "the scheduler"
+        others = "; its nodes differ" if offer.mixed else ""
+        text = (
+            f"{where} offers {offer.gpus_per_node} devices per node{others}: the job asks for them, one rank for each"
+        )
+        remarks.append(Remark(level="note", text=text, hint="--gpus-per-node N asks for others, 0 for none"))
+    if offer is not None and offer.gpus_per_node and asked == 0:
+        text = f"the job asks for no device, and its nodes have {offer.gpus_per_node}"
+        remarks.append(Remark(level="warning", text=text, hint="leave --gpus-per-node 0 out to use them"))
+    return tuple(range(count)), remarks
+
+
+def _counted_cpus(
+    allocation: Allocation | None, offer: PartitionOffer | None, devices: int, ranks: int, scheduler: str
+) -> int | None:
+    """CPUs of each rank by the scheduler's count: of the allocation, else the job's share of a node that it offers.
+    Without devices only PBS is told: it gives one CPU per node by default, and lets two jobs use the same ones."""
+    if allocation is not None:
+        return max(1, allocation.cpus_per_node // ranks) if allocation.cpus_per_node else None
+    if offer is None or not (devices or scheduler == "pbs"):
+        return None
+    share = devices / offer.gpus_per_node if devices and offer.gpus_per_node else 1.0
+    return max(1, int(offer.cpus_per_node * share) // ranks)
 
 
 def _queue(request: Request, site: Site, allocation: Allocation | None, scheduler: str, nodes: int) -> QueueChoice:

@@ -19,7 +19,7 @@ from windlass.environment.modules import (
 )
 from windlass.errors import UsageError, WindlassError
 from windlass.model.plan import Remark
-from windlass.model.request import Allocation, Request
+from windlass.model.request import Allocation, PartitionOffer, Request
 from windlass.model.site import Site
 from windlass.model.topology import Topology
 from windlass.plan.inputs import Context
@@ -110,6 +110,9 @@ def look_around(
         seen, taken = look.topology, look.taken_ports
     topology, remarks = choose_topology(site, seen)
     topology = restrict_devices(topology, environ) if allocation is None and on_node else topology
+    unseen = allocation is None and not topology.cores
+    offers, silence = ask_offers(site, request, environ) if unseen else ((), [])
+    remarks += silence
     roots = cache_roots(request) if here else ()
     if here and not request.container:
         _check_python(request)
@@ -118,6 +121,7 @@ def look_around(
         site=site,
         topology=topology,
         allocation=allocation,
+        offers=offers,
         users_environment=_users_environment(request, site, environ),
         python=python,
         python_because=because,
@@ -131,6 +135,27 @@ def look_around(
     return Surroundings(
         context=context, detection=detection, remarks=tuple(remarks), on_node=on_node, taken_ports=taken
     )
+
+
+def ask_offers(
+    site: Site, request: Request, environ: Mapping[str, str]
+) -> tuple[tuple[PartitionOffer, ...], list[Remark]]:
+    """What the scheduler says of its nodes, for a cluster of which no file tells it; nothing, and a remark, where the
+    scheduler does not answer."""
+    scheduler = get_scheduler(request.scheduler or site.file.scheduler.kind)
+    argv = scheduler.offers_argv()
+    if argv is None:
+        return (), []
+    said = "is not here"
+    if which(argv[0], environ):
+        try:
+            done = run_command(argv, timeout_s=_ASK_TIMEOUT_S, env=environ)
+            return scheduler.parse_offers(done.stdout), []
+        except WindlassError as error:
+            said = f"did not answer: {error}"
+    text = f"what the nodes have is not known: {argv[0]} {said}"
+    hint = "say --gpus-per-node and --ranks-per-node yourself, or describe the cluster in a site file"
+    return (), [Remark(level="warning", text=text, hint=hint)]
 
 
 def choose_topology(site: Site, seen: Topology | None) -> tuple[Topology, list[Remark]]:

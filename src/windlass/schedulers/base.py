@@ -10,13 +10,13 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import msgspec
 
 from windlass.errors import CommandError, MachineError, UsageError, WindlassError
 from windlass.model.origin import Argument, Origin
-from windlass.model.request import Allocation
+from windlass.model.request import Allocation, PartitionOffer
 from windlass.model.site import SchedulerSpec, argument_key
 from windlass.notation.shell import quote_words
 
@@ -143,6 +143,14 @@ class Scheduler(ABC):
     @abstractmethod
     def cancel_argv(self, job_id: str) -> tuple[str, ...]: ...
 
+    def offers_argv(self) -> tuple[str, ...] | None:
+        """A command that tells what the nodes of each partition have, from outside of any job; None where none does."""
+        return None
+
+    def parse_offers(self, output: str) -> tuple[PartitionOffer, ...]:
+        """One offer per partition; lines that cannot be read are left out."""
+        return ()
+
     def restarts(self, environ: Mapping[str, str]) -> int:
         """How often this job had been put back into the queue when this start of it began, from inside it."""
         return 0
@@ -157,6 +165,41 @@ class Scheduler(ABC):
     def kill_step_argv(self, environ: Mapping[str, str], step_name: str) -> tuple[str, ...] | None:
         """A command that kills, at once and on all nodes, what the launcher started under this name, or None."""
         return None
+
+
+class NodeGroup(NamedTuple):
+    """Nodes of one partition that are alike."""
+
+    partition: str
+    nodes: int
+    cpus: int
+    gpus: int
+    default: bool = False
+
+
+def offers_of(groups: Iterable[NodeGroup]) -> tuple[PartitionOffer, ...]:
+    """One offer per partition: its nodes with devices where it has any, of the most common kind."""
+    partitions: dict[str, list[NodeGroup]] = {}
+    for group in groups:
+        if group.nodes > 0:
+            partitions.setdefault(group.partition, []).append(group)
+    offers = []
+    for name, members in partitions.items():
+        kinds: dict[tuple[int, int], int] = {}
+        for member in members:
+            kinds[member.cpus, member.gpus] = kinds.get((member.cpus, member.gpus), 0) + member.nodes
+        (cpus, gpus), count = max(kinds.items(), key=lambda item: (item[0][1] > 0, item[1], item[0]))
+        offers.append(
+            PartitionOffer(
+                name=name,
+                default=any(member.default for member in members),
+                nodes=count,
+                cpus_per_node=cpus,
+                gpus_per_node=gpus,
+                mixed=len(kinds) > 1,
+            )
+        )
+    return tuple(offers)
 
 
 def with_site(defaults: Iterable[Argument], site: SchedulerSpec) -> tuple[Argument, ...]:

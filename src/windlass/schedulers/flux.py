@@ -10,10 +10,21 @@ from typing import Any
 
 from windlass.errors import CommandError, UsageError, WindlassError
 from windlass.model.origin import Argument
-from windlass.model.request import Allocation
+from windlass.model.request import Allocation, PartitionOffer
 from windlass.model.site import SchedulerSpec
 from windlass.notation.hostlist import expand_hostlist, fold_hostlist
-from windlass.schedulers.base import JobSpec, JobState, JobStatus, Refusal, Scheduler, explain, one_line, with_site
+from windlass.schedulers.base import (
+    JobSpec,
+    JobState,
+    JobStatus,
+    NodeGroup,
+    Refusal,
+    Scheduler,
+    explain,
+    offers_of,
+    one_line,
+    with_site,
+)
 from windlass.schedulers.walltime import parse_walltime, unit_text
 
 _JOB_ID = re.compile(r"(?:ƒ|f)[1-9A-HJ-NP-Za-km-z]+\Z|\d+\Z")
@@ -157,8 +168,24 @@ class Flux(Scheduler):
     def cancel_argv(self, job_id: str) -> tuple[str, ...]:
         return ("flux", "cancel", job_id)
 
+    def offers_argv(self) -> tuple[str, ...]:
+        columns = "{queue}|{nnodes}|{ncores}|{ngpus}"
+        return ("flux", "resource", "list", "--states=free,down,allocated", "--no-header", f"--format={columns}")
+
+    def parse_offers(self, output: str) -> tuple[PartitionOffer, ...]:
+        return offers_of(_node_groups(output))
+
     def kill_step_argv(self, environ: Mapping[str, str], step_name: str) -> tuple[str, ...] | None:
         return ("sh", "-c", _KILL_STEP, "sh", step_name) if environ.get("FLUX_URI") else None
+
+
+def _node_groups(output: str) -> Iterator[NodeGroup]:
+    """Lines of `flux resource list`, each with the sums of some nodes."""
+    for line in output.splitlines():
+        queue, *counts = line.strip().split("|")
+        if len(counts) == 3 and all(count.isdecimal() for count in counts) and int(counts[0]):
+            nodes, cores, gpus = (int(count) for count in counts)
+            yield NodeGroup(partition=queue, nodes=nodes, cpus=cores // nodes, gpus=gpus // nodes, default=not queue)
 
 
 def _directives(spec: JobSpec) -> Iterator[Argument]:

@@ -9,10 +9,21 @@ from typing import Any
 
 from windlass.errors import CommandError, UsageError, WindlassError
 from windlass.model.origin import Argument
-from windlass.model.request import Allocation
+from windlass.model.request import Allocation, PartitionOffer
 from windlass.model.site import SchedulerSpec
 from windlass.notation.counts import counted
-from windlass.schedulers.base import JobSpec, JobState, JobStatus, Refusal, Scheduler, explain, one_line, with_site
+from windlass.schedulers.base import (
+    JobSpec,
+    JobState,
+    JobStatus,
+    NodeGroup,
+    Refusal,
+    Scheduler,
+    explain,
+    offers_of,
+    one_line,
+    with_site,
+)
 from windlass.schedulers.walltime import clock_text, parse_walltime
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]*\Z")
@@ -164,6 +175,13 @@ class Pbs(Scheduler):
         """One job at a time: an unknown id among several has crashed a server."""
         return ("qdel", job_id)
 
+    def offers_argv(self) -> tuple[str, ...]:
+        return ("pbsnodes", "-a", "-F", "json")
+
+    def parse_offers(self, output: str) -> tuple[PartitionOffer, ...]:
+        """PBS ties nodes to queues in ways that only its administrator sees: one offer, without a name."""
+        return offers_of(_node_groups(output))
+
 
 def _parse_nodefile(text: str, path: str) -> dict[str, int]:
     """Host to the number of its lines, in the file's order."""
@@ -178,6 +196,19 @@ def _parse_nodefile(text: str, path: str) -> dict[str, int]:
     if not counts:
         raise UsageError(f"the node file {path} is empty", hint="was the job given chunks with mpiprocs=0 only?")
     return counts
+
+
+def _node_groups(output: str) -> Iterator[NodeGroup]:
+    start, end = output.find("{"), output.rfind("}")
+    try:
+        nodes = json.loads(output[start : end + 1])["nodes"].values()
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return
+    for node in nodes:
+        has = node.get("resources_available") if isinstance(node, dict) else None
+        cpus, gpus = (has.get("ncpus"), has.get("ngpus", 0)) if isinstance(has, dict) else (None, 0)
+        if isinstance(cpus, int) and isinstance(gpus, int):
+            yield NodeGroup(partition="", nodes=1, cpus=cpus, gpus=gpus, default=True)
 
 
 def _directives(spec: JobSpec, site: SchedulerSpec) -> Iterator[Argument]:

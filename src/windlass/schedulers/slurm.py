@@ -9,7 +9,7 @@ import msgspec
 
 from windlass.errors import CommandError, UsageError, WindlassError
 from windlass.model.origin import Argument
-from windlass.model.request import Allocation
+from windlass.model.request import Allocation, PartitionOffer
 from windlass.model.site import SchedulerSpec
 from windlass.notation.counts import counted
 from windlass.notation.hostlist import expand_hostlist, fold_hostlist
@@ -17,9 +17,11 @@ from windlass.schedulers.base import (
     JobSpec,
     JobState,
     JobStatus,
+    NodeGroup,
     Refusal,
     Scheduler,
     explain,
+    offers_of,
     one_line,
     with_site,
 )
@@ -208,9 +210,36 @@ class Slurm(Scheduler):
         match = re.search(r"\bNodeAddr=(\S+)", output)
         return match.group(1) if match else None
 
+    def offers_argv(self) -> tuple[str, ...]:
+        return ("sinfo", "--noheader", "--format=%P|%D|%c|%G")
+
+    def parse_offers(self, output: str) -> tuple[PartitionOffer, ...]:
+        return offers_of(_node_groups(output))
+
     def kill_step_argv(self, environ: Mapping[str, str], step_name: str) -> tuple[str, ...] | None:
         job_id = environ.get("SLURM_JOB_ID")
         return ("sh", "-c", _KILL_STEP, "sh", job_id, step_name) if job_id else None
+
+
+def _node_groups(output: str) -> Iterator[NodeGroup]:
+    """Lines of sinfo: partition (`*` at the default), nodes, CPUs (`64+` where they differ), generic resources."""
+    for line in output.splitlines():
+        fields = line.strip().split("|")
+        if len(fields) != 4 or not fields[1].isdecimal() or not fields[2].rstrip("+").isdecimal():
+            continue
+        name, nodes, cpus, gres = fields
+        yield NodeGroup(
+            partition=name.rstrip("*"),
+            nodes=int(nodes),
+            cpus=int(cpus.rstrip("+")),
+            gpus=_gres_gpus(gres),
+            default=name.endswith("*"),
+        )
+
+
+def _gres_gpus(text: str) -> int:
+    """GPUs in a list of generic resources: `gpu:4`, `gpu:a100:4(S:0-1)`, `gpu:a100:2,gpu:v100:2,nvme:1`, `(null)`."""
+    return sum(int(count) for count in re.findall(r"(?:\A|,)gpu(?::[^:,()]+)?:(\d+)(?=\Z|,|\()", text))
 
 
 def _directives(spec: JobSpec, site: SchedulerSpec) -> Iterator[Argument]:
