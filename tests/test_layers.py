@@ -45,7 +45,6 @@ SAME_LAYER = {
     ("run", "failure"),
     ("failure", "run"),
     ("failure", "agents"),
-    ("plan", "run"),
 }
 
 # Beside the layers: what a user's script imports (it must work with no launcher at all), and the package itself.
@@ -84,7 +83,7 @@ STARTS_PROCESSES = (
     "procs/children.py",
     "run/guard.py",  # a fork that outlives a windlass which was killed
     "run/jobs.py",
-    "agents/control.py",  # the step of agents beside the ranks
+    "run/node_step.py",  # a step that goes on beside the ranks
     "bench/start/machine.py",  # nodes on one machine
     "cache/node/",  # travels: may not import `procs`
     "agents/node/",

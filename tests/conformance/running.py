@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,25 @@ class Machine:
     site: LauncherSpec
     hosts: tuple[str, ...]
     before: tuple[str, ...] = ()
+    own_names: bool = False
+    """A task can tell by its host's name where it is."""
+    cluster: SlurmCluster | None = None
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[Machine]:
+        """The same machine from inside one job that lasts as long as this, for steps beside each other."""
+        if self.cluster is None:
+            yield self
+            return
+        asked = ("salloc", "--no-shell", *self.before[2:])
+        said = subprocess.run(asked, env=dict(self.env), capture_output=True, text=True, timeout=TIMEOUT_S).stderr
+        found = re.search(r"Granted job allocation (\d+)", said)
+        assert found, said
+        try:
+            yield replace(self, before=(), env={**self.env, "SLURM_JOB_ID": found[1], "SLURM_JOBID": found[1]})
+        finally:
+            subprocess.run(("scancel", found[1]), env=dict(self.env), timeout=TIMEOUT_S)
+            self.cluster.wait_quiet()
 
     def spec(self, nodes: int, ranks_per_node: int) -> LaunchSpec:
         launcher = get_launcher(self.name)
@@ -115,7 +136,7 @@ def _sort(name: str, code: int, streams: Sequence[bytes]) -> Ended:
 @contextlib.contextmanager
 def machine(name: str, folder: Path, request: pytest.FixtureRequest, *, bound: bool = False) -> Iterator[Machine]:
     """The surroundings of one launcher; a missing part is a visible skip. `bound`: nodes that really bind."""
-    makers = {"srun": _srun, "hydra": _hydra, "openmpi": _openmpi, "pals": _pals, "flux": _flux}
+    makers = {"srun": _srun, "hydra": _hydra, "openmpi": _openmpi, "pals": _pals, "flux": _flux, "local": _local}
     with _srun_bound(folder, request) if bound and name == "srun" else makers[name](folder, request) as made:
         yield made
     mark = os.environ[leftovers.MARK_VARIABLE]
@@ -137,7 +158,7 @@ def _srun(folder: Path, request: pytest.FixtureRequest, fixture: str = "slurm") 
     cluster: SlurmCluster = request.getfixturevalue(fixture)
     before = ("salloc", "--quiet", "--nodes=2", "--exclusive")
     site = LauncherSpec(kind="srun")
-    yield Machine("srun", folder, cluster.env(), site, cluster.nodes[:2], before)
+    yield Machine("srun", folder, cluster.env(), site, cluster.nodes[:2], before, own_names=True, cluster=cluster)
 
 
 def _plain_env() -> dict[str, str]:
@@ -150,7 +171,8 @@ def _hydra(folder: Path, request: pytest.FixtureRequest) -> Iterator[Machine]:
     require_mpi()
     own = ArgumentSpec(words=("-launcher", "fork"), because="there is no ssh here", source="test")
     site = LauncherSpec(kind="hydra", executable=str(hydra_mpiexec()), arguments=(own,))
-    yield Machine("hydra", folder, _plain_env(), site, ("127.0.0.1", "127.0.0.2"))
+    env = _plain_env() | {"HYDRA_LAUNCHER": "fork"}  # for steps, which take no words of a site
+    yield Machine("hydra", folder, env, site, ("127.0.0.1", "127.0.0.2"))
 
 
 # Its daemons would share one folder for their sessions, which daemons on different hosts never do.
@@ -176,6 +198,7 @@ def _openmpi(folder: Path, request: pytest.FixtureRequest) -> Iterator[Machine]:
     # Not the test's own folder: the path of a socket must be short.
     with tempfile.TemporaryDirectory(prefix="wlompi.") as temporary:
         env["TMPDIR"] = temporary
+        env["OMPI_MCA_plm_rsh_agent"] = str(shell)  # for steps, which take no words of a site
         yield Machine("openmpi", folder, env, LauncherSpec(executable=program, arguments=(own,)), ("node1", "node2"))
 
 
@@ -185,10 +208,15 @@ def _pals(folder: Path, request: pytest.FixtureRequest) -> Iterator[Machine]:
         hosts = site.nodes[:2]
         (folder / "nodefile").write_text("".join(f"{host}\n" for host in hosts))
         env = site.env | {"PBS_JOBID": "7.head", "PBS_NODEFILE": str(folder / "nodefile")}
-        yield Machine("pals", folder, env, LauncherSpec(kind="pals"), hosts)
+        yield Machine("pals", folder, env, LauncherSpec(kind="pals"), hosts, own_names=True)
 
 
 @contextlib.contextmanager
 def _flux(folder: Path, request: pytest.FixtureRequest) -> Iterator[Machine]:
     with flux_site(folder / "flux", cores=4) as site:
-        yield Machine("flux", folder, site.env, LauncherSpec(kind="flux"), site.nodes[:2])
+        yield Machine("flux", folder, site.env, LauncherSpec(kind="flux"), site.nodes[:2], own_names=True)
+
+
+@contextlib.contextmanager
+def _local(folder: Path, request: pytest.FixtureRequest) -> Iterator[Machine]:
+    yield Machine("local", folder, _plain_env(), LauncherSpec(kind="local"), (socket.gethostname(),))

@@ -14,7 +14,7 @@ from typing import Any
 
 import flux_state as flux
 import tasks
-from flux_options import DirectiveError, batch_parser, directives, read_script, run_parser
+from flux_options import DirectiveError, Parser, batch_parser, directives, read_script, run_parser
 
 _PACKAGE = "/opt/flux"
 _GRACE_S = float(os.environ.get("STANDIN_GRACE", "2"))
@@ -50,6 +50,49 @@ def run(argv: list[str]) -> int:
         flux.ended(job["id"], 1, {"type": "alloc", "note": problem})
         return raised(job, "alloc", problem, 1)
     return execute(options, job, hosts[:nodes], per_node, ranks, limit)
+
+
+def exec_on_brokers(argv: list[str]) -> int:
+    """`flux exec`: a task on each broker, beside whatever jobs hold the nodes. The set of ranks must ascend."""
+    parser = Parser(prog="flux-exec", usage="flux exec [OPTIONS] COMMAND...", allow_abbrev=False)
+    parser.add_argument("-r", "--rank", default="all")
+    parser.add_argument("-n", "--noinput", action="store_true")
+    parser.add_argument("-l", "--label-io", action="store_true")
+    parser.add_argument("-d", "--dir")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    options = parser.parse_args(argv)
+    hosts = flux.nodes()
+    ranks = list(range(len(hosts))) if options.rank == "all" else idset(options.rank)
+    if ranks is None:
+        return error("exec", f"invalid rank argument: {options.rank}")
+    if not ranks or ranks[-1] >= len(hosts):
+        return error("exec", "No route to host")
+    if not options.command:
+        return error("exec", "missing command")
+    planned = [
+        tasks.Task(rank, 0, rank, hosts[rank], dict(os.environ) | instance_environment(f"local-{rank}") | broker(rank))
+        for rank in ranks
+    ]
+    label = (lambda task: f"{task.rank}: ".encode()) if options.label_io else None
+    started = tasks.start(planned, options.command, label, options.dir)
+    tasks.wait(started, end_on_failure=False, grace_s=_GRACE_S, on_end=lambda rank, code: None)
+    codes = [128 - code if code < 0 else code for _, code in started.ended]
+    return max(codes, default=0)
+
+
+def broker(rank: int) -> dict[str, str]:
+    return {"STANDIN_BROKER": str(rank)}
+
+
+def idset(text: str) -> list[int] | None:
+    """`0-3,7`, as numbers; None where they do not ascend."""
+    ranks: list[int] = []
+    for piece in text.split(","):
+        low, _, high = piece.partition("-")
+        if not low.isdecimal() or (high and not high.isdecimal()):
+            return None
+        ranks += range(int(low), int(high or low) + 1)
+    return ranks if ranks == sorted(set(ranks)) else None
 
 
 def raised(job: dict[str, Any], kind: str, note: str, code: int) -> int:

@@ -44,6 +44,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Folder of this user's agents on a node; `${NAME}` is expanded there."""
     until: str = "stdin"
     """`stdin`: the agents end when their standard input does. `signal`: only when asked."""
+    stop_signal: int = 15
+    """What asks them, beside SIGTERM, SIGINT and SIGHUP."""
     cpus: tuple[int, ...] = ()
     services: tuple[ServiceSpec, ...] = ()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import windlass.cache.node
 from windlass.agents.bundle import ServiceSpec
-from windlass.agents.control import Agents, AgentsPlan, addresses, cached_step
+from windlass.agents.control import Agents, AgentsSpec, addresses, agents_step
 from windlass.agents.shims import environment_front
 from windlass.cache.traces import environment_identity, trace_path
 from windlass.errors import WindlassError
@@ -57,9 +57,8 @@ def cache_agents(
 ) -> Agents:
     """The agents of a plan with a cache."""
     assert plan.cache is not None
-    made = AgentsPlan(
-        launch=cached_step(plan, folder, hosts),
-        launcher=plan.launcher,
+    spec = AgentsSpec(
+        step=agents_step(plan),
         run_id=facts.run_id,
         hosts=addresses(plan, hosts),
         folder=agents_folder(plan, facts.uid),
@@ -68,7 +67,7 @@ def cache_agents(
         packages=PACKAGES,
         ready_s=plan.cache.ready_s,
     )
-    return Agents(made, folder, environ)
+    return Agents(spec, folder, environ)
 
 
 def cache_beside(

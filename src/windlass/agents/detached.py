@@ -24,19 +24,15 @@ from windlass.agents.command import stop_words, tool_words
 from windlass.agents.control import BUNDLE_FILE, Agents
 from windlass.agents.interpreter import ARCHIVE
 from windlass.errors import MachineError, WindlassError
-from windlass.launchers import get_launcher
-from windlass.launchers.base import LaunchSpec
 from windlass.model.jsontext import from_json, to_json
-from windlass.model.origin import words_of
 from windlass.model.plan import Plan
-from windlass.model.site import LauncherSpec
 from windlass.notation.hostlist import expand_hostlist
 from windlass.plan.cache import agents_folder, state_folder
 from windlass.plan.inputs import Secrets
+from windlass.plan.node_step import plan_node_step
 from windlass.plan.render.rank_script import JobFacts
-from windlass.procs.command import run_command
 from windlass.run.folder import RunFolder, read_plan
-from windlass.run.node_step import run_on_nodes, write_host_file
+from windlass.run.node_step import run_node_step, write_host_file
 
 _FILE = "agents.json"
 _STATUS_S = 30.0
@@ -110,8 +106,10 @@ def held_caches(folders: Iterable[RunFolder]) -> list[Held]:
 def status_of(held: Held, environ: Mapping[str, str]) -> list[dict[str, Any]]:
     """The status of every node, asked on node 0, which asks the others through the tree."""
     state = state_folder(held.agents, held.step.run_id, 0)
-    words = tool_words(held.agents, held.step.run_id, 0, STATUS_ENTRY, state)
-    done = run_command((*_first_node(held.plan), *words), timeout_s=_STATUS_S, env=environ, check=False)
+    program = tool_words(held.agents, held.step.run_id, 0, STATUS_ENTRY, state)
+    first = expand_hostlist(held.plan.hosts)[:1] if held.plan.hosts else ()
+    step = plan_node_step(held.plan, "status", hosts=first, nodes=1)
+    done = run_node_step(step, program, environ=environ, timeout_s=_STATUS_S, folder=held.folder, check=False)
     found = [json.loads(line[line.index("{") :]) for line in done.stdout.splitlines() if "{" in line]
     if done.code or not found:
         said = (done.stderr or done.stdout).strip().splitlines()
@@ -122,27 +120,15 @@ def status_of(held: Held, environ: Mapping[str, str]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda status: int(status["node"]))
 
 
-def _first_node(plan: Plan) -> tuple[str, ...]:
-    if plan.launcher == "local":
-        return ()
-    first = expand_hostlist(plan.hosts)[0] if plan.hosts else None
-    spec = LaunchSpec(nodes=1, ranks_per_node=1, host_list=first, beside=True, step_name=f"{plan.name}-status")
-    words = words_of(get_launcher(plan.launcher).arguments(spec, LauncherSpec()))
-    return tuple(word for word in words if word != "--label")
-
-
 def stop_held(held: Held, environ: Mapping[str, str]) -> None:
     """Ask the agents to end and wait for it. Fine where they are gone already.
 
     The nodes are asked themselves: a launcher that is told to stop may leave its tasks no time to unmount."""
     step = held.step
-    variables = get_launcher(held.plan.launcher).variables
-    words = stop_words(held.agents, step.run_id, (*variables.node_rank, *variables.rank))
-    if held.plan.launcher == "local":
-        environ = {**environ, variables.node_rank[0]: "0"}
-        run_command(words, timeout_s=_STOP_S, env=environ, check=False)
-    else:
-        run_on_nodes(held.plan, words, environ, _STOP_S + 10.0)
+    asking = plan_node_step(held.plan, "end", host_file="step-hosts")
+    program = stop_words(held.agents, step.run_id, asking.place)
+    here = not asking.arguments
+    run_node_step(asking, program, environ=environ, timeout_s=_STOP_S + 10.0, folder=held.folder, check=not here)
     if step.host == socket.gethostname():
         _end_launcher(step)
     for name in (_FILE, BUNDLE_FILE, ARCHIVE):

@@ -9,13 +9,10 @@ from typing import Any
 
 from windlass.agents.bundle import ServiceSpec
 from windlass.agents.cache_service import PACKAGES, CacheBeside, cache_service
-from windlass.agents.control import LOG_FILE, Agents, AgentsPlan, addresses, cached_step
+from windlass.agents.control import LOG_FILE, Agents, AgentsSpec, addresses, agents_step
 from windlass.errors import DeadlineError, MachineError
 from windlass.launchers import get_launcher
-from windlass.launchers.base import LaunchSpec
-from windlass.model.origin import words_of
 from windlass.model.plan import Plan
-from windlass.model.site import LauncherSpec
 from windlass.plan.cache import agents_folder
 from windlass.plan.render.rank_script import JobFacts, place_mark
 from windlass.run.folder import RunFolder
@@ -48,9 +45,8 @@ def watched_agents(
     if plan.cache is not None:
         services = (cache_service(plan.cache, read_settings(environ).traces_dir), watch)
     # The service of the cache imports its package; the bundle holds both, used or not: it is a few kilobytes.
-    made = AgentsPlan(
-        launch=cached_step(plan, folder, hosts) if plan.cache else _step_words(plan, folder, hosts),
-        launcher=plan.launcher,
+    spec = AgentsSpec(
+        step=agents_step(plan),
         run_id=facts.run_id,
         hosts=addresses(plan, hosts),
         folder=agents_folder(plan, facts.uid),
@@ -59,26 +55,7 @@ def watched_agents(
         packages=PACKAGES,
         ready_s=plan.cache.ready_s if plan.cache else _READY_S,
     )
-    return Agents(made, folder, environ)
-
-
-def _step_words(plan: Plan, folder: RunFolder, hosts: tuple[str, ...]) -> tuple[str, ...]:
-    """The launcher's words for one agent per node; empty where windlass starts the only one itself."""
-    if plan.launcher == "local":
-        return ()
-    launcher = get_launcher(plan.launcher)
-    spec = LaunchSpec(
-        nodes=plan.nodes,
-        ranks_per_node=1,
-        host_list=plan.hosts if plan.launcher == "srun" else None,
-        host_file=str(folder.part("agent-hosts")) if plan.launcher != "srun" else None,
-        beside=True,
-        step_name=f"{plan.name}-agents",
-    )
-    text = launcher.host_file_text(hosts, spec)
-    if text is not None:
-        folder.write("agent-hosts", text)
-    return tuple(word for word in words_of(launcher.arguments(spec, LauncherSpec())) if word != "--label")
+    return Agents(spec, folder, environ)
 
 
 class WatchedBeside:

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from windlass.agents.cache_service import PACKAGES
-from windlass.agents.control import LOG_FILE, Agents, AgentsPlan, addresses, cached_step
+from windlass.agents.control import LOG_FILE, Agents, AgentsSpec, addresses, agents_step
 from windlass.agents.detached import hold
 from windlass.cli.options import add_request_options, request_from
 from windlass.cli.planning import plan_from
@@ -98,9 +98,8 @@ def _agents(
     if not to.startswith(("/", "${")):
         raise UsageError(f"--to {to} is not a full path", hint="each node starts in a folder of its own")
     service = stage_service(plan.cache.roots, to, extract=args.extract, shard=args.shard, one_reader=args.one_reader)
-    made = AgentsPlan(
-        launch=cached_step(plan, folder, hosts),
-        launcher=plan.launcher,
+    spec = AgentsSpec(
+        step=agents_step(plan),
         run_id=facts.run_id,
         hosts=addresses(plan, hosts),
         folder=agents_folder(plan, facts.uid),
@@ -109,7 +108,7 @@ def _agents(
         packages=PACKAGES | STAGE_PACKAGES,
         ready_s=_DEADLINE_S,
     )
-    return Agents(made, folder, environ), facts
+    return Agents(spec, folder, environ), facts
 
 
 def _as_staging(error: MachineError, folder: RunFolder) -> MachineError:

@@ -24,13 +24,11 @@ from windlass.errors import CommandError, WindlassError
 from windlass.failure.last_lines import traceback_of
 from windlass.failure.root_cause import End
 from windlass.launchers import get_launcher
-from windlass.launchers.base import LaunchSpec
-from windlass.model.origin import words_of
 from windlass.model.plan import Plan
-from windlass.model.site import LauncherSpec
 from windlass.notation.hostlist import expand_hostlist
-from windlass.procs.command import run_command
+from windlass.plan.node_step import plan_node_step
 from windlass.run.folder import RunFolder
+from windlass.run.node_step import run_node_step
 from windlass.run.output import last_lines, rank_lines, rank_log
 
 _LOOK_S = 30.0
@@ -86,22 +84,6 @@ def failed_lines(plan: Plan, folder: RunFolder, ends: Iterable[End]) -> dict[int
 # Looking at the nodes
 
 
-def node_words(plan: Plan, hosts: tuple[str, ...], step: str) -> tuple[str, ...]:
-    """The launcher's words for one small task on each of these hosts; empty on this machine alone."""
-    launcher = get_launcher(plan.launcher)
-    if plan.launcher == "local":
-        return ()
-    spec = LaunchSpec(
-        nodes=len(hosts),
-        ranks_per_node=1,
-        host_list=",".join(hosts) if plan.launcher == "srun" else None,
-        host_file=None if plan.launcher == "srun" else "{run_dir}/look-hosts",
-        beside=True,
-        step_name=f"{plan.name}-{step}",
-    )
-    return tuple(word for word in words_of(launcher.arguments(spec, LauncherSpec())) if word != "--label")
-
-
 def look_at_nodes(
     plan: Plan, folder: RunFolder, environ: Mapping[str, str], what: str, *words: str, deadline_s: float = _LOOK_S
 ) -> Looked:
@@ -138,16 +120,11 @@ def _look(
     deadline_s: float,
 ) -> Looked:
     launcher = get_launcher(plan.launcher)
-    names = launcher.variables.node_rank or launcher.variables.rank
+    step = plan_node_step(plan, "look", hosts=hosts, host_file="look-hosts")
     source = (Path(windlass.agents.node.__path__[0]) / "diagnostics.py").read_text()
-    program = script_words(source, sys.executable, *first, ",".join(names), *rest)
-    spec = LaunchSpec(nodes=len(hosts), ranks_per_node=1)
-    text = launcher.host_file_text(hosts, spec)
+    program = script_words(source, sys.executable, *first, ",".join(step.place), *rest)
     try:
-        if text is not None:
-            folder.write("look-hosts", text)
-        launch = tuple(w.replace("{run_dir}", str(folder.path)) for w in node_words(plan, hosts, "look"))
-        done = run_command((*launch, *program), timeout_s=deadline_s, env=environ, check=False)
+        done = run_node_step(step, program, environ=environ, timeout_s=deadline_s, folder=folder, check=False)
         said, complaints = done.stdout, done.stderr.splitlines()
     except WindlassError as error:
         said, complaints = (error.output if isinstance(error, CommandError) else ""), []

@@ -63,8 +63,6 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     time_limit: str | None = None
     environment_names: tuple[str, ...] = ()
     """Names of variables that must travel, for launchers that pass only what is named."""
-    beside: bool = False
-    """A small step beside the ranks (one agent per node): it shares their CPUs and takes no device and no memory."""
 
     @property
     def ranks(self) -> int:
@@ -74,6 +72,51 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     def in_words(self) -> str:
         """`2 nodes with 4 ranks each`."""
         return f"{counted(self.nodes, 'node')} with {counted(self.ranks_per_node, 'rank')} each"
+
+
+class NodeStepSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A small task on each of these nodes, now: beside what runs there, without a core, device or memory of its own."""
+
+    nodes: int
+    hosts: tuple[str, ...] = ()
+    """The nodes by name; empty: the first `nodes` of the allocation."""
+    host_file: str | None = None
+    """Where the runtime may write the hosts, for launchers that read them from a file; None: said as arguments."""
+    name: str = "windlass-step"
+    executable: str = ""
+    """The site's launcher; empty: the usual name."""
+    environment_names: tuple[str, ...] = ()
+    """Names of variables that must travel, for launchers that pass only what is named."""
+
+
+class NodeStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A node step as its launcher starts it. Its output is not labelled, and it ends with the job."""
+
+    arguments: tuple[Argument, ...] = ()
+    """The command line up to but without the program, with the placeholders of `PLACEHOLDERS`; empty: windlass starts
+    the only task itself."""
+    host_file: str | None = None
+    host_file_text: str = ""
+    """What `host_file` has to hold before the step starts, where it is not None."""
+    place: tuple[str, ...]
+    """Variables in which a task finds the index of its node among the hosts, the most trusted first."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """Variables that the launcher itself needs, whatever the user has set."""
+    lookup_argv: tuple[str, ...] = ()
+    """Prints the hosts of all brokers in the brokers' order, folded; for the placeholders that name brokers."""
+    lookup_hosts: tuple[str, ...] = ()
+    """The hosts whose brokers those are."""
+    follows_stdin: bool = False
+    """Every task sees the end of the launcher's standard input. Elsewhere `stop_signal` to the launcher ends them."""
+    stop_signal: signal.Signals = signal.SIGTERM
+    """What the launcher hands on to its tasks and then leaves them time to end."""
+
+
+PLACE_VARIABLE = "WINDLASS_NODE_RANK"
+"""Where a task of a node step finds its place when the launcher itself has no such variable."""
+PLACEHOLDERS = ("{run_dir}", "{broker_ranks}", "{broker_order}")
+"""What only the job knows. The runtime fills them in: the run folder, the brokers of the hosts as an ascending set, and
+in the order of the hosts."""
 
 
 class Launcher(ABC):
@@ -102,6 +145,10 @@ class Launcher(ABC):
     @abstractmethod
     def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:
         """The command line, executable first, up to but without the program. Each argument has its reason."""
+
+    @abstractmethod
+    def node_step(self, spec: NodeStepSpec) -> NodeStep:
+        """How a small task is started on each of these nodes beside the ranks, whatever these hold."""
 
     def path_word(self, path: str) -> str:
         """A path as it must be written inside this launcher's arguments; raises `UsageError` where it cannot be."""

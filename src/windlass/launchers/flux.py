@@ -7,8 +7,11 @@ import re
 from collections.abc import Iterable, Iterator
 
 from windlass.launchers.base import (
+    PLACE_VARIABLE,
     Launcher,
     LaunchSpec,
+    NodeStep,
+    NodeStepSpec,
     RankVariables,
     own_message,
     parse_label,
@@ -28,6 +31,13 @@ _EXCEPTION = re.compile(r"job\.exception \S+ type=(?P<type>\S+) severity=0 ?(?P<
 _CODE = re.compile(r"\AExit (\d+)\Z")
 _STAMP = re.compile(r"\A\d+\.\d+s: (?:flux-shell\[|job\.)|\Aflux-(?:job|shell|run)\b")
 _NOT_FOUND = 127
+# A task of `flux exec` knows the rank of its broker alone; `$1` are the brokers of the step, in the order of its hosts.
+_FIND_PLACE = (
+    "r=$(flux getattr rank) || exit 3; n=0; IFS=,; "
+    'for p in $1; do a=${p%-*} b=${p#*-}; [ "$r" -ge "$a" ] && [ "$r" -le "$b" ] && { n=$((n + r - a)); break; }; '
+    "n=$((n + b - a + 1)); done; unset IFS; shift; "
+    f'{PLACE_VARIABLE}=$n; export {PLACE_VARIABLE}; exec "$@"'
+)
 
 
 class FluxRun(Launcher):
@@ -44,6 +54,17 @@ class FluxRun(Launcher):
 
     def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:
         return with_site(_defaults(spec, site.executable or self.executable), site)
+
+    def node_step(self, spec: NodeStepSpec) -> NodeStep:
+        """`flux exec` on the brokers of the nodes: a `flux run` would wait for ever behind the ranks, which hold their
+        nodes alone. Tasks have no standard input and are ended by SIGTERM, which flux exec forwards."""
+        executable = spec.executable or self.executable
+        return NodeStep(
+            arguments=tuple(_node_step(spec, executable)),
+            place=(PLACE_VARIABLE,),
+            lookup_argv=(executable, "getattr", "hostlist") if spec.hosts else (),
+            lookup_hosts=spec.hosts,
+        )
 
     def parse_line(self, line: str) -> tuple[int | None, str]:
         """`3: text`; lines of the shells and of flux-job begin with a time or their name."""
@@ -87,6 +108,16 @@ def _defaults(spec: LaunchSpec, executable: str) -> Iterator[Argument]:
         yield Argument(words=(f"--time-limit={spec.time_limit}",), because="time limit of this step")
     yield Argument(words=(f"--job-name={spec.step_name}",), because="so that exactly this step can be found and ended")
     yield Argument(words=("--label-io",), because="every line begins with its rank")
+
+
+def _node_step(spec: NodeStepSpec, executable: str) -> Iterator[Argument]:
+    first = f"0-{spec.nodes - 1}" if spec.nodes > 1 else "0"
+    ranks, order = ("{broker_ranks}", "{broker_order}") if spec.hosts else (first, first)
+    yield Argument(words=("stdbuf", "-oL"), because="flux exec holds lines back where it writes to no terminal")
+    yield Argument(words=(executable, "exec"), because="runs beside the ranks, which hold their nodes alone")
+    yield Argument(words=("--noinput",), because="its tasks need no standard input")
+    yield Argument(words=(f"--rank={ranks}",), because="one task on the broker of each node")
+    yield Argument(words=("sh", "-c", _FIND_PLACE, "windlass-step", order), because="each task looks up its place")
 
 
 def _binding(spec: LaunchSpec) -> Iterator[Argument]:

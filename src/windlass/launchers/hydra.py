@@ -6,7 +6,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from windlass.launchers.base import Launcher, LaunchSpec, RankVariables, labelled_pieces, one_line_alone, with_site
+from windlass.launchers.base import (
+    Launcher,
+    LaunchSpec,
+    NodeStep,
+    NodeStepSpec,
+    RankVariables,
+    labelled_pieces,
+    one_line_alone,
+    with_site,
+)
 from windlass.model.origin import Argument
 from windlass.model.record import RankFailure
 from windlass.model.site import LauncherSpec
@@ -31,6 +40,17 @@ class Hydra(Launcher):
 
     def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:
         return with_site(_defaults(spec, site.executable or self.executable), site)
+
+    def node_step(self, spec: NodeStepSpec) -> NodeStep:
+        """hydra gives its standard input to rank 0 alone: a signal ends the step, and so does the loss of a node."""
+        in_file = spec.host_file if spec.hosts else None
+        return NodeStep(
+            arguments=tuple(_node_step(spec, spec.executable or self.executable)),
+            host_file=in_file,
+            host_file_text="".join(f"{host}:1\n" for host in spec.hosts) if in_file else "",
+            place=self.variables.rank,
+            environment=(("SLURM_OVERLAP", "1"),),  # inside Slurm its proxies are a step that would wait for the ranks
+        )
 
     def host_file_text(self, hosts: Iterable[str], spec: LaunchSpec) -> str | None:
         return "".join(f"{host}:{spec.ranks_per_node}\n" for host in hosts)
@@ -78,3 +98,15 @@ def _defaults(spec: LaunchSpec, executable: str) -> Iterator[Argument]:
         words=("-prepend-pattern", "[windlass %r] "),
         because="every piece of output begins with its rank, in words that no program prints by itself",
     )
+
+
+def _node_step(spec: NodeStepSpec, executable: str) -> Iterator[Argument]:
+    yield Argument(words=(executable,), because="MPICH's own launcher")
+    yield Argument(words=("-n", str(spec.nodes)), because="one task on each node")
+    yield Argument(words=("-ppn", "1"), because="one task on each node")
+    if spec.hosts and spec.host_file:
+        yield Argument(words=("-f", spec.host_file), because="exactly these nodes, in this order")
+    elif spec.hosts:
+        yield Argument(words=("-hosts", ",".join(spec.hosts)), because="exactly these nodes, in this order")
+    yield Argument(words=("-bind-to", "none"), because="binds nothing, and takes no core from the ranks")
+    yield Argument(words=("-genvall",), because="the environment travels to every node")

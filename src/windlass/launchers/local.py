@@ -6,7 +6,15 @@ There is no command in front of the rank script. The rank script binds, and wind
 from __future__ import annotations
 
 from windlass.errors import UsageError
-from windlass.launchers.base import Launcher, LaunchSpec, RankVariables, parse_label
+from windlass.launchers.base import (
+    PLACE_VARIABLE,
+    Launcher,
+    LaunchSpec,
+    NodeStep,
+    NodeStepSpec,
+    RankVariables,
+    parse_label,
+)
 from windlass.model.origin import Argument
 from windlass.model.site import LauncherSpec
 
@@ -33,6 +41,10 @@ class Local(Launcher):
                 hint="run inside an allocation of the scheduler, or choose --launcher hydra with --hosts",
             )
         return ()
+
+    def node_step(self, spec: NodeStepSpec) -> NodeStep:
+        """windlass starts the only task itself."""
+        return NodeStep(place=(PLACE_VARIABLE,), environment=((PLACE_VARIABLE, "0"),), follows_stdin=True)
 
     def parse_line(self, line: str) -> tuple[int | None, str]:
         """Lines as windlass labels them when it writes the node's log."""

@@ -8,9 +8,19 @@ a rank on a busy machine it does not always say which one: the rank script stays
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterable, Iterator
 
-from windlass.launchers.base import Launcher, LaunchSpec, RankVariables, labelled_pieces, one_line_alone, with_site
+from windlass.launchers.base import (
+    Launcher,
+    LaunchSpec,
+    NodeStep,
+    NodeStepSpec,
+    RankVariables,
+    labelled_pieces,
+    one_line_alone,
+    with_site,
+)
 from windlass.model.origin import Argument
 from windlass.model.record import RankFailure
 from windlass.model.site import LauncherSpec
@@ -41,6 +51,20 @@ class OpenMpi(Launcher):
 
     def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:
         return with_site(_defaults(spec, site.executable or self.executable), site)
+
+    def node_step(self, spec: NodeStepSpec) -> NodeStep:
+        """mpirun gives its standard input to rank 0 alone: a signal ends the step, as does the loss of a node. After
+        SIGTERM it kills within a second, or (`odls_base_sigkill_timeout`) waits for just as long as it is told, even
+        where all tasks have ended; SIGUSR1 it only hands on."""
+        in_file = spec.host_file if spec.hosts else None
+        return NodeStep(
+            arguments=tuple(_node_step(spec, spec.executable or self.executable)),
+            host_file=in_file,
+            host_file_text="".join(f"{host} slots=1\n" for host in spec.hosts) if in_file else "",
+            place=self.variables.rank,
+            stop_signal=signal.SIGUSR1,
+            environment=(("SLURM_OVERLAP", "1"),),  # inside Slurm its daemons are a step that would wait for the ranks
+        )
 
     def host_file_text(self, hosts: Iterable[str], spec: LaunchSpec) -> str | None:
         return "".join(f"{host} slots={spec.ranks_per_node}\n" for host in hosts)
@@ -90,3 +114,20 @@ def _defaults(spec: LaunchSpec, executable: str) -> Iterator[Argument]:
     for name in spec.environment_names:
         yield Argument(words=("-x", name), because="Open MPI passes on only variables that are named")
     yield Argument(words=("--tag-output",), because="every line begins with its rank")
+
+
+def _node_step(spec: NodeStepSpec, executable: str) -> Iterator[Argument]:
+    yield Argument(words=(executable,), because="Open MPI's launcher")
+    yield Argument(words=("-n", str(spec.nodes)), because="one task on each node")
+    yield Argument(
+        words=("--map-by", "ppr:1:node:OVERSUBSCRIBE"), because="one task on each node, also where all slots are taken"
+    )
+    yield Argument(words=("--bind-to", "none"), because="binds nothing, and takes no core from the ranks")
+    if spec.hosts and spec.host_file:
+        yield Argument(words=("--hostfile", spec.host_file), because="exactly these nodes, in this order")
+    elif spec.hosts:
+        yield Argument(
+            words=("--host", ",".join(f"{host}:1" for host in spec.hosts)), because="exactly these nodes, in this order"
+        )
+    for name in spec.environment_names:
+        yield Argument(words=("-x", name), because="Open MPI passes on only variables that are named")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from windlass.launchers.base import Launcher, LaunchSpec, RankVariables, own_message, with_site
+from windlass.launchers.base import Launcher, LaunchSpec, NodeStep, NodeStepSpec, RankVariables, own_message, with_site
 from windlass.model.origin import Argument
 from windlass.model.record import RankFailure
 from windlass.model.site import LauncherSpec
@@ -36,6 +36,16 @@ class Pals(Launcher):
 
     def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:
         return with_site(_defaults(spec, site, site.executable or self.executable), site)
+
+    def node_step(self, spec: NodeStepSpec) -> NodeStep:
+        """Only some of PALS's own tasks read its standard input: the step is ended by a signal."""
+        in_file = spec.host_file if spec.hosts else None
+        return NodeStep(
+            arguments=tuple(_node_step(spec, spec.executable or self.executable)),
+            host_file=in_file,
+            host_file_text="".join(f"{host}\n" for host in spec.hosts) if in_file else "",
+            place=(*self.variables.node_rank, *self.variables.rank),
+        )
 
     def host_file_text(self, hosts: Iterable[str], spec: LaunchSpec) -> str | None:
         return "".join(f"{host}\n" for host in hosts)
@@ -85,6 +95,20 @@ def _defaults(spec: LaunchSpec, site: LauncherSpec, executable: str) -> Iterator
         yield Argument(words=(f"--pmi={mpi}",), because="how the MPI library finds its peers")
     yield Argument(words=("--label",), because="every line begins with its host and rank")
     yield Argument(words=("--line-buffer",), because="lines of different ranks do not mix")
+
+
+def _node_step(spec: NodeStepSpec, executable: str) -> Iterator[Argument]:
+    yield Argument(words=(executable,), because="the site's launcher")
+    yield Argument(words=("-n", str(spec.nodes)), because="one task on each node")
+    yield Argument(words=("--ppn", "1"), because="one task on each node")
+    if spec.hosts and spec.host_file:
+        yield Argument(words=("--hostfile", spec.host_file), because="exactly these nodes, in this order")
+    elif spec.hosts:
+        yield Argument(words=("--hosts", ",".join(spec.hosts)), because="exactly these nodes, in this order")
+    yield Argument(words=("--cpu-bind=none",), because="PALS binds nothing, and takes no core from the ranks")
+    yield Argument(words=("--no-vni",), because="takes no network identifier, of which a node has few, from the ranks")
+    yield Argument(words=("--envall",), because="the environment travels to every node")
+    yield Argument(words=("--line-buffer",), because="lines of different nodes do not mix")
 
 
 def _failure(match: re.Match[str]) -> RankFailure:

@@ -7,12 +7,22 @@ import signal
 from collections.abc import Iterable, Iterator
 
 from windlass.errors import UsageError
-from windlass.launchers.base import Launcher, LaunchSpec, RankVariables, parse_label, signal_number, with_site
+from windlass.launchers.base import (
+    Launcher,
+    LaunchSpec,
+    NodeStep,
+    NodeStepSpec,
+    RankVariables,
+    parse_label,
+    signal_number,
+    with_site,
+)
 from windlass.model.origin import Argument
 from windlass.model.record import RankFailure
 from windlass.model.site import LauncherSpec
 from windlass.notation.counts import counted
 from windlass.notation.cpulist import cpu_mask
+from windlass.notation.hostlist import fold_hostlist
 
 _TASKS = re.compile(r"\Asrun: error: (?P<host>[^\s:]+): tasks? (?P<tasks>[\d,\-\[\] ]+): (?P<how>.+?)\s*\Z")
 _EXIT = re.compile(r"\AExited with exit code (\d+)\Z")
@@ -50,6 +60,14 @@ class Srun(Launcher):
             *self._output(spec),
         )
         return with_site(defaults, site)
+
+    def node_step(self, spec: NodeStepSpec) -> NodeStep:
+        """One task per node that overlaps the ranks' step. srun hands its standard input to every task."""
+        return NodeStep(
+            arguments=tuple(_node_step(spec, spec.executable or self.executable)),
+            place=self.variables.node_rank,
+            follows_stdin=True,
+        )
 
     def _output(self, spec: LaunchSpec) -> Iterator[Argument]:
         yield Argument(words=("--label",), because="every line begins with its rank")
@@ -102,9 +120,6 @@ def _shape(spec: LaunchSpec) -> Iterator[Argument]:
         yield Argument(words=("--overcommit",), because="more ranks than CPUs on a node: some share one")
     if spec.host_list is not None:
         yield Argument(words=(f"--nodelist={spec.host_list}",), because="a part of the allocation")
-    if spec.beside:
-        yield Argument(words=("--overlap",), because="runs beside the ranks on the same CPUs")
-        yield Argument(words=("--mem=0",), because="takes no share of the memory from the ranks")
 
 
 def _binding(spec: LaunchSpec) -> Iterator[Argument]:
@@ -112,16 +127,13 @@ def _binding(spec: LaunchSpec) -> Iterator[Argument]:
         digits = max(len(cpu_mask(cpus)) for cpus in spec.cpu_lists) - len("0x")
         masks = ",".join(cpu_mask(cpus, digits=digits) for cpus in spec.cpu_lists)
         yield Argument(words=(f"--cpu-bind=mask_cpu={masks}",), because="one mask per local rank, from the binding map")
-    elif spec.unbound or spec.beside:
+    elif spec.unbound:
         yield Argument(words=("--cpu-bind=none",), because="srun binds nothing")
     elif spec.cpus_per_rank is not None:
         yield Argument(words=("--cpu-bind=cores",), because="whole cores for each rank, in order")
 
 
 def _devices(spec: LaunchSpec) -> Iterator[Argument]:
-    if spec.beside:
-        yield Argument(words=("--gres=none",), because="needs no device")
-        return
     if spec.gpu_request == "none" or not spec.gpus_per_node:
         return
     if spec.devices == "one" and spec.device_by_launcher:
@@ -143,12 +155,7 @@ def _devices(spec: LaunchSpec) -> Iterator[Argument]:
 
 
 def _behaviour(spec: LaunchSpec, site: LauncherSpec) -> Iterator[Argument]:
-    if spec.beside:
-        yield Argument(words=("--kill-on-bad-exit=0",), because="what fails on one node must not end it on the others")
-    else:
-        yield Argument(
-            words=("--kill-on-bad-exit=1",), because="when one rank fails all end at once, none waits for it"
-        )
+    yield Argument(words=("--kill-on-bad-exit=1",), because="when one rank fails all end at once, none waits for it")
     yield Argument(words=("--wait=0",), because="a rank that ends well first is no reason to kill those still writing")
     yield Argument(words=("--export=ALL",), because="the environment travels, also where the job was sent without it")
     mpi = spec.mpi or site.mpi
@@ -157,6 +164,27 @@ def _behaviour(spec: LaunchSpec, site: LauncherSpec) -> Iterator[Argument]:
     if spec.time_limit is not None:
         yield Argument(words=(f"--time={spec.time_limit}",), because="time limit of this step")
     yield Argument(words=(f"--job-name={spec.step_name}",), because="so that exactly this step can be found and ended")
+
+
+def _node_step(spec: NodeStepSpec, executable: str) -> Iterator[Argument]:
+    def words(word: str, because: str) -> Argument:
+        return Argument(words=(word,), because=because)
+
+    yield words(executable, "the site's launcher")
+    yield words(f"--nodes={spec.nodes}", counted(spec.nodes, "node"))
+    yield words(f"--ntasks={spec.nodes}", "one task on each node")
+    yield words("--ntasks-per-node=1", "one task on each node")
+    yield words("--distribution=block:block", "tasks are numbered as the nodes are")
+    if spec.hosts:
+        yield words(f"--nodelist={fold_hostlist(spec.hosts)}", "exactly these nodes")
+    yield words("--overlap", "runs beside the ranks on the same CPUs")
+    yield words("--mem=0", "takes no share of the memory from the ranks")
+    yield words("--cpu-bind=none", "srun binds nothing")
+    yield words("--gres=none", "needs no device")
+    yield words("--kill-on-bad-exit=0", "what fails on one node must not end it on the others")
+    yield words("--wait=0", "a task that ends first is no reason to kill the others")
+    yield words("--export=ALL", "the environment travels, also where the job was sent without it")
+    yield words(f"--job-name={spec.name}", "so that exactly this step can be found and ended")
 
 
 def _failure(line: str) -> RankFailure | None:

@@ -12,11 +12,11 @@ import msgspec
 from windlass.containers import get_runtime
 from windlass.errors import UsageError
 from windlass.launchers import get_launcher
-from windlass.launchers.base import LaunchSpec
+from windlass.launchers.base import NodeStepSpec
 from windlass.model.origin import Argument, Origin
 from windlass.model.plan import CachePlan, CacheRoot, ContainerPlan, Mount, Plan
 from windlass.model.request import Request
-from windlass.model.site import LauncherSpec
+from windlass.notation.hostlist import expand_hostlist
 from windlass.notation.shell import expandable, quote
 from windlass.plan.shape import Shape
 
@@ -59,19 +59,14 @@ def plan_cache(
 
 
 def _agents_step(shape: Shape) -> tuple[Argument, ...]:
-    """One task per node beside the ranks. Their lines say themselves whose they are, so no label is wanted."""
-    if shape.launcher == "local":
-        return ()
-    spec = LaunchSpec(
+    """One task per node beside the ranks."""
+    spec = NodeStepSpec(
         nodes=shape.nodes,
-        ranks_per_node=1,
-        host_list=shape.hosts if shape.launcher == "srun" else None,
-        host_file="{run_dir}/agent-hosts" if shape.hosts and shape.launcher != "srun" else None,
-        beside=True,
-        step_name=f"{shape.name}-agents",
+        hosts=expand_hostlist(shape.hosts) if shape.hosts else (),
+        host_file="{run_dir}/agent-hosts",
+        name=f"{shape.name}-agents",
     )
-    made = get_launcher(shape.launcher).arguments(spec, LauncherSpec())
-    return tuple(argument for argument in made if argument.name != "--label")
+    return get_launcher(shape.launcher).node_step(spec).arguments
 
 
 def declared_roots(pairs: Iterable[tuple[str, str]]) -> tuple[CacheRoot, ...]:

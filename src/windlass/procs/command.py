@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 from windlass.errors import CommandError, DeadlineError
 
+_STOP_S = 3.0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Done:
@@ -39,9 +41,11 @@ def run_command(
     input_text: str | None = None,
     check: bool = True,
     cwd: str | None = None,
+    stop_with: signal.Signals | None = None,
 ) -> Done:
     """Run a command to its end. Raises `CommandError` where it cannot start or (with `check`) fails, `DeadlineError`
-    where it is still running after `timeout_s`; then it and its children have been killed."""
+    with what it has said where it is still running after `timeout_s`; then it and its children have been killed.
+    `stop_with` is sent first, to commands that have something to end elsewhere."""
     try:
         child = subprocess.Popen(
             argv,
@@ -59,9 +63,12 @@ def run_command(
     try:
         stdout, stderr = child.communicate(input_text, timeout=timeout_s)
     except subprocess.TimeoutExpired as error:
-        _kill_group(child)
         raise DeadlineError(
-            f"{argv[0]} gave no answer within {timeout_s:g} s", argv=argv, code=None, hint="is its server reachable?"
+            f"{argv[0]} gave no answer within {timeout_s:g} s",
+            argv=argv,
+            code=None,
+            output=_end(child, stop_with),
+            hint="is its server reachable?",
         ) from error
     except BaseException:
         _kill_group(child)
@@ -72,6 +79,23 @@ def run_command(
         last = said.splitlines()[-1] if said else "no message"
         raise CommandError(f"{argv[0]} failed with code {done.code}: {last}", argv=argv, code=done.code, output=said)
     return done
+
+
+def _end(child: subprocess.Popen[str], stop_with: signal.Signals | None) -> str:
+    """Stop the command and its children; returns what it had written to its standard output."""
+    said = ""
+    for sig, patience_s in ((stop_with, _STOP_S), (signal.SIGKILL, 1.0)):
+        if sig is None:
+            continue
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, sig)
+        try:
+            said, _ = child.communicate(timeout=patience_s)
+            break
+        except subprocess.TimeoutExpired as error:
+            said = error.output.decode(errors="surrogateescape") if isinstance(error.output, bytes) else said
+    _kill_group(child)
+    return said
 
 
 def _kill_group(child: subprocess.Popen[str]) -> None:

@@ -13,9 +13,10 @@ from string import Template
 
 from windlass.errors import WindlassError
 from windlass.model.plan import Plan
+from windlass.plan.node_step import plan_node_step
 from windlass.plan.render.rank_script import JobFacts, cache_parent
 from windlass.run.folder import RunFolder
-from windlass.run.node_step import run_on_nodes
+from windlass.run.node_step import run_node_step
 from windlass.run.output import View
 
 _KEEP_FILE = "caches.tar"
@@ -74,7 +75,7 @@ def finish_caches(plan: Plan, folder: RunFolder, facts: JobFacts, environ: Mappi
     elsewhere = plan.nodes > 1 and any(path.is_file() and path.name != _OWNER_FILE for path in parent.rglob("*"))
     shutil.rmtree(parent, ignore_errors=True)
     if elsewhere:
-        _remove_elsewhere(plan, parent, environ, view)
+        _remove_elsewhere(plan, folder, parent, environ, view)
 
 
 def remove_caches(plan: Plan, facts: JobFacts, environ: Mapping[str, str]) -> None:
@@ -84,11 +85,13 @@ def remove_caches(plan: Plan, facts: JobFacts, environ: Mapping[str, str]) -> No
         shutil.rmtree(parent, ignore_errors=True)
 
 
-def _remove_elsewhere(plan: Plan, parent: Path, environ: Mapping[str, str], view: View) -> None:
+def _remove_elsewhere(plan: Plan, folder: RunFolder, parent: Path, environ: Mapping[str, str], view: View) -> None:
     """Remove the caches of the other nodes too. Only where this node's held files: then theirs do, and a step on all
     nodes is worth its time; empty folders are left to the nodes' own cleaning."""
     try:
-        run_on_nodes(plan, ("/bin/rm", "-rf", str(parent)), environ, _REMOVE_TIMEOUT_S)
+        step = plan_node_step(plan, "end", host_file="step-hosts")
+        program = ("/bin/rm", "-rf", str(parent))
+        run_node_step(step, program, environ=environ, timeout_s=_REMOVE_TIMEOUT_S, folder=folder)
     except WindlassError as error:
         view.note(f"windlass: caches may be left in {parent} on the other nodes: {error.message}")
 

@@ -13,11 +13,10 @@ import msgspec
 
 from windlass.errors import CommandError, MachineError
 from windlass.launchers import get_launcher
-from windlass.launchers.base import LaunchSpec
-from windlass.model.origin import words_of
+from windlass.launchers.base import NodeStepSpec
 from windlass.model.site import LauncherSpec
 from windlass.model.topology import Topology
-from windlass.procs.command import run_command
+from windlass.run.node_step import run_node_step
 from windlass.topology.probe import probe_topology
 
 _LOOK_TIMEOUT_S = 60.0
@@ -32,12 +31,17 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 def look_at_node(host: str, launcher: str, site: LauncherSpec, environ: Mapping[str, str]) -> Seen:
     """Run the look on that node. Raises `MachineError` where it cannot."""
-    spec = LaunchSpec(nodes=1, ranks_per_node=1, host_list=host, beside=True, step_name="windlass-look")
-    plain = msgspec.structs.replace(site, arguments=())
-    words = words_of(get_launcher(launcher).arguments(spec, plain))
-    argv = (*(word for word in words if word != "--label"), sys.executable, "-m", "windlass.run.remote")
+    spec = NodeStepSpec(
+        nodes=1,
+        hosts=(host,),
+        name="windlass-look",
+        executable=site.executable or "",
+        environment_names=("PATH", "LD_LIBRARY_PATH", "PYTHONPATH"),
+    )
+    program = (sys.executable, "-m", "windlass.run.remote")
     try:
-        done = run_command(argv, timeout_s=_LOOK_TIMEOUT_S, env=environ)
+        step = get_launcher(launcher).node_step(spec)
+        done = run_node_step(step, program, environ=environ, timeout_s=_LOOK_TIMEOUT_S)
         return msgspec.json.decode(done.stdout[done.stdout.index("{") :], type=Seen)
     except (CommandError, ValueError, msgspec.DecodeError) as error:
         raise MachineError(

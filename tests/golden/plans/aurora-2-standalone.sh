@@ -219,5 +219,5 @@ mpiexec \
 w_code=$?
 
 # Caches of the ranks are removed from every node.
-mpiexec -n 2 --ppn 1 --cpu-bind=none --envall --label --line-buffer /bin/rm -rf /tmp/windlass-1000-RUN_ID
+mpiexec -n 2 --ppn 1 --cpu-bind=none --no-vni --envall --line-buffer /bin/rm -rf /tmp/windlass-1000-RUN_ID
 exit $w_code

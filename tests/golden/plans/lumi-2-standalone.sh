@@ -191,5 +191,5 @@ srun \
 w_code=$?
 
 # Caches of the ranks are removed from every node.
-srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --distribution=block:block --overlap --mem=0 --cpu-bind=none --gres=none --kill-on-bad-exit=0 --wait=0 --export=ALL --job-name=train-end --label /bin/rm -rf /tmp/windlass-1000-RUN_ID
+srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --distribution=block:block --overlap --mem=0 --cpu-bind=none --gres=none --kill-on-bad-exit=0 --wait=0 --export=ALL --job-name=train-end /bin/rm -rf /tmp/windlass-1000-RUN_ID
 exit $w_code

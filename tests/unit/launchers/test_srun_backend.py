@@ -6,7 +6,7 @@ import pytest
 
 import captured
 from windlass.errors import UsageError
-from windlass.launchers.base import LaunchSpec
+from windlass.launchers.base import LaunchSpec, NodeStepSpec
 from windlass.launchers.srun import Srun
 from windlass.model.origin import words_of
 from windlass.model.site import ArgumentSpec, LauncherSpec
@@ -65,8 +65,8 @@ def test_whole_node_sites_get_no_device_words() -> None:
 
 
 def test_a_step_beside_the_ranks_takes_nothing_from_them() -> None:
-    spec = LaunchSpec(nodes=2, ranks_per_node=1, beside=True, gpus_per_node=8, gpu_request="gres")
-    assert {"--overlap", "--mem=0", "--gres=none", "--cpu-bind=none"} <= set(words(spec))
+    step = Srun().node_step(NodeStepSpec(nodes=2))
+    assert {"--overlap", "--mem=0", "--gres=none", "--cpu-bind=none"} <= set(words_of(step.arguments))
 
 
 def test_the_site_replaces_a_default_instead_of_saying_it_twice() -> None:

@@ -28,6 +28,8 @@ VERSION = 1
 _WATCH_EVERY_S = 0.5
 _LINGER_S = 60.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_FOR_RANKS = (signal.SIGUSR1, signal.SIGUSR2)
+"""A job may send these to all of its processes; only ranks know what they mean."""
 MOST_LINE_BYTES = 960
 PYTHON_VARIABLE = "WINDLASS_AGENT_PYTHON"
 """Folder of the interpreter that runs this, where it travelled too."""
@@ -94,7 +96,9 @@ class _Host:
         self._services: list[tuple[str, Service]] = []
 
     def run(self) -> int:
-        for number in _STOP_SIGNALS:
+        for number in _FOR_RANKS:
+            signal.signal(number, lambda *_: None)
+        for number in (*_STOP_SIGNALS, self._manifest.get("stop_signal", signal.SIGTERM)):
             signal.signal(number, self._hear)
         if self._manifest.get("until") == "stdin":
             threading.Thread(target=self._follow_stdin, name="stdin", daemon=True).start()

@@ -10,11 +10,11 @@ from windlass.containers import get_runtime
 from windlass.environment.modules import module_lines
 from windlass.errors import UsageError
 from windlass.launchers import get_launcher
-from windlass.model.origin import Argument
+from windlass.model.origin import Argument, words_of
 from windlass.model.plan import Plan
 from windlass.notation.shell import comment, expandable, quote, quote_words
+from windlass.plan.node_step import plan_node_step
 from windlass.plan.render.rank_script import JobFacts, cache_parent, rank_script, wrap_spec
-from windlass.run.node_step import beside_words
 from windlass.schedulers import get_scheduler
 
 
@@ -101,6 +101,7 @@ def standalone_script(plan: Plan, run_dir: str, uid: int, run_id: str) -> str:
     facts = JobFacts(run_dir=run_dir, run_id=run_id, uid=uid)
     text = rank_script(plan, facts)
     words = launch_words(plan, run_dir)
+    cleaning = words_of(plan_node_step(plan, "end", hosts=()).arguments)
     lines = [
         scheduler.shebang,
         *_directive_lines(plan),
@@ -119,7 +120,7 @@ def standalone_script(plan: Plan, run_dir: str, uid: int, run_id: str) -> str:
         "w_code=$?",
         "",
         "# Caches of the ranks are removed from every node.",
-        f"{quote_words((*beside_words(plan), '/bin/rm', '-rf'))} {expandable(cache_parent(plan, facts))}",
+        f"{quote_words((*cleaning, '/bin/rm', '-rf'))} {expandable(cache_parent(plan, facts))}",
         "exit $w_code",
     ]
     return "\n".join(lines) + "\n"

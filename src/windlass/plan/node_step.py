@@ -1,0 +1,41 @@
+"""The node steps of a plan: a small task on each of its nodes, by its launcher. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from windlass.launchers import get_launcher
+from windlass.launchers.base import NodeStep, NodeStepSpec
+from windlass.model.plan import Plan
+from windlass.notation.hostlist import expand_hostlist
+
+_TRAVELLING = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
+_NAMED = re.compile(r"\$\{(\w+)\}")
+
+
+def travelling_names(folder: str) -> tuple[str, ...]:
+    """Variables that a task needs where the launcher carries only what is named: those that `folder` is made of too."""
+    return tuple(dict.fromkeys((*_TRAVELLING, *_NAMED.findall(folder))))
+
+
+def plan_node_step(
+    plan: Plan,
+    purpose: str,
+    *,
+    hosts: tuple[str, ...] | None = None,
+    nodes: int | None = None,
+    host_file: str | None = None,
+) -> NodeStep:
+    """One task on each node of the plan, or on these hosts, or on so many nodes of it. `host_file` is a name in the run
+    folder for launchers that read hosts from a file; without it they are said as arguments."""
+    if hosts is None:
+        hosts = expand_hostlist(plan.hosts) if plan.hosts else ()
+    spec = NodeStepSpec(
+        nodes=nodes or len(hosts) or plan.nodes,
+        hosts=hosts,
+        host_file=f"{{run_dir}}/{host_file}" if host_file else None,
+        name=f"{plan.name}-{purpose}",
+        executable=plan.launch[0].words[0] if plan.launch else "",
+        environment_names=travelling_names(plan.cache_root),
+    )
+    return get_launcher(plan.launcher).node_step(spec)
