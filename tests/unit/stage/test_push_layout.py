@@ -30,6 +30,10 @@ def item(size: int, source: int = 0, path: bytes = b"f") -> Item:
     return Item(source, path, stat.S_IFREG | 0o644, Pin(size, 1, 2), None)
 
 
+def folder(source: int, path: bytes) -> Item:
+    return Item(source, path, stat.S_IFDIR | 0o755, Pin(0, 0, 0), None)
+
+
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 1)), max_size=30))
 def test_blocks_hold_every_byte_once_and_one_source_each(sizes: list[tuple[int, int]]) -> None:
     items = [item(size, source) for size, source in sorted(sizes, key=lambda one: one[1])]
@@ -82,14 +86,45 @@ def test_up_to_32_nodes_no_link_carries_a_byte_twice(nodes: int, one_reader: boo
 
 
 def test_layout_travels_with_names_that_are_not_text() -> None:
-    items = [item(3, path=b"bad\xff/\n"), Item(1, b"l", stat.S_IFLNK | 0o777, Pin(1, -5, 3), b"\xfe")]
+    items = [
+        *(folder(0, b""), folder(0, b"bad\xff"), item(3, path=b"bad\xff/\n")),
+        *(folder(1, b""), Item(1, b"l", stat.S_IFLNK | 0o777, Pin(1, -5, 3), b"\xfe")),
+    ]
     assert parse_items(Layout(items, 1).packed) == items
 
 
 @pytest.mark.parametrize("path", [b"../up", b"a/../../b", b"/etc/passwd", b"a//b", b"nul\0"])
 def test_layout_that_leads_out_of_its_place_is_refused(path: bytes) -> None:
     with pytest.raises(LayoutError):
-        parse_items(Layout([item(1, path=path)], 1).packed)
+        parse_items(Layout([folder(0, b""), item(1, path=path)], 1).packed)
+
+
+def test_layout_that_writes_below_a_link_or_a_file_is_refused() -> None:
+    link = Item(0, b"a", stat.S_IFLNK | 0o777, Pin(1, 1, 1), b"/etc")
+    for above in (link, item(3, path=b"a"), folder(1, b"a"), item(1, path=b"b")):
+        with pytest.raises(LayoutError, match="no folder"):
+            parse_items(Layout([folder(0, b""), above, item(1, path=b"a/b")], 1).packed)
+    for twice in (link, folder(0, b"a"), item(2, path=b"a")):
+        with pytest.raises(LayoutError, match="twice"):
+            parse_items(Layout([folder(0, b""), folder(0, b"a"), twice, item(1, path=b"a/b")], 1).packed)
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        Item(0, b"a", stat.S_IFREG, Pin(-1, 0, 0), None),
+        Item(0, b"a", stat.S_IFREG, Pin(1 << 63, 0, 0), None),
+        Item(0, b"a", stat.S_IFREG, Pin(1, 1 << 63, 0), None),
+        Item(-1, b"", stat.S_IFREG, Pin(1, 1, 0), None),
+        Item(0, b"a", stat.S_IFIFO, Pin(1, 1, 0), None),
+        Item(0, b"a", stat.S_IFCHR, Pin(1, 1, 0), None),
+        Item(0, b"a", stat.S_IFLNK, Pin(1, 1, 0), b""),
+        Item(1, b"", stat.S_IFLNK, Pin(1, 1, 0), b"/etc"),
+    ],
+)
+def test_layout_of_what_cannot_be_copied_is_refused(one: Item) -> None:
+    with pytest.raises(LayoutError):
+        parse_items(Layout([folder(0, b""), one], 1).packed)
 
 
 @pytest.mark.parametrize("data", [b"", b"x" * 100, Layout([], 1).packed[:-3]])
@@ -119,8 +154,7 @@ def test_survey_has_the_same_order_wherever_it_is_made(tmp_path: Path) -> None:
 
 
 def test_shares_are_disjoint_and_complete() -> None:
-    folder = Item(0, b"", stat.S_IFDIR | 0o755, Pin(0, 0, 0), None)
-    items = [folder, *(item(1, path=b"%d" % number) for number in range(7)), item(1, 1, b""), item(1, 2, b"")]
+    items = [folder(0, b""), *(item(1, path=b"%d" % number) for number in range(7)), item(1, 1, b""), item(1, 2, b"")]
     parts = [share(items, node, 3) for node in range(3)]
     files = [one for part in parts for one in part if one.is_file]
     assert sorted(files) == sorted(items[1:])

@@ -98,7 +98,7 @@ def test_stopped_half_way_it_leaves_nothing(tmp_path: Path, sig: signal.Signals)
     to = tmp_path / "to"
     child = start(tmp_path, "stage", "large", "--to", str(to), "--scheduler", "none")
     try:
-        wait_until(lambda: to.exists() and len(list(to.iterdir())) == 2, timeout_s=30, what="it is being written")
+        wait_until(lambda: list(to.glob(".windlass-stage.*/0")), timeout_s=60, what="it is being written")
         child.send_signal(sig)
         child.communicate(timeout=30)
     finally:

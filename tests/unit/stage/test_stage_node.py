@@ -13,7 +13,7 @@ from windlass.bench.start.machine import Clients, hosted
 from windlass.bench.start.shared import Limits
 from windlass.errors import MachineError
 from windlass.model.plan import CacheRoot
-from windlass.stage.node.places import sweep_partial
+from windlass.stage.node.places import Workplace, sweep_partial
 from windlass.stage.node.unpacking import tar_options, tar_stem
 from windlass.stage.service import Progress, stage_service
 
@@ -196,14 +196,42 @@ def test_shards_together_are_the_whole(tree: Path, tmp_path: Path) -> None:
 
 
 def test_what_a_killed_agent_left_half_done_is_swept(tmp_path: Path) -> None:
-    partial = tmp_path / ".windlass-stage.run.0"
-    (partial / "sub").mkdir(parents=True)
-    (partial / "sub" / "x").write_text("x")
-    (partial / "sub").chmod(0o500)
-    (tmp_path / ".windlass-stage.run.0.lock").touch()
+    partial = tmp_path / ".windlass-stage.0123"
+    (partial / "0" / "sub").mkdir(parents=True)
+    (partial / "0" / "sub" / "x").write_text("x")
+    (partial / "0" / "sub").chmod(0o500)
+    (partial / "lock").touch()
     (tmp_path / "mine").touch()
-    sweep_partial(str(tmp_path))
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    with Workplace(str(tmp_path)) as work:
+        os.mkdir("0", dir_fd=work.fd)
+        sweep_partial(str(tmp_path))
+        assert len(list(tmp_path.iterdir())) == 2, "what is locked stays"
+        work.put_in_place("0", "final")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["final", "mine"]
+
+
+def test_a_copy_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
+    for name, made in (("folder", "folder"), ("file", "file"), ("folder", "file"), ("link", "folder")):
+        before = tmp_path / "final"
+        if name == "folder":
+            (before / "full").mkdir(parents=True)
+        elif name == "file":
+            before.write_text("old")
+        else:
+            before.unlink()
+            before.symlink_to("/nowhere")
+        with Workplace(str(tmp_path)) as work:
+            if made == "folder":
+                os.mkdir("0", dir_fd=work.fd)
+            else:
+                os.close(os.open("0", os.O_CREAT, dir_fd=work.fd))
+            work.put_in_place("0", "final")
+        assert before.is_dir() == (made == "folder") and not before.is_symlink()
+        assert [path.name for path in tmp_path.iterdir()] == ["final"]
+        if made == "folder" and name != "link":
+            before.rmdir()
+        elif made == "file" and name == "file":
+            before.unlink()
 
 
 def test_names_of_archives() -> None:

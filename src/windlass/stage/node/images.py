@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 import subprocess
 import time
 from collections.abc import Callable
@@ -24,7 +25,10 @@ def start_mount(image: str, where: str) -> subprocess.Popen[bytes]:
     program = shutil.which("squashfuse_ll") or shutil.which("squashfuse")
     if program is None:
         raise AgentError("no squashfuse on this node to mount %s with" % image)
-    os.makedirs(where, exist_ok=True)
+    os.makedirs(where, mode=0o700, exist_ok=True)
+    status = os.lstat(where)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise AgentError("cannot mount at %s: it belongs to uid %d, or is no folder" % (where, status.st_uid))
     server = subprocess.Popen(
         [program, "-f", image, where], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )

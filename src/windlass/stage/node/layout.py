@@ -25,6 +25,8 @@ _RUN = 4
 _BLOCK = 1 << 20
 _LARGE_BLOCK = 8 << 20
 _LARGE_TOTAL = 64 << 30
+_MAX_TEXT_BYTES = 2 << 30
+_MAX_NUMBER = 1 << 63
 _WALKERS = 8
 
 
@@ -175,18 +177,49 @@ def items_text(items: Sequence[Item]) -> bytes:
 
 
 def parse_items(data: bytes | bytearray) -> list[Item]:
-    """The items; `LayoutError` for bytes that are none, or that name a place outside of their source."""
+    """The items; `LayoutError` for bytes that are none, that name a place outside of their source, or a place below
+    anything but a folder that the layout made before: nothing can be written through a link."""
     try:
+        unpacking = zlib.decompressobj()
+        text = unpacking.decompress(data, _MAX_TEXT_BYTES)
+        if not unpacking.eof:
+            raise LayoutError("not a layout: cut off, or of more than %d bytes" % _MAX_TEXT_BYTES)
         items = [
             Item(int(source), os.fsencode(path), int(mode), Pin(int(size), int(mtime), int(ino)), _target(target))
-            for source, path, mode, size, mtime, ino, target in json.loads(zlib.decompress(data))
+            for source, path, mode, size, mtime, ino, target in json.loads(text)
         ]
-        for item in items:
-            if item.path:
-                check_path(b"/" + item.path)
-        return items
-    except (ValueError, TypeError, BadKeyError, zlib.error) as error:
+    except (ValueError, TypeError, OverflowError, RecursionError, zlib.error) as error:
         raise LayoutError("not a layout: %s" % error) from error
+    _check_items(items)
+    return items
+
+
+def _check_items(items: Sequence[Item]) -> None:
+    """Holds on return: each item is a file, a folder or a link of its own name, and lies in a folder that stands before
+    it."""
+    folders: set[tuple[int, bytes]] = set()
+    seen: set[tuple[int, bytes]] = set()
+    for item in items:
+        if item.path:
+            try:
+                check_path(b"/" + item.path)
+            except BadKeyError as error:
+                raise LayoutError("not a layout: %s" % error) from error
+            if (item.source, item.path.rpartition(b"/")[0]) not in folders:
+                raise LayoutError("%r of the layout lies in no folder of it" % item.path[:80])
+        if (item.source, item.path) in seen:
+            raise LayoutError("%r stands in the layout twice" % item.path[:80])
+        seen.add((item.source, item.path))
+        pin = item.pin
+        if item.source < 0 or not 0 <= pin.size < _MAX_NUMBER or not -_MAX_NUMBER <= pin.mtime_ns < _MAX_NUMBER:
+            raise LayoutError("numbers of %r are out of range" % item.path[:80])
+        if item.target is not None:
+            if not item.path or not item.target or b"\0" in item.target:
+                raise LayoutError("%r is no link" % item.path[:80])
+        elif item.is_folder:
+            folders.add((item.source, item.path))
+        elif not item.is_file:
+            raise LayoutError("%r is no file, folder or link" % item.path[:80])
 
 
 def _target(text: str | None) -> bytes | None:

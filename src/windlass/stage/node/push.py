@@ -90,6 +90,8 @@ class Push:
             with contextlib.suppress(OSError, ProtocolError, LayoutError), self._caller.call(node, tick) as reader:
                 reader.ask(Kind.LAYOUT, 0, 0)
                 items = parse_items(reader.whole())
+                if any(item.source >= len(self._place.roots) for item in items):
+                    raise LayoutError("a layout of other sources")
                 return self._learned(Layout(items, shape.stripes))
         if way:
             self._stop.wait(fallback_jitter_s(len(self._place.hosts), random.Random(os.urandom(8))))

@@ -2,12 +2,11 @@
 
 Bytes travel down the trees of `push`, read from the shared file system once and verified at every hop; a dead neighbour
 costs time and not bytes. What is being written lies under a name that nobody reads; it gets its own name in one step
-when it is complete.
+when it is complete (`places`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import select
@@ -24,7 +23,7 @@ from windlass.cache.node.roots import Root
 
 from .images import end_mount, is_squashfs, start_mount
 from .layout import Item, Layout, make_shape
-from .places import PARTIAL, partial_place, put_in_place, sweep_partial
+from .places import Workplace, sweep_partial
 from .push import Place, Push
 from .push_server import Feeder
 from .unpacking import tar_options, tar_stem, unpack
@@ -126,15 +125,12 @@ class StageService:
             tops = [item.source for item in layout.items if not item.path and item.is_file]
             self._unpacked = {source for source in tops if tar_options(self._name(source)) is not None}
         self._check_room(target, layout)
-        with contextlib.ExitStack() as stack:
-            partials = {}
+        with Workplace(target) as work:
             for source in sources:
-                name = os.path.join(target, "%s%s.%d" % (PARTIAL, self._node.run_id, source))
-                partials[source] = stack.enter_context(partial_place(name))
-                self._prepare(layout, source, partials[source])
+                self._prepare(layout, source, work)
             self._push.begin(layout, alone=self._shards, kept_for_late=bool(self._unpacked) and not self._shards)
             for source in sources:
-                self._finish(layout, source, partials[source], target)
+                self._finish(layout, source, work, target)
         self._span = (round(began, 3), round(time.monotonic(), 3))
         say(node=self._node.number, staged=self._push.bytes, of=layout.total)
 
@@ -152,30 +148,35 @@ class StageService:
 
     # One source
 
-    def _prepare(self, layout: Layout, source: int, partial: str) -> None:
+    def _prepare(self, layout: Layout, source: int, work: Workplace) -> None:
         if source in self._unpacked:
-            os.mkdir(partial)
+            os.mkdir(str(source), dir_fd=work.fd)
         else:
-            self._copies[source] = Copy(layout.items, source, partial, layout.block_bytes)
+            self._copies[source] = Copy(layout.items, source, work.fd, str(source), layout.block_bytes)
             self._copies[source].begin()
 
-    def _finish(self, layout: Layout, source: int, partial: str, target: str) -> None:
+    def _finish(self, layout: Layout, source: int, work: Workplace, target: str) -> None:
         blocks = [index for index, block in enumerate(layout.blocks) if block.source == source]
         name = self._name(source)
         if source in self._copies:
             self._push.wait_written(source, len(blocks), self._tick)
             self._copies[source].settle()
-            final = os.path.join(target, name)
+            final = name
         else:
-            unpack(self._ordered(blocks), partial, name)
+            folder = os.open(str(source), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=work.fd)
+            try:
+                unpack(self._ordered(blocks), folder, name)
+            finally:
+                os.close(folder)
             self._archives += 1
-            final = os.path.join(target, tar_stem(name))
-        put_in_place(partial, final)
+            final = tar_stem(name)
+        work.put_in_place(str(source), final)
         if source in self._copies:
-            self._copies[source].moved(final)
-        if self._extracts and is_squashfs(final):
+            self._copies[source].moved(work.target_fd, final)
+        image = os.path.join(target, final)
+        if self._extracts and is_squashfs(image):
             where = os.path.join(target, os.path.splitext(name)[0])
-            self._mounts.append((where, start_mount(final, where)))
+            self._mounts.append((where, start_mount(image, where)))
 
     def _ordered(self, blocks: Sequence[int]) -> Iterator[memoryview]:
         for index in blocks:

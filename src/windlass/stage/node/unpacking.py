@@ -22,10 +22,12 @@ def tar_stem(name: str) -> str:
     return name[: -len(next(end for end in _OPTIONS if name.endswith(end)))]
 
 
-def unpack(blocks: Iterator[memoryview], place: str, name: str) -> None:
-    """Hands an archive to `tar` block by block; `AgentError` with its words where it cannot read it."""
+def unpack(blocks: Iterator[memoryview], folder: int, name: str) -> None:
+    """Hands an archive to `tar` block by block, which unpacks it into an open folder; `AgentError` with its words where
+    it cannot read it."""
     tar = subprocess.Popen(
-        ["tar", "-x", "-f", "-", *(tar_options(name) or ()), "-C", place, "--no-same-owner"],
+        ["tar", "-x", "-f", "-", *(tar_options(name) or ()), "-C", "/proc/self/fd/%d" % folder, "--no-same-owner"],
+        pass_fds=(folder,),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

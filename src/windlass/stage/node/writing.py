@@ -1,4 +1,8 @@
-"""Blocks become files: written by whichever thread has them, in any order, and read back for who comes late."""
+"""Blocks become files: written by whichever thread has them, in any order, and read back for who comes late.
+
+Everything is reached from the descriptor of a folder that only this user can enter, and every name above a file is a
+folder of the layout (`layout.parse_items` sees to it): no write goes through a link.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,19 @@ from collections.abc import Sequence
 
 from .layout import Block, Item, Part
 
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+
 
 class Copy:
-    """The copy of one source below `place`. Folders, links and empty files are made at once, the rest as it comes."""
+    """The copy of one source, as `name` in the folder `parent` (a descriptor). Folders, links and empty files are made
+    at once, the rest as it comes."""
 
-    def __init__(self, items: Sequence[Item], source: int, place: str, block_bytes: int) -> None:
+    def __init__(self, items: Sequence[Item], source: int, parent: int, name: str, block_bytes: int) -> None:
         self._items = items
-        self._place = os.fsencode(place)
+        self._top = os.dup(parent), os.fsencode(name)
+        self._folder = -1
         self._block_bytes = block_bytes
         self._own = [item for item in items if item.source == source]
         self._lock = threading.Lock()
@@ -27,17 +37,19 @@ class Copy:
     def begin(self) -> None:
         """All names that have no bytes. Raises `OSError`."""
         for item in self._own:
-            path = self._path(item)
+            folder, name = self._place(item)
             if item.target is not None:
-                os.symlink(item.target, path)
+                os.symlink(item.target, name, dir_fd=folder)
             elif item.is_folder:
-                os.mkdir(path, 0o700)
+                os.mkdir(name, 0o700, dir_fd=folder)
+                if not item.path:
+                    self._folder = os.open(name, _FOLDER_FLAGS, dir_fd=folder)
             elif item.pin.size == 0:
-                self._end_file(self._create(path, item, os.O_EXCL), item)
+                self._end_file(self._create(item), item)
 
-    def moved(self, place: str) -> None:
+    def moved(self, parent: int, name: str) -> None:
         """The copy has its own name now."""
-        self._place = os.fsencode(place)
+        self._top = os.dup(parent), os.fsencode(name)  # who reads meanwhile still uses the one before
 
     def write(self, block: Block, data: memoryview) -> None:
         """Every part of a block to its place in its file. From any thread. Raises `OSError`."""
@@ -45,7 +57,7 @@ class Copy:
             item = self._items[part.item]
             piece = data[part.start : part.start + part.length]
             if item.pin.size <= self._block_bytes:
-                fd = self._create(self._path(item), item, os.O_EXCL)
+                fd = self._create(item)
                 _write_all(fd, piece, 0)
                 self._end_file(fd, item)
             else:
@@ -55,7 +67,8 @@ class Copy:
         """A block from the files again; False where they are not all there."""
         try:
             for part in block.parts:
-                fd = os.open(self._path(self._items[part.item]), os.O_RDONLY | os.O_CLOEXEC)
+                folder, name = self._place(self._items[part.item])
+                fd = os.open(name, _READ_FLAGS, dir_fd=folder)
                 try:
                     piece = target[part.start : part.start + part.length]
                     if os.preadv(fd, [piece], part.chunk * self._block_bytes) != part.length:
@@ -70,28 +83,28 @@ class Copy:
         """Modes and dates of folders, when nothing more is written into them."""
         for item in reversed(self._own):
             if item.is_folder:
-                path = self._path(item)
-                os.chmod(path, stat.S_IMODE(item.mode) | 0o700)
-                os.utime(path, ns=(item.pin.mtime_ns, item.pin.mtime_ns))
+                folder, name = self._place(item)
+                fd = os.open(name, _FOLDER_FLAGS, dir_fd=folder)
+                try:
+                    os.fchmod(fd, stat.S_IMODE(item.mode) | 0o700)
+                    os.utime(fd, ns=(item.pin.mtime_ns, item.pin.mtime_ns))
+                finally:
+                    os.close(fd)
 
-    def close(self) -> None:
-        with self._lock:
-            for fd, _ in self._open.values():
-                os.close(fd)
-            self._open.clear()
+    def _place(self, item: Item) -> tuple[int, bytes]:
+        """Folder and name of an item: the copy's own name, or a path below its folder."""
+        return (self._folder, item.path) if item.path else self._top
 
-    def _path(self, item: Item) -> bytes:
-        return self._place + b"/" + item.path if item.path else self._place
-
-    def _create(self, path: bytes, item: Item, flags: int) -> int:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flags, stat.S_IMODE(item.mode) | 0o400)
+    def _create(self, item: Item) -> int:
+        folder, name = self._place(item)
+        return os.open(name, _CREATE_FLAGS, stat.S_IMODE(item.mode) | 0o400, dir_fd=folder)
 
     def _write_part(self, item: Item, part: Part, piece: memoryview) -> None:
         with self._lock:
             held = self._open.get(part.item)
             if held is None:
                 chunks = (item.pin.size + self._block_bytes - 1) // self._block_bytes
-                held = self._open[part.item] = self._create(self._path(item), item, 0), chunks
+                held = self._open[part.item] = self._create(item), chunks
         _write_all(held[0], piece, part.chunk * self._block_bytes)
         with self._lock:
             fd, left = self._open[part.item]

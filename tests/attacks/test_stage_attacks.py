@@ -1,0 +1,154 @@
+"""Attacks on staging: a shared target full of traps, and layouts that lead out of it."""
+
+from __future__ import annotations
+
+import os
+import random
+import stat
+from pathlib import Path
+
+import pytest
+
+from attacks.record import record
+from attacks.stranger import UID, as_stranger, common_place, require_stranger
+from windlass.agents.node.host import AgentError
+from windlass.cache.node.keys import Pin
+from windlass.stage.node.layout import Block, Item, Layout, LayoutError, Part, parse_items
+from windlass.stage.node.places import PARTIAL, Workplace, sweep_partial
+from windlass.stage.node.writing import Copy
+
+FOLDER, FILE, LINK = stat.S_IFDIR | 0o755, stat.S_IFREG | 0o644, stat.S_IFLNK | 0o777
+
+
+def test_a_layout_with_a_link_writes_nothing_behind_it(tmp_path: Path) -> None:
+    """Refused when it is parsed; and a writer that is handed it all the same ends with an error."""
+    victim, target = tmp_path / "victim", tmp_path / "to"
+    victim.mkdir()
+    target.mkdir()
+    items = [
+        Item(0, b"", FOLDER, Pin(0, 0, 0), None),
+        Item(0, b"a", LINK, Pin(1, 0, 0), os.fsencode(victim)),
+        Item(0, b"a/b", FILE, Pin(4, 0, 0), None),
+        Item(0, b"c", LINK, Pin(1, 0, 0), os.fsencode(victim / "d")),
+        Item(0, b"c", FILE, Pin(4, 0, 0), None),
+    ]
+    with pytest.raises(LayoutError):
+        parse_items(Layout(items, 1).packed)
+    with pytest.raises(LayoutError):
+        parse_items(Layout([items[0], *items[3:]], 1).packed)
+    with Workplace(str(target)) as work:
+        copy = Copy([items[0], *items[3:]], 0, work.fd, "0", 1 << 20)
+        copy.begin()
+        with pytest.raises(FileExistsError):
+            copy.write(Block(0, 4, (Part(2, 0, 0, 4),)), memoryview(b"evil"))
+    assert not list(victim.iterdir())
+    record(
+        "layout with a link and a file behind it",
+        expected="refused, nothing outside the target",
+        seen="refused by the parser and by the writer, nothing outside",
+        layouts=2,
+        files_outside=len(list(victim.iterdir())),
+    )
+
+
+def test_a_thousand_broken_layouts_are_refused_or_stay_inside() -> None:
+    """What the parser lets through has every item in a folder that stands before it."""
+    chance = random.Random(20261115)
+    names = (b"", b"a", b"a/b", b"a/b/c", b"..", b"a/..", b"/etc", b"x\0", b"a//b", b"\xff")
+    refused = kept = 0
+    for _ in range(1000):
+        items = [Item(0, b"", FOLDER, Pin(0, 0, 0), None)]
+        for _ in range(chance.randrange(5)):
+            mode = chance.choice((FOLDER, FILE, LINK, 0, stat.S_IFIFO))
+            link = chance.choice((b"/etc", b"..", b"", b"x")) if mode == LINK or chance.random() < 0.1 else None
+            pin = Pin(chance.choice((0, 5, -1, 1 << 80)), chance.choice((0, 1 << 70)), 0)
+            items.append(Item(chance.choice((0, 0, 0, 1, -1)), chance.choice(names), mode, pin, link))
+        packed = bytearray(Layout(items, 1).packed)
+        if chance.random() < 0.3:
+            packed[chance.randrange(len(packed))] ^= 1 << chance.randrange(8)
+        try:
+            found = parse_items(packed)
+        except LayoutError:
+            refused += 1
+            continue
+        kept += 1
+        folders = {(item.source, item.path) for item in found if item.is_folder and item.target is None}
+        for item in found:
+            assert not item.path or (item.source, item.path.rpartition(b"/")[0]) in folders
+    assert refused and kept
+    record(
+        "broken and hostile layouts (seed 20261115)",
+        expected="refused, or every item inside a folder of the layout",
+        seen=f"{refused} refused, {kept} harmless",
+        layouts=1000,
+    )
+
+
+def test_traps_of_another_user_in_a_shared_target_catch_nothing() -> None:
+    """Links under the names that staging used to write, and locks that the stranger holds: nothing is written through
+    them, nothing waits for them, nothing of theirs is removed."""
+    require_stranger()
+    with common_place() as target:
+        victim = target / "victim"
+        victim.write_bytes(b"precious")
+        victim.chmod(0o666)
+        old = [f"{PARTIAL}run.{number}{end}" for number in range(4) for end in ("", ".lock", ".old")]
+
+        def set_traps() -> None:
+            for name in old:
+                (target / name).symlink_to(victim)
+            (target / f"{PARTIAL}ffff").mkdir(mode=0o777)
+            (target / f"{PARTIAL}ffff" / "lock").touch(mode=0o600)
+            (target / f"{PARTIAL}linked").symlink_to("/etc")
+            (target / "data").mkdir(mode=0o777)
+
+        as_stranger(set_traps)
+        before = sorted(path.name for path in target.iterdir())
+        sweep_partial(str(target))
+        assert sorted(path.name for path in target.iterdir()) == before, "nothing of theirs is removed"
+        with Workplace(str(target)) as work:
+            made = [path for path in target.iterdir() if path.name not in before]
+            assert len(made) == 1 and stat.S_IMODE(made[0].stat().st_mode) == 0o700
+            big = Item(0, b"", FILE, Pin(3 << 20, 0, 0), None)
+            copy = Copy([big], 0, work.fd, "0", 1 << 20)
+            copy.begin()
+            for chunk in range(3):
+                copy.write(Block(0, 1 << 20, (Part(0, chunk, 0, 1 << 20),)), memoryview(bytes(1 << 20)))
+            work.put_in_place("0", "mine")
+        assert victim.read_bytes() == b"precious"
+        assert (target / "mine").stat().st_size == 3 << 20
+        record(
+            "links, locks and folders of another user in a shared `stage --to` folder",
+            expected="not followed, not waited for, not removed",
+            seen="3 MiB staged beside them, their traps as before",
+            traps=len(before) - 1,
+            bytes_behind_links=0,
+        )
+
+
+def test_a_name_that_another_user_took_is_an_error_with_their_uid() -> None:
+    """Without root's rights: a sticky folder protects what is theirs, and the error says whose it is."""
+    require_stranger()
+    with common_place() as target:
+        (target / "data").mkdir()
+        (target / "data" / "full").touch()
+
+        def stage() -> None:
+            with Workplace(str(target)) as work:
+                os.mkdir("0", dir_fd=work.fd)
+                try:
+                    work.put_in_place("0", "data")
+                except AgentError as error:
+                    assert "uid 0" in str(error), error
+                    return
+                raise AssertionError("it took the place of another user's folder")
+
+        as_stranger(stage)
+        assert [path.name for path in target.iterdir()] == ["data"]
+        record(
+            "the name of a staged copy taken by another user",
+            expected="an error that names the uid",
+            seen="AgentError with the uid, nothing left behind",
+            attempts=1,
+            uid=UID,
+        )
