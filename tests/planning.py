@@ -22,6 +22,7 @@ def plan_for(
     allocation: Allocation | None = None,
     users: Mapping[str, str] | None = None,
     offers: tuple[PartitionOffer, ...] = (),
+    interpreter: str = "python3",
     **options: object,
 ) -> tuple[Plan, Secrets]:
     """The plan of a command on a site of the catalog."""
@@ -31,6 +32,11 @@ def plan_for(
         topology = topology_from_spec(spec.node, spec.devices) if spec.node.domains else PLAIN
     request = Request(command=command or ("true",), cwd="/home/user/project", **options)  # type: ignore[arg-type]
     context = Context(
-        site=loaded, topology=topology, allocation=allocation, users_environment=users or {}, offers=offers
+        site=loaded,
+        topology=topology,
+        allocation=allocation,
+        users_environment=users or {},
+        offers=offers,
+        python=interpreter,
     )
     return make_plan(request, context)

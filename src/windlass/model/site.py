@@ -316,6 +316,8 @@ class StorageSpec(_Table, frozen=True, kw_only=True):
     stage: str = ""
     """Best node-local place for a staged environment."""
     shared: tuple[str, ...] = ()
+    file_systems: dict[str, Literal["Lustre", "NFS", "GPFS", "VAST", "DVS"]] = {}
+    """What a shared path is, where that decides how long thousands of imports take."""
     links: dict[str, str] = {}
     """Paths that are links into another tree (`/scratch` into `/pfs`), so that a container bind must follow them."""
     note: str = ""
@@ -349,6 +351,10 @@ class NoteSpec(_Table, frozen=True, kw_only=True):
     topic: str
     verdict: str
     alternatives: str = ""
+    tell: When | None = None
+    """Plans that say this note as a remark: a fact that a user meets first as a failure or a long wait."""
+    unless: str | None = None
+    """The option (`--with NAME`) that is the remedy: a plan that has it says nothing."""
     source: str = ""
 
 

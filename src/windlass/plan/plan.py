@@ -36,6 +36,7 @@ from windlass.plan.cache import plan_cache, with_view
 from windlass.plan.command import rank_command, refuse_nested_launcher
 from windlass.plan.environment import plan_environment
 from windlass.plan.inputs import Context, Secrets
+from windlass.plan.remarks import plan_remarks
 from windlass.plan.shape import Shape, decide_shape
 from windlass.topology.bind import bind
 from windlass.topology.binding_request import binding_request_from_site
@@ -72,7 +73,7 @@ def make_plan(request: Request, context: Context) -> tuple[Plan, Secrets]:
         words={at: command[at] for at in secret_words},
         env={name: value for name, value in request.env if any(s.name == name and s.secret for s in environment)},
     )
-    remarks += _remarks(request, site, shape, facts, environment)
+    remarks += plan_remarks(request, context, shape, facts, environment)
     plan = Plan(
         version=PLAN_VERSION,
         windlass=windlass.__version__,
@@ -264,27 +265,6 @@ def _rendezvous(request: Request, site: Site) -> Rendezvous:
         because="the first host, by its name on the fabric" if spec.suffix else "the first host",
         origin=site.origin_of("rendezvous"),
     )
-
-
-def _remarks(
-    request: Request, site: Site, shape: Shape, facts: Facts, environment: tuple[Setting, ...]
-) -> list[Remark]:
-    out: list[Remark] = []
-    if site.file.status:
-        out.append(Remark(level="note", text=f"{site.name}: {site.file.status}"))
-    monitor = next((s for s in environment if s.name == "FI_MR_CACHE_MONITOR"), None)
-    if monitor and monitor.value == "memhooks":
-        out.append(
-            Remark(
-                level="warning",
-                text="FI_MR_CACHE_MONITOR=memhooks is known to hang NCCL and RCCL",
-                hint="unset it, or use userfaultfd",
-            )
-        )
-    unconfirmed = [s.name for s in environment if s.origin.grade in {"unconfirmed", "community"}]
-    if unconfirmed:
-        out.append(Remark(level="note", text=f"not confirmed by the site or vendor: {', '.join(unconfirmed)}"))
-    return out
 
 
 def _masked_request(request: Request) -> Request:

@@ -1,0 +1,87 @@
+"""What a person should know before the run: what the catalog knows of plans like this one. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from windlass.model.condition import Facts, holds
+from windlass.model.plan import Remark, Setting
+from windlass.model.request import Request
+from windlass.model.site import ReferenceSpec, Site
+from windlass.plan.inputs import Context
+from windlass.plan.shape import Shape
+
+_SLOW_START_S = 30
+_MANY_NODES = 64
+
+
+def plan_remarks(
+    request: Request, context: Context, shape: Shape, facts: Facts, environment: tuple[Setting, ...]
+) -> tuple[Remark, ...]:
+    """Every remark of the catalog and of windlass itself that this plan gives reason for."""
+    site = context.site
+    return (
+        *([Remark(level="note", text=f"{site.name}: {site.file.status}")] if site.file.status else ()),
+        *_told_notes(site, facts),
+        *_slow_start(request, context, shape),
+        *_settings(environment),
+    )
+
+
+def _told_notes(site: Site, facts: Facts) -> Iterator[Remark]:
+    for note in site.file.notes:
+        if note.tell is not None and holds(note.tell, facts) and note.unless not in facts.options:
+            hint = f"--with {note.unless}" if note.unless else ""
+            yield Remark(level="note", text=f"{note.topic}: {note.verdict}", hint=hint)
+
+
+def _slow_start(request: Request, context: Context, shape: Shape) -> Iterator[Remark]:
+    """How long the ranks will wait for their imports, where somebody measured it at this site and nothing is done
+    about it. The system's own modules are left out: sites keep those where reading them is cheap."""
+    if request.cache or request.container or request.kind == "command":
+        return
+    found = _file_system(context)
+    if found is None:
+        return
+    path, system = found
+    measured = [
+        r for r in context.site.file.references if r.unit == "s" and r.nodes and r.what.endswith(f"from {system}")
+    ]
+    known = [reference for reference in measured if (reference.nodes or 0) <= shape.nodes]
+    if not known or (shape.nodes < _MANY_NODES and known[0].value < _SLOW_START_S):
+        return
+    worst = max(known, key=lambda reference: reference.nodes or 0)
+    yield Remark(
+        level="warning",
+        text=f"the environment is on {system} ({path}): {_figure(worst, shape.nodes)}",
+        hint="--cache ENVIRONMENT reads it once for all nodes",
+    )
+
+
+def _file_system(context: Context) -> tuple[str, str] | None:
+    """The shared path below which the interpreter lies, and what it is."""
+    kinds = context.site.file.storage.file_systems
+    return next(((p, kinds[p]) for p in sorted(kinds, key=len, reverse=True) if _is_below(context.python, p)), None)
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path.startswith(folder.rstrip("/") + "/")
+
+
+def _figure(reference: ReferenceSpec, nodes: int) -> str:
+    where = "as many nodes" if reference.nodes == nodes else f"{reference.nodes} nodes"
+    note = f" ({reference.note})" if reference.note else ""
+    return f"{reference.what} took {reference.value:g} s on {where}{note}"
+
+
+def _settings(environment: tuple[Setting, ...]) -> Iterator[Remark]:
+    monitor = next((s for s in environment if s.name == "FI_MR_CACHE_MONITOR"), None)
+    if monitor and monitor.value == "memhooks":
+        yield Remark(
+            level="warning",
+            text="FI_MR_CACHE_MONITOR=memhooks is known to hang NCCL and RCCL",
+            hint="unset it, or use userfaultfd",
+        )
+    unconfirmed = [s.name for s in environment if s.origin.grade in {"unconfirmed", "community"}]
+    if unconfirmed:
+        yield Remark(level="note", text=f"not confirmed by the site or vendor: {', '.join(unconfirmed)}")

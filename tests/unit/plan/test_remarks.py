@@ -1,0 +1,55 @@
+"""Remarks at scale: what the catalog knows of plans like this one is said, and only there."""
+
+from __future__ import annotations
+
+import pytest
+
+from planning import plan_for
+
+
+def remarks(site: str, **options: object) -> str:
+    plan, _ = plan_for(site, "train.py", kind="script", account="ACCOUNT", **options)  # type: ignore[arg-type]
+    return "\n".join(f"{remark.level}: {remark.text} ({remark.hint})" for remark in plan.remarks)
+
+
+@pytest.mark.parametrize(
+    ("site", "nodes", "python", "said"),
+    [
+        (
+            "aurora",
+            8192,
+            "/lus/flare/projects/p/venv/bin/python",
+            "import torch from Lustre took 1020 s on as many nodes",
+        ),
+        ("aurora", 4000, "/lus/flare/projects/p/venv/bin/python", "took 240 s on 1024 nodes"),
+        ("frontier", 1000, "/ccs/home/user/env/bin/python", "from NFS took 236 s on 8 nodes"),
+        ("frontier", 8, "/lustre/orion/p/env/bin/python", "from Lustre took 51 s on as many nodes"),
+    ],
+)
+def test_an_environment_whose_start_was_measured_to_be_slow_is_named(
+    site: str, nodes: int, python: str, said: str
+) -> None:
+    text = remarks(site, nodes=nodes, interpreter=python)
+    assert "warning: the environment is on" in text and said in text and "--cache" in text
+
+
+@pytest.mark.parametrize(
+    ("site", "options"),
+    [
+        ("aurora", {"nodes": 2, "interpreter": "/lus/flare/p/venv/bin/python"}),
+        ("aurora", {"nodes": 8192, "interpreter": "/opt/aurora/frameworks/bin/python3"}),
+        ("frontier", {"nodes": 4, "interpreter": "/ccs/home/user/env/bin/python"}),
+        ("lumi", {"nodes": 1000, "interpreter": "/scratch/p/env/bin/python"}),
+        ("aurora", {"nodes": 8192, "interpreter": "/lus/flare/p/venv/bin/python", "cache": ("/lus/flare/p/venv",)}),
+    ],
+)
+def test_nothing_is_said_where_nobody_measured_or_something_is_done(site: str, options: dict[str, object]) -> None:
+    assert "the environment is on" not in remarks(site, **options)
+
+
+def test_aurora_says_its_remedy_beyond_sixteen_nodes_until_it_is_asked_for() -> None:
+    assert "event queue overflow" not in remarks("aurora", nodes=16)
+    assert "event queue overflow" in remarks("aurora", nodes=17) and "--with cxi-overflow" in remarks(
+        "aurora", nodes=17
+    )
+    assert "event queue overflow" not in remarks("aurora", nodes=17, options=("cxi-overflow",))
