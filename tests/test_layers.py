@@ -30,7 +30,7 @@ LAYERS = {
     "environment": 3,
     "cache": 3,
     "plan": 4,
-    "failure": 5,
+    "failure": 4,
     "run": 5,
     "agents": 6,
     "stage": 7,
@@ -42,9 +42,6 @@ LAYERS = {
 SAME_LAYER = {
     ("settings", "errors"),
     ("notation", "errors"),
-    ("run", "failure"),
-    ("failure", "run"),
-    ("failure", "agents"),
 }
 
 # Beside the layers: what a user's script imports (it must work with no launcher at all), and the package itself.

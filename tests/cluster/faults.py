@@ -10,6 +10,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from windlass.failure.root_cause import Cause
+
 
 def tell_fault(
     fault: str, run: Path, *, repeated: int, losses: str, allowed: int | None = None, seen: str | None = None
@@ -48,9 +52,7 @@ def _spent(verdict: dict[str, Any]) -> float:
 
 
 def _line(cause: dict[str, Any]) -> str:
-    who = f"rank {cause['rank']} " if "rank" in cause else ""
-    where = f"on {cause['host']}: " if "host" in cause else ""
-    return f"{who}{where}{cause['reason']}"
+    return msgspec.convert(cause, Cause).line()
 
 
 def _number(path: Path) -> int:

@@ -136,7 +136,7 @@ def test_windlass_killed_outright_can_be_resumed(slurm: SlurmCluster, tmp_path: 
     assert done.code == 0, done.text
     assert training.losses() == reference(2, tmp_path)
     assert training.repeated() <= EVERY
-    seen = "`windlass runs list`: killed, windlass ended without a word"
+    seen = "`windlass runs list`: killed, windlass died without a record"
     same("windlass itself killed with SIGKILL, then `windlass runs resume`", training, seen=seen)
 
 
@@ -145,7 +145,7 @@ def _ranks(slurm: SlurmCluster) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_mistake_in_the_script_ends_after_the_second_time_with_its_traceback_first(
+def test_a_mistake_in_the_script_ends_after_the_second_time_with_its_traceback(
     slurm: SlurmCluster, tmp_path: Path
 ) -> None:
     with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
@@ -155,9 +155,9 @@ def test_a_mistake_in_the_script_ends_after_the_second_time_with_its_traceback_f
     assert done.code == 1, done.text
     assert "the same error at the same step twice" in done.stderr
     lines = [line for line in done.stderr.splitlines() if "Traceback" in line or "rank 1 on nid0002" in line]
-    assert "Traceback" in lines[-2] and "ValueError: a mistake in the user's code" in lines[-1], done.text
+    assert "ValueError: a mistake in the user's code" in lines[-2] and "Traceback" in lines[-1], done.text
     path = only_run(tmp_path).path
-    tell_fault("a mistake in the script", path, repeated=training.repeated(), losses="ends, traceback first")
+    tell_fault("a mistake in the script", path, repeated=training.repeated(), losses="ends, with its traceback")
 
 
 @pytest.mark.slow

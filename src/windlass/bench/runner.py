@@ -20,13 +20,13 @@ from windlass.bench.records import BenchRecord, RankPlace, Row, Where, new_recor
 from windlass.bench.travel import put_code
 from windlass.errors import MachineError, WindlassError
 from windlass.failure.ends import read_seats
-from windlass.launchers import get_launcher
+from windlass.failure.rank_logs import rank_logs
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.model.request import Request
 from windlass.procs.command import run_command
 from windlass.run.folder import RunFolder, make_folder
-from windlass.run.output import View, rank_lines, rank_log
+from windlass.run.output import View
 
 Start = Callable[[Request, RunFolder, View], tuple[Plan, RunRecord]]
 """Plans a request and runs it to its end in that folder. Given by the command line, which knows how runs start."""
@@ -192,13 +192,7 @@ class RankError(WindlassError):
 
 
 def _told(plan: Plan, folder: RunFolder) -> list[tuple[int, dict[str, Any]]]:
-    launcher = get_launcher(plan.launcher)
-    found = []
-    for node in range(plan.nodes):
-        log = rank_log(folder.path, plan, launcher, node * plan.ranks_per_node)
-        if log.exists():
-            found += messages(rank_lines(log, launcher, None))
-    return found
+    return messages(rank_logs(plan, folder.path).lines())
 
 
 def _where(outcome: Outcome) -> Where:

@@ -8,9 +8,9 @@ from pathlib import Path
 from windlass.cli.result import Result
 from windlass.errors import UsageError
 from windlass.failure.ends import read_seats
-from windlass.launchers import get_launcher
+from windlass.failure.rank_logs import rank_logs
 from windlass.run.folder import PLAN_FILE, open_folder, read_plan
-from windlass.run.output import rank_lines, rank_log, show_ranks
+from windlass.run.output import show_ranks
 from windlass.settings import read_settings
 
 
@@ -29,14 +29,8 @@ def main(args: argparse.Namespace) -> Result:
     if args.where:
         return _where(folder.part("where"))
     ranks = show_ranks(args.rank, plan.world_size, flag="--rank")
-    launcher = get_launcher(plan.launcher)
-    nodes = range(plan.nodes) if ranks is None else sorted({rank // plan.ranks_per_node for rank in ranks})
     single = ranks is not None and len(ranks) == 1
-    lines = [
-        {"rank": rank, "text": text}
-        for node in nodes
-        for rank, text in rank_lines(rank_log(folder.path, plan, launcher, node * plan.ranks_per_node), launcher, ranks)
-    ]
+    lines = [{"rank": rank, "text": text} for rank, text in rank_logs(plan, folder.path).lines(ranks)]
     text = "\n".join(str(line["text"]) if single else f"[{line['rank']}] {line['text']}" for line in lines)
     return Result(text=text.encode("utf-8", "surrogateescape").decode("utf-8", "replace"), data=lines)
 

@@ -13,6 +13,7 @@ from windlass.cli.options import add_request_options, parse_with_command, reques
 from windlass.cli.result import Result
 from windlass.cli.settle import announce, hosts_of, settle
 from windlass.errors import UsageError
+from windlass.failure.verdict import verdict_lines
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.model.request import Request
@@ -21,9 +22,10 @@ from windlass.notation.hostlist import fold_hostlist
 from windlass.plan.inputs import Secrets
 from windlass.plan.plan import make_plan
 from windlass.run.context import Surroundings, current_environ, look_around
-from windlass.run.execute import execute, explain_end, good_end, prepare
+from windlass.run.execute import execute, good_end, prepare
 from windlass.run.folder import RunFolder, is_run, make_folder, open_folder, read_plan, restart
 from windlass.run.output import View, show_ranks
+from windlass.run.verdict import judge_run
 from windlass.settings import Settings, read_settings
 from windlass.supervise.attempts import own, refuse_running
 from windlass.supervise.replan import in_job
@@ -124,9 +126,10 @@ def to_its_end(
         raise
     beside = cache_beside(plan, folder, facts, hosts, view, environ, quiet=quiet) if plan.cache else None
     record = execute(plan, folder, facts, hosts, view, environ, beside)
-    for line in explain_end(record, folder, seen=view.shows):
-        view.note(line)
-    if record.outcome == "ok" and not quiet:
+    if record.outcome != "ok":
+        for line in verdict_lines(judge_run(plan, folder, record), record, folder.path, shown=view.shows):
+            view.note(line)
+    elif not quiet:
         for line in good_end(plan, record, folder):
             view.note(line)
     return record

@@ -15,20 +15,15 @@ import msgspec
 from windlass.cli.result import Result
 from windlass.cli.run import resume_here
 from windlass.errors import MachineError, UsageError
+from windlass.failure.snapshot_ledger import read_ledger
+from windlass.failure.verdict import Verdict, attempt_folders, read_verdict
 from windlass.procs.command import run_command
 from windlass.run.context import current_environ, find_allocation
 from windlass.run.folder import RunFolder, is_run, open_folder, read_plan
 from windlass.run.submit import submit_script
 from windlass.schedulers import get_scheduler
 from windlass.settings import Settings, read_settings
-from windlass.supervise.attempts import (
-    Verdict,
-    attempt_folders,
-    ledger,
-    read_owner,
-    read_verdict,
-    records,
-)
+from windlass.supervise.attempts import read_owner, records
 from windlass.supervise.resubmit import BATCH_FILE
 from windlass.supervise.runs import RunState, cleanable, find_runs, holds_snapshots, state_of
 
@@ -104,7 +99,7 @@ def _row(state: RunState) -> str:
 
 def _show(folder: RunFolder, environ: dict[str, str]) -> Result:
     state = state_of(folder, environ)
-    verdicts = [(path.name, read_verdict(path)) for path in (*attempt_folders(folder), folder.path)]
+    verdicts = [(path.name, read_verdict(path)) for path in (*attempt_folders(folder.path), folder.path)]
     ended = dict(records(folder))
     lines = [f"{state.path}: {state.state}" + (f" ({state.why})" if state.why else "")]
     data = []
@@ -113,7 +108,7 @@ def _show(folder: RunFolder, environ: dict[str, str]) -> Result:
         where = folder.path if name == folder.path.name else folder.path / name
         lines += _attempt_lines(number, where, verdict, record.outcome if record else "")
         data.append({"attempt": number, "folder": str(where), "verdict": verdict, "record": record})
-    saved = [line for line in ledger(folder) if line.what == "saved"]
+    saved = [line for line in read_ledger(folder.path) if line.what == "saved"]
     if saved:
         lines.append(f"  newest snapshot: step {saved[-1].step} in {saved[-1].folder}, {_clock(saved[-1].at)}")
     return Result(text="\n".join(lines), data={"state": state, "attempts": data, "snapshots": saved})

@@ -18,13 +18,12 @@ from windlass.cli.options import add_request_options, join_values
 from windlass.cli.result import Result
 from windlass.errors import UsageError
 from windlass.failure.ends import read_seats
-from windlass.launchers import get_launcher
+from windlass.failure.rank_logs import rank_logs
 from windlass.model.plan import Plan
 from windlass.notation.cpulist import format_cpulist, parse_cpulist
 from windlass.run import selftest
 from windlass.run.context import current_environ
 from windlass.run.folder import RunFolder, make_folder, read_plan
-from windlass.run.output import rank_lines, rank_log
 from windlass.settings import read_settings
 from windlass.sites.detect import detect_site
 from windlass.topology.probe import probe_topology
@@ -69,12 +68,8 @@ def main(args: argparse.Namespace) -> Result:
 
 def reports(plan: Plan, folder: RunFolder) -> list[dict[str, object]]:
     """What the ranks said, by rank."""
-    launcher = get_launcher(plan.launcher)
-    found = []
-    for node in range(plan.nodes):
-        for _, text in rank_lines(rank_log(folder.path, plan, launcher, node * plan.ranks_per_node), launcher, None):
-            if text.startswith(selftest.MARK):
-                found.append(json.loads(text[len(selftest.MARK) :]))
+    lines = rank_logs(plan, folder.path).lines()
+    found = [json.loads(text[len(selftest.MARK) :]) for _, text in lines if text.startswith(selftest.MARK)]
     return sorted(found, key=lambda report: int(report["rank"]))
 
 

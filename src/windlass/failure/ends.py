@@ -1,43 +1,30 @@
-"""What rank scripts reported: where each rank sat (`where/<node>`), and how it ended (`ends/<node>`) where asked."""
+"""What rank scripts reported: where each rank was (`where/<node>`), and how it ended (`ends/<node>`) where asked."""
 
 from __future__ import annotations
 
-import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from windlass.model.record import RankFailure
-from windlass.run.folder import RunFolder
+import msgspec
 
-_CONSEQUENCES = {128 + signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SIGKILL, 128 + signal.SIGHUP}
-"""What a launcher does to the others once one has failed."""
+from windlass.failure.rank_logs import RankLogs
 
 
-def first_end(folder: RunFolder) -> RankFailure | None:
-    """The earliest failed end that is not the launcher's doing; if all look like that, the earliest of them."""
-    ends: list[tuple[float, RankFailure]] = []
-    for file in sorted(folder.part("ends").iterdir()):
-        for line in file.read_text(errors="replace").splitlines():
-            fields = line.split("\t")
-            if len(fields) != 4 or not (fields[1].isdecimal() and fields[3].isdecimal()) or int(fields[3]) == 0:
-                continue
-            when, rank, host, code = _seconds(fields[0]), int(fields[1]), fields[2], int(fields[3])
-            by_signal = 128 < code < 128 + 65
-            failure = RankFailure(
-                rank=rank, host=host, code=None if by_signal else code, signal=code - 128 if by_signal else None
-            )
-            ends.append((when, failure))
-    ends.sort(key=lambda end: end[0])
-    causes = [failure for _, failure in ends if failure.exit_code not in _CONSEQUENCES]
-    return causes[0] if causes else ends[0][1] if ends else None
+class End(msgspec.Struct, frozen=True, kw_only=True):
+    """How a rank ended; `code` as a shell says it."""
 
+    at: float
+    """Seconds since 1970 by the node's clock; infinite where its `date` said something else."""
+    rank: int
+    host: str
+    code: int
+    reported: bool = True
+    """By its rank script. Otherwise only the launcher says so."""
 
-def _seconds(text: str) -> float:
-    """When: some `date` commands know no nanoseconds and leave `%N` as it is."""
-    try:
-        return float(text.removesuffix("%N"))
-    except ValueError:
-        return float("inf")
+    @property
+    def signal(self) -> int | None:
+        return self.code - 128 if 128 < self.code < 128 + 65 else None
 
 
 class Seat(NamedTuple):
@@ -50,12 +37,46 @@ class Seat(NamedTuple):
     pid: int
 
 
+def read_ends(logs: RankLogs) -> tuple[End, ...]:
+    """Every end that a rank script reported, the earliest first, with hosts as the scheduler names them."""
+    found = [
+        End(at=_seconds(at), rank=int(rank), host=logs.host(int(rank), host), code=int(code))
+        for at, rank, host, code in _rows(logs.folder / "ends", 4)
+        if rank.isdecimal() and code.isdecimal()
+    ]
+    return tuple(sorted(found, key=lambda end: end.at))
+
+
+def any_failed(run_dir: Path) -> bool:
+    """Whether any rank script has reported a failure by now."""
+    return any(row[3].isdecimal() and int(row[3]) != 0 for row in _rows(run_dir / "ends", 4))
+
+
 def read_seats(folder: Path) -> list[Seat]:
-    """Every rank that got as far as saying where it is. Lines that are not whole are passed over."""
-    seats: list[Seat] = []
-    for file in folder.iterdir():
-        for line in file.read_text(errors="replace").splitlines():
+    """Every rank that got as far as saying where it is."""
+    return [
+        Seat(int(rank), host, cpus, device, int(pid))
+        for rank, host, cpus, device, pid in _rows(folder, 5)
+        if rank.isdecimal() and pid.isdecimal()
+    ]
+
+
+def _rows(folder: Path, count: int) -> Iterator[list[str]]:
+    """Lines of so many fields from all files of a folder; others are torn, and are passed over."""
+    for file in sorted(folder.iterdir()) if folder.is_dir() else ():
+        try:
+            text = file.read_text(errors="replace")
+        except OSError:
+            continue
+        for line in text.splitlines():
             fields = line.split("\t")
-            if len(fields) == 5 and fields[0].isdecimal() and fields[4].isdecimal():
-                seats.append(Seat(int(fields[0]), fields[1], fields[2], fields[3], int(fields[4])))
-    return seats
+            if len(fields) == count:
+                yield fields
+
+
+def _seconds(text: str) -> float:
+    """Some `date` commands know no nanoseconds and leave `%N` as it is."""
+    try:
+        return float(text.removesuffix("%N"))
+    except ValueError:
+        return float("inf")

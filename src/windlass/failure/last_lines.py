@@ -1,25 +1,14 @@
-"""Whose fault it was, by what the ranks said last.
+"""What the last lines of a rank say: its error, its traceback, and whether it only lost its peers.
 
-When one rank fails the others fail too, within milliseconds, each with an error of its own that is only an echo: it
-lost its peer. They may even end before the one that began it, which is still closing its connections.
+When one rank fails the others fail too, within milliseconds, each with an error of its own: a secondary failure. They
+may even end before the one that began it, which is still closing its connections.
 """
 
 from __future__ import annotations
 
 import re
-from collections import deque
-from pathlib import Path
 
-import msgspec
-
-from windlass.failure.ends import read_seats
-from windlass.launchers.base import Launcher, parse_label
-from windlass.model.plan import Plan
-from windlass.model.record import RankFailure
-from windlass.run.folder import RunFolder
-from windlass.run.output import decode, last_lines, rank_log
-
-ECHO = re.compile(
+LOST_PEERS = re.compile(
     r"connection (?:closed|reset) by peer|broken pipe|connection refused|socket closed|remote process exited|"
     r"ncclRemoteError|ncclSystemError|NCCL.*(?:communicator was aborted|watchdog)|process group watchdog|"
     r"watchdog caught collective|"
@@ -31,67 +20,36 @@ ECHO = re.compile(
 _ERROR_LINE = re.compile(
     r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Warning|Iteration)\b(?::.*)?$|^\w+(?:\.\w+)+: "
 )
-_MOST_NODES = 64
-_TAIL_BYTES = 1 << 18
-_LINES = 60
+_INTERNAL = re.compile(r'^(?:\[rank\d+\]:?\s)?  File "[^"]*/(?:torch|windlass)/')
 _FEW = 20
 _AFTER = 3
-
-
-def blame(plan: Plan, folder: RunFolder, launcher: Launcher, found: RankFailure) -> RankFailure:
-    """The failure of the rank that began it, with its last words: `found`, or, where that one only complains of its
-    peers, the first rank whose last words are a traceback of another kind."""
-    if found.rank is None:
-        return found
-    lines = last_lines(rank_log(folder.path, plan, launcher, found.rank), launcher, found.rank, _LINES)
-    if found.signal is None and complains_of_peers(lines):
-        other = _first_with_error(plan, folder, launcher)
-        if other is not None:
-            rank, lines = other
-            hosts = {seat.rank: seat.host for seat in read_seats(folder.part("where"))}
-            found = msgspec.structs.replace(found, rank=rank, host=hosts.get(rank), code=1)
-    assert found.rank is not None
-    log = rank_log(folder.path, plan, launcher, found.rank)
-    return msgspec.structs.replace(found, log=str(log.relative_to(folder.path)), last_lines=last_words(lines))
 
 
 def complains_of_peers(lines: tuple[str, ...]) -> bool:
     """Whether the error, or without one anything in these lines, is about peers that are gone."""
     error = error_line(lines)
-    return bool(ECHO.search(error or "\n".join(lines)))
+    return bool(LOST_PEERS.search(error or "\n".join(lines)))
 
 
-def last_words(lines: tuple[str, ...]) -> tuple[str, ...]:
-    """A few last lines, and a whole traceback where they end in one."""
-    starts = [at for at, line in enumerate(lines) if "Traceback (most recent call last)" in line]
+def excerpt(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """A few last lines, and a whole traceback where they end in one. Where the rank lost its peers, without the frames
+    inside torch and windlass: they are the same each time, and the script's own are the news."""
+    starts = [index for index, line in enumerate(lines) if "Traceback (most recent call last)" in line]
+    if starts and complains_of_peers(lines):
+        return _without_internals(lines[starts[-1] :])
     return lines[min(max(len(lines) - _FEW, 0), starts[-1] if starts else len(lines)) :]
 
 
-def _first_with_error(plan: Plan, folder: RunFolder, launcher: Launcher) -> tuple[int, tuple[str, ...]] | None:
-    """The lowest rank that ended with a traceback which is no echo. Looks at the ends of some nodes' files."""
-    for node in range(min(plan.nodes, _MOST_NODES)):
-        log = rank_log(folder.path, plan, launcher, node * plan.ranks_per_node)
-        for rank, lines in sorted(_tails(log, launcher).items()):
-            error = died_of(lines)
-            if error and not ECHO.search(error):
-                return rank, lines
-    return None
-
-
-def _tails(path: Path, launcher: Launcher) -> dict[int, tuple[str, ...]]:
-    """The last lines of each rank in a node's file; empty where it cannot be read."""
-    parse = launcher.parse_line if launcher.output == "files" else parse_label
-    found: dict[int, deque[str]] = {}
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            for line in file:
-                rank, text = parse(decode(line.rstrip(b"\n")))
-                if rank is not None:
-                    found.setdefault(rank, deque(maxlen=_LINES)).append(text)
-    except OSError:
-        return {}
-    return {rank: tuple(lines) for rank, lines in found.items()}
+def _without_internals(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """Without frames of libraries and the source lines below them."""
+    found = []
+    inside = False
+    for line in lines:
+        text = re.sub(r"^\[rank\d+\]:?\s", "", line)
+        inside = bool(_INTERNAL.match(line)) or (inside and text.startswith("    "))
+        if not inside:
+            found.append(line)
+    return tuple(found)
 
 
 def error_line(lines: tuple[str, ...]) -> str:
@@ -105,14 +63,14 @@ def error_line(lines: tuple[str, ...]) -> str:
 
 def traceback_of(lines: tuple[str, ...]) -> tuple[str, ...]:
     """The last Python traceback in these lines, with its error line."""
-    starts = [at for at, line in enumerate(lines) if "Traceback (most recent call last)" in line]
+    starts = [index for index, line in enumerate(lines) if "Traceback (most recent call last)" in line]
     if not starts:
         return ()
     rest = lines[starts[-1] :]
-    for at, line in enumerate(rest[1:], start=1):
+    for index, line in enumerate(rest[1:], start=1):
         text = re.sub(r"^\[rank\d+\]:?\s?", "", line)
         if text and not text[0].isspace():
-            return rest[: at + 1]
+            return rest[: index + 1]
     return rest
 
 
@@ -124,7 +82,7 @@ def died_of(lines: tuple[str, ...]) -> str:
     return error_line(trace) if near else ""
 
 
-def echo_line(lines: tuple[str, ...]) -> str:
+def lost_peer_line(lines: tuple[str, ...]) -> str:
     """The first line that complains of lost peers, without the marks of torch's log; empty where there is none."""
-    found = next((line for line in lines if ECHO.search(line)), "")
+    found = next((line for line in lines if LOST_PEERS.search(line)), "")
     return re.sub(r"^(?:\[[^\]]*\]:?\s*)+", "", found)[:200]

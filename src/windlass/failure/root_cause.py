@@ -1,8 +1,8 @@
-"""Why a run ended: the first cause among the cascade, named with rank, node and reason. Pure.
+"""Why a run ended: the root cause among the cascade, named with rank, node and reason. Pure.
 
-When one rank dies the others fail too, within milliseconds, each with an error of its own that is only an echo. The
-first cause is the earliest end that is no echo: neither a signal that launchers send to the rest, nor the complaint of
-a rank that lost its peer.
+When one rank dies the others fail too, within milliseconds, each with an error of its own: a secondary failure. The
+root cause is the earliest end that is no secondary failure: neither a signal that launchers send to the rest, nor the
+complaint of a rank that lost its peer.
 """
 
 from __future__ import annotations
@@ -14,18 +14,28 @@ from typing import Literal
 
 import msgspec
 
-from windlass.failure.last_lines import ECHO, complains_of_peers, died_of, echo_line, error_line, traceback_of
+from windlass.failure.ends import End
+from windlass.failure.last_lines import (
+    LOST_PEERS,
+    complains_of_peers,
+    died_of,
+    error_line,
+    lost_peer_line,
+    traceback_of,
+)
+from windlass.failure.rank_states import RankState
+from windlass.model.record import RankFailure
 
-Kind = Literal["stopped", "resume", "walltime", "preempted", "hang", "node", "memory", "disk", "user", "transient"]
+CauseKind = Literal["stopped", "resume", "walltime", "preempted", "hang", "node", "memory", "disk", "user", "transient"]
 """`stopped`: somebody asked. `resume`: the ranks saved and left ("resume me"). `walltime`: the same, or not, because
 the time is up; `preempted`: because the scheduler takes the nodes back. `disk`: a file system is full. `user`: an error
-of the script. `transient`: anything that may not happen again."""
+of the script. `transient`: anything that another start may well survive."""
 
-Fate = Literal["", "runs", "cancelled", "preempted", "requeued", "over"]
-"""Of the job, as the scheduler says. `over`: its time is up. Empty: there is no job, or nobody asked or answered."""
+JobDisposition = Literal["", "runs", "cancelled", "preempted", "requeued", "over"]
+"""What the scheduler does with the job. `over`: its time is up. Empty: there is no job, or nobody asked or answered."""
 
 RESUME_ME = 85  # windlass.runtime.codes says what it means; a test holds the two together
-SCRIPT_BROKEN = 70  # launch.script.EXIT_BROKEN: the rank script could not start the command
+SCRIPT_BROKEN = 70  # plan.render.rank_script.EXIT_BROKEN: the rank script could not start the command
 _ENDERS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 _TOGETHER_S = 1.0
 """Ends this close to the first may have happened before it: the clocks of nodes differ."""
@@ -44,40 +54,23 @@ _CERTAIN = re.compile(
 """Errors that no second try can mend."""
 
 
-class End(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank's end as its script reported it; `code` as a shell says it."""
-
-    at: float
-    rank: int
-    host: str
-    code: int
-
-    @property
-    def signal(self) -> int | None:
-        return self.code - 128 if 128 < self.code < 128 + 65 else None
-
-
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about an attempt that did not end well."""
+class Observed(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known about an attempt that did not finish."""
 
     exit_code: int
     ends: tuple[End, ...] = ()
     last_lines: Mapping[int, tuple[str, ...]] = {}
     """Of the ranks that failed."""
-    said: str = ""
-    """The launcher's own words about the first failure."""
-    said_rank: int | None = None
-    said_host: str | None = None
-    said_signal: int | None = None
+    launcher: RankFailure | None = None
+    """The first failure as the launcher tells it."""
     stopped: bool = False
     """Somebody asked windlass to stop."""
     time_up: bool = False
     """The ranks were asked to leave because the allocation ends."""
-    job: Fate = ""
-    """What the scheduler has in mind with the job, where it was asked."""
+    job: JobDisposition = ""
     hang: str | None = None
-    hang_rank: int | None = None
-    hang_host: str | None = None
+    straggler: RankState | None = None
+    """The rank that holds the others up, where they hang."""
     lost: tuple[str, ...] = ()
     """Hosts that do not answer any more."""
     oom: frozenset[str] = frozenset()
@@ -86,11 +79,16 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None = None
     """The last step that is known to have been reached."""
 
+    @property
+    def said(self) -> str:
+        """The launcher's own words about the first failure."""
+        return self.launcher.said if self.launcher else ""
+
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The verdict on one attempt."""
+    """The root cause of one attempt's end. `reason` is a sentence, or the rest of one that begins with rank or node."""
 
-    kind: Kind
+    kind: CauseKind
     reason: str
     rank: int | None = None
     host: str | None = None
@@ -113,27 +111,27 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return (self.kind, _without_numbers(self.error) if self.error else (self.code, self.signal))
 
     def line(self) -> str:
-        """One line for a person: who, where, why."""
-        who = f"rank {self.rank}" if self.rank is not None else ""
-        where = f"on {self.host}" if self.host else ""
-        place = " ".join(part for part in (who, where) if part)
-        return f"{place}: {self.reason}" if place else self.reason
+        """One sentence for a person: who, where, why."""
+        who = f"rank {self.rank}" if self.rank is not None else "node" if self.host else ""
+        where = f"{'on ' if self.rank is not None else ''}{self.host}" if self.host else ""
+        return " ".join(part for part in (who, where, self.reason) if part)
 
 
-def find_cause(seen: Seen) -> Cause:
-    """The first cause. Always one: where nothing is known, it says so."""
+def find_cause(seen: Observed) -> Cause:
+    """The root cause. Always one: where nothing is known, it says so."""
     if seen.job == "cancelled" or (seen.stopped and seen.job not in {"preempted", "requeued", "over"}):
-        return Cause(kind="stopped", reason="stopped on request", step=seen.step)
+        return Cause(kind="stopped", reason="the run was stopped on request", step=seen.step)
     if seen.job in {"preempted", "requeued"}:
         return Cause(kind="preempted", reason="the scheduler takes the nodes back", step=seen.step)
     if seen.job == "over":
         return Cause(kind="walltime", reason="the allocation's time is up", step=seen.step)
     if seen.lost:
-        host = _first_lost(seen)
+        said = seen.launcher.host if seen.launcher else None
+        host = said if said in seen.lost else seen.lost[0]
         more = f" (and {len(seen.lost) - 1} more)" if len(seen.lost) > 1 else ""
-        return Cause(kind="node", host=host, reason=f"the node does not answer any more{more}", step=seen.step)
+        return Cause(kind="node", host=host, reason=f"does not answer any more{more}", step=seen.step)
     if seen.hang is not None:
-        return Cause(kind="hang", rank=seen.hang_rank, host=seen.hang_host, reason=seen.hang, step=seen.step)
+        return _hang(seen.hang, seen)
     if seen.time_up:
         return Cause(kind="walltime", reason="the allocation's time is up", step=seen.step)
     first = first_end(seen)
@@ -144,23 +142,33 @@ def find_cause(seen: Seen) -> Cause:
     return _judge(first, seen)
 
 
-def _first_lost(seen: Seen) -> str:
-    return seen.said_host if seen.said_host in seen.lost and seen.said_host is not None else seen.lost[0]
+def _hang(hang: str, seen: Observed) -> Cause:
+    rank = seen.straggler
+    if rank is None:
+        return Cause(kind="hang", reason=f"the ranks hang: {hang}", step=seen.step)
+    reason = f"holds the others up: {hang}; it is {rank.text()}"
+    return Cause(kind="hang", rank=rank.rank, host=rank.host, reason=reason, step=seen.step)
 
 
-def first_end(seen: Seen) -> End | None:
-    """The earliest failed end that is no echo of another; the earliest of all where every one looks like an echo."""
+def first_end(seen: Observed) -> End | None:
+    """The earliest failed end that is no secondary failure; the earliest of all where every one looks like that. One
+    that only the launcher knows of counts before those that left on request: they were asked because of it."""
     failed = sorted((end for end in seen.ends if end.code != 0), key=lambda end: end.at)
     if not failed:
         return None
-    causes = [end for end in failed if not _is_echo(end, failed[0], seen)]
-    return causes[0] if causes else failed[0]
+    first = failed[0]
+    causes = [end for end in failed if end.reported and not is_secondary(end, first, seen.last_lines.get(end.rank, ()))]
+    unreported = [end for end in failed if not end.reported]
+    if unreported and all(end.code == RESUME_ME for end in causes):
+        alone = [end for end in unreported if not is_secondary(end, end, seen.last_lines.get(end.rank, ()))]
+        causes = alone + causes
+    return causes[0] if causes else first
 
 
-def _is_echo(end: End, first: End, seen: Seen) -> bool:
-    lines = seen.last_lines.get(end.rank, ())
+def is_secondary(end: End, first: End, lines: tuple[str, ...]) -> bool:
+    """Whether this end followed from another. `first` is the earliest of all, `lines` are the last of this rank."""
     own = died_of(lines)
-    if own and not ECHO.search(own):  # it failed by itself, even if it was ended before it was quite gone
+    if own and not LOST_PEERS.search(own):  # it failed by itself, even if it was ended before it was quite gone
         return False
     if end.signal in _ENDERS:
         return True
@@ -171,17 +179,18 @@ def _is_echo(end: End, first: End, seen: Seen) -> bool:
     return complains_of_peers(lines)
 
 
-def _judge(end: End, seen: Seen) -> Cause:
+def _judge(end: End, seen: Observed) -> Cause:
     lines = seen.last_lines.get(end.rank, ())
     error = error_line(lines)
     trace = traceback_of(lines)
     kernel = "; ".join(seen.kernel.get(end.host, ())[-1:])
     number = end.signal
+    failed = (f"exited with code {end.code}" if number is None else "failed") + (f": {error}" if error else "")
     base = Cause(
         kind="transient",
         reason="",
         rank=end.rank,
-        host=end.host,
+        host=end.host or None,
         code=end.code if number is None else None,
         signal=number,
         step=seen.step,
@@ -189,47 +198,51 @@ def _judge(end: End, seen: Seen) -> Cause:
         traceback=trace,
     )
 
-    def found(kind: Kind, reason: str, *, machine: bool = False, certain: bool = False) -> Cause:
+    def found(kind: CauseKind, reason: str, *, machine: bool = False, certain: bool = False) -> Cause:
         return msgspec.structs.replace(base, kind=kind, reason=reason, machine=machine, certain=certain)
 
-    if (number == signal.SIGKILL and end.host in seen.oom) or "Out Of Memory" in seen.said:
-        reason = "killed for memory: the node had no more" + (f" ({kernel})" if kernel else "")
+    if (number == signal.SIGKILL and end.host in seen.oom) or ("Out Of Memory" in seen.said and not trace):
+        reason = "was killed for memory: the node had no more" + (f" ({kernel})" if kernel else "")
         return found("memory", reason)
     if _MEMORY.search(error):
-        return found("memory", error)
-    if number == signal.SIGABRT and not trace and (gave_up := echo_line(lines)):
+        return found("memory", failed)
+    if number == signal.SIGABRT and not trace and (gave_up := lost_peer_line(lines)):
         return found("transient", f"lost its peers ({gave_up})")
     # The threads of collectives may abort a process that ends by an exception, or a launcher end it meanwhile.
     if number is not None and not (number in {signal.SIGABRT, *_ENDERS} and died_of(lines)):
-        reason = f"killed by {_signal_name(number)}" + (f" ({kernel})" if kernel else "")
+        reason = f"was killed by {signal_name(number)}" + (f" ({kernel})" if kernel else "")
         return found("transient", reason, machine=number == signal.SIGBUS)
     if end.code == SCRIPT_BROKEN and not trace:
-        said = next((line for line in reversed(lines) if line.startswith("windlass: rank")), "it could not start")
-        return found("transient", said.removeprefix("windlass: "), machine=True)
-    if ECHO.search(error):
+        said = next((line for line in reversed(lines) if line.startswith("windlass: rank")), "")
+        why = said.partition(": ")[2].partition(": ")[2] or "its script gave no reason"
+        return found("transient", f"could not start: {why}", machine=True)
+    if LOST_PEERS.search(error):
         return found("transient", f"lost its peers ({error})")
     if _DISK.search(error):
         # Snapshots have tried several times over many steps; anything else may have met a full disk by chance.
-        return found("disk", error, certain=error.startswith("windlass."))
+        return found("disk", failed, certain=error.startswith("windlass."))
     if _MACHINE.search(error):
-        return found("transient", error, machine=True)
+        return found("transient", failed, machine=True)
     certain = bool(_CERTAIN.match(error)) or (end.code == 2 and not trace and _says_usage(lines))
-    return found("user", error or f"exited with code {end.code}", certain=certain)
+    return found("user", failed, certain=certain)
 
 
-def _from_launcher(seen: Seen) -> Cause:
-    """No rank reported its end: all that is left are the launcher's words."""
-    kind: Kind = "memory" if "Out Of Memory" in seen.said else "transient"
+def _from_launcher(seen: Observed) -> Cause:
+    """No rank is known to have failed: all that is left is what the launcher says."""
+    said = seen.launcher
     if seen.exit_code == RESUME_ME:
         return Cause(kind="resume", reason="the ranks saved and left on request", code=RESUME_ME, step=seen.step)
-    how = seen.said or f"the launcher ended with code {seen.exit_code}, and no rank said why"
+    if said is None or not (said.said or said.signal):
+        reason = f"the launcher ended with code {seen.exit_code}, and no rank said why"
+    else:
+        how = said.said or f"a rank was killed by {signal_name(said.signal or 0)}"
+        reason = f"failed; the launcher says: {how}" if said.host else f"the launcher says: {how}"
     return Cause(
-        kind=kind,
-        rank=seen.said_rank,
-        host=seen.said_host,
-        reason=how,
+        kind="memory" if "Out Of Memory" in seen.said else "transient",
+        host=said.host if said else None,
+        reason=reason,
         code=seen.exit_code,
-        signal=seen.said_signal,
+        signal=said.signal if said else None,
         step=seen.step,
     )
 
@@ -243,7 +256,7 @@ def _without_numbers(text: str) -> str:
     return re.sub(r"0x[0-9a-f]+|\d+", "#", text)
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:

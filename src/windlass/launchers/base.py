@@ -216,6 +216,11 @@ def one_line_alone(label: re.Pattern[str], line: str) -> tuple[int | None, str]:
     return first, line[found.end() :] if found else line
 
 
+def decode(data: bytes) -> str:
+    """Output of a rank as text; bytes that are no UTF-8 survive the way back."""
+    return data.decode("utf-8", "surrogateescape")
+
+
 def label_line(rank: int, text: str) -> str:
     """A line of a rank as most launchers label it, and as windlass itself labels what it read from pipes."""
     return f"{rank}: {text}"

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from windlass.errors import MachineError
-from windlass.failure.ends import first_end, read_seats
-from windlass.failure.last_lines import blame
+from windlass.failure.ends import read_seats
+from windlass.failure.evidence import first_failure, observe
+from windlass.failure.rank_logs import rank_logs
 from windlass.model.plan import Plan
 from windlass.model.record import RECORD_VERSION, Outcome, RankFailure, RunRecord
 from windlass.notation.cpulist import format_cpulist
@@ -200,17 +201,16 @@ def _pump(job: Job, selector: selectors.BaseSelector, wakeup: int, timeout_s: fl
 def _record(
     plan: Plan, folder: RunFolder, job: Job, hosts: tuple[str, ...], stopped_by: signal.Signals | None, started: float
 ) -> RunRecord:
-    failure = _failure(plan, folder, job) if job.failing and stopped_by is None else None
+    code = job.code if 0 <= job.code < 256 else 128 - job.code if job.code < 0 else 1
+    failure = failure_of(plan, folder, code, job.failure()) if job.failing and stopped_by is None else None
     outcome: Outcome
     if stopped_by is not None:
         outcome, code = "stopped", 128 + stopped_by
     elif failure is not None:
         outcome = "killed" if failure.signal is not None else "failed"
         code = failure.exit_code
-    elif job.code != 0:
-        outcome, code = "failed", job.code if 0 < job.code < 256 else 128 - job.code if job.code < 0 else 1
     else:
-        outcome, code = "ok", 0
+        outcome = "failed" if code else "ok"
     return RunRecord(
         version=RECORD_VERSION,
         windlass=plan.windlass,
@@ -229,16 +229,16 @@ def _record(
     )
 
 
-def _failure(plan: Plan, folder: RunFolder, job: Job) -> RankFailure | None:
-    """The first failing rank: what the ranks themselves reported, else what the launcher said; with its last words."""
-    found = first_end(folder) or job.failure()
-    return None if found is None else blame(plan, folder, job.launcher, found)
+def failure_of(plan: Plan, folder: RunFolder, code: int, said: RankFailure | None) -> RankFailure | None:
+    """The rank that failed first, by what the ranks reported, what the launcher `said`, and the logs."""
+    logs = rank_logs(plan, folder.path)
+    return first_failure(logs, observe(logs, code, said))
 
 
 def good_end(plan: Plan, record: RunRecord, folder: RunFolder) -> list[str]:
     """The end of a run that went well: where the ranks were, and where to look next."""
     ranks = "the rank" if plan.world_size == 1 else f"all {plan.world_size} ranks"
-    lines = [f"windlass: {ranks} ended well after {record.seconds:.1f} s"]
+    lines = [f"windlass: {ranks} finished after {record.seconds:.1f} s"]
     if plan.world_size <= _MOST_SEATS:
         planned = {rank.local_rank: format_cpulist(rank.cpus) for rank in plan.binding.ranks}
         for seat in sorted(read_seats(folder.part("where"))):
@@ -248,45 +248,3 @@ def good_end(plan: Plan, record: RunRecord, folder: RunFolder) -> list[str]:
             lines.append(f"  rank {seat.rank} on {seat.host}: cpus {seat.cpus} ({held}){device}")
     lines.append(f"  output: windlass logs {quote(str(folder.path))}   reasons: windlass plan --explain …")
     return lines
-
-
-def explain_end(record: RunRecord, folder: RunFolder, *, seen: Callable[[int], bool]) -> list[str]:
-    """The end of a run in words: nothing where all is well. Lines that were `seen` are not repeated."""
-    failure = record.failure
-    if record.outcome == "ok":
-        return []
-    if record.outcome == "stopped":
-        return [f"windlass: stopped after {record.seconds:.1f} s; run folder {folder.path}"]
-    if failure is None:
-        return [
-            f"windlass: the launcher ended with code {record.exit_code} and no rank to blame; "
-            f"its words are in {folder.path}/launcher.log"
-        ]
-    if failure.rank is None and failure.code is None and failure.signal is None:
-        at = f" (node {failure.host})" if failure.host else ""
-        return [
-            f"windlass: after {record.seconds:.1f} s the launcher says{at}: {failure.said}",
-            f"windlass: all that it said is in {folder.path}/launcher.log",
-        ]
-    who = f"rank {failure.rank}" if failure.rank is not None else "a rank"
-    where = f" on {failure.host}" if failure.host else ""
-    if failure.signal is not None:
-        how = f"was killed by {_signal_name(failure.signal)}"
-    elif failure.code is not None:
-        how = f"exited with code {failure.code}"
-    else:
-        how = f"failed: {failure.said}"
-    lines = [f"windlass: {who}{where} {how} after {record.seconds:.1f} s; all other ranks were ended"]
-    if failure.last_lines and not (failure.rank is not None and seen(failure.rank)):
-        lines.append(f"windlass: its last lines ({folder.path}/{failure.log}):")
-        lines += [f"  | {line}" for line in failure.last_lines]
-    if failure.rank is not None:
-        lines.append(f"windlass: see all of it with: windlass logs {quote(str(folder.path))} --rank {failure.rank}")
-    return lines
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -12,15 +12,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
-from windlass.failure.ends import first_end
+from windlass.failure.ends import any_failed
 from windlass.launchers import get_launcher
-from windlass.launchers.base import Launcher, LineReader
+from windlass.launchers.base import Launcher, LineReader, decode
 from windlass.model.plan import Plan
 from windlass.model.record import RankFailure
 from windlass.plan.render.batch_script import has_prologue
 from windlass.procs.children import signal_group, start_child
 from windlass.run.folder import RunFolder
-from windlass.run.output import Lines, NodeLogs, Tail, View, decode
+from windlass.run.output import Lines, NodeLogs, Tail, View
 
 RUN_DIR_VARIABLE = "WINDLASS_RUN_DIR"
 _MOST_MESSAGES = 10_000
@@ -141,7 +141,7 @@ class LauncherJob(Job):
         if now - self._looked_s < _LOOK_EVERY_S:
             return
         self._looked_s = now
-        if first_end(self.folder) is not None:
+        if any_failed(self.folder.path):
             self.failing = True
             self.ask_to_stop(signal.SIGTERM)
 

@@ -9,23 +9,18 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
-from windlass.errors import MachineError, UsageError
-from windlass.launchers.base import Launcher, label_line, parse_label
+from windlass.errors import UsageError
+from windlass.launchers.base import Launcher, decode, label_line
 from windlass.model.plan import Plan
 
 _READ_BYTES = 1 << 16
 _LONGEST_LINE = 1 << 20
 _MOST_OPEN = 256
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]")
-
-
-def decode(data: bytes) -> str:
-    return data.decode("utf-8", "surrogateescape")
 
 
 def show_ranks(text: str, world_size: int, *, flag: str = "--show") -> frozenset[int] | None:
@@ -208,33 +203,3 @@ class Tail:
             lines.finish()
             os.close(lines.descriptor)
         self._lines.clear()
-
-
-def rank_log(folder: Path, plan: Plan, launcher: Launcher, rank: int) -> Path:
-    """The file that holds this rank's output."""
-    return folder / "out" / launcher.node_log.format(node_rank=rank // plan.ranks_per_node)
-
-
-def rank_lines(path: Path, launcher: Launcher, ranks: frozenset[int] | None) -> Iterable[tuple[int, str]]:
-    """Lines of these ranks in a node's file: as the launcher labelled them, or as we did where we wrote the file."""
-    parse = launcher.parse_line if launcher.output == "files" else parse_label
-    try:
-        stream = path.open("rb")
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise MachineError(f"cannot read {path}: {error.strerror}") from error
-    with stream:
-        for line in stream:
-            rank, text = parse(decode(line.rstrip(b"\n")))
-            if rank is not None and (ranks is None or rank in ranks):
-                yield rank, text
-
-
-def last_lines(path: Path, launcher: Launcher, rank: int, count: int = 20) -> tuple[str, ...]:
-    """The last lines that a rank wrote; nothing where its file cannot be read."""
-    try:
-        found = deque((text for _, text in rank_lines(path, launcher, frozenset({rank}))), maxlen=count)
-    except MachineError:
-        return ()
-    return tuple(found)

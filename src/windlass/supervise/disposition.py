@@ -1,4 +1,4 @@
-"""What the scheduler has in mind with the job that we run in: lets it run, takes it back, or was told to end it.
+"""Job disposition: whether the scheduler lets the job that we run in go on, takes it back, or was told to end it.
 
 Asked when the ranks or windlass itself were told to stop, because the signal is the same each time: a person who
 cancels a job does not want it back, one that was preempted is to go on elsewhere, and one that the scheduler has put
@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 
 from windlass.errors import WindlassError
-from windlass.failure.root_cause import Fate
+from windlass.failure.root_cause import JobDisposition
 from windlass.model.plan import Plan
 from windlass.procs.command import run_command
 from windlass.schedulers import get_scheduler
@@ -22,7 +22,7 @@ _LATE_S = 5.0
 """Schedulers look at the clock only now and then: an end this close to the limit may be because of it."""
 
 
-def ask_fate(plan: Plan, environ: Mapping[str, str], deadline_s: float | None) -> Fate:
+def ask_disposition(plan: Plan, environ: Mapping[str, str], deadline_s: float | None) -> JobDisposition:
     """Ask once, with a deadline: whoever is being ended has only seconds left. Never raises."""
     if plan.job_id is None or plan.scheduler == "none":
         return ""
@@ -33,10 +33,10 @@ def ask_fate(plan: Plan, environ: Mapping[str, str], deadline_s: float | None) -
         return ""
     status = scheduler.parse_status(done.stdout, done.code, plan.job_id)
     late = deadline_s is not None and time.time() >= deadline_s - _LATE_S
-    return fate_of(status, restarts=scheduler.restarts(environ), late=late)
+    return disposition_of(status, restarts=scheduler.restarts(environ), late=late)
 
 
-def fate_of(status: JobStatus, *, restarts: int, late: bool) -> Fate:
+def disposition_of(status: JobStatus, *, restarts: int, late: bool) -> JobDisposition:
     """`restarts`: how often the scheduler had started this job again when this start of it began."""
     if status.state in {JobState.QUEUED, JobState.HELD} or status.restarts > restarts:
         return "requeued"

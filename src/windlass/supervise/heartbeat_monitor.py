@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from windlass.failure.diagnostics import log_sizes
 from windlass.run.folder import RunFolder
 from windlass.run.jobs import Job
 from windlass.run.output import View
@@ -79,7 +78,7 @@ class RankWatch:
         if now - self._looked < min(1.0, self._hang_after_s / 10):
             return None
         self._looked = now
-        sizes = log_sizes(self._folder)
+        sizes = {path.name: path.stat().st_size for path in self._folder.part("out").iterdir()}
         if sizes != self._sizes:
             self._sizes, self._moved = sizes, now
         still = now - self._moved
@@ -93,7 +92,7 @@ class RankWatch:
             return None
         self.hang = f"no output and no step for {still:.0f} s"
         self.noticed = time.time()
-        self._view.note(f"windlass: {self.hang}: looking where the ranks stand")
+        self._view.note(f"windlass: {self.hang}: taking the stacks of all ranks")
         self._take_stacks()
         return self.hang
 

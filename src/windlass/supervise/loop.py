@@ -12,8 +12,10 @@ import msgspec
 
 from windlass.agents.heartbeat import WatchedBeside
 from windlass.errors import WindlassError
-from windlass.failure.diagnostics import Looked, look_at_nodes
-from windlass.failure.root_cause import RESUME_ME, Cause, Seen, find_cause
+from windlass.failure.decide import Decision, Options, Past
+from windlass.failure.root_cause import RESUME_ME, Cause, Observed
+from windlass.failure.snapshot_ledger import newest_step, read_ledger
+from windlass.failure.verdict import Attempt, Verdict, attempt_folders, judge, past_attempts, past_of, verdict_lines
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.notation.shell import quote
@@ -22,17 +24,8 @@ from windlass.plan.render.secrets import SECRETS_FILE
 from windlass.run.bad_nodes import remember_node
 from windlass.run.folder import RunFolder, restart
 from windlass.run.output import View
-from windlass.supervise.attempts import (
-    Times,
-    Verdict,
-    attempt_folders,
-    ledger,
-    newest_step,
-    past_of,
-    save_verdict,
-    verdicts,
-)
-from windlass.supervise.decide import Decision, Options, Past, decide
+from windlass.run.verdict import save_verdict
+from windlass.supervise.diagnostics import NodeReport, diagnose_nodes
 from windlass.supervise.evidence import Ended, gather
 from windlass.supervise.heartbeat_monitor import RankWatch, margin_s
 from windlass.supervise.replan import next_plan, spare_hosts
@@ -81,8 +74,8 @@ def keep_alive(live: Live) -> RunRecord:
 def _keep_alive(live: Live, last: list[RunRecord]) -> RunRecord:
     secrets = _read_secrets(live.folder)
     session = f"{live.plan.job_id or 'here'}/{time.time():.0f}"
-    past = [past_of(verdict) for verdict in verdicts(live.folder)]
-    number = len(attempt_folders(live.folder))
+    past = list(past_attempts(live.folder.path))
+    number = len(attempt_folders(live.folder.path))
     bad: frozenset[str] = frozenset()
     plan = live.plan
     began = time.time()
@@ -93,9 +86,9 @@ def _keep_alive(live: Live, last: list[RunRecord]) -> RunRecord:
         last.append(ended.record)
         if ended.record.outcome == "ok":
             return ended.record
-        verdict = _judge(live, ended, past, bad, session, began)
+        verdict = _judge(live, ended, tuple(past), bad, session, began)
         past.append(past_of(verdict))
-        _tell(live, verdict, past)
+        _tell(live, verdict, ended.record)
         bad = _remember(live, verdict.decision, bad)
         if verdict.decision.action == "resubmit":
             return _resubmitted(live, plan, ended.record, bad)
@@ -104,13 +97,13 @@ def _keep_alive(live: Live, last: list[RunRecord]) -> RunRecord:
             code = RESUME_ME if resumable else ended.record.exit_code
             return _with_code(live, ended.record, code)
         restart(live.folder)
-        number = len(attempt_folders(live.folder))
+        number = len(attempt_folders(live.folder.path))
         plan = next_plan(plan, live.context, bad)
         live.folder.save_plan(plan, Secrets())
 
 
 def _attempt(live: Live, plan: Plan, number: int, began: float) -> Ended:
-    stacks: list[Looked] = []
+    stacks: list[NodeReport] = []
     request = plan.request
     watch = RankWatch(
         live.folder,
@@ -118,7 +111,7 @@ def _attempt(live: Live, plan: Plan, number: int, began: float) -> Ended:
         hang_after_s=request.hang_after_s,
         deadline_s=live.deadline_s,
         margin_s=margin_s(live.deadline_s, began, plan.grace_s),
-        take_stacks=lambda: stacks.append(look_at_nodes(plan, live.folder, live.environ, "stacks")),
+        take_stacks=lambda: stacks.append(diagnose_nodes(plan, live.folder, live.environ, "stacks")),
     )
     started = time.time()
     record, beside = live.start(plan, number, watch)
@@ -134,33 +127,26 @@ def _attempt(live: Live, plan: Plan, number: int, began: float) -> Ended:
     )
 
 
-def _judge(live: Live, ended: Ended, past: list[Past], bad: frozenset[str], session: str, began: float) -> Verdict:
-    """Gather, find the cause, decide, and write all of it down."""
-    at_end = time.time()
-    seen, where = gather(ended, live.folder, live.environ)
-    cause = find_cause(seen)
-    lines = [line for line in ledger(live.folder) if line.at >= ended.started]
-    earlier = newest_step([line for line in ledger(live.folder) if line.at < ended.started])
-    saved = newest_step([line for line in lines if line.what == "saved"])
-    progress = saved if saved is not None and (earlier is None or saved > earlier) else None
-    this = Past(cause=cause, job=session, progress=progress is not None)
-    verdict = Verdict(
-        attempt=ended.number,
-        job_id=session,
+def _judge(
+    live: Live, ended: Ended, past: tuple[Past, ...], bad: frozenset[str], session: str, began: float
+) -> Verdict:
+    """Gather, find the root cause, decide, and write all of it down."""
+    attempt = Attempt(
+        folder=live.folder.path,
+        number=ended.number,
+        session=session,
         hosts=ended.record.hosts,
-        cause=cause,
-        decision=decide(cause, (*past, this), _options(live, ended.plan, seen, cause, bad, began)),
-        from_step=next((line.step for line in lines if line.what == "loaded"), None),
-        to_step=progress,
-        times=Times(started=ended.started, noticed=ended.watch.noticed, ended=at_end, decided=time.time()),
-        where=where,
+        started=ended.started,
+        ended=time.time(),
+        noticed=ended.watch.noticed,
     )
-    with contextlib.suppress(WindlassError):
-        save_verdict(live.folder, verdict)
+    seen, states = gather(ended, live.folder, live.environ)
+    verdict = judge(attempt, seen, past, lambda cause: _options(live, ended.plan, seen, cause, bad, began), states)
+    save_verdict(live.folder, verdict)
     return verdict
 
 
-def _options(live: Live, plan: Plan, seen: Seen, cause: Cause, bad: frozenset[str], began: float) -> Options:
+def _options(live: Live, plan: Plan, seen: Observed, cause: Cause, bad: frozenset[str], began: float) -> Options:
     left = None if live.deadline_s is None else live.deadline_s - time.time()
     whole = None if live.deadline_s is None else live.deadline_s - began
     gone = bad | ({cause.host} if cause.host else set())
@@ -187,19 +173,15 @@ def _remember(live: Live, decision: Decision, bad: frozenset[str]) -> frozenset[
     return bad | {decision.bad}
 
 
-def _tell(live: Live, verdict: Verdict, past: list[Past]) -> None:
-    """For a person: an error of the script begins with its traceback; then the cause in one line, then what is done."""
+def _tell(live: Live, verdict: Verdict, record: RunRecord) -> None:
+    """For a person: the root cause as any run tells it, with the rank's last lines where it ends here; then what is
+    done about it."""
     cause, decision, note = verdict.cause, verdict.decision, live.view.note
+    for line in verdict_lines(verdict, record, live.folder.path, shown=live.view.shows):
+        note(line)
     if cause.kind == "stopped":
-        note(f"windlass: stopped; run folder {live.folder.path}")
         return
-    if cause.kind in {"user", "memory"} and decision.action == "stop":
-        for line in cause.traceback:
-            note(line)
-    note(f"windlass: {cause.line()}")
-    if verdict.where:
-        note(f"windlass: {verdict.where}")
-    step = newest_step(ledger(live.folder))
+    step = newest_step(read_ledger(live.folder.path))
     since = f" from the snapshot of step {step}" if step is not None else " from the beginning"
     if decision.action == "restart":
         note(f"windlass: {decision.why}; starting again{since}")

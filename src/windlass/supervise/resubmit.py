@@ -17,7 +17,7 @@ from windlass.run.folder import RunFolder
 from windlass.run.submit import submit_script
 from windlass.schedulers import get_scheduler
 from windlass.schedulers.base import JobSpec
-from windlass.supervise.disposition import ask_fate
+from windlass.supervise.disposition import ask_disposition
 
 BATCH_FILE = "batch.sh"
 LOG_FILE = "job.log"
@@ -46,10 +46,10 @@ def resubmit(
 
 def refuse_cancelled(plan: Plan, environ: Mapping[str, str], deadline_s: float | None) -> None:
     """A person who cancels a job does not want it back, even if its time was nearly up anyway."""
-    fate = ask_fate(plan, environ, deadline_s)
-    if fate == "cancelled":
+    disposition = ask_disposition(plan, environ, deadline_s)
+    if disposition == "cancelled":
         raise UsageError(f"job {plan.job_id} was cancelled", hint="submit it again yourself if you want it back")
-    if fate == "requeued":
+    if disposition == "requeued":
         raise UsageError(f"job {plan.job_id} is in the queue again: the scheduler starts it by itself")
 
 

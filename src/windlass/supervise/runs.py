@@ -10,14 +10,18 @@ from typing import Literal
 import msgspec
 
 from windlass.errors import WindlassError
-from windlass.failure.root_cause import RESUME_ME
+from windlass.failure.evidence import observe
+from windlass.failure.rank_logs import rank_logs
+from windlass.failure.root_cause import RESUME_ME, find_cause
+from windlass.failure.snapshot_ledger import newest_step, read_ledger
+from windlass.failure.verdict import attempt_folders, read_verdict
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.procs.command import run_command
 from windlass.run.folder import PLAN_FILE, RunFolder, is_run, read_plan
 from windlass.schedulers import get_scheduler
 from windlass.schedulers.base import JobState
-from windlass.supervise.attempts import Owner, attempt_folders, ledger, newest_step, read_owner, read_verdict
+from windlass.supervise.attempts import Owner, read_owner
 
 State = Literal["running", "waiting", "done", "resumable", "stopped", "failed", "killed", "unknown"]
 """`waiting`: in the scheduler's queue. `resumable`: it saved and left. `killed`: windlass itself was, in the middle."""
@@ -61,8 +65,8 @@ def state_of(folder: RunFolder, environ: Mapping[str, str]) -> RunState:
         name=plan.name,
         state=state,
         why=why,
-        attempts=len(attempt_folders(folder)) + 1,
-        step=newest_step(ledger(folder)),
+        attempts=len(attempt_folders(folder.path)) + 1,
+        step=newest_step(read_ledger(folder.path)),
         job_id=job_id,
         changed=_changed(folder),
         shape=f"{plan.nodes} x {plan.ranks_per_node}",
@@ -79,12 +83,12 @@ def _state(
     if queued:
         return queued
     if record is not None:
-        return _ended(folder, record)
+        return _ended(folder, plan, record)
     if owner is None:
         return "unknown", "it has not been started, or by an older windlass"
     if owner.alive() is None and owner.job_id:
-        return _in_queue(plan, owner.job_id, environ) or ("killed", "windlass ended without a word")
-    return "killed", "windlass ended without a word"
+        return _in_queue(plan, owner.job_id, environ) or ("killed", "windlass died without a record")
+    return "killed", "windlass died without a record"
 
 
 def _may_be_queued(folder: RunFolder, owner: Owner | None, job_id: str) -> bool:
@@ -95,19 +99,17 @@ def _may_be_queued(folder: RunFolder, owner: Owner | None, job_id: str) -> bool:
     return verdict is not None and verdict.cause.kind == "preempted"
 
 
-def _ended(folder: RunFolder, record: RunRecord) -> tuple[State, str]:
-    verdict = read_verdict(folder.path)
-    why = verdict.cause.line() if verdict else ""
+def _ended(folder: RunFolder, plan: Plan, record: RunRecord) -> tuple[State, str]:
     if record.outcome == "ok":
         return "done", f"after {record.seconds:.0f} s"
-    if record.exit_code == RESUME_ME:
-        return "resumable", why or "the ranks saved and left"
-    if record.outcome == "stopped":
-        return "stopped", why or "on request"
-    failure = record.failure
-    if not why and failure is not None:
-        why = f"rank {failure.rank} on {failure.host}: code {failure.exit_code}"
-    return "failed", why or f"code {record.exit_code}"
+    verdict = read_verdict(folder.path)
+    stopped = record.outcome == "stopped"
+    if verdict is not None:
+        cause = verdict.cause
+    else:  # of a windlass that kept none for runs without supervision
+        cause = find_cause(observe(rank_logs(plan, folder.path), record.exit_code, record.failure, stopped=stopped))
+    state: State = "resumable" if record.exit_code == RESUME_ME else "stopped" if stopped else "failed"
+    return state, cause.line()
 
 
 def _in_queue(plan: Plan, job_id: str | None, environ: Mapping[str, str]) -> tuple[State, str] | None:
@@ -144,7 +146,7 @@ def _changed(folder: RunFolder) -> float:
 def holds_snapshots(folder: RunFolder) -> bool:
     """Whether the run wrote its snapshots into its own folder: to remove it would lose them."""
     inside = str(folder.path) + "/"
-    return any(line.folder.startswith(inside) and Path(line.folder).exists() for line in ledger(folder))
+    return any(line.folder.startswith(inside) and Path(line.folder).exists() for line in read_ledger(folder.path))
 
 
 def cleanable(

@@ -23,7 +23,7 @@ def test_ranks_run_and_the_end_says_where_they_were(tmp_path: Path) -> None:
     assert ended.code == 0, ended.stderr
     assert sorted(ended.stdout.splitlines()) == ["[0] rank 0 ['a', 'b c', '']", "[1] rank 1 ['a', 'b c', '']"]
     run = only_run(tmp_path)
-    assert "all 2 ranks ended well" in ended.stderr
+    assert "all 2 ranks finished" in ended.stderr
     assert f"windlass logs {run}" in ended.stderr
     assert json.loads((run / "result.json").read_text())["outcome"] == "ok"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from unit.cli.typed import run_here, script
-from windlass.failure.last_lines import complains_of_peers, died_of, last_words
+from windlass.failure.last_lines import complains_of_peers, died_of, excerpt
 
 _LOST = ("Traceback (most recent call last):", '  File "a.py"', "RuntimeError: Connection closed by peer [10.0.0.1]:5")
 _NAN = ("Traceback (most recent call last):", '  File "a.py"', "ValueError: loss is nan")
@@ -35,8 +35,27 @@ def test_only_a_traceback_at_the_end_is_what_a_rank_died_of() -> None:
 
 def test_a_long_traceback_is_kept_whole() -> None:
     deep = (_NAN[0], *(f"  File {at}" for at in range(30)), _NAN[2])
-    assert last_words(("before",) * 40 + deep) == deep
-    assert len(last_words(("line",) * 40)) == 20
+    assert excerpt(("before",) * 40 + deep) == deep
+    assert len(excerpt(("line",) * 40)) == 20
+
+
+def test_frames_of_libraries_do_not_hide_the_line_of_the_script_where_a_peer_was_lost() -> None:
+    """As torch 2.11 writes it for gloo."""
+    lines = (
+        "step 17",
+        "[rank0]: Traceback (most recent call last):",
+        '[rank0]:   File "/home/user/train.py", line 60, in <module>',
+        "[rank0]:     dist.all_reduce(gradient)",
+        '[rank0]:   File "/env/site-packages/torch/distributed/c10d_logger.py", line 83, in wrapper',
+        "[rank0]:     return func(*args, **kwargs)",
+        "[rank0]:            ^^^^^^^^^^^^^^^^^^^^^",
+        '[rank0]:   File "/env/site-packages/torch/distributed/distributed_c10d.py", line 3252, in all_reduce',
+        "[rank0]:     work.wait()",
+        "[rank0]: RuntimeError: [../pair.cc:537] Read error [10.0.0.2]:670: Connection reset by peer",
+    )
+    assert excerpt(lines) == (*lines[1:4], lines[-1])
+    other = (*lines[:-1], "[rank0]: ValueError: a real mistake")
+    assert excerpt(other) == other, "of any other error all of it is kept"
 
 
 def test_the_rank_that_failed_is_named_although_its_peer_ended_first(tmp_path: Path) -> None:

@@ -1,14 +1,18 @@
-"""The first cause among the cascade, from what ranks, launchers and nodes say."""
+"""The root cause among the cascade, from what ranks, launchers and nodes say."""
 
 from __future__ import annotations
 
+import math
 import signal
 
 import pytest
 
 from captured import FOLDER
+from windlass.failure.ends import End
 from windlass.failure.last_lines import error_line, traceback_of
-from windlass.failure.root_cause import RESUME_ME, SCRIPT_BROKEN, Cause, End, Seen, find_cause
+from windlass.failure.rank_states import RankState
+from windlass.failure.root_cause import RESUME_ME, SCRIPT_BROKEN, Cause, Observed, find_cause
+from windlass.model.record import RankFailure
 from windlass.plan.render.rank_script import EXIT_BROKEN
 from windlass.runtime import RESUME_ME as RUNTIME_RESUME_ME
 
@@ -30,8 +34,8 @@ def end(rank: int, code: int, at: float = 0.0) -> End:
     return End(at=100.0 + at, rank=rank, host=f"n{rank // 2}", code=code)
 
 
-def seen(*ends: End, exit_code: int = 1, **more: object) -> Seen:
-    return Seen(exit_code=exit_code, ends=ends, **more)  # type: ignore[arg-type]
+def seen(*ends: End, exit_code: int = 1, **more: object) -> Observed:
+    return Observed(exit_code=exit_code, ends=ends, **more)  # type: ignore[arg-type]
 
 
 def test_the_numbers_of_the_contract_are_the_same_on_both_sides() -> None:
@@ -50,7 +54,7 @@ def test_a_killed_rank_is_the_cause_although_its_peers_complain_louder() -> None
         )
     )
     assert (found.rank, found.host, found.kind) == (2, "n1", "transient")
-    assert found.line() == "rank 2 on n1: killed by SIGKILL"
+    assert found.line() == "rank 2 on n1 was killed by SIGKILL"
 
 
 def test_an_abort_after_an_exception_is_told_as_the_exception() -> None:
@@ -59,7 +63,7 @@ def test_an_abort_after_an_exception_is_told_as_the_exception() -> None:
     found = find_cause(seen(end(1, 128 + signal.SIGABRT), end(0, 1, 0.1), last_lines={1: aborted, 0: _LOST_PEER}))
     assert (found.rank, found.kind, found.error) == (1, "user", "ValueError: loss is nan")
     alone = find_cause(seen(end(1, 128 + signal.SIGABRT), last_lines={1: ("terminate called",)}))
-    assert (alone.kind, alone.reason) == ("transient", "killed by SIGABRT")
+    assert (alone.kind, alone.reason) == ("transient", "was killed by SIGABRT")
 
 
 def test_a_rank_that_was_ended_while_it_failed_is_the_cause_although_others_were_gone_before() -> None:
@@ -71,7 +75,7 @@ def test_a_rank_that_was_ended_while_it_failed_is_the_cause_although_others_were
     assert found.rank == 0, "an error that it survived was not its end"
 
 
-def test_a_watchdog_that_aborts_because_a_peer_is_gone_is_an_echo() -> None:
+def test_a_watchdog_that_aborts_because_a_peer_is_gone_is_a_secondary_failure() -> None:
     watchdog = tuple((FOLDER / "flight" / "watchdog.txt").read_text().splitlines())
     alone = find_cause(seen(end(0, 128 + signal.SIGABRT), last_lines={0: watchdog}))
     assert alone.kind == "transient"
@@ -151,10 +155,46 @@ def test_a_kill_on_a_node_that_ran_out_of_memory_is_told_as_that() -> None:
     assert find_cause(seen(end(2, 137), oom=frozenset({"n0"}))).kind == "transient"
 
 
-def test_without_a_word_of_any_rank_the_launcher_is_quoted() -> None:
-    found = find_cause(seen(exit_code=1, said="Node failure on n3", said_host="n3"))
-    assert (found.host, found.reason) == ("n3", "Node failure on n3")
-    assert find_cause(seen(exit_code=9)).reason == "the launcher ended with code 9, and no rank said why"
+def test_where_no_rank_reported_anything_the_launcher_is_quoted() -> None:
+    said = RankFailure(rank=None, host="n3", said="Node failure on n3")
+    found = find_cause(seen(exit_code=1, launcher=said))
+    assert (found.host, found.line()) == ("n3", "node n3 failed; the launcher says: Node failure on n3")
+    step = find_cause(seen(exit_code=1, launcher=RankFailure(rank=None, said="Unable to create step")))
+    assert step.line() == "the launcher says: Unable to create step"
+    killed = find_cause(seen(exit_code=139, launcher=RankFailure(rank=None, signal=11)))
+    assert killed.line() == "the launcher says: a rank was killed by SIGSEGV"
+    assert find_cause(seen(exit_code=9)).line() == "the launcher ended with code 9, and no rank said why"
+
+
+def test_a_rank_script_that_was_killed_is_the_cause_and_not_those_who_were_asked_to_leave_because_of_it() -> None:
+    """The script cannot report its own end; the others save and leave when the launcher ends them."""
+    unreported = End(at=math.inf, rank=1, host="n0", code=137, reported=False)
+    found = find_cause(seen(end(0, 85), end(2, 143, 0.1), unreported, exit_code=137))
+    assert found.line() == "rank 1 on n0 was killed by SIGKILL"
+    mistake = find_cause(seen(end(0, 1), unreported, exit_code=1, last_lines={0: _NAN}))
+    assert mistake.rank == 0, "an error that a rank reported tells more than the launcher's kill"
+
+
+@pytest.mark.parametrize(
+    ("cause", "line"),
+    [
+        (seen(end(0, 7)), "rank 0 on n0 exited with code 7"),
+        (seen(end(0, 1), last_lines={0: _NAN}), "rank 0 on n0 exited with code 1: ValueError: loss is nan"),
+        (seen(hang="no output for 9 s"), "the ranks hang: no output for 9 s"),
+        (
+            seen(hang="no output for 9 s", straggler=RankState(rank=2, host="n1", state="T")),
+            "rank 2 on n1 holds the others up: no output for 9 s; it is stopped (SIGSTOP)",
+        ),
+        (seen(lost=("n1", "n2")), "node n1 does not answer any more (and 1 more)"),
+        (
+            seen(end(0, 70), last_lines={0: ("windlass: rank 0 on n0: cannot make /tmp/x",)}),
+            "rank 0 on n0 could not start: cannot make /tmp/x",
+        ),
+        (seen(exit_code=143, stopped=True), "the run was stopped on request"),
+    ],
+)
+def test_every_cause_is_a_sentence(cause: Observed, line: str) -> None:
+    assert find_cause(cause).line() == line
 
 
 def test_the_same_error_is_the_same_whatever_its_numbers() -> None:

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planning import plan_for
-from windlass.errors import MachineError, UsageError
+from windlass.errors import UsageError
 from windlass.launchers import get_launcher
-from windlass.run.output import Lines, NodeLogs, Tail, View, last_lines, rank_lines, rank_log, show_ranks
+from windlass.run.output import Lines, NodeLogs, Tail, View, show_ranks
 
 LOCAL = get_launcher("local")
 
@@ -115,23 +115,6 @@ def test_a_file_that_cannot_be_written_is_remembered_and_does_not_raise(tmp_path
     logs = NodeLogs(tmp_path / "gone", LOCAL, ranks_per_node=1)
     logs.write(0, b"x")
     assert logs.lost is not None and logs.lost.errno == errno.ENOENT
-
-
-def test_the_lines_of_one_rank_are_found_again(tmp_path: Path) -> None:
-    plan, _ = plan_for("workstation", "true", ranks_per_node=2)
-    (tmp_path / "out").mkdir()
-    log = rank_log(tmp_path, plan, LOCAL, 1)
-    log.write_bytes(b"0: a\n1: b: c\nno label\n1: \n1: \xff\n")
-    assert list(rank_lines(log, LOCAL, frozenset({1}))) == [(1, "b: c"), (1, ""), (1, "\udcff")]
-    assert [rank for rank, _ in rank_lines(log, LOCAL, None)] == [0, 1, 1, 1]
-    assert last_lines(log, LOCAL, 1, count=2) == ("", "\udcff")
-
-
-def test_a_rank_that_wrote_nothing_has_no_lines(tmp_path: Path) -> None:
-    assert list(rank_lines(tmp_path / "node-0000.log", LOCAL, None)) == []
-    assert last_lines(tmp_path, LOCAL, 0) == ()  # a folder
-    with pytest.raises(MachineError):
-        list(rank_lines(tmp_path, LOCAL, None))
 
 
 def _view(shown: frozenset[int] | None = None, width: int = 1) -> tuple[View, io.StringIO, io.StringIO]:

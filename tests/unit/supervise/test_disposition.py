@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from windlass.schedulers import get_scheduler
-from windlass.supervise.disposition import fate_of
+from windlass.supervise.disposition import disposition_of
 
 # Lines as Slurm 22.05 writes them inside the job, while it is taken back in each of the ways.
 _LINES = {
@@ -23,16 +23,16 @@ _LINES = {
 def test_each_way_to_end_a_job_is_told_from_the_others(name: str) -> None:
     wanted = {"warned": "preempted", "waiting": "requeued"}.get(name, name)
     status = get_scheduler("slurm").parse_status(_LINES[name], 0, "1")
-    assert fate_of(status, restarts=0, late=False) == wanted
+    assert disposition_of(status, restarts=0, late=False) == wanted
 
 
 def test_a_job_that_ends_at_its_limit_was_not_cancelled() -> None:
     status = get_scheduler("slurm").parse_status(_LINES["cancelled"], 0, "1")
-    assert fate_of(status, restarts=0, late=True) == "over"
+    assert disposition_of(status, restarts=0, late=True) == "over"
 
 
 def test_a_second_start_of_the_same_job_does_not_take_the_first_for_its_own_end() -> None:
     slurm = get_scheduler("slurm")
     again = "JobId=5 JobState=RUNNING Reason=None Requeue=1 Restarts=1 PreemptTime=None"
     inside = slurm.restarts({"SLURM_RESTART_COUNT": "1"})
-    assert fate_of(slurm.parse_status(again, 0, "5"), restarts=inside, late=False) == "runs"
+    assert disposition_of(slurm.parse_status(again, 0, "5"), restarts=inside, late=False) == "runs"

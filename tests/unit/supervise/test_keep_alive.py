@@ -73,13 +73,14 @@ def test_restarts_are_limited_and_the_last_code_is_the_runs(tmp_path: Path) -> N
     assert (only_run(tmp_path) / "evidence" / "ends.txt").read_text().count("\n") == 2
 
 
-def test_a_mistake_that_cannot_go_away_ends_at_once_with_its_traceback_first(tmp_path: Path) -> None:
+def test_a_mistake_that_cannot_go_away_ends_at_once_with_its_traceback(tmp_path: Path) -> None:
     words = ("-r", "2", "--restarts", "3", "--show", "none", "-q", str(script(tmp_path, FAULTS)), "import")
     done = run_here(*words, cwd=tmp_path)
     assert done.code == 1
     lines = done.stderr.splitlines()
-    assert lines[0] == "Traceback (most recent call last):", done.text
-    assert "rank 1" in lines[-3] and "ModuleNotFoundError: No module named 'no_such_module'" in lines[-3]
+    assert "rank 1" in lines[0] and "ModuleNotFoundError: No module named 'no_such_module'" in lines[0], done.text
+    assert "  | Traceback (most recent call last):" in lines
+    assert "an error that a second try cannot mend" in lines[-2]
     assert not list(only_run(tmp_path).glob("attempt-*"))
 
 

@@ -10,6 +10,7 @@ import pytest
 from planning import PLAIN, plan_for
 from unit.cli.typed import in_process
 from windlass.errors import UsageError
+from windlass.failure.snapshot_ledger import newest_step, read_ledger
 from windlass.model.request import Allocation
 from windlass.plan.inputs import Context
 from windlass.plan.render.batch_script import batch_script, launch_words
@@ -18,7 +19,7 @@ from windlass.plan.show import plan_text
 from windlass.run.bad_nodes import bad_hosts, forgive, read_nodes, remember_node
 from windlass.run.folder import RunFolder
 from windlass.sites.catalog import load_site
-from windlass.supervise.attempts import Owner, ledger, newest_step, own, read_owner
+from windlass.supervise.attempts import Owner, own, read_owner
 from windlass.supervise.replan import in_job, next_plan, spare_hosts
 from windlass.supervise.resubmit import resubmit, with_excluded
 from windlass.supervise.runs import RunState, cleanable
@@ -140,7 +141,7 @@ def test_the_ledger_passes_over_torn_lines(tmp_path: Path) -> None:
     (tmp_path / "snapshots.tsv").write_text(
         "1.5\tsaved\t4\t/a\n2.5\tsav\n3.5\tloaded\t9\t/a\nx\tsaved\t10\t/a\n4.5\tsa"
     )
-    found = ledger(RunFolder(tmp_path))
+    found = read_ledger(tmp_path)
     assert [(line.what, line.step) for line in found] == [("saved", 4), ("loaded", 9)]
     assert newest_step(found) == 9
 

@@ -87,7 +87,10 @@ def decide(cause: Cause, past: tuple[Past, ...], options: Options) -> Decision:
         return Decision(action="restart", why=f"{bad} looks bad, but there is no spare node: trying again", bad=None)
     if bad is not None:
         return Decision(action="restart", why=f"a spare node takes the place of {bad}", bad=bad)
-    return Decision(action="restart", why="may not happen again" if cause.kind != "resume" else "goes on where it was")
+    return Decision(
+        action="restart",
+        why="the failure looks transient" if cause.kind != "resume" else "the run goes on where it was",
+    )
 
 
 def _bug(cause: Cause, past: tuple[Past, ...]) -> str | None:

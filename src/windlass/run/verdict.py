@@ -1,0 +1,42 @@
+"""The verdict on a run that is started once; and where verdicts are kept."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+from windlass.errors import MachineError
+from windlass.failure.decide import Options
+from windlass.failure.evidence import observe
+from windlass.failure.rank_logs import rank_logs
+from windlass.failure.verdict import VERDICT_FILE, Attempt, Verdict, attempt_folders, judge, past_attempts
+from windlass.model.jsontext import to_json
+from windlass.model.plan import Plan
+from windlass.model.record import RunRecord
+from windlass.run.folder import RunFolder
+
+
+def judge_run(plan: Plan, folder: RunFolder, record: RunRecord) -> Verdict:
+    """The verdict on a run that did not finish and is not supervised: as supervision would find it, from the run's
+    files alone. Writes it down with its evidence; never raises."""
+    now = time.time()
+    started = now - record.seconds
+    attempt = Attempt(
+        folder=folder.path,
+        number=len(attempt_folders(folder.path)),
+        session=f"{plan.job_id or 'here'}/{started:.0f}",
+        hosts=record.hosts,
+        started=started,
+        ended=now,
+    )
+    stopped = record.outcome == "stopped"
+    seen = observe(rank_logs(plan, folder.path), record.exit_code, record.failure, stopped=stopped)
+    verdict = judge(attempt, seen, past_attempts(folder.path), lambda _: Options(several_hosts=plan.nodes > 1))
+    save_verdict(folder, verdict)
+    return verdict
+
+
+def save_verdict(folder: RunFolder, verdict: Verdict) -> None:
+    """Write `verdict.json`; a full disk is no reason to end otherwise."""
+    with contextlib.suppress(MachineError):
+        folder.write_bytes(VERDICT_FILE, to_json(verdict))

@@ -1,0 +1,59 @@
+"""What the program of node diagnostics and the heartbeat service find on a node."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from waiting import wait_until
+from windlass.agents.node import diagnostics
+from windlass.agents.node.heartbeat import read_beats, sweep
+
+
+def test_a_process_is_seen_stopped_and_its_handlers_are_known() -> None:
+    code = "import signal, time; signal.signal(signal.SIGUSR1, print); print('up', flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None and child.stdout.readline() == "up\n"
+            assert diagnostics.catches(child.pid, signal.SIGUSR1)
+            assert not diagnostics.catches(child.pid, signal.SIGUSR2)
+            child.send_signal(signal.SIGSTOP)
+            wait_until(lambda: diagnostics.state_of(child.pid) == "T", timeout_s=30, what="it is stopped")
+            assert "state T" in diagnostics.describe(child.pid)
+        finally:
+            child.kill()
+    assert diagnostics.state_of(child.pid) == "X"
+
+
+def test_only_marked_processes_are_killed() -> None:
+    mine = subprocess.Popen(["sleep", "60"], env={"WINDLASS_PLACE": "run-x.0.3"})
+    other = subprocess.Popen(["sleep", "60"], env={"WINDLASS_PLACE": "run-x.0.33"})
+    try:
+        assert diagnostics.kill_marked(b"WINDLASS_PLACE=run-x.0.3", 5.0) == 1
+        assert mine.wait(timeout=30) == -signal.SIGKILL
+        assert other.poll() is None
+    finally:
+        mine.kill()
+        other.kill()
+        other.wait(timeout=30)
+
+
+def test_beats_are_read_and_torn_ones_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "0").write_text(f"{17:>15d} {1.5:>18.3f}\n")
+    (tmp_path / "1").write_text("")
+    (tmp_path / "x").write_text("9 1\n")
+    assert read_beats(str(tmp_path)) == {0: 17}
+
+
+def test_what_a_killed_watch_left_is_swept_and_the_living_are_left_alone(tmp_path: Path) -> None:
+    for name in ("w/old.0", "w/living.0", "a/living.0"):
+        (tmp_path / name).mkdir(parents=True)
+    sweep(str(tmp_path))
+    assert [path.name for path in (tmp_path / "w").iterdir()] == ["living.0"]
+
+
+def test_memory_kills_are_counted_from_something() -> None:
+    assert diagnostics.oom_kills() >= 0
+    assert isinstance(diagnostics.kernel_lines(1e9), list)
