@@ -47,11 +47,11 @@ SAME_LAYER = {
 # Beside the layers: what a user's script imports (it must work with no launcher at all), and the package itself.
 BESIDE = {"runtime": {"errors"}, "__init__": {"runtime"}}
 
-# One module with the rules for folders that we trust: it lives in the user's process and travels to the nodes too.
-EVERYWHERE = "windlass.procs.folders"
+# Small modules of the standard library alone: they live in the user's process, and travel to the nodes too.
+EVERYWHERE = tuple(f"procs/{name}.py" for name in ("atomic", "folders", "identity", "locks", "marks"))
 
 # These travel to the node as one file and run with whatever Python is there.
-TRAVELS = ("cache/node/", "agents/node/", "stage/node/", "procs/folders.py")
+TRAVELS = ("cache/node/", "agents/node/", "stage/node/", *EVERYWHERE)
 TRAVELS_PYTHON = (3, 9)
 
 # Heavy libraries cost seconds (and a file system storm); only programs that are ranks themselves import them at once.
@@ -164,11 +164,16 @@ def test_every_part_has_its_layer() -> None:
     assert parts <= set(LAYERS) | set(BESIDE), "add the new part to the table, and to the design"
 
 
+def _is_everywhere(name: str) -> bool:
+    module = name.removeprefix("windlass.").replace(".", "/")
+    return f"{module}.py" in EVERYWHERE or f"{module.rpartition('/')[0]}.py" in EVERYWHERE
+
+
 def test_parts_import_only_what_stands_lower() -> None:
     wrong = [
         str(found)
         for found in ALL_IMPORTS
-        if not f"{found.name}.".startswith(f"{EVERYWHERE}.")
+        if not _is_everywhere(found.name)
         and (target := _target(found.name)) is not None
         and not _allowed(_part(found.file), target)
     ]

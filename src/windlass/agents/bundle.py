@@ -15,13 +15,13 @@ import msgspec
 
 from windlass.errors import ConfigError
 from windlass.model.jsontext import to_json
-from windlass.procs import folders
 
 AGENT_PACKAGE = "windlass.agents.node"
 MANIFEST = "manifest.json"
 KEY = "key"
 _NODE = Path(__file__).parent / "node"
-_FOLDERS = Path(folders.__file__)
+_SHARED = tuple(f"windlass/procs/{name}.py" for name in ("atomic", "folders", "identity", "locks", "marks"))
+"""Modules that the node side shares with the rest of windlass."""
 
 
 class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,8 +66,9 @@ def bundle_bytes(manifest: Manifest, key: bytes, packages: Mapping[str, Path]) -
             parents |= dict.fromkeys(str(parent) for parent in PurePosixPath(path).parents if parent.name)
             if all(file.name != "__init__.py" for file in files):
                 parents[path] = None
-        parents["windlass/procs"] = None
-        archive.writestr(_entry(f"windlass/procs/{_FOLDERS.name}"), _FOLDERS.read_bytes())
+        for shared in _SHARED:
+            archive.writestr(_entry(shared), (_NODE.parents[2] / shared).read_bytes())
+            parents[str(PurePosixPath(shared).parent)] = None
         for parent in parents:
             archive.writestr(_entry(f"{parent}/__init__.py"), b"")
         archive.writestr(_entry(MANIFEST), to_json(manifest))

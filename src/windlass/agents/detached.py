@@ -31,6 +31,7 @@ from windlass.plan.cache import agents_folder, state_folder
 from windlass.plan.inputs import Secrets
 from windlass.plan.node_step import plan_node_step
 from windlass.plan.render.rank_script import JobFacts
+from windlass.procs.identity import start_of
 from windlass.run.folder import RunFolder, read_plan
 from windlass.run.node_step import run_node_step, write_host_file
 
@@ -83,7 +84,7 @@ def hold(plan: Plan, folder: RunFolder, agents: Agents, facts: JobFacts, what: s
     step = _Step(
         host=socket.gethostname(),
         pid=agents.pid,
-        started=_started(agents.pid),
+        started=start_of(agents.pid),
         run_id=facts.run_id,
         uid=facts.uid,
         what=what,
@@ -138,22 +139,13 @@ def stop_held(held: Held, environ: Mapping[str, str]) -> None:
 def _end_launcher(step: _Step) -> None:
     """It ends by itself when its tasks have; otherwise it is made to."""
     end = time.monotonic() + 5.0
-    while _started(step.pid) == step.started and time.monotonic() < end:
+    while start_of(step.pid) == step.started and time.monotonic() < end:
         time.sleep(0.05)
     for sig, patience_s in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
-        if _started(step.pid) != step.started:
+        if start_of(step.pid) != step.started:
             break
         with contextlib.suppress(ProcessLookupError):
             os.killpg(step.pid, sig)
         end = time.monotonic() + patience_s
-        while _started(step.pid) == step.started and time.monotonic() < end:
+        while start_of(step.pid) == step.started and time.monotonic() < end:
             time.sleep(0.05)
-
-
-def _started(pid: int) -> str:
-    """When a process started, which tells it from a later one of the same number; empty where there is none."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]

@@ -7,7 +7,6 @@ forgiven (`windlass nodes forgive`). Nothing here decides that a node is bad; su
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,8 @@ import msgspec
 
 from windlass.errors import MachineError
 from windlass.model.jsontext import from_json, to_json
+from windlass.procs.atomic import replace_file
+from windlass.procs.locks import take_lock
 
 FILE = "nodes.json"
 KEEP_S = 24 * 3600.0
@@ -111,9 +112,7 @@ def _change(state_dir: Path, now: float, change: Callable[[tuple[BadNode, ...]],
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _locked(state_dir / f".{FILE}.lock"):
             nodes = change(read_nodes(state_dir, now=now))
-            partial = state_dir / f".{FILE}.{os.getpid()}"
-            partial.write_bytes(to_json(_File(nodes=nodes)))
-            partial.replace(state_dir / FILE)
+            replace_file(state_dir / FILE, to_json(_File(nodes=nodes)))
     except OSError as error:
         raise MachineError(
             f"cannot write {state_dir / FILE}: {error.strerror}", hint="set WINDLASS_STATE to a folder of yours"
@@ -124,17 +123,11 @@ def _change(state_dir: Path, now: float, change: Callable[[tuple[BadNode, ...]],
 def _locked(path: Path) -> Iterator[None]:
     """Two jobs may end at the same moment. A lock that cannot be had in time is done without: home file systems
     sometimes have none."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    end = time.monotonic() + _LOCK_S
+    lock = None
+    with contextlib.suppress(OSError):
+        lock = take_lock(path, _LOCK_S)
     try:
-        while time.monotonic() < end:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(0.05)
-            except OSError:
-                break
         yield
     finally:
-        os.close(descriptor)
+        if lock is not None:
+            os.close(lock)

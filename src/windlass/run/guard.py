@@ -12,9 +12,9 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
-_PATIENCE_S = 5.0
+from windlass.procs.marks import kill_marked
+
 _ORDERLY_END = b"."
 
 
@@ -59,24 +59,3 @@ def _wait_and_clear(reader: int, mark: bytes, clean: Callable[[], None]) -> None
             clean()
     finally:
         os._exit(0)
-
-
-def kill_marked(mark: bytes, patience_s: float = _PATIENCE_S) -> None:
-    """Kill until nobody with this mark is left, new ones included, or the patience is."""
-    end = time.monotonic() + patience_s
-    while (alive := marked(mark)) and time.monotonic() < end:
-        for pid in alive:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.02)
-
-
-def marked(mark: bytes) -> list[int]:
-    """Processes that started with this entry in their environment, but for this one; zombies have none any more."""
-    found: list[int] = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal() and int(folder.name) != os.getpid():
-            with contextlib.suppress(OSError):
-                if mark in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append(int(folder.name))
-    return found

@@ -15,6 +15,7 @@ from windlass.errors import WindlassError
 from windlass.model.plan import Plan
 from windlass.plan.node_step import plan_node_step
 from windlass.plan.render.rank_script import JobFacts, cache_parent
+from windlass.procs.identity import start_of
 from windlass.run.folder import RunFolder
 from windlass.run.node_step import run_node_step
 from windlass.run.output import View
@@ -39,7 +40,7 @@ def claim_caches(plan: Plan, facts: JobFacts, environ: Mapping[str, str]) -> Non
                 shutil.rmtree(old, ignore_errors=True)
         if plan.caches:
             parent.mkdir(mode=0o700)
-            (parent / _OWNER_FILE).write_text(f"{socket.gethostname()} {os.getpid()} {_start_ticks(os.getpid())}\n")
+            (parent / _OWNER_FILE).write_text(f"{socket.gethostname()} {os.getpid()} {start_of(os.getpid())}\n")
 
 
 def _owner_is_dead(folder: Path) -> bool:
@@ -50,15 +51,7 @@ def _owner_is_dead(folder: Path) -> bool:
         host, pid, ticks = (folder / _OWNER_FILE).read_text().split()
     except (OSError, ValueError):
         return False
-    return host == socket.gethostname() and _start_ticks(int(pid)) != ticks
-
-
-def _start_ticks(pid: int) -> str:
-    """When a process started, which tells it from a later one of the same number; empty where there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
+    return host == socket.gethostname() and start_of(int(pid)) != ticks
 
 
 def finish_caches(plan: Plan, folder: RunFolder, facts: JobFacts, environ: Mapping[str, str], view: View) -> None:

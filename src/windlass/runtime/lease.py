@@ -12,7 +12,6 @@ import contextlib
 import getpass
 import json
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from windlass.errors import MachineError
+from windlass.procs import identity
 from windlass.runtime import codes
 from windlass.runtime.store import disk_error, new_token
 
@@ -63,13 +63,15 @@ def this_process(environ: Mapping[str, str] | None = None) -> Holder:
     """This process as a holder."""
     env = os.environ if environ is None else environ
     attempt = env.get(codes.ATTEMPT, "0")
+    own = identity.this_process()
+    boot_id, _, pid_space = own.boot.partition(" ")
     return Holder(
         token=new_token() + new_token(),
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        started=_start_of(os.getpid()) or "",
-        boot=_read("/proc/sys/kernel/random/boot_id"),
-        pid_space=_link("/proc/self/ns/pid"),
+        host=own.host,
+        pid=own.pid,
+        started=own.started,
+        boot=boot_id,
+        pid_space=pid_space,
         user=_user(),
         job=env.get("SLURM_JOB_ID") or env.get("PBS_JOBID") or env.get("FLUX_JOB_ID") or "",
         run_id=env.get(codes.RUN_ID, ""),
@@ -173,7 +175,13 @@ def _claim(folder: Path, claim: Path, me: Holder, lease_s: float, tell: Callable
         if stamp is None:
             continue  # released between the two calls
         silent = watched is not None and time.monotonic() - watched[1] > lease_s
-        if other is None or _replaced_by(other, me) or _dead(other) or silent or _long_silent(claim, stamp, lease_s):
+        if (
+            other is None
+            or _replaced_by(other, me)
+            or _alive(other) is False
+            or silent
+            or _long_silent(claim, stamp, lease_s)
+        ):
             round_number = int((time.monotonic() - began) / (2 * lease_s))
             if _take_over(claim, target, other, round_number):
                 return
@@ -216,18 +224,9 @@ def _replaced_by(other: Holder, me: Holder) -> bool:
     return me.run_id != "" and other.run_id == me.run_id and other.attempt < me.attempt
 
 
-def _same_world(other: Holder) -> bool:
-    """True where that pid can be looked up from here: same boot, same pid namespace."""
-    here = _read("/proc/sys/kernel/random/boot_id")
-    return here != "" and other.boot == here and other.pid_space == _link("/proc/self/ns/pid")
-
-
-def _dead(other: Holder) -> bool:
-    return _same_world(other) and _start_of(other.pid) != other.started
-
-
-def _alive(other: Holder) -> bool:
-    return _same_world(other) and _start_of(other.pid) == other.started
+def _alive(other: Holder) -> bool | None:
+    """None where that process cannot be looked up from here."""
+    return identity.Process(other.host, other.pid, other.started, f"{other.boot} {other.pid_space}").alive()
 
 
 def _long_silent(claim: Path, stamp: float, lease_s: float) -> bool:
@@ -240,29 +239,6 @@ def _stamp(path: Path) -> float | None:
         return path.stat().st_mtime
     except FileNotFoundError:
         return None
-
-
-def _start_of(pid: int) -> str | None:
-    """Start time of a process in kernel ticks (a pid alone may be another process by now); None: no such process."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
-        return None if fields[0] in "ZX" else fields[19]  # a zombie writes nothing any more
-    except (OSError, IndexError):
-        return None
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""
-
-
-def _link(path: str) -> str:
-    try:
-        return str(Path(path).readlink())
-    except OSError:
-        return ""
 
 
 def _user() -> str:

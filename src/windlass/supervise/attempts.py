@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
-from pathlib import Path
 
 import msgspec
 
@@ -13,6 +11,7 @@ from windlass.errors import UsageError
 from windlass.failure.verdict import attempt_folders
 from windlass.model.jsontext import from_json, to_json
 from windlass.model.record import RunRecord, record_from_json
+from windlass.procs.identity import Process, this_process
 from windlass.run.folder import RunFolder
 
 OWNER_FILE = "owner.json"
@@ -30,9 +29,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def alive(self) -> bool | None:
         """Whether it still runs; None where that cannot be told from here."""
-        if self.boot != _boot():
-            return None
-        return bool(self.ticks) and _ticks(self.pid) == self.ticks
+        return Process(self.host, self.pid, self.ticks, self.boot).alive()
 
 
 def records(folder: RunFolder) -> list[tuple[str, RunRecord]]:
@@ -61,14 +58,8 @@ def refuse_running(folder: RunFolder) -> None:
 def own(folder: RunFolder, job_id: str | None) -> None:
     """Write down that this process drives the run. Refused where another one does."""
     refuse_running(folder)
-    me = Owner(
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        ticks=_ticks(os.getpid()),
-        boot=_boot(),
-        job_id=job_id,
-        since=round(time.time(), 3),
-    )
+    host, pid, ticks, boot = this_process()
+    me = Owner(host=host, pid=pid, ticks=ticks, boot=boot, job_id=job_id, since=round(time.time(), 3))
     folder.write_bytes(OWNER_FILE, to_json(me))
 
 
@@ -77,21 +68,3 @@ def read_owner(folder: RunFolder) -> Owner | None:
         return from_json(folder.part(OWNER_FILE).read_bytes(), Owner)
     except (OSError, msgspec.DecodeError):
         return None
-
-
-def _ticks(pid: int) -> str:
-    """When a process started: tells it from a later one of the same number. Empty where there is none."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return "" if fields[0] in "ZX" else fields[19]
-    except (OSError, IndexError):
-        return ""
-
-
-def _boot() -> str:
-    """This start of this machine, and this view of its processes."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:
-        return socket.gethostname()

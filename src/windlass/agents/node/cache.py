@@ -20,7 +20,7 @@ from windlass.cache.node import control
 from windlass.cache.node.config import NodeConfig
 from windlass.cache.node.roots import Root
 
-_CODE = ("windlass/__init__.py", "windlass/cache/")
+_CODE = ("windlass/__init__.py", "windlass/cache/", "windlass/procs/")
 """What the two processes of the cache need of the file that travelled."""
 
 

@@ -9,7 +9,6 @@ A service is made by `module:function(node, settings)`; the file that travelled 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib
 import json
 import os
@@ -23,10 +22,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from windlass.procs.folders import private_folder
+from windlass.procs.locks import is_locked, take_lock
 
 VERSION = 1
 _WATCH_EVERY_S = 0.5
 _LINGER_S = 60.0
+_GATE_S = 60.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _FOR_RANKS = (signal.SIGUSR1, signal.SIGUSR2)
 """A job may send these to all of its processes; only ranks know what they mean."""
@@ -203,16 +204,13 @@ def expand(path: str) -> str:
 def claimed(base: str, own: str, data: bytes) -> Any:
     """The agent's own folder, locked while it lives, with the travelled file in it; removed at the end. What killed
     agents left is swept first."""
-    gate = os.open(os.path.join(base, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    # One after the other: a folder between its making and its locking looks like one that was left.
+    gate = take_lock(os.path.join(base, "lock"), _GATE_S)
     try:
-        # One after the other: a folder between its making and its locking looks like one that was left.
-        fcntl.flock(gate, fcntl.LOCK_EX)
         sweep(base)
         os.makedirs(own, mode=0o700, exist_ok=True)
-        lock = os.open(os.path.join(own, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock = take_lock(os.path.join(own, "lock"))
     except BlockingIOError:
-        os.close(lock)
         raise AgentError("an agent of this run is on this node already") from None
     finally:
         os.close(gate)
@@ -251,21 +249,7 @@ def sweep(base: str) -> list[str]:
             shutil.rmtree(entry.path, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(os.path.join(base, "a")):
-            if entry.is_dir(follow_symlinks=False) and _is_abandoned(entry.path):
+            if entry.is_dir(follow_symlinks=False) and is_locked(os.path.join(entry.path, "lock")) is False:
                 shutil.rmtree(entry.path, ignore_errors=True)
                 swept.append(entry.path)
     return swept
-
-
-def _is_abandoned(folder: str) -> bool:
-    try:
-        lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(lock)

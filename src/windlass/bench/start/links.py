@@ -15,6 +15,7 @@ from pathlib import Path
 
 from windlass.errors import MachineError, WindlassError
 from windlass.procs.command import run_command, which
+from windlass.procs.identity import start_of
 
 _SPACES = Path("/run/netns")
 _MARK = "wlpush"
@@ -51,7 +52,7 @@ def linked(nodes: int, bits_per_s: int | None) -> Iterator[Links]:
     if reason:
         raise MachineError(reason, hint="run as root on a machine of your own, or leave --link out")
     sweep()
-    mark = f"{_MARK}-{os.getpid()}-{_started(os.getpid())}"
+    mark = f"{_MARK}-{os.getpid()}-{start_of(os.getpid())}"
     links = Links(
         hosts=tuple(f"10.83.0.{node + 1}" for node in range(nodes)),
         spaces=tuple(f"{mark}-{node}" for node in range(nodes)),
@@ -71,7 +72,7 @@ def sweep() -> tuple[str, ...]:
     swept = []
     for path in sorted(_SPACES.glob(f"{_MARK}-*")) if _SPACES.is_dir() else ():
         named = _NAME.fullmatch(path.name)
-        if named is not None and _started(int(named[1])) != named[2]:
+        if named is not None and start_of(int(named[1])) != named[2]:
             with contextlib.suppress(WindlassError):
                 _ip("netns", "del", path.name)
                 swept.append(path.name)
@@ -103,11 +104,3 @@ def _limit(space: str, device: str, bits_per_s: int) -> None:
 
 def _ip(*words: str) -> None:
     run_command(("ip", *words), timeout_s=_COMMAND_S)
-
-
-def _started(pid: int) -> str:
-    """When a process started, in the kernel's ticks, so that a pid that came again is not taken for it."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return ""

@@ -6,12 +6,13 @@ Copies of a gigabyte per node are too much to leave lying about, in memory above
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from windlass.procs.locks import is_locked, take_lock
 
 _PREFIX = "windlass-bench."
 _LOCK = ".lock"
@@ -24,9 +25,8 @@ def work_folder(wanted: str | None) -> Iterator[Path]:
     above.mkdir(parents=True, exist_ok=True)
     sweep_folders(above)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=above))
-    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = take_lock(folder / _LOCK)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -37,18 +37,8 @@ def sweep_folders(above: Path) -> tuple[Path, ...]:
     """Remove our folders below `above` whose lock nobody holds; returns them. What has no lock is left alone."""
     swept = []
     for folder in sorted(above.glob(f"{_PREFIX}*")):
-        try:
-            if folder.lstat().st_uid != os.geteuid():
-                continue
-            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-            swept.append(folder)
-        except BlockingIOError:
-            pass
-        finally:
-            os.close(lock)
+        with contextlib.suppress(FileNotFoundError):
+            if folder.lstat().st_uid == os.geteuid() and is_locked(folder / _LOCK) is False:
+                shutil.rmtree(folder, ignore_errors=True)
+                swept.append(folder)
     return tuple(swept)

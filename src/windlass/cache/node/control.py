@@ -7,7 +7,6 @@ itself, whose two processes hold their locks no more; a mount of our type whose 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -19,6 +18,8 @@ import sys
 import time
 from typing import Any
 
+from windlass.procs.locks import is_locked, take_lock
+
 from . import wire
 from .config import ConfigFileError, NodeConfig, dump_config, make_private_folder, read_config, read_key
 from .fuse import unmount
@@ -26,6 +27,8 @@ from .link import Collect, open_local_link
 from .proof import NO_NODE, ProtocolError
 
 ROLES = ("peer", "mount")
+_LOCK_S = 1.0
+"""Whoever looks whether a lock is held holds it for a moment."""
 _PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
     "from windlass.cache.node.daemon import main; sys.exit(main(sys.argv[2:]))"
@@ -124,17 +127,7 @@ def sweep(base: str) -> list[str]:
 
 def is_running(state_dir: str, role: str) -> bool:
     """Whether the process holds its lock."""
-    try:
-        fd = os.open(os.path.join(state_dir, role + ".lock"), os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
+    return bool(is_locked(os.path.join(state_dir, role + ".lock")))
 
 
 # Inside
@@ -220,14 +213,14 @@ def is_our_mount(where: str, job: str) -> bool:
 
 @contextlib.contextmanager
 def _locked(state_dir: str, role: str) -> Any:
-    fd = os.open(os.path.join(state_dir, role + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+        lock = take_lock(os.path.join(state_dir, role + ".lock"), _LOCK_S)
     except BlockingIOError:
         raise ControlError("%s is being started by another process" % state_dir) from None
+    try:
+        yield
     finally:
-        os.close(fd)
+        os.close(lock)
 
 
 def _read_json(path: str) -> dict[str, Any] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import fcntl
 import gc
 import json
 import logging
@@ -15,6 +14,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+
+from windlass.procs.atomic import replace_file
+from windlass.procs.identity import start_of
+from windlass.procs.locks import take_lock
 
 from .backend import Backend
 from .config import ConfigFileError, NodeConfig, read_config, read_key
@@ -115,9 +118,7 @@ def say(role: str, state_dir: str, news: dict[str, object]) -> None:
         return
     path = os.path.join(state_dir, role + ".json")
     with contextlib.suppress(OSError):
-        with open(path + ".new", "w", encoding="utf-8") as file:
-            json.dump(news, file)
-        os.replace(path + ".new", path)
+        replace_file(path, json.dumps(news).encode())
 
 
 def read_state_dir(config_path: str) -> str:
@@ -140,10 +141,10 @@ def _follow_owner(config: NodeConfig, stop: Callable[[], None]) -> None:
     """Ends with the process that wanted the cache, however that one ends."""
     if not config.owner_pid:
         return
-    born = start_time(config.owner_pid)
+    born = start_of(config.owner_pid)
 
     def watch() -> None:
-        while born is not None and start_time(config.owner_pid) == born:
+        while born and start_of(config.owner_pid) == born:
             time.sleep(1.0)
         stop()
 
@@ -152,18 +153,9 @@ def _follow_owner(config: NodeConfig, stop: Callable[[], None]) -> None:
 
 def _hold_lock(config: NodeConfig, role: str) -> None:
     """The kernel lets go of the lock when this process ends, in whatever way: proof of life, also across containers."""
-    fd = os.open(os.path.join(config.state_dir, role + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.pwrite(fd, b"%d" % os.getpid(), 0)
+        # A moment of patience: whoever looks whether the lock is held holds it himself.
+        lock = take_lock(os.path.join(config.state_dir, role + ".lock"), 1.0)
+        os.pwrite(lock, b"%d" % os.getpid(), 0)
     except BlockingIOError:
         raise ConfigFileError("a %s process of this cache runs already" % role) from None
-
-
-def start_time(pid: int) -> int | None:
-    """When a process started (in kernel ticks), or None where there is none: a number that is never used twice."""
-    try:
-        with open("/proc/%d/stat" % pid, "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
-        return None

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from windlass.procs.atomic import replace_file
 
 VERSION = 1
 
@@ -127,13 +128,5 @@ def read_trace(path: str) -> Trace:
 
 def write_trace(path: str, trace: Trace) -> None:
     """Replaces the file in one step: a reader sees the old trace or the new one."""
-    folder = os.path.dirname(path) or "."
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    fd, temporary = tempfile.mkstemp(dir=folder, prefix=".trace-")
-    try:
-        with os.fdopen(fd, "w", encoding="ascii") as file:
-            file.write(dump_trace(trace))
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
+    replace_file(path, dump_trace(trace).encode("ascii"))
