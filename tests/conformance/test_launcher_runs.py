@@ -125,7 +125,7 @@ def check_the_named(place: Machine, ended: Ended, code: int | None, number: int 
 
 def test_a_rank_that_exits_with_3_ends_all_and_is_named(place: Machine) -> None:
     if not get_launcher(place.name).ends_others:
-        check_that_ranks_need_a_parent(place)
+        check_that_ranks_need_a_parent(place, "exit 3", 3)
         return
     start = time.monotonic()
     ended = place.run(place.spec(2, 2), fail_in_rank_1(place.name, "echo last words; exit 3"))
@@ -135,16 +135,19 @@ def test_a_rank_that_exits_with_3_ends_all_and_is_named(place: Machine) -> None:
     check_the_named(place, ended, 3, None)
 
 
-def check_that_ranks_need_a_parent(place: Machine) -> None:
+def check_that_ranks_need_a_parent(place: Machine, how: str, code: int) -> None:
     """The launcher lets the others go on and does not say who failed: why the rank script has to stay their parent."""
-    script = f'if [ "{rank_of(place.name)}" = 1 ]; then exit 3; fi; sleep 1; echo survived'
+    script = f'if [ "{rank_of(place.name)}" = 1 ]; then {how}; fi; sleep 1; echo survived'
     ended = place.run(place.spec(2, 2), ["sh", "-c", script])
-    assert ended.code == 3, ended
+    assert ended.code == code, ended
     assert sorted(rank for rank, lines in ended.ranks.items() if "survived" in lines) == [0, 2, 3]
     assert get_launcher(place.name).parse_failure(ended.own, ended.code) is None
 
 
 def test_a_killed_rank_ends_all(place: Machine) -> None:
+    if place.name == "flux":  # hydra ends the others then, although not after a code
+        check_that_ranks_need_a_parent(place, "kill -KILL $$", 137)
+        return
     start = time.monotonic()
     ended = place.run(place.spec(2, 2), fail_in_rank_1(place.name, "kill -KILL $$"))
     assert time.monotonic() - start < 30

@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import flux_sched
 import flux_state as flux
 from flux_launch import choose_hosts, instance_environment
 from tasks import LONGEST_RUN_S, Task, enter, kill_group
@@ -24,10 +25,14 @@ def main(number: int, output: str, requires: str, arguments: list[str]) -> None:
     record = flux.read(number)
     assert record is not None
     job = record["job"]
-    hosts = (choose_hosts(requires or None) or [])[: job["nnodes"]]
-    if len(hosts) < job["nnodes"]:
-        note = f"unsatisfiable request: need {job['nnodes']} exclusive node(s), only {len(hosts)} eligible"
+    candidates = choose_hosts(requires or None) or []
+    if len(candidates) < job["nnodes"]:
+        note = f"unsatisfiable request: need {job['nnodes']} exclusive node(s), only {len(candidates)} eligible"
         flux.ended(number, 1, {"type": "alloc", "note": note})
+        return
+    hosts = flux_sched.allocate(number, candidates, job["nnodes"], None)
+    if hosts is None:
+        flux.ended(number, 1, {"type": "cancel", "note": ""})
         return
     script = flux.folder() / "scripts" / str(number)
     env = (
@@ -71,8 +76,11 @@ def wait(number: int, child: subprocess.Popen[bytes], limit: float) -> dict[str,
                 if cancelled
                 else {"type": "timeout", "note": "resource allocation expired"}
             )
-            # A time limit is SIGALRM in Flux, not SIGTERM.
-            kill_group(child.pid, signal.SIGTERM if cancelled else signal.SIGALRM)
+            # The script itself hears SIGALRM at a time limit, else SIGTERM, and SIGHUP from its broker; its steps are
+            # ended by the instance, not by a signal to `flux run`.
+            (flux.folder() / "ending" / str(number)).write_text("cancel" if cancelled else "timeout")
+            for sig in (signal.SIGTERM if cancelled else signal.SIGALRM, signal.SIGHUP):
+                child.send_signal(sig)
             kill_at = now + _GRACE_S
         elif kill_at and now > kill_at:
             kill_group(child.pid, signal.SIGKILL)

@@ -9,14 +9,17 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import flux_sched
 import flux_state as flux
 import tasks
-from flux_options import DirectiveError, Parser, batch_parser, directives, read_script, run_parser
+from flux_options import DirectiveError, batch_parser, directives, read_script, run_parser
 
 _PACKAGE = "/opt/flux"
+_ON_ITS_WAY_S = 0.25
 _GRACE_S = float(os.environ.get("STANDIN_GRACE", "2"))
 
 
@@ -49,50 +52,22 @@ def run(argv: list[str]) -> int:
     if problem:
         flux.ended(job["id"], 1, {"type": "alloc", "note": problem})
         return raised(job, "alloc", problem, 1)
-    return execute(options, job, hosts[:nodes], per_node, ranks, limit)
+    exclusive = options.exclusive or options.ntasks is None
+    return wait_and_execute(options, job, hosts, None if exclusive else per_node * options.cores_per_task)
 
 
-def exec_on_brokers(argv: list[str]) -> int:
-    """`flux exec`: a task on each broker, beside whatever jobs hold the nodes. The set of ranks must ascend."""
-    parser = Parser(prog="flux-exec", usage="flux exec [OPTIONS] COMMAND...", allow_abbrev=False)
-    parser.add_argument("-r", "--rank", default="all")
-    parser.add_argument("-n", "--noinput", action="store_true")
-    parser.add_argument("-l", "--label-io", action="store_true")
-    parser.add_argument("-d", "--dir")
-    parser.add_argument("command", nargs=argparse.REMAINDER)
-    options = parser.parse_args(argv)
-    hosts = flux.nodes()
-    ranks = list(range(len(hosts))) if options.rank == "all" else idset(options.rank)
-    if ranks is None:
-        return error("exec", f"invalid rank argument: {options.rank}")
-    if not ranks or ranks[-1] >= len(hosts):
-        return error("exec", "No route to host")
-    if not options.command:
-        return error("exec", "missing command")
-    planned = [
-        tasks.Task(rank, 0, rank, hosts[rank], dict(os.environ) | instance_environment(f"local-{rank}") | broker(rank))
-        for rank in ranks
-    ]
-    label = (lambda task: f"{task.rank}: ".encode()) if options.label_io else None
-    started = tasks.start(planned, options.command, label, options.dir)
-    tasks.wait(started, end_on_failure=False, grace_s=_GRACE_S, on_end=lambda rank, code: None)
-    codes = [128 - code if code < 0 else code for _, code in started.ended]
-    return max(codes, default=0)
+def wait_and_execute(
+    options: argparse.Namespace, job: dict[str, Any], candidates: list[str], cores_each: int | None
+) -> int:
+    def refuse(_number: int, _frame: object) -> None:
+        print("flux-job: kill: job is not running", file=sys.stderr, flush=True)
 
-
-def broker(rank: int) -> dict[str, str]:
-    return {"STANDIN_BROKER": str(rank)}
-
-
-def idset(text: str) -> list[int] | None:
-    """`0-3,7`, as numbers; None where they do not ascend."""
-    ranks: list[int] = []
-    for piece in text.split(","):
-        low, _, high = piece.partition("-")
-        if not low.isdecimal() or (high and not high.isdecimal()):
-            return None
-        ranks += range(int(low), int(high or low) + 1)
-    return ranks if ranks == sorted(set(ranks)) else None
+    signal.signal(signal.SIGTERM, refuse)
+    hosts = flux_sched.allocate(job["id"], candidates, job["nnodes"], cores_each)
+    if hosts is None:
+        flux.ended(job["id"], 1, {"type": "cancel", "note": ""})
+        return raised(job, "cancel", "", 1)
+    return execute(options, job, hosts)
 
 
 def raised(job: dict[str, Any], kind: str, note: str, code: int) -> int:
@@ -140,10 +115,10 @@ def unsatisfiable(options: argparse.Namespace, nodes: int, per_node: int, availa
     return f"unsatisfiable request: need {nodes} {kind}{per}, only {eligible} eligible"
 
 
-def execute(
-    options: argparse.Namespace, job: dict[str, Any], hosts: list[str], per_node: int, ranks: int, limit: float
-) -> int:
+def execute(options: argparse.Namespace, job: dict[str, Any], hosts: list[str]) -> int:
     shell = dict(word.partition("=")[::2] for word in options.setopt)
+    ranks = job["ntasks"]
+    per_node = options.tasks_per_node or max(1, ranks // len(hosts))
     planned = [
         tasks.Task(
             rank,
@@ -156,44 +131,112 @@ def execute(
         for rank, local, node, host in tasks.blocks(hosts, per_node, ranks)
     ]
     label = (lambda task: f"{task.rank}: ".encode()) if options.label_io else None
+    files = OutputFiles(options.output, flux.f58(job["id"]))
     flux.running(job["id"], hosts)
+    files.say_where(ranks)
     try:
-        started = tasks.start(planned, options.command, label, options.cwd)
+        # Lines come by way of the first node's shell, and what is on its way when exit-on-error ends all is lost.
+        late_s = 0.0 if options.output or "exit-on-error" not in shell else _ON_ITS_WAY_S
+        started = tasks.start(
+            planned, options.command, label, options.cwd, late_s=late_s, end_lines=False, targets=files.targets
+        )
     except OSError as problem:
         return not_started(job, planned, options.command[0], problem)
     (flux.folder() / "pids" / str(job["id"])).write_text(" ".join(str(c.pid) for c in started.children.values()))
-    fatal: dict[str, Any] = {}
+    ends = Ends(job, shell, planned, Path(options.command[0]).name, started, files)
+    tasks.wait(started, end_on_failure=False, grace_s=_GRACE_S, on_end=ends.on_end, asked=ends.asked)
+    return conclude(job, started, ends.fatal)
 
-    def on_end(rank: int, code: int) -> None:
-        if code == 0 or "exit-on-error" not in shell or fatal or started.stopped:
+
+@dataclass
+class OutputFiles:
+    """Where `--output` sends what the tasks write: files, or this command's own streams."""
+
+    template: str | None
+    job_id: str
+    opened: dict[str, Any] = field(default_factory=dict)
+
+    def targets(self, task: tasks.Task) -> tuple[object, object]:
+        if not self.template:
+            return sys.stdout.buffer, sys.stderr.buffer
+        file = self.open(task.rank, task.node_rank)
+        return file, file
+
+    def open(self, rank: int, node: int) -> Any:
+        path = (self.template or "").replace("{{id}}", self.job_id).replace("{{node.id}}", str(node))
+        path = path.replace("{{taskid}}", str(rank)).replace("{{task.id}}", str(rank))
+        if path not in self.opened:
+            self.opened[path] = Path(path).open("wb")  # noqa: SIM115 (closed with this process)
+        return self.opened[path]
+
+    def say_where(self, ranks: int) -> None:
+        for name in ("stdout", "stderr") if self.template else ():
+            who = "0" if ranks == 1 else f"[0-{ranks - 1}]"
+            print(f"{who}: {name} redirected to {self.template}", file=sys.stderr)
+
+    def fatal(self, since_s: str, text: str) -> None:
+        """The shell's last words go where the output of the tasks goes."""
+        if self.template:
+            file = self.open(0, 0)
+            file.write(f"flux-shell[0]: FATAL: {text}\n".encode())
+            file.flush()
+        else:
+            print(f"{since_s}s: flux-shell[0]: FATAL: {text}", file=sys.stderr, flush=True)
+
+
+@dataclass
+class Ends:
+    """Judges the ends of tasks as Flux does: only the first one counts, for exit-on-error and for exit-timeout."""
+
+    job: dict[str, Any]
+    shell: dict[str, str]
+    planned: list[tasks.Task]
+    command: str
+    started: tasks.Running
+    files: OutputFiles
+    fatal: dict[str, Any] = field(default_factory=dict)
+    first: tuple[float, int, int] | None = None
+
+    def on_end(self, rank: int, code: int) -> None:
+        if self.first is not None:
             return
-        how = f"Exit {code}" if code > 0 else signal.strsignal(-code)
-        name = Path(options.command[0]).name
-        note = f"{name}: task rank {rank} on host {planned[rank].host} failed ({how}) and exit-on-error is set"
-        fatal.update(type="exec", note=note)
-        print(f"{since(job)}s: flux-shell[0]: FATAL: task-exit: {note}", file=sys.stderr)
-        raised(job, "exec", note, 0)
+        self.first = (time.monotonic(), rank, code)
+        if code and "exit-on-error" in self.shell and not self.started.stopped:
+            self.started.lines.forgotten.add(rank)
+            self.give_up("failed", "exit-on-error is set")
 
-    def asked() -> int | None:
-        if (flux.folder() / "cancelled" / str(job["id"])).exists():
-            fatal.update(type="cancel", note="")
-            raised(job, "cancel", "", 0)
+    def give_up(self, what: str, why: str) -> None:
+        assert self.first is not None
+        _, rank, code = self.first
+        how = f"Exit {code}" if code >= 0 else signal.strsignal(-code)
+        note = f"{self.command}: task rank {rank} on host {self.planned[rank].host} {what} ({how}) and {why}"
+        self.fatal.update(type="exec", note=note, code=max(1, 128 - code if code < 0 else code))
+        self.files.fatal(since(self.job), f"task-exit: {note}")
+        raised(self.job, "exec", note, 0)
+
+    def asked(self) -> int | None:
+        if self.fatal.get("type") == "exec":
             return int(signal.SIGTERM)
-        if limit and time.time() > job["t_submit"] + limit:
-            fatal.update(type="timeout", note="resource allocation expired")
-            raised(job, "timeout", "resource allocation expired", 0)
+        if (flux.folder() / "cancelled" / str(self.job["id"])).exists() or flux.ending() == "cancel":
+            self.fatal.update(type="cancel", note="")
+            raised(self.job, "cancel", "", 0)
+            return int(signal.SIGTERM)
+        expires = flux.expires_at(self.job["id"])
+        if (expires and time.time() > expires) or flux.ending() == "timeout":
+            self.fatal.update(type="timeout", note="resource allocation expired")
+            raised(self.job, "timeout", "resource allocation expired", 0)
             return int(signal.SIGALRM)
+        timeout = self.shell.get("exit-timeout", "30s")
+        if timeout != "none" and self.first and time.monotonic() > self.first[0] + (flux.duration(timeout) or 0):
+            self.give_up("exited" if self.first[2] == 0 else "failed", f"exit-timeout={timeout} has expired")
+            return int(signal.SIGTERM)
         return None
-
-    tasks.wait(started, end_on_failure="exit-on-error" in shell, grace_s=_GRACE_S, on_end=on_end, asked=asked)
-    return conclude(job, started, fatal)
 
 
 def conclude(job: dict[str, Any], started: tasks.Running, fatal: dict[str, Any]) -> int:
     codes = [128 - code if code < 0 else code for _, code in started.ended]
-    # A task that exit-on-error named decides; those that were ended because of it do not.
-    first = next((128 - c if c < 0 else c for _, c in started.ended if c), 0)
-    code = first if fatal.get("type") == "exec" else max(codes, default=0)
+    # A task that Flux gave up for decides; those that were ended because of it do not.
+    code = fatal.pop("code") if fatal.get("type") == "exec" else max(codes, default=0)
     flux.ended(job["id"], code, fatal or None)
     if code > 128:
         print(f"flux-job: task(s) {signal_words(code - 128)}", file=sys.stderr)

@@ -36,6 +36,33 @@ def nodes() -> list[str]:
     return os.environ.get("STANDIN_INSTANCE_NODES", os.environ.get("STANDIN_NODES", "node1 node2 node3 node4")).split()
 
 
+def broker_rank() -> int:
+    """Which of the instance's nodes this process is on, by the broker that it talks to."""
+    return int(os.environ["FLUX_URI"].rpartition("local-")[2])
+
+
+def enter_parent() -> None:
+    """From here on this process talks to the instance around its own; the outer one is its own parent."""
+    for name in ("FLUX_ENCLOSING_ID", "STANDIN_INSTANCE_NODES"):
+        os.environ.pop(name, None)
+    os.environ["FLUX_URI"] = f"local://{folder()}/local-0"
+
+
+def ending() -> str:
+    """`timeout` or `cancel` where this instance is a batch job that is being ended, else empty."""
+    number = from_text(instance())
+    path = folder() / "ending" / str(number)
+    return path.read_text() if number is not None and path.exists() else ""
+
+
+def expires_at(number: int | None) -> float | None:
+    """When a job's time is over; None where it has no limit."""
+    record = read(number)
+    if record is None or not record["job"]["duration"] or "t_run" not in record["job"]:
+        return None
+    return float(record["job"]["t_run"] + record["job"]["duration"])
+
+
 def cores() -> int:
     return int(os.environ.get("STANDIN_CORES", "2"))
 
@@ -162,10 +189,13 @@ def ended(number: int, returncode: int, exception: dict[str, Any] | None = None)
     )
 
 
-def jobs_here() -> list[dict[str, Any]]:
+def records_here() -> list[dict[str, Any]]:
     records = [read(int(path.stem)) for path in (folder() / "jobs").glob("*.json")]
-    mine = [record["job"] for record in records if record and record["instance"] == instance()]
-    return sorted(mine, key=lambda job: -job["id"])
+    return [record for record in records if record and record["instance"] == instance()]
+
+
+def jobs_here() -> list[dict[str, Any]]:
+    return sorted((record["job"] for record in records_here()), key=lambda job: -job["id"])
 
 
 def duration(text: str) -> float | None:

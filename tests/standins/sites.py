@@ -67,7 +67,7 @@ def pbs_site(folder: Path, nodes: Sequence[str] = ()) -> Iterator[Site]:
 @contextlib.contextmanager
 def flux_site(folder: Path, nodes: Sequence[str] = (), *, cores: int = 2, gpus: int = 0) -> Iterator[Site]:
     """A login node of a Flux machine."""
-    for name in ("jobs", "scripts", "cancelled", "pids", "home"):
+    for name in ("jobs", "scripts", "cancelled", "ending", "pids", "home"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     names = tuple(nodes) or ("node1", "node2", "node3", "node4")
     env = _plain_env((_HERE / "flux",), folder / "home") | {

@@ -2,7 +2,8 @@
 
 A pretended host is a name of its own that all the others can look up (a UTS and a mount namespace with an /etc/hosts,
 where the user may make them) and nothing more. Every rank has its own process group; when the launcher ends, however it
-ends, no rank outlives it.
+ends, no rank outlives it. Its standard input has ended before it began, as under the real launchers, which give only
+rank 0 what they read: a socket whose other end is closed, so that `poll` tells of a hang-up at once.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -38,6 +40,45 @@ class Task:
     cpus: frozenset[int] = frozenset()
 
 
+_HELD_BACK: list[bool] = []
+
+
+def hold_back_output(held: bool) -> None:
+    """Standard output leaves in blocks and at the end, as from a C program whose output is no terminal."""
+    _HELD_BACK[:] = [True] if held else []
+
+
+@dataclass
+class Lines:
+    """Lines on their way to the launcher's output. With `late_s` a line arrives that much later, and what has not
+    arrived when a rank is forgotten never does."""
+
+    late_s: float = 0.0
+    end_lines: bool = True
+    """A last line without its end gets one; else it is glued to what comes next."""
+    waiting: list[tuple[float, int, object, bytes]] = field(default_factory=list)
+    forgotten: set[int] = field(default_factory=set)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def arrive(self, *, all_of_them: bool = False) -> None:
+        with self.lock:
+            now = time.monotonic()
+            while self.waiting and (all_of_them or self.waiting[0][0] + self.late_s <= now):
+                _, rank, target, line = self.waiting.pop(0)
+                if rank not in self.forgotten:
+                    target.write(line)  # type: ignore[attr-defined]
+                    if target is not sys.stdout.buffer or not _HELD_BACK:
+                        target.flush()  # type: ignore[attr-defined]
+
+    def pump(self, rank: int, source: object, target: object, prefix: bytes) -> None:
+        for line in source:  # type: ignore[attr-defined]
+            whole = prefix + line + (b"\n" if self.end_lines and not line.endswith(b"\n") else b"")
+            with self.lock:
+                self.waiting.append((time.monotonic(), rank, target, whole))
+            if not self.late_s:
+                self.arrive()
+
+
 @dataclass
 class Running:
     """Ranks that were started, in the order in which they ended."""
@@ -47,6 +88,7 @@ class Running:
     """Rank and its return code, negative for a signal."""
     stopped: bool = False
     """Somebody asked the launcher to end."""
+    lines: Lines = field(default_factory=Lines)
 
     def kill(self, number: int) -> None:
         done = {rank for rank, _ in self.ended}
@@ -66,28 +108,38 @@ def blocks(hosts: Sequence[str], per_node: int, ranks: int) -> list[tuple[int, i
 
 
 def start(
-    tasks: Sequence[Task], argv: Sequence[str], label: Callable[[Task], bytes] | None, cwd: str | None
+    tasks: Sequence[Task],
+    argv: Sequence[str],
+    label: Callable[[Task], bytes] | None,
+    cwd: str | None,
+    *,
+    late_s: float = 0.0,
+    end_lines: bool = True,
+    targets: Callable[[Task], tuple[object, object]] = lambda _task: (sys.stdout.buffer, sys.stderr.buffer),
 ) -> Running:
     """Start every rank. Raises OSError where the program cannot be started at all."""
-    running = Running()
+    running = Running(lines=Lines(late_s=late_s, end_lines=end_lines))
     for task in tasks:
+        mine, theirs = socket.socketpair()
+        mine.close()
         child = subprocess.Popen(
             list(argv),
             env=dict(task.env),
             cwd=cwd,
-            stdin=subprocess.DEVNULL,
+            stdin=theirs,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
             preexec_fn=enter(task),  # noqa: PLW1509 (no thread runs yet)
         )
+        theirs.close()
         running.children[task.rank] = child
     for task in tasks:  # after the last fork: a thread that holds a lock while another rank is forked would stop it
         child = running.children[task.rank]
         assert child.stdout and child.stderr
         prefix = label(task) if label else b""
-        for source, target in ((child.stdout, sys.stdout.buffer), (child.stderr, sys.stderr.buffer)):
-            threading.Thread(target=_pump, args=(source, target, prefix), daemon=True).start()
+        for source, target in zip((child.stdout, child.stderr), targets(task), strict=True):
+            threading.Thread(target=running.lines.pump, args=(task.rank, source, target, prefix), daemon=True).start()
     return running
 
 
@@ -111,16 +163,6 @@ def enter(task: Task) -> Callable[[], None]:
     return prepare
 
 
-_WRITE = threading.Lock()
-
-
-def _pump(source: object, target: object, prefix: bytes) -> None:
-    for line in source:  # type: ignore[attr-defined]
-        with _WRITE:
-            target.write(prefix + line if line.endswith(b"\n") else prefix + line + b"\n")  # type: ignore[attr-defined]
-            target.flush()  # type: ignore[attr-defined]
-
-
 def wait(
     running: Running,
     *,
@@ -128,17 +170,19 @@ def wait(
     grace_s: float,
     on_end: Callable[[int, int], None],
     asked: Callable[[], int | None] = lambda: None,
+    passed_on: Sequence[int] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP),
 ) -> None:
     """Wait for all ranks. With `end_on_failure` the first failing one ends the others: SIGTERM, and SIGKILL after
-    `grace_s`. A signal to the launcher, or one that `asked` tells of, does the same. On return every rank is gone and
-    its output was written."""
+    `grace_s`. A signal of `passed_on` to the launcher, or one that `asked` tells of, does the same. On return every
+    rank is gone and its output was written."""
     received: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in passed_on:
         signal.signal(number, lambda got, _frame: received.append(got))
     deadline = time.monotonic() + LONGEST_RUN_S
     kill_at: float | None = None
     while len(running.ended) < len(running.children):
         _collect(running, on_end)
+        running.lines.arrive()
         failed = any(code != 0 for _, code in running.ended)
         wanted = asked() if not received else None
         if wanted:
@@ -156,6 +200,7 @@ def wait(
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and thread.daemon:
             thread.join(timeout=20)
+    running.lines.arrive(all_of_them=True)
 
 
 def _collect(running: Running, on_end: Callable[[int, int], None]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -181,3 +183,168 @@ def test_gpus_are_seen_as_in_the_real_one(tmp_path: Path) -> None:
         ]
         assert run(site, f"flux run -N1 -n2 -g1 -o gpu-affinity=off {show}").stdout.splitlines() == ["0: ", "1: "]
         assert run(site, f"flux run -N1 -n1 --exclusive {show}").stdout.splitlines() == ["0: 0,1"]
+
+
+def start(site: Site, command: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        ["bash", "-c", command], env=site.env, cwd=site.home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def running(site: Site, *names: str) -> None:
+    """Each of these files is there: what writes them runs."""
+    wait_until(lambda: all((site.home / name).exists() for name in names), timeout_s=30, what=f"{names} are there")
+
+
+@pytest.mark.parametrize("second", ["flux run -N1 -n1 echo second", "flux run -N4 --exclusive echo second"])
+def test_a_step_waits_for_the_end_of_an_exclusive_one(site: Site, second: str) -> None:
+    first = start(site, "flux run -N4 -n4 --exclusive sh -c 'touch up; while [ ! -e go ]; do sleep 0.1; done'")
+    running(site, "up")
+    other = start(site, second)
+    wait_until(lambda: "SCHED" in run(site, "flux jobs -n -o '{status}'").stdout, timeout_s=30, what="it waits")
+    assert other.poll() is None
+    (site.home / "go").touch()
+    assert "second" in other.communicate(timeout=60)[0]
+    assert first.communicate(timeout=60) == ("", "")
+
+
+def test_steps_that_share_nodes_by_cores_run_together_as_far_as_there_are_cores(site: Site) -> None:
+    one = start(site, "flux run -N1 -n1 sh -c 'touch one; while [ ! -e two ]; do sleep 0.1; done'")
+    two = start(site, "flux run -N1 -n1 sh -c 'touch two; while [ ! -e one ]; do sleep 0.1; done'")
+    assert [child.communicate(timeout=60)[1] for child in (one, two)] == ["", ""]
+
+
+def test_exec_runs_beside_an_exclusive_step_on_the_ranks_that_are_named(site: Site) -> None:
+    first = start(site, "flux run -N4 -n4 --exclusive sh -c 'touch up; while [ ! -e go ]; do sleep 0.1; done'")
+    running(site, "up")
+    show = "sh -c 'echo $(uname -n) $(flux getattr rank) $(flux getattr hostlist)'"
+    done = run(site, f"flux exec --rank=1-2 {show}")
+    assert sorted(done.stdout.splitlines()) == ["host2 1 host[1-4]", "host3 2 host[1-4]"]
+    assert first.poll() is None
+    (site.home / "go").touch()
+    assert first.communicate(timeout=60) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("flux exec -r 3,1 hostname", 1, "flux-exec: failed to decode idset '3,1': Invalid argument"),
+        ("flux exec -r 7 hostname", 1, "flux-exec: One or more invalid --ranks specified: 7"),
+        ("flux exec -r 0-1 sh -c 'exit $(flux getattr rank)'", 1, "1: Exit 1"),
+        ("flux exec -r 0-1 sh -c 'kill -9 $$'", 137, "[0-1]: Killed"),
+        ("flux exec -r 1 /n", 127, "flux-exec: Error: rank 1: /n: error launching process: No such file or directory"),
+    ],
+)  # fmt: skip
+def test_exec_says_what_the_real_one_said(site: Site, command: str, code: int, said: str) -> None:
+    done = run(site, command)
+    assert (done.returncode, done.stderr.strip()) == (code, said)
+
+
+def test_exec_holds_its_output_back_unless_told_to_write_lines(site: Site) -> None:
+    script = "sh -c 'echo early; touch up; while [ ! -e go ]; do sleep 0.1; done'"
+    held = start(site, f"flux exec -n -r 0 {script}")
+    running(site, "up")
+    assert held.stdout is not None
+    assert not select.select([held.stdout], [], [], 0.5)[0]
+    (site.home / "go").touch()
+    assert held.wait(timeout=60) == 0
+    assert held.stdout.read() == "early\n"
+    (site.home / "go").unlink()
+    live = start(site, f"stdbuf -oL flux exec -n -r 0 {script}")
+    assert live.stdout is not None and live.stdout.readline() == "early\n"
+    (site.home / "go").touch()
+    assert live.wait(timeout=60) == 0
+    for child in (held, live):
+        child.communicate(timeout=30)
+
+
+@pytest.mark.parametrize(("sig", "code"), [("TERM", 7), ("INT", 7), ("HUP", -1), ("USR1", -10), ("USR2", -12)])
+def test_exec_passes_on_two_signals_and_takes_its_processes_with_it_on_others(site: Site, sig: str, code: int) -> None:
+    script = "trap 'exit 7' TERM INT HUP USR1 USR2; touch up.$(flux getattr rank); while :; do sleep 0.1; done"
+    (site.home / "script").write_text(script)
+    child = start(site, "exec flux exec -n -r 0-1 sh ./script")
+    running(site, "up.0", "up.1")
+    child.send_signal(getattr(signal, f"SIG{sig}"))
+    assert child.wait(timeout=60) == code
+    child.communicate(timeout=30)
+
+
+def test_the_input_of_a_task_has_ended_before_it_began(site: Site) -> None:
+    code = "import select; p = select.poll(); p.register(0); print(p.poll(0)[0][1] & select.POLLHUP)"
+    for launch in ("flux run -N1 -n1", "flux exec -n -r 0"):
+        assert int(run(site, f'{launch} python3 -c "{code}"').stdout) > 0
+
+
+def test_a_run_is_ended_after_its_first_task_left_unless_told_otherwise(site: Site) -> None:
+    script = "sh -c 'test $FLUX_TASK_RANK = 0 || sleep 4'"
+    done = run(site, f"flux run -N2 -n2 -o exit-timeout=1s {script}")
+    assert done.returncode == 1
+    assert "task rank 0 on host host1 exited (Exit 0) and exit-timeout=1s has expired" in done.stderr
+    assert run(site, f"flux run -N2 -n2 -o exit-timeout=none {script}").returncode == 0
+
+
+def test_exit_on_error_judges_only_the_first_exit(site: Site) -> None:
+    script = "case $FLUX_TASK_RANK in 0) exit 0;; 1) sleep 0.5; exit 3;; *) sleep 2; echo late;; esac"
+    done = run(site, f"flux run -N2 -n4 -o exit-on-error -o exit-timeout=none -l sh -c '{script}'")
+    assert (done.returncode, sorted(done.stdout.split("\n"))) == (3, ["", "2: late", "3: late"])
+
+
+def test_last_words_are_lost_with_exit_on_error_and_kept_in_files(site: Site) -> None:
+    script = "if [ $FLUX_TASK_RANK = 1 ]; then echo early; sleep 1; echo last words; exit 3; fi; sleep 20"
+    command = f"-N2 -n2 -o exit-on-error -l sh -c '{script}'"
+    done = run(site, f"flux run {command}")
+    assert (done.returncode, done.stdout) == (3, "1: early\n")
+    done = run(site, f"flux run --output=all.log {command}")
+    assert done.stdout == ""
+    assert done.stderr.splitlines()[:2] == [f"[0-1]: {name} redirected to all.log" for name in ("stdout", "stderr")]
+    fatal = "sh: task rank 1 on host host2 failed (Exit 3) and exit-on-error is set"
+    assert (site.home / "all.log").read_text() == (
+        f"1: early\n1: last words\nflux-shell[0]: FATAL: task-exit: {fatal}\n"
+    )
+
+
+def test_a_last_line_without_its_end_is_glued_to_the_next(site: Site) -> None:
+    done = run(site, "flux run -N2 -n2 -l sh -c 'printf part'")
+    assert done.stdout in {"0: part1: part", "1: part0: part"}
+
+
+def batch(site: Site, text: str, options: str = "") -> str:
+    """The log of a batch job on two nodes that has ended."""
+    (site.home / "b.sh").write_text(f"#!/bin/bash\n{text}\n")
+    ended(site, run(site, f"flux batch -N2 --output=b.log {options} b.sh").stdout.strip())
+    return (site.home / "b.log").read_text()
+
+
+def test_a_batch_job_knows_its_rest_of_time_and_its_parent(site: Site) -> None:
+    commands = (
+        "flux job timeleft", "flux run -N1 -n1 flux job timeleft", "flux getattr size", "flux --parent getattr size",
+        "flux --parent jobs -n -o '{status}'",
+    )  # fmt: skip
+    inside, step, size, outer, state = batch(site, "\n".join(commands), "-t 2m").split()
+    assert 60 < int(step) <= int(inside) <= 120
+    assert (size, outer, state) == ("2", "4", "RUN")
+    assert run(site, "flux job timeleft").stdout == "4294967295\n"
+
+
+def test_at_the_time_limit_the_script_hears_two_signals_and_its_ranks_one(site: Site) -> None:
+    said = batch(
+        site,
+        "trap 'echo script ALRM' ALRM; trap 'echo script HUP' HUP\n"
+        "flux run -N2 -n2 bash -c 'trap \"echo rank ALRM; exit\" ALRM; while :; do sleep 0.1; done' &\n"
+        "while kill -0 $!; do sleep 0.1; done 2>/dev/null; wait",
+        "-t 3s",
+    )
+    assert {"script ALRM", "script HUP", "rank ALRM"} <= set(said.splitlines())
+    assert said.count("rank ALRM") == 2
+
+
+def test_a_batch_job_waits_until_its_nodes_are_free(site: Site) -> None:
+    (site.home / "b.sh").write_text("#!/bin/sh\nwhile [ ! -e go ]; do sleep 0.1; done\n")
+    first = run(site, "flux batch -N3 b.sh").stdout.strip()
+    wait_until(lambda: run(site, f"flux jobs -o {{status}} {first}").stdout.strip() == "RUN", timeout_s=30, what="runs")
+    second = run(site, "flux batch -N3 --wrap true").stdout.strip()
+    assert run(site, f"flux jobs -o {{status}} {second}").stdout.strip() == "SCHED"
+    (site.home / "go").touch()
+    for job_id in (first, second):
+        assert ended(site, job_id)["result"] == "COMPLETED"

@@ -141,6 +141,9 @@ class Launcher(ABC):
     multi_node: ClassVar[bool] = True
     again: ClassVar[tuple[str, ...]] = ()
     """Words for a start after one that failed, where what is left of that one could be in its way."""
+    unwatched: ClassVar[tuple[str, ...]] = ()
+    """Words for a start where no windlass watches the ends of ranks (a standalone script): the launcher ends the others
+    itself, as well as it can."""
 
     @abstractmethod
     def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:

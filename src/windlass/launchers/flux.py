@@ -1,5 +1,5 @@
-"""Flux's `flux run`, inside a batch job's own instance. Binds lists, labels lines, and with exit-on-error ends all
-ranks when one fails and says which one. By default it would do none of these."""
+"""Flux's `flux run`, inside a batch job's own instance. Binds lists and labels lines. It is not asked to end the others
+when a rank fails: exit-on-error loses the last words of that rank, and judges only the first rank that ends."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ class FluxRun(Launcher):
     )
     output = "stream"
     binds_lists = True
-    names_failed_rank = True
+    names_failed_rank = False
+    ends_others = False
+    unwatched = ("-o", "exit-on-error")
 
     def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:
         return with_site(_defaults(spec, site.executable or self.executable), site)
@@ -103,7 +105,9 @@ def _defaults(spec: LaunchSpec, executable: str) -> Iterator[Argument]:
         yield Argument(words=(f"--requires=host:{spec.host_list}",), because="a part of the allocation")
     yield from _binding(spec)
     yield from _devices(spec)
-    yield Argument(words=("-o", "exit-on-error"), because="when one rank fails all end at once, and Flux says which")
+    yield Argument(
+        words=("-o", "exit-timeout=none"), because="Flux would end a healthy run 30 s after its first rank has finished"
+    )
     if spec.time_limit is not None:
         yield Argument(words=(f"--time-limit={spec.time_limit}",), because="time limit of this step")
     yield Argument(words=(f"--job-name={spec.step_name}",), because="so that exactly this step can be found and ended")

@@ -6,6 +6,8 @@ One body serves both: modules, activation, then the launcher. The default batch 
 
 from __future__ import annotations
 
+import msgspec
+
 from windlass.containers import get_runtime
 from windlass.environment.modules import module_lines
 from windlass.errors import UsageError
@@ -98,6 +100,7 @@ def standalone_script(plan: Plan, run_dir: str, uid: int, run_id: str) -> str:
     if plan.cache is not None:
         raise UsageError("--standalone and --cache", hint="the cache needs windlass in the job: leave --standalone out")
     scheduler = get_scheduler(plan.scheduler)
+    plan = _unwatched(plan)
     facts = JobFacts(run_dir=run_dir, run_id=run_id, uid=uid)
     text = rank_script(plan, facts)
     words = launch_words(plan, run_dir)
@@ -124,6 +127,15 @@ def standalone_script(plan: Plan, run_dir: str, uid: int, run_id: str) -> str:
         "exit $w_code",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _unwatched(plan: Plan) -> Plan:
+    """The plan for a job without windlass: the launcher has to end the others when a rank fails."""
+    words = get_launcher(plan.launcher).unwatched
+    if not words:
+        return plan
+    own = Argument(words=words, because="when a rank fails the others end: no windlass is there to watch")
+    return msgspec.structs.replace(plan, launch=(*plan.launch, own))
 
 
 def _folder_lines(run_dir: str) -> list[str]:
