@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from windlass.model.plan import Plan
 from windlass.model.request import Allocation, PartitionOffer, Request
 from windlass.model.topology import Core, Topology
-from windlass.plan.inputs import Context, Secrets
+from windlass.plan.inputs import PlanningContext, Secrets
 from windlass.plan.plan import make_plan
 from windlass.sites.catalog import load_site
 from windlass.topology.described import topology_from_spec
@@ -31,7 +31,7 @@ def plan_for(
         spec = loaded.file
         topology = topology_from_spec(spec.node, spec.devices) if spec.node.domains else PLAIN
     request = Request(command=command or ("true",), cwd="/home/user/project", **options)  # type: ignore[arg-type]
-    context = Context(
+    context = PlanningContext(
         site=loaded,
         topology=topology,
         allocation=allocation,

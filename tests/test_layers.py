@@ -35,9 +35,10 @@ LAYERS = {
     "agents": 6,
     "stage": 7,
     "supervise": 7,
-    "bench": 8,
-    "cli": 9,
-    "__main__": 10,
+    "api": 8,
+    "bench": 9,
+    "cli": 10,
+    "__main__": 11,
 }
 SAME_LAYER = {
     ("settings", "errors"),
@@ -60,11 +61,10 @@ HEAVY_AT_IMPORT = ("bench/train/",)
 
 # The environment is read at the edge and handed on as a value.
 READS_ENVIRONMENT = (
-    "settings.py",
+    "settings.py",  # the one copy of the environment that a command works with
     "procs/command.py",  # PATH, where a command is looked for
     "sites/evidence.py",  # what this machine shows, where the caller has no copy of the environment
     "run/selftest.py",  # a program that is a rank itself
-    "run/context.py",  # the one copy of the environment that a command works with
     "cli/",
     "runtime/",  # lives in the user's process: the environment is its input
     "bench/train/",  # programs that are ranks themselves

@@ -37,9 +37,13 @@ class Settings:
     allow_login: bool = False
 
 
-def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
-    """Settings from the environment; a value that cannot be understood is a `UsageError`."""
-    env = os.environ if environ is None else environ
+def current_environ() -> dict[str, str]:
+    """A copy of this process's environment: taken once by a command, then handed on as a value."""
+    return dict(os.environ)
+
+
+def read_settings(env: Mapping[str, str]) -> Settings:
+    """Settings from an environment; a value that cannot be understood is a `UsageError`."""
     config = env.get("WINDLASS_CONFIG") or (
         str(Path(env["XDG_CONFIG_HOME"]) / "windlass") if env.get("XDG_CONFIG_HOME") else "~/.config/windlass"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 import windlass
+from windlass import api
 from windlass.bench.lines import messages
 from windlass.bench.progress import BenchView, Progress
 from windlass.bench.records import BenchRecord, RankPlace, Row, Where, new_record
@@ -26,10 +27,6 @@ from windlass.model.record import RunRecord
 from windlass.model.request import Request
 from windlass.procs.command import run_command
 from windlass.run.folder import RunFolder, make_folder
-from windlass.run.output import View
-
-Start = Callable[[Request, RunFolder, View], tuple[Plan, RunRecord]]
-"""Plans a request and runs it to its end in that folder. Given by the command line, which knows how runs start."""
 
 _MOST_PLACES = 4096
 
@@ -73,7 +70,8 @@ class Bench:
 
     case: str
     request: Request
-    start: Start
+    environ: Mapping[str, str]
+    allow_login: bool
     folder: Path
     exact_folder: bool
     command: tuple[str, ...]
@@ -106,7 +104,10 @@ class Bench:
             self.progress.what = part.name
             self.progress.show("starting ranks")
             view = BenchView(sys.stderr, self.progress)
-            plan, run = self.start(request, folder, view)
+            ready = api.new_run(
+                request, environ=self.environ, view=lambda _: view, allow_login=self.allow_login, quiet=True
+            )
+            plan, run = ready.plan, api.start(ready)
         except KeyboardInterrupt:
             self.interrupted = True
             return None

@@ -17,13 +17,12 @@ from windlass.agents.cache_status import status_text, totals
 from windlass.agents.detached import Held, held_caches, start_held, status_of, stop_held
 from windlass.cache.traces import drop_trace, list_traces, show_trace
 from windlass.cli.options import add_request_options, request_from
-from windlass.cli.planning import plan_from
 from windlass.cli.result import Result
 from windlass.errors import UsageError
 from windlass.plan.cache import VIEW_VARIABLE
-from windlass.run.context import current_environ
 from windlass.run.folder import PLAN_FILE, RunFolder, make_folder, open_folder
-from windlass.settings import Settings, read_settings
+from windlass.run.planning import plan_request
+from windlass.settings import Settings, current_environ, read_settings
 
 _ACTIONS = ("start", "status", "stop", "trace")
 
@@ -56,7 +55,7 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
 
 
 def main(args: argparse.Namespace) -> Result:
-    settings = read_settings()
+    settings = read_settings(current_environ())
     if args.action == "trace":
         return _trace(args, settings.traces_dir)
     if args.action == "start":
@@ -78,7 +77,7 @@ def _start(args: argparse.Namespace, settings: Settings) -> Result:
         raise UsageError("no folder to show", hint="windlass cache start --root /path/to/env")
     environ = current_environ()
     args.name = args.name or "cache"
-    plan, _, _ = plan_from(args, here=True, request=request_from(args, environ))
+    plan = plan_request(request_from(args, environ), environ, here=True).plan
     folder = make_folder(args.run_dir, settings.runs_dir, plan.name)
     began = time.monotonic()
     held = start_held(plan, folder, environ, settings.traces_dir)

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import argparse
 
-from windlass.cli.options import add_request_options, join_values, option_action
-from windlass.cli.planning import plan_from
+from windlass.cli.options import add_request_options, join_values, option_action, request_from
 from windlass.cli.result import Result
 from windlass.plan.explain import find_name, findings_text
+from windlass.run.planning import plan_request
+from windlass.settings import current_environ
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +47,8 @@ def _find(parser: argparse.ArgumentParser, argv: list[str]) -> int | None:
 
 
 def main(args: argparse.Namespace) -> Result:
-    plan, _, around = plan_from(args, here=args.site is None and args.site_file is None)
-    findings = find_name(args.name_to_explain, plan, around.context.site)
+    environ = current_environ()
+    here = args.site is None and args.site_file is None
+    planned = plan_request(request_from(args, environ), environ, here=here)
+    findings = find_name(args.name_to_explain, planned.plan, planned.context.site)
     return Result(text=findings_text(findings), data=findings)

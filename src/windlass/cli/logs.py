@@ -11,7 +11,7 @@ from windlass.failure.ends import read_seats
 from windlass.failure.rank_logs import rank_logs
 from windlass.run.folder import PLAN_FILE, open_folder, read_plan
 from windlass.run.output import show_ranks
-from windlass.settings import read_settings
+from windlass.settings import current_environ, read_settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> Result:
     if args.run is None:
-        return _list(read_settings().runs_dir)
+        return _list(read_settings(current_environ()).runs_dir)
     folder = open_folder(args.run)
     plan = read_plan(folder.path)
     if args.where:

@@ -9,7 +9,7 @@ from windlass.cli.result import Result
 from windlass.errors import UsageError
 from windlass.notation.hostlist import expand_hostlist
 from windlass.run.bad_nodes import forgive, read_nodes
-from windlass.settings import read_settings
+from windlass.settings import current_environ, read_settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> Result:
-    state_dir = read_settings().state_dir
+    state_dir = read_settings(current_environ()).state_dir
     if args.action == "list":
         nodes = [node for node in read_nodes(state_dir) if args.site in {None, node.site}]
         lines = [

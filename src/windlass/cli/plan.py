@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 
-from windlass.cli.options import add_request_options, parse_with_command
-from windlass.cli.planning import plan_from
+from windlass.cli.options import add_request_options, parse_with_command, request_from
 from windlass.cli.result import Result
 from windlass.plan.show import plan_text
+from windlass.run.planning import plan_request
+from windlass.settings import current_environ
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +24,8 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
 
 
 def main(args: argparse.Namespace) -> Result:
-    plan, _, _ = plan_from(args, here=args.site is None and args.site_file is None)
+    environ = current_environ()
+    here = args.site is None and args.site_file is None
+    plan = plan_request(request_from(args, environ), environ, here=here).plan
     text = plan_text(plan, explain=args.explain, script=not args.no_script, color=sys.stdout.isatty())
     return Result(text=text, data=plan)

@@ -7,24 +7,22 @@ import os
 import re
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 
 import msgspec
 
+from windlass import api
 from windlass.cli.result import Result
-from windlass.cli.run import resume_here
 from windlass.errors import MachineError, UsageError
 from windlass.failure.snapshot_ledger import read_ledger
 from windlass.failure.verdict import Verdict, attempt_folders, read_verdict
 from windlass.procs.command import run_command
-from windlass.run.context import current_environ, find_allocation
 from windlass.run.folder import RunFolder, is_run, open_folder, read_plan
-from windlass.run.submit import submit_script
 from windlass.schedulers import get_scheduler
-from windlass.settings import Settings, read_settings
+from windlass.settings import Settings, current_environ, read_settings
 from windlass.supervise.attempts import read_owner, records
-from windlass.supervise.resubmit import BATCH_FILE
 from windlass.supervise.runs import RunState, cleanable, find_runs, holds_snapshots, state_of
 
 _STOP_S = 60.0
@@ -68,7 +66,7 @@ def main(args: argparse.Namespace) -> Result:
         return _show(folder, environ)
     if args.action == "stop":
         return _stop(folder, environ)
-    return _resume(args, folder, settings, environ)
+    return _resume(args, folder, environ)
 
 
 def _named(text: str, settings: Settings) -> RunFolder:
@@ -134,33 +132,18 @@ def _clock(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
-def _resume(args: argparse.Namespace, folder: RunFolder, settings: Settings, environ: dict[str, str]) -> Result:
-    for name, number in (("--nodes", args.nodes), ("--ranks-per-node", args.ranks_per_node)):
-        if number is not None and number < 1:
-            raise UsageError(f"{name} {number}", hint="at least 1; leave it out for as many as before")
-    state = state_of(folder, environ)
-    if state.state in {"running", "waiting"}:
-        raise UsageError(f"{folder.path} is {state.state} {state.why}", hint="stop it first with `windlass runs stop`")
-    if state.state == "done":
-        raise UsageError(f"{folder.path} is done", hint="start a new run")
-    plan = read_plan(folder.path)
-    if plan.scheduler == "none" or find_allocation(environ) is not None:
-        return resume_here(folder, settings, environ, args)
-    if args.nodes is not None or args.ranks_per_node is not None:
-        raise UsageError(
-            "another number of nodes or ranks needs a new submission from here",
-            hint="use `windlass submit` with the same snapshot folder, or resume inside an allocation",
-        )
-    folder.keep_to_ourselves()
-    script = folder.part(BATCH_FILE)
-    if not script.exists():
-        raise UsageError(
-            f"{folder.path} ran in an allocation of {plan.scheduler}, and this is not one",
-            hint="get an allocation and say it there",
-        )
-    job_id = submit_script(plan, str(script))
-    folder.write("job_id", job_id + "\n")
-    return Result(text=job_id, data={"job_id": job_id})
+def _resume(args: argparse.Namespace, folder: RunFolder, environ: dict[str, str]) -> Result:
+    resumed = api.resume(
+        folder,
+        nodes=args.nodes,
+        ranks_per_node=args.ranks_per_node,
+        environ=environ,
+        view=api.terminal_view(args.show, sys.stdout, sys.stderr),
+        quiet=args.quiet,
+    )
+    if isinstance(resumed, api.Submission):
+        return Result(text=str(resumed.job_id), data={"job_id": resumed.job_id})
+    return Result(data=None, exit_code=resumed.exit_code)
 
 
 def _stop(folder: RunFolder, environ: dict[str, str]) -> Result:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import sys
 import tarfile
 import time
 from pathlib import Path
 
 import windlass
-from windlass.cli import run as run_command_line
-from windlass.cli.options import add_request_options, join_values
+from windlass import api
+from windlass.cli.options import add_request_options, join_values, request_from
 from windlass.cli.result import Result
 from windlass.errors import UsageError
 from windlass.failure.ends import read_seats
@@ -22,9 +23,8 @@ from windlass.failure.rank_logs import rank_logs
 from windlass.model.plan import Plan
 from windlass.notation.cpulist import format_cpulist, parse_cpulist
 from windlass.run import selftest
-from windlass.run.context import current_environ
 from windlass.run.folder import RunFolder, make_folder, read_plan
-from windlass.settings import read_settings
+from windlass.settings import current_environ, read_settings
 from windlass.sites.detect import detect_site
 from windlass.topology.probe import probe_topology
 
@@ -45,15 +45,15 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
 
 
 def main(args: argparse.Namespace) -> Result:
-    settings = read_settings()
-    folder = make_folder(args.run_dir, settings.runs_dir, "selftest")
+    environ = current_environ()
+    folder = make_folder(args.run_dir, read_settings(environ).runs_dir, "selftest")
     args.run_dir = str(folder.path)
     script = folder.write("selftest.py", Path(selftest.__file__).read_text())  # a container sees the run folder
     args.comm_log = args.comm_log or "0"
     args.name = args.name or "selftest"
     args.kind, args.command = "script", [str(script)]
-    args.plan, args.show, args.allow_login, args.quiet = None, "none", False, False
-    ended = run_command_line.main(args)
+    view = api.terminal_view("none", sys.stdout, sys.stderr)
+    ended = api.run(request_from(args, environ), environ=environ, view=view)
     plan = read_plan(folder.path)
     findings = judge(plan, folder)
     bundle = Path(args.bundle or f"windlass-selftest-{plan.site}-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz")

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from windlass.cli.result import Result
 from windlass.cli.site_text import site_text
-from windlass.run.context import current_environ
-from windlass.settings import read_settings
+from windlass.settings import current_environ, read_settings
 from windlass.sites.catalog import load_site, site_names
 from windlass.sites.check import check_file
 from windlass.sites.detect import detect_site
@@ -28,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> Result:
-    settings = read_settings()
+    settings = read_settings(current_environ())
     if args.action == "list":
         return _list(settings.config_dir)
     if args.action == "show":

@@ -19,17 +19,16 @@ from windlass.agents.cache_service import PACKAGES
 from windlass.agents.control import LOG_FILE, Agents, AgentsSpec, addresses, agents_step
 from windlass.agents.detached import hold
 from windlass.cli.options import add_request_options, request_from
-from windlass.cli.planning import plan_from
 from windlass.cli.result import Result
 from windlass.errors import MachineError, UsageError
 from windlass.model.plan import Plan
 from windlass.notation.hostlist import expand_hostlist
 from windlass.plan.cache import agents_folder
 from windlass.plan.render.rank_script import JobFacts
-from windlass.run.context import current_environ
 from windlass.run.folder import RunFolder, make_folder
 from windlass.run.node_step import write_host_file
-from windlass.settings import read_settings
+from windlass.run.planning import plan_request
+from windlass.settings import current_environ, read_settings
 from windlass.stage.service import PACKAGES as STAGE_PACKAGES
 from windlass.stage.service import Progress, stage_service
 
@@ -57,7 +56,7 @@ def main(args: argparse.Namespace) -> Result:
     for source in args.sources:
         if not Path(source).exists():
             raise UsageError(f"{source} does not exist", hint="sources are files and folders that every node can read")
-    plan, _, _ = plan_from(args, here=True, request=request_from(args, environ))
+    plan = plan_request(request_from(args, environ), environ, here=True).plan
     sources = plan.cache.roots if plan.cache else ()
     if args.shard and args.one_reader:
         raise UsageError("--shard has every node read its own part: there is no one reader")

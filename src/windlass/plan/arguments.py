@@ -17,7 +17,7 @@ from windlass.model.site import ArgumentSpec, Site
 from windlass.model.topology import Topology
 from windlass.notation.shell import NAME
 from windlass.plan.argument_edits import edit_arguments
-from windlass.plan.inputs import Context
+from windlass.plan.inputs import PlanningContext
 from windlass.plan.shape import Shape
 from windlass.schedulers import get_scheduler
 from windlass.schedulers.base import JobSpec
@@ -30,7 +30,7 @@ _PERSONAL = frozenset(
 
 def launch_arguments(
     request: Request,
-    context: Context,
+    context: PlanningContext,
     shape: Shape,
     binding: Binding,
     facts: Facts,
@@ -74,7 +74,7 @@ def launch_arguments(
     return edit_arguments(tuple(made), request.launcher_args, flag="--arg")
 
 
-def _travelling(context: Context) -> tuple[str, ...]:
+def _travelling(context: PlanningContext) -> tuple[str, ...]:
     """Names for launchers that carry only what is named: what programs are found by, and the user's own."""
     always = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX")
     if context.allocation is None:
@@ -83,7 +83,7 @@ def _travelling(context: Context) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*always, *sorted(own))))
 
 
-def _overcommitted(shape: Shape, context: Context) -> bool:
+def _overcommitted(shape: Shape, context: PlanningContext) -> bool:
     """More ranks than CPUs: a wish that schedulers take for a mistake unless told."""
     cpus = len([cpu for core in context.topology.usable_cores() for cpu in core.cpus])
     if not cpus and context.allocation:
@@ -109,7 +109,7 @@ def _argument(spec: ArgumentSpec) -> Argument:
 
 
 def batch_directives(
-    request: Request, context: Context, shape: Shape, binding: Binding, facts: Facts
+    request: Request, context: PlanningContext, shape: Shape, binding: Binding, facts: Facts
 ) -> tuple[Argument, ...]:
     if shape.scheduler == "none":
         return ()

@@ -11,7 +11,7 @@ from windlass.model.plan import Binding, Setting
 from windlass.model.request import Request
 from windlass.model.site import Site
 from windlass.model.topology import Topology
-from windlass.plan.inputs import Context
+from windlass.plan.inputs import PlanningContext
 from windlass.plan.shape import Shape
 
 _CHOOSE_DEVICES = frozenset({"srun", "flux"})
@@ -20,7 +20,7 @@ _CHOOSE_DEVICES = frozenset({"srun", "flux"})
 
 def plan_environment(
     request: Request,
-    context: Context,
+    context: PlanningContext,
     shape: Shape,
     binding: Binding,
     facts: Facts,

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 
 import msgspec
 
+from windlass.model.plan import Remark
 from windlass.model.request import Allocation, PartitionOffer
 from windlass.model.site import Site
 from windlass.model.topology import Topology
+from windlass.sites.detect import Detection
 
 
-class Context(msgspec.Struct, frozen=True, kw_only=True):
+class PlanningContext(msgspec.Struct, frozen=True, kw_only=True):
     """What planning needs to know beside the request; gathered at the edge."""
 
     site: Site
@@ -20,7 +22,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     offers: tuple[PartitionOffer, ...] = ()
     """What the scheduler says of its partitions, where the catalog has no node and the job's own cannot be seen."""
     environ: Mapping[str, str] = {}
-    """The environment of the machine that will run, for `${NAME}` in paths; used only with `check_paths`."""
+    """The environment of the machine that will run, for `${NAME}` in paths; used only with `on_node`."""
     users_environment: Mapping[str, str] = {}
     """Variables that are the user's own will (see environment.modules.users_variables)."""
     python: str = "python3"
@@ -34,9 +36,15 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     cache_environments: tuple[str, ...] = ()
     """Prefixes of environments that the ranks may use."""
     bad_hosts: tuple[str, ...] = ()
-    """Nodes of this site that failed lately (see launch.badnodes)."""
-    check_paths: bool = False
-    """True on the machine that will run: paths of images and binds can be looked at."""
+    """Nodes of this site that failed lately (see run.bad_nodes)."""
+    on_node: bool = False
+    """This process is on a node that will run ranks: paths of images and binds can be checked."""
+    taken_ports: tuple[int, ...] = ()
+    """Ports in use on the first node, where that is not this one."""
+    detection: Detection | None = None
+    """How the site was found, where nobody named it."""
+    remarks: tuple[Remark, ...] = ()
+    """What was noticed while the context was gathered."""
 
 
 class Secrets(msgspec.Struct, frozen=True, kw_only=True):

@@ -35,20 +35,20 @@ from windlass.plan.arguments import batch_directives, launch_arguments, rank_lim
 from windlass.plan.cache import plan_cache, with_view
 from windlass.plan.command import rank_command, refuse_nested_launcher
 from windlass.plan.environment import plan_environment
-from windlass.plan.inputs import Context, Secrets
+from windlass.plan.inputs import PlanningContext, Secrets
 from windlass.plan.remarks import plan_remarks
 from windlass.plan.shape import Shape, decide_shape
 from windlass.topology.bind import bind
 from windlass.topology.binding_request import binding_request_from_site
 
 
-def make_plan(request: Request, context: Context) -> tuple[Plan, Secrets]:
+def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets]:
     """Decide everything. Raises `UsageError` for a request that cannot be, before anything has been started."""
     site = context.site
     shape = decide_shape(request, site, context.topology, context.allocation, context.bad_hosts, context.offers)
     python = context.python if not request.container else request.python or "python"
     command = rank_command(request, python)
-    remarks = list(shape.remarks)
+    remarks = [*context.remarks, *shape.remarks]
     nested = refuse_nested_launcher(command, shape.ranks_per_node)
     if nested:
         remarks.append(Remark(level="warning", text=nested))
@@ -113,7 +113,7 @@ def make_plan(request: Request, context: Context) -> tuple[Plan, Secrets]:
     return plan, secrets
 
 
-def _interpreter_because(request: Request, context: Context) -> str:
+def _interpreter_because(request: Request, context: PlanningContext) -> str:
     if request.kind == "command":
         return ""
     return "the image's own" if request.container and not request.python else context.python_because
@@ -181,7 +181,7 @@ def _check_options(request: Request, site: Site) -> None:
 
 
 def _container(
-    request: Request, context: Context, facts: Facts, command: tuple[str, ...]
+    request: Request, context: PlanningContext, facts: Facts, command: tuple[str, ...]
 ) -> tuple[ContainerPlan | None, tuple[Setting, ...], tuple[str, ...], tuple[Remark, ...]]:
     if request.container is None:
         return None, (), (), ()
@@ -194,10 +194,10 @@ def _container(
         specs=context.site.file.containers,
         storage=context.site.file.storage,
         facts=facts,
-        check_paths=context.check_paths,
+        check_paths=context.on_node,
         needs=_needed_paths(request),
         command=command,
-        environ=context.environ if context.check_paths else None,
+        environ=context.environ if context.on_node else None,
     )
     holding = choose.settings_that_hold(
         choice.settings, msgspec.structs.replace(facts, container=True, runtime=choice.plan.runtime)
@@ -238,7 +238,7 @@ def _modules(
     return tuple(dict.fromkeys((*use, *extra_use))), tuple(dict.fromkeys((*load, *request.modules)))
 
 
-def _prologue(request: Request, context: Context, facts: Facts) -> tuple[Prologue, ...]:
+def _prologue(request: Request, context: PlanningContext, facts: Facts) -> tuple[Prologue, ...]:
     lines = [
         Prologue(line=spec.line, because=spec.because, origin=spec.origin or BUILTIN)
         for spec in context.site.file.prologue

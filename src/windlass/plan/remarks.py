@@ -8,7 +8,7 @@ from windlass.model.condition import Facts, holds
 from windlass.model.plan import Remark, Setting
 from windlass.model.request import Request
 from windlass.model.site import ReferenceSpec, Site
-from windlass.plan.inputs import Context
+from windlass.plan.inputs import PlanningContext
 from windlass.plan.shape import Shape
 
 _SLOW_START_S = 30
@@ -16,7 +16,7 @@ _MANY_NODES = 64
 
 
 def plan_remarks(
-    request: Request, context: Context, shape: Shape, facts: Facts, environment: tuple[Setting, ...]
+    request: Request, context: PlanningContext, shape: Shape, facts: Facts, environment: tuple[Setting, ...]
 ) -> tuple[Remark, ...]:
     """Every remark of the catalog and of windlass itself that this plan gives reason for."""
     site = context.site
@@ -35,7 +35,7 @@ def _told_notes(site: Site, facts: Facts) -> Iterator[Remark]:
             yield Remark(level="note", text=f"{note.topic}: {note.verdict}", hint=hint)
 
 
-def _slow_start(request: Request, context: Context, shape: Shape) -> Iterator[Remark]:
+def _slow_start(request: Request, context: PlanningContext, shape: Shape) -> Iterator[Remark]:
     """How long the ranks will wait for their imports, where somebody measured it at this site and nothing is done
     about it. The system's own modules are left out: sites keep those where reading them is cheap."""
     if request.cache or request.container or request.kind == "command":
@@ -58,7 +58,7 @@ def _slow_start(request: Request, context: Context, shape: Shape) -> Iterator[Re
     )
 
 
-def _file_system(context: Context) -> tuple[str, str] | None:
+def _file_system(context: PlanningContext) -> tuple[str, str] | None:
     """The shared path below which the interpreter lies, and what it is."""
     kinds = context.site.file.storage.file_systems
     return next(((p, kinds[p]) for p in sorted(kinds, key=len, reverse=True) if _is_below(context.python, p)), None)

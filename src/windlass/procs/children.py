@@ -1,7 +1,8 @@
 """Processes that live as long as a run: started so that they end with windlass, ended without leaving anything.
 
 Each child leads a process group of its own and is asked by the kernel to end when windlass dies, even by SIGKILL.
-windlass adopts orphans of its children (subreaper), so that a worker which lost its parent is still found.
+windlass adopts orphans of its children (subreaper), so that a worker which lost its parent is still found. Where
+windlass is used as a library, children that the process had before it started a run are left alone.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from windlass.errors import CommandError
@@ -20,11 +21,20 @@ from windlass.procs.command import pdeathsig
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def adopt_orphans() -> None:
-    """From now on, processes that lose their parent below us become our children."""
+@contextlib.contextmanager
+def adopt_orphans() -> Iterator[None]:
+    """While the block runs, processes that lose their parent below us become our children. At its end all processes
+    below us are killed and reaped, but for those that were there before."""
     import ctypes  # here: `windlass plan` does not need to pay for it
 
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    others = frozenset(descendants())
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        sweep(others)
+        prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 def start_child(
@@ -67,8 +77,8 @@ def signal_group(child: subprocess.Popen[bytes], sig: signal.Signals) -> None:
         os.killpg(child.pid, sig)
 
 
-def descendants() -> set[int]:
-    """Every living process below this one."""
+def descendants(others: frozenset[int] = frozenset()) -> set[int]:
+    """Every process below this one, but for the `others` and what is below them."""
     found: set[int] = set()
     todo = [os.getpid()]
     while todo:
@@ -76,7 +86,7 @@ def descendants() -> set[int]:
         for task in _tasks(pid):
             with contextlib.suppress(OSError):
                 text = (task / "children").read_text()
-                fresh = {int(number) for number in text.split()} - found
+                fresh = {int(number) for number in text.split()} - found - others
                 found |= fresh
                 todo.extend(fresh)
     return found
@@ -88,25 +98,13 @@ def _tasks(pid: int) -> list[Path]:
     return []
 
 
-def sweep(deadline_s: float = 5.0) -> int:
-    """Kill and reap whatever still lives below us. Returns how many there were; none is left, or the time is up."""
-    swept = 0
+def sweep(others: frozenset[int], deadline_s: float = 5.0) -> None:
+    """Kill and reap whatever lives below us, but for the `others`. None is left, or the time is up."""
     end = time.monotonic() + deadline_s
-    while time.monotonic() < end:
-        reap()
-        alive = descendants()
-        if not alive:
-            break
+    while (alive := descendants(others)) and time.monotonic() < end:
         for pid in alive:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-                swept += 1
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
         time.sleep(0.01)
-    return swept
-
-
-def reap() -> None:
-    """Collect adopted children that have ended."""
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass

@@ -1,4 +1,4 @@
-"""Looking around before planning: which site, which allocation, which node, whose variables. All I/O of planning."""
+"""Gathers the context of planning: which site, allocation, node, whose variables. All input and output of planning."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from windlass.model.plan import Remark
 from windlass.model.request import Allocation, PartitionOffer, Request
 from windlass.model.site import Site
 from windlass.model.topology import Topology
-from windlass.plan.inputs import Context
+from windlass.plan.inputs import PlanningContext
 from windlass.plan.shape import VISIBILITY
 from windlass.procs.command import run_command, which
 from windlass.run.bad_nodes import bad_hosts
@@ -39,18 +39,6 @@ _BUILTIN = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", *VISIBILITY.values(), *cach
 """What a plan sets on every site and a module may have set before."""
 _MODULES_TIMEOUT_S = 20.0
 _ASK_TIMEOUT_S = 15.0
-
-
-class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
-    """The context of planning, and what was noticed on the way."""
-
-    context: Context
-    detection: Detection | None = None
-    remarks: tuple[Remark, ...] = ()
-    on_node: bool = False
-    """This process is on a node that will run ranks."""
-    taken_ports: tuple[int, ...] = ()
-    """Ports in use on the first node, where that is not this one."""
 
 
 def find_allocation(environ: Mapping[str, str], wanted: str | None = None) -> Allocation | None:
@@ -89,13 +77,7 @@ def choose_site(request: Request, settings: Settings, environ: Mapping[str, str]
     return site, detection
 
 
-def look_around(
-    request: Request,
-    settings: Settings,
-    *,
-    environ: Mapping[str, str],
-    here: bool,
-) -> Surroundings:
+def gather_context(request: Request, settings: Settings, *, environ: Mapping[str, str], here: bool) -> PlanningContext:
     """Everything that planning needs. `here`: the ranks will run on nodes like this one (run), as opposed to a plan or
     a submission for nodes that we cannot see from where we are."""
     allocation = find_allocation(environ, request.scheduler) if here else None
@@ -117,7 +99,7 @@ def look_around(
     if here and not request.container:
         _check_python(request)
     python, because = find_python(request, environ)
-    context = Context(
+    return PlanningContext(
         site=site,
         topology=topology,
         allocation=allocation,
@@ -129,11 +111,11 @@ def look_around(
         cache_roots=roots,
         cache_environments=_cache_environments(request, python, environ) if roots else (),
         bad_hosts=bad_hosts(settings.state_dir, site.name) if site.file.scheduler.kind != "none" or allocation else (),
-        check_paths=on_node,
         environ=environ,
-    )
-    return Surroundings(
-        context=context, detection=detection, remarks=tuple(remarks), on_node=on_node, taken_ports=taken
+        on_node=on_node,
+        taken_ports=taken,
+        detection=detection,
+        remarks=tuple(remarks),
     )
 
 
@@ -261,8 +243,3 @@ def _users_environment(request: Request, site: Site, environ: Mapping[str, str])
     except WindlassError:
         return users_variables(environ, None)
     return users_variables(environ, parse_environment(done.stdout))
-
-
-def current_environ() -> dict[str, str]:
-    """The environment of this process, as a value."""
-    return dict(os.environ)

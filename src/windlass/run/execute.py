@@ -21,7 +21,7 @@ from windlass.notation.cpulist import format_cpulist
 from windlass.notation.shell import quote
 from windlass.plan.render.batch_script import launch_script, launch_words
 from windlass.plan.render.rank_script import JobFacts, rank_script
-from windlass.procs.children import adopt_orphans, sweep
+from windlass.procs.children import adopt_orphans
 from windlass.run.folder import RunFolder
 from windlass.run.guard import guarded
 from windlass.run.jit_caches import claim_caches, finish_caches, remove_caches
@@ -82,7 +82,6 @@ def execute(
     """Start the ranks and stay until the last one has ended. Writes and returns the record. Unless this is the `last`
     start of the run, the nodes' caches stay for the next one."""
     started = time.time()
-    adopt_orphans()
     guard: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     job: Job
     if plan.scheduler == "none":  # elsewhere the scheduler ends what a dead windlass has left
@@ -94,15 +93,17 @@ def execute(
     with guard, listening() as heard:  # to the very end: who loses patience while we clear up would get half of it
         claim_caches(plan, facts, environ)
         try:
-            if beside is None or beside.start(lambda: bool(heard.stops)):
-                stopped_by = drive(job, heard, environ, lambda: kill_step(plan, environ), beside, watch)
-            else:
-                stopped_by = heard.stops[0]
+            with adopt_orphans():
+                try:
+                    if beside is None or beside.start(lambda: bool(heard.stops)):
+                        stopped_by = drive(job, heard, environ, lambda: kill_step(plan, environ), beside, watch)
+                    else:
+                        stopped_by = heard.stops[0]
+                finally:
+                    job.kill()
+                    if beside is not None:
+                        beside.stop()
         finally:
-            job.kill()
-            if beside is not None:
-                beside.stop()
-            sweep()
             job.close()
             folder.forget_secrets()
         if last:

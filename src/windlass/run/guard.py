@@ -31,7 +31,7 @@ def guarded(mark: str, clean: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(BrokenPipeError):  # a sweep of all children has ended it already
+        with contextlib.suppress(BrokenPipeError):  # somebody has killed it
             os.write(writer, _ORDERLY_END)
         os.close(writer)
         _collect(guard)

@@ -97,6 +97,15 @@ def _detach(stream: TextIO) -> None:
         os.close(nothing)
 
 
+ViewMaker = Callable[[Plan], View]
+"""Makes the view of a run once its plan says how many ranks there are. Raises `UsageError` before anything is made."""
+
+
+def terminal_view(show: str, out: TextIO, err: TextIO) -> ViewMaker:
+    """Views that write the lines of the chosen ranks to `out`, and windlass' own words to `err`."""
+    return lambda plan: View(show_ranks(show, plan.world_size), out, err, width=len(str(plan.world_size - 1)))
+
+
 class Lines:
     """Bytes from a descriptor, handed on as whole lines."""
 

@@ -1,23 +1,50 @@
-"""Rendezvous settled before the ranks start: an address that resolves and a port that is free on node 0.
+"""Rendezvous resolved before the ranks start: an address that resolves and a port that is free on node 0.
 
 A wrong address or a taken port shows as a hang of all ranks until a time-out; here it is an error with a name."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 import zlib
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from windlass.errors import MachineError, WindlassError
 from windlass.model.plan import Plan
+from windlass.notation.hostlist import expand_hostlist
+from windlass.plan.render.rank_script import JobFacts
 from windlass.procs.command import run_command
 from windlass.schedulers import get_scheduler
+
+if TYPE_CHECKING:
+    from windlass.run.run import Run  # `windlass plan` comes by here and has no run
 
 _RESOLVE_TIMEOUT_S = 5.0
 _PORT_TRIES = 200
 LOOPBACK = "127.0.0.1"
+
+
+def plan_hosts(plan: Plan) -> tuple[str, ...]:
+    """The hosts of a plan, in the order of its nodes; this machine where it names none."""
+    return expand_hostlist(plan.hosts) if plan.hosts else (socket.gethostname().split(".", 1)[0],)
+
+
+def resolve_rendezvous(run: Run, hosts: tuple[str, ...], start_id: str) -> JobFacts:
+    """Address and port, checked before any rank starts: on this node, or as the first node told us. Each start has a
+    port of its own: the last one's may still be held."""
+    plan, folder = run.plan, run.folder
+    free = is_free if run.context.on_node else lambda port: port not in run.context.taken_ports
+    return JobFacts(
+        run_dir=str(folder.path),
+        run_id=folder.run_id,
+        uid=os.getuid(),
+        master_addr=master_address(plan, hosts, run.environ),
+        master_port=master_port(plan, plan.job_id, start_id, free),
+        job_id=plan.job_id or folder.run_id,
+    )
 
 
 def master_address(plan: Plan, hosts: tuple[str, ...], environ: Mapping[str, str]) -> str:

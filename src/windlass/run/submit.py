@@ -1,25 +1,105 @@
-"""Hand a batch script to the scheduler."""
+"""Submissions: the batch script in its run folder, handed to the scheduler."""
 
 from __future__ import annotations
 
-from windlass.errors import MachineError
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from windlass.errors import MachineError, UsageError
 from windlass.model.plan import Plan
+from windlass.model.request import Request
+from windlass.plan.queues import refuse_incomplete
+from windlass.plan.render.batch_script import batch_script, standalone_script
+from windlass.plan.shape import run_name
 from windlass.procs.command import run_command, which
+from windlass.run.folder import RunFolder, folder_path, make_folder
+from windlass.run.planning import PlannedRequest, plan_request
 from windlass.schedulers import get_scheduler
+from windlass.settings import read_settings
 
 _SUBMIT_TIMEOUT_S = 60.0
 
 
-def submit_script(plan: Plan, script: str) -> str:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submission:
+    """A batch script in its run folder. `job_id` is None until the scheduler has it."""
+
+    plan: Plan
+    folder: RunFolder
+    script: Path
+    job_id: str | None = None
+
+
+def batch_text(request: Request, environ: Mapping[str, str], *, standalone: bool = False) -> str:
+    """The batch script that `prepare_submission` would write. Writes nothing."""
+    _refuse_standalone(request, standalone)
+    path = str(folder_path(request.run_dir, read_settings(environ).runs_dir, run_name(request)))
+    return _script(_plan(request, environ, path).plan, path, "RUN_ID", standalone)
+
+
+def prepare_submission(request: Request, environ: Mapping[str, str], *, standalone: bool = False) -> Submission:
+    """A run folder with the plan and the batch script, not submitted yet. Makes nothing where the request is wrong."""
+    _refuse_standalone(request, standalone)
+    runs_dir, name = read_settings(environ).runs_dir, run_name(request)
+    _plan(request, environ, str(folder_path(request.run_dir, runs_dir, name)))
+    folder = make_folder(request.run_dir, runs_dir, name)
+    folder.claim()
+    planned = _plan(request, environ, str(folder.path))
+    text = _script(planned.plan, str(folder.path), folder.run_id, standalone)
+    script = folder.write("batch.sh", text, mode=0o700)
+    folder.save_plan(planned.plan, planned.secrets)
+    return Submission(plan=planned.plan, folder=folder, script=script)
+
+
+def submit(prepared: Submission, environ: Mapping[str, str]) -> Submission:
+    """Hand it to the scheduler; returns it with the job's id, which is saved in the folder."""
+    try:
+        job_id = submit_script(prepared.plan, str(prepared.script), environ)
+    except BaseException:
+        prepared.folder.forget_secrets()  # no job will come for them
+        raise
+    prepared.folder.write("job_id", job_id + "\n")
+    return Submission(plan=prepared.plan, folder=prepared.folder, script=prepared.script, job_id=job_id)
+
+
+def submit_script(plan: Plan, script: str, environ: Mapping[str, str]) -> str:
     """Submit and return the job id. A refusal is an error in words, with what to do about it."""
     scheduler = get_scheduler(plan.scheduler)
     argv = scheduler.submit_argv(script)
-    if which(argv[0]) is None:
+    if which(argv[0], environ) is None:
         raise MachineError(
             f"{argv[0]} is not here, so nothing was submitted; the script is {script}",
             hint=f"submit from a login node of {plan.site}",
         )
-    done = run_command(argv, timeout_s=_SUBMIT_TIMEOUT_S, check=False)
+    done = run_command(argv, timeout_s=_SUBMIT_TIMEOUT_S, env=environ, check=False)
     if done.code != 0:
         raise scheduler.explain_refusal(done.code, done.stderr + done.stdout)
     return scheduler.parse_submit(done.stdout)
+
+
+def _refuse_standalone(request: Request, standalone: bool) -> None:
+    if standalone and request.supervised:
+        raise UsageError(
+            "--standalone with --restarts, --spares, --hang-after or --until-done: nobody would be there to do it",
+            hint="leave --standalone out: windlass has to run in the job",
+        )
+
+
+def _plan(request: Request, environ: Mapping[str, str], run_dir: str) -> PlannedRequest:
+    planned = plan_request(request, environ, here=False, run_dir=run_dir)
+    plan = planned.plan
+    if plan.scheduler == "none":
+        raise UsageError(
+            f"{plan.site} has no scheduler to submit to", hint="use `windlass run`, or name the machine with --site"
+        )
+    refuse_incomplete(request, planned.context.site)
+    return planned
+
+
+def _script(plan: Plan, run_dir: str, run_id: str, standalone: bool) -> str:
+    if standalone:
+        return standalone_script(plan, run_dir, os.getuid(), run_id)
+    return batch_script(plan, run_dir, (sys.executable, "-m", "windlass"))

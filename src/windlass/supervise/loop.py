@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
@@ -19,11 +18,11 @@ from windlass.failure.verdict import Attempt, Verdict, attempt_folders, judge, p
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.notation.shell import quote
-from windlass.plan.inputs import Context, Secrets
+from windlass.plan.inputs import Secrets
 from windlass.plan.render.secrets import SECRETS_FILE
 from windlass.run.bad_nodes import remember_node
 from windlass.run.folder import RunFolder, restart
-from windlass.run.output import View
+from windlass.run.run import Run
 from windlass.run.verdict import save_verdict
 from windlass.supervise.diagnostics import NodeReport, diagnose_nodes
 from windlass.supervise.evidence import Ended, gather
@@ -37,16 +36,9 @@ _NEEDED_SHARE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Live:
+class Supervised(Run):
     """A run to be kept alive, and what it takes to do so."""
 
-    plan: Plan
-    folder: RunFolder
-    context: Context
-    view: View
-    environ: Mapping[str, str]
-    state_dir: Path
-    quiet: bool
     start: Start
     """Starts the ranks of a plan, as attempt so and so, under this watch; returns when all have ended."""
 
@@ -54,7 +46,7 @@ class Live:
     """When the allocation ends, where that is known."""
 
 
-def keep_alive(live: Live) -> RunRecord:
+def keep_alive(live: Supervised) -> RunRecord:
     """Run to the end of the work, of the allowed restarts or of the allocation. Returns the last attempt's record,
     with the exit code of "resume me" where the work can go on later."""
     last: list[RunRecord] = []
@@ -71,7 +63,7 @@ def keep_alive(live: Live) -> RunRecord:
         raise
 
 
-def _keep_alive(live: Live, last: list[RunRecord]) -> RunRecord:
+def _keep_alive(live: Supervised, last: list[RunRecord]) -> RunRecord:
     secrets = _read_secrets(live.folder)
     session = f"{live.plan.job_id or 'here'}/{time.time():.0f}"
     past = list(past_attempts(live.folder.path))
@@ -102,7 +94,7 @@ def _keep_alive(live: Live, last: list[RunRecord]) -> RunRecord:
         live.folder.save_plan(plan, Secrets())
 
 
-def _attempt(live: Live, plan: Plan, number: int, began: float) -> Ended:
+def _attempt(live: Supervised, plan: Plan, number: int, began: float) -> Ended:
     stacks: list[NodeReport] = []
     request = plan.request
     watch = RankWatch(
@@ -128,7 +120,7 @@ def _attempt(live: Live, plan: Plan, number: int, began: float) -> Ended:
 
 
 def _judge(
-    live: Live, ended: Ended, past: tuple[Past, ...], bad: frozenset[str], session: str, began: float
+    live: Supervised, ended: Ended, past: tuple[Past, ...], bad: frozenset[str], session: str, began: float
 ) -> Verdict:
     """Gather, find the root cause, decide, and write all of it down."""
     attempt = Attempt(
@@ -146,7 +138,7 @@ def _judge(
     return verdict
 
 
-def _options(live: Live, plan: Plan, seen: Observed, cause: Cause, bad: frozenset[str], began: float) -> Options:
+def _options(live: Supervised, plan: Plan, seen: Observed, cause: Cause, bad: frozenset[str], began: float) -> Options:
     left = None if live.deadline_s is None else live.deadline_s - time.time()
     whole = None if live.deadline_s is None else live.deadline_s - began
     gone = bad | ({cause.host} if cause.host else set())
@@ -161,19 +153,23 @@ def _options(live: Live, plan: Plan, seen: Observed, cause: Cause, bad: frozense
     )
 
 
-def _remember(live: Live, decision: Decision, bad: frozenset[str]) -> frozenset[str]:
+def _remember(live: Supervised, decision: Decision, bad: frozenset[str]) -> frozenset[str]:
     if decision.bad is None:
         return bad
     try:
         remember_node(
-            live.state_dir, site=live.plan.site, host=decision.bad, reason=decision.why, run=str(live.folder.path)
+            live.settings.state_dir,
+            site=live.plan.site,
+            host=decision.bad,
+            reason=decision.why,
+            run=str(live.folder.path),
         )
     except WindlassError as error:
         live.view.note(f"windlass: {error.message}")
     return bad | {decision.bad}
 
 
-def _tell(live: Live, verdict: Verdict, record: RunRecord) -> None:
+def _tell(live: Supervised, verdict: Verdict, record: RunRecord) -> None:
     """For a person: the root cause as any run tells it, with the rank's last lines where it ends here; then what is
     done about it."""
     cause, decision, note = verdict.cause, verdict.decision, live.view.note
@@ -194,7 +190,7 @@ def _tell(live: Live, verdict: Verdict, record: RunRecord) -> None:
     note(f"windlass: evidence is in {path}/evidence; all attempts: windlass runs show {quote(path)}")
 
 
-def _resubmitted(live: Live, plan: Plan, record: RunRecord, bad: frozenset[str]) -> RunRecord:
+def _resubmitted(live: Supervised, plan: Plan, record: RunRecord, bad: frozenset[str]) -> RunRecord:
     try:
         job_id = resubmit(plan, live.folder, live.environ, bad, live.deadline_s)
         live.view.note(f"windlass: submitted again as job {job_id}")
@@ -204,7 +200,7 @@ def _resubmitted(live: Live, plan: Plan, record: RunRecord, bad: frozenset[str])
     return _with_code(live, record, RESUME_ME)
 
 
-def _with_code(live: Live, record: RunRecord, code: int) -> RunRecord:
+def _with_code(live: Supervised, record: RunRecord, code: int) -> RunRecord:
     changed = msgspec.structs.replace(record, exit_code=code)
     with contextlib.suppress(WindlassError):
         live.folder.save_result(changed)

@@ -8,24 +8,24 @@ from windlass.launchers import get_launcher
 from windlass.model.origin import Argument
 from windlass.model.plan import Plan
 from windlass.notation.hostlist import expand_hostlist, fold_hostlist
-from windlass.plan.inputs import Context
+from windlass.plan.inputs import PlanningContext
 from windlass.plan.plan import make_plan
 from windlass.plan.shape import choose_hosts
 
 
-def usable_hosts(context: Context, bad: frozenset[str]) -> tuple[str, ...]:
+def usable_hosts(context: PlanningContext, bad: frozenset[str]) -> tuple[str, ...]:
     """Hosts of the allocation that are not known to be bad, in its order."""
     hosts = context.allocation.hosts if context.allocation else ()
     return tuple(host for host in hosts if host not in bad)
 
 
-def spare_hosts(plan: Plan, context: Context, bad: frozenset[str]) -> int:
+def spare_hosts(plan: Plan, context: PlanningContext, bad: frozenset[str]) -> int:
     """How many hosts that are not in use now could take the place of bad ones."""
     used = expand_hostlist(plan.hosts) if plan.hosts else ()
     return len([host for host in usable_hosts(context, bad) if host not in used])
 
 
-def next_plan(plan: Plan, context: Context, bad: frozenset[str]) -> Plan:
+def next_plan(plan: Plan, context: PlanningContext, bad: frozenset[str]) -> Plan:
     """The same plan for hosts without the bad ones. What is secret in it stays as it was."""
     used = expand_hostlist(plan.hosts) if plan.hosts else ()
     if bad & set(used) and context.allocation is not None:
@@ -37,13 +37,13 @@ def next_plan(plan: Plan, context: Context, bad: frozenset[str]) -> Plan:
     return msgspec.structs.replace(plan, launch=(*plan.launch, again))
 
 
-def in_job(plan: Plan, context: Context) -> Plan:
+def in_job(plan: Plan, context: PlanningContext) -> Plan:
     """A saved plan in the job that it runs in now: on this job's hosts, those that failed lately left to the end."""
     assert context.allocation is not None
     return on_hosts(plan, context, choose_hosts(context.allocation.hosts, plan.nodes, context.bad_hosts))
 
 
-def on_hosts(plan: Plan, context: Context, hosts: tuple[str, ...]) -> Plan:
+def on_hosts(plan: Plan, context: PlanningContext, hosts: tuple[str, ...]) -> Plan:
     """The plan made anew for these hosts of the allocation."""
     request = msgspec.structs.replace(
         plan.request, hosts=fold_hostlist(hosts), nodes=None, ranks_per_node=plan.ranks_per_node, site=plan.site

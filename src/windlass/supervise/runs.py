@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -77,7 +78,7 @@ def _state(
     folder: RunFolder, plan: Plan, record: RunRecord | None, job_id: str | None, environ: Mapping[str, str]
 ) -> tuple[State, str]:
     owner = read_owner(folder)
-    if owner is not None and owner.alive():
+    if owner is not None and owner.pid != os.getpid() and owner.alive():  # who asks does not drive it at this moment
         return "running", f"by process {owner.pid} on {owner.host}"
     queued = _in_queue(plan, job_id, environ) if job_id and _may_be_queued(folder, owner, job_id) else None
     if queued:

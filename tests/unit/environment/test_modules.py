@@ -19,7 +19,7 @@ from windlass.environment.modules import (
     users_variables,
 )
 from windlass.model.request import Request
-from windlass.run.context import look_around
+from windlass.run.context import gather_context
 from windlass.settings import Settings
 
 MODULEFILE = """#%Module1.0
@@ -114,8 +114,8 @@ def test_a_plan_knows_the_modules_value_from_the_users(
 ) -> None:
     environ = _environment_with(modules, *more)
     request = Request(command=("true",), site="lumi", nodes=2)
-    around = look_around(request, Settings(config_dir=modules / "none"), environ=environ, here=False)
-    assert around.context.users_environment.get(name) == users
+    context = gather_context(request, Settings(config_dir=modules / "none"), environ=environ, here=False)
+    assert context.users_environment.get(name) == users
 
 
 @pytest.mark.modules

@@ -16,7 +16,7 @@ from windlass.model.origin import words_of
 from windlass.model.plan import CacheRoot, Plan, plan_from_json, plan_to_json
 from windlass.model.request import Request
 from windlass.plan.cache import declared_roots
-from windlass.plan.inputs import Context
+from windlass.plan.inputs import PlanningContext
 from windlass.plan.plan import make_plan
 from windlass.plan.render.rank_script import JobFacts, rank_script
 from windlass.plan.show import plan_text
@@ -32,7 +32,7 @@ def local_plan(tmp_path: Path, root: Path, command: tuple[str, ...], **options: 
     site = msgspec.structs.replace(site, file=msgspec.structs.replace(site.file, storage=storage))
     request = Request(command=command, cwd=str(tmp_path), cache=(str(root),), **options)  # type: ignore[arg-type]
     plain, _ = plan_for("workstation", "true")
-    context = Context(
+    context = PlanningContext(
         site=site,
         topology=plain.topology,
         cache_roots=((str(root), os.path.realpath(root)),),

@@ -12,7 +12,7 @@ from unit.cli.typed import in_process
 from windlass.errors import UsageError
 from windlass.failure.snapshot_ledger import newest_step, read_ledger
 from windlass.model.request import Allocation
-from windlass.plan.inputs import Context
+from windlass.plan.inputs import PlanningContext
 from windlass.plan.render.batch_script import batch_script, launch_words
 from windlass.plan.shape import choose_hosts
 from windlass.plan.show import plan_text
@@ -27,8 +27,8 @@ from windlass.supervise.runs import RunState, cleanable
 _FOUR = Allocation(scheduler="slurm", job_id="7", hosts=("n1", "n2", "n3", "n4"))
 
 
-def context(site: str = "generic-slurm", allocation: Allocation = _FOUR) -> Context:
-    return Context(site=load_site(site), topology=PLAIN, allocation=allocation)
+def context(site: str = "generic-slurm", allocation: Allocation = _FOUR) -> PlanningContext:
+    return PlanningContext(site=load_site(site), topology=PLAIN, allocation=allocation)
 
 
 def test_spares_stay_idle_and_take_the_place_of_a_bad_host() -> None:

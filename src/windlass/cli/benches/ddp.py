@@ -54,7 +54,7 @@ def main(args: argparse.Namespace) -> Result:
     words = {(m, p): case_words(args, m, parallel=p) for m in models for p in (False, True)}
     bench = open_bench("ddp", args, {"model": args.model, "batch": args.batch, "image": args.image, "fast": args.fast})
     rows = []
-    for model, step in ((model, step) for model in models for step in ddp.sweep(*size_here(args, bench))):
+    for model, step in ((model, step) for model in models for step in ddp.sweep(*size_here(bench))):
         outcome = bench.run(
             Part(
                 name=f"{model}-{step.label.replace(' ', '-').replace('/', '-')}",

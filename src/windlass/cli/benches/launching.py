@@ -13,20 +13,15 @@ from windlass.bench import report
 from windlass.bench.page import page
 from windlass.bench.records import BenchRecord, write_record
 from windlass.bench.reference import load_references
-from windlass.bench.runner import Bench, RankError, Start
+from windlass.bench.runner import Bench, RankError
 from windlass.cli.benches.report import write_page
 from windlass.cli.options import add_request_options, request_from
 from windlass.cli.result import Result
-from windlass.cli.run import plan_here, to_its_end
 from windlass.errors import UsageError
-from windlass.model.plan import Plan
-from windlass.model.record import RunRecord
-from windlass.model.request import Request
 from windlass.model.secrets import mask_word, secret_positions
-from windlass.run.context import current_environ
-from windlass.run.folder import RunFolder, folder_path
-from windlass.run.output import View
-from windlass.settings import read_settings
+from windlass.run.folder import folder_path
+from windlass.run.planning import plan_to_run
+from windlass.settings import current_environ, read_settings
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +38,6 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 def open_bench(case: str, args: argparse.Namespace, options: dict[str, Any]) -> Bench:
     """A benchmark that is ready to run its parts."""
     environ = current_environ()
-    settings = read_settings(environ)
     args.kind, args.command = "command", ["true"]
     request = request_from(args, environ)
     if request.supervised:
@@ -53,38 +47,24 @@ def open_bench(case: str, args: argparse.Namespace, options: dict[str, Any]) -> 
     return Bench(
         case=case,
         request=request,
-        start=_starter(args),
-        folder=folder_path(args.run_dir, settings.runs_dir, args.name or f"bench-{case}"),
+        environ=environ,
+        allow_login=args.allow_login,
+        folder=folder_path(args.run_dir, read_settings(environ).runs_dir, args.name or f"bench-{case}"),
         exact_folder=args.run_dir is not None,
         command=tuple(mask_word(word) if at in hide else word for at, word in enumerate(words)),
         options=options,
     )
 
 
-def size_here(
-    args: argparse.Namespace, bench: Bench, *, nodes: int | None = None, ranks_per_node: int | None = None
-) -> tuple[int, int]:
+def size_here(bench: Bench, *, nodes: int | None = None, ranks_per_node: int | None = None) -> tuple[int, int]:
     """Nodes and ranks per node that a plan would choose here, now; an error where the size that is asked cannot be."""
-    environ = current_environ()
     request = msgspec.structs.replace(
         bench.request,
         nodes=nodes or bench.request.nodes,
         ranks_per_node=ranks_per_node or bench.request.ranks_per_node,
     )
-    plan, _, _ = plan_here(request, read_settings(environ), environ, allow_login=args.allow_login)
+    plan = plan_to_run(request, bench.environ, allow_login=bench.allow_login).plan
     return plan.nodes, plan.ranks_per_node
-
-
-def _starter(args: argparse.Namespace) -> Start:
-    environ = current_environ()
-    settings = read_settings(environ)
-
-    def start(request: Request, folder: RunFolder, view: View) -> tuple[Plan, RunRecord]:
-        plan, secrets, around = plan_here(request, settings, environ, allow_login=args.allow_login)
-        folder.save_plan(plan, secrets)
-        return plan, to_its_end(plan, secrets, folder, around, view, environ, quiet=True)
-
-    return start
 
 
 def finish(bench: Bench, record: BenchRecord, args: argparse.Namespace) -> Result:
@@ -98,7 +78,7 @@ def finish(bench: Bench, record: BenchRecord, args: argparse.Namespace) -> Resul
         detail = "; ".join(bench.failed) or "the ranks told nothing"
         hint = f"see `windlass logs {bench.folder}`"
         raise RankError(f"nothing was measured: {detail}", hint=hint, code=bench.exit_code or 1)
-    references = load_references(read_settings().config_dir)
+    references = load_references(read_settings(current_environ()).config_dir)
     if args.html and record.rows:
         write_page(args.html, page([record], references))
     lines = [report.table_text(record), *report.end_lines(record, references)]

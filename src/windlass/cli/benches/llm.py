@@ -67,7 +67,7 @@ def case_words(args: argparse.Namespace, world_size: int) -> tuple[str, ...]:
 def main(args: argparse.Namespace) -> Result:
     llama_size(args.model)
     bench = open_bench("llm", args, {"model": args.model})
-    nodes, ranks = size_here(args, bench)
+    nodes, ranks = size_here(bench)
     outcome = bench.run(Part(name="llm", program="train", words=case_words(args, nodes * ranks)))
     row = row_from(outcome) if outcome else None
     bench.options |= training.options_of(bench.outcomes)

@@ -11,7 +11,7 @@ from windlass.bench.report import verdict_lines
 from windlass.bench.verdict import judge
 from windlass.cli.benches.report import add_known_options, known_from, write_page
 from windlass.cli.result import Result
-from windlass.settings import read_settings
+from windlass.settings import current_environ, read_settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> Result:
-    references = load_references(read_settings().config_dir)
+    references = load_references(read_settings(current_environ()).config_dir)
     if args.record is None:
         lines = reference_lines(args.case, references, args.device_name)
         if args.html:

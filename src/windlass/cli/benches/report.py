@@ -13,7 +13,7 @@ from windlass.bench.records import write_record
 from windlass.bench.reference import load_references
 from windlass.cli.result import Result
 from windlass.errors import MachineError, UsageError
-from windlass.settings import read_settings
+from windlass.settings import current_environ, read_settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +44,7 @@ def write_page(path: str, text: str) -> None:
 
 
 def main(args: argparse.Namespace) -> Result:
-    references = load_references(read_settings().config_dir)
+    references = load_references(read_settings(current_environ()).config_dir)
     records = [read_record(path, known_from(args)) for path in args.records]
     if args.out:
         if len(records) != 1:

@@ -44,12 +44,10 @@ def main(args: argparse.Namespace) -> Result:
     counts = scaling.parse_counts(args.nodes or args.ranks, "--nodes" if args.nodes else "--ranks")
     by_nodes, args.nodes = bool(args.nodes), None
     bench = open_bench("scale", args, {"case": args.case, "sizes": list(counts)})
-    each = args.ranks_per_node or (size_here(args, bench)[1] if by_nodes else None)
+    each = args.ranks_per_node or (size_here(bench)[1] if by_nodes else None)
     sizes = [(count, each) if by_nodes else (1, count) for count in counts]
     for nodes, ranks in sizes:
-        size_here(
-            args, bench, nodes=nodes, ranks_per_node=ranks
-        )  # a size that cannot be is told before any is measured
+        size_here(bench, nodes=nodes, ranks_per_node=ranks)  # a size that cannot be is told before any is measured
     measured = []
     for nodes, ranks in sizes:
         outcome = bench.run(

@@ -26,7 +26,7 @@ from windlass.cli.options import parse_size
 from windlass.cli.result import Result
 from windlass.errors import MachineError, UsageError, unknown_name
 from windlass.model.jsontext import to_json
-from windlass.run.context import current_environ
+from windlass.settings import current_environ
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,139 @@
+"""windlass as a library: plan a request, start a run, resume one, submit one. What the commands do, without a terminal.
+
+Every function takes the environment to work with (`environ`, by default a copy of this process's) and what to show
+(`view`, by default nothing). `start` and what starts runs belong into the main thread: they listen to signals.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+
+from windlass.agents.cache_service import cache_beside
+from windlass.model.plan import Plan
+from windlass.model.record import RunRecord
+from windlass.model.request import Request
+from windlass.plan.render.rank_script import JobFacts
+from windlass.run import new, planning, submit
+from windlass.run.execute import Beside
+from windlass.run.folder import RunFolder, open_folder
+from windlass.run.once import run_once
+from windlass.run.output import View, ViewMaker, terminal_view
+from windlass.run.planning import PlannedRequest
+from windlass.run.run import Run
+from windlass.run.submit import Submission
+from windlass.settings import current_environ
+from windlass.supervise import saved
+from windlass.supervise.attempts import own
+from windlass.supervise.supervised import run_supervised
+
+__all__ = [
+    "Plan",
+    "PlannedRequest",
+    "Request",
+    "Run",
+    "RunFolder",
+    "RunRecord",
+    "Submission",
+    "View",
+    "new_run",
+    "plan_request",
+    "resume",
+    "run",
+    "saved_run",
+    "start",
+    "submit_request",
+    "terminal_view",
+]
+
+
+def plan_request(request: Request, *, environ: Mapping[str, str] | None = None, here: bool = True) -> PlannedRequest:
+    """The plan of a request. `here`: for nodes like this one, as opposed to nodes that cannot be seen from here.
+    Starts and writes nothing."""
+    return planning.plan_request(request, _given(environ), here=here)
+
+
+def new_run(
+    request: Request,
+    *,
+    environ: Mapping[str, str] | None = None,
+    view: ViewMaker | None = None,
+    allow_login: bool = False,
+    quiet: bool = False,
+) -> Run:
+    """A run that can be started: planned for this machine or this allocation, its folder made, its plan saved there.
+    Raises `UsageError` for a request that cannot be, and makes nothing then."""
+    return new.new_run(request, _given(environ), view or silent_view, allow_login=allow_login, quiet=quiet)
+
+
+def saved_run(
+    path: str | Path,
+    *,
+    environ: Mapping[str, str] | None = None,
+    view: ViewMaker | None = None,
+    run_dir: str | None = None,
+    quiet: bool = False,
+) -> Run:
+    """The run of a saved plan (a file or a run folder), completed with what only this job knows."""
+    return saved.saved_run(str(path), _given(environ), view or silent_view, run_dir=run_dir, quiet=quiet)
+
+
+def start(run: Run) -> RunRecord:
+    """Start a run and stay until it has ended: once, or supervised where its request asks for that. Returns the record,
+    also of a run that failed; raises where it could not be started. Nothing of it is left on return."""
+    own(run.folder, run.plan.job_id)
+    return run_supervised(run) if run.plan.request.supervised else run_once(run, _sidecar)
+
+
+def run(
+    request: Request,
+    *,
+    environ: Mapping[str, str] | None = None,
+    view: ViewMaker | None = None,
+    allow_login: bool = False,
+    quiet: bool = False,
+) -> RunRecord:
+    """Plan and start a new run, and stay until it has ended."""
+    return start(new_run(request, environ=environ, view=view, allow_login=allow_login, quiet=quiet))
+
+
+def resume(
+    folder: RunFolder | str | Path,
+    *,
+    nodes: int | None = None,
+    ranks_per_node: int | None = None,
+    environ: Mapping[str, str] | None = None,
+    view: ViewMaker | None = None,
+    quiet: bool = False,
+) -> RunRecord | Submission:
+    """Go on with a run that has ended, with its saved plan or at another size: here, and then it is the record of how
+    it ended; or, where its scheduler has to be asked, the job that goes on."""
+    opened = folder if isinstance(folder, RunFolder) else open_folder(folder)
+    ready = saved.resume_run(
+        opened, _given(environ), view or silent_view, nodes=nodes, ranks_per_node=ranks_per_node, quiet=quiet
+    )
+    return start(ready) if isinstance(ready, Run) else ready
+
+
+def submit_request(
+    request: Request, *, environ: Mapping[str, str] | None = None, standalone: bool = False
+) -> Submission:
+    """Write the batch script of a request into a new run folder and hand it to the scheduler."""
+    environ = _given(environ)
+    return submit.submit(submit.prepare_submission(request, environ, standalone=standalone), environ)
+
+
+def silent_view(plan: Plan) -> View:
+    """A view that shows nothing: output of the ranks is in the run folder, how they ended in the record."""
+    return View(frozenset(), io.StringIO(), io.StringIO())
+
+
+def _given(environ: Mapping[str, str] | None) -> Mapping[str, str]:
+    return current_environ() if environ is None else environ
+
+
+def _sidecar(run: Run, facts: JobFacts, hosts: tuple[str, ...]) -> Beside | None:
+    if run.plan.cache is None:
+        return None
+    return cache_beside(run.plan, run.folder, facts, hosts, run.view, run.environ, quiet=run.quiet)

@@ -1,0 +1,38 @@
+"""A new run: planned, in a folder of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from windlass.model.request import Request
+from windlass.run.folder import make_folder
+from windlass.run.output import ViewMaker
+from windlass.run.planning import plan_to_run
+from windlass.run.run import Run
+from windlass.settings import read_settings
+
+
+def new_run(
+    request: Request,
+    environ: Mapping[str, str],
+    make_view: ViewMaker,
+    *,
+    allow_login: bool = False,
+    quiet: bool = False,
+) -> Run:
+    """A run that can be started: planned, with its folder made and its plan saved there. Makes nothing where the
+    request is wrong."""
+    planned = plan_to_run(request, environ, allow_login=allow_login)
+    view = make_view(planned.plan)
+    folder = make_folder(request.run_dir, read_settings(environ).runs_dir, planned.plan.name)
+    folder.claim()
+    folder.save_plan(planned.plan, planned.secrets)
+    return Run(
+        plan=planned.plan,
+        secrets=planned.secrets,
+        folder=folder,
+        context=planned.context,
+        view=view,
+        environ=environ,
+        quiet=quiet,
+    )

@@ -1,0 +1,39 @@
+"""Run a plan once: resolve the rendezvous, start the ranks, stay until they have ended, tell how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from windlass.failure.verdict import verdict_lines
+from windlass.model.record import RunRecord
+from windlass.plan.render.rank_script import JobFacts
+from windlass.run.execute import Beside, execute, good_end, prepare
+from windlass.run.rendezvous import plan_hosts, resolve_rendezvous
+from windlass.run.run import Run
+from windlass.run.verdict import judge_run
+
+SidecarMaker = Callable[[Run, JobFacts, tuple[str, ...]], Beside | None]
+"""Makes what runs beside the ranks on these hosts, from a layer above; None where the plan needs nothing."""
+
+
+def run_once(run: Run, make_sidecar: SidecarMaker) -> RunRecord:
+    """Start a run, show its ranks, note how it ended. Returns its record, which is saved in the folder."""
+    plan, folder = run.plan, run.folder
+    try:
+        if run.secrets:
+            folder.save_plan(plan, run.secrets)
+        hosts = plan_hosts(plan)
+        facts = resolve_rendezvous(run, hosts, folder.run_id)
+        run.announce()
+        prepare(plan, folder, facts, hosts)
+    except BaseException:
+        folder.forget_secrets()  # nothing has started that could need them
+        raise
+    record = execute(plan, folder, facts, hosts, run.view, run.environ, make_sidecar(run, facts, hosts))
+    if record.outcome != "ok":
+        for line in verdict_lines(judge_run(plan, folder, record), record, folder.path, shown=run.view.shows):
+            run.view.note(line)
+    elif not run.quiet:
+        for line in good_end(plan, record, folder):
+            run.view.note(line)
+    return record

@@ -1,0 +1,62 @@
+"""From a request to a plan. Starts and writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from windlass.errors import UsageError
+from windlass.model.plan import Plan
+from windlass.model.request import Request
+from windlass.plan.inputs import PlanningContext, Secrets
+from windlass.plan.plan import make_plan
+from windlass.run.context import gather_context
+from windlass.settings import read_settings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedRequest:
+    """A plan, what it hides, and the context that it was made in."""
+
+    plan: Plan
+    secrets: Secrets
+    context: PlanningContext
+
+
+def plan_request(
+    request: Request, environ: Mapping[str, str], *, here: bool, run_dir: str | None = None
+) -> PlannedRequest:
+    """The plan of a request. `here`: for nodes like this one, which is looked at. Starts and writes nothing."""
+    context = gather_context(request, read_settings(environ), environ=environ, here=here)
+    if run_dir is not None:
+        context = msgspec.structs.replace(context, run_dir=run_dir)
+    plan, secrets = make_plan(request, context)
+    return PlannedRequest(plan=plan, secrets=secrets, context=context)
+
+
+def plan_to_run(request: Request, environ: Mapping[str, str], *, allow_login: bool = False) -> PlannedRequest:
+    """The plan of a request that is to run from here, now. Raises `UsageError` on a login node."""
+    settings = read_settings(environ)
+    context = gather_context(request, settings, environ=environ, here=True)
+    _refuse_login(context, request, allowed=allow_login or settings.allow_login)
+    plan, secrets = make_plan(request, context)
+    return PlannedRequest(plan=plan, secrets=secrets, context=context)
+
+
+def _refuse_login(context: PlanningContext, request: Request, *, allowed: bool) -> None:
+    """On a login node ranks would disturb everybody; where a scheduler rules the nodes, it has to be asked."""
+    if context.allocation is not None or request.scheduler == "none" or allowed:
+        return
+    detection, site = context.detection, context.site
+    if detection is not None and detection.login.verdict == "yes" and site.file.login_refuse:
+        raise UsageError(
+            f"this is a login node of {site.name} ({detection.login.because})",
+            hint="use `windlass submit` with the same arguments, or get an allocation first; --allow-login overrides",
+        )
+    if site.file.scheduler.kind != "none":
+        raise UsageError(
+            f"{site.name} has a scheduler ({site.file.scheduler.kind}), and this is not inside a job",
+            hint="use `windlass submit`, or get an allocation first; --scheduler none runs on this machine alone",
+        )
