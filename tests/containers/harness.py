@@ -87,7 +87,8 @@ def _setting_lines(setting: Setting) -> list[str]:
     else:
         value = fillable(setting.value, expand=True) if setting.expand else quote(setting.value)
         tail = f'"${{{setting.name}:+:${setting.name}}}"' if setting.prepend else ""
-        action = f"export {setting.name}={value}{tail}"
+        head = f'"${{{setting.name}:+${setting.name}:}}"' if setting.append else ""
+        action = f"export {setting.name}={head}{value}{tail}"
     if setting.when.exists:
         return [f"if [ -e {expandable(setting.when.exists)} ]; then {action}; fi"]
     return [action]

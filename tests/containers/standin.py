@@ -116,6 +116,8 @@ def apptainer(words: list[str], prefix: str) -> None:
             value = text if plain else evaluated(text)
             if key == "PREPEND_PATH":
                 env["PATH"] = f"{value}:{env['PATH']}"
+            elif key == "APPEND_PATH":
+                env["PATH"] = f"{env['PATH']}:{value}"
             elif key != "HOME":
                 env[key] = value
     if verb == "run" and not plain:

@@ -137,6 +137,18 @@ def test_library_paths_go_in_front_of_the_images_own_and_not_to_the_host(name: s
         assert "LD_LIBRARY_PATH" not in seen.report["host"]  # type: ignore[operator]
 
 
+def test_library_paths_go_behind_the_images_own(name: str, tmp_path: Path) -> None:
+    settings = (
+        Setting(name="LD_LIBRARY_PATH", value="/host/lib", because="test", append=True),
+        Setting(name="PATH", value="/opt/tools/bin", because="test", append=True),
+    )
+    plan = _plan(name, tmp_path, settings=settings)
+    image = {} if name == "charliecloud" else {"LD_LIBRARY_PATH": "/image/lib"}
+    seen = _ok(run_wrapped(_spec(name, tmp_path, container=plan), show(), work=tmp_path, image_env=image))
+    assert seen.environ["LD_LIBRARY_PATH"] == (b"/image/lib:" if image else b"") + b"/host/lib"
+    assert seen.environ["PATH"].endswith(b":/opt/tools/bin")
+
+
 def test_a_library_path_can_replace_the_images(name: str, tmp_path: Path) -> None:
     settings = (Setting(name="LD_LIBRARY_PATH", value="${CRAY}:/opt/lib", because="test", expand=True),)
     plan = _plan(name, tmp_path, settings=settings)

@@ -78,6 +78,10 @@ def _add_ranks(ranks: Group) -> None:
 def _add_environment(inside: Group) -> None:
     inside.add_argument("--python", metavar="PATH", help="interpreter for SCRIPT.py and -m")
     inside.add_argument("--env", action="append", default=[], metavar="K=V", help="set a variable in the ranks")
+    inside.add_argument(
+        "--env-prepend", action="append", default=[], metavar="K=V", help="put a folder in front of a path variable"
+    )
+    inside.add_argument("--env-append", action="append", default=[], metavar="K=V", help="put a folder behind one")
     inside.add_argument("--unset", action="append", default=[], metavar="K", help="unset a variable in the ranks")
     inside.add_argument("--module", action="append", default=[], metavar="NAME", help="load a module in the job")
     inside.add_argument("--no-modules", action="store_true", help="leave out the site's own modules")
@@ -250,6 +254,8 @@ def request_from(args: argparse.Namespace, environ: Mapping[str, str]) -> Reques
         binds=tuple(args.bind),
         container_args=tuple(args.container_arg),
         env=tuple(_pair(text) for text in args.env),
+        env_prepend=tuple(_pair(text, "--env-prepend") for text in args.env_prepend),
+        env_append=tuple(_pair(text, "--env-append") for text in args.env_append),
         unset=tuple(_variable(text, "--unset") for text in args.unset),
         modules=tuple(args.module),
         no_modules=args.no_modules,
@@ -376,11 +382,13 @@ def _absolute_command(path: str | None) -> str | None:
     return os.path.abspath(Path(path).expanduser())  # noqa: PTH100  resolve() would follow a venv's link to the base
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _pair(text: str, flag: str = "--env") -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals:
-        raise UsageError(f"--env {text!r} has no '='", hint="write --env NAME=VALUE")
-    return _variable(name, "--env"), value
+        raise UsageError(f"{flag} {text!r} has no '='", hint=f"write {flag} NAME=VALUE")
+    if not value and flag != "--env":
+        raise UsageError(f"{flag} {text} adds nothing", hint=f"write {flag} {name}=FOLDER")
+    return _variable(name, flag), value
 
 
 def _variable(name: str, flag: str) -> str:

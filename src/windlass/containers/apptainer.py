@@ -54,9 +54,9 @@ class Apptainer(Runtime):
         made += [
             inside.current(s, f"{self.prefix}ENV_{s.name}", f"{s.name} for the inside: {because}")
             for s in (*_arriving(spec), *inside.rank_settings(spec.rank_variables))
-            if not s.prepend and self._can_inject(s)
+            if not s.joins and self._can_inject(s)
         ]
-        made += [self._injected(s) for s in _arriving(spec) if s.prepend and self._can_inject(s)]
+        made += [self._injected(s) for s in _arriving(spec) if s.joins and self._can_inject(s)]
         if spec.container.verb == "run":
             made.append(
                 Setting(
@@ -97,18 +97,20 @@ class Apptainer(Runtime):
         """Whether the prefixed variable can bring this value in. PATH has a form of its own to put things in front."""
         if setting.value is None or setting.secret or setting.name in _NO_WAY_IN:
             return False
-        if setting.prepend and setting.name != "PATH":
+        if setting.joins and setting.name != "PATH":
             return False
         return setting.expand or not _EVALUATED & set(setting.value)
 
     def _injected(self, setting: Setting) -> Setting:
-        name = "PREPEND_PATH" if setting.name == "PATH" and setting.prepend else setting.name
+        name = setting.name
+        if name == "PATH" and setting.joins:
+            name = "PREPEND_PATH" if setting.prepend else "APPEND_PATH"
         return msgspec.structs.replace(setting, name=f"{self.prefix}ENV_{name}", keep_user=False)
 
     def _carried(self, spec: WrapSpec) -> tuple[inside.Carried, ...]:
         own = (s for s in spec.container.settings if not self._can_inject(s))
-        front = (s for s in _arriving(spec) if s.prepend and not self._can_inject(s))
-        rest = (s for s in _arriving(spec) if not s.prepend and not self._can_inject(s))
+        front = (s for s in _arriving(spec) if s.joins and not self._can_inject(s))
+        rest = (s for s in _arriving(spec) if not s.joins and not self._can_inject(s))
         return (*inside.carry((*own, *front)), *inside.carry_current(rest, "its value is not for a shell to evaluate"))
 
 

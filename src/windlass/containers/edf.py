@@ -68,7 +68,7 @@ def edf_text(spec: WrapSpec, mounts: tuple[Mount, ...]) -> str:
         text = f"{mount.source}:{mount.target}" + (":ro" if mount.read_only else "")
         lines.append(f"  {_string(text)},  # {_comment(mount.because)}")
     lines.append("]")
-    table = [s for s in plan.settings if not s.prepend]
+    table = [s for s in plan.settings if not s.joins]
     if table:
         lines += ["", "[env]"]
         lines += [f"{_key(s.name)} = {_string(_value(s))}  # {_comment(s.because)}" for s in table]
@@ -90,7 +90,7 @@ def registry_image(image: str) -> str:
 
 def _in_front(spec: WrapSpec) -> tuple[inside.Carried, ...]:
     """The file's variables replace; what goes in front of the image's value is put there by a shell inside."""
-    return inside.carry(tuple(s for s in spec.container.settings if s.prepend))
+    return inside.carry(tuple(s for s in spec.container.settings if s.joins))
 
 
 def _value(setting: Setting) -> str:

@@ -27,6 +27,7 @@ class Carried(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     carrier: Setting
     prepend: bool = False
+    append: bool = False
 
 
 def carry(settings: Iterable[Setting]) -> tuple[Carried, ...]:
@@ -40,10 +41,12 @@ def carry(settings: Iterable[Setting]) -> tuple[Carried, ...]:
             Carried(
                 name=setting.name,
                 prepend=setting.prepend,
+                append=setting.append,
                 carrier=msgspec.structs.replace(
                     setting,
                     name=f"{CARRIER}{setting.name}" + (f"_{again + 1}" if again else ""),
                     prepend=False,
+                    append=False,
                     keep_user=False,
                     because=f"{setting.because}; carried to the inside as {setting.name}",
                 ),
@@ -120,7 +123,7 @@ def inner_arguments(
 
 
 def _placing(carried: tuple[Carried, ...]) -> list[str]:
-    plain = [entry.name for entry in carried if not entry.prepend]
+    plain = [entry.name for entry in carried if not (entry.prepend or entry.append)]
     steps: list[str] = []
     if plain:
         names = " ".join(dict.fromkeys(plain))
@@ -131,11 +134,10 @@ def _placing(carried: tuple[Carried, ...]) -> list[str]:
             f' unset "{CARRIER}${_LOOP}"; done; unset {_LOOP}'
         )
     for entry in carried:
-        if entry.prepend:
-            name, carrier = entry.name, entry.carrier.name
-            steps.append(
-                f'[ -z "${{{carrier}+x}}" ] || export {name}="${carrier}${{{name}:+:${name}}}"; unset {carrier}'
-            )
+        name, carrier = entry.name, entry.carrier.name
+        joined = f"${carrier}${{{name}:+:${name}}}" if entry.prepend else f"${{{name}:+${name}:}}${carrier}"
+        if entry.prepend or entry.append:
+            steps.append(f'[ -z "${{{carrier}+x}}" ] || export {name}="{joined}"; unset {carrier}')
     return steps
 
 

@@ -101,7 +101,7 @@ def _names(spec: WrapSpec) -> list[tuple[str, str]]:
     names = {
         s.name: s.because
         for s in spec.settings
-        if s.inside and not s.prepend and s.value is not None and _NAME.match(s.name)
+        if s.inside and not s.joins and s.value is not None and _NAME.match(s.name)
     }
     names.update({name: "who this rank is" for name in spec.rank_variables if not name.startswith("WINDLASS_")})
     names.update(_FAMILIES)
@@ -109,7 +109,7 @@ def _names(spec: WrapSpec) -> list[tuple[str, str]]:
 
 
 def _carried(spec: WrapSpec) -> tuple[inside.Carried, ...]:
-    return inside.carry((*spec.container.settings, *(s for s in spec.settings if s.inside and s.prepend)))
+    return inside.carry((*spec.container.settings, *(s for s in spec.settings if s.inside and s.joins)))
 
 
 def _unset(spec: WrapSpec) -> tuple[str, ...]:

@@ -60,8 +60,8 @@ class Shifter(Runtime):
 
 def _carried(spec: WrapSpec) -> tuple[inside.Carried, ...]:
     arriving = tuple(s for s in spec.settings if s.inside and s.value is not None)
-    present = (*(s for s in arriving if not s.prepend), *inside.rank_settings(spec.rank_variables))
-    own = (*spec.container.settings, *(s for s in arriving if s.prepend))
+    present = (*(s for s in arriving if not s.joins), *inside.rank_settings(spec.rank_variables))
+    own = (*spec.container.settings, *(s for s in arriving if s.joins))
     return (*inside.carry_current(present, "the image's own value would win over the host's"), *inside.carry(own))
 
 

@@ -14,7 +14,7 @@ from windlass.model.site import SettingSpec
 
 
 def settings_that_hold(specs: Iterable[SettingSpec], facts: Facts) -> tuple[Setting, ...]:
-    """Settings whose conditions hold. Of one name the last wins, except that `prepend` ones add up and that settings
+    """Settings whose conditions hold. Of one name the last wins, except that joined ones add up and that settings
     which the node decides stand beside their unconditional alternative."""
     return tuple(setting_of(spec) for spec in specs if holds(spec.when, facts))
 
@@ -26,10 +26,10 @@ def layer(*groups: Iterable[Setting]) -> tuple[Setting, ...]:
         for setting in group:
             key = (
                 setting.name,
-                (setting.value or "") if setting.prepend else "",
+                f"{setting.prepend}{setting.value}" if setting.joins else "",
                 setting.when.text() if setting.when.at_run_time else "",
             )
-            if not setting.prepend and not setting.when.at_run_time:
+            if not setting.joins and not setting.when.at_run_time:
                 for old in [k for k in chosen if k[0] == setting.name]:
                     del chosen[old]
             chosen[key] = setting
@@ -42,7 +42,7 @@ def with_users_values(settings: Iterable[Setting], users: Mapping[str, str]) -> 
     rest: list[Setting] = []
     for setting in settings:
         mine = users.get(setting.name)
-        if mine is None or not setting.keep_user or setting.prepend:
+        if mine is None or not setting.keep_user or setting.joins:
             rest.append(setting)
         elif setting.name not in out:
             catalog = "unset it" if setting.value is None else f"say {setting.value}"
@@ -61,8 +61,12 @@ def with_users_values(settings: Iterable[Setting], users: Mapping[str, str]) -> 
     return tuple(rest)
 
 
-def flag_settings(env: tuple[tuple[str, str], ...], unset: tuple[str, ...]) -> tuple[Setting, ...]:
-    """Settings from `--env` and `--unset`. Secrets are masked; the caller keeps them in a file."""
+Pairs = tuple[tuple[str, str], ...]
+
+
+def flag_settings(env: Pairs, unset: tuple[str, ...], prepend: Pairs = (), append: Pairs = ()) -> tuple[Setting, ...]:
+    """Settings from `--env`, `--unset`, `--env-prepend` and `--env-append`. Secrets are masked; the caller keeps them
+    in a file. Of several that go to the front of one variable the first is searched first."""
     flag = Origin(scope="flag", where="--env")
     made = [
         Setting(
@@ -85,4 +89,19 @@ def flag_settings(env: tuple[tuple[str, str], ...], unset: tuple[str, ...]) -> t
         )
         for name in unset
     ]
+    made += [_joining(name, value, prepend=True) for name, value in reversed(prepend)]
+    made += [_joining(name, value, prepend=False) for name, value in append]
     return tuple(made)
+
+
+def _joining(name: str, value: str, *, prepend: bool) -> Setting:
+    flag = "--env-prepend" if prepend else "--env-append"
+    return Setting(
+        name=name,
+        value=value,
+        because="you asked for it",
+        origin=Origin(scope="flag", where=flag),
+        prepend=prepend,
+        append=not prepend,
+        keep_user=False,
+    )

@@ -32,12 +32,20 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Only tests that the compute node decides are left in here."""
     expand: bool = False
     prepend: bool = False
+    """Goes in front of the value that the variable has there, as an element of a path."""
+    append: bool = False
+    """Goes behind it."""
     inside: bool = True
     """False: only for the host side of a container."""
     secret: bool = False
     keep_user: bool = True
     """A value that the user has set in the environment before the modules wins over this one."""
     note: str = ""
+
+    @property
+    def joins(self) -> bool:
+        """Adds to the variable's value instead of replacing it."""
+        return self.prepend or self.append
 
 
 def setting_of(spec: SettingSpec) -> Setting:
@@ -53,6 +61,7 @@ def setting_of(spec: SettingSpec) -> Setting:
         when=left,
         expand=spec.expand,
         prepend=spec.prepend,
+        append=spec.append,
         note=spec.note,
     )
 

@@ -46,6 +46,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     container_args: tuple[str, ...] = ()
 
     env: tuple[tuple[str, str], ...] = ()
+    env_prepend: tuple[tuple[str, str], ...] = ()
+    env_append: tuple[tuple[str, str], ...] = ()
     unset: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     no_modules: bool = False

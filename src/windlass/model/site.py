@@ -38,6 +38,7 @@ class SettingSpec(_Table, frozen=True, kw_only=True):
     expand: bool = False
     """`${NAME}` in the value is expanded on the node, `{local_rank}` and the like in the rank."""
     prepend: bool = False
+    append: bool = False
     """The value goes in front of what is there, separated by a colon."""
     note: str = ""
     origin: Origin | None = None

@@ -13,6 +13,7 @@ from windlass.plan.shape import Shape
 
 _SLOW_START_S = 30
 _MANY_NODES = 64
+_PATHS = frozenset({"PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "PYTHONPATH", "MODULEPATH", "PKG_CONFIG_PATH"})
 
 
 def plan_remarks(
@@ -25,6 +26,7 @@ def plan_remarks(
         *_told_notes(site, facts),
         *_slow_start(request, context, shape),
         *_settings(environment),
+        *_replaced_paths(request),
     )
 
 
@@ -72,6 +74,16 @@ def _figure(reference: ReferenceSpec, nodes: int) -> str:
     where = "as many nodes" if reference.nodes == nodes else f"{reference.nodes} nodes"
     note = f" ({reference.note})" if reference.note else ""
     return f"{reference.what} took {reference.value:g} s on {where}{note}"
+
+
+def _replaced_paths(request: Request) -> Iterator[Remark]:
+    """A path variable that modules fill, replaced as a whole: libraries are then not found, far from the cause."""
+    for name in dict.fromkeys(name for name, _ in request.env if name in _PATHS):
+        yield Remark(
+            level="warning",
+            text=f"--env {name}=… replaces what modules and the system have set",
+            hint=f"--env-prepend {name}=DIR goes in front of it",
+        )
 
 
 def _settings(environment: tuple[Setting, ...]) -> Iterator[Remark]:

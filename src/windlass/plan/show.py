@@ -134,6 +134,8 @@ def setting_line(setting: Setting) -> str:
         text = f"{setting.name} unset"
     elif setting.prepend:
         text = f"{setting.name}={quote(setting.value)}:${setting.name}"
+    elif setting.append:
+        text = f"{setting.name}=${setting.name}:{quote(setting.value)}"
     else:
         text = f"{setting.name}={quote(setting.value)}"
     if setting.when.at_run_time:
@@ -270,7 +272,7 @@ def _names(words: Iterable[str]) -> dict[str, str]:
 
 
 def _by_setting(plan: Plan) -> dict[str, str]:
-    return {f"{s.name} {s.when.text()} {s.value if s.prepend else ''}": setting_line(s) for s in plan.environment}
+    return {f"{s.name} {s.when.text()} {s.value if s.joins else ''}": setting_line(s) for s in plan.environment}
 
 
 def _by_rank(plan: Plan) -> dict[str, str]:

@@ -202,8 +202,10 @@ def _settings(data: Table) -> Iterator[Misfit]:
         name = _text(item, "name")
         if name is not None and not _VARIABLE.fullmatch(name):
             yield Misfit(path=(*path, "name"), message=f"{name!r} is not a name of a variable")
-        if item.get("prepend") and "value" not in item:
-            yield Misfit(path=path, message="prepends nothing: the key 'value' is missing")
+        if (item.get("prepend") or item.get("append")) and "value" not in item:
+            yield Misfit(path=path, message="adds nothing to the variable: the key 'value' is missing")
+        if item.get("prepend") and item.get("append"):
+            yield Misfit(path=path, message="cannot go both in front of the variable's value and behind it")
 
 
 def _conditions(data: object, path: Path) -> Iterator[Misfit]:

@@ -11,8 +11,7 @@ from planning import PLAIN, plan_for
 from windlass.environment.caches import cache_dirs, cache_settings, cache_variable_names
 from windlass.environment.ranks import RANK_VARIABLES, rank_variable_names, thread_settings, visibility_settings
 from windlass.model.plan import Binding, RankBinding
-from windlass.model.request import PLACEHOLDERS
-from windlass.notation.shell import placeholders_in
+from windlass.notation.shell import PLACEHOLDERS, placeholders_in
 from windlass.plan.render.rank_script import setting_lines
 
 

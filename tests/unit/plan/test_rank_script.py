@@ -203,6 +203,19 @@ def test_settings_that_the_node_decides_are_tested_on_the_node(tmp_path: Path) -
     assert env["LD_LIBRARY_PATH"] == "/front:/back"
 
 
+@pytest.mark.parametrize("shell", SHELLS)
+def test_folders_go_in_front_of_a_path_and_behind_it(tmp_path: Path, shell: str) -> None:
+    plan = local_plan(
+        tmp_path,
+        env_prepend=(("LD_LIBRARY_PATH", "/a b"), ("LD_LIBRARY_PATH", "/second"), ("EMPTY", "/x")),
+        env_append=(("LD_LIBRARY_PATH", "/last"), ("OTHER", "/y")),
+    )
+    done = run_script(plan, tmp_path, shell=shell, LD_LIBRARY_PATH="/modules/lib")
+    seen = json.loads(done.stdout)["env"]
+    assert seen["LD_LIBRARY_PATH"] == "/a b:/second:/modules/lib:/last"
+    assert (seen["EMPTY"], seen["OTHER"]) == ("/x", "/y")
+
+
 def test_secrets_come_from_their_file_and_are_in_neither_plan_nor_script(tmp_path: Path) -> None:
     token = "hf_" + "a1B2c3D4" * 4
     plan, secrets = plan_for(

@@ -47,6 +47,11 @@ def test_nothing_is_said_where_nobody_measured_or_something_is_done(site: str, o
     assert "the environment is on" not in remarks(site, **options)
 
 
+def test_replacing_a_path_that_modules_fill_is_warned_about() -> None:
+    assert "--env-prepend LD_LIBRARY_PATH" in remarks("frontier", nodes=2, env=(("LD_LIBRARY_PATH", "/x"),))
+    assert "replaces" not in remarks("frontier", nodes=2, env_prepend=(("LD_LIBRARY_PATH", "/x"),))
+
+
 def test_aurora_says_its_remedy_beyond_sixteen_nodes_until_it_is_asked_for() -> None:
     assert "event queue overflow" not in remarks("aurora", nodes=16)
     assert "event queue overflow" in remarks("aurora", nodes=17) and "--with cxi-overflow" in remarks(

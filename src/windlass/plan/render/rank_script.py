@@ -228,8 +228,9 @@ def setting_lines(setting: Setting) -> list[str]:
         action = f"unset {setting.name}"
     else:
         value = fillable(setting.value, expand=True) if setting.expand else quote(setting.value)
+        head = f'"${{{setting.name}:+${setting.name}:}}"' if setting.append else ""
         tail = f'"${{{setting.name}:+:${setting.name}}}"' if setting.prepend else ""
-        action = f"export {setting.name}={value}{tail}"
+        action = f"export {setting.name}={head}{value}{tail}"
     test = _runtime_test(setting)
     return [*lines, f"if {test}; then {action}; fi" if test else action]
 
