@@ -262,19 +262,69 @@ def test_on_a_node_short_of_memory_the_cache_gets_smaller_not_the_job(monkeypatc
     store.close()
 
 
+V2_FILES = ("memory.max", "memory.current")
+V1_FILES = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+V1_MOUNT = "33 32 0:29 / TOP rw,nosuid shared:9 - cgroup cgroup rw,memory\n"
+V2_MOUNT = "33 32 0:29 / TOP rw,nosuid shared:9 - cgroup2 cgroup2 rw\n"
+
+
+class Machine:
+    """A /proc and control groups as a kernel shows them."""
+
+    def __init__(self, base: Path, own: str, mount: str) -> None:
+        self.proc, self.groups = base / "proc", base / "groups"
+        (self.proc / "self").mkdir(parents=True)
+        self.groups.mkdir()
+        (self.proc / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 8000 kB\n")
+        (self.proc / "self" / "cgroup").write_text(own)
+        (self.proc / "self" / "mountinfo").write_text(mount.replace("TOP", str(self.groups)))
+
+    def limit(
+        self, path: str, limit: str, used: int, names: tuple[str, str] = ("memory.max", "memory.current")
+    ) -> None:
+        folder = self.groups / path
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / names[0]).write_text(f"{limit}\n")
+        (folder / names[1]).write_text(f"{used}\n")
+
+    def left(self) -> int:
+        return memory_left(str(self.proc))
+
+
 def test_memory_left_is_the_least_of_machine_and_control_groups(tmp_path: Path) -> None:
-    proc, groups = tmp_path / "proc", tmp_path / "groups"
-    job = groups / "slurm" / "job_1" / "step_0"
-    (proc / "self").mkdir(parents=True)
-    job.mkdir(parents=True)
-    (proc / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 8000 kB\n")
-    assert memory_left(str(proc), str(groups)) == 8000 * 1024
-    (proc / "self" / "cgroup").write_text("0::/slurm/job_1/step_0\n")
-    (job / "memory.max").write_text("max\n")
-    (job.parent / "memory.max").write_text("5000000\n")
-    (job.parent / "memory.current").write_text("4000000\n")
-    assert memory_left(str(proc), str(groups)) == 1_000_000
-    assert memory_left(str(tmp_path / "none"), str(groups)) == 0
+    machine = Machine(tmp_path, "0::/slurm/job_1/step_0\n", V2_MOUNT)
+    assert machine.left() == 8000 * 1024
+    machine.limit("slurm/job_1/step_0", "max", 1)
+    machine.limit("slurm/job_1", "5000000", 4000000)
+    assert machine.left() == 1_000_000
+    assert memory_left(str(tmp_path / "none")) == 0
+
+
+def test_memory_left_knows_control_groups_of_version_1(tmp_path: Path) -> None:
+    own = "12:cpu,cpuacct:/\n4:memory:/slurm/uid_7/job_1\n0::/user.slice\n"
+    machine = Machine(tmp_path, own, "30 1 0:1 / /none rw - cgroup cgroup rw,cpu\n" + V1_MOUNT)
+    machine.limit("slurm/uid_7/job_1", "9223372036854771712", 5, V1_FILES)
+    assert machine.left() == 8000 * 1024, "no limit"
+    machine.limit("slurm/uid_7", "3000000", 1000000, V1_FILES)
+    assert machine.left() == 2_000_000
+
+
+@pytest.mark.parametrize("own", ["0::/\n", "0::/../other\n"])
+def test_memory_left_knows_the_limit_of_the_namespace_itself(tmp_path: Path, own: str) -> None:
+    machine = Machine(tmp_path, own, V2_MOUNT)
+    machine.limit("", "700000", 100000)
+    assert machine.left() == 600_000
+
+
+def test_memory_left_in_a_container_is_that_of_the_group_mounted_there(tmp_path: Path) -> None:
+    mount = "33 32 0:29 /docker/abc TOP ro - cgroup cgroup rw,memory\n"
+    machine = Machine(tmp_path, "4:memory:/docker/abc/inner\n", mount)
+    machine.limit("", "800000", 100000, V1_FILES)
+    assert machine.left() == 700_000
+    machine.limit("inner", "500000", 100000, V1_FILES)
+    assert machine.left() == 400_000
+    (machine.proc / "self" / "cgroup").write_text("4:memory:/elsewhere\n")
+    assert machine.left() == 700_000
 
 
 def test_the_bucket_gives_a_burst_and_then_a_rate() -> None:

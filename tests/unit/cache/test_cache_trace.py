@@ -68,6 +68,36 @@ def test_a_file_that_is_no_trace_is_refused(text: str) -> None:
         parse_trace(text)
 
 
+@pytest.mark.parametrize(
+    "touch",
+    [
+        '["/r/f", 0, 1000000000000000]',
+        '["/r/f", -1, 5]',
+        '["/r/f", 0, -2]',
+        '["/r/f", 1e400, 1]',
+        '["/r/../f", 0, 1]',
+        '["r", 0, 1]',
+        '["/r\\u0000", 0, 1]',
+    ],
+)
+def test_a_touch_that_cannot_be_is_refused(touch: str) -> None:
+    with pytest.raises(BadTraceError):
+        parse_trace('{"version": 1, "identity": "i", "roots": ["/r"], "touches": [' + touch + "]}")
+
+
+def test_what_goes_beyond_the_limit_of_a_record_is_left_out() -> None:
+    huge, small, folder = Touch(b"/r/huge", 0, 1 << 40), Touch(b"/r/small", 0, 60), directory_touch(b"/r")
+    trace = Trace("id", (b"/r",), (huge, small, folder, small))
+    assert trace.within(100).touches == (small, folder)
+
+
+def test_a_trace_of_the_wrong_bytes_or_too_deep_is_refused(tmp_path: Path) -> None:
+    for data in (b"\xff\xfe", b"[" * 100_000):
+        (tmp_path / "t").write_bytes(data)
+        with pytest.raises(BadTraceError):
+            read_trace(str(tmp_path / "t"))
+
+
 def test_dumping_is_stable() -> None:
     trace = Trace("id", (b"/r",), (Touch(b"/r/f", 0, 10),))
     assert parse_trace(dump_trace(trace)) == trace

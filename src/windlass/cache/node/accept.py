@@ -123,11 +123,12 @@ class Acceptor:
             self._selector.close()
 
     def _round(self) -> None:
-        for key, _ in self._selector.select(1.0):
-            if key.fileobj is self._listening:
-                self._accept_some()
-            elif key.data is not None:
+        found = self._selector.select(1.0)
+        for key, _ in found:  # first those who prove something: each new caller may cost the oldest its slot
+            if key.data is not None:
                 self._advance(key.data)
+        if any(key.fileobj is self._listening for key, _ in found):
+            self._accept_some()
         late = time.monotonic() - PROOF_S
         while self._unproven and next(iter(self._unproven.values())).since < late:
             self._evict_oldest()

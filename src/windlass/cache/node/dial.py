@@ -1,7 +1,7 @@
 """Dialling a node: all its candidate ports at once, and the first that proves the job's key wins.
 
 Strangers may listen on some of the ports: one that is silent, lies or passes the proof on costs no time, because nobody
-waits for it. One that hangs up may be the node itself under a flood: it is dialled again until the deadline.
+waits for it. One that hangs up, or does not even connect, may be the node itself under a flood: it is dialled again.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from .proof import (
 
 _MAX_ADDRESSES = 4
 _AGAIN_S = 0.05
+_UNANSWERED_S = 0.3  # the kernel itself would ask again only after a second
+_MAX_UNANSWERED = 3
 
 
 class Target(NamedTuple):
@@ -121,6 +123,8 @@ class _Race:
         self._running: set[_Attempt] = set()
         self._later: list[tuple[float, tuple[int, Any, Any]]] = []
         self._error: Exception = ConnectionError("no address to dial")
+        self._unanswered = 0
+        self._next_look = time.monotonic() + _UNANSWERED_S
 
     def __enter__(self) -> _Race:
         return self
@@ -146,12 +150,13 @@ class _Race:
             now = time.monotonic()
             if now >= self._deadline:
                 raise ProtocolError("no proof of the job's key in time (%s)" % self._error)
-            until = min([self._deadline, *(when for when, _ in self._later)])
+            until = min([self._deadline, self._next_look, *(when for when, _ in self._later)])
             for key, _ in self._selector.select(max(0.0, until - now)):
                 keys = self._step(key.data)
                 if keys is not None:
                     return self._won(key.data, keys)
             self._enter_again()
+            self._enter_unanswered()
         raise self._error
 
     def _step(self, attempt: _Attempt) -> SessionKeys | None:
@@ -175,6 +180,16 @@ class _Race:
         self._later = [(when, again) for when, again in self._later if when > now]
         for again in due:
             self.enter(*again)
+
+    def _enter_unanswered(self) -> None:
+        if time.monotonic() < self._next_look:
+            return
+        self._unanswered += 1
+        more = self._unanswered < _MAX_UNANSWERED
+        self._next_look = time.monotonic() + _UNANSWERED_S if more else self._deadline
+        waiting = {attempt.place: attempt for attempt in self._running if attempt.proof is None}
+        for attempt in waiting.values():
+            self.enter(attempt.family, attempt.place, attempt.source)
 
     def _note(self, error: Exception) -> None:
         """Of all failures the one that says most: a wrong proof before a closed port."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from .config import REPLICATE, NodeConfig
 from .flights import Flights, Outcome
 from .foresight import Foresight
-from .keys import CHUNK, DIRECTORY, NO_PIN, chunk_key, directory_key, stripe_of
+from .keys import CHUNK, DIRECTORY, MAX_CHUNK, NO_PIN, chunk_key, directory_key, stripe_of
 from .listing import Listing, attr_pin
 from .store import Store
 from .streamlog import Place, StreamLog
@@ -69,7 +69,7 @@ class Driver:
     def _read_trace(self) -> Trace:
         try:
             if self._config.trace_in:
-                return read_trace(self._config.trace_in)
+                return read_trace(self._config.trace_in).within(self._config.trace_limit_bytes)
         except (OSError, BadTraceError) as error:
             log.warning("no trace is pushed: %s", error)
         return Trace("", (), ())
@@ -81,7 +81,7 @@ class Driver:
                 continue
             first = touch.offset // self._config.chunk_bytes
             last = (touch.offset + max(1, touch.length) - 1) // self._config.chunk_bytes
-            for index in range(first, last + 1):
+            for index in range(first, min(last, MAX_CHUNK) + 1):
                 yield touch, index
 
     def _fill(self, wanted: list[tuple[Touch, int]]) -> None:

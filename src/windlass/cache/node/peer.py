@@ -207,7 +207,7 @@ class Peer:
         before = None
         if config.trace_in:
             with contextlib.suppress(OSError, BadTraceError):
-                before = read_trace(config.trace_in)
+                before = read_trace(config.trace_in).within(config.trace_limit_bytes)
         try:
             identity = os.path.basename(config.trace_out).partition(".")[0]
             write_trace(config.trace_out, self._recorder.trace(identity, tuple(r.view for r in config.roots), before))

@@ -13,7 +13,12 @@ from typing import Any, NamedTuple
 
 from windlass.procs.atomic import replace_file
 
+from .keys import check_path
+
 VERSION = 1
+_MAX_FILE_BYTES = 256 << 20
+_MAX_END = 1 << 47
+"""No file is that large; a trace that says so is damaged, or meant to do damage."""
 
 
 class Touch(NamedTuple):
@@ -41,6 +46,15 @@ class Trace:
     @property
     def file_bytes(self) -> int:
         return sum(touch.length for touch in self.touches if not touch.is_directory)
+
+    def within(self, limit_bytes: int) -> Trace:
+        """The same without what goes beyond the limit of a record; the rest of it may still be right."""
+        kept, left = [], limit_bytes
+        for touch in self.touches:
+            if touch.is_directory or touch.length <= left:
+                kept.append(touch)
+                left -= max(0, touch.length)
+        return Trace(self.identity, self.roots, tuple(kept))
 
 
 def directory_touch(path: bytes) -> Touch:
@@ -113,17 +127,31 @@ def parse_trace(text: str) -> Trace:
         values = json.loads(text)
         if values["version"] > VERSION:
             raise BadTraceError("trace of version %s, this code knows %d" % (values["version"], VERSION))
-        touches = tuple(Touch(os.fsencode(p), int(o), int(n)) for p, o, n in values["touches"])
+        touches = tuple(_touch(os.fsencode(p), int(o), int(n)) for p, o, n in values["touches"])
         return Trace(str(values["identity"]), tuple(os.fsencode(r) for r in values["roots"]), touches)
     except BadTraceError:
         raise
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise BadTraceError("not a trace: %s" % error) from error
 
 
+def _touch(path: bytes, offset: int, length: int) -> Touch:
+    check_path(path)
+    if offset < 0 or length < -1 or offset + length > _MAX_END:
+        raise BadTraceError("bytes %d to %d of %r" % (offset, offset + length, path[:80]))
+    return Touch(path, offset, length)
+
+
 def read_trace(path: str) -> Trace:
-    with open(path, encoding="ascii") as file:
-        return parse_trace(file.read())
+    """`BadTraceError` for a file that is none, `OSError` for one that cannot be read."""
+    with open(path, "rb") as file:
+        data = file.read(_MAX_FILE_BYTES + 1)
+    if len(data) > _MAX_FILE_BYTES:
+        raise BadTraceError("a file of more than %d bytes" % _MAX_FILE_BYTES)
+    try:
+        return parse_trace(data.decode("ascii"))
+    except UnicodeDecodeError as error:
+        raise BadTraceError("not a trace: %s" % error) from error
 
 
 def write_trace(path: str, trace: Trace) -> None:
