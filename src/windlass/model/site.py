@@ -332,6 +332,8 @@ class ModuleSpec(_Table, frozen=True, kw_only=True):
     when: When = ALWAYS
     default: bool = True
     """False: advice that the user asks for with `--module`."""
+    python: str = ""
+    """The name of the Python that the module brings, where scripts are meant to run with it."""
     note: str = ""
     source: str = ""
 

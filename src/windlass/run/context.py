@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -26,6 +23,7 @@ from windlass.plan.inputs import PlanningContext
 from windlass.plan.shape import VISIBILITY
 from windlass.procs.command import run_command, which
 from windlass.run.bad_nodes import bad_hosts
+from windlass.run.interpreter import check_python, find_python
 from windlass.run.remote import look_at_node
 from windlass.run.rendezvous import is_this_host
 from windlass.schedulers import get_scheduler, scheduler_names
@@ -97,8 +95,8 @@ def gather_context(request: Request, settings: Settings, *, environ: Mapping[str
     remarks += silence
     roots = cache_roots(request) if here else ()
     if here and not request.container:
-        _check_python(request)
-    python, because = find_python(request, environ)
+        check_python(request)
+    python, because = find_python(request, site, environ)
     return PlanningContext(
         site=site,
         topology=topology,
@@ -170,33 +168,6 @@ def restrict_devices(topology: Topology, environ: Mapping[str, str]) -> Topology
         return topology
     chosen = {int(part) for part in text.split(",")}
     return msgspec.structs.replace(topology, devices=tuple(d for d in topology.devices if d.index in chosen))
-
-
-def _check_python(request: Request) -> None:
-    """An interpreter that is named by its path must be here, where the ranks will run."""
-    path = request.python
-    if path is not None and "/" in path and not os.access(path, os.X_OK):
-        what = "cannot be executed" if Path(path).exists() else "does not exist"
-        raise UsageError(f"--python {path} {what}", hint="give the path of an interpreter, as in .venv/bin/python")
-
-
-def find_python(request: Request, environ: Mapping[str, str]) -> tuple[str, str]:
-    """The interpreter for a script: said, activated, or first in PATH."""
-    if request.python:
-        return request.python, "--python"
-    if request.activate:
-        return str(Path(request.activate) / "bin" / "python"), "of the environment that --activate names"
-    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
-        candidate = Path(environ.get(variable) or "/nonexistent") / "bin" / "python"
-        if candidate.exists():
-            return str(candidate), f"of the active environment ({variable})"
-    for root in request.cache:
-        if (Path(root) / "pyvenv.cfg").exists() or (Path(root) / "conda-meta").exists():
-            return str(Path(root) / "bin" / "python"), "of the environment that --cache names"
-    if sys.prefix != sys.base_prefix and find_spec("torch"):
-        return sys.executable, "of the environment that windlass is installed in, which has torch"
-    found = which("python3", environ) or which("python", environ)
-    return (found, "first in PATH") if found else (sys.executable, "the one that runs windlass")
 
 
 def cache_roots(request: Request) -> tuple[tuple[str, str], ...]:

@@ -1,0 +1,112 @@
+"""Which Python runs the user's script: what the user named or activated, the site's own, or the first in PATH."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from windlass.errors import UsageError
+from windlass.model.request import Request
+from windlass.model.site import Site
+from windlass.procs.command import which
+
+_MAX_SCRIPT_BYTES = 1 << 20
+
+
+def check_python(request: Request) -> None:
+    """An interpreter that is named by its path must be here, where the ranks will run."""
+    path = request.python
+    if path is not None and "/" in path and not os.access(path, os.X_OK):
+        what = "cannot be executed" if Path(path).exists() else "does not exist"
+        raise UsageError(f"--python {path} {what}", hint="give the path of an interpreter, as in .venv/bin/python")
+
+
+def find_python(request: Request, site: Site, environ: Mapping[str, str]) -> tuple[str, str]:
+    """The interpreter for a script, and why. What the user says or has activated wins; then the Python of a module that
+    the plan loads, by its name, so that the job finds it after loading; windlass's own environment only where it has
+    what the script imports."""
+    if request.python:
+        return request.python, "--python"
+    if request.activate:
+        return str(Path(request.activate) / "bin" / "python"), "of the environment that --activate names"
+    own = sys.prefix if sys.prefix != sys.base_prefix else None
+    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        prefix = environ.get(variable)
+        candidate = Path(prefix or "/nonexistent") / "bin" / "python"
+        if candidate.exists() and not _same(prefix, own):
+            return str(candidate), f"of the active environment ({variable})"
+    for root in request.cache:
+        if (Path(root) / "pyvenv.cfg").exists() or (Path(root) / "conda-meta").exists():
+            return str(Path(root) / "bin" / "python"), "of the environment that --cache names"
+    missing = missing_imports(request) if own else ()
+    active = _same(environ.get("VIRTUAL_ENV"), own)
+    if active and not missing:
+        return sys.executable, "of the active environment (VIRTUAL_ENV), which has what the script imports"
+    module = python_module(request, site)
+    if module is not None:
+        return module
+    if active:
+        return sys.executable, f"of the active environment (VIRTUAL_ENV); it has no {missing[0]}"
+    if own and not missing:
+        return sys.executable, "of the environment that windlass is installed in, which has what the script imports"
+    found = which("python3", environ) or which("python", environ)
+    return (found, "first in PATH") if found else (sys.executable, "the one that runs windlass")
+
+
+def python_module(request: Request, site: Site) -> tuple[str, str] | None:
+    """The Python of a module that the plan loads, as its name in the job, and why; None where none brings one."""
+    if request.container:
+        return None
+    named = {name.split("/", 1)[0] for name in request.modules}
+    for spec in site.file.modules:
+        loads = {name.split("/", 1)[0] for name in spec.load}
+        if spec.python and ((spec.default and not request.no_modules) or loads & named):
+            return spec.python, f"of the site's module {spec.load[-1]}, found in the job after it is loaded"
+    return None
+
+
+def missing_imports(request: Request) -> tuple[str, ...]:
+    """What the script imports and this interpreter does not have. Of a script that cannot be read: torch, if that."""
+    names = _script_imports(request)
+    if names is None:
+        names = ("torch",)
+    return tuple(name for name in names if not _has(name))
+
+
+def _script_imports(request: Request) -> tuple[str, ...] | None:
+    """Top-level names of packages that the script imports, in its order; those beside it and of Python left out. None
+    where it cannot be told."""
+    if request.kind == "module":
+        return (request.command[0].split(".", 1)[0],)
+    if request.kind != "script" or not request.command:
+        return None
+    path = Path(request.cwd or ".") / request.command[0]
+    try:
+        if path.stat().st_size > _MAX_SCRIPT_BYTES:
+            return None
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return None
+    names: dict[str, None] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(dict.fromkeys(alias.name.split(".", 1)[0] for alias in node.names))
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names[node.module.split(".", 1)[0]] = None
+    beside = {entry.stem if entry.suffix == ".py" else entry.name for entry in path.parent.iterdir()}
+    return tuple(name for name in names if name not in sys.stdlib_module_names and name not in beside)
+
+
+def _has(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _same(prefix: str | None, own: str | None) -> bool:
+    return bool(prefix and own) and os.path.realpath(prefix or "") == os.path.realpath(own or "")
