@@ -62,10 +62,7 @@ HEAVY_AT_IMPORT = ("bench/train/",)
 # The environment is read at the edge and handed on as a value.
 READS_ENVIRONMENT = (
     "settings.py",  # the one copy of the environment that a command works with
-    "procs/command.py",  # PATH, where a command is looked for
-    "sites/evidence.py",  # what this machine shows, where the caller has no copy of the environment
     "run/selftest.py",  # a program that is a rank itself
-    "cli/",
     "runtime/",  # lives in the user's process: the environment is its input
     "bench/train/",  # programs that are ranks themselves
     "bench/ranks/",

@@ -30,7 +30,7 @@ class Done:
 
 def which(name: str, environ: Mapping[str, str] | None = None) -> str | None:
     """Full path of a command in PATH, or None."""
-    return shutil.which(name, path=(environ or os.environ).get("PATH"))
+    return shutil.which(name, path=environ.get("PATH") if environ else None)
 
 
 def run_command(

@@ -25,19 +25,20 @@ _VARIABLES = re.compile(
 
 def report() -> dict[str, Any]:
     """Everything this rank knows about where it is."""
+    environ = os.environ
     return {
-        "rank": int(os.environ.get("RANK", "-1")),
-        "local_rank": int(os.environ.get("LOCAL_RANK", "-1")),
+        "rank": int(environ.get("RANK", "-1")),
+        "local_rank": int(environ.get("LOCAL_RANK", "-1")),
         "host": socket.gethostname(),
         "kernel": platform.release(),
         "arch": platform.machine(),
         "python": platform.python_version(),
         "cpus": sorted(os.sched_getaffinity(0)),
         "cpu_count": os.cpu_count(),
-        "variables": {k: v for k, v in sorted(os.environ.items()) if _VARIABLES.match(k)},
+        "variables": {k: v for k, v in sorted(environ.items()) if _VARIABLES.match(k)},
         "interfaces": sorted(path.name for path in Path("/sys/class/net").glob("*")),
         "libraries": loaded_libraries(),
-        "torch": torch_report(),
+        "torch": torch_report(int(environ.get("LOCAL_RANK", "0"))),
     }
 
 
@@ -51,7 +52,7 @@ def loaded_libraries() -> list[str]:
     return sorted({line.split()[-1] for line in lines if wanted.search(line)})
 
 
-def torch_report() -> dict[str, Any]:
+def torch_report(local_rank: int) -> dict[str, Any]:
     """Devices, backend and one checked all-reduce through torch."""
     try:
         import torch
@@ -59,7 +60,7 @@ def torch_report() -> dict[str, Any]:
     except ImportError as error:
         return {"missing": str(error)}
     answer: dict[str, Any] = {"version": torch.__version__}
-    backend, device = _device(torch)
+    backend, device = _device(torch, local_rank)
     answer |= {"backend": backend, "device": str(device)}
     try:
         from datetime import timedelta
@@ -80,8 +81,7 @@ def torch_report() -> dict[str, Any]:
     return answer
 
 
-def _device(torch: Any) -> tuple[str, Any]:
-    local = int(os.environ.get("LOCAL_RANK", "0"))
+def _device(torch: Any, local: int) -> tuple[str, Any]:
     for name, backend in (("cuda", "nccl"), ("xpu", "xccl")):
         module = getattr(torch, name, None)
         if module is not None and module.is_available():

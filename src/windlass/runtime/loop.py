@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +48,8 @@ class Loop:
         self._options = options
         self._folder = options.folder
         self._pid = os.getpid()  # a forked child that ends must not close its parent's loop
-        self._flag = StopFlag(find_deadline(os.environ))
+        self._environ: Mapping[str, str] = os.environ
+        self._flag = StopFlag(find_deadline(self._environ))
         self._heartbeat = Heartbeat(None)
         self._peers = meet(options.wait_s)
         self._lease = _acquire_folder(options.folder, self._peers)
@@ -84,7 +85,7 @@ class Loop:
             raise
         self._saved_step = None if self._loaded is None else self._loaded.step
         if self._peers.is_main and self._loaded is not None:
-            ledger.note(os.environ, "loaded", self._loaded.step, self._folder)
+            ledger.note(self._environ, "loaded", self._loaded.step, self._folder)
         return self._loaded
 
     def run(self, left: range) -> Iterator[int]:
@@ -100,7 +101,7 @@ class Loop:
         )
         self._saver = saver
         self._last = left[-1] if left else None
-        self._heartbeat = Heartbeat(os.environ.get(codes.HEARTBEAT))
+        self._heartbeat = Heartbeat(self._environ.get(codes.HEARTBEAT))
         self._flag.listen()
         try:
             if self._loaded is not None:
@@ -182,7 +183,7 @@ class Loop:
             self._save(saver, step, background=False)
             self._raise_failure()
         if self._peers.is_main:
-            ledger.note(os.environ, "time-up" if reason == WALLTIME else "left", step, self._folder)
+            ledger.note(self._environ, "time-up" if reason == WALLTIME else "left", step, self._folder)
             say(f"{reason}: saved step {step} in {self._folder} and leaving with code {codes.RESUME_ME} (resume me)")
         self.close()
         self._flag.ignore_late()
@@ -197,7 +198,7 @@ class Loop:
         if outcome.error is None:
             self._saved_step, self._failures = outcome.step, 0
             if self._peers.is_main:
-                ledger.note(os.environ, "saved", outcome.step, self._folder)
+                ledger.note(self._environ, "saved", outcome.step, self._folder)
             return
         self._failures += 1
         if self._peers.is_main:

@@ -6,7 +6,7 @@ import hashlib
 import math
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
@@ -38,16 +38,17 @@ def init(
     are in the environment for other libraries. `device` and `launcher` override what would be found.
     Raises `UsageError` where the variables contradict each other, `MachineError` where the ranks do not meet in time.
     """
-    torch, restored = import_keeping_affinity("torch", os.environ.get(codes.CPUS))
-    place = _complete(find_place(os.environ, launcher=launcher))
+    environ = os.environ
+    torch, restored = import_keeping_affinity("torch", environ.get(codes.CPUS))
+    place = _complete(find_place(environ, launcher=launcher), environ)
     local_rank = _local_rank(place)
     choice = choose(probe(torch), local_rank=local_rank, kind=device)
     limit_s = timeout_s if timeout_s is not None else scaled_timeout_s(place.world_size)
     if limit_s <= 0:
         raise UsageError(f"windlass.init: timeout_s is {limit_s}", hint="give seconds greater than zero")
-    switch_on(os.environ, torch.__version__, os.environ.get(codes.RUN_DIR))
+    switch_on(environ, torch.__version__, environ.get(codes.RUN_DIR))
     stacks_on_request()
-    dump_on_request(os.environ.get(codes.HEARTBEAT), os.environ.get(codes.RUN_DIR), place.rank)
+    dump_on_request(environ.get(codes.HEARTBEAT), environ.get(codes.RUN_DIR), place.rank)
     if choice.kind != "cpu":
         getattr(torch, choice.kind).set_device(choice.index)
     run = Run(
@@ -64,7 +65,7 @@ def init(
         timeout_s=limit_s,
     )
     if process_group:
-        _meet(torch, run, choice)
+        _meet(torch, run, choice, environ)
     if run.is_main:
         say(_summary(run, choice, restored))
     return run
@@ -75,7 +76,7 @@ def scaled_timeout_s(world_size: int) -> float:
     return max(600.0, 300.0 + 60.0 * math.log2(max(world_size, 1)))
 
 
-def _complete(place: Place) -> Place:
+def _complete(place: Place, environ: Mapping[str, str]) -> Place:
     """Address and port for the rendezvous: from MPI where only MPI knows, else by rule."""
     if (
         place.world_size > 1
@@ -91,7 +92,7 @@ def _complete(place: Place) -> Place:
             hint="start with windlass, or export MASTER_ADDR, or install mpi4py for this MPI",
         )
     if place.master_port is None:
-        place = replace(place, master_port=_port(os.environ))
+        place = replace(place, master_port=_port(environ))
     return place
 
 
@@ -145,7 +146,7 @@ def _local_rank(place: Place) -> int:
     )
 
 
-def _meet(torch: Any, run: Run, choice: Choice) -> None:
+def _meet(torch: Any, run: Run, choice: Choice, environ: MutableMapping[str, str]) -> None:
     """The process group of all ranks. One that exists already is checked and kept."""
     dist = torch.distributed
     if not dist.is_available():
@@ -163,11 +164,11 @@ def _meet(torch: Any, run: Run, choice: Choice) -> None:
     if choice.backend == "ccl":
         import_keeping_affinity("oneccl_bindings_for_pytorch")  # registers the backend by being imported
     if run.launcher != "alone":
-        _export(run)
+        _export(run, environ)
     options: dict[str, Any] = {"backend": choice.backend, "timeout": timedelta(seconds=run.timeout_s)}
     if choice.kind == "cuda" and choice.backend == "nccl":
         options["device_id"] = run.device
-    if run.world_size == 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
+    if run.world_size == 1 and "TORCHELASTIC_RUN_ID" not in environ:
         options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # no port, no host name, nothing to clash
     try:
         dist.init_process_group(**options)
@@ -181,7 +182,7 @@ def _meet(torch: Any, run: Run, choice: Choice) -> None:
         close_at_exit()
 
 
-def _export(run: Run) -> None:
+def _export(run: Run, environ: MutableMapping[str, str]) -> None:
     """The torch variables, for DDP wrappers and libraries that read them; what is set stays."""
     words = {
         "RANK": run.rank,
@@ -193,7 +194,7 @@ def _export(run: Run) -> None:
     }
     for name, value in words.items():
         if value is not None:
-            os.environ.setdefault(name, str(value))
+            environ.setdefault(name, str(value))
 
 
 def _summary(run: Run, choice: Choice, restored: bool) -> str:

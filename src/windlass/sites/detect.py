@@ -83,7 +83,7 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
 def detect_site(
     config_dir: Path | None = None,
     *,
-    environ: Mapping[str, str] | None = None,
+    environ: Mapping[str, str],
     ask_scheduler: bool = False,
     vendor: str | None = None,
 ) -> Detection:

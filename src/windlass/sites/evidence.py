@@ -55,7 +55,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def gather_evidence(
     *,
-    environ: Mapping[str, str] | None = None,
+    environ: Mapping[str, str],
     variables: Iterable[str] = (),
     paths: Iterable[str] = (),
     hostname: str | None = None,
@@ -69,7 +69,6 @@ def gather_evidence(
 
     With `ask_scheduler`, Slurm may be asked for the cluster's name where no file says it; that can take seconds.
     """
-    environ = os.environ if environ is None else environ
     host = socket.gethostname() if hostname is None else hostname
     job = _job(environ)
     schedulers = _schedulers(environ, job, root)

@@ -31,8 +31,9 @@ _MOST_LINES = 40
 
 def main(words: list[str]) -> int:
     what, run_dir = words[0], words[1]
-    node = next((os.environ[name] for name in words[2].split(",") if os.environ.get(name, "").isdigit()), "0")
-    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
+    environ = os.environ
+    node = next((environ[name] for name in words[2].split(",") if environ.get(name, "").isdigit()), "0")
+    host = environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
     if what == "stacks":
         stacks(run_dir, node, host)
     else:

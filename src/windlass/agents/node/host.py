@@ -67,12 +67,12 @@ class Service(Protocol):
 
 def main(data: bytes, manifest: dict[str, Any], key: bytes) -> int:
     """Runs the agent to its end. `data` is the travelled file itself, read once."""
-    started = time.monotonic()
+    started, environ = time.monotonic(), os.environ
     number = -1
     try:
         if manifest.get("version", 0) > VERSION:
             raise AgentError("the file is of version %s, this code knows %d" % (manifest["version"], VERSION))
-        number = node_number(manifest["node_variables"], manifest["hosts"], os.environ)
+        number = node_number(manifest["node_variables"], manifest["hosts"], environ)
         set_affinity(manifest.get("cpus", ()))
         base = private_folder(expand(manifest["folder"]))
         own = os.path.join(base, "a", "%s.%d" % (manifest["run_id"], number))
@@ -83,8 +83,8 @@ def main(data: bytes, manifest: dict[str, Any], key: bytes) -> int:
         say(node=number, failed="%s: %s" % (type(error).__name__, error))
         return 1
     finally:
-        if PYTHON_VARIABLE in os.environ:
-            shutil.rmtree(os.environ[PYTHON_VARIABLE], ignore_errors=True)
+        if PYTHON_VARIABLE in environ:
+            shutil.rmtree(environ[PYTHON_VARIABLE], ignore_errors=True)
 
 
 class _Host:
