@@ -46,7 +46,7 @@ SAME_LAYER = {
 }
 
 # Beside the layers: what a user's script imports (it must work with no launcher at all), and the package itself.
-BESIDE = {"runtime": {"errors"}, "__init__": {"runtime"}}
+BESIDE = {"runtime": {"errors", "notation"}, "__init__": {"runtime"}}
 
 # Small modules of the standard library alone: they live in the user's process, and travel to the nodes too.
 EVERYWHERE = tuple(f"procs/{name}.py" for name in ("atomic", "folders", "identity", "locks", "marks"))

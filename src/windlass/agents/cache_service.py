@@ -14,6 +14,8 @@ from windlass.cache.traces import environment_identity, trace_path
 from windlass.errors import WindlassError
 from windlass.model.jsontext import to_json
 from windlass.model.plan import CachePlan, Plan
+from windlass.notation.counts import counted
+from windlass.notation.sizes import size_text
 from windlass.plan.cache import agents_folder
 from windlass.plan.render.rank_script import JobFacts
 from windlass.run.folder import RunFolder
@@ -131,8 +133,8 @@ def figures_text(ended: Mapping[int, Mapping[str, Any]]) -> str:
     """One line: what the shared file system saw of the run."""
     total = figures_total(ended)
     text = (
-        f"cache: {len(ended)} {'node' if len(ended) == 1 else 'nodes'} asked the shared file system "
-        f"{total['source_calls']:,} times for {total['source_bytes'] / 1e6:,.1f} MB"
+        f"cache: {counted(len(ended), 'node')} asked the shared file system "
+        f"{total['source_calls']:,} times for {size_text(total['source_bytes'])}"
     )
     problems = [f"{total[name]} {name}" for name in ("errors", "failovers", "corrupt", "changed") if total[name]]
     return text + (f" ({', '.join(problems)})" if problems else "")

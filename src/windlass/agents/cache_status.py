@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from windlass.notation.sizes import size_text
+
 _COLUMNS = ("node", "state", "hits", "misses", "local", "parent", "peer", "shared", "calls", "memory", "errors")
 _SUMMED = (
     "source_bytes",
@@ -32,7 +34,7 @@ def status_text(nodes: Sequence[dict[str, Any]]) -> str:
         "bytes by origin; `calls` are those made on the shared file system; what the kernel answers is not seen",
     ]
     if pushed:
-        notes.append(f"pushed ahead: {_bytes(pushed)}")
+        notes.append(f"pushed ahead: {size_text(pushed)}")
     notes += [f"{node['host']}: {node.get('reason', 'gone')}" for node in nodes if node["state"] == "gone"]
     return "\n".join((*lines, *notes))
 
@@ -72,12 +74,12 @@ def _row(node: dict[str, Any], name: str | None = None) -> tuple[str, ...]:
         str(node["state"]) if mount.get("alive", True) else "no mount",
         f"{mount.get('hits', 0):,}",
         f"{mount.get('misses', 0):,}",
-        _bytes(mount.get("hit_bytes", 0)),
-        _bytes(origin.get("parent", 0)),
-        _bytes(origin.get("peer", 0)),
-        _bytes(shared),
+        size_text(mount.get("hit_bytes", 0)),
+        size_text(origin.get("parent", 0)),
+        size_text(origin.get("peer", 0)),
+        size_text(shared),
         f"{node['source_calls'] + mount.get('source_calls', 0):,}",
-        f"{_bytes(node['used_bytes'])} of {_bytes(node['budget_bytes'])}",
+        f"{size_text(node['used_bytes'])} of {size_text(node['budget_bytes'])}",
         str(node["errors"] + mount.get("errors", 0)),
     )
 
@@ -92,12 +94,3 @@ def _sum(nodes: Sequence[dict[str, Any]]) -> dict[str, Any]:
         out[part] = {name: sum(node[part].get(name, 0) for node in nodes) for name in names}
     out["mount"]["alive"] = True
     return out
-
-
-def _bytes(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"

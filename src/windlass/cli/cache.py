@@ -19,6 +19,8 @@ from windlass.cache.traces import drop_trace, list_traces, show_trace
 from windlass.cli.options import add_request_options, request_from
 from windlass.cli.result import Result
 from windlass.errors import UsageError
+from windlass.notation.counts import counted
+from windlass.notation.sizes import size_text
 from windlass.plan.cache import VIEW_VARIABLE
 from windlass.run.folder import PLAN_FILE, RunFolder, make_folder, open_folder
 from windlass.run.planning import plan_request
@@ -87,7 +89,7 @@ def _start(args: argparse.Namespace, settings: Settings) -> Result:
     view = held.view(number)
     text = "\n".join(
         (
-            f"the cache is up on {plan.nodes} {'node' if plan.nodes == 1 else 'nodes'} after {seconds:.1f} s",
+            f"the cache is up on {counted(plan.nodes, 'node')} after {seconds:.1f} s",
             f"on each node {root} can be read as",
             f"  {view}{root}",
             f"inside a task:  export {VIEW_VARIABLE}={view}",
@@ -122,7 +124,7 @@ def _trace(args: argparse.Namespace, folder: Path) -> Result:
         found = list_traces(folder)
         lines = [
             f"{t.identity}  {time.strftime('%Y-%m-%d %H:%M', time.localtime(t.recorded_s))}  "
-            f"{t.files:>6} files {t.file_bytes / 1e6:>8.1f} MB {t.directories:>5} folders  {' '.join(t.roots)}"
+            f"{t.files:>6} files {size_text(t.file_bytes):>9} {t.directories:>5} folders  {' '.join(t.roots)}"
             for t in found
         ]
         return Result(text="\n".join(lines) or f"no traces in {folder}", data=found)

@@ -14,6 +14,7 @@ from windlass.errors import MachineError, UsageError, unknown_name
 from windlass.launchers import launcher_names
 from windlass.model.request import Request
 from windlass.notation.shell import NAME
+from windlass.notation.sizes import parse_size
 from windlass.plan.command import nested_launcher
 from windlass.procs.command import which
 from windlass.schedulers import scheduler_names
@@ -332,14 +333,6 @@ def _refuse_empty(args: argparse.Namespace) -> None:
         if name != "command" and (value == "" or (isinstance(value, list) and "" in value)):
             flag = flags.get(name, "--" + name.replace("_", "-"))
             raise UsageError(f"{flag} has an empty value", hint="is a variable of your shell not set?")
-
-
-def parse_size(text: str, flag: str) -> int:
-    """Bytes of `512M`, `2G` or a plain number."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    if match is None:
-        raise UsageError(f"{flag} {text!r} is not a size", hint="write 512M or 2G")
-    return int(float(match.group(1)) * 1024 ** " KMGT".index(match.group(2).upper() or " "))
 
 
 def _check_command(

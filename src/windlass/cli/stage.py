@@ -22,7 +22,9 @@ from windlass.cli.options import add_request_options, request_from
 from windlass.cli.result import Result
 from windlass.errors import MachineError, UsageError
 from windlass.model.plan import Plan
+from windlass.notation.counts import counted
 from windlass.notation.hostlist import expand_hostlist
+from windlass.notation.sizes import size_text
 from windlass.plan.cache import agents_folder
 from windlass.plan.render.rank_script import JobFacts
 from windlass.run.folder import RunFolder, make_folder
@@ -120,9 +122,9 @@ def _as_staging(error: MachineError, folder: RunFolder) -> MachineError:
 def _result(plan: Plan, folder: RunFolder, agents: Agents, to: str, seconds: float, mounted: bool) -> Result:
     ended = agents.ended("stage")
     size = max((line["staged"] for line in agents.lines if "staged" in line), default=0)
-    text = f"staged to {to} on {plan.nodes} {'node' if plan.nodes == 1 else 'nodes'} in {seconds:.1f} s"
+    text = f"staged to {to} on {counted(plan.nodes, 'node')} in {seconds:.1f} s"
     if size:
-        text += f" ({size / 1e6:,.1f} MB a node, {size / 1e6 / max(seconds, 1e-3):,.0f} MB/s)"
+        text += f" ({size_text(size)} a node, {size_text(size / max(seconds, 1e-3))}/s)"
     if mounted:
         text += f"\nmounted until: windlass cache stop {folder.path}"
     data = {"to": to, "nodes": plan.nodes, "seconds": round(seconds, 3), "run_dir": str(folder.path)}

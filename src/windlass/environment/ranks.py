@@ -9,6 +9,7 @@ import msgspec
 
 from windlass.model.plan import Binding, Setting
 from windlass.model.topology import Topology
+from windlass.notation.counts import counted
 
 
 class RankVariable(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +62,7 @@ def thread_settings(binding: Binding, topology: Topology, wished: int | None) ->
         if not counts or min(counts) == 0:
             return ()
         count = min(counts)
-        because = f"each rank has {count} core{'s' if count != 1 else ''}"
+        because = f"each rank has {counted(count, 'core')}"
     return (Setting(name="OMP_NUM_THREADS", value=str(count), because=because),)
 
 

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from windlass.failure.root_cause import Cause
+from windlass.notation.counts import counted
 
 Action = Literal["done", "restart", "resubmit", "stop"]
 IDLE_JOBS = 3
@@ -77,7 +78,7 @@ def decide(cause: Cause, past: tuple[Past, ...], options: Options) -> Decision:
     bad = _bad_host(cause, past, options)
     idle = _idle_restarts(past)
     if cause.kind != "resume" and idle >= options.restarts:
-        how = f"after {idle} restart{'s' if idle != 1 else ''} without a newer snapshot" if idle else "no restart left"
+        how = f"after {counted(idle, 'restart')} without a newer snapshot" if idle else "no restart left"
         return _give_up(past, options, how, bad)
     if options.seconds_left is not None and options.seconds_left < options.needed_s:
         return _later(past, options, f"only {max(options.seconds_left, 0):.0f} s of this allocation are left", bad)

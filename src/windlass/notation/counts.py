@@ -1,8 +1,26 @@
-"""Small words for people. Pure."""
+"""Counts as people read them and as Slurm writes them."""
 
 from __future__ import annotations
+
+import re
+
+from windlass.errors import UsageError
+
+_MOST_NODES = 1_000_000
+_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?\Z")
 
 
 def counted(count: int, noun: str) -> str:
     """`1 node`, `2 nodes`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def parse_counts(text: str, what: str = "tasks of each node") -> tuple[int, ...]:
+    """`2(x3),1` as (2, 2, 2, 1): one number per node, as Slurm writes them. Anything else is a `UsageError`."""
+    counts: list[int] = []
+    for part in text.split(","):
+        match = _COUNT.match(part.strip())
+        if match is None:
+            raise UsageError(f"{what}: not a list of counts: {text!r}", hint="Slurm writes it as in 2(x3),1")
+        counts.extend([int(match[1])] * min(int(match[2] or 1), _MOST_NODES))
+    return tuple(counts)

@@ -15,6 +15,7 @@ from windlass.model.plan import Binding, Remark
 from windlass.model.request import Allocation, PartitionOffer, Request
 from windlass.model.site import Site
 from windlass.model.topology import Topology
+from windlass.notation.counts import counted
 from windlass.notation.hostlist import expand_hostlist, fold_hostlist
 from windlass.plan.queues import QueueChoice, choose_queue
 from windlass.schedulers import get_scheduler
@@ -258,7 +259,7 @@ def _ranks_per_node(
         asked = tasks or 1
     if devices and asked > len(devices) * ranks_per_device and not _preset_allows(request, site, asked):
         raise UsageError(
-            f"{asked} ranks per node, but a node has {len(devices)} device{'s' if len(devices) != 1 else ''}",
+            f"{asked} ranks per node, but a node has {counted(len(devices), 'device')}",
             hint="add --ranks-per-device N to share devices, or ask for fewer ranks",
         )
     if tasks is not None and request.ranks_per_node is not None and asked > tasks:

@@ -9,7 +9,7 @@ import importlib
 import os
 from types import ModuleType
 
-from windlass.errors import UsageError
+from windlass.notation.cpulist import parse_cpulist
 
 
 def import_keeping_affinity(name: str, bound_to: str | None = None) -> tuple[ModuleType, bool]:
@@ -21,7 +21,7 @@ def import_keeping_affinity(name: str, bound_to: str | None = None) -> tuple[Mod
     if not hasattr(os, "sched_getaffinity"):
         return importlib.import_module(name), False
     before = os.sched_getaffinity(0)
-    wanted = parse_cpus(bound_to) if bound_to else before
+    wanted = set(parse_cpulist(bound_to)) if bound_to else before
     module = importlib.import_module(name)
     if os.sched_getaffinity(0) == wanted:
         return module, False
@@ -31,14 +31,3 @@ def import_keeping_affinity(name: str, bound_to: str | None = None) -> tuple[Mod
         # The launcher's list and the cgroup disagree: what the kernel allows is the truth, keep it.
         return module, False
     return module, True
-
-
-def parse_cpus(text: str) -> set[int]:
-    """CPU numbers of a kernel-style list: `0-3,8`."""
-    cpus: set[int] = set()
-    for part in text.split(","):
-        first, _, last = part.strip().partition("-")
-        if not first.isdigit() or (last and not last.isdigit()):
-            raise UsageError(f"not a list of CPUs: {text!r}", hint="expected something like 0-3,8")
-        cpus.update(range(int(first), int(last or first) + 1))
-    return cpus

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from windlass.errors import UsageError, unknown_name
+from windlass.notation.counts import parse_counts
+from windlass.notation.hostlist import expand_hostlist
 from windlass.runtime import codes
-from windlass.runtime.hosts import parse_hostlist, parse_task_counts
 
 # The order is the order of trust where two views agree: the first has the most words.
 _VIEWS: Mapping[str, Mapping[str, str]] = {
@@ -134,7 +135,7 @@ def _read(name: str, environ: Mapping[str, str]) -> Place | None:
     local_world = _number(environ, row.get("local_world_size"))
     counts = environ.get(row.get("tasks_per_node", ""), "")
     if local_world is None and counts and node_rank is not None:
-        per_node = parse_task_counts(counts)
+        per_node = parse_counts(counts)
         local_world = per_node[node_rank] if node_rank < len(per_node) else None
     if local_world is None and _number(environ, row.get("n_nodes")) == 1:
         local_world = world
@@ -233,7 +234,7 @@ def _with_master(place: Place, environ: Mapping[str, str]) -> Place:
 
 def _first_host(environ: Mapping[str, str], row: Mapping[str, str]) -> str | None:
     text = environ.get(row.get("hosts", ""), "")
-    hosts = parse_hostlist(text) if text else ()
+    hosts = expand_hostlist(text) if text else ()
     return hosts[0] if hosts else None
 
 

@@ -11,7 +11,7 @@ from windlass.errors import CommandError, UsageError, WindlassError
 from windlass.model.origin import Argument
 from windlass.model.request import Allocation, PartitionOffer
 from windlass.model.site import SchedulerSpec
-from windlass.notation.counts import counted
+from windlass.notation.counts import counted, parse_counts
 from windlass.notation.hostlist import expand_hostlist, fold_hostlist
 from windlass.schedulers.base import (
     JobSpec,
@@ -281,20 +281,9 @@ def _device_word(spec: JobSpec, site: SchedulerSpec, per_node: int) -> str:
     }[site.gpu_request]
 
 
-def expand_counts(text: str, what: str) -> tuple[int, ...]:
-    """`2(x3),1` as (2, 2, 2, 1): one number per node, as Slurm writes them."""
-    counts: list[int] = []
-    for part in text.split(","):
-        match = re.match(r"(\d+)(?:\(x(\d+)\))?\Z", part.strip())
-        if not match:
-            raise UsageError(f"{what}: not a list of counts: {text!r}", hint="Slurm writes it as in 2(x3),1")
-        counts.extend([int(match.group(1))] * min(int(match.group(2) or 1), 1_000_000))
-    return tuple(counts)
-
-
 def _least(text: str | None, what: str) -> int | None:
     """What every node has at least."""
-    return min(expand_counts(text, what)) if text else None
+    return min(parse_counts(text, what)) if text else None
 
 
 def _tasks_per_node(environ: Mapping[str, str]) -> int | None:

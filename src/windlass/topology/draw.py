@@ -11,6 +11,7 @@ from textwrap import wrap
 
 from windlass.model.plan import Binding, RankBinding
 from windlass.model.topology import Core, Device, Topology
+from windlass.notation.counts import counted
 from windlass.notation.cpulist import format_cpulist
 from windlass.topology.units import in_unit
 
@@ -57,20 +58,16 @@ def _title(binding: Binding, topology: Topology) -> str:
     threads = max((len(core.cpus) for core in topology.cores), default=1)
     parts = [topology.arch or "node"]
     if topology.cores:
-        parts.append(_count(len(topology.sockets), "socket"))
-        parts.append(_count(len(topology.numas), "NUMA domain"))
+        parts.append(counted(len(topology.sockets), "socket"))
+        parts.append(counted(len(topology.numas), "NUMA domain"))
         each = f" of {threads} threads" if threads > 1 else ""
-        parts.append(_count(len(topology.cores), "core") + each)
+        parts.append(counted(len(topology.cores), "core") + each)
     if topology.devices:
-        parts.append(_count(len(topology.devices), _unit_word(topology)))
+        parts.append(counted(len(topology.devices), _unit_word(topology)))
     if topology.nics:
-        parts.append(_count(len(topology.nics), "interface"))
-    parts.append(_count(len(binding.ranks), "rank"))
+        parts.append(counted(len(topology.nics), "interface"))
+    parts.append(counted(len(binding.ranks), "rank"))
     return ", ".join(parts)
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def _unit_word(topology: Topology) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from windlass.errors import MachineError, UsageError
-from windlass.runtime.affinity import import_keeping_affinity, parse_cpus
+from windlass.runtime.affinity import import_keeping_affinity
 from windlass.runtime.device import Devices, choose
 from windlass.runtime.recorder import recorder_variables, switch_on
 from windlass.runtime.start import scaled_timeout_s
@@ -74,13 +74,6 @@ def test_a_module_that_narrows_the_cpu_mask_is_undone(tmp_path: Path) -> None:
 
 def test_a_module_that_leaves_the_mask_alone_is_not_reported() -> None:
     assert import_keeping_affinity("json")[1] is False
-
-
-def test_cpu_lists_are_read() -> None:
-    assert parse_cpus("0-2,8") == {0, 1, 2, 8}
-    for wrong in ("a", "0-x", "-1", ""):
-        with pytest.raises(UsageError):
-            parse_cpus(wrong)
 
 
 def test_the_flight_recorder_has_the_names_of_this_torch(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from windlass.errors import UsageError
-from windlass.runtime.hosts import parse_hostlist, parse_task_counts
 from windlass.runtime.place import find_place
 
 SRUN = {
@@ -170,29 +169,3 @@ def test_a_named_launcher_that_is_not_there_is_refused() -> None:
 def test_wrong_variables_are_named(environ: dict[str, str], word: str) -> None:
     with pytest.raises(UsageError, match=word):
         find_place(environ)
-
-
-@pytest.mark.parametrize(
-    ("text", "hosts"),
-    [
-        ("nid7", ("nid7",)),
-        ("nid[001-003,007]", ("nid001", "nid002", "nid003", "nid007")),
-        ("a1,b[2-3],c-[09-10]x", ("a1", "b2", "b3", "c-09x", "c-10x")),
-        ("x[1-2]n[1-2]", ("x1n1", "x1n2", "x2n1", "x2n2")),
-        ("", ()),
-    ],
-)
-def test_slurm_host_lists_are_expanded_in_order(text: str, hosts: tuple[str, ...]) -> None:
-    assert parse_hostlist(text) == hosts
-
-
-@pytest.mark.parametrize("text", ["a[1-2", "a]1[", "a[2-1]", "a[x-y]", "a[1-99999999]", "a[[1]]"])
-def test_what_is_no_host_list_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="not a host list"):
-        parse_hostlist(text)
-
-
-def test_task_counts_are_expanded() -> None:
-    assert parse_task_counts("4(x2),3") == (4, 4, 3)
-    with pytest.raises(UsageError):
-        parse_task_counts("4x2")

@@ -8,8 +8,9 @@ import captured
 from windlass.errors import UsageError
 from windlass.model.origin import words_of
 from windlass.model.site import ArgumentSpec, SchedulerSpec
+from windlass.notation.counts import parse_counts
 from windlass.schedulers.base import JobSpec, JobState
-from windlass.schedulers.slurm import Slurm, expand_counts
+from windlass.schedulers.slurm import Slurm
 
 MESSAGES = captured.captures("slurm/messages.json")
 
@@ -67,9 +68,9 @@ def test_a_host_list_that_contradicts_the_number_of_nodes_is_an_error() -> None:
 
 
 def test_counts_are_expanded_and_others_refused() -> None:
-    assert expand_counts("2(x3),1", "X") == (2, 2, 2, 1)
+    assert parse_counts("2(x3),1", "X") == (2, 2, 2, 1)
     with pytest.raises(UsageError, match="X"):
-        expand_counts("2(x3", "X")
+        parse_counts("2(x3", "X")
 
 
 @pytest.mark.parametrize(

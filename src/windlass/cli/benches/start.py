@@ -22,10 +22,10 @@ from windlass.bench.start.push import LINK_CASES, LOOPBACK_CASES, PushPlace, Pus
 from windlass.bench.start.shared import Limits
 from windlass.bench.start.simulate import WAYS, predict
 from windlass.bench.start.workfolder import work_folder
-from windlass.cli.options import parse_size
 from windlass.cli.result import Result
 from windlass.errors import MachineError, UsageError, unknown_name
 from windlass.model.jsontext import to_json
+from windlass.notation.sizes import parse_size
 from windlass.settings import current_environ
 
 
