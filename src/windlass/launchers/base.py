@@ -44,6 +44,8 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     every CPU the allocation has on a node, or None, which leaves the whole node to the step."""
     overcommit: bool = False
     """More ranks than CPUs on a node, wanted: several ranks share one."""
+    overlap: bool = False
+    """windlass itself runs in a step that holds the job's CPUs: the ranks share them with it."""
     unbound: bool = False
     """Tell the launcher not to bind at all."""
     gpus_per_node: int | None = None

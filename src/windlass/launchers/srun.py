@@ -118,6 +118,10 @@ def _shape(spec: LaunchSpec) -> Iterator[Argument]:
         )
     if spec.overcommit:
         yield Argument(words=("--overcommit",), because="more ranks than CPUs on a node: some share one")
+    if spec.overlap:
+        yield Argument(
+            words=("--overlap",), because="windlass runs in a step itself, which would never give its CPUs back"
+        )
     if spec.host_list is not None:
         yield Argument(words=(f"--nodelist={spec.host_list}",), because="a part of the allocation")
 

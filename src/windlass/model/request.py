@@ -108,6 +108,8 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gpus_per_node: int | None = None
     end_time_s: float | None = None
     whole_nodes: bool | None = None
+    step_tasks: int | None = None
+    """Tasks of the step that this process is in, where it is in one that holds CPUs of the job (`srun --pty bash`)."""
     partition: str | None = None
 
 

@@ -46,6 +46,7 @@ def launch_arguments(
         cpu_lists=tuple(rank.cpus for rank in binding.ranks) if bound and binding.by_launcher else (),
         cpus_per_rank=_step_cpus(shape, binding, context.topology),
         overcommit=_overcommitted(shape, context),
+        overlap=context.allocation is not None and context.allocation.step_tasks is not None,
         unbound=request.cpu_bind == "none" or (bound and not binding.by_launcher),
         gpus_per_node=shape.gpus_per_node,
         gpu_request=site.file.scheduler.gpu_request,

@@ -71,6 +71,11 @@ def decide_shape(
     scheduler = _scheduler(request, site, allocation)
     launcher = request.launcher or _site_launcher(site, scheduler)
     backend = get_launcher(launcher)
+    if allocation is not None and (allocation.step_tasks or 1) > 1:
+        raise UsageError(
+            f"windlass was started as {allocation.step_tasks} tasks of one step: each would start all ranks",
+            hint="start windlass itself once, without srun or mpiexec in front: it starts the ranks",
+        )
     nodes, hosts, part = _nodes(request, allocation, avoid)
     if nodes > 1 and not backend.multi_node:
         raise UsageError(

@@ -119,6 +119,9 @@ _REFUSALS = (
 )
 
 
+_FIRST_RESERVED_STEP = 0xFFFFFFF0
+
+
 class Slurm(Scheduler):
     name = "slurm"
     directive = "#SBATCH"
@@ -145,12 +148,14 @@ class Slurm(Scheduler):
                 hint="was one of the variables changed by hand?",
             )
         end = environ.get("SLURM_JOB_END_TIME", "")
+        step = _step_tasks(environ)
         return Allocation(
             scheduler=self.name,
             job_id=environ.get("SLURM_JOB_ID", ""),
             hosts=hosts,
             cpus_per_node=_least(environ.get("SLURM_JOB_CPUS_PER_NODE"), "SLURM_JOB_CPUS_PER_NODE"),
-            tasks_per_node=_tasks_per_node(environ),
+            tasks_per_node=_tasks_per_node(environ) if step is None else None,
+            step_tasks=step,
             gpus_per_node=_gpus_per_node(environ),
             end_time_s=float(end) if end.isdecimal() else None,
             partition=environ.get("SLURM_JOB_PARTITION"),
@@ -284,6 +289,16 @@ def _device_word(spec: JobSpec, site: SchedulerSpec, per_node: int) -> str:
 def _least(text: str | None, what: str) -> int | None:
     """What every node has at least."""
     return min(parse_counts(text, what)) if text else None
+
+
+def _step_tasks(environ: Mapping[str, str]) -> int | None:
+    """Tasks of the step around this process; None in a batch script and in salloc's shell, whose steps hold no CPUs
+    and have numbers of their own. Inside a step the counts of tasks are the step's, not the job's."""
+    step = environ.get("SLURM_STEP_ID", "")
+    if not step.isdecimal() or int(step) >= _FIRST_RESERVED_STEP:
+        return None
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
+    return int(tasks) if tasks.isdecimal() else 1
 
 
 def _tasks_per_node(environ: Mapping[str, str]) -> int | None:
