@@ -71,9 +71,22 @@ def test_container_plans_are_as_reviewed(site: str, image: str, nodes: int) -> N
     compare(f"{site}-{nodes}-container.txt", plan_text(plan, explain=True, script=True) + "\n")
 
 
+AGENTS = {"restarts": {"restarts": 2}, "cache": {"cache": ("/shared/env",)}}
+WITH_AGENTS = ("aurora", "frontier", "lumi", "perlmutter")
+
+
+@pytest.mark.parametrize("kind", sorted(AGENTS))
+@pytest.mark.parametrize("site", WITH_AGENTS)
+def test_plans_with_agents_are_as_reviewed(site: str, kind: str) -> None:
+    options = AGENTS[kind]
+    plan, _ = plan_for(site, "python", "train.py", nodes=2, account="ACCOUNT", time="1h", **options)
+    compare(f"{site}-2-{kind}.txt", plan_text(plan, explain=True, script=False) + "\n")
+
+
 def test_no_reviewed_plan_is_left_over() -> None:
     """A file that no test writes any more is a claim that nobody checks."""
     expected = {f"{site}-{nodes}.txt" for site, nodes in CASES}
     expected |= {f"{site}-2-{kind}.sh" for site in MAIN for kind in ("batch", "standalone")}
     expected |= {f"{site}-{n}-container.txt" for site in ("lumi", "frontier", "hpe-gh200") for n in (1, 2)}
+    expected |= {f"{site}-2-{kind}.txt" for site in WITH_AGENTS for kind in AGENTS}
     assert {path.name for path in FOLDER.iterdir()} == expected

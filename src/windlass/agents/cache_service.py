@@ -8,7 +8,7 @@ from typing import Any
 
 import windlass.cache.node
 from windlass.agents.bundle import ServiceSpec
-from windlass.agents.control import Agents, AgentsSpec, addresses, agents_step
+from windlass.agents.control import Agents, agents_spec
 from windlass.agents.shims import environment_front
 from windlass.cache.traces import environment_identity, trace_path
 from windlass.errors import WindlassError
@@ -16,7 +16,6 @@ from windlass.model.jsontext import to_json
 from windlass.model.plan import CachePlan, Plan
 from windlass.notation.counts import counted
 from windlass.notation.sizes import size_text
-from windlass.plan.cache import agents_folder
 from windlass.plan.render.rank_script import JobFacts
 from windlass.run.folder import RunFolder
 from windlass.run.output import View
@@ -59,16 +58,8 @@ def cache_agents(
 ) -> Agents:
     """The agents of a plan with a cache."""
     assert plan.cache is not None
-    spec = AgentsSpec(
-        step=agents_step(plan),
-        run_id=facts.run_id,
-        hosts=addresses(plan, hosts),
-        folder=agents_folder(plan, facts.uid),
-        cpus=plan.binding.agent_cpus,
-        services=(cache_service(plan.cache, traces_dir),),
-        packages=PACKAGES,
-        ready_s=plan.cache.ready_s,
-    )
+    services = (cache_service(plan.cache, traces_dir),)
+    spec = agents_spec(plan, facts, hosts, services, PACKAGES)
     return Agents(spec, folder, environ)
 
 

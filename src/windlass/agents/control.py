@@ -23,7 +23,9 @@ from windlass.agents.interpreter import ARCHIVE, fits, pack_interpreter
 from windlass.errors import DeadlineError, MachineError
 from windlass.launchers.base import NodeStep
 from windlass.model.plan import Plan
-from windlass.plan.node_step import plan_node_step
+from windlass.plan.agents import agents_step
+from windlass.plan.cache import agents_folder
+from windlass.plan.render.rank_script import JobFacts
 from windlass.run.folder import RunFolder
 from windlass.run.node_step import RunningStep, start_node_step
 
@@ -57,9 +59,25 @@ def addresses(plan: Plan, hosts: tuple[str, ...]) -> tuple[str, ...]:
     return tuple((host.split(".", 1)[0] if short else host) + rule.suffix for host in hosts)
 
 
-def agents_step(plan: Plan) -> NodeStep:
-    """The node step that holds the agents of a plan."""
-    return plan_node_step(plan, "agents", host_file="agent-hosts")
+def agents_spec(
+    plan: Plan,
+    facts: JobFacts,
+    hosts: tuple[str, ...],
+    services: tuple[ServiceSpec, ...],
+    packages: Mapping[str, Path],
+) -> AgentsSpec:
+    """The agents of a plan with these services, which are those that it names."""
+    assert plan.agents is not None
+    return AgentsSpec(
+        step=agents_step(plan),
+        run_id=facts.run_id,
+        hosts=addresses(plan, hosts),
+        folder=agents_folder(plan, facts.uid),
+        cpus=plan.agents.cpus,
+        services=services,
+        packages=packages,
+        ready_s=plan.agents.ready_s,
+    )
 
 
 class Agents:

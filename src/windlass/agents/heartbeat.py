@@ -9,7 +9,7 @@ from typing import Any
 
 from windlass.agents.bundle import ServiceSpec
 from windlass.agents.cache_service import PACKAGES, CacheBeside, cache_service
-from windlass.agents.control import LOG_FILE, Agents, AgentsSpec, addresses, agents_step
+from windlass.agents.control import LOG_FILE, Agents, agents_spec
 from windlass.errors import DeadlineError, MachineError
 from windlass.launchers import get_launcher
 from windlass.model.plan import Plan
@@ -19,9 +19,8 @@ from windlass.run.folder import RunFolder
 from windlass.run.output import View
 from windlass.settings import read_settings
 
-WATCH = "watch"
+HEARTBEAT = "heartbeat"
 _ENTRY = "windlass.agents.node.heartbeat:make"
-_READY_S = 30.0
 _END_S = 3.0
 """Agents end within milliseconds; only a node that is lost takes longer, and it will not be heard of again."""
 
@@ -40,21 +39,12 @@ def watched_agents(
     silent_s: float | None,
 ) -> Agents:
     """Agents with the watch, and with the cache where the plan has one."""
-    watch = ServiceSpec(name=WATCH, entry=_ENTRY, settings={"mark": place_mark(facts), "silent_s": silent_s})
+    watch = ServiceSpec(name=HEARTBEAT, entry=_ENTRY, settings={"mark": place_mark(facts), "silent_s": silent_s})
     services: tuple[ServiceSpec, ...] = (watch,)
     if plan.cache is not None:
         services = (cache_service(plan.cache, read_settings(environ).traces_dir), watch)
     # The service of the cache imports its package; the bundle holds both, used or not: it is a few kilobytes.
-    spec = AgentsSpec(
-        step=agents_step(plan),
-        run_id=facts.run_id,
-        hosts=addresses(plan, hosts),
-        folder=agents_folder(plan, facts.uid),
-        cpus=plan.binding.agent_cpus,
-        services=services,
-        packages=PACKAGES,
-        ready_s=plan.cache.ready_s if plan.cache else _READY_S,
-    )
+    spec = agents_spec(plan, facts, hosts, services, PACKAGES)
     return Agents(spec, folder, environ)
 
 
@@ -102,7 +92,7 @@ class WatchedBeside:
             self._agents.hear()
         fresh, self._heard = self._agents.lines[self._heard :], len(self._agents.lines)
         for line in fresh:
-            if line.get("service") == WATCH and "news" in line:
+            if line.get("service") == HEARTBEAT and "news" in line:
                 self._take(self._host(line), json.loads(line["news"]))
         self._look_for_lost()
 
@@ -145,7 +135,7 @@ class WatchedBeside:
         else:
             self._agents.stop(_END_S)
         self.poll()
-        for node, figures in self._agents.ended(WATCH).items():
+        for node, figures in self._agents.ended(HEARTBEAT).items():
             if 0 <= node < len(self._hosts):
                 self.figures[self._hosts[node]] = figures
                 if figures.get("oom"):

@@ -52,7 +52,7 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
         own.add_argument("run", nargs="?", metavar="RUN_DIR", help="which cache, where several are up")
     own.add_argument("--json", action="store_true")
     args = own.parse_args(argv[1:])
-    args.action, args.kind, args.command = action, "command", ["true"]
+    args.action, args.kind, args.command = action, "none", []
     return args
 
 

@@ -19,7 +19,7 @@ from windlass.plan.command import nested_launcher
 from windlass.procs.command import which
 from windlass.schedulers import scheduler_names
 
-CommandKind = Literal["script", "module", "command"]
+CommandKind = Literal["script", "module", "command", "none"]
 Group = argparse._ArgumentGroup
 _MOST_RANKS_PER_NODE = 4096
 _FOR_OTHERS = ("--arg", "--directive", "--container-arg")
@@ -220,7 +220,7 @@ def request_from(args: argparse.Namespace, environ: Mapping[str, str]) -> Reques
     _refuse_empty(args)
     kind: CommandKind = args.kind
     command = tuple(args.command)
-    if not command:
+    if not command and kind != "none":
         raise UsageError("nothing to run", hint=f"add what to run: {USAGE.removeprefix('[options] ')}")
     kind = _check_command(kind, command, args, environ)
     _refuse_impossible(args)

@@ -15,17 +15,19 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
+
 from windlass.agents.cache_service import PACKAGES
-from windlass.agents.control import LOG_FILE, Agents, AgentsSpec, addresses, agents_step
+from windlass.agents.control import LOG_FILE, Agents, agents_spec
 from windlass.agents.detached import hold
 from windlass.cli.options import add_request_options, request_from
 from windlass.cli.result import Result
 from windlass.errors import MachineError, UsageError
-from windlass.model.plan import Plan
+from windlass.model.plan import CacheRoot, Plan
 from windlass.notation.counts import counted
 from windlass.notation.hostlist import expand_hostlist
 from windlass.notation.sizes import size_text
-from windlass.plan.cache import agents_folder
+from windlass.plan.cache import declared_roots
 from windlass.plan.render.rank_script import JobFacts
 from windlass.run.folder import RunFolder, make_folder
 from windlass.run.node_step import write_host_file
@@ -33,8 +35,6 @@ from windlass.run.planning import plan_request
 from windlass.settings import current_environ, read_settings
 from windlass.stage.service import PACKAGES as STAGE_PACKAGES
 from windlass.stage.service import Progress, stage_service
-
-_DEADLINE_S = 4 * 3600.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,19 +53,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> Result:
     environ = current_environ()
     settings = read_settings(environ)
-    args.kind, args.command, args.name = "command", ["true"], args.name or "stage"
-    args.cache = args.sources
+    args.kind, args.command, args.name = "none", [], args.name or "stage"
     for source in args.sources:
         if not Path(source).exists():
             raise UsageError(f"{source} does not exist", hint="sources are files and folders that every node can read")
-    plan = plan_request(request_from(args, environ), environ, here=True).plan
-    sources = plan.cache.roots if plan.cache else ()
+    paths = tuple(os.path.abspath(Path(source).expanduser()) for source in args.sources)  # noqa: PTH100  links stay
+    sources = declared_roots(((path, str(Path(path).resolve())) for path in paths), "stage")
+    request = msgspec.structs.replace(request_from(args, environ), stage=paths)
+    plan = plan_request(request, environ, here=True).plan
     if args.shard and args.one_reader:
         raise UsageError("--shard has every node read its own part: there is no one reader")
     if len({Path(source.path).name for source in sources}) < len(sources):
         raise UsageError("two sources have the same name", hint="stage them into folders of their own")
     folder = make_folder(args.run_dir, settings.runs_dir, plan.name)
-    agents, facts = _agents(plan, folder, args, environ)
+    agents, facts = _agents(plan, folder, sources, args, environ)
     progress = Progress(plan.nodes, _show, 1.0 if _live() else 60.0)
 
     def look() -> bool:
@@ -89,26 +90,16 @@ def main(args: argparse.Namespace) -> Result:
 
 
 def _agents(
-    plan: Plan, folder: RunFolder, args: argparse.Namespace, environ: dict[str, str]
+    plan: Plan, folder: RunFolder, sources: tuple[CacheRoot, ...], args: argparse.Namespace, environ: dict[str, str]
 ) -> tuple[Agents, JobFacts]:
-    assert plan.cache is not None
     hosts = expand_hostlist(plan.hosts) if plan.hosts else (socket.gethostname().split(".", 1)[0],)
     facts = JobFacts(run_dir=str(folder.path), run_id=folder.run_id, uid=os.getuid())
     write_host_file(plan, folder, hosts)
     to = str(Path(args.to).expanduser()) if args.to.startswith("~") else args.to
     if not to.startswith(("/", "${")):
         raise UsageError(f"--to {to} is not a full path", hint="each node starts in a folder of its own")
-    service = stage_service(plan.cache.roots, to, extract=args.extract, shard=args.shard, one_reader=args.one_reader)
-    spec = AgentsSpec(
-        step=agents_step(plan),
-        run_id=facts.run_id,
-        hosts=addresses(plan, hosts),
-        folder=agents_folder(plan, facts.uid),
-        cpus=plan.binding.agent_cpus,
-        services=(service,),
-        packages=PACKAGES | STAGE_PACKAGES,
-        ready_s=_DEADLINE_S,
-    )
+    service = stage_service(sources, to, extract=args.extract, shard=args.shard, one_reader=args.one_reader)
+    spec = agents_spec(plan, facts, hosts, (service,), PACKAGES | STAGE_PACKAGES)
     return Agents(spec, folder, environ), facts
 
 

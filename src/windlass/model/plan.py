@@ -18,7 +18,8 @@ from windlass.model.request import Request
 from windlass.model.site import SettingSpec
 from windlass.model.topology import DeviceUnit, Topology
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
+"""1 (windlass 0.1.0) had no agents; whoever reads such a plan makes them anew from its request."""
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -162,8 +163,6 @@ class CachePlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Prefixes below the roots whose `bin` holds scripts that name their interpreter by its own path."""
     variables: tuple[str, ...] = ()
     """Variables in which paths below the roots are replaced, on the node, by their place in the view."""
-    launch: tuple[Argument, ...] = ()
-    """The launcher's words for one agent per node; empty where windlass starts the only one itself."""
     placement: Literal["replicate", "partition"] = "replicate"
     budget_bytes: int = 2 << 30
     readers: int = 1
@@ -175,6 +174,25 @@ class CachePlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ready_s: float = 60.0
     """How long the nodes may take to come up before the run is given up."""
     because: str = ""
+    origin: Origin = BUILTIN
+
+
+AgentService = Literal["cache", "heartbeat", "stage"]
+
+
+class AgentsPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The agents of a run: one small process on every node beside the ranks, which hosts these services."""
+
+    services: tuple[AgentService, ...]
+    launch: tuple[Argument, ...] = ()
+    """The node step that starts them, without the program; empty where windlass starts the only one itself."""
+    cpus: tuple[int, ...] = ()
+    """CPUs of each node on which they stay; empty: where there is room."""
+    cpus_because: str = ""
+    interpreter: str = ""
+    ready_s: float
+    """How long the nodes may take to come up."""
+    because: str
     origin: Origin = BUILTIN
 
 
@@ -230,6 +248,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     caches: tuple[CacheDir, ...] = ()
     cache_root: str = "/tmp"
     cache: CachePlan | None = None
+    agents: AgentsPlan | None = None
     keep_caches: str | None = None
     hosts: str | None = None
     """Folded host list, where an allocation is known."""

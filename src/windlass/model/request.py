@@ -12,7 +12,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     command: tuple[str, ...]
     """The user's own words: a script and its arguments, `-m module`, or a command."""
-    kind: Literal["script", "module", "command"] = "command"
+    kind: Literal["script", "module", "command", "none"] = "command"
+    """`none`: there are no ranks, only agents (`windlass stage`, `windlass cache start`)."""
     name: str | None = None
     cwd: str = ""
     python: str | None = None
@@ -74,6 +75,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cache_allow_other: bool = False
     """Let root enter the view."""
     cache_trace: bool = True
+
+    stage: tuple[str, ...] = ()
+    """Files and folders that `windlass stage` pushes to the nodes."""
 
     restarts: int | None = None
     """How often a failed run is started again, in a row and without a newer snapshot in between."""

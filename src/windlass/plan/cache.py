@@ -1,6 +1,6 @@
-"""What `--cache` adds to a plan and to the rank script: roots, agents, and paths taken from the node's view. Pure.
+"""What `--cache` adds to a plan and to the rank script: roots, and paths taken from the node's view. Pure.
 
-Nothing here starts anything. The agents are started, waited for and ended by `services`, through `launch.run.Beside`.
+Nothing here starts anything. The agents that show the view are in the plan too, see `plan/agents.py`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,10 @@ import msgspec
 
 from windlass.containers import get_runtime
 from windlass.errors import UsageError
-from windlass.launchers import get_launcher
-from windlass.launchers.base import NodeStepSpec
-from windlass.model.origin import Argument, Origin
+from windlass.model.origin import Origin
 from windlass.model.plan import CachePlan, CacheRoot, ContainerPlan, Mount, Plan
 from windlass.model.request import Request
-from windlass.notation.hostlist import expand_hostlist
 from windlass.notation.shell import expandable, quote
-from windlass.plan.shape import Shape
 
 VIEW_VARIABLE = "WINDLASS_VIEW"
 REDIRECTED = (
@@ -34,9 +30,7 @@ FLAG = Origin(scope="flag", where="--cache")
 _BECAUSE = "the nodes share one reading of these folders instead of asking the shared file system each for itself"
 
 
-def plan_cache(
-    request: Request, shape: Shape, seen: tuple[tuple[str, str], ...], environments: tuple[str, ...]
-) -> CachePlan | None:
+def plan_cache(request: Request, seen: tuple[tuple[str, str], ...], environments: tuple[str, ...]) -> CachePlan | None:
     """The cache of a run, or None where none was asked for. `seen` are the roots with links followed, where they could
     be looked at; `environments` are prefixes that the ranks may use."""
     if not request.cache:
@@ -46,7 +40,6 @@ def plan_cache(
         roots=roots,
         environments=tuple(e for e in dict.fromkeys(environments) if below_roots(e, roots)),
         variables=() if request.container else REDIRECTED,
-        launch=_agents_step(shape),
         placement=request.cache_placement,
         budget_bytes=request.cache_budget_bytes or 2 << 30,
         readers=request.cache_readers,
@@ -58,25 +51,14 @@ def plan_cache(
     )
 
 
-def _agents_step(shape: Shape) -> tuple[Argument, ...]:
-    """One task per node beside the ranks."""
-    spec = NodeStepSpec(
-        nodes=shape.nodes,
-        hosts=expand_hostlist(shape.hosts) if shape.hosts else (),
-        host_file="{run_dir}/agent-hosts",
-        name=f"{shape.name}-agents",
-    )
-    return get_launcher(shape.launcher).node_step(spec).arguments
-
-
-def declared_roots(pairs: Iterable[tuple[str, str]]) -> tuple[CacheRoot, ...]:
+def declared_roots(pairs: Iterable[tuple[str, str]], said: str = "--cache") -> tuple[CacheRoot, ...]:
     """Roots without those that lie inside another one. The whole file system is not a root."""
     kept: list[CacheRoot] = []
     for path, real in sorted(pairs):
         if path == "/" or real == "/":
-            raise UsageError(f"--cache {path}: the whole file system", hint="name the folders that the ranks read")
+            raise UsageError(f"{said} {path}: the whole file system", hint="name the folders that the ranks read")
         if ":" in path:
-            raise UsageError(f"--cache {path}: a colon separates paths in PATH", hint="rename the folder")
+            raise UsageError(f"{said} {path}: a colon separates paths in PATH", hint="rename the folder")
         if not any(is_below(path, root.path) for root in kept):
             kept.append(CacheRoot(path=path, real=real))
     return tuple(kept)

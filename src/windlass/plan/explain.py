@@ -10,6 +10,7 @@ from windlass.errors import UsageError, nearest
 from windlass.model.origin import Argument
 from windlass.model.plan import Plan
 from windlass.model.site import Site
+from windlass.notation.cpulist import format_cpulist
 from windlass.notation.shell import quote_words
 from windlass.plan.show import setting_line
 
@@ -31,7 +32,7 @@ def find_name(name: str, plan: Plan, site: Site) -> tuple[Finding, ...]:
     found = [*_in_plan(name, plan), *_in_catalog(name, plan, site), *_in_notes(name, site)]
     if not found:
         known = {s.name for s in plan.environment} | {s.name for s in site.file.settings}
-        known |= {a.name for a in (*plan.launch, *plan.directives)}
+        known |= {a.name for a in (*plan.launch, *plan.directives)} | ({"agents"} if plan.agents else set())
         close = nearest(name, known)
         raise UsageError(
             f"{name}: neither this plan nor the catalog entry of {site.name} has it",
@@ -60,6 +61,7 @@ def _in_plan(name: str, plan: Plan) -> list[Finding]:
         ("batch directive", plan.directives),
         ("limit", plan.limits),
         ("container argument", plan.container.arguments if plan.container else ()),
+        ("agents' argument", plan.agents.launch if plan.agents else ()),
     )
     for where, arguments in groups:
         out += [
@@ -73,6 +75,18 @@ def _in_plan(name: str, plan: Plan) -> list[Finding]:
             for argument in arguments
             if argument.name == name or argument.name.lstrip("-") == name.lstrip("-") or name in argument.words
         ]
+    if plan.agents and name in {"agent", "agents", *plan.agents.services}:
+        cpus = f"cpus {format_cpulist(plan.agents.cpus)} {plan.agents.cpus_because}"
+        out.append(
+            Finding(
+                where="agents",
+                text=f"one on every node: {', '.join(plan.agents.services)}",
+                because=plan.agents.because,
+                source=plan.agents.origin.text(),
+                active=True,
+                note=cpus if plan.agents.cpus else plan.agents.cpus_because,
+            )
+        )
     if plan.container:
         out += [
             Finding(

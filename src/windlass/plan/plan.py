@@ -6,6 +6,8 @@ Reads top to bottom: what runs where (`_shape`), where each rank sits (`_binding
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 import windlass
@@ -31,6 +33,7 @@ from windlass.model.request import Request
 from windlass.model.secrets import mask_word, secret_positions
 from windlass.model.site import ModuleSpec, Site
 from windlass.model.topology import Topology
+from windlass.plan.agents import needs_agents, plan_agents
 from windlass.plan.arguments import batch_directives, launch_arguments, rank_limits
 from windlass.plan.cache import plan_cache, with_view
 from windlass.plan.command import rank_command, refuse_nested_launcher
@@ -58,7 +61,7 @@ def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets
     _check_options(request, site)
     container, container_settings, container_modules, container_remarks = _container(request, context, facts, command)
     remarks += container_remarks
-    cache = plan_cache(request, shape, context.cache_roots, context.cache_environments)
+    cache = plan_cache(request, context.cache_roots, context.cache_environments)
     container = with_view(container, cache)
     if container:
         facts = msgspec.structs.replace(facts, container=True, runtime=container.runtime)
@@ -110,11 +113,11 @@ def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets
         grace_s=request.grace_s,
         parent=request.supervised or not launcher.names_failed_rank,
     )
-    return plan, secrets
+    return msgspec.structs.replace(plan, agents=plan_agents(plan)), secrets
 
 
 def _interpreter_because(request: Request, context: PlanningContext) -> str:
-    if request.kind == "command":
+    if request.kind in {"command", "none"}:
         return ""
     return "the image's own" if request.container and not request.python else context.python_because
 
@@ -135,10 +138,12 @@ def _binding(request: Request, site: Site, topology: Topology, shape: Shape) -> 
         mode=shape.devices,
         unit=request.device_unit,
         cpu_bind=request.cpu_bind,
-        with_agent=bool(request.cache),
+        with_agent=needs_agents(request),
         origin=site.origin_of("binding"),
     )
     made = bind(topology, asked)
+    if asked.agent_cpus and not any(rank.cpus for rank in made.ranks):  # none is to spare: agents share the ranks'
+        made = bind(topology, replace(asked, agent_cpus=()))
     launcher = get_launcher(shape.launcher)
     if not shape.whole_nodes and shape.nodes > 1:
         return _left_to_launcher(made)

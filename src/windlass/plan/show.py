@@ -31,6 +31,7 @@ def plan_text(plan: Plan, *, explain: bool = False, script: bool = True, color: 
         _section("before the launcher", prologue_lines(plan) if has_prologue(plan) else []),
         _section("variables", _settings(plan.environment, explain)),
         _section("cooperative cache", _cache(plan, explain)),
+        _section("agents", _agents(plan, explain)),
         _section("container", _container(plan, explain)),
         _section("limits", _arguments(plan.limits, explain)),
         _section("node", draw_node(plan.binding, plan.topology, width=width, color=color).splitlines()),
@@ -170,7 +171,21 @@ def _cache(plan: Plan, explain: bool) -> list[str]:
         lines.append(f"held in {cache.store} of each node, not in its memory")
     if cache.allow_other:
         lines.append("root may enter the view (allow_other)")
-    return [*lines, *_arguments(cache.launch, explain, tail=f"AGENT {RUN_DIR}/agent.pyz")]
+    return lines
+
+
+def _agents(plan: Plan, explain: bool) -> list[str]:
+    agents = plan.agents
+    if agents is None:
+        return []
+    reason = f"   {agents.because}  [{agents.origin.text()}]" if explain else ""
+    lines = [
+        f"one on every node: {', '.join(agents.services)}{reason}",
+        f"cpus {format_cpulist(agents.cpus)} {agents.cpus_because}" if agents.cpus else agents.cpus_because,
+        f"interpreter: {agents.interpreter}",
+        f"up within {agents.ready_s:g} s",
+    ]
+    return [*lines, *_arguments(agents.launch, explain, tail=f"AGENT {RUN_DIR}/agent.pyz")]
 
 
 def _container(plan: Plan, explain: bool) -> list[str]:
@@ -214,6 +229,7 @@ def diff_lines(old: Plan, new: Plan) -> list[str]:
         ("variables", _by_setting(old), _by_setting(new)),
         ("binding", _by_rank(old), _by_rank(new)),
         ("cache", _by_cache(old), _by_cache(new)),
+        ("agents", _by_agents(old), _by_agents(new)),
         ("container", _by_container(old), _by_container(new)),
         ("limits", _by_name(old.limits), _by_name(new.limits)),
         ("the rest", _rest(old), _rest(new)),
@@ -243,7 +259,7 @@ def _facts(plan: Plan) -> dict[str, str]:
 
 _TOLD = {"request", "remarks", "version", "world_size", "job_id", "name", "environment", "command", "secret_words"}
 _TOLD |= {"site", "partition", "nodes", "ranks_per_node", "scheduler", "launcher", "hosts", "windlass", "modules_use"}
-_TOLD |= {"launch", "directives", "modules", "prologue", "binding", "container", "limits", "topology"}
+_TOLD |= {"launch", "directives", "modules", "prologue", "binding", "container", "limits", "topology", "agents"}
 """Fields that other parts of a comparison show, or that cannot change what happens."""
 
 
@@ -289,7 +305,19 @@ def _by_cache(plan: Plan) -> dict[str, str]:
         return {}
     out = {f"root {root.path}": f"root {root.path}" for root in cache.roots}
     out["how"] = f"{cache.placement}, {cache.budget_bytes} bytes, trace {'on' if cache.trace else 'off'}"
-    return out | {f"agents {k}": v for k, v in _by_name(cache.launch).items()}
+    return out
+
+
+def _by_agents(plan: Plan) -> dict[str, str]:
+    agents = plan.agents
+    if agents is None:
+        return {}
+    out = {
+        "services": f"services {', '.join(agents.services)}",
+        "cpus": f"cpus {format_cpulist(agents.cpus) or 'any'}: {agents.cpus_because}",
+        "ready": f"up within {agents.ready_s:g} s",
+    }
+    return out | {f"argument {k}": v for k, v in _by_name(agents.launch).items()}
 
 
 def _by_container(plan: Plan) -> dict[str, str]:

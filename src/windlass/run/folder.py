@@ -13,9 +13,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from windlass.errors import ConfigError, MachineError, UsageError
-from windlass.model.plan import Plan, plan_from_json, plan_to_json
+from windlass.model.plan import PLAN_VERSION, Plan, plan_from_json, plan_to_json
 from windlass.model.record import RunRecord, record_from_json, record_to_json
+from windlass.plan.agents import plan_agents
 from windlass.plan.inputs import Secrets
 from windlass.plan.render.secrets import SECRETS_FILE, secrets_text
 from windlass.procs.folders import UntrustedError, exposed_parent, keep_to_ourselves
@@ -186,7 +189,13 @@ def read_plan(path: str | Path) -> Plan:
         raise ConfigError(
             f"cannot read {file}: {error.strerror}", hint="make one with `windlass plan --json`"
         ) from error
-    return plan_from_json(data, where=str(file))
+    plan = plan_from_json(data, where=str(file))
+    return plan if plan.version == PLAN_VERSION else _of_now(plan)
+
+
+def _of_now(plan: Plan) -> Plan:
+    """A plan of windlass 0.1.0, whose agents were decided when it ran, with the agents that its request needs."""
+    return msgspec.structs.replace(plan, version=PLAN_VERSION, agents=plan_agents(plan))
 
 
 def restart(folder: RunFolder) -> None:

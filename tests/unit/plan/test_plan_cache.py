@@ -134,7 +134,9 @@ def test_plan_shows_the_cache_its_agents_and_their_cores() -> None:
     assert plan.binding.agent_cpus, "the site sets cores aside"
     taken = {cpu for rank in plan.binding.ranks for cpu in rank.cpus}
     assert not taken & set(plan.binding.agent_cpus)
-    assert "-n" in words_of(plan.cache.launch) or "--ntasks=4" in words_of(plan.cache.launch)
+    assert plan.agents is not None and plan.agents.services == ("cache",)
+    assert plan.agents.cpus == plan.binding.agent_cpus
+    assert words_of(plan.agents.launch)[:3] == ("mpiexec", "-n", "4")
     text = plan_text(plan, explain=True, script=False)
     assert "cooperative cache" in text and "/lus/flare/env" in text and "PYTHONPATH" in text
     assert plan_from_json(plan_to_json(plan)) == plan
@@ -149,14 +151,14 @@ def test_plan_says_how_many_nodes_read_where_the_cache_lies_and_who_may_enter() 
 
 def test_plan_without_cache_has_none_of_it() -> None:
     plan, _ = plan_for("aurora", "python", "train.py", nodes=4, account="A")
-    assert plan.cache is None and not plan.binding.agent_cpus
+    assert plan.cache is None and plan.agents is None and not plan.binding.agent_cpus
     assert b'"cache"' not in plan_to_json(plan)
 
 
 def test_one_agent_per_node_beside_the_ranks_that_fails_alone() -> None:
     plan, _ = plan_for("frontier", "x", nodes=8, cache=("/lustre/env",), account="A")
-    assert plan.cache is not None
-    words = words_of(plan.cache.launch)
+    assert plan.agents is not None
+    words = words_of(plan.agents.launch)
     assert {"--ntasks=8", "--ntasks-per-node=1", "--overlap", "--gres=none", "--kill-on-bad-exit=0"} <= set(words)
     assert "--label" not in words and plan.parent is False
 
