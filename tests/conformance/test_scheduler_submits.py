@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -171,7 +171,17 @@ def test_a_directive_that_does_not_exist_is_refused_in_words(queue: Queue) -> No
 
 
 def test_an_unknown_job_is_unknown(queue: Queue) -> None:
-    assert queue.status("999999").state is JobState.UNKNOWN
+    """An instance of Flux knows only its own jobs, so that its answer says nothing of others."""
+    status = queue.status("999999")
+    assert (status.state, status.gone) == (JobState.UNKNOWN, queue.name != "flux")
+
+
+def test_a_scheduler_that_is_not_there_says_nothing_about_a_job(queue: Queue) -> None:
+    for name in ("scontrol", "sacct", "qstat", "flux"):
+        (queue.folder / name).write_text(f"#!/bin/sh\necho '{name}: cannot connect' >&2; exit 1\n")
+        (queue.folder / name).chmod(0o755)
+    status = replace(queue, env={**queue.env, "PATH": f"{queue.folder}:/usr/bin:/bin"}).status("0")
+    assert (status.state, status.gone) == (JobState.UNKNOWN, False)
 
 
 @pytest.mark.slurm

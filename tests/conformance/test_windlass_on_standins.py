@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -154,3 +154,29 @@ def test_a_bad_queue_is_refused_with_a_hint(machine: Machine) -> None:
     assert done.returncode == 2
     assert "queue" in done.stderr
     assert "hint" in done.stderr
+
+
+def test_a_live_run_is_neither_started_again_nor_removed_where_pbs_keeps_no_history(tmp_path: Path) -> None:
+    """Also where nobody answers at all: what may live is not dead."""
+    with _machine("pbs", tmp_path / "site") as machine:
+        site = machine.site
+        site.env.update(STANDIN_HISTORY="off", WINDLASS_RUNS=str(site.home))
+        job_id = machine.submit("sh", "-c", "touch started.$RANK; while [ ! -e go ]; do sleep 0.1; done")
+        wait_until(lambda: len(list(site.home.glob("started.*"))) == 4, timeout_s=60, what="runs", state=machine.log)
+        owner = json.loads((site.home / "run" / "owner.json").read_text())
+        (site.home / "run" / "owner.json").write_text(json.dumps({**owner, "host": "elsewhere", "boot": "another"}))
+        for path, word in ((site.env["PATH"], "is running"), ("/usr/bin:/bin", "may still run")):
+            there = replace(machine, site=replace(site, env={**site.env, "PATH": path}))
+            again = there.windlass("runs", "resume", "run")
+            assert (again.returncode, word in again.stderr) == (2, True), again.stderr
+            assert "nothing to remove" in there.windlass("runs", "clean", "--failed", "--yes").stdout
+        (site.home / "go").touch()
+        scheduler = get_scheduler("pbs")
+
+        def gone() -> bool:
+            argv = scheduler.status_argv(job_id)
+            done = subprocess.run(argv, env=site.env, capture_output=True, text=True, timeout=30)
+            return scheduler.parse_status(done.stdout, done.returncode, job_id).gone
+
+        wait_until(gone, timeout_s=60, what="the job is forgotten", state=machine.log)
+        assert ": done" in machine.windlass("runs", "show", "run").stdout

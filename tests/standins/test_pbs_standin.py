@@ -171,6 +171,17 @@ def test_without_history_a_finished_job_is_forgotten(site: Site) -> None:
     assert run(site, f"qstat {job_id}").returncode == 153
 
 
+def test_without_history_even_a_job_that_runs_is_not_listed_by_x(site: Site) -> None:
+    site.env["STANDIN_HISTORY"] = "off"
+    job_id = submit(site, "while [ ! -e go ]; do sleep 0.1; done\n")
+    asked = run(site, f"qstat -x -f -F json {job_id}")
+    assert (asked.returncode, "Jobs" in json.loads(asked.stdout)) == (0, False)
+    assert "PBS is not configured to maintain job history" in asked.stderr
+    assert job_id in json.loads(run(site, f"qstat -f -F json {job_id}").stdout)["Jobs"]
+    (site.home / "go").touch()
+    wait_until(lambda: run(site, f"qstat {job_id}").returncode == 153, timeout_s=30, what="it is forgotten")
+
+
 def test_a_job_waits_for_its_nodes(site: Site) -> None:
     first = submit(site, "sleep 1\n", "-l select=3:ncpus=4 -l place=scatter")
     second = submit(site, "true\n", "-l select=1:ncpus=1")

@@ -159,7 +159,7 @@ def _stop(folder: RunFolder, environ: dict[str, str]) -> Result:
         return Result(text=f"stopped {folder.path}")
     state = state_of(folder, environ)
     plan = read_plan(folder.path)
-    if state.state not in {"running", "waiting"} or state.job_id is None:
+    if (state.state not in {"running", "waiting"} and not state.may_live) or state.job_id is None:
         raise UsageError(f"{folder.path} does not run: {state.state}")
     run_command(get_scheduler(plan.scheduler).cancel_argv(state.job_id), timeout_s=_ASK_S, env=environ)
     return Result(text=f"cancelled job {state.job_id}")

@@ -81,6 +81,9 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The scheduler takes, or took, its nodes back for another job."""
     restarts: int = 0
     """How often the scheduler has put it back into the queue, where it says so."""
+    gone: bool = False
+    """The scheduler answered and knows no such job any more: it does not wait and does not run. UNKNOWN without this
+    is no answer, and the job may live."""
 
 
 class Scheduler(ABC):

@@ -44,6 +44,19 @@ _STATES = {
 _FINISHED = ("F", "X")
 _DELETED, _FAILED = 91, 93
 _WALLTIME = -29
+_NO_SUCH_JOB = re.compile(r"^qstat: (?:Unknown Job Id|\S+ Job has finished)", re.MULTILINE)
+
+# Without -x first: where the server keeps no history (PBS's default), `qstat -x` lists not even the jobs that run. Only
+# a job that is not live is looked for in the history; the first answer counts where there is none.
+_STATUS = """
+w_said=$(qstat -f -F json "$1" 2>&1); w_code=$?
+if [ $w_code -ne 0 ]; then
+  w_past=$(qstat -x -f -F json "$1" 2>/dev/null) || w_past=
+  case $w_past in *'"Jobs"'*) w_said=$w_past; w_code=0 ;; esac
+fi
+printf '%s\\n' "$w_said"
+exit $w_code
+"""
 
 # qsub exits with the error's number modulo 256.
 _REFUSALS = (
@@ -157,14 +170,16 @@ class Pbs(Scheduler):
         return explain("qsub", code, output, _REFUSALS)
 
     def status_argv(self, job_id: str) -> tuple[str, ...]:
-        return ("qstat", "-x", "-f", "-F", "json", job_id)
+        return ("sh", "-c", _STATUS, "sh", job_id)
 
     def parse_status(self, output: str, code: int, job_id: str) -> JobStatus:
-        """From `qstat -x -f -F json`. A server that keeps no history answers with code 0 and without any job."""
+        """From `qstat -f -F json`, of a live job or (-x) of a finished one. A server that keeps no history answers -x
+        with code 0 and without any job; so does one that was asked in vain, which says nothing about the job."""
         job = _find_job(output, job_id)
         if job is None:
             last = [line.strip() for line in output.splitlines() if line.strip().startswith("qstat:")]
-            return JobStatus(state=JobState.UNKNOWN, reason=last[-1] if last else "PBS knows no such job, or no more")
+            gone = _NO_SUCH_JOB.search(output) is not None
+            return JobStatus(state=JobState.UNKNOWN, reason=last[-1] if last else "PBS does not answer", gone=gone)
         comment = str(job.get("comment") or "")
         letter = str(job.get("job_state") or "")
         if letter in _FINISHED:

@@ -57,8 +57,8 @@ _QUIET_REASONS = {"None", "(null)", ""}
 
 # scontrol forgets a job some minutes after its end; sacct remembers it, where the site keeps accounts.
 _STATUS = (
-    'scontrol --oneliner show job "$1" 2>/dev/null || '
-    'sacct --noheader --parsable2 --allocations --jobs="$1" --format=JobIDRaw,State,ExitCode'
+    'w_said=$(scontrol --oneliner show job "$1" 2>&1) && exec printf "%s\\n" "$w_said"; printf "%s\\n" "$w_said" >&2; '
+    'exec sacct --noheader --parsable2 --allocations --jobs="$1" --format=JobIDRaw,State,ExitCode'
 )
 _KILL_STEP = (
     'squeue --noheader --steps --jobs="$1" --format="%i %j" | '
@@ -191,7 +191,8 @@ class Slurm(Scheduler):
         return ("sh", "-c", _STATUS, "sh", job_id)
 
     def parse_status(self, output: str, code: int, job_id: str) -> JobStatus:
-        """From `scontrol --oneliner show job` or `sacct --parsable2`; other text is UNKNOWN with its last line."""
+        """From `scontrol --oneliner show job` or `sacct --parsable2`; other text is UNKNOWN with its last line, and a
+        controller that has forgotten the job says so."""
         for line in output.splitlines():
             if "JobState=" in line:
                 return _from_scontrol(dict(re.findall(r"(\w+)=(\S*)", line)))
@@ -199,7 +200,8 @@ class Slurm(Scheduler):
             if len(fields) == 3 and fields[0].split(".")[0].split("_")[0] == job_id.split("_")[0]:
                 return _status(fields[1], fields[2], "")
         lines = [line for line in output.splitlines() if line.strip()]
-        return JobStatus(state=JobState.UNKNOWN, reason=lines[-1].strip() if lines else "Slurm knows no such job")
+        reason = lines[-1].strip() if lines else "Slurm does not answer"
+        return JobStatus(state=JobState.UNKNOWN, reason=reason, gone="Invalid job id specified" in output)
 
     def cancel_argv(self, job_id: str) -> tuple[str, ...]:
         return ("scancel", job_id)

@@ -27,6 +27,7 @@ from windlass.supervise.attempts import Owner, read_owner
 State = Literal["running", "waiting", "done", "resumable", "stopped", "failed", "killed", "unknown"]
 """`waiting`: in the scheduler's queue. `resumable`: it saved and left. `killed`: windlass itself was, in the middle."""
 _ASK_S = 15.0
+_NO_ANSWER = "the scheduler gives no answer about job"
 _WAITING = {JobState.QUEUED, JobState.HELD}
 _RUNNING = {JobState.RUNNING, JobState.ENDING}
 
@@ -44,6 +45,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     job_id: str | None = None
     changed: float = 0.0
     shape: str = ""
+    may_live: bool = False
+    """Nobody can say from here that it does not run: the scheduler gives no answer about its job."""
 
 
 def find_runs(runs_dir: Path) -> list[RunFolder]:
@@ -61,6 +64,7 @@ def state_of(folder: RunFolder, environ: Mapping[str, str]) -> RunState:
         return RunState(path=str(folder.path), name=folder.path.name, state="unknown", why=error.message)
     job_id = _job_id(folder)
     state, why = _state(folder, plan, record, job_id, environ)
+    may_live = state == "unknown" and why.startswith(_NO_ANSWER)
     return RunState(
         path=str(folder.path),
         name=plan.name,
@@ -71,6 +75,7 @@ def state_of(folder: RunFolder, environ: Mapping[str, str]) -> RunState:
         job_id=job_id,
         changed=_changed(folder),
         shape=f"{plan.nodes} x {plan.ranks_per_node}",
+        may_live=may_live,
     )
 
 
@@ -81,7 +86,7 @@ def _state(
     if owner is not None and owner.pid != os.getpid() and owner.alive():  # who asks does not drive it at this moment
         return "running", f"by process {owner.pid} on {owner.host}"
     queued = _in_queue(plan, job_id, environ) if job_id and _may_be_queued(folder, owner, job_id) else None
-    if queued:
+    if queued and (queued[0] != "unknown" or record is None or record.outcome != "ok"):
         return queued
     if record is not None:
         return _ended(folder, plan, record)
@@ -114,19 +119,22 @@ def _ended(folder: RunFolder, plan: Plan, record: RunRecord) -> tuple[State, str
 
 
 def _in_queue(plan: Plan, job_id: str | None, environ: Mapping[str, str]) -> tuple[State, str] | None:
-    """What the scheduler says of a job that has not ended; None where it has, or where nobody can be asked."""
+    """What the scheduler says of a job that has not ended; None where it has. Where it gives no answer the job may
+    live: that is `unknown`, never dead."""
     if job_id is None or plan.scheduler == "none":
         return None
     scheduler = get_scheduler(plan.scheduler)
     try:
         done = run_command(scheduler.status_argv(job_id), timeout_s=_ASK_S, env=environ, check=False)
-    except WindlassError:
-        return None
-    status = scheduler.parse_status(done.stdout, done.code, job_id)
+    except WindlassError as error:
+        return "unknown", f"{_NO_ANSWER} {job_id}: {error.message}"
+    status = scheduler.parse_status(done.stdout + done.stderr, done.code, job_id)
     if status.state in _WAITING:
         return "waiting", f"job {job_id}" + (f": {status.reason}" if status.reason else "")
     if status.state in _RUNNING:
         return "running", f"job {job_id}"
+    if status.state is JobState.UNKNOWN and not status.gone:
+        return "unknown", f"{_NO_ANSWER} {job_id}: {status.reason}"
     return None
 
 

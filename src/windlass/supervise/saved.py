@@ -68,6 +68,10 @@ def resume_run(
     state = state_of(folder, environ)
     if state.state in {"running", "waiting"}:
         raise UsageError(f"{folder.path} is {state.state} {state.why}", hint="stop it first with `windlass runs stop`")
+    if state.may_live:
+        raise UsageError(
+            f"{folder.path} may still run: {state.why}", hint="say it where the scheduler answers, or end the job first"
+        )
     if state.state == "done":
         raise UsageError(f"{folder.path} is done", hint="start a new run")
     plan = read_plan(folder.path)

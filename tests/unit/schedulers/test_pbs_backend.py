@@ -58,7 +58,7 @@ def test_a_missing_node_file_is_an_error_that_names_it() -> None:
         ("qstat_x_f_json_lost_node", "1010.head", JobState.FAILED, None, ""),
         ("qstat_f_json_hold", "39.head", JobState.HELD, None, ""),
         ("qstat_f_json_too_many", "51.head", JobState.QUEUED, None, "Can Never Run"),
-        ("qstat_unknown_job_x", "9999", JobState.UNKNOWN, None, "knows no such job"),
+        ("qstat_unknown_job_x", "9999", JobState.UNKNOWN, None, "does not answer"),
         ("qstat_x_f_json_odd_types", "73.head", JobState.DONE, 0, ""),
         ("qstat_x_f_json_odd_bytes", "75.head", JobState.DONE, 0, ""),
     ],
