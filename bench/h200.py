@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -85,7 +86,17 @@ def run_case(case: Case, out: Path, deadline: float, commit: str | None) -> dict
     if arguments[0] == "micro":
         argv = [sys.executable, str(Path(__file__).resolve()), "--micro", arguments[1], "--out", str(out)]
     elif arguments[0] == "matmul":
-        argv = [sys.executable, "-m", "windlass.bench.matmul", "--json", str(record)]
+        argv = [
+            sys.executable,
+            "-m",
+            "windlass",
+            "bench",
+            "matmul",
+            "--run-dir",
+            str(out / "matmul-run"),
+            "--out",
+            str(record),
+        ]
     else:
         argv = [sys.executable, "-m", "windlass.bench.train", *arguments, "--json", str(record)]
     left = min(limit, deadline - time.monotonic())
@@ -103,7 +114,7 @@ def run_case(case: Case, out: Path, deadline: float, commit: str | None) -> dict
     if commit and record.exists():
         made = json.loads(record.read_text())
         if isinstance(made, dict):
-            made["software"]["commit"] = commit
+            made["commit"] = commit
             record.write_text(json.dumps(made, indent=1) + "\n")
     print(f"--- {name}: {state} in {time.monotonic() - started:.0f} s\n{text[-2500:]}", flush=True)
     return {"case": name, "state": state, "wall_s": time.monotonic() - started}
@@ -116,14 +127,13 @@ def table(results: list[dict[str, object]], out: Path) -> None:
         line = f"{result['case']:<22} {result['state']}"
         if path.exists():
             record = json.loads(path.read_text())
-            if "figures" in record:
-                figures, step = record["figures"], record["spread"]["step_s"]
+            if isinstance(record, dict) and record.get("case") in {"llm", "resnet"}:
+                (row,) = record["rows"]
+                figures, steps, losses = row["figures"], row["samples"]["step_s"], row["samples"]["loss"]
                 main = figures.get("tflops_6n") or figures["images_per_s_per_device"]
-                line += (
-                    f"  {main['value']:>9.1f} {main['unit']}  step {step['median'] * 1e3:.2f} ms cv {step['cv']:.2%}"
-                )
-                line += f"  loss {record['losses'][0]:.3f}->{record['losses'][-1]:.3f}"
-                line += f"  {record['peak_memory_bytes'] / 2**30:.0f} GiB"
+                line += f"  {main['value']:>9.1f} {main['unit']}  step {statistics.median(steps) * 1e3:.2f} ms"
+                line += f"  loss {losses[0]:.3f}->{losses[-1]:.3f}"
+                line += f"  {figures.get('peak_memory', {'value': 0})['value']:.0f} GiB"
         print(line, flush=True)
 
 
@@ -132,7 +142,7 @@ def micro(size: str, out: Path) -> None:
     sys.path.insert(0, str(ROOT / "src"))
     import torch
 
-    from windlass.bench.matmul import measure_matmul
+    from windlass.bench.matmul.product import measure_matmul
     from windlass.bench.train.device import StepClock, find_device
     from windlass.bench.train.llama import ATTENTION
     from windlass.bench.train.pieces import make_pieces
@@ -234,17 +244,19 @@ CURVE = {"model": "llama-160m", "sequence": 512, "micro_batch": 8, "steps": 200,
 def curves(out: Path) -> None:
     """The same model, data and seed in fp32, bf16 and fp8: how far apart are the losses?"""
     sys.path.insert(0, str(ROOT / "src"))
-    from windlass.bench.train.loop import train_llm
+    from windlass.bench.rank import about_torch
+    from windlass.bench.record import write_record
+    from windlass.bench.train.__main__ import record_of
+    from windlass.bench.train.device import find_device
     from windlass.bench.train.options import LlmOptions
-    from windlass.bench.train.record import llm_record
+    from windlass.bench.train.rank import train
 
     losses = {}
     for precision in ("fp32", "bf16", "fp8"):
-        record = llm_record(
-            train_llm(LlmOptions(**CURVE, precision=precision)), ("python3", "bench/h200.py", "--micro", "curves")
-        )  # type: ignore[arg-type]
-        (out / f"curve-{precision}.json").write_text(json.dumps(record, indent=1))
-        losses[precision] = record["losses"]
+        trained = train(LlmOptions(**CURVE, precision=precision))  # type: ignore[arg-type]
+        command = ("python3", "bench/h200.py", "--micro", "curves")
+        write_record(out / f"curve-{precision}.json", record_of(trained, about_torch(find_device(None), None), command))
+        losses[precision] = trained["losses"]
     for other in ("bf16", "fp8"):
         far = [abs(a - b) / a for a, b in zip(losses["fp32"], losses[other], strict=True)]
         print(

@@ -64,8 +64,7 @@ READS_ENVIRONMENT = (
     "settings.py",  # the one copy of the environment that a command works with
     "run/selftest.py",  # a program that is a rank itself
     "runtime/",  # lives in the user's process: the environment is its input
-    "bench/train/",  # programs that are ranks themselves
-    "bench/ranks/",
+    "bench/rank.py",  # programs that are ranks themselves: who they are
     "cache/node/",  # travels: has nobody to hand it over
     "agents/node/",
     "stage/node/",

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from windlass.bench.records import BenchRecord, Label, Row
+from windlass.bench.record import BenchRecord, Label, Measurement
 from windlass.bench.sizes import counted, size_text
 
 _FEWEST = 4
@@ -24,7 +24,7 @@ _SIGMAS = 2.0
 _AGREE = 0.8
 _HIGHER_IS_BETTER = {"images_per_s_per_device", "samples_per_s"}
 # In this order: what decides about a row.
-_MEASURES = ("time_s", "step_s", "images_per_s_per_device", "sustained_s", "samples_per_s")
+_MEASURES = ("time_s", "step_s", "images_per_s_per_device", "sustained_s", "samples_per_s", "start_s", "push_s")
 
 Word = Literal["faster", "slower", "same", "unsure"]
 
@@ -83,11 +83,11 @@ def _two_rows(a: BenchRecord, b: BenchRecord) -> Comparison:
     )
 
 
-def _keyed(rows: Sequence[Row]) -> dict[tuple[tuple[str, Label], ...], Row]:
+def _keyed(rows: Sequence[Measurement]) -> dict[tuple[tuple[str, Label], ...], Measurement]:
     return {tuple(sorted((k, v) for k, v in row.labels.items() if k != "count")): row for row in rows}
 
 
-def _difference(a: Row, b: Row) -> Difference | None:
+def _difference(a: Measurement, b: Measurement) -> Difference | None:
     name = next((m for m in _MEASURES if a.samples.get(m) and b.samples.get(m)), None)
     if name is None:
         return None
@@ -156,7 +156,7 @@ def label_text(labels: dict[str, Label]) -> str:
         return f"{labels['op']} {size_text(float(labels['bytes'] or 0))} {labels['placement']}"
     words = [
         str(labels[key])
-        for key in ("model", "type", "format", "pass", "precision", "parallel", "engine")
+        for key in ("case", "model", "type", "format", "pass", "precision", "parallel", "engine")
         if key in labels
     ]
     if "label" in labels:

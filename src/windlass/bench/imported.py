@@ -12,8 +12,11 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from windlass.bench.collectives import bandwidths
-from windlass.bench.records import BenchRecord, Figure, Row, Where, new_record
+import msgspec
+
+from windlass.bench.collectives.rows import bandwidths
+from windlass.bench.measure import Figure
+from windlass.bench.record import BenchRecord, Measurement, Where, new_record
 from windlass.errors import ConfigError, UsageError
 
 _TYPES = {"float32": "float", "float16": "half", "float64": "double"}
@@ -91,7 +94,7 @@ def _nccl_text(text: str, known: Known, where: str) -> BenchRecord:
     program = next((m[1] for line in lines if (m := re.search(r"Collective test starting: (\w+?)_perf", line))), None)
     ratios = [float(m[8]) / float(m[7]) for m in found if float(m[7]) > 1]
     op, ranks = _what(known, program, len(seats) or None, found[0][4], ratios, where)
-    rows: list[Row] = []
+    rows: list[Measurement] = []
     for match in found:
         size, count, kind, redop, root = int(match[1]), int(match[2]), match[3], match[4], int(match[5])
         for placement, at in (("out-of-place", 6), ("in-place", 10)):
@@ -152,10 +155,10 @@ def _what(
     return op, ranks
 
 
-def _row(told: dict[str, Any], time_us: float, wrong: str, ranks: int, nodes: int | None) -> Row:
+def _row(told: dict[str, Any], time_us: float, wrong: str, ranks: int, nodes: int | None) -> Measurement:
     """Bandwidths are computed anew from bytes and time, so that one formula holds for all records."""
     counted = None if wrong == "N/A" or not re.fullmatch(r"[\d.e+-]+", wrong) else int(float(wrong))
-    return Row(
+    return Measurement(
         labels={**told, "ranks": ranks, "nodes": nodes or 1},
         samples={"time_s": (time_us / 1e6,)},
         figures={
@@ -168,7 +171,7 @@ def _row(told: dict[str, Any], time_us: float, wrong: str, ranks: int, nodes: in
 
 def _oneccl_text(text: str, known: Known, where: str) -> BenchRecord:
     """Tables of `benchmark`: time only, so the bandwidths are ours. Elements per rank for gathers and scatters."""
-    rows: list[Row] = []
+    rows: list[Measurement] = []
     op, ranks, with_count = known.op, known.ranks, True
     dtype = next(
         (m[1].strip() for line in text.splitlines() if (m := re.search(r"datatypes?:\s+(\w+)", line))), "float32"
@@ -207,7 +210,7 @@ def _oneccl_csv(text: str, known: Known, where: str) -> BenchRecord:
     return _record(rows, known, [], ranks, known.device or "", {"library": "oneCCL"}, where)
 
 
-def _ccl_row(op: str, size: int, count: int, dtype: str, time_us: float, ranks: int, nodes: int | None) -> Row:
+def _ccl_row(op: str, size: int, count: int, dtype: str, time_us: float, ranks: int, nodes: int | None) -> Measurement:
     reduces, rooted = op in {"all_reduce", "reduce", "reduce_scatter"}, op in {"broadcast", "reduce"}
     told = {
         "op": op,
@@ -222,13 +225,16 @@ def _ccl_row(op: str, size: int, count: int, dtype: str, time_us: float, ranks: 
 
 
 def _record(
-    rows: list[Row], known: Known, hosts: list[str], ranks: int, device: str, software: dict[str, Any], where: str
+    rows: list[Measurement],
+    known: Known,
+    hosts: list[str],
+    ranks: int,
+    device: str,
+    software: dict[str, Any],
+    where: str,
 ) -> BenchRecord:
     nodes = known.nodes or len(hosts) or 1
-    rows = [
-        Row(labels={**row.labels, "nodes": nodes}, samples=row.samples, figures=row.figures, wrong=row.wrong)
-        for row in rows
-    ]
+    rows = [msgspec.structs.replace(row, labels={**row.labels, "nodes": nodes}) for row in rows]
     return new_record(
         "collectives",
         where=Where(nodes=nodes, ranks_per_node=max(1, ranks // nodes), hosts=",".join(hosts)),

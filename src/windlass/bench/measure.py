@@ -64,10 +64,10 @@ def percentile(samples: Sequence[float], percent: float) -> float:
     if not 0 <= percent <= 100:
         raise UsageError(f"percentile {percent} is outside 0..100")
     ordered = sorted(samples)
-    place = (len(ordered) - 1) * percent / 100
-    below = math.floor(place)
+    index = (len(ordered) - 1) * percent / 100
+    below = math.floor(index)
     above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+    return ordered[below] + (ordered[above] - ordered[below]) * (index - below)
 
 
 def spread(samples: Sequence[float]) -> Spread:

@@ -6,19 +6,17 @@ from collections.abc import Sequence
 from html import escape
 
 from windlass.bench import compare
-from windlass.bench.charts import charts, compare_charts, reference_charts
-from windlass.bench.records import BenchRecord
+from windlass.bench.cases import charts, table_text
+from windlass.bench.collectives import chart as collectives_chart
+from windlass.bench.record import BenchRecord
 from windlass.bench.reference import References
-from windlass.bench.report import about_lines, table_text
+from windlass.bench.report import about_lines
+from windlass.bench.svg import STYLE, Bar, bar_chart
 from windlass.bench.verdict import judge
 
-_STYLE = """
-:root { --ink: #1c2733; --soft: #5b6875; --line: #dde3e9; --paper: #ffffff; --card: #f6f8fa;
-  --c0: #1f6fd0; --c1: #d9621e; --c2: #1d8a5f; --c3: #8a4fc4; --c4: #b8334a; --c5: #6b7785;
-  --good: #1d7a4c; --warn: #9a5b00; --bad: #b3261e; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6ebf0; --soft: #9aa7b4; --line: #313c47; --paper: #12181f;
-  --card: #1a222b; --c0: #6aa9f4; --c1: #f2965c; --c2: #57c596; --c3: #bb8ff0; --c4: #ef7f91; --c5: #a3afbb;
-  --good: #6ad09c; --warn: #e8b25a; --bad: #f28b82; } }
+_STYLE = (
+    STYLE
+    + """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
@@ -36,21 +34,9 @@ pre { background: var(--card); padding: 12px 16px; overflow-x: auto; font: 12.5p
 table { border-collapse: collapse; font-size: 14px; } td, th { padding: 3px 16px 3px 0; text-align: left;
   vertical-align: top; overflow-wrap: anywhere; } th { color: var(--soft); font-weight: 500; white-space: nowrap; }
 details { margin: 8px 0; } summary { cursor: pointer; color: var(--soft); }
-svg text { font: 12px system-ui, sans-serif; fill: var(--ink); }
-svg .tick, svg .axis, svg .note { fill: var(--soft); }
-svg .note { paint-order: stroke; stroke: var(--paper); stroke-width: 4px; }
-svg .grid { stroke: var(--line); stroke-width: 1; }
-svg .level { stroke: var(--soft); stroke-width: 1.2; stroke-dasharray: 5 4; }
-svg .mark { stroke: var(--ink); stroke-width: 2; }
-svg .line { fill: none; stroke-width: 2; } svg .hollow { fill: var(--paper); stroke-width: 1.6; }
-svg .line.s0, svg .hollow.s0 { stroke: var(--c0); } svg .dot.s0, svg .bar.s0 { fill: var(--c0); }
-svg .line.s1, svg .hollow.s1 { stroke: var(--c1); } svg .dot.s1, svg .bar.s1 { fill: var(--c1); }
-svg .line.s2, svg .hollow.s2 { stroke: var(--c2); } svg .dot.s2, svg .bar.s2 { fill: var(--c2); }
-svg .line.s3, svg .hollow.s3 { stroke: var(--c3); } svg .dot.s3, svg .bar.s3 { fill: var(--c3); }
-svg .line.s4, svg .hollow.s4 { stroke: var(--c4); } svg .dot.s4, svg .bar.s4 { fill: var(--c4); }
-svg .line.s5, svg .hollow.s5 { stroke: var(--c5); } svg .dot.s5, svg .bar.s5 { fill: var(--c5); }
 @media print { main { max-width: none; padding: 0; } }
 """
+)
 _WORDS = {"normal": "normal", "low": "low", "bad": "bad", "unknown": "no figure"}
 
 
@@ -62,13 +48,29 @@ def page(records: Sequence[BenchRecord], references: References) -> str:
 
 def compare_page(a: BenchRecord, b: BenchRecord, names: tuple[str, str]) -> str:
     """Two records in the same charts, and the table of their differences."""
-    parts = _figures(compare_charts(a, b))
+    parts = _figures(_compared(a, b))
     return _whole(f"{a.case}: {names[0]} and {names[1]}", [*parts, f"<pre>{escape(compare.text(a, b, names))}</pre>"])
+
+
+def _compared(a: BenchRecord, b: BenchRecord) -> list[tuple[str, str]]:
+    """Both records in one drawing: busbw by size, or how much faster each case of B is."""
+    if a.case == b.case == "collectives":
+        return collectives_chart.compared(a, b)
+    bars = [
+        Bar(name=_cut(compare.label_text(one.labels)), value=1 + one.change, text=f"{1 + one.change:.2f}", mark=1.0)
+        for one in compare.compare(a, b).differences
+    ]
+    what = "speed of B over speed of A"
+    return [(what, bar_chart(what, "x", bars, "as fast as A"))] if bars else []
+
+
+def _cut(name: str, length: int = 22) -> str:
+    return name if len(name) <= length else name[: length - 1].rstrip() + "…"
 
 
 def reference_page(case: str, references: References, lines: Sequence[str]) -> str:
     """Published figures of a case: a chart where there are sizes to draw them by, and the list with its sources."""
-    parts = _figures(reference_charts(references)) if case == "collectives" else []
+    parts = _figures(collectives_chart.published(references)) if case == "collectives" else []
     return _whole(f"published figures: {case}", [*parts, f"<pre>{escape(chr(10).join(lines))}</pre>"])
 
 
@@ -115,10 +117,12 @@ def _details(record: BenchRecord) -> str:
         *record.environment.items(),
     ]
     body = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in rows if value)
-    seats = "".join(
+    located = "".join(
         f"<tr><td>{seat.rank}</td><td>{escape(seat.host)}</td><td>{escape(seat.cpus)}</td>"
         f"<td>{escape(seat.device)}</td></tr>"
         for seat in where.ranks[:256]
     )
-    place = f"<table><tr><th>rank</th><th>host</th><th>cpus</th><th>device</th></tr>{seats}</table>" if seats else ""
-    return f"<details><summary>what ran where, and with what</summary><table>{body}</table>{place}</details>"
+    ranks = (
+        f"<table><tr><th>rank</th><th>host</th><th>cpus</th><th>device</th></tr>{located}</table>" if located else ""
+    )
+    return f"<details><summary>what ran where, and with what</summary><table>{body}</table>{ranks}</details>"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from windlass.bench.lines import Listener
+from windlass.bench.messages import MessageReader
 from windlass.run.output import View
 
 _STEP = re.compile(r"\A(?:warm-up|step) \d+/\d+\Z")
@@ -53,7 +53,7 @@ class BenchView(View):
     def __init__(self, err: TextIO, progress: Progress) -> None:
         super().__init__(frozenset({0}), err, err)
         self._progress = progress
-        self._listener = Listener()
+        self._reader = MessageReader()
         self._held: list[str] = []
 
     def shows(self, rank: int | None) -> bool:
@@ -62,7 +62,7 @@ class BenchView(View):
     def line(self, rank: int, text: str) -> None:
         if rank != 0:
             return
-        message = self._listener.hear(text)
+        message = self._reader.read_line(text)
         if message is not None and message["kind"] == "progress":
             of = f" ({message['done'] + 1}/{message['total']})" if message.get("total") else ""
             self._progress.show(f"{message['text']}{of}")

@@ -1,12 +1,16 @@
-"""Reads what `report`, `compare` and `reference` are given: a record, a run folder with one, or another's output."""
+"""Reads what `report`, `compare` and `reference` are given: a record of any case and version, a run folder with one, or
+the output of somebody else's benchmark."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from windlass.bench.imported import Known, looks_foreign, parse_foreign
-from windlass.bench.records import BenchRecord, record_from_json
-from windlass.errors import UsageError
+from windlass.bench.older import OLDER, older_record
+from windlass.bench.record import RECORD_KIND, RECORD_VERSION, BenchRecord
+from windlass.errors import ConfigError, UsageError, VersionError
 
 
 def read_record(path: str | Path, known: Known | None = None) -> BenchRecord:
@@ -23,3 +27,42 @@ def read_record(path: str | Path, known: Known | None = None) -> BenchRecord:
     if looks_foreign(data):
         return parse_foreign(data, known or Known(), where=str(file))
     return record_from_json(data, where=str(file))
+
+
+class _Head(msgspec.Struct):
+    record: str = ""
+    what: str = ""
+    version: int = 0
+
+    @property
+    def kind(self) -> str:
+        return self.record or self.what
+
+
+def record_from_json(data: bytes, *, where: str) -> BenchRecord:
+    """The record in `data`. A torn text, another kind and a newer version are errors that name `where`."""
+    try:
+        head = msgspec.json.decode(data, type=_Head)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: not a benchmark record: {error}") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f"{where}: torn or not JSON: {error}", hint="was it still being written? measure again, or fetch it again"
+        ) from error
+    newest = RECORD_VERSION if head.kind == RECORD_KIND else 1
+    if head.kind != RECORD_KIND and head.kind not in OLDER:
+        raise ConfigError(
+            f"{where}: not a benchmark record of windlass" + (f" but {head.kind!r}" if head.kind else ""),
+            hint="give a record.json of `windlass bench`, or output of nccl-tests or the oneCCL benchmark",
+        )
+    if head.version > newest:
+        raise VersionError(
+            f"{where}: record version {head.version} of {head.kind} is newer than this windlass reads ({newest})",
+            hint="use a newer windlass",
+        )
+    try:
+        if head.kind == RECORD_KIND:
+            return msgspec.json.decode(data, type=BenchRecord)
+        return older_record(head.kind, msgspec.json.decode(data))
+    except (msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: not a whole record: {error}") from error

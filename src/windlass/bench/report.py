@@ -4,25 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from windlass.bench import ceilings, collectives, ddp, io_table, scaling, synthetic, training
-from windlass.bench.records import BenchRecord
+from windlass.bench.cases import table_text
+from windlass.bench.record import BenchRecord
 from windlass.bench.reference import References
 from windlass.bench.verdict import Verdict, judge
 
 _MARKS = {"normal": "ok ", "low": "LOW", "bad": "BAD", "unknown": "?  "}
-
-
-def table_text(record: BenchRecord) -> str:
-    """The table of a record."""
-    makers = {
-        "collectives": collectives.text,
-        "matmul": ceilings.text,
-        "ddp": ddp.text,
-        "synthetic": synthetic.text,
-        "io": io_table.text,
-        "scale": scaling.text,
-    }
-    return makers.get(record.case, training.text)(record) if record.rows else "nothing was measured"
 
 
 def verdict_lines(verdicts: Sequence[Verdict]) -> list[str]:

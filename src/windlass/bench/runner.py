@@ -1,4 +1,4 @@
-"""Runs the parts of a benchmark, each one launch of ranks as `windlass run` makes it, and gathers what they told."""
+"""Runs the parts of a benchmark, each one launch of ranks as `windlass run` makes it, and gathers what they sent."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 import windlass
 from windlass import api
-from windlass.bench.lines import messages
+from windlass.bench.code import put_code
+from windlass.bench.messages import messages
+from windlass.bench.options import as_values
 from windlass.bench.progress import BenchView, Progress
-from windlass.bench.records import BenchRecord, RankPlace, Row, Where, new_record
-from windlass.bench.travel import put_code
+from windlass.bench.record import BenchRecord, Measurement, RankLocation, Where, new_record
 from windlass.errors import MachineError, WindlassError
 from windlass.failure.ends import read_seats
 from windlass.failure.rank_logs import rank_logs
@@ -27,33 +28,35 @@ from windlass.model.record import RunRecord
 from windlass.model.request import Request
 from windlass.procs.command import run_command
 from windlass.run.folder import RunFolder, make_folder
+from windlass.run.planning import plan_to_run
 
-_MOST_PLACES = 4096
+T = TypeVar("T")
+MAX_LOCATIONS = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """One launch: a rank program with its arguments, at a size (None: as the request says)."""
+    """One launch: a rank program with its options as JSON, at a size (None: as the request says)."""
 
     name: str
     program: str
-    words: tuple[str, ...]
+    argument: str
     nodes: int | None = None
     ranks_per_node: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class PartResult:
     """What came of a part: the plan, how it ended, and the messages of its ranks."""
 
     part: Part
     plan: Plan
     run: RunRecord
     folder: RunFolder
-    told: tuple[tuple[int, dict[str, Any]], ...]
+    sent: tuple[tuple[int, dict[str, Any]], ...]
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
-        return [message for _, message in self.told if message["kind"] == kind]
+        return [message for _, message in self.sent if message["kind"] == kind]
 
     @property
     def about(self) -> dict[str, Any]:
@@ -75,17 +78,32 @@ class Bench:
     folder: Path
     exact_folder: bool
     command: tuple[str, ...]
+    asked: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     progress: Progress = field(default_factory=lambda: Progress(sys.stderr))
     started: float = field(default_factory=time.time)
-    outcomes: list[Outcome] = field(default_factory=list)
+    results: list[PartResult] = field(default_factory=list)
     interrupted: bool = False
     failed: list[str] = field(default_factory=list)
 
-    def run(self, part: Part, *, alone: bool = True) -> Outcome | None:
-        """Run one part. None where it was interrupted before it began. An error that a rank told is raised here, in
+    def options_as(self, kind: type[T]) -> T:
+        """What was asked, as the options of a case; they are part of the record. Raises `UsageError`."""
+        options = kind(**self.asked)
+        self.options |= as_values(options)
+        return options
+
+    def size(self, *, nodes: int | None = None, ranks_per_node: int | None = None) -> tuple[int, int]:
+        """Nodes and ranks per node that a plan would choose here, now; an error where the asked size cannot be."""
+        request = self.request
+        asked = {"nodes": nodes or request.nodes, "ranks_per_node": ranks_per_node or request.ranks_per_node}
+        request = msgspec.structs.replace(request, **asked)
+        plan = plan_to_run(request, self.environ, allow_login=self.allow_login).plan
+        return plan.nodes, plan.ranks_per_node
+
+    def run(self, part: Part, *, alone: bool = True) -> PartResult | None:
+        """Run one part. None where it was interrupted before it began. An error that a rank sent is raised here, in
         the words of the rank; a part of several (`alone` false) that fails is kept as a remark instead."""
-        if not self.outcomes:
+        if not self.results:
             self._claim_folder()
         path = self.folder if alone else self.folder / part.name
         folder = make_folder(str(path), path.parent, part.name)
@@ -94,7 +112,7 @@ class Bench:
             request = msgspec.structs.replace(
                 self.request,
                 kind="script",
-                command=(str(script), part.program, *part.words),
+                command=(str(script), part.program, part.argument),
                 name=self.request.name or f"bench-{self.case}",
                 run_dir=str(folder.path),
                 nodes=part.nodes or self.request.nodes,
@@ -118,13 +136,13 @@ class Bench:
             raise
         finally:
             self.progress.clear()
-        outcome = Outcome(part=part, plan=plan, run=run, folder=folder, told=tuple(_told(plan, folder)))
-        self.outcomes.append(outcome)
+        result = PartResult(part=part, plan=plan, run=run, folder=folder, sent=tuple(_sent(plan, folder)))
+        self.results.append(result)
         self.interrupted = self.interrupted or run.outcome == "stopped"
-        if not outcome.of_kind("error"):
+        if not result.of_kind("error"):
             view.release()
-        self._complain(outcome, alone=alone)
-        return outcome
+        self._complain(result, alone=alone)
+        return result
 
     def _claim_folder(self) -> None:
         """A folder of our own: of two benchmarks that begin in the same second, each gets one."""
@@ -143,26 +161,26 @@ class Bench:
                     f"cannot make the folder {self.folder}: {error.strerror}", hint="choose another with --run-dir"
                 ) from error
 
-    def _complain(self, outcome: Outcome, *, alone: bool) -> None:
-        errors = outcome.of_kind("error")
-        if errors and not outcome.of_kind("row") and alone:
+    def _complain(self, result: PartResult, *, alone: bool) -> None:
+        errors = result.of_kind("error")
+        if errors and not result.of_kind("row") and alone:
             first = errors[0]
             raise RankError(first["message"], hint=first.get("hint"), code=int(first.get("code", 1)))
         if errors:
-            self.failed.append(f"{outcome.part.name}: {errors[0]['message']}")
-        elif not outcome.complete and outcome.run.outcome != "stopped":
-            self.failed.append(f"{outcome.part.name}: ended with code {outcome.run.exit_code}; {outcome.folder.path}")
+            self.failed.append(f"{result.part.name}: {errors[0]['message']}")
+        elif not result.complete and result.run.outcome != "stopped":
+            self.failed.append(f"{result.part.name}: ended with code {result.run.exit_code}; {result.folder.path}")
 
     @property
     def exit_code(self) -> int:
-        codes = [outcome.run.exit_code for outcome in self.outcomes if outcome.run.exit_code]
+        codes = [result.run.exit_code for result in self.results if result.run.exit_code]
         return codes[0] if codes else 130 if self.interrupted else 1 if self.failed else 0
 
-    def record(self, rows: Sequence[Row], *, remarks: Sequence[str] = ()) -> BenchRecord:
+    def record(self, rows: Sequence[Measurement], *, remarks: Sequence[str] = ()) -> BenchRecord:
         """The record of what was measured so far."""
-        largest = max(self.outcomes, key=lambda o: o.plan.world_size, default=None)
+        largest = max(self.results, key=lambda o: o.plan.world_size, default=None)
         about = largest.about if largest else {}
-        skipped = [message["text"] for outcome in self.outcomes for message in outcome.of_kind("skipped")]
+        skipped = [message["text"] for result in self.results for message in result.of_kind("skipped")]
         software = dict(about.get("software", {}))
         software["backend"] = about.get("backend")
         return new_record(
@@ -172,10 +190,10 @@ class Bench:
             commit=checkout_commit(),
             started=time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(self.started)),
             seconds=round(time.time() - self.started, 3),
-            complete=not self.interrupted and not self.failed and all(o.complete for o in self.outcomes),
+            complete=not self.interrupted and not self.failed and all(o.complete for o in self.results),
             where=_where(largest) if largest else Where(),
             device=about.get("device", {}),
-            software={name: value for name, value in software.items() if value and name != "commit"},
+            software={name: value for name, value in software.items() if value},
             environment=about.get("environment", {}),
             options={name: value for name, value in self.options.items() if value is not None},
             rows=tuple(rows),
@@ -192,23 +210,23 @@ class RankError(WindlassError):
         self.exit_code = code
 
 
-def _told(plan: Plan, folder: RunFolder) -> list[tuple[int, dict[str, Any]]]:
+def _sent(plan: Plan, folder: RunFolder) -> list[tuple[int, dict[str, Any]]]:
     return messages(rank_logs(plan, folder.path).lines())
 
 
-def _where(outcome: Outcome) -> Where:
-    plan = outcome.plan
-    seats = sorted(read_seats(outcome.folder.part("where")))[:_MOST_PLACES]
+def _where(result: PartResult) -> Where:
+    plan = result.plan
+    seats = sorted(read_seats(result.folder.part("where")))[:MAX_LOCATIONS]
     return Where(
         site=plan.site,
         nodes=plan.nodes,
         ranks_per_node=plan.ranks_per_node,
-        hosts=outcome.run.hosts,
+        hosts=result.run.hosts,
         job_id=plan.job_id,
         scheduler=plan.scheduler,
         launcher=plan.launcher,
         container=plan.container.image if plan.container else None,
-        ranks=tuple(RankPlace(rank=s.rank, host=s.host, cpus=s.cpus, device=s.device) for s in seats),
+        ranks=tuple(RankLocation(rank=s.rank, host=s.host, cpus=s.cpus, device=s.device) for s in seats),
     )
 
 

@@ -8,7 +8,7 @@ from windlass.errors import UsageError
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _HINT = "write 64M, a list (1K,1M), begin:end:factor (1M:8G:2) or begin:end:+step (1M:4M:+1M)"
-_MOST = 4096
+MAX_SIZES = 4096
 
 
 def parse_size(text: str) -> int:
@@ -27,8 +27,8 @@ def parse_sizes(text: str) -> tuple[int, ...]:
     sizes: set[int] = set()
     for part in text.split(","):
         sizes.update(_range(part) if ":" in part else (parse_size(part),))
-    if len(sizes) > _MOST:
-        raise UsageError(f"{text!r} are {len(sizes)} sizes", hint=f"at most {_MOST} are measured in one go")
+    if len(sizes) > MAX_SIZES:
+        raise UsageError(f"{text!r} are {len(sizes)} sizes", hint=f"at most {MAX_SIZES} are measured in one go")
     return tuple(sorted(sizes))
 
 
@@ -43,7 +43,7 @@ def _range(text: str) -> list[int]:
     sizes = [begin]
     if step.startswith("+"):
         by = parse_size(step[1:])
-        return list(range(begin, end + 1, by))[: _MOST + 1]
+        return list(range(begin, end + 1, by))[: MAX_SIZES + 1]
     try:
         factor = float(step)
     except ValueError:

@@ -7,23 +7,50 @@ Series are told apart by colour, by marker and by a label at their end, never by
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Literal
 
 _WIDTH, _HEIGHT = 720, 320
-_MOST_MARKERS = 100
+MAX_MARKERS = 100
+At = Callable[[float, float], tuple[float, float]]
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 150, 16, 52
+
+
+_COLOURS = "\n".join(
+    f"svg .line.s{n}, svg .hollow.s{n} {{ stroke: var(--c{n}); }} "
+    f"svg .dot.s{n}, svg .bar.s{n}, svg .band.s{n} {{ fill: var(--c{n}); }}"
+    for n in range(6)
+)
+STYLE = f"""
+:root {{ --ink: #1c2733; --soft: #5b6875; --line: #dde3e9; --paper: #ffffff; --card: #f6f8fa;
+  --c0: #1f6fd0; --c1: #d9621e; --c2: #1d8a5f; --c3: #8a4fc4; --c4: #b8334a; --c5: #6b7785;
+  --good: #1d7a4c; --warn: #9a5b00; --bad: #b3261e; }}
+@media (prefers-color-scheme: dark) {{ :root {{ --ink: #e6ebf0; --soft: #9aa7b4; --line: #313c47; --paper: #12181f;
+  --card: #1a222b; --c0: #6aa9f4; --c1: #f2965c; --c2: #57c596; --c3: #bb8ff0; --c4: #ef7f91; --c5: #a3afbb;
+  --good: #6ad09c; --warn: #e8b25a; --bad: #f28b82; }} }}
+svg text {{ font: 12px system-ui, sans-serif; fill: var(--ink); }}
+svg .tick, svg .axis, svg .note {{ fill: var(--soft); }}
+svg .note {{ paint-order: stroke; stroke: var(--paper); stroke-width: 4px; }}
+svg .grid {{ stroke: var(--line); stroke-width: 1; }}
+svg .level {{ stroke: var(--soft); stroke-width: 1.2; stroke-dasharray: 5 4; }}
+svg .mark {{ stroke: var(--ink); stroke-width: 2; }}
+svg .line {{ fill: none; stroke-width: 2; }} svg .hollow {{ fill: var(--paper); stroke-width: 1.6; }}
+svg .band {{ opacity: 0.18; }}
+{_COLOURS}
+"""
+"""Colours in light and dark, and what the classes of a chart look like."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
-    """Points of one line. `hollow`: published figures, drawn without a line."""
+    """Points of one line. `hollow`: published figures, drawn without a line. `band`: x, and the ends of a range."""
 
     name: str
     points: tuple[tuple[float, float], ...]
     hollow: bool = False
+    band: tuple[tuple[float, float, float], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +63,7 @@ class Chart:
     series: tuple[Series, ...]
     ticks: tuple[tuple[float, str], ...]
     x_scale: Literal["linear", "log"] = "linear"
+    y_scale: Literal["linear", "log"] = "linear"
     level: tuple[float, str] | None = None
     y_from_zero: bool = True
 
@@ -48,6 +76,11 @@ class Bar:
     value: float
     text: str
     mark: float | None = None
+
+
+def sample_series(name: str, values: Sequence[float]) -> Series:
+    """Samples in the order in which they were taken."""
+    return Series(name=name, points=tuple((float(number), value) for number, value in enumerate(values)))
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -79,18 +112,19 @@ def line_chart(chart: Chart) -> str:
     points = [point for series in chart.series for point in series.points]
     if not points:
         return ""
-    xs = [_x(chart, x) for x, _ in points]
-    top = max([y for _, y in points] + ([chart.level[0]] if chart.level else []))
-    low = 0.0 if chart.y_from_zero else min(y for _, y in points)
-    ticks = nice_ticks(low, top)
+    xs = [_scaled(chart.x_scale, x) for x, _ in points]
+    ends = [end for series in chart.series for _, *both in series.band for end in both]
+    top = max([y for _, y in points] + ends + ([chart.level[0]] if chart.level else []))
+    ticks = _y_ticks(chart, min([y for _, y in points] + ends), top)
     x_low, x_high = min(xs), max(xs)
+    y_low, y_high = (_scaled(chart.y_scale, tick) for tick in (ticks[0], ticks[-1]))
     if x_low == x_high:
         x_low, x_high = x_low - 0.5, x_high + 0.5
 
     def at(x: float, y: float) -> tuple[float, float]:
         right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
-        part = (_x(chart, x) - x_low) / (x_high - x_low)
-        height = (y - ticks[0]) / (ticks[-1] - ticks[0])
+        part = (_scaled(chart.x_scale, x) - x_low) / (x_high - x_low)
+        height = (_scaled(chart.y_scale, y) - y_low) / (y_high - y_low)
         return _LEFT + 12 + part * (right - _LEFT - 24), bottom - height * (bottom - _TOP)
 
     body = _grid(chart, ticks, at)
@@ -106,23 +140,28 @@ def line_chart(chart: Chart) -> str:
     return _svg(chart.title, _HEIGHT, body)
 
 
-def _x(chart: Chart, value: float) -> float:
-    return math.log2(max(value, 1e-12)) if chart.x_scale == "log" else value
+def _scaled(scale: str, value: float) -> float:
+    return math.log2(max(value, 1e-12)) if scale == "log" else value
 
 
-def _grid(chart: Chart, ticks: Sequence[float], at: object) -> list[str]:
-    place = at  # a function of (x, y)
-    assert callable(place)
+def _y_ticks(chart: Chart, low: float, high: float) -> list[float]:
+    if chart.y_scale == "linear":
+        return nice_ticks(0.0 if chart.y_from_zero else low, high)
+    first, last = math.floor(math.log10(max(low, 1e-12))), math.ceil(math.log10(max(high, 1e-12)))
+    return [10.0**power for power in range(first, max(last, first + 1) + 1)]
+
+
+def _grid(chart: Chart, ticks: Sequence[float], at: At) -> list[str]:
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
     body = []
     some_x = chart.series[0].points[0][0]
     for tick in ticks:
-        y = place(some_x, tick)[1]
+        y = at(some_x, tick)[1]
         body.append(f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
         body.append(f'<text class="tick" x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{tick_text(tick)}</text>')
     last = -1e9
     for value, name in chart.ticks:
-        x = place(value, ticks[0])[0]
+        x = at(value, ticks[0])[0]
         if x - last < 46:
             continue
         last = x
@@ -138,15 +177,17 @@ def _grid(chart: Chart, ticks: Sequence[float], at: object) -> list[str]:
     return body
 
 
-def _line(series: Series, number: int, at: object, chart: Chart) -> list[str]:
-    assert callable(at)
+def _line(series: Series, number: int, at: At, chart: Chart) -> list[str]:
     body = []
+    if series.band:
+        edge = [at(x, low) for x, low, _ in series.band] + [at(x, high) for x, _, high in reversed(series.band)]
+        body.append(f'<polygon class="band s{number % 6}" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in edge)}"/>')
     placed = [(at(x, y), x, y) for x, y in series.points]
     if not series.hollow and len(placed) > 1:
         path = " ".join(f"{x:.1f},{y:.1f}" for (x, y), _, _ in placed)
         body.append(f'<polyline class="line s{number % 6}" points="{path}"/>')
     names = dict(chart.ticks)
-    if len(placed) > _MOST_MARKERS:
+    if len(placed) > MAX_MARKERS:
         return body
     for (x, y), value, height in placed:
         said = escape(f"{series.name}: {tick_text(height)} {chart.y_name} at {names.get(value, tick_text(value))}")
@@ -173,10 +214,9 @@ def _end_labels(labels: Sequence[tuple[float, int, Series]]) -> list[str]:
     body, last = [], -1e9
     x = _WIDTH - _RIGHT + 10
     for y, number, series in sorted(labels, key=lambda label: (round(label[0] / 12), label[1])):
-        place = max(y, last + 17)
-        last = place
-        body.append(_marker(number, x + 4, place, f"{'hollow' if series.hollow else 'dot'} s{number % 6}"))
-        body.append(f'<text class="name" x="{x + 14}" y="{place + 4:.1f}">{escape(series.name)}</text>')
+        last = max(y, last + 17)
+        body.append(_marker(number, x + 4, last, f"{'hollow' if series.hollow else 'dot'} s{number % 6}"))
+        body.append(f'<text class="name" x="{x + 14}" y="{last + 4:.1f}">{escape(series.name)}</text>')
     return body
 
 
@@ -187,8 +227,8 @@ def bar_chart(title: str, unit: str, bars: Sequence[Bar], mark_name: str = "") -
     high = max([bar.value for bar in bars] + [bar.mark or 0.0 for bar in bars]) or 1.0
     left, room, step = 150, 420, 30
     body = []
-    for at, bar in enumerate(bars):
-        y = 12 + at * step
+    for index, bar in enumerate(bars):
+        y = 12 + index * step
         width = max(1.0, bar.value / high * room)
         body.append(f'<text class="name" x="{left - 10}" y="{y + 15}" text-anchor="end">{escape(bar.name)}</text>')
         said = escape(f"{bar.name}: {bar.text} {unit}")
@@ -216,3 +256,12 @@ def _svg(title: str, height: int, body: Sequence[str]) -> str:
         f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(title, quote=True)}" '
         f'xmlns="http://www.w3.org/2000/svg">\n{inner}\n</svg>'
     )
+
+
+def standalone(title: str, svg: str) -> str:
+    """A chart as a file of its own: with its style, its title and its paper."""
+    head, body = svg.split("\n", 1)
+    height = _HEIGHT + 28
+    head = head.replace(f'viewBox="0 0 {_WIDTH} {_HEIGHT}"', f'viewBox="0 -28 {_WIDTH} {height}"')
+    paper = f'<rect y="-28" width="{_WIDTH}" height="{height}" fill="var(--paper)"/>'
+    return f'{head}\n<style>{STYLE}</style>\n{paper}\n<text x="14" y="-10">{escape(title)}</text>\n{body}\n'

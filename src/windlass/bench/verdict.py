@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from windlass.bench import measure
-from windlass.bench.records import BenchRecord, Row
+from windlass.bench.record import BenchRecord, Measurement
 from windlass.bench.reference import Bandwidth, Rate, References, ceiling_of, is_device
 from windlass.bench.sizes import counted, size_text
 
@@ -51,7 +51,7 @@ def judge(record: BenchRecord, references: References) -> list[Verdict]:
     return found
 
 
-def _which(row: Row) -> str:
+def _which(row: Measurement) -> str:
     return ", ".join(f"{key} {value}" for key, value in row.labels.items() if key in {"op", "bytes", "placement"})
 
 
@@ -74,7 +74,7 @@ def _collectives(record: BenchRecord, name: str, references: References) -> list
 
 
 def _bandwidth(
-    op: str, rows: Sequence[Row], fitting: Sequence[Bandwidth], nodes: int, ranks: int, name: str
+    op: str, rows: Sequence[Measurement], fitting: Sequence[Bandwidth], nodes: int, ranks: int, name: str
 ) -> Verdict:
     """Judged at the largest size that both have: small sizes measure latency."""
     best: dict[int, float] = {}
@@ -107,7 +107,7 @@ def _bandwidth(
     return Verdict(level="bad", text=f"{op}: {why} {figures}")
 
 
-def _latency(op: str, rows: Sequence[Row], nodes: int, name: str, references: References) -> list[Verdict]:
+def _latency(op: str, rows: Sequence[Measurement], nodes: int, name: str, references: References) -> list[Verdict]:
     """Tiny messages tell the transport apart too, where the network is known to do better."""
     known = [one for one in references.latency if one.op == op and one.nodes == nodes and is_device(one.device, name)]
     small = [row for row in rows if int(row.labels["bytes"] or 0) <= _SMALL]
@@ -164,7 +164,7 @@ def _training(record: BenchRecord, name: str, references: References) -> list[Ve
     return found + _left(record)
 
 
-def _same_run(one: Rate, row: Row, name: str, unit: str) -> bool:
+def _same_run(one: Rate, row: Measurement, name: str, unit: str) -> bool:
     label = row.labels
     if one.unit != unit or one.model != label["model"] or not is_device(one.device, name):
         return False
@@ -204,7 +204,7 @@ def _left(record: BenchRecord) -> list[Verdict]:
     return found
 
 
-def training_rate(row: Row) -> tuple[float, str]:
+def training_rate(row: Measurement) -> tuple[float, str]:
     """Tokens/s or images/s of one device."""
     for name, unit in (("tokens_per_s_per_device", "tokens/s"), ("images_per_s_per_device", "images/s")):
         if name in row.figures:

@@ -5,31 +5,34 @@ from __future__ import annotations
 import argparse
 import sys
 from importlib import import_module
+from typing import Any
 
 from windlass.cli.result import Result
 from windlass.errors import unknown_name
 
-# One row per sub-command: its module (add_arguments and main, as every command has) and a line of help.
+# One line of help for each sub-command.
 SUBS = {
-    "start": ("windlass.cli.benches.start", "import of an environment on N nodes, in several ways, and what it costs"),
-    "collectives": ("windlass.cli.benches.collectives", "bandwidth of all_reduce and its like, as nccl-tests shows it"),
-    "matmul": ("windlass.cli.benches.matmul", "the honest ceiling of this device, in every type it has"),
-    "ddp": ("windlass.cli.benches.ddp", "what DDP costs: one device, the node, all nodes"),
-    "synthetic": ("windlass.cli.benches.synthetic", "images/s per device, as Horovod's benchmark tells it"),
-    "llm": ("windlass.cli.benches.llm", "tokens/s, TFLOP/s and utilisation of a Llama-style training step"),
-    "io": ("windlass.cli.benches.io", "can this file system feed the devices: files, tar, squashfs"),
-    "scale": ("windlass.cli.benches.scale", "one case at several sizes: what did more nodes buy?"),
-    "report": ("windlass.cli.benches.report", "show records: text, JSON, an HTML page with plots"),
-    "compare": ("windlass.cli.benches.compare", "two records, case by case, against the noise"),
-    "reference": ("windlass.cli.benches.reference", "published figures, and a verdict about a record"),
+    "start": "import of an environment on N nodes, in several ways, and what it costs",
+    "collectives": "bandwidth of all_reduce and its like, as nccl-tests shows it",
+    "matmul": "the honest ceiling of this device, in every type it has",
+    "ddp": "what DDP costs: one device, the node, all nodes",
+    "synthetic": "images/s per device, as Horovod's benchmark tells it",
+    "llm": "tokens/s, TFLOP/s and utilisation of a Llama-style training step",
+    "io": "can this file system feed the devices: files, tar, squashfs",
+    "scale": "one case at several sizes: what did more nodes buy?",
+    "report": "show records: text, JSON, an HTML page with plots",
+    "compare": "two records, case by case, against the noise",
+    "reference": "published figures, and a verdict about a record",
 }
+# Those with a module of their own; the others are cases that start ranks, and all alike.
+_MODULES = ("start", "scale", "report", "compare", "reference")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options belong to the sub-commands; see `parse`."""
     parser.usage = f"{parser.prog} WHAT [options]"
     width = max(len(name) for name in SUBS)
-    lines = [f"  {name:<{width}}  {text}" for name, (_, text) in SUBS.items()]
+    lines = [f"  {name:<{width}}  {text}" for name, text in SUBS.items()]
     parser.epilog = "\n".join(["what:", *lines, "", f"`{parser.prog} WHAT --help` tells the options of each."])
 
 
@@ -40,7 +43,11 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
         sys.exit(0 if argv else 2)
     if argv[0] not in SUBS:
         raise unknown_name("benchmark", argv[0], SUBS)
-    module = import_module(SUBS[argv[0]][0])
+    module: Any
+    if argv[0] in _MODULES:
+        module = import_module(f"windlass.cli.benches.{argv[0]}")
+    else:
+        module = import_module("windlass.cli.benches.measuring").MeasuringCommand(argv[0])
     sub = type(parser)(
         prog=f"{parser.prog} {argv[0]}", description=module.__doc__, formatter_class=parser.formatter_class
     )

@@ -1,4 +1,4 @@
-"""The ways to start that are compared. Each takes a place and a size, and gives one sample."""
+"""The ways to start that are compared. Each takes a setup and a size, and gives one sample."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass.agents.bundle import ServiceSpec
-from windlass.bench.start.machine import Clients, Hosted, Seen, hosted, remove_tree, run_ranks
+from windlass.bench.start.machine import Clients, Hosted, SharedTraffic, hosted, remove_tree, run_ranks
 from windlass.bench.start.shared import Limits
 from windlass.errors import MachineError
 from windlass.model.plan import CacheRoot
@@ -28,7 +28,7 @@ class Sample:
     cache, whose agents are up when the ranks start, but part of it for staging, without which no rank can start."""
 
     seconds: float
-    shared: Seen
+    shared: SharedTraffic
     ready_s: float = 0.0
     agent_calls: int = 0
     """Calls that the agents of all nodes made before the first rank started; part of `shared`."""
@@ -39,7 +39,7 @@ class NotMeasuredError(Exception):
 
 
 @dataclass(kw_only=True, slots=True)
-class Place:
+class StartSetup:
     """Where and what: the environment, the module, and a work folder on storage of this machine."""
 
     env: Path
@@ -71,42 +71,42 @@ class Place:
         return Clients(self.work / f"s{self.count}", nodes, exports, self.limits)
 
 
-def native(place: Place, nodes: int, ranks: int) -> Sample:
+def native(setup: StartSetup, nodes: int, ranks: int) -> Sample:
     """Everything on this machine's own disk and warm: as fast as it can be."""
-    seconds = run_ranks([place.python] * nodes, ranks, place.code, place.work)
-    return Sample(seconds=seconds, shared=Seen(calls=0, bytes=0))
+    seconds = run_ranks([setup.python] * nodes, ranks, setup.code, setup.work)
+    return Sample(seconds=seconds, shared=SharedTraffic(calls=0, bytes=0))
 
 
-def direct(place: Place, nodes: int, ranks: int) -> Sample:
+def direct(setup: StartSetup, nodes: int, ranks: int) -> Sample:
     """Every node reads the shared file system for itself."""
-    with place.clients(nodes) as clients:
+    with setup.clients(nodes) as clients:
         pythons = [clients.path(node) / "env" / "bin" / "python" for node in range(nodes)]
-        seconds = run_ranks(pythons, ranks, place.code, place.work)
+        seconds = run_ranks(pythons, ranks, setup.code, setup.work)
         return Sample(seconds=seconds, shared=clients.seen())
 
 
-def cache(place: Place, nodes: int, ranks: int, *, trace: bool = False) -> tuple[Sample, Sample]:
+def cache(setup: StartSetup, nodes: int, ranks: int, *, trace: bool = False) -> tuple[Sample, Sample]:
     """Through the cooperative cache, cold; and once more on the same nodes (the sample of `second`)."""
-    trace_file = _trace(place) if trace else None
-    with place.clients(nodes) as clients:
-        service = _cache_service(place, clients, trace_in=trace_file.name if trace_file else "")
-        with hosted(clients, nodes, place.run, place.work, service) as up:
+    trace_file = _trace(setup) if trace else None
+    with setup.clients(nodes) as clients:
+        service = _cache_service(setup, clients, trace_in=trace_file.name if trace_file else "")
+        with hosted(clients, nodes, setup.run, setup.work, service) as up:
             at_start = clients.seen().calls
-            first = run_ranks(_viewed(place, up, nodes), ranks, place.code, place.work)
+            first = run_ranks(_viewed(setup, up, nodes), ranks, setup.code, setup.work)
             seen = clients.seen()
-            again = run_ranks(_viewed(place, up, nodes), ranks, place.code, place.work)
+            again = run_ranks(_viewed(setup, up, nodes), ranks, setup.code, setup.work)
             more = clients.seen().since(seen)
     cold = Sample(seconds=first, shared=seen, ready_s=up.ready_s, agent_calls=at_start)
     return cold, Sample(seconds=again, shared=more)
 
 
-def _viewed(place: Place, up: Hosted, nodes: int) -> list[Path]:
-    return [Path(f"{up.view(node)}{place.python}") for node in range(nodes)]
+def _viewed(setup: StartSetup, up: Hosted, nodes: int) -> list[Path]:
+    return [Path(f"{up.view(node)}{setup.python}") for node in range(nodes)]
 
 
-def _cache_service(place: Place, clients: Clients, *, trace_in: str = "", trace_out: str = "") -> ServiceSpec:
+def _cache_service(setup: StartSetup, clients: Clients, *, trace_in: str = "", trace_out: str = "") -> ServiceSpec:
     settings: dict[str, Any] = {
-        "roots": [[str(place.env), str(clients.path("{node}") / "env")]],
+        "roots": [[str(setup.env), str(clients.path("{node}") / "env")]],
         "per_node": True,
         "config": {"budget_bytes": 2 << 30},
         "trace_in": str(clients.path("{node}") / "run" / trace_in) if trace_in else "",
@@ -115,88 +115,88 @@ def _cache_service(place: Place, clients: Clients, *, trace_in: str = "", trace_
     return ServiceSpec(name="cache", entry="windlass.agents.node.cache:make", settings=settings)
 
 
-def _trace(place: Place) -> Path:
+def _trace(setup: StartSetup) -> Path:
     """The trace of this import, recorded by one node once."""
-    if "trace" not in place.made:
-        path = place.run / "import.trace.json"
-        with place.clients(1) as clients:
-            service = _cache_service(place, clients, trace_out=str(path))
-            with hosted(clients, 1, place.run, place.work, service) as up:
-                run_ranks(_viewed(place, up, 1), 1, place.code, place.work)
+    if "trace" not in setup.made:
+        path = setup.run / "import.trace.json"
+        with setup.clients(1) as clients:
+            service = _cache_service(setup, clients, trace_out=str(path))
+            with hosted(clients, 1, setup.run, setup.work, service) as up:
+                run_ranks(_viewed(setup, up, 1), 1, setup.code, setup.work)
         if not path.exists():
             raise MachineError("no trace was recorded")
-        place.made["trace"] = path
-    return place.made["trace"]
+        setup.made["trace"] = path
+    return setup.made["trace"]
 
 
-def stage(place: Place, nodes: int, ranks: int) -> Sample:
+def stage(setup: StartSetup, nodes: int, ranks: int) -> Sample:
     """A tar archive on the shared file system, unpacked on every node while it arrives."""
-    return _staged(place, nodes, ranks, _archive(place), lambda node: f"staged-{node}/env/bin/python")
+    return _staged(setup, nodes, ranks, _archive(setup), lambda node: f"staged-{node}/env/bin/python")
 
 
-def squashfs(place: Place, nodes: int, ranks: int) -> Sample:
+def squashfs(setup: StartSetup, nodes: int, ranks: int) -> Sample:
     """An image on the shared file system, pushed to every node and mounted there."""
-    return _staged(place, nodes, ranks, _image(place), lambda node: f"staged-{node}/env/bin/python")
+    return _staged(setup, nodes, ranks, _image(setup), lambda node: f"staged-{node}/env/bin/python")
 
 
-def _staged(place: Place, nodes: int, ranks: int, source: Path, python: Callable[[int], str]) -> Sample:
-    with place.clients(nodes) as clients:
-        target = place.work / f"s{place.count}"
+def _staged(setup: StartSetup, nodes: int, ranks: int, source: Path, python: Callable[[int], str]) -> Sample:
+    with setup.clients(nodes) as clients:
+        target = setup.work / f"s{setup.count}"
         root = CacheRoot(path=str(source), real=str(clients.path("{node}") / "run" / source.name))
         service = stage_service((root,), f"{target}/staged-{{node}}", extract=True, shard=False, per_node=True)
         try:
-            with hosted(clients, nodes, place.run, place.work, service) as up:
+            with hosted(clients, nodes, setup.run, setup.work, service) as up:
                 pythons = [target / python(node) for node in range(nodes)]
-                seconds = run_ranks(pythons, ranks, place.code, place.work)
+                seconds = run_ranks(pythons, ranks, setup.code, setup.work)
                 return Sample(seconds=up.ready_s + seconds, shared=clients.seen(), ready_s=up.ready_s)
         finally:
             for node in range(nodes):
                 remove_tree(target / f"staged-{node}")
 
 
-def _archive(place: Place) -> Path:
-    if "archive" not in place.made:
-        path = place.run / "env.tar"
-        words = ("tar", "-c", "-f", str(path), "-C", str(place.env), ".")
+def _archive(setup: StartSetup) -> Path:
+    if "archive" not in setup.made:
+        path = setup.run / "env.tar"
+        words = ("tar", "-c", "-f", str(path), "-C", str(setup.env), ".")
         run_command(words, timeout_s=_PACK_S)
-        place.made["archive"] = path
-    return place.made["archive"]
+        setup.made["archive"] = path
+    return setup.made["archive"]
 
 
-def _image(place: Place) -> Path:
+def _image(setup: StartSetup) -> Path:
     if which("mksquashfs") is None or (which("squashfuse") is None and which("squashfuse_ll") is None):
         raise NotMeasuredError("no mksquashfs and squashfuse here")
-    if "image" not in place.made:
-        path = place.run / "env.squashfs"
-        words = ("mksquashfs", str(place.env), str(path), "-comp", "zstd", "-Xcompression-level", "1", "-quiet")
+    if "image" not in setup.made:
+        path = setup.run / "env.squashfs"
+        words = ("mksquashfs", str(setup.env), str(path), "-comp", "zstd", "-Xcompression-level", "1", "-quiet")
         run_command((*words, "-no-progress"), timeout_s=_PACK_S)
-        place.made["image"] = path
-    return place.made["image"]
+        setup.made["image"] = path
+    return setup.made["image"]
 
 
-def sbcast(place: Place, nodes: int, ranks: int) -> Sample:
+def sbcast(setup: StartSetup, nodes: int, ranks: int) -> Sample:
     """A tar archive by Slurm's own sbcast, unpacked on every node. Only inside an allocation.
 
     sbcast is handed the archive by one process, so the shared file system is read once, through the first client."""
-    have = int(place.environ.get("SLURM_JOB_NUM_NODES", "0") or 0)
-    if not have or which("sbcast", place.environ) is None:
+    have = int(setup.environ.get("SLURM_JOB_NUM_NODES", "0") or 0)
+    if not have or which("sbcast", setup.environ) is None:
         raise NotMeasuredError("not inside a Slurm allocation")
     if have < nodes:
         raise NotMeasuredError(f"the allocation has {have} nodes")
-    archive = _archive(place)
-    with place.clients(1) as clients:
-        target = place.work / f"s{place.count}"
+    archive = _archive(setup)
+    with setup.clients(1) as clients:
+        target = setup.work / f"s{setup.count}"
         copy = target / "copy.tar"
         unpack = f'mkdir -p "{target}/n$SLURM_NODEID" && tar -x -f "{copy}" -C "{target}/n$SLURM_NODEID"'
         step = ("srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap")
         began = time.monotonic()
         source = str(clients.path(0) / "run" / archive.name)
-        run_command(("sbcast", "--force", source, str(copy)), timeout_s=_PACK_S, env=place.environ)
-        run_command((*step, "sh", "-c", unpack), timeout_s=_PACK_S, env=place.environ)
+        run_command(("sbcast", "--force", source, str(copy)), timeout_s=_PACK_S, env=setup.environ)
+        run_command((*step, "sh", "-c", unpack), timeout_s=_PACK_S, env=setup.environ)
         ready = time.monotonic() - began
         try:
             pythons = [target / f"n{node}" / "bin" / "python" for node in range(nodes)]
-            seconds = run_ranks(pythons, ranks, place.code, place.work)
+            seconds = run_ranks(pythons, ranks, setup.code, setup.work)
             return Sample(seconds=ready + seconds, shared=clients.seen(), ready_s=ready)
         finally:
             copy.unlink(missing_ok=True)
@@ -205,8 +205,8 @@ def sbcast(place: Place, nodes: int, ranks: int) -> Sample:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """The samples of one case at one size."""
+class StartResult:
+    """The samples of one case at one size: a row of `--json`."""
 
     case: str
     nodes: int
@@ -222,10 +222,10 @@ class Row:
     not_measured: str = ""
 
 
-def make_row(case: str, nodes: int, ranks: int, samples: list[Sample]) -> Row:
+def make_result(case: str, nodes: int, ranks: int, samples: list[Sample]) -> StartResult:
     """Medians, with the whole range beside them."""
     seconds = [sample.seconds for sample in samples]
-    return Row(
+    return StartResult(
         case=case,
         nodes=nodes,
         ranks=nodes * ranks,
@@ -241,8 +241,13 @@ def make_row(case: str, nodes: int, ranks: int, samples: list[Sample]) -> Row:
 
 
 def measure(
-    place: Place, cases: tuple[str, ...], sizes: tuple[int, ...], ranks: int, repeat: int, tell: Callable[[str], None]
-) -> list[Row]:
+    setup: StartSetup,
+    cases: tuple[str, ...],
+    sizes: tuple[int, ...],
+    ranks: int,
+    repeat: int,
+    tell: Callable[[str], None],
+) -> list[StartResult]:
     """All cases at all sizes, one after the other in every round, so that a busy minute hurts all of them alike."""
     samples: dict[tuple[str, int], list[Sample]] = {(case, nodes): [] for nodes in sizes for case in cases}
     missing: dict[tuple[str, int], str] = {}
@@ -253,30 +258,30 @@ def measure(
                     continue
                 tell(f"round {turn + 1} of {repeat}: {case} on {nodes} {'node' if nodes == 1 else 'nodes'}")
                 try:
-                    _one(place, case, nodes, ranks, samples)
+                    _one(setup, case, nodes, ranks, samples)
                 except NotMeasuredError as error:
                     missing[case, nodes] = str(error)
     rows = []
     for (case, nodes), found in samples.items():
         if found:
-            rows.append(make_row(case, nodes, ranks, found))
+            rows.append(make_result(case, nodes, ranks, found))
         else:
             why = missing.get((case, nodes), "no sample")
             none: dict[str, Any] = {"seconds": None, "shared_calls": None, "shared_bytes": None}
-            rows.append(Row(case=case, nodes=nodes, ranks=nodes * ranks, not_measured=why, **none))
+            rows.append(StartResult(case=case, nodes=nodes, ranks=nodes * ranks, not_measured=why, **none))
     return rows
 
 
-def _one(place: Place, case: str, nodes: int, ranks: int, samples: dict[tuple[str, int], list[Sample]]) -> None:
+def _one(setup: StartSetup, case: str, nodes: int, ranks: int, samples: dict[tuple[str, int], list[Sample]]) -> None:
     if case in {"cache", "second", "cache+trace"}:
-        first, again = cache(place, nodes, ranks, trace=case == "cache+trace")
+        first, again = cache(setup, nodes, ranks, trace=case == "cache+trace")
         if case != "second":
             samples[case, nodes].append(first)
         if case != "cache+trace" and ("second", nodes) in samples:
             samples["second", nodes].append(again)
         return
     run = {"native": native, "direct": direct, "sbcast": sbcast, "squashfs": squashfs, "stage": stage}[case]
-    samples[case, nodes].append(run(place, nodes, ranks))
+    samples[case, nodes].append(run(setup, nodes, ranks))
 
 
 def load_average() -> float:

@@ -22,7 +22,6 @@ _MARK = "wlpush"
 _NAME = re.compile(rf"{_MARK}-(\d+)-(\d+)-\w+")
 _COMMAND_S = 20.0
 _PROGRAMS = ("ip", "tc", "nsenter")
-MOST_NODES = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -38,14 +38,14 @@ Process = subprocess.Popen[bytes]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
+class SharedTraffic:
     """What the shared file system has seen so far."""
 
     calls: int
     bytes: int
 
-    def since(self, before: Seen) -> Seen:
-        return Seen(calls=self.calls - before.calls, bytes=self.bytes - before.bytes)
+    def since(self, before: SharedTraffic) -> SharedTraffic:
+        return SharedTraffic(calls=self.calls - before.calls, bytes=self.bytes - before.bytes)
 
 
 class Clients:
@@ -93,9 +93,9 @@ class Clients:
     def path(self, node: int | str) -> Path:
         return self._work / f"client-{node}"
 
-    def seen(self) -> Seen:
+    def seen(self) -> SharedTraffic:
         counted = [counters.read() for counters in self._counters]
-        return Seen(calls=sum(calls for calls, _ in counted), bytes=sum(size for _, size in counted))
+        return SharedTraffic(calls=sum(calls for calls, _ in counted), bytes=sum(size for _, size in counted))
 
 
 class Paths(Protocol):

@@ -33,7 +33,7 @@ _SPARE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PushPlace:
+class PushSetup:
     """Where and what: a file of `size` bytes in `work`, over links of `link_bits_per_s`, or loopback without."""
 
     work: Path
@@ -61,7 +61,7 @@ class PushSample:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PushRow:
+class PushResult:
     """The samples of one case at one size: the columns of every row of `bench start`, and those of a push."""
 
     case: str
@@ -89,11 +89,11 @@ class PushRow:
 
 
 def measure_push(
-    place: PushPlace, cases: tuple[str, ...], sizes: tuple[int, ...], repeat: int, tell: Callable[[str], None]
-) -> list[PushRow]:
+    setup: PushSetup, cases: tuple[str, ...], sizes: tuple[int, ...], repeat: int, tell: Callable[[str], None]
+) -> list[PushResult]:
     """All cases at all sizes, one after the other in every round. Raises `MachineError` where nodes cannot be made."""
-    _check_room(place, max(sizes))
-    _make_file(place.file, place.size)
+    _check_room(setup, max(sizes))
+    _make_file(setup.file, setup.size)
     samples: dict[tuple[str, int], list[PushSample]] = {}
     missing: dict[tuple[str, int], str] = {}
     for turn in range(repeat):
@@ -102,10 +102,10 @@ def measure_push(
                 continue
             tell(f"round {turn + 1} of {repeat}: {case} to {nodes} nodes")
             try:
-                samples.setdefault((case, nodes), []).append(_one(place, case, nodes))
+                samples.setdefault((case, nodes), []).append(_one(setup, case, nodes))
             except NotMeasuredError as error:
                 missing[case, nodes] = str(error)
-    rows = [_row(place, case, nodes, samples.get((case, nodes), []), missing) for case, nodes in _order(cases, sizes)]
+    rows = [_row(setup, case, nodes, samples.get((case, nodes), []), missing) for case, nodes in _order(cases, sizes)]
     return compared(rows)
 
 
@@ -115,38 +115,38 @@ def _order(cases: tuple[str, ...], sizes: tuple[int, ...]) -> list[tuple[str, in
     return plain + [(case, nodes) for nodes in sizes for case in cases if not case.startswith("raw")]
 
 
-def _one(place: PushPlace, case: str, nodes: int) -> PushSample:
-    with _folder(place.work / "case") as work:
+def _one(setup: PushSetup, case: str, nodes: int) -> PushSample:
+    with _folder(setup.work / "case") as work:
         if case == "raw":
-            return PushSample(seconds=one_hop(place.file, work / "copy"))
+            return PushSample(seconds=one_hop(setup.file, work / "copy"))
         if case == "raw-memory":
-            return PushSample(seconds=one_hop(place.file, None))
+            return PushSample(seconds=one_hop(setup.file, None))
         with contextlib.ExitStack() as stack:
             links = None
-            if place.link_bits_per_s is not None:
-                links = stack.enter_context(linked(nodes, place.link_bits_per_s))
+            if setup.link_bits_per_s is not None:
+                links = stack.enter_context(linked(nodes, setup.link_bits_per_s))
             if case.startswith("stage"):
-                return staged(place, nodes, work, links, one_reader=case == "stage-one")
+                return staged(setup, nodes, work, links, one_reader=case == "stage-one")
             network = links if links is not None else rivals.Loopback(nodes)
             if case == "sbcast":
-                return PushSample(seconds=rivals.sbcast(network, nodes, place.file, work, _LONGEST_S))
+                return PushSample(seconds=rivals.sbcast(network, nodes, setup.file, work, _LONGEST_S))
             apart = links is not None
-            return PushSample(seconds=rivals.mpi_bcast(network, nodes, place.size, work, _LONGEST_S, apart=apart))
+            return PushSample(seconds=rivals.mpi_bcast(network, nodes, setup.size, work, _LONGEST_S, apart=apart))
 
 
-def staged(place: PushPlace, nodes: int, work: Path, links: Links | None, *, one_reader: bool) -> PushSample:
+def staged(setup: PushSetup, nodes: int, work: Path, links: Links | None, *, one_reader: bool) -> PushSample:
     """By the engine of `windlass stage`, from agents on every node; every copy is compared in size. With `one_reader`
     every byte leaves one node, as with the rivals; without, several nodes read parts of the file themselves."""
     run = work / "run"
     run.mkdir()
-    source = CacheRoot(path=str(place.file), real=str(place.file))
+    source = CacheRoot(path=str(setup.file), real=str(setup.file))
     service = stage_service((source,), f"{work}/to-{{node}}", extract=False, shard=False, one_reader=one_reader)
     with hosted(_Here(work), nodes, run, work, service, links) as up:
         pass
     for node in range(nodes):
-        found = (work / f"to-{node}" / place.file.name).stat().st_size
-        if found != place.size:
-            raise MachineError(f"node {node} has {found:,} of {place.size:,} bytes")
+        found = (work / f"to-{node}" / setup.file.name).stat().st_size
+        if found != setup.size:
+            raise MachineError(f"node {node} has {found:,} of {setup.size:,} bytes")
     ended = list(up.ended.values())
     if len(ended) < nodes or not all("span" in figures for figures in ended):
         raise MachineError("an agent did not say how long it took")
@@ -171,23 +171,23 @@ class _Here:
 
 
 def _row(
-    place: PushPlace, case: str, nodes: int, found: list[PushSample], missing: Mapping[tuple[str, int], str]
-) -> PushRow:
+    setup: PushSetup, case: str, nodes: int, found: list[PushSample], missing: Mapping[tuple[str, int], str]
+) -> PushResult:
     if not found:
         none: dict[str, Any] = {"seconds": None, "shared_calls": None, "shared_bytes": None}
         why = missing.get((case, nodes), "no sample")
-        return PushRow(case=case, nodes=nodes, ranks=nodes, bytes=place.size, not_measured=why, **none)
+        return PushResult(case=case, nodes=nodes, ranks=nodes, bytes=setup.size, not_measured=why, **none)
     seconds = statistics.median(sample.seconds for sample in found)
-    rate = place.size / seconds
-    link = place.link_bytes_per_s
-    return PushRow(
+    rate = setup.size / seconds
+    link = setup.link_bytes_per_s
+    return PushResult(
         case=case,
         nodes=nodes,
         ranks=nodes,
         seconds=round(seconds, 3),
         shared_calls=_median([sample.shared_calls for sample in found], 0),
         shared_bytes=_median([sample.shared_bytes for sample in found], 0),
-        bytes=place.size,
+        bytes=setup.size,
         rate=round(rate),
         link_share=None if link is None else round(rate / link, 3),
         hop_rate=round(rate * (nodes - 1)),
@@ -199,7 +199,7 @@ def _row(
     )
 
 
-def compared(rows: list[PushRow]) -> list[PushRow]:
+def compared(rows: list[PushResult]) -> list[PushResult]:
     """The rows with their share of the plain copy to a file, where there is one."""
     raw = next((row.hop_rate for row in rows if row.case == "raw" and row.hop_rate), None)
     if raw is None:
@@ -207,8 +207,8 @@ def compared(rows: list[PushRow]) -> list[PushRow]:
     return [_with(row, of_raw=round(row.hop_rate / raw, 3)) if row.hop_rate else row for row in rows]
 
 
-def _with(row: PushRow, **changes: Any) -> PushRow:
-    return PushRow(**{**{name: getattr(row, name) for name in PushRow.__dataclass_fields__}, **changes})
+def _with(row: PushResult, **changes: Any) -> PushResult:
+    return PushResult(**{**{name: getattr(row, name) for name in PushResult.__dataclass_fields__}, **changes})
 
 
 def _median(values: list[Any], digits: int) -> Any:
@@ -219,13 +219,13 @@ def _median(values: list[Any], digits: int) -> Any:
     return round(found, digits) if digits else int(found)
 
 
-def _check_room(place: PushPlace, nodes: int) -> None:
+def _check_room(setup: PushSetup, nodes: int) -> None:
     """One file for each node, and the one they come from."""
-    room = shutil.disk_usage(place.work).free
-    needed = (nodes + 1) * place.size + _SPARE_BYTES
+    room = shutil.disk_usage(setup.work).free
+    needed = (nodes + 1) * setup.size + _SPARE_BYTES
     if room < needed:
         raise MachineError(
-            f"{place.work} has room for {room / 1e9:.1f} GB, {nodes} copies of the file take {needed / 1e9:.1f} GB",
+            f"{setup.work} has room for {room / 1e9:.1f} GB, {nodes} copies of the file take {needed / 1e9:.1f} GB",
             hint="give another folder with --work, or a smaller --push",
         )
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from windlass.bench.rank import World, read_world
 from windlass.bench.train import parallel
 from windlass.bench.train.breakdown import Breakdown, profiled
 from windlass.bench.train.data import RandomTokens, TokenFile
@@ -46,7 +47,7 @@ SoFar = Callable[[LlmResult], None]
 def train_llm(options: LlmOptions, so_far: SoFar | None = None) -> LlmResult:
     """Train for `warmup + steps` optimizer steps and return the times of the last `steps`. `so_far` is given what the
     first rank has measured, now and then: a run that is stopped has told it."""
-    world = parallel.read_world()
+    world = read_world()
     device = find_device(options.device, world.local_rank)
     options = resolve(options, device)
     allow_tf32(bool(options.tf32))
@@ -81,7 +82,7 @@ def resolve(options: LlmOptions, device: Device) -> LlmOptions:
     )
 
 
-def _train(options: LlmOptions, device: Device, world: parallel.World, so_far: SoFar | None) -> LlmResult:
+def _train(options: LlmOptions, device: Device, world: World, so_far: SoFar | None) -> LlmResult:
     size = llama_size(options.model)
     assert options.precision is not None and options.learning_rate is not None
     peak = options.learning_rate

@@ -6,16 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from windlass.bench.options import option
 from windlass.errors import UsageError, unknown_name
 
 Precision = Literal["fp32", "bf16", "fp8", "amp"]
 Parallel = Literal["none", "ddp", "fsdp"]
 Checkpointing = Literal["none", "selective", "full"]
-
-LLM_PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp8")
-RESNET_PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "amp")
-PARALLELS: tuple[Parallel, ...] = ("none", "ddp", "fsdp")
-CHECKPOINTINGS: tuple[Checkpointing, ...] = ("none", "selective", "full")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,15 +90,15 @@ def resnet_blocks(name: str) -> tuple[int, int, int, int]:
 class StepOptions:
     """What both loops share. None means: decided for the device (see `device.defaults`)."""
 
-    device: str | None = None
-    precision: Precision | None = None
-    parallel: Parallel = "none"
-    compile: bool | None = None
-    tf32: bool | None = None
+    device: Literal["cuda", "xpu", "cpu"] | None = option(None, "default: an accelerator where there is one")
+    precision: Precision | None = option(None, "default: what suits the device")
+    parallel: Parallel = option("none", "default: none alone; fsdp for models over 1e9, else ddp")
+    compile: bool | None = option(None, "default: on accelerators")
+    tf32: bool | None = option(None, "let fp32 products round their inputs to TF32")
     steps: int = 10
     warmup: int = 3
     seed: int = 1234
-    profile: bool = False
+    profile: bool = option(False, "one more step under the profiler")
 
     def __post_init__(self) -> None:
         _at_least("steps", self.steps, 1)
@@ -113,19 +109,20 @@ class StepOptions:
 class LlmOptions(StepOptions):
     """One Llama training run. The global batch is micro_batch × accumulation × ranks sequences."""
 
-    model: str = "tiny"
+    model: str = option("tiny", ", ".join(LLAMAS))
+    precision: Precision | None = option(None, "default: what suits the device", choices=("fp32", "bf16", "fp8"))
     sequence: int = 512
     micro_batch: int = 1
     accumulation: int = 1
     checkpointing: Checkpointing = "none"
     loss_chunk: int = 2_048
-    tokens_file: Path | None = None
-    learning_rate: float | None = None
+    tokens_file: Path | None = option(None, "token ids instead of random ones", metavar="FILE")
+    learning_rate: float | None = option(None, "default: 3e-4; 3e-5 for models over 1e9")
     weight_decay: float = 0.1
     clip: float = 1.0
     fp8_fast_accumulation: Literal["all", "forward", "none"] = "forward"
     fuse_accumulation: bool = True
-    graphs: bool = False
+    graphs: bool = option(False, "the micro-step as a CUDA graph, on one device (default: no)", switch=True)
 
     def __post_init__(self) -> None:
         # Named, because super() without arguments does not survive a dataclass with slots.
@@ -152,16 +149,17 @@ class LlmOptions(StepOptions):
 class ResNetOptions(StepOptions):
     """One ResNet training run on images made on the device."""
 
-    model: str = "resnet50"
-    batch: int = 32
-    image: int = 224
+    model: str = option("resnet50", ", ".join(RESNETS))
+    precision: Precision | None = option(None, "default: what suits the device", choices=("fp32", "bf16", "amp"))
+    batch: int = option(32, "images per device")
+    image: int = option(224, "side of the images in pixels")
     classes: int = 1_000
     graphs: bool | None = None
     channels_last: bool = True
     norm: Literal["torch", "by-hand"] | None = None
     pointwise_as_matmul: bool = True
     stem_patches: bool = True
-    autotune: bool = False
+    autotune: bool = option(False, switch=True)
     cudnn_benchmark: bool = True
     learning_rate: float = 0.0125
     momentum: float = 0.9

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -15,30 +13,13 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from windlass.bench.rank import World
 from windlass.bench.train.device import Device
 from windlass.bench.train.llama import Llama, initialize
 from windlass.bench.train.options import Parallel
 from windlass.errors import UsageError
 
 _TIMEOUT = timedelta(seconds=300)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class World:
-    """Who this process is among the ranks."""
-
-    rank: int
-    size: int
-    local_rank: int
-
-
-def read_world() -> World:
-    """From the variables every torch launcher sets; alone where there are none."""
-    return World(
-        rank=int(os.environ.get("RANK", "0")),
-        size=int(os.environ.get("WORLD_SIZE", "1")),
-        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
-    )
 
 
 @contextmanager
@@ -50,7 +31,7 @@ def process_group(world: World, parallel: Parallel, device: Device) -> Iterator[
             raise UsageError(f"{world.size} ranks but --parallel none", hint="use --parallel ddp or fsdp")
         yield
         return
-    store = dist.HashStore() if world.size == 1 and "MASTER_ADDR" not in os.environ else None
+    store = dist.HashStore() if world.size == 1 and world.rendezvous is None else None
     extra: dict[str, Any] = {"store": store, "rank": 0, "world_size": 1} if store is not None else {}
     if device.kind != "cpu" and device.collective != "gloo":
         extra["device_id"] = device.torch

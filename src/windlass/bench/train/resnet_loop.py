@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from windlass.bench.rank import World, read_world
 from windlass.bench.train import parallel
 from windlass.bench.train.breakdown import Breakdown, profiled
 from windlass.bench.train.data import RandomImages
@@ -54,7 +55,7 @@ SoFar = Callable[[ResNetResult], None]
 def train_resnet(options: ResNetOptions, so_far: SoFar | None = None) -> ResNetResult:
     """Train on fresh random images for `warmup + steps` steps and return the times of the last `steps`. `so_far` is
     given what the first rank has measured, now and then."""
-    world = parallel.read_world()
+    world = read_world()
     device = find_device(options.device, world.local_rank)
     options = resolve(options, device)
     allow_tf32(bool(options.tf32))
@@ -87,7 +88,7 @@ def resolve(options: ResNetOptions, device: Device) -> ResNetOptions:
     )
 
 
-def _train(options: ResNetOptions, device: Device, world: parallel.World, so_far: SoFar | None) -> ResNetResult:
+def _train(options: ResNetOptions, device: Device, world: World, so_far: SoFar | None) -> ResNetResult:
     torch.manual_seed(options.seed)
     low = options.precision == "bf16"
     table = NormTable() if options.norm == "by-hand" else None

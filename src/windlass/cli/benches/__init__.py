@@ -1,1 +1,1 @@
-"""The sub-commands of `windlass bench`: one short file each."""
+"""The sub-commands of `windlass bench`: they parse and print; `windlass.bench` measures."""

@@ -7,11 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from windlass.bench import report
+from windlass.bench.cases import table_text
 from windlass.bench.page import page
-from windlass.bench.records import BenchRecord, write_record
+from windlass.bench.record import BenchRecord, write_record
 from windlass.bench.reference import load_references
 from windlass.bench.runner import Bench, RankError
 from windlass.cli.benches.report import write_page
@@ -20,8 +19,10 @@ from windlass.cli.result import Result
 from windlass.errors import UsageError
 from windlass.model.secrets import mask_word, secret_positions
 from windlass.run.folder import folder_path
-from windlass.run.planning import plan_to_run
 from windlass.settings import current_environ, read_settings
+
+RUN_OPTIONS = ("device",)
+"""Options of a case that belong to every run, and are declared here."""
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
@@ -35,8 +36,8 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the record instead of the table")
 
 
-def open_bench(case: str, args: argparse.Namespace, options: dict[str, Any]) -> Bench:
-    """A benchmark that is ready to run its parts."""
+def open_bench(case: str, args: argparse.Namespace, asked: dict[str, Any]) -> Bench:
+    """A benchmark that is ready to run its parts, with what was asked of its case."""
     environ = current_environ()
     args.kind, args.command = "command", ["true"]
     request = request_from(args, environ)
@@ -51,20 +52,9 @@ def open_bench(case: str, args: argparse.Namespace, options: dict[str, Any]) -> 
         allow_login=args.allow_login,
         folder=folder_path(args.run_dir, read_settings(environ).runs_dir, args.name or f"bench-{case}"),
         exact_folder=args.run_dir is not None,
-        command=tuple(mask_word(word) if at in hide else word for at, word in enumerate(words)),
-        options=options,
+        command=tuple(mask_word(word) if number in hide else word for number, word in enumerate(words)),
+        asked=asked,
     )
-
-
-def size_here(bench: Bench, *, nodes: int | None = None, ranks_per_node: int | None = None) -> tuple[int, int]:
-    """Nodes and ranks per node that a plan would choose here, now; an error where the size that is asked cannot be."""
-    request = msgspec.structs.replace(
-        bench.request,
-        nodes=nodes or bench.request.nodes,
-        ranks_per_node=ranks_per_node or bench.request.ranks_per_node,
-    )
-    plan = plan_to_run(request, bench.environ, allow_login=bench.allow_login).plan
-    return plan.nodes, plan.ranks_per_node
 
 
 def finish(bench: Bench, record: BenchRecord, args: argparse.Namespace) -> Result:
@@ -75,13 +65,13 @@ def finish(bench: Bench, record: BenchRecord, args: argparse.Namespace) -> Resul
         if args.out:
             write_record(Path(args.out), record)
     elif not bench.interrupted:
-        detail = "; ".join(bench.failed) or "the ranks told nothing"
+        detail = "; ".join(bench.failed) or "the ranks sent nothing"
         hint = f"see `windlass logs {bench.folder}`"
         raise RankError(f"nothing was measured: {detail}", hint=hint, code=bench.exit_code or 1)
     references = load_references(read_settings(current_environ()).config_dir)
     if args.html and record.rows:
         write_page(args.html, page([record], references))
-    lines = [report.table_text(record), *report.end_lines(record, references)]
+    lines = [table_text(record), *report.end_lines(record, references)]
     if record.rows or record.skipped:
         print(f"windlass: record {path}", file=sys.stderr)
     wrong = any(row.wrong for row in record.rows)

@@ -9,7 +9,7 @@ from windlass.bench import report
 from windlass.bench.imported import Known
 from windlass.bench.page import page
 from windlass.bench.reading import read_record
-from windlass.bench.records import write_record
+from windlass.bench.record import write_record
 from windlass.bench.reference import load_references
 from windlass.cli.result import Result
 from windlass.errors import MachineError, UsageError

@@ -10,21 +10,29 @@ a plain copy: by `windlass stage` with its several readers and with one, by Slur
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import sys
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
-from windlass.bench.start.cases import CASES, Place, Row, load_average, measure
-from windlass.bench.start.plot import plot_svg
-from windlass.bench.start.push import LINK_CASES, LOOPBACK_CASES, PushPlace, PushRow, measure_push
+import windlass
+from windlass.bench.cases import table_text
+from windlass.bench.progress import Progress
+from windlass.bench.record import write_record
+from windlass.bench.runner import checkout_commit
+from windlass.bench.start.cases import CASES, StartResult, StartSetup, load_average, measure
+from windlass.bench.start.chart import plot_svg
+from windlass.bench.start.push import LINK_CASES, LOOPBACK_CASES, PushResult, PushSetup, measure_push
+from windlass.bench.start.rows import start_record
 from windlass.bench.start.shared import Limits
 from windlass.bench.start.simulate import WAYS, predict
 from windlass.bench.start.workfolder import work_folder
 from windlass.cli.result import Result
 from windlass.errors import MachineError, UsageError, unknown_name
-from windlass.model.jsontext import to_json
 from windlass.notation.sizes import parse_size
 from windlass.settings import current_environ
 
@@ -72,12 +80,11 @@ def main(args: argparse.Namespace) -> Result:
         bytes_per_s=float(parse_size(args.bandwidth, "--bandwidth")) if args.bandwidth else 0.0,
     )
     load = load_average()
-    with work_folder(args.work) as work:
-        place = Place(env=env, module=args.module, work=work, limits=limits, environ=current_environ())
-        rows = measure(place, cases, sizes, args.ranks, args.repeat, _tell)
-    if args.record:
-        Path(args.record).write_bytes(to_json(_record(args, rows, load)))
-    return Result(text=table(rows), data=rows)
+    with work_folder(args.work) as work, _progress() as tell:
+        setup = StartSetup(env=env, module=args.module, work=work, limits=limits, environ=current_environ())
+        rows = measure(setup, cases, sizes, args.ranks, args.repeat, tell)
+    shown = {"latency_ms": args.latency, "calls_per_s": args.calls, "bandwidth": args.bandwidth}
+    return _result(args, rows, load, {"import": args.module, "limits": shown, "repeat": args.repeat})
 
 
 def _pushed(args: argparse.Namespace) -> Result:
@@ -90,11 +97,38 @@ def _pushed(args: argparse.Namespace) -> Result:
     if size < 1 or min(sizes) < 2 or args.repeat < 1:
         raise UsageError("a push has a byte, two nodes and one round at least", hint="--push 1G --nodes 2,4,8")
     load = load_average()
-    with work_folder(args.work) as work:
-        rows = measure_push(PushPlace(work=work, size=size, link_bits_per_s=link), cases, sizes, args.repeat, _tell)
+    with work_folder(args.work) as work, _progress() as tell:
+        rows = measure_push(PushSetup(work=work, size=size, link_bits_per_s=link), cases, sizes, args.repeat, tell)
+    return _result(args, rows, load, {"bytes": size, "link_bits_per_s": link, "repeat": args.repeat})
+
+
+def _result(
+    args: argparse.Namespace, rows: list[StartResult] | list[PushResult], load: float, options: dict[str, object]
+) -> Result:
+    machine = {"cpus": os.cpu_count(), "load_before": load, "load_after": load_average()}
+    record = start_record(
+        [asdict(row) for row in rows],
+        options={name: value for name, value in options.items() if value is not None},
+        machine=machine,
+        command=("windlass", "bench", *args.words),
+        windlass=windlass.__version__,
+        commit=checkout_commit(),
+        started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    )
     if args.record:
-        Path(args.record).write_bytes(to_json(_push_record(args, rows, load)))
-    return Result(text=push_table(rows), data=rows)
+        write_record(Path(args.record), record)
+    lines = [table_text(record), *(f"not measured: {line}" for line in record.skipped)]
+    return Result(text="\n".join(lines), data=rows)
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    progress = Progress(sys.stderr)
+    progress.what = "windlass"
+    try:
+        yield progress.show
+    finally:
+        progress.clear()
 
 
 def _bits(text: str) -> int:
@@ -112,21 +146,6 @@ def _cases(text: str | None, known: tuple[str, ...]) -> tuple[str, ...]:
         if case not in known:
             raise unknown_name("case", case, known)
     return cases
-
-
-def _push_record(args: argparse.Namespace, rows: list[PushRow], load: float) -> dict[str, object]:
-    return {
-        "version": 1,
-        "what": "bench start --push",
-        "when": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "formula": "median of the samples; seconds until the last node has all of it, daemons being up; "
-        "link_share = bytes / seconds / link; hop_rate = bytes x (nodes - 1) / seconds; of_raw = hop_rate / raw's",
-        "machine": {"cpus": os.cpu_count(), "load_before": load, "load_after": load_average()},
-        "bytes": parse_size(args.push, "--push"),
-        "link_bits_per_s": _bits(args.link) if args.link else None,
-        "repeat": args.repeat,
-        "rows": rows,
-    }
 
 
 def _simulated(plot: str | None) -> Result:
@@ -148,84 +167,3 @@ def _sizes(text: str) -> tuple[int, ...]:
     if not sizes or min(sizes) < 1 or max(sizes) > 200:
         raise UsageError(f"--nodes {text!r}", hint="numbers from 1 to 200")
     return sizes
-
-
-def _tell(text: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\x1b[2Kwindlass: {text}", end="", file=sys.stderr, flush=True)
-    else:
-        print(f"windlass: {text}", file=sys.stderr, flush=True)
-
-
-def _record(args: argparse.Namespace, rows: list[Row], load: float) -> dict[str, object]:
-    return {
-        "version": 1,
-        "what": "bench start",
-        "when": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "formula": "median of the samples; seconds from the first rank's start to the last one's end",
-        "machine": {"cpus": os.cpu_count(), "load_before": load, "load_after": load_average()},
-        "import": args.module,
-        "limits": {"latency_ms": args.latency, "calls_per_s": args.calls, "bandwidth": args.bandwidth},
-        "repeat": args.repeat,
-        "rows": rows,
-    }
-
-
-def table(rows: list[Row]) -> str:
-    """Rows for people."""
-    head = ("case", "nodes", "ranks", "seconds", "range", "before", "shared calls", "by agents", "shared MB")
-    body: list[tuple[str, ...]] = [head]
-    for row in rows:
-        if row.seconds is None:
-            body.append((row.case, str(row.nodes), str(row.ranks), f"not measured: {row.not_measured}", *[""] * 5))
-            continue
-        body.append(
-            (
-                row.case,
-                str(row.nodes),
-                str(row.ranks),
-                f"{row.seconds:.2f}",
-                f"{row.low:.2f}-{row.high:.2f}",
-                f"{row.ready_seconds:.2f}",
-                f"{row.shared_calls:,}",
-                f"{row.agent_calls:,}" if row.agent_calls else "",
-                f"{(row.shared_bytes or 0) / 1e6:,.1f}",
-            )
-        )
-    return _aligned(body)
-
-
-def push_table(rows: list[PushRow]) -> str:
-    """Rows of a push for people."""
-    body: list[tuple[str, ...]] = [
-        ("case", "nodes", "seconds", "range", "MB/s a node", "of the link", "MB/s all hops", "of raw", "CPU s")
-    ]
-    for row in rows:
-        if row.seconds is None:
-            body.append((row.case, str(row.nodes), f"not measured: {row.not_measured}", *[""] * 6))
-            continue
-        body.append(
-            (
-                row.case,
-                str(row.nodes),
-                f"{row.seconds:.2f}",
-                f"{row.low:.2f}-{row.high:.2f}",
-                f"{(row.rate or 0) / 1e6:,.1f}",
-                f"{row.link_share:.2f}" if row.link_share is not None else "",
-                f"{(row.hop_rate or 0) / 1e6:,.1f}",
-                f"{row.of_raw:.2f}" if row.of_raw is not None else "",
-                f"{row.cpu_seconds:.1f}" if row.cpu_seconds is not None else "",
-            )
-        )
-    return _aligned(body)
-
-
-def _aligned(body: list[tuple[str, ...]]) -> str:
-    short = [[cell for cell in column if not cell.startswith("not measured")] for column in zip(*body, strict=True)]
-    widths = [max(map(len, column)) for column in short]
-    return "\n".join(_line(line, widths) for line in body)
-
-
-def _line(cells: tuple[str, ...], widths: list[int]) -> str:
-    first, *rest = (f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
-    return "  ".join((first.strip().ljust(widths[0]), *rest)).rstrip()

@@ -1,0 +1,54 @@
+"""Every case by its name: the options and the run of those that measure, the table and the charts of every record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from windlass.bench.record import BenchRecord
+from windlass.bench.reference import References
+from windlass.bench.runner import Bench
+
+# Folder and name of the options: what starts ranks with options of its own. A command's help is the folder's docstring.
+_MEASURING = {
+    "collectives": "CollectivesOptions",
+    "matmul": "MatmulOptions",
+    "ddp": "DdpOptions",
+    "synthetic": "SyntheticOptions",
+    "llm": "LlmCaseOptions",
+    "io": "IoOptions",
+}
+# The folder that shows the record of a case; what is not here is shown as a training run.
+_SHOWN = ("collectives", "matmul", "ddp", "synthetic", "io", "scale", "start")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """A case that measures by starting ranks."""
+
+    help: str
+    options: type
+    run: Callable[[Bench], BenchRecord]
+
+
+def measuring_case(name: str) -> Case:
+    """The case of that name. Its `run` refuses options that cannot be before it starts anything."""
+    folder = import_module(f"windlass.bench.{name}")
+    options = getattr(import_module(f"windlass.bench.{name}.options"), _MEASURING[name])
+    return Case(help=folder.__doc__ or "", options=options, run=import_module(f"windlass.bench.{name}.rows").run)
+
+
+def table_text(record: BenchRecord) -> str:
+    """The table of a record."""
+    return str(_shows(record, "table").text(record)) if record.rows else "nothing was measured"
+
+
+def charts(record: BenchRecord, references: References) -> list[tuple[str, str]]:
+    """(caption, svg) of every chart of this record."""
+    return [(caption, svg) for caption, svg in _shows(record, "chart").charts(record, references) if svg]
+
+
+def _shows(record: BenchRecord, what: str) -> Any:
+    return import_module(f"windlass.bench.{record.case if record.case in _SHOWN else 'train'}.{what}")

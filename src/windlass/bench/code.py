@@ -1,0 +1,52 @@
+"""The code that ranks run, put into the run folder as plain files.
+
+A container or a site's own Python need not have windlass installed: it finds the few modules beside the script. They
+need nothing but the standard library, and torch for what measures torch.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import windlass
+from windlass.errors import MachineError
+
+_PACKAGE = Path(windlass.__file__).parent
+_BENCH = ("__init__", "barrier", "measure", "messages", "options", "rank", "sizes")
+_FILES = ("__init__.py", "errors.py", "procs/__init__.py", "procs/command.py", *(f"bench/{name}.py" for name in _BENCH))
+_PROGRAMS = ("collectives", "io", "matmul", "synthetic", "train")
+
+_SCRIPT = """\
+\"\"\"One rank of a benchmark: rank.py PROGRAM OPTIONS. Runs the copy of windlass beside it.\"\"\"
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from windlass.bench.rank import leave
+
+leave(import_module(f"windlass.bench.{sys.argv[1]}.rank").main(json.loads(sys.argv[2])))
+"""
+
+
+def put_code(folder: Path) -> Path:
+    """Copy the ranks' modules to `folder`/code; returns the script to run."""
+    code = folder / "code"
+    try:
+        for name in _FILES:
+            target = code / "windlass" / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(_PACKAGE / name, target)
+        for name in _PROGRAMS:
+            unwanted = shutil.ignore_patterns("__pycache__", "*.pyc")
+            shutil.copytree(_PACKAGE / "bench" / name, code / "windlass" / "bench" / name, ignore=unwanted)
+        script = code / "rank.py"
+        script.write_text(_SCRIPT)
+    except OSError as error:
+        raise MachineError(
+            f"cannot write the ranks' code to {code}: {error.strerror}", hint="choose another place with --run-dir"
+        ) from error
+    return script

@@ -1,0 +1,1 @@
+"""Time and check collectives over all ranks; columns, formulas and average as nccl-tests has them."""

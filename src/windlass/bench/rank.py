@@ -1,0 +1,100 @@
+"""What every rank program does around its work: who it is, what it says first, how it reports an error and ends."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from windlass.bench.messages import MessageWriter
+from windlass.errors import WindlassError
+
+# What decides the speed of collectives and threads. Everything else stays unsaid: an environment holds secrets.
+_ALLOWED = re.compile(
+    r"\A(NCCL_|RCCL_|CCL_|FI_|GLOO_|UCX_|HSA_|ZE_|ROCR_VISIBLE|HIP_VISIBLE|CUDA_VISIBLE|CUDA_DEVICE_(MAX|ORDER)|MIOPEN_"
+    r"|MPICH_|OMP_(NUM|PROC|PLACES)|MKL_NUM|KMP_|TORCH_NCCL_|TORCH_CUDNN_|PYTORCH_\w*ALLOC_CONF|NVIDIA_TF32)"
+)
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class World:
+    """Who this process is among the ranks, and where they meet (None: without a launcher)."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    rendezvous: tuple[str, int] | None
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+
+def read_world(environ: Mapping[str, str] | None = None) -> World:
+    """From the variables that every torch launcher sets; alone where there are none."""
+    env = os.environ if environ is None else environ
+    port = env.get("MASTER_PORT")
+    return World(
+        rank=int(env.get("RANK", "0")),
+        size=int(env.get("WORLD_SIZE", "1")),
+        local_rank=int(env.get("LOCAL_RANK", "0")),
+        local_size=int(env.get("LOCAL_WORLD_SIZE", "1")),
+        rendezvous=(env.get("MASTER_ADDR", "localhost"), int(port)) if port else None,
+    )
+
+
+def allowed_environment() -> dict[str, str]:
+    """The variables that decide the speed, none that may hold a secret."""
+    return {k: v for k, v in sorted(os.environ.items()) if _ALLOWED.match(k) and not _SECRET.search(k)}
+
+
+def about_torch(device: Any, backend: str | None) -> dict[str, Any]:
+    """Device and software of this rank, for the record."""
+    from windlass.bench.train.environment import software
+
+    versions = software()
+    if device.kind == "cuda" and backend == "nccl":
+        import torch
+
+        versions["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+    return {
+        "device": {
+            "kind": device.kind,
+            "vendor": device.vendor,
+            "name": device.name if device.kind != "cpu" else f"CPU ({platform.machine()})",
+            "memory_bytes": device.memory_bytes,
+        },
+        "software": versions,
+        "environment": allowed_environment(),
+        "backend": backend,
+    }
+
+
+def guarded(work: Callable[[MessageWriter], None]) -> int:
+    """Run a rank's work; an expected failure is sent as a message, and its exit code returned."""
+    out = MessageWriter()
+    try:
+        work(out)
+    except WindlassError as error:
+        out.send("error", message=error.message, hint=error.hint, code=error.exit_code, rank=read_world().rank)
+        write_error(error)
+        return error.exit_code
+    return 0
+
+
+def write_error(error: WindlassError) -> None:
+    sys.stderr.write(f"error: {error.message}\n" + (f"  hint: {error.hint}\n" if error.hint else ""))
+
+
+def leave(code: int) -> NoReturn:
+    """End this process now. Everything is said and the groups are closed; what is left are threads of gloo, which on a
+    busy machine abort three of a hundred ranks that end in the usual way."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

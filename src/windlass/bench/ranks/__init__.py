@@ -1,1 +1,0 @@
-"""Programs that run as ranks of a benchmark. They import torch where they use it, and tell results by `lines`."""

@@ -1,0 +1,107 @@
+"""The record of a benchmark: samples, figures with their formulas, what ran where. Versioned JSON."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from windlass.bench.measure import Figure
+from windlass.bench.sizes import counted
+from windlass.errors import MachineError
+from windlass.model.jsontext import to_json
+
+RECORD_KIND = "windlass.bench"
+RECORD_VERSION = 1
+
+Label = str | int | float | bool | None
+
+
+class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One row of a record. `labels` say what was measured; `wrong` counts wrong elements (None: not checked)."""
+
+    labels: dict[str, Label]
+    samples: dict[str, tuple[float, ...]] = {}
+    figures: dict[str, Figure] = {}
+    wrong: int | None = None
+
+
+class RankLocation(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one rank really ran."""
+
+    rank: int
+    host: str
+    cpus: str = ""
+    device: str = ""
+
+
+class Where(msgspec.Struct, frozen=True, kw_only=True):
+    """What ran where. The largest launch, where a benchmark had several."""
+
+    site: str = ""
+    nodes: int = 1
+    ranks_per_node: int = 1
+    hosts: str = ""
+    job_id: str | None = None
+    scheduler: str = ""
+    launcher: str = ""
+    container: str | None = None
+    ranks: tuple[RankLocation, ...] = ()
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+
+class BenchRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One benchmark from its command to its figures. `complete` is false where it was stopped or a part failed."""
+
+    record: str
+    version: int
+    case: str
+    command: tuple[str, ...] = ()
+    windlass: str = ""
+    commit: str | None = None
+    started: str = ""
+    seconds: float = 0.0
+    complete: bool = True
+    where: Where = Where()
+    device: dict[str, Any] = {}
+    software: dict[str, Any] = {}
+    environment: dict[str, str] = {}
+    options: dict[str, Any] = {}
+    rows: tuple[Measurement, ...] = ()
+    skipped: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+    imported_from: str | None = None
+
+    @property
+    def title(self) -> str:
+        """One line that says what this is: case, machine, size, state."""
+        each = self.where.ranks_per_node
+        device = str(self.device.get("name") or ("rank" if each == 1 else "ranks"))
+        size = f"{counted(self.where.nodes, 'node')} x {each}"
+        state = "" if self.complete else ", PARTIAL"
+        site = f" on {self.where.site}" if self.where.site else ""
+        return f"{self.case}{site}: {size} {device}{state}"
+
+
+def new_record(case: str, **values: Any) -> BenchRecord:
+    return BenchRecord(record=RECORD_KIND, version=RECORD_VERSION, case=case, **values)
+
+
+def write_record(path: Path, record: BenchRecord) -> None:
+    """Write atomically, so that a reader never sees half a record."""
+    partial = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(to_json(record))
+        partial.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
+        raise MachineError(
+            f"cannot write the record {path}: {error.strerror}", hint="choose another with --out"
+        ) from error

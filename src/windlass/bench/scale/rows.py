@@ -1,0 +1,130 @@
+"""`bench scale`: one case at several sizes, and how much of perfect scaling is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from windlass.bench import measure
+from windlass.bench.collectives import rows as collectives
+from windlass.bench.collectives.options import CollectivesOptions
+from windlass.bench.ddp import rows as ddp
+from windlass.bench.ddp.options import DdpOptions
+from windlass.bench.llm import rows as llm
+from windlass.bench.llm.options import LlmCaseOptions, usual_choices
+from windlass.bench.measure import Figure
+from windlass.bench.record import BenchRecord, Measurement
+from windlass.bench.runner import Bench, Part, PartResult
+from windlass.bench.synthetic import rows as synthetic
+from windlass.bench.synthetic.options import SyntheticOptions
+from windlass.bench.verdict import training_rate
+from windlass.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scaled:
+    """A case that can be scaled: its options, its launch for so many ranks, and the rows of one launch."""
+
+    options: type
+    part: Callable[..., Part]
+    rows: Callable[[PartResult, Any], list[Measurement]]
+
+
+SCALED = {
+    "collectives": Scaled(
+        options=CollectivesOptions,
+        part=lambda asked, ranks, **part: collectives.part(CollectivesOptions(**asked), **part),
+        rows=lambda result, asked: collectives.rows_of(result),
+    ),
+    "ddp": Scaled(
+        options=DdpOptions,
+        part=lambda asked, ranks, **part: ddp.part(DdpOptions(**asked), **part),
+        rows=lambda result, asked: ddp.rows_of(result),
+    ),
+    "synthetic": Scaled(
+        options=SyntheticOptions,
+        part=lambda asked, ranks, **part: synthetic.part(SyntheticOptions(**asked), **part),
+        rows=lambda result, asked: synthetic.rows_of(result, SyntheticOptions(**asked)),
+    ),
+    "llm": Scaled(
+        options=LlmCaseOptions,
+        part=lambda asked, ranks, **part: llm.part(usual_choices(asked, ranks), **part),
+        rows=lambda result, asked: llm.rows_of(result),
+    ),
+}
+
+
+def run(bench: Bench, case: str, counts: Sequence[int], *, by_nodes: bool) -> BenchRecord:
+    """Every size is planned before the first is measured: one that cannot be is refused at once."""
+    scaled_case, asked = SCALED[case], bench.asked
+    scaled_case.part(asked, 1, name=case)  # so are options that cannot be
+    bench.options |= {"case": case, "sizes": list(counts)}
+    each = bench.request.ranks_per_node or (bench.size()[1] if by_nodes else None)
+    sizes = [(count, each) if by_nodes else (1, count) for count in counts]
+    for nodes, ranks in sizes:
+        bench.size(nodes=nodes, ranks_per_node=ranks)
+    measured = []
+    for nodes, ranks in sizes:
+        world_size = nodes * (ranks or 1)
+        name = f"{case}-{nodes}n{world_size}r"
+        result = bench.run(
+            scaled_case.part(asked, world_size, name=name, nodes=nodes, ranks_per_node=ranks), alone=False
+        )
+        found = figure_of(case, scaled_case.rows(result, asked)) if result else None
+        measured += [found] if found else []
+        if bench.interrupted:
+            break
+    return bench.record(scaled(case, measured))
+
+
+def parse_counts(text: str, flag: str) -> tuple[int, ...]:
+    """`1,2,4,8`, smallest first and each once."""
+    try:
+        counts = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise UsageError(f"{flag} {text!r} is not a list of numbers", hint="write it as in 1,2,4,8") from None
+    if counts[0] < 1:
+        raise UsageError(f"{flag} {text!r}: numbers must be 1 or more")
+    return tuple(counts)
+
+
+def figure_of(case: str, rows: Sequence[Measurement]) -> tuple[Measurement, float, str] | None:
+    """The one row and rate per device by which a case is compared between sizes: busbw at the largest size, or the
+    training rate of a device."""
+    if not rows:
+        return None
+    if case == "collectives":
+        largest = max(int(row.labels["bytes"] or 0) for row in rows)
+        best = max((r for r in rows if r.labels["bytes"] == largest), key=lambda r: r.figures["busbw"].value)
+        return best, best.figures["busbw"].value, "GB/s busbw"
+    value, unit = training_rate(rows[-1])
+    return rows[-1], value, unit
+
+
+def scaled(case: str, measured: Sequence[tuple[Measurement, float, str]]) -> list[Measurement]:
+    """Measurements with total rate and efficiency against the smallest size."""
+    if not measured:
+        return []
+    # One rank moves nothing over a link: its busbw is 0, and nothing can be measured against it.
+    first, least, _ = next((one for one in measured if one[1] > 0), measured[0])
+    base = float(first.labels["ranks"] or 1)
+    found = []
+    for row, value, unit in measured:
+        ranks = float(row.labels["ranks"] or 1)
+        if case == "collectives":
+            total, share, how = value, value / least if least else 0.0, "busbw(n) / busbw(smallest)"
+            whole = "busbw of the largest size, better placement"
+        else:
+            total, whole = value * ranks, "rate of a device * ranks"
+            kept = measure.scaling_efficiency(total, least * base, ranks / base)
+            share, how = kept.value, kept.formula.replace("rate(1)", "rate(smallest)/smallest")
+        figures = {
+            "rate_per_device": Figure(value=value, unit=unit, formula="median"),
+            "rate": Figure(value=total, unit=unit, formula=whole),
+            "efficiency": Figure(value=share, unit="share", formula=how),
+        }
+        found.append(msgspec.structs.replace(row, figures={**row.figures, **figures}))
+    return found

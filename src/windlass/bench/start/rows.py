@@ -1,0 +1,57 @@
+"""`bench start` as a record: what was measured by case and number of nodes, and what could not be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from windlass.bench.measure import Figure
+from windlass.bench.record import BenchRecord, Measurement, Where, new_record
+from windlass.bench.sizes import counted
+
+# Figures by their name in the rows of `--json`: unit and formula.
+_FIGURES = {
+    "seconds": ("s", "median of the samples"),
+    "ready_seconds": ("s", "median; agents up and files staged, before the ranks"),
+    "shared_calls": ("calls", "median; what the shared file system saw"),
+    "shared_bytes": ("bytes", "median; what the shared file system sent"),
+    "agent_calls": ("calls", "median; of shared_calls, before the first rank started"),
+    "rate": ("B/s", "bytes / seconds"),
+    "link_share": ("share", "rate / the link's rate"),
+    "hop_rate": ("B/s", "bytes x (nodes - 1) / seconds"),
+    "of_raw": ("share", "hop_rate / that of the plain copy"),
+    "cpu_seconds": ("s", "median; all agents, their start included"),
+}
+
+
+def start_record(
+    rows: Sequence[Mapping[str, Any]], *, options: Mapping[str, Any], machine: Mapping[str, Any], **values: Any
+) -> BenchRecord:
+    """The record of rows as `--json` shows them; those that were not measured are told as skipped."""
+    measured = tuple(_measurement(row) for row in rows if row["seconds"] is not None)
+    missing = [row for row in rows if row["seconds"] is None]
+    nodes = max((int(row["nodes"]) for row in rows), default=1)
+    ranks = max((int(row["ranks"]) // int(row["nodes"]) for row in rows), default=1)
+    return new_record(
+        "start",
+        where=Where(nodes=nodes, ranks_per_node=ranks),
+        device={"kind": "cpu", "name": "CPU"} | dict(machine),
+        options=dict(options),
+        rows=measured,
+        skipped=tuple(f"{row['case']} on {counted(row['nodes'], 'node')}: {row['not_measured']}" for row in missing),
+        remarks=(f"all nodes were on one machine of {machine.get('cpus', '?')} CPUs",),
+        **values,
+    )
+
+
+def _measurement(row: Mapping[str, Any]) -> Measurement:
+    labels = {name: row[name] for name in ("case", "nodes", "ranks", "bytes") if name in row}
+    return Measurement(
+        labels=labels,
+        samples={"push_s" if "bytes" in row else "start_s": tuple(row["samples"])},
+        figures={
+            name: Figure(value=float(row[name]), unit=unit, formula=formula)
+            for name, (unit, formula) in _FIGURES.items()
+            if row.get(name) is not None
+        },
+    )

@@ -1,0 +1,50 @@
+"""The tables of `bench start`: imports by case and nodes, and one file pushed to all nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from windlass.bench.record import BenchRecord, Measurement
+
+# Heading, figure, and how it is written. A case without the figure leaves the cell empty.
+_Column = tuple[str, str, Callable[[float], str]]
+_IMPORT: tuple[_Column, ...] = (
+    ("before", "ready_seconds", "{:.2f}".format),
+    ("shared calls", "shared_calls", "{:,.0f}".format),
+    ("by agents", "agent_calls", lambda value: f"{value:,.0f}" if value else ""),
+    ("shared MB", "shared_bytes", lambda value: f"{value / 1e6:,.1f}"),
+)
+_PUSH: tuple[_Column, ...] = (
+    ("MB/s a node", "rate", lambda value: f"{value / 1e6:,.1f}"),
+    ("of the link", "link_share", "{:.2f}".format),
+    ("MB/s all hops", "hop_rate", lambda value: f"{value / 1e6:,.1f}"),
+    ("of raw", "of_raw", "{:.2f}".format),
+    ("CPU s", "cpu_seconds", "{:.1f}".format),
+)
+
+
+def is_push(row: Measurement) -> bool:
+    return "push_s" in row.samples
+
+
+def text(record: BenchRecord) -> str:
+    """A line for each case and number of nodes: the median, the whole range, and what it cost."""
+    columns = _PUSH if is_push(record.rows[0]) else _IMPORT
+    body = [("case", "nodes", "ranks", "seconds", "range", *(heading for heading, _, _ in columns))]
+    for row in record.rows:
+        (samples,) = row.samples.values()
+        cells = (shown(row.figures[name].value) if name in row.figures else "" for _, name, shown in columns)
+        seconds = f"{row.figures['seconds'].value:.2f}"
+        names = tuple(str(row.labels[name]) for name in ("case", "nodes", "ranks"))
+        body.append((*names, seconds, f"{min(samples):.2f}-{max(samples):.2f}", *cells))
+    return _aligned(body)
+
+
+def _aligned(body: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*body, strict=True)]
+    lines = []
+    for cells in body:
+        first, *rest = cells
+        padded = (f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True))
+        lines.append("  ".join((first.ljust(widths[0]), *padded)).rstrip())
+    return "\n".join(lines)

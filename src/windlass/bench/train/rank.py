@@ -1,0 +1,85 @@
+"""One rank of `bench llm` and `bench ddp`: the training step of `windlass.bench.train`, sent as messages.
+
+Where asked, the device's own ceiling is measured after the run, in the same process and on the same hot device: a share
+of a ceiling that was measured another day on another node means little.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from windlass.bench.messages import MessageWriter
+from windlass.bench.options import from_values
+from windlass.bench.rank import about_torch, guarded, read_world
+from windlass.bench.train.options import LlmOptions, ResNetOptions
+from windlass.errors import MachineError, WindlassError
+
+
+def main(values: dict[str, Any]) -> int:
+    kind: type[LlmOptions] | type[ResNetOptions] = LlmOptions if values["case"] == "llm" else ResNetOptions
+    ceiling = float(values.get("ceiling", 0)), int(values.get("ceiling_size", 0))
+    return guarded(lambda out: _work(from_values(kind, values), *ceiling, out))
+
+
+def _work(options: LlmOptions | ResNetOptions, ceiling_s: float, ceiling_size: int, out: MessageWriter) -> None:
+    from windlass.bench.train.device import find_device
+
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
+    world = read_world()
+    device = find_device(options.device, world.local_rank)
+    if world.first:
+        out.send("about", **about_torch(device, device.collective if options.parallel != "none" else None))
+    trained = train(options, lambda part: out.send("train", record=part, whole=False))
+    if world.first:
+        out.send("train", record=trained, whole=True)
+    out.send("steps", rank=world.rank, step_s=list(trained["samples"]["step_s"]))
+    if ceiling_s > 0 and world.first:
+        _ceiling(trained["options"]["precision"], device, ceiling_s, ceiling_size, out)
+    if world.first:
+        out.send("end")
+
+
+def train(
+    options: LlmOptions | ResNetOptions, so_far: Callable[[dict[str, Any]], None] | None = None
+) -> dict[str, Any]:
+    """The message of the run. What was measured until then is given to `so_far` on the way, for a run that does not get
+    to its end."""
+    import torch
+
+    from windlass.bench.train.loop import train_llm
+    from windlass.bench.train.messages import llm_message, resnet_message
+    from windlass.bench.train.resnet_loop import train_resnet
+
+    tell = so_far or (lambda part: None)
+    try:
+        if isinstance(options, LlmOptions):
+            return llm_message(train_llm(options, lambda part: tell(llm_message(part))))
+        return resnet_message(train_resnet(options, lambda part: tell(resnet_message(part))))
+    except torch.OutOfMemoryError as error:
+        raise MachineError(
+            f"{options.model} does not fit the device: {str(error).splitlines()[0]}",
+            hint="take a smaller batch or sequence, --checkpointing, or --parallel fsdp over more devices",
+        ) from error
+
+
+def _ceiling(precision: str, device: Any, seconds: float, size: int, out: MessageWriter) -> None:
+    """The sustained rate of matrix products in the precision of the step."""
+    import torch
+
+    from windlass.bench.matmul.product import default_side, measure_matmul
+
+    gc.collect()
+    if device.kind != "cpu":
+        getattr(torch, device.kind).empty_cache()
+    side = default_side(device, size)
+    kind: Any = {"fp8": "fp8_fast", "amp": "bf16"}.get(precision, precision)
+    try:
+        found = measure_matmul(kind, (side, side, side), device=device.kind, seconds=seconds)
+    except WindlassError as error:
+        out.send("skipped", text=f"the ceiling: {error.message}")
+        return
+    out.send("ceiling", type=kind, size=side, tflops=found.sustained.value, samples=list(found.sustained_s))

@@ -1,0 +1,65 @@
+"""Results of ranks as lines of their output."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from windlass.bench.messages import MARK, MessageReader, MessageWriter, message_lines, messages
+
+_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**50), 2**50) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.dictionaries(st.text(), _values))
+def test_any_message_survives_being_cut_into_lines(content: dict[str, Any]) -> None:
+    lines = message_lines(3, {"content": content, "kind": "row"})
+    assert all("\n" not in line for line in lines)
+    reader = MessageReader()
+    heard = [reader.read_line(line) for line in lines]
+    assert heard[:-1] == [None] * (len(lines) - 1)
+    assert heard[-1] == {"content": content, "kind": "row"}
+
+
+def test_long_messages_are_cut_into_lines_that_every_launcher_carries() -> None:
+    lines = message_lines(0, {"kind": "row", "time_s": [0.123456789] * 500})
+    assert len(lines) > 3
+    assert max(map(len, lines)) < 1000
+
+
+def test_messages_of_several_ranks_are_told_apart_though_their_lines_mix() -> None:
+    outs = [io.StringIO(), io.StringIO()]
+    for rank, out in enumerate(outs):
+        MessageWriter(out).send("steps", rank=rank, step_s=[rank + 0.5] * 400)
+    first, second = (out.getvalue().splitlines() for out in outs)
+    mixed = [pair for lines in zip(first, second, strict=True) for pair in enumerate(lines)]
+    mixed.insert(1, (0, "a warning of some library"))
+    assert [(rank, message["rank"]) for rank, message in messages(mixed)] == [(0, 0), (1, 1)]
+
+
+def test_torn_and_foreign_lines_are_passed_over() -> None:
+    whole = message_lines(0, {"kind": "row", "x": "y" * 2000})
+    torn = [*whole[:1], *whole[2:]]
+    noise = [
+        "",
+        MARK,
+        MARK + "x",
+        MARK + "1 2",
+        MARK + "1 a/b {}",
+        MARK + "1 1/1 {torn",
+        MARK + "1 1/1 [1]",
+        MARK + '2 1/1 {"a":1}',
+    ]
+    assert messages([(0, line) for line in [*torn, *noise]]) == []
+
+
+def test_a_mark_behind_a_label_of_the_launcher_is_found() -> None:
+    (line,) = message_lines(0, {"kind": "end"})
+    assert MessageReader().read_line(f"[0] {line}") == {"kind": "end"}

@@ -1,0 +1,87 @@
+"""Options that are declared once: the command line is made of them, and the ranks get the same value."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from windlass.bench.collectives.options import CollectivesOptions
+from windlass.bench.ddp.options import DdpOptions
+from windlass.bench.io.options import IoOptions
+from windlass.bench.llm.options import LlmCaseOptions, usual_choices
+from windlass.bench.matmul.options import MatmulOptions
+from windlass.bench.options import add_options, asked, from_values, to_argument
+from windlass.bench.synthetic.options import SyntheticOptions
+from windlass.bench.train.options import LlmOptions, ResNetOptions
+from windlass.errors import UsageError
+
+KINDS = (CollectivesOptions, DdpOptions, IoOptions, LlmCaseOptions, MatmulOptions, ResNetOptions, SyntheticOptions)
+
+
+def _parsed(kind: type, *words: str) -> dict[str, object]:
+    parser = argparse.ArgumentParser()
+    add_options(parser, kind)
+    return asked(parser.parse_args(words), kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_not_asked_keeps_the_default_of_the_class(kind: type) -> None:
+    words = ("there",) if kind is IoOptions else ()
+    assert kind(**_parsed(kind, *words)) == kind(**({"path": "there"} if words else {}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rank_gets_the_same_value(kind: type) -> None:
+    assert from_values(kind, json.loads(to_argument(kind(), case="left out"))) == kind()
+
+
+def test_paths_numbers_and_switches_survive_the_way_to_a_rank() -> None:
+    words = ("--tokens-file", "some where/tokens.bin", "--no-compile", "--graphs", "--learning-rate", "1e-3")
+    found = LlmOptions(**_parsed(LlmOptions, *words, "--precision", "fp8"))  # type: ignore[arg-type]
+    assert (found.tokens_file, found.compile, found.graphs) == (Path("some where/tokens.bin"), False, True)
+    assert from_values(LlmOptions, json.loads(to_argument(found))) == found
+
+
+def test_the_step_of_the_published_tables_is_eager_and_a_fast_one_is_the_loops_own() -> None:
+    published = DdpOptions().step("resnet50", parallel=True)
+    assert (published.precision, published.compile, published.graphs, published.parallel) == (
+        "fp32",
+        False,
+        False,
+        "ddp",
+    )
+    fast = DdpOptions(fast=True, tf32=False).step("resnet101", parallel=False)
+    assert (fast.precision, fast.compile, fast.tf32, fast.parallel) == (None, None, False, "none")
+    assert DdpOptions(precision="bf16").step("resnet50", parallel=True).precision == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("words", "ranks", "found"),
+    [
+        ({}, 1, ("none", 512)),
+        ({}, 2, ("ddp", 512)),
+        ({"model": "llama2-7b"}, 8, ("fsdp", 4096)),
+        ({"model": "llama2-7b", "parallel": "ddp", "sequence": 128}, 8, ("ddp", 128)),
+    ],
+)
+def test_ranks_share_a_model_in_the_usual_way(words: dict[str, object], ranks: int, found: tuple[str, int]) -> None:
+    options = usual_choices(words, ranks)
+    assert (options.parallel, options.sequence) == found
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "said"),
+    [
+        (SyntheticOptions, {"rounds": 0}, "--rounds"),
+        (MatmulOptions, {"types": "bf16,bf17"}, "bf17"),
+        (IoOptions, {"formats": "files,zip"}, "zip"),
+        (IoOptions, {"sample_size": "4"}, "8 bytes or more"),
+        (DdpOptions, {"model": "resnet50,resnet5"}, "resnet5"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_the_value(kind: type, values: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        kind(**values)
