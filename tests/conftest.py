@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import leftovers
 from cluster.fixtures import _bound_cluster, _wide_cluster, slurm, slurm_bound
@@ -17,6 +18,10 @@ __all__ = ["_bound_cluster", "_wide_cluster", "slurm", "slurm_bound"]
 # Tests under these marks start real processes, so what they leave behind is looked for.
 _REAL = ("slurm", "mpi", "fuse", "containers", "torch", "modules")
 _SHARED = ("_bound_cluster", "_wide_cluster")
+
+# On a busy machine an example, or the making of one, takes as long as it takes: that says nothing about the code.
+settings.register_profile("any-pace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any-pace")
 
 
 def pytest_configure() -> None:
