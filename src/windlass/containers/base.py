@@ -45,8 +45,6 @@ class Runtime(ABC):
     executable: ClassVar[str]
     starts_task: ClassVar[bool] = False
     """The launcher starts the whole rank script inside the container (`srun --environment`)."""
-    inherits_environment: ClassVar[bool] = True
-    """Variables exported on the host arrive inside by themselves."""
     image_forms: ClassVar[str]
     """For error messages: what an image looks like for this runtime."""
     image_kinds: ClassVar[frozenset[ImageKind]]

@@ -34,7 +34,6 @@ _SHARED = (
 class PodmanHpc(Runtime):
     name: ClassVar[str] = "podman-hpc"
     executable: ClassVar[str] = "podman-hpc"
-    inherits_environment: ClassVar[bool] = False
     carries_bytes: ClassVar[bool] = False
     shares_tmp: ClassVar[bool] = False
     image_forms: ClassVar[str] = "a name such as docker.io/library/debian:12 that `podman-hpc images` lists"

@@ -14,9 +14,9 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from windlass.model.origin import Argument, Origin
+from windlass.model.origin import Argument
 from windlass.model.record import RankFailure
-from windlass.model.site import LauncherSpec, argument_key
+from windlass.model.site import LauncherSpec
 from windlass.notation.counts import counted
 
 _LABEL = re.compile(r"\A[ \t]*(\d+):(?: (.*))?\Z", re.DOTALL)
@@ -54,7 +54,6 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     device_by_launcher: bool = False
     """With one device per rank, let the launcher choose the closest one."""
     mpi: str | None = None
-    hosts_known: bool = True
     host_file: str | None = None
     """Path of a file with one host per line that lists the nodes to use, for launchers that take one."""
     host_list: str | None = None
@@ -235,22 +234,6 @@ def parse_label(line: str) -> tuple[int | None, str]:
     """The reverse of `label_line`; numbers may be padded with zeros or spaces. Any other line is nobody's."""
     match = _LABEL.match(line)
     return (int(match.group(1)), match.group(2) or "") if match else (None, line)
-
-
-def with_site(defaults: Iterable[Argument], site: LauncherSpec) -> tuple[Argument, ...]:
-    """The defaults and then the site's own words, in its order. Where both say the same option, the site's counts:
-    launchers take an option that is given twice in silence, and not all take the last one. The planner has already
-    left out those of the site whose condition does not hold."""
-    said = {spec.key for spec in site.arguments}
-    return (
-        *(argument for argument in defaults if argument_key(argument.words) not in said),
-        *(
-            Argument(
-                words=spec.words, because=spec.because, origin=spec.origin or Origin(scope="site", where=spec.source)
-            )
-            for spec in site.arguments
-        ),
-    )
 
 
 def signal_number(words: str) -> int | None:

@@ -16,11 +16,10 @@ from windlass.launchers.base import (
     own_message,
     parse_label,
     signal_number,
-    with_site,
 )
 from windlass.model.origin import Argument
 from windlass.model.record import RankFailure
-from windlass.model.site import LauncherSpec
+from windlass.model.site import LauncherSpec, with_site
 from windlass.notation.counts import counted
 from windlass.notation.cpulist import format_cpulist
 
@@ -55,7 +54,7 @@ class FluxRun(Launcher):
     unwatched = ("-o", "exit-on-error")
 
     def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:
-        return with_site(_defaults(spec, site.executable or self.executable), site)
+        return with_site(_defaults(spec, site.executable or self.executable), site.arguments)
 
     def node_step(self, spec: NodeStepSpec) -> NodeStep:
         """`flux exec` on the brokers of the nodes: a `flux run` would wait for ever behind the ranks, which hold their

@@ -14,11 +14,10 @@ from windlass.launchers.base import (
     RankVariables,
     labelled_pieces,
     one_line_alone,
-    with_site,
 )
 from windlass.model.origin import Argument
 from windlass.model.record import RankFailure
-from windlass.model.site import LauncherSpec
+from windlass.model.site import LauncherSpec, with_site
 from windlass.notation.hostlist import expand_hostlist
 
 _LABEL = re.compile(r"\[windlass (?P<rank>\d+)\] ")
@@ -39,7 +38,7 @@ class Hydra(Launcher):
     ends_others = False
 
     def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:
-        return with_site(_defaults(spec, site.executable or self.executable), site)
+        return with_site(_defaults(spec, site.executable or self.executable), site.arguments)
 
     def node_step(self, spec: NodeStepSpec) -> NodeStep:
         """hydra gives its standard input to rank 0 alone: a signal ends the step, and so does the loss of a node."""

@@ -19,11 +19,10 @@ from windlass.launchers.base import (
     RankVariables,
     labelled_pieces,
     one_line_alone,
-    with_site,
 )
 from windlass.model.origin import Argument
 from windlass.model.record import RankFailure
-from windlass.model.site import LauncherSpec
+from windlass.model.site import LauncherSpec, with_site
 from windlass.notation.hostlist import expand_hostlist
 
 # 4.x: `[1,0]<stdout>:text`; 5.x names the job by its daemon and writes a space: `[prterun-host-99@1,0]<stdout>: text`.
@@ -50,7 +49,7 @@ class OpenMpi(Launcher):
     names_failed_rank = False
 
     def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:
-        return with_site(_defaults(spec, site.executable or self.executable), site)
+        return with_site(_defaults(spec, site.executable or self.executable), site.arguments)
 
     def node_step(self, spec: NodeStepSpec) -> NodeStep:
         """mpirun gives its standard input to rank 0 alone: a signal ends the step, as does the loss of a node. After

@@ -6,10 +6,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from windlass.launchers.base import Launcher, LaunchSpec, NodeStep, NodeStepSpec, RankVariables, own_message, with_site
+from windlass.launchers.base import Launcher, LaunchSpec, NodeStep, NodeStepSpec, RankVariables, own_message
 from windlass.model.origin import Argument
 from windlass.model.record import RankFailure
-from windlass.model.site import LauncherSpec
+from windlass.model.site import LauncherSpec, with_site
 from windlass.notation.cpulist import format_bindings
 
 _LABEL = re.compile(r"\A[^\s:]+ (\d+):(?: (.*))?\Z", re.DOTALL)
@@ -35,7 +35,7 @@ class Pals(Launcher):
     names_failed_rank = True
 
     def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:
-        return with_site(_defaults(spec, site, site.executable or self.executable), site)
+        return with_site(_defaults(spec, site, site.executable or self.executable), site.arguments)
 
     def node_step(self, spec: NodeStepSpec) -> NodeStep:
         """Only some of PALS's own tasks read its standard input: the step is ended by a signal."""

@@ -15,11 +15,10 @@ from windlass.launchers.base import (
     RankVariables,
     parse_label,
     signal_number,
-    with_site,
 )
 from windlass.model.origin import Argument
 from windlass.model.record import RankFailure
-from windlass.model.site import LauncherSpec
+from windlass.model.site import LauncherSpec, with_site
 from windlass.notation.counts import counted
 from windlass.notation.cpulist import cpu_mask
 from windlass.notation.hostlist import fold_hostlist
@@ -59,7 +58,7 @@ class Srun(Launcher):
             *_behaviour(spec, site),
             *self._output(spec),
         )
-        return with_site(defaults, site)
+        return with_site(defaults, site.arguments)
 
     def node_step(self, spec: NodeStepSpec) -> NodeStep:
         """One task per node that overlaps the ranks' step. srun hands its standard input to every task."""

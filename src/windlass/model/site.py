@@ -7,12 +7,13 @@ says where it was read, when, and how far to trust it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
 
 from windlass.model.condition import ALWAYS, When
-from windlass.model.origin import Grade, Origin
+from windlass.model.origin import Argument, Grade, Origin
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -74,6 +75,22 @@ class ArgumentSpec(_Table, frozen=True, kw_only=True):
         return argument_key(self.words)
 
 
+def with_site(defaults: Iterable[Argument], own: tuple[ArgumentSpec, ...]) -> tuple[Argument, ...]:
+    """The defaults and then the site's own words, in its order. Where both say the same option, the site's counts:
+    launchers take an option that is given twice in silence, and not all take the last one. The planner has already
+    left out those of the site whose condition does not hold."""
+    said = {spec.key for spec in own}
+    return (
+        *(argument for argument in defaults if argument_key(argument.words) not in said),
+        *(
+            Argument(
+                words=spec.words, because=spec.because, origin=spec.origin or Origin(scope="site", where=spec.source)
+            )
+            for spec in own
+        ),
+    )
+
+
 class DetectSpec(_Table, frozen=True, kw_only=True):
     """Evidence that this is the machine. Never one host prefix alone: `hostnames` count only beside something else.
 
@@ -101,7 +118,6 @@ class SchedulerSpec(_Table, frozen=True, kw_only=True):
     gpu_request: Literal["none", "gpus-per-node", "gres", "gpus", "gpus-per-task"] = "none"
     """How the allocation asks for devices; a site that allots whole nodes needs none."""
     directives: tuple[ArgumentSpec, ...] = ()
-    poll_s: float = 10.0
     source: str = ""
 
 

@@ -66,11 +66,6 @@ _PLACEHOLDER = _pattern(PLACEHOLDERS)
 _PLACEHOLDER_OR_DEVICE = _pattern((*PLACEHOLDERS, "device"))
 
 
-def placeholders_in(text: str) -> tuple[str, ...]:
-    """Placeholders that `fillable` would fill in."""
-    return tuple(match.group(2) for match in _PLACEHOLDER.finditer(text) if match.group(2))
-
-
 def fillable(text: str, *, expand: bool = False) -> str:
     """The word with `{rank}` and the like taken from the rank script's variables `w_rank`, …; `{{rank}}` is a literal
     `{rank}`. Other braces stay as they are. With `expand`, `${NAME}` is left for the shell and `{device}` is known."""

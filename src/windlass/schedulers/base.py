@@ -15,9 +15,9 @@ from typing import ClassVar, NamedTuple
 import msgspec
 
 from windlass.errors import CommandError, MachineError, UsageError, WindlassError
-from windlass.model.origin import Argument, Origin
+from windlass.model.origin import Argument
 from windlass.model.request import Allocation, PartitionOffer
-from windlass.model.site import SchedulerSpec, argument_key
+from windlass.model.site import SchedulerSpec
 from windlass.notation.shell import quote_words
 
 
@@ -203,21 +203,6 @@ def offers_of(groups: Iterable[NodeGroup]) -> tuple[PartitionOffer, ...]:
             )
         )
     return tuple(offers)
-
-
-def with_site(defaults: Iterable[Argument], site: SchedulerSpec) -> tuple[Argument, ...]:
-    """The defaults and then the site's own words, in its order. Where both say the same option, the site's counts. The
-    planner has already left out those of the site whose condition does not hold."""
-    said = {spec.key for spec in site.directives}
-    return (
-        *(argument for argument in defaults if argument_key(argument.words) not in said),
-        *(
-            Argument(
-                words=spec.words, because=spec.because, origin=spec.origin or Origin(scope="site", where=spec.source)
-            )
-            for spec in site.directives
-        ),
-    )
 
 
 def one_line(text: str, what: str) -> str:

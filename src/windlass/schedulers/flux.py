@@ -11,7 +11,7 @@ from typing import Any
 from windlass.errors import CommandError, UsageError, WindlassError
 from windlass.model.origin import Argument
 from windlass.model.request import Allocation, PartitionOffer
-from windlass.model.site import SchedulerSpec
+from windlass.model.site import SchedulerSpec, with_site
 from windlass.notation.hostlist import expand_hostlist, fold_hostlist
 from windlass.schedulers.base import (
     JobSpec,
@@ -23,7 +23,6 @@ from windlass.schedulers.base import (
     explain,
     offers_of,
     one_line,
-    with_site,
 )
 from windlass.schedulers.walltime import parse_walltime, unit_text
 
@@ -123,7 +122,7 @@ class Flux(Scheduler):
         )
 
     def directives(self, spec: JobSpec, site: SchedulerSpec) -> tuple[Argument, ...]:
-        return with_site(_directives(spec), site)
+        return with_site(_directives(spec), site.directives)
 
     def path_word(self, path: str) -> str:
         if "{{" in path:

@@ -10,7 +10,7 @@ from typing import Any
 from windlass.errors import CommandError, UsageError, WindlassError
 from windlass.model.origin import Argument
 from windlass.model.request import Allocation, PartitionOffer
-from windlass.model.site import SchedulerSpec
+from windlass.model.site import SchedulerSpec, with_site
 from windlass.notation.counts import counted
 from windlass.schedulers.base import (
     JobSpec,
@@ -22,7 +22,6 @@ from windlass.schedulers.base import (
     explain,
     offers_of,
     one_line,
-    with_site,
 )
 from windlass.schedulers.walltime import clock_text, parse_walltime
 
@@ -146,7 +145,7 @@ class Pbs(Scheduler):
         )
 
     def directives(self, spec: JobSpec, site: SchedulerSpec) -> tuple[Argument, ...]:
-        return with_site(_directives(spec, site), site)
+        return with_site(_directives(spec, site), site.directives)
 
     def path_word(self, path: str) -> str:
         if not _PLAIN_PATH.match(path):

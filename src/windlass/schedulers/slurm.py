@@ -10,7 +10,7 @@ import msgspec
 from windlass.errors import CommandError, UsageError, WindlassError
 from windlass.model.origin import Argument
 from windlass.model.request import Allocation, PartitionOffer
-from windlass.model.site import SchedulerSpec
+from windlass.model.site import SchedulerSpec, with_site
 from windlass.notation.counts import counted, parse_counts
 from windlass.notation.hostlist import expand_hostlist, fold_hostlist
 from windlass.schedulers.base import (
@@ -23,7 +23,6 @@ from windlass.schedulers.base import (
     explain,
     offers_of,
     one_line,
-    with_site,
 )
 from windlass.schedulers.walltime import day_clock_text, parse_walltime
 
@@ -162,7 +161,7 @@ class Slurm(Scheduler):
         )
 
     def directives(self, spec: JobSpec, site: SchedulerSpec) -> tuple[Argument, ...]:
-        return with_site(_directives(spec, site), site)
+        return with_site(_directives(spec, site), site.directives)
 
     def path_word(self, path: str) -> str:
         """Slurm reads `%` in a path as a pattern; a backslash switches patterns off, so a path with one is refused."""

@@ -10,7 +10,7 @@ from windlass.errors import ConfigError, UsageError
 from windlass.model.origin import BUILTIN, Origin
 from windlass.model.plan import Binding, RankBinding
 from windlass.model.site import PresetSpec
-from windlass.model.topology import Device, DeviceUnit, Topology
+from windlass.model.topology import Device, Topology
 from windlass.notation.cpulist import parse_bindings, parse_cpulist
 from windlass.topology.binding_request import (
     BindingRequest,
@@ -62,13 +62,6 @@ def _bind(topology: Topology, asked: BindingRequest) -> Binding:
     if any(problem.kind in _PARTIAL for problem in problems_of(found, topology)):
         return _computed_binding(topology, asked, note=f"; preset {preset.name} needs the whole node")
     return _preset_binding(topology, asked, preset)
-
-
-def natural_ranks_per_node(
-    topology: Topology, unit: DeviceUnit | None = None, ranks_per_device: int | None = None
-) -> int:
-    """Ranks that a node gets when nobody says: one per device (or the share asked for), else one."""
-    return max(1, len(in_unit(topology, unit).devices) * (ranks_per_device or 1))
 
 
 def device_order(topology: Topology, asked: BindingRequest) -> tuple[Device, ...]:

@@ -130,7 +130,7 @@ def test_hardware_network_and_site_of_a_real_entry_each_have_their_scope() -> No
     assert site.origin_of("node.cores").scope == "hardware"
     assert site.origin_of("scheduler.kind").scope == "site"
     assert site.origin_of("scheduler").scope == "site"
-    assert site.origin_of("scheduler.poll_s").scope == "builtin", "a default in a table that the site began"
+    assert site.origin_of("scheduler.time_required").scope == "builtin", "a default in a table that the site began"
     assert site.origin_of("node").scope == "hardware"
     assert site.origin_of("largest_nodes").scope == "site"
     assert site.origin_of("settings.FI_CXI_DEFAULT_TX_SIZE").grade == "vendor"

@@ -21,7 +21,7 @@ from windlass.model.plan import Binding
 from windlass.model.site import DeviceSpec, DomainSpec, NodeSpec, PresetSpec
 from windlass.model.topology import Topology
 from windlass.notation.cpulist import format_bindings, parse_cpulist
-from windlass.topology.bind import bind, natural_ranks_per_node
+from windlass.topology.bind import bind
 from windlass.topology.binding_request import BindingRequest
 from windlass.topology.check import check_binding
 from windlass.topology.described import topology_from_spec
@@ -109,13 +109,6 @@ def test_more_ranks_than_shares_is_refused() -> None:
 def test_no_ranks_is_refused(asked: BindingRequest) -> None:
     with pytest.raises(UsageError):
         bind(gh200(), asked)
-
-
-def test_natural_number_of_ranks_is_one_per_device_or_one() -> None:
-    assert natural_ranks_per_node(aurora()) == 12
-    assert natural_ranks_per_node(aurora(), "card") == 6
-    assert natural_ranks_per_node(gh200(), ranks_per_device=2) == 8
-    assert natural_ranks_per_node(workstation()) == 1
 
 
 # Parts of nodes
