@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import PurePath
 
 from windlass.errors import UsageError
@@ -23,6 +24,11 @@ _NESTED_MODULES = {
     "accelerate.commands.launch": "accelerate launch",
     "deepspeed.launcher.runner": "the deepspeed launcher",
 }
+
+
+_TORCHRUN = frozenset({"torchrun", "torchrun_jsc", "torch.distributed.run", "torch.distributed.launch"})
+_NODES_OPTION = re.compile(r"--nnodes?(?:=|\Z)")
+_ONE_NODE = re.compile(r"--nnodes?=1(?::1)?\Z")
 
 
 def rank_command(request: Request, python: str) -> tuple[str, ...]:
@@ -49,10 +55,12 @@ def nested_launcher(command: tuple[str, ...]) -> str | None:
     return None
 
 
-def refuse_nested_launcher(command: tuple[str, ...], ranks_per_node: int) -> str | None:
+def refuse_nested_launcher(command: tuple[str, ...], nodes: int, ranks_per_node: int) -> str | None:
     """Refuse a launcher inside several ranks of a node; for one rank per node return a remark instead.
 
-    Each of the R ranks would start R workers of its own, all on the same port: the most common way to hang a job."""
+    Each of the R ranks would start R workers of its own, all on the same port: the most common way to hang a job. On
+    several nodes a torchrun that is not told of them makes a world of its own on each, and every one reports success.
+    """
     name = nested_launcher(command)
     if name is None:
         return None
@@ -60,6 +68,29 @@ def refuse_nested_launcher(command: tuple[str, ...], ranks_per_node: int) -> str
         raise UsageError(
             f"the command starts {name} inside every rank ({ranks_per_node} per node)",
             hint="leave it out: windlass starts one process per device and sets RANK, LOCAL_RANK, WORLD_SIZE, "
-            "MASTER_ADDR and MASTER_PORT. To keep it, use --ranks-per-node 1",
+            f"MASTER_ADDR and MASTER_PORT. To keep it, use {_torchrun_words(name, '--ranks-per-node 1')}",
+        )
+    if nodes > 1 and name in _TORCHRUN and not _knows_other_nodes(command):
+        raise UsageError(
+            f"{name} is not told of the {nodes} nodes: each would train alone",
+            hint=f"leave it out (windlass starts the ranks), or write {_torchrun_words(name, '')}",
         )
     return f"{name} runs inside windlass, one per node: its workers get no binding from windlass"
+
+
+def _torchrun_words(name: str, flag: str) -> str:
+    """How to write torchrun so that the nodes form one world; any other launcher needs only the flag."""
+    if name not in _TORCHRUN:
+        return flag
+    words = "torchrun --nnodes={nodes} --node-rank={node_rank} --nproc-per-node=N"
+    return f"{flag} {words} --master-addr={{master_addr}} --master-port={{master_port}} SCRIPT".strip()
+
+
+def _knows_other_nodes(command: tuple[str, ...]) -> bool:
+    """Whether torchrun's own words name more than one node."""
+    if "--standalone" in command or any(_ONE_NODE.match(word) for word in command):
+        return False
+    at = next((index for index, word in enumerate(command) if _NODES_OPTION.match(word)), None)
+    return at is not None and not (
+        command[at] in {"--nnodes", "--nnode"} and command[at + 1 : at + 2] in {("1",), ("1:1",)}
+    )

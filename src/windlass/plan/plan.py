@@ -52,7 +52,7 @@ def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets
     python = context.python if not request.container else request.python or "python"
     command = rank_command(request, python)
     remarks = [*context.remarks, *shape.remarks]
-    nested = refuse_nested_launcher(command, shape.ranks_per_node)
+    nested = refuse_nested_launcher(command, shape.nodes, shape.ranks_per_node)
     if nested:
         remarks.append(Remark(level="warning", text=nested))
 

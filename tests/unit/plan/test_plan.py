@@ -136,6 +136,27 @@ def test_a_launcher_inside_the_ranks_is_refused(command: tuple[str, ...]) -> Non
     assert "leave it out" in (error.value.hint or "")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("torchrun", "x.py"),
+        ("torchrun", "--standalone", "--nproc-per-node=4", "x.py"),
+        ("torchrun", "--nnodes=1", "x.py"),
+        ("python", "-m", "torch.distributed.run", "--nnodes", "1", "x.py"),
+    ],
+)
+def test_torchrun_that_would_make_a_world_of_each_node_is_refused_with_the_right_words(words: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match="each would train alone") as error:
+        plan_for("vista", *words, ranks_per_node=1, nodes=2)
+    assert "--nnodes={nodes} --node-rank={node_rank}" in str(error.value.hint)
+
+
+@pytest.mark.parametrize("option", [("--nnodes={nodes}",), ("--nnodes", "2"), ("--nnodes=1:4",)])
+def test_torchrun_that_is_told_of_its_nodes_is_allowed(option: tuple[str, ...]) -> None:
+    plan, _ = plan_for("vista", "torchrun", *option, "--node-rank={node_rank}", "x.py", ranks_per_node=1, nodes=2)
+    assert plan.command[0] == "torchrun"
+
+
 def test_torchrun_once_per_node_is_allowed_with_a_warning() -> None:
     plan, _ = plan_for("vista", "torchrun", "x.py", ranks_per_node=1)
     assert any("torchrun" in remark.text for remark in plan.remarks)
