@@ -31,6 +31,27 @@ _COMMANDS = {
 }
 
 
+# What other launchers call an option of ours.
+_OTHERS_OPTIONS = {
+    "nproc-per-node": "ranks-per-node",
+    "ntasks-per-node": "ranks-per-node",
+    "np": "ranks-per-node",
+    "ppn": "ranks-per-node",
+    "num-processes": "ranks-per-node",
+    "nnodes": "nodes",
+    "num-machines": "nodes",
+    "num-nodes": "nodes",
+    "hostfile": "hosts",
+    "nodelist": "hosts",
+    "gpus": "gpus-per-node",
+    "num-gpus": "gpus-per-node",
+    "gres": "gpus-per-node",
+    "walltime": "time",
+    "max-restarts": "restarts",
+    "rdzv-endpoint": "master-port",
+}
+
+
 class _Parser(argparse.ArgumentParser):
     """argparse, but with the nearest name in its complaints and no abbreviations of options."""
 
@@ -43,8 +64,10 @@ class _Parser(argparse.ArgumentParser):
         if message.startswith("unrecognized arguments:") and len(words) > 2:
             # Without their dashes, which all have in common and which would make any two short ones alike.
             names = {option.lstrip("-"): option for option in self._option_string_actions}
-            close = nearest(words[2].split("=", 1)[0].lstrip("-"), names)
-            hint = f"; did you mean {names[close]}?" if close else ""
+            said = words[2].split("=", 1)[0].lstrip("-")
+            other = _OTHERS_OPTIONS.get(said.replace("_", "-"))
+            close = names.get(other or "", "") or names.get(nearest(said, names) or "")
+            hint = f"; did you mean {close}?" if close else ""
         self.print_usage(sys.stderr)
         self.exit(2, f"{self.prog}: error: {message}{hint}\n")
 

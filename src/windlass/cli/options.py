@@ -21,6 +21,7 @@ from windlass.schedulers import scheduler_names
 
 CommandKind = Literal["script", "module", "command", "none"]
 Group = argparse._ArgumentGroup
+_SHELL_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".pbs")
 _MOST_RANKS_PER_NODE = 4096
 _FOR_OTHERS = ("--arg", "--directive", "--container-arg")
 USAGE = "[options] SCRIPT.py [ARGS…] | -m MODULE [ARGS…] | -- COMMAND [ARGS…]"
@@ -349,13 +350,27 @@ def _check_command(
         if not path.exists():
             raise UsageError(f"script {first} does not exist", hint=f"looked in {Path.cwd()}")
         return kind
+    if first == "-":
+        raise UsageError("a script from standard input", hint="write it to a file: every rank reads it, on every node")
     if path.is_file() and os.access(path, os.X_OK) and "/" in first:
         return "command"
+    if path.is_file() and (first.endswith(_SHELL_SCRIPTS) or _names_a_shell(path)):
+        raise UsageError(f"{first} is a shell script, not Python", hint=f"write -- bash {first}")
     if path.is_file():
         return kind
     if which(first, environ) or nested_launcher(command):
         return "command"
     raise UsageError(f"script {first} does not exist", hint=f"looked in {Path.cwd()} and for a command in PATH")
+
+
+def _names_a_shell(path: Path) -> bool:
+    """Whether the file's first line says that a shell reads it."""
+    try:
+        with path.open("rb") as file:
+            first = file.readline(200)
+    except OSError:
+        return False
+    return first.startswith(b"#!") and re.search(rb"\b(?:ba|da|k|z|c|tc)?sh\b", first) is not None
 
 
 def _name(name: str | None) -> str | None:

@@ -46,6 +46,9 @@ def test_the_version_is_that_of_the_package(tmp_path: Path) -> None:
     [
         (("runn", "x.py"), "did you mean 'run'?"),
         (("run", "--ranks-per-nod", "2", "x.py"), "did you mean --ranks-per-node?"),
+        (("run", "--nproc_per_node=4", "x.py"), "did you mean --ranks-per-node?"),
+        (("run", "--nnodes", "2", "x.py"), "did you mean --nodes?"),
+        (("submit", "--walltime=1h", "x.py"), "did you mean --time?"),
         (("plan", "--cpubind=none", "x.py"), "did you mean --cpu-bind?"),
         (("sites", "lst"), "choose from"),
         (("sites", "show", "lumy"), "did you mean 'lumi'?"),

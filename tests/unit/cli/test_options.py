@@ -118,11 +118,15 @@ def test_an_empty_value_is_taken_for_a_variable_that_is_not_set(tmp_path: Path, 
         (("missing.py",), "script missing.py does not exist"),
         (("no-such-command-anywhere",), "and for a command in PATH"),
         (("folder",), "folder is a folder"),
-        (("-",), "does not exist"),
+        (("-",), "a script from standard input"),
+        (("job.sh",), "job.sh is a shell script, not Python"),
+        (("job",), "write -- bash job"),
     ],
 )
 def test_what_cannot_be_run_is_refused(tmp_path: Path, words: tuple[str, ...], told: str) -> None:
     (tmp_path / "folder").mkdir()
+    (tmp_path / "job.sh").write_text("python train.py\n")
+    (tmp_path / "job").write_text("#!/usr/bin/env bash\npython train.py\n")
     ended = in_process("run", *words, cwd=tmp_path)
     assert ended.code == 2
     assert told in ended.stderr
