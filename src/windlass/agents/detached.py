@@ -34,6 +34,7 @@ from windlass.plan.render.rank_script import JobFacts
 from windlass.procs.identity import start_of
 from windlass.run.folder import RunFolder, read_plan
 from windlass.run.node_step import run_node_step, write_host_file
+from windlass.run.rendezvous import plan_hosts
 
 _FILE = "agents.json"
 _STATUS_S = 30.0
@@ -71,7 +72,7 @@ class Held:
 
 def start_held(plan: Plan, folder: RunFolder, environ: Mapping[str, str], traces_dir: Path) -> Held:
     """Start the agents and leave them running; all nodes are up on return. Raises where one is not, and leaves none."""
-    hosts = expand_hostlist(plan.hosts) if plan.hosts else (socket.gethostname().split(".", 1)[0],)
+    hosts = plan_hosts(plan)
     facts = JobFacts(run_dir=str(folder.path), run_id=folder.run_id, uid=os.getuid())
     write_host_file(plan, folder, hosts)
     agents = cache_agents(plan, folder, facts, hosts, environ, traces_dir)

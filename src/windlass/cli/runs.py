@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import shutil
-import signal
 import sys
 import time
 from pathlib import Path
@@ -15,18 +13,15 @@ import msgspec
 
 from windlass import api
 from windlass.cli.result import Result
-from windlass.errors import MachineError, UsageError
+from windlass.errors import UsageError
 from windlass.failure.snapshot_ledger import read_ledger
 from windlass.failure.verdict import Verdict, attempt_folders, read_verdict
-from windlass.procs.command import run_command
-from windlass.run.folder import RunFolder, is_run, open_folder, read_plan
-from windlass.schedulers import get_scheduler
+from windlass.run.folder import RunFolder, is_run, open_folder
 from windlass.settings import Settings, current_environ, read_settings
-from windlass.supervise.attempts import read_owner, records
+from windlass.supervise.attempts import records
 from windlass.supervise.runs import RunState, cleanable, find_runs, holds_snapshots, state_of
+from windlass.supervise.stop import stop_run
 
-_STOP_S = 60.0
-_ASK_S = 30.0
 _DAY_S = 86400.0
 _RUN = "folder of a run, or its name as `list` shows it"
 
@@ -147,22 +142,8 @@ def _resume(args: argparse.Namespace, folder: RunFolder, environ: dict[str, str]
 
 
 def _stop(folder: RunFolder, environ: dict[str, str]) -> Result:
-    """Windlass hands the request to the ranks, which save where they use snapshots."""
-    owner = read_owner(folder)
-    if owner is not None and owner.alive():
-        os.kill(owner.pid, signal.SIGTERM)
-        end = time.monotonic() + _STOP_S
-        while owner.alive():
-            if time.monotonic() > end:
-                raise MachineError(f"process {owner.pid} still runs after {_STOP_S:g} s", hint="say it again to insist")
-            time.sleep(0.05)
-        return Result(text=f"stopped {folder.path}")
-    state = state_of(folder, environ)
-    plan = read_plan(folder.path)
-    if (state.state not in {"running", "waiting"} and not state.may_live) or state.job_id is None:
-        raise UsageError(f"{folder.path} does not run: {state.state}")
-    run_command(get_scheduler(plan.scheduler).cancel_argv(state.job_id), timeout_s=_ASK_S, env=environ)
-    return Result(text=f"cancelled job {state.job_id}")
+    job_id = stop_run(folder, environ)
+    return Result(text=f"stopped {folder.path}" if job_id is None else f"cancelled job {job_id}")
 
 
 def _clean(args: argparse.Namespace, settings: Settings, environ: dict[str, str]) -> Result:

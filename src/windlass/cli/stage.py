@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import socket
 import sys
 import time
 from pathlib import Path
@@ -25,13 +24,13 @@ from windlass.cli.result import Result
 from windlass.errors import MachineError, UsageError
 from windlass.model.plan import CacheRoot, Plan
 from windlass.notation.counts import counted
-from windlass.notation.hostlist import expand_hostlist
 from windlass.notation.sizes import size_text
 from windlass.plan.cache import declared_roots
 from windlass.plan.render.rank_script import JobFacts
 from windlass.run.folder import RunFolder, make_folder
 from windlass.run.node_step import write_host_file
 from windlass.run.planning import plan_request
+from windlass.run.rendezvous import plan_hosts
 from windlass.settings import current_environ, read_settings
 from windlass.stage.service import PACKAGES as STAGE_PACKAGES
 from windlass.stage.service import Progress, stage_service
@@ -92,7 +91,7 @@ def main(args: argparse.Namespace) -> Result:
 def _agents(
     plan: Plan, folder: RunFolder, sources: tuple[CacheRoot, ...], args: argparse.Namespace, environ: dict[str, str]
 ) -> tuple[Agents, JobFacts]:
-    hosts = expand_hostlist(plan.hosts) if plan.hosts else (socket.gethostname().split(".", 1)[0],)
+    hosts = plan_hosts(plan)
     facts = JobFacts(run_dir=str(folder.path), run_id=folder.run_id, uid=os.getuid())
     write_host_file(plan, folder, hosts)
     to = str(Path(args.to).expanduser()) if args.to.startswith("~") else args.to

@@ -7,6 +7,7 @@ import msgspec
 from windlass.launchers import get_launcher
 from windlass.model.origin import Argument
 from windlass.model.plan import Plan
+from windlass.model.request import Request
 from windlass.notation.hostlist import expand_hostlist, fold_hostlist
 from windlass.plan.inputs import PlanningContext
 from windlass.plan.plan import make_plan
@@ -48,6 +49,16 @@ def on_hosts(plan: Plan, context: PlanningContext, hosts: tuple[str, ...]) -> Pl
     request = msgspec.structs.replace(
         plan.request, hosts=fold_hostlist(hosts), nodes=None, ranks_per_node=plan.ranks_per_node, site=plan.site
     )
+    return msgspec.structs.replace(_replanned(plan, request, context), remarks=plan.remarks)
+
+
+def on_node(plan: Plan, context: PlanningContext) -> Plan:
+    """The plan made anew with the node that the job got, where the plan could not know it."""
+    return _replanned(plan, msgspec.structs.replace(plan.request, nodes=plan.nodes, site=plan.site), context)
+
+
+def _replanned(plan: Plan, request: Request, context: PlanningContext) -> Plan:
+    """The plan of another request for the same run. What is secret stays as it was: hidden, and in its file."""
     fresh, _ = make_plan(request, context)
     hidden = {setting.name: setting for setting in plan.environment if setting.secret}
     return msgspec.structs.replace(
@@ -57,5 +68,4 @@ def on_hosts(plan: Plan, context: PlanningContext, hosts: tuple[str, ...]) -> Pl
         request=plan.request,
         environment=tuple(hidden.get(setting.name, setting) for setting in fresh.environment),
         directives=plan.directives,
-        remarks=plan.remarks,
     )

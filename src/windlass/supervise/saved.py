@@ -11,7 +11,6 @@ from windlass.model.plan import Plan
 from windlass.notation.cpulist import format_cpulist
 from windlass.notation.hostlist import fold_hostlist
 from windlass.plan.inputs import PlanningContext, Secrets
-from windlass.plan.plan import make_plan
 from windlass.run.context import find_allocation, gather_context
 from windlass.run.folder import RunFolder, is_run, make_folder, open_folder, read_plan, restart
 from windlass.run.output import ViewMaker
@@ -20,7 +19,7 @@ from windlass.run.run import Run
 from windlass.run.submit import Submission, submit_script
 from windlass.settings import read_settings
 from windlass.supervise.attempts import refuse_running
-from windlass.supervise.replan import in_job
+from windlass.supervise.replan import in_job, on_node
 from windlass.supervise.resubmit import BATCH_FILE
 from windlass.supervise.runs import state_of
 
@@ -136,7 +135,7 @@ def _completed(plan: Plan, context: PlanningContext, where: str) -> Plan:
         return plan
     if plan.request.supervised and allocation is not None:
         return in_job(plan, context)
-    return _replanned(plan, context)
+    return on_node(plan, context)
 
 
 def _refuse_hidden(plan: Plan, saved: RunFolder | None, where: str) -> None:
@@ -157,18 +156,3 @@ def _refuse_other_machine(plan: Plan, context: PlanningContext, where: str) -> N
             f"{where} binds ranks to CPUs {format_cpulist(tuple(sorted(missing)))}, which this machine does not have",
             hint="it was made on another machine: make it anew here",
         )
-
-
-def _replanned(plan: Plan, context: PlanningContext) -> Plan:
-    """The plan made anew with the node that the job got. What is secret stays as it was: hidden, and in its file."""
-    fresh, _ = make_plan(msgspec.structs.replace(plan.request, nodes=plan.nodes, site=plan.site), context)
-    hidden = {setting.name: setting for setting in plan.environment if setting.secret}
-    environment = tuple(hidden.get(setting.name, setting) for setting in fresh.environment)
-    return msgspec.structs.replace(
-        fresh,
-        command=plan.command,
-        secret_words=plan.secret_words,
-        request=plan.request,
-        environment=environment,
-        directives=plan.directives,
-    )

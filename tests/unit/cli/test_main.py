@@ -197,10 +197,11 @@ def test_a_signal_while_planning_ends_without_a_traceback_and_without_a_secret(
     assert not list(tmp_path.rglob("secrets.sh"))
 
 
-def test_planning_imports_neither_torch_nor_numpy(tmp_path: Path) -> None:
+def test_planning_imports_neither_heavy_libraries_nor_what_runs(tmp_path: Path) -> None:
     text = (
         "import sys; from windlass.cli.main import main; code = main(['plan', '--site', 'lumi', '--', 'true']); "
-        "sys.exit(code or 10 * bool({'torch', 'numpy', 'asyncio'} & set(sys.modules)))"
+        "sys.exit(code or 10 * bool({'torch', 'numpy', 'asyncio', 'windlass.api', 'windlass.agents', "
+        "'windlass.supervise', 'windlass.run.execute'} & set(sys.modules)))"
     )
     done = subprocess.run(
         [sys.executable, "-c", text], cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.DEVNULL
