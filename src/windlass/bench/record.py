@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from windlass.bench.measure import Figure
 from windlass.bench.sizes import counted
 from windlass.errors import MachineError
 from windlass.model.jsontext import to_json
+from windlass.procs.atomic import replace_file
 
 RECORD_KIND = "windlass.bench"
 RECORD_VERSION = 1
@@ -94,14 +94,10 @@ def new_record(case: str, **values: Any) -> BenchRecord:
 
 def write_record(path: Path, record: BenchRecord) -> None:
     """Write atomically, so that a reader never sees half a record."""
-    partial = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(to_json(record))
-        partial.replace(path)
+        replace_file(path, to_json(record), 0o644)
     except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
         raise MachineError(
             f"cannot write the record {path}: {error.strerror}", hint="choose another with --out"
         ) from error

@@ -117,6 +117,9 @@ class References(_Closed, frozen=True, kw_only=True):
     sample: tuple[Sample, ...] = ()
 
 
+_TABLES = ("bandwidth", "latency", "device", "rate", "sample")
+
+
 def load_references(config_dir: Path | None = None) -> References:
     """The built-in figures, and those of the user's files `references/*.toml`."""
     files = sorted(_DATA.glob("*.toml"))
@@ -137,34 +140,20 @@ def _read(file: Path) -> References:
     if missing:
         raise ConfigError(f"{file}: source {sorted(missing)[0]!r} is used but not told", hint="add [sources.NAME]")
     name = file.stem
-    sources = {f"{name}/{key}": source for key, source in found.sources.items()}
-
-    def renamed(rows: Sequence[Any]) -> Any:
-        return tuple(msgspec.structs.replace(row, source=f"{name}/{row.source}") for row in rows)
-
-    return References(
-        sources=sources,
-        bandwidth=renamed(found.bandwidth),
-        latency=renamed(found.latency),
-        device=renamed(found.device),
-        rate=renamed(found.rate),
-        sample=renamed(found.sample),
-    )
+    tables = {
+        table: tuple(msgspec.structs.replace(row, source=f"{name}/{row.source}") for row in getattr(found, table))
+        for table in _TABLES
+    }
+    return References(sources={f"{name}/{key}": source for key, source in found.sources.items()}, **tables)
 
 
 def _rows(found: References) -> list[Any]:
-    return [*found.bandwidth, *found.latency, *found.device, *found.rate, *found.sample]
+    return [row for table in _TABLES for row in getattr(found, table)]
 
 
 def _joined(one: References, two: References) -> References:
-    return References(
-        sources=one.sources | two.sources,
-        bandwidth=one.bandwidth + two.bandwidth,
-        latency=one.latency + two.latency,
-        device=one.device + two.device,
-        rate=one.rate + two.rate,
-        sample=one.sample + two.sample,
-    )
+    tables = {table: getattr(one, table) + getattr(two, table) for table in _TABLES}
+    return References(sources=one.sources | two.sources, **tables)
 
 
 def is_device(reference: str, name: str) -> bool:

@@ -12,12 +12,12 @@ import os
 import shutil
 import statistics
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from windlass.bench.start import rivals
-from windlass.bench.start.cases import NotMeasuredError
+from windlass.bench.start.cases import in_rounds
 from windlass.bench.start.links import Links, linked
 from windlass.bench.start.machine import hosted, remove_tree
 from windlass.bench.start.onehop import one_hop
@@ -67,10 +67,10 @@ class PushResult:
     case: str
     nodes: int
     ranks: int
-    seconds: float | None
-    shared_calls: int | None
-    shared_bytes: int | None
     bytes: int
+    seconds: float | None = None
+    shared_calls: int | None = None
+    shared_bytes: int | None = None
     rate: float | None = None
     """Bytes a second that every node receives at: bytes / seconds."""
     link_share: float | None = None
@@ -94,19 +94,10 @@ def measure_push(
     """All cases at all sizes, one after the other in every round. Raises `MachineError` where nodes cannot be made."""
     _check_room(setup, max(sizes))
     _make_file(setup.file, setup.size)
-    samples: dict[tuple[str, int], list[PushSample]] = {}
-    missing: dict[tuple[str, int], str] = {}
-    for turn in range(repeat):
-        for case, nodes in _order(cases, sizes):
-            if (case, nodes) in missing:
-                continue
-            tell(f"round {turn + 1} of {repeat}: {case} to {nodes} nodes")
-            try:
-                samples.setdefault((case, nodes), []).append(_one(setup, case, nodes))
-            except NotMeasuredError as error:
-                missing[case, nodes] = str(error)
-    rows = [_row(setup, case, nodes, samples.get((case, nodes), []), missing) for case, nodes in _order(cases, sizes)]
-    return compared(rows)
+    order = _order(cases, sizes)
+    samples: dict[tuple[str, int], list[PushSample]] = {key: [] for key in order}
+    missing = in_rounds(order, repeat, tell, lambda case, nodes: samples[case, nodes].append(_one(setup, case, nodes)))
+    return compared([_result(setup, case, nodes, found, missing) for (case, nodes), found in samples.items()])
 
 
 def _order(cases: tuple[str, ...], sizes: tuple[int, ...]) -> list[tuple[str, int]]:
@@ -170,13 +161,12 @@ class _Here:
         return self._work
 
 
-def _row(
+def _result(
     setup: PushSetup, case: str, nodes: int, found: list[PushSample], missing: Mapping[tuple[str, int], str]
 ) -> PushResult:
     if not found:
-        none: dict[str, Any] = {"seconds": None, "shared_calls": None, "shared_bytes": None}
         why = missing.get((case, nodes), "no sample")
-        return PushResult(case=case, nodes=nodes, ranks=nodes, bytes=setup.size, not_measured=why, **none)
+        return PushResult(case=case, nodes=nodes, ranks=nodes, bytes=setup.size, not_measured=why)
     seconds = statistics.median(sample.seconds for sample in found)
     rate = setup.size / seconds
     link = setup.link_bytes_per_s
@@ -204,11 +194,7 @@ def compared(rows: list[PushResult]) -> list[PushResult]:
     raw = next((row.hop_rate for row in rows if row.case == "raw" and row.hop_rate), None)
     if raw is None:
         return rows
-    return [_with(row, of_raw=round(row.hop_rate / raw, 3)) if row.hop_rate else row for row in rows]
-
-
-def _with(row: PushResult, **changes: Any) -> PushResult:
-    return PushResult(**{**{name: getattr(row, name) for name in PushResult.__dataclass_fields__}, **changes})
+    return [replace(row, of_raw=round(row.hop_rate / raw, 3)) if row.hop_rate else row for row in rows]
 
 
 def _median(values: list[Any], digits: int) -> Any:

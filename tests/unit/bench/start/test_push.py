@@ -154,8 +154,7 @@ def test_without_root_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_shares_of_the_plain_copy_are_those_of_the_same_run() -> None:
     def row(case: str, hop_rate: float | None) -> PushResult:
-        none = {"seconds": None, "shared_calls": None, "shared_bytes": None}
-        return PushResult(case=case, nodes=2, ranks=2, bytes=1, hop_rate=hop_rate, **none)  # type: ignore[arg-type]
+        return PushResult(case=case, nodes=2, ranks=2, bytes=1, hop_rate=hop_rate)
 
     rows = compared([row("raw", 200.0), row("stage", 150.0), row("mpi", None)])
     assert [one.of_raw for one in rows] == [1.0, 0.75, None]
