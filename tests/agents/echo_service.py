@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ class Echo:
     def start(self) -> None:
         if self._settings.get("fails"):
             raise RuntimeError("told to fail")
+        if self._settings.get("kills_itself"):
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def news(self) -> list[str]:
         if self._told:

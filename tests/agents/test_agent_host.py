@@ -21,6 +21,7 @@ from windlass.agents.bundle import Manifest, ServiceSpec, bundle_bytes
 from windlass.agents.command import agent_words, stop_words, tool_words
 from windlass.agents.interpreter import fits, pack_interpreter
 from windlass.agents.node import host
+from windlass.procs.identity import start_of
 
 KEY = b"k" * 32
 NODE = "TEST_NODE"
@@ -58,6 +59,19 @@ class Agent:
     def line(self) -> dict[str, Any]:
         assert self.child.stdout
         return dict(json.loads(self.child.stdout.readline()))
+
+    def worker(self) -> int:
+        """The agent proper, below its keeper."""
+        children = Path(f"/proc/{self.child.pid}/task/{self.child.pid}/children").read_text().split()
+        assert len(children) == 1, children
+        return int(children[0])
+
+    def kill_both(self) -> None:
+        worker = self.worker()
+        self.child.kill()
+        os.kill(worker, signal.SIGKILL)
+        self.child.wait(timeout=30)
+        wait_until(lambda: not start_of(worker), timeout_s=30, what="the agent is gone")
 
     def rest(self) -> tuple[list[dict[str, Any]], str]:
         out, err = self.child.communicate(timeout=20)
@@ -123,14 +137,57 @@ def test_what_a_killed_agent_left_is_swept_and_the_living_are_left_alone(tmp_pat
     dead, alive = Agent(bundle, "0"), Agent(bundle, "1")
     started += [dead, alive]
     dead.line(), alive.line()
-    dead.child.kill()
-    dead.child.wait(timeout=30)
+    dead.kill_both()
     folder = tmp_path / "node local" / "a"
     assert sorted(path.name for path in folder.iterdir()) == ["run1.0", "run1.1"]
     third = Agent(bundle, "2")
     started.append(third)
     third.line()
     assert sorted(path.name for path in folder.iterdir()) == ["run1.1", "run1.2"]
+
+
+@pytest.mark.parametrize("until", ["stdin", "signal"])
+def test_keeper_takes_the_place_of_an_agent_that_was_killed(tmp_path: Path, started: list[Agent], until: str) -> None:
+    agent = Agent(write_bundle(tmp_path, until=until, word="bye"))
+    started.append(agent)
+    agent.line(), agent.line()
+    os.kill(agent.worker(), signal.SIGKILL)
+    assert "killed by signal 9" in agent.line()["agent"]
+    assert "news" in agent.line(), "the services are watched as before"
+    if until == "signal":
+        agent.child.terminate()
+    lines, _ = agent.rest()
+    assert lines == [{"node": 0, "ended": {"echo": {"ended": "bye"}}}] and agent.child.returncode == 0
+    assert not list((tmp_path / "node local" / "a").iterdir())
+
+
+def test_agent_outlives_its_keeper_until_its_standard_input_ends(tmp_path: Path, started: list[Agent]) -> None:
+    agent = Agent(write_bundle(tmp_path, word="bye"))
+    started.append(agent)
+    agent.line(), agent.line()
+    agent.child.kill()
+    assert "keeper" in agent.line()["agent"]
+    lines, _ = agent.rest()
+    assert lines == [{"node": 0, "ended": {"echo": {"ended": "bye"}}}]
+    assert not list((tmp_path / "node local" / "a").iterdir())
+
+
+def test_agent_that_only_a_signal_ends_goes_with_its_keeper(tmp_path: Path, started: list[Agent]) -> None:
+    agent = Agent(write_bundle(tmp_path, until="signal"))
+    started.append(agent)
+    agent.line(), agent.line()
+    agent.child.kill()
+    lines, _ = agent.rest()
+    assert "keeper" in lines[0]["agent"] and "ended" in lines[-1]
+    assert not list((tmp_path / "node local" / "a").iterdir())
+
+
+def test_agent_that_is_killed_while_it_starts_is_told(tmp_path: Path, started: list[Agent]) -> None:
+    agent = Agent(write_bundle(tmp_path, kills_itself=True))
+    started.append(agent)
+    assert "killed by signal 9 before it was up" in agent.line()["failed"]
+    assert agent.rest()[0] == [] and agent.child.returncode == 1
+    assert not list((tmp_path / "node local" / "a").iterdir())
 
 
 def test_second_agent_of_a_run_on_a_node_is_refused(tmp_path: Path, started: list[Agent]) -> None:

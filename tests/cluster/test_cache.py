@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -207,7 +208,37 @@ def test_killed_peer_costs_a_warning_and_no_bytes(slurm: SlurmCluster, tmp_path:
     assert "the peer process of the cache is gone" in err
 
 
-def test_killed_agent_takes_its_cache_along_and_the_job_is_told(slurm: SlurmCluster, tmp_path: Path) -> None:
+def keeper_and_agent(slurm: SlurmCluster) -> list[int]:
+    """Keeper and agent of the only node, in the order of their start."""
+    found = [pid for pid, words in slurm.step_processes().items() if "memfd_create" in words and "srun" not in words]
+    assert len(found) == 2, slurm.step_processes()
+    return sorted(found)
+
+
+def test_killed_agent_costs_a_warning_and_its_keeper_holds_the_view(slurm: SlurmCluster, tmp_path: Path) -> None:
+    root, go = tmp_path / "data", tmp_path / "go"
+    root.mkdir()
+    (root / "x").write_text("x")
+    (root / "y").write_text("WHOLE")
+    read = f'until [ -e "{go}" ]; do cat "$WINDLASS_VIEW{root}/x" >/dev/null || exit 9; sleep 0.1; done'
+    with allocated(slurm, tmp_path, "-N1", "--exclusive") as job:
+        words = ("sh", "-c", f'{read}; cat "$WINDLASS_VIEW{root}/y"; echo')
+        child = job.popen("--cache", str(root), "--show", "all", "-r", "1", "--", *words)
+        try:
+            wait_until(lambda: list(tmp_path.glob("runs/*/where/0")), timeout_s=60, what="the rank runs")
+            os.kill(keeper_and_agent(slurm)[1], signal.SIGKILL)
+            time.sleep(2.5)  # longer than those who follow the agent need to notice
+            go.touch()
+            out, err = child.communicate(timeout=60)
+        finally:
+            child.kill()
+            child.communicate(timeout=30)
+    assert child.returncode == 0 and "WHOLE" in out, out + err
+    assert "was killed by signal 9; its keeper goes on in its place" in out + err
+    assert not node_mounts(slurm)
+
+
+def test_agent_killed_with_its_keeper_takes_its_cache_along(slurm: SlurmCluster, tmp_path: Path) -> None:
     """Readers get an error at once instead of hanging; the next start finds nothing in its way."""
     root = tmp_path / "data"
     root.mkdir()
@@ -218,10 +249,8 @@ def test_killed_agent_takes_its_cache_along_and_the_job_is_told(slurm: SlurmClus
         try:
             wait_until(lambda: len(node_mounts(slurm)) == 1, timeout_s=30, what="mounted", state=slurm.state)
             wait_until(lambda: list(tmp_path.glob("runs/*/where/0")), timeout_s=60, what="the rank runs")
-            (agent,) = [
-                pid for pid, words in slurm.step_processes().items() if "memfd_create" in words and "srun" not in words
-            ]
-            os.kill(agent, signal.SIGKILL)
+            for pid in keeper_and_agent(slurm):
+                os.kill(pid, signal.SIGKILL)
             out, err = child.communicate(timeout=60)
         finally:
             child.kill()

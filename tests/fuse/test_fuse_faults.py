@@ -132,7 +132,7 @@ def test_a_cache_that_cannot_mount_says_why_and_leaves_nothing(tmp_path: Path, t
 
 def test_the_cache_ends_with_the_process_that_wanted_it(tmp_path: Path, tree: Path) -> None:
     owner = subprocess.Popen(["sleep", "60"])
-    (config,) = configs(tmp_path / "c", 1, tree, mounted=True, owner_pid=owner.pid)
+    (config,) = configs(tmp_path / "c", 1, tree, mounted=True, owner_pids=(owner.pid,))
     try:
         control.start(config)
         owner.kill()

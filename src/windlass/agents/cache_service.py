@@ -99,6 +99,8 @@ class CacheBeside:
         for line in fresh:
             if "news" in line and line.get("service") == "cache":
                 self._view.note(f"windlass: {self._hosts[line['node']]}: {line['news']}")
+            elif "agent" in line:
+                self._view.note(f"windlass: the agent on {self._hosts[line['node']]} {line['agent']}")
 
     def stop(self) -> None:
         self._agents.stop()

@@ -203,8 +203,19 @@ class Agents:
             return
         self._running.stop(patience_s)
         self.hear()
+        self._wait_ended(patience_s)
         for name in (BUNDLE_FILE, ARCHIVE):
             self._folder.part(name).unlink(missing_ok=True)
+
+    def _wait_ended(self, patience_s: float) -> None:
+        """An agent of this machine whose keeper was killed ends a little after it."""
+        assert self._running is not None
+        deadline = time.monotonic() + patience_s
+        while (self._running.code or 0) < 0 and time.monotonic() < deadline:
+            if any("ended" in line for line in self.lines) or not any("up" in line for line in self.lines):
+                break
+            time.sleep(_POLL_S)
+            self.hear()
 
     def ended(self, service: str) -> dict[int, dict[str, Any]]:
         """The last figures of a service, by node."""

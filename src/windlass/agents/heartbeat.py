@@ -94,6 +94,8 @@ class WatchedBeside:
         for line in fresh:
             if line.get("service") == HEARTBEAT and "news" in line:
                 self._take(self._host(line), json.loads(line["news"]))
+            elif "agent" in line and self._cache is None:
+                self._view.note(f"windlass: the agent on {self._host(line)} {line['agent']}")
         self._look_for_lost()
 
     def _look_for_lost(self) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ import pytest
 import leftovers
 from requirements import require_fuse
 from waiting import wait_until
+from windlass.procs.identity import start_of
 
 pytestmark = [pytest.mark.fuse, pytest.mark.timeout(120)]
 SRC = Path(__file__).parents[3] / "src"
@@ -128,6 +131,56 @@ def test_nothing_is_left_however_windlass_ends(tmp_path: Path, sig: signal.Signa
         child.wait(timeout=30)
     assert not list((tmp_path / "local").glob("windlass-*/*/*"))
     assert not list((tmp_path / "runs").glob("*/agent.pyz")) or sig == signal.SIGKILL
+
+
+READS = """
+import hashlib, os, pathlib, sys, time
+view = pathlib.Path(os.environ["WINDLASS_VIEW"] + sys.argv[1])
+print((view / "first").read_text(), flush=True)
+deadline = time.monotonic() + 60
+while not pathlib.Path(sys.argv[2]).exists() and time.monotonic() < deadline:
+    time.sleep(0.05)
+print(hashlib.sha256((view / "second").read_bytes()).hexdigest(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("which", ["agent", "keeper"])
+def test_view_stays_when_the_agent_is_killed_and_it_costs_a_warning(tmp_path: Path, which: str, mark: str) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "first").write_text("one")
+    (data / "second").write_bytes(os.urandom(1_000_000))
+    (tmp_path / "read.py").write_text(READS)
+    go = tmp_path / "go"
+    argv, env = windlass_words(
+        tmp_path, "run", "--cache", str(data), "--show", "all", "--", sys.executable, "read.py", str(data), str(go)
+    )
+    child = subprocess.Popen(argv, env=env, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        assert child.stdout is not None
+        seen = ""
+        while not seen.endswith("one\n"):
+            line = child.stdout.readline()
+            assert line, seen
+            seen += line
+        (number,) = (tmp_path / "local").glob("*/a/*/pid")
+        keeper = int(number.read_text())
+        worker = int(Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()[0])
+        victim = worker if which == "agent" else keeper
+        os.kill(victim, signal.SIGKILL)
+        wait_until(lambda: not start_of(victim), timeout_s=30, what="it is gone")
+        time.sleep(2.5)  # longer than those who follow the agent need to notice
+        go.touch()
+        rest, _ = child.communicate(timeout=90)
+    finally:
+        child.kill()
+        child.wait(timeout=30)
+    assert child.returncode == 0, seen + rest
+    assert hashlib.sha256((data / "second").read_bytes()).hexdigest() in rest
+    assert ("killed by signal 9" if which == "agent" else "lost its keeper") in seen + rest
+    wait_until(lambda: not leftovers.mounts_under(tmp_path), timeout_s=30, what="the mount is gone")
+    wait_until(lambda: not leftovers.marked_processes(mark), timeout_s=30, what="all processes are gone")
+    assert not list((tmp_path / "local").glob("windlass-*/*/*"))
 
 
 def test_folder_that_is_not_there_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ class CacheService:
             trace_in=self._own(told.get("trace_in", "")),
             # One node writes the trace down: all see the same program start.
             trace_out=told.get("trace_out", "") if first else "",
-            owner_pid=os.getpid(),
+            owner_pids=self._node.owners or (os.getpid(),),
             **told.get("config", {}),
         )
 

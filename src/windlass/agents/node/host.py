@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import sys
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from windlass.agents.node.keeper import run_kept
 from windlass.procs.folders import private_folder
 from windlass.procs.locks import is_locked, take_lock
 
@@ -51,6 +53,8 @@ class Node(NamedTuple):
     bundle: str
     """The travelled file, as it lies on this node."""
     key: bytes
+    owners: tuple[int, ...] = ()
+    """Processes of which one must live for what the service starts to go on."""
 
 
 class Service(Protocol):
@@ -77,8 +81,8 @@ def main(data: bytes, manifest: dict[str, Any], key: bytes) -> int:
         base = private_folder(expand(manifest["folder"]))
         own = os.path.join(base, "a", "%s.%d" % (manifest["run_id"], number))
         with claimed(base, own, data) as bundle:
-            node = Node(number, tuple(manifest["hosts"]), manifest["run_id"], base, bundle, key)
-            return _Host(node, manifest, started).run()
+            node = Node(number, tuple(manifest["hosts"]), manifest["run_id"], base, bundle, key, (os.getpid(),))
+            return _run_kept(node, manifest, started)
     except Exception as error:  # the one place: whoever waits for this node must hear of it
         say(node=number, failed="%s: %s" % (type(error).__name__, error))
         return 1
@@ -87,33 +91,89 @@ def main(data: bytes, manifest: dict[str, Any], key: bytes) -> int:
             shutil.rmtree(environ[PYTHON_VARIABLE], ignore_errors=True)
 
 
+def _run_kept(node: Node, manifest: dict[str, Any], started: float) -> int:
+    """Runs the agent below a keeper, which takes its place where it is killed."""
+
+    def run(up: Callable[[], None]) -> int:
+        own = node._replace(owners=(*node.owners, os.getpid()))
+        try:
+            return _Host(own, manifest, started).run(up)
+        except Exception as error:
+            say(node=node.number, failed="%s: %s" % (type(error).__name__, error))
+            return 1
+
+    for number in _FOR_RANKS:
+        signal.signal(number, lambda *_: None)
+    kept = run_kept(run, {*_STOP_SIGNALS, manifest.get("stop_signal", signal.SIGTERM)})
+    if not kept.killed_by:
+        return kept.code
+    host = _Host(node, manifest, started)
+    if not kept.was_up:
+        host.end_services()
+        raise AgentError("killed by signal %d before it was up" % kept.killed_by)
+    say(node=node.number, agent="was killed by signal %d; its keeper goes on in its place" % kept.killed_by)
+    return host.go_on(asked=kept.asked_to_stop)
+
+
 class _Host:
     def __init__(self, node: Node, manifest: dict[str, Any], started: float) -> None:
         self._node = node
         self._manifest = manifest
         self._started = started
-        self._stop = threading.Event()
+        # A pipe and no event: a handler that sets an event while its thread is about to wait for it never returns.
+        self._stop, self._ask_to_stop = os.pipe()
         self._asked = 0.0
         self._services: list[tuple[str, Service]] = []
+        self._keeper = 0
 
-    def run(self) -> int:
-        for number in _FOR_RANKS:
-            signal.signal(number, lambda *_: None)
-        for number in (*_STOP_SIGNALS, self._manifest.get("stop_signal", signal.SIGTERM)):
-            signal.signal(number, self._hear)
-        if self._manifest.get("until") == "stdin":
-            threading.Thread(target=self._follow_stdin, name="stdin", daemon=True).start()
+    def run(self, up: Callable[[], None]) -> int:
+        """Starts the services, calls `up`, and ends them when it is time."""
+        self._keeper = os.getppid()
+        self._listen()
         try:
             for entry in self._manifest["services"]:
                 service = make_service(entry["entry"])(self._node, entry["settings"])
                 self._services.append((entry["name"], service))
                 service.start()
             say(node=self._node.number, up=round(time.monotonic() - self._started, 3))
+            up()
+            self._watch()
+        finally:
+            ended = self._end()
+            if os.getppid() != self._node.owners[0]:  # nobody is left who would
+                shutil.rmtree(os.path.dirname(self._node.bundle), ignore_errors=True)
+        say(node=self._node.number, ended=ended)
+        return 0
+
+    def go_on(self, *, asked: bool) -> int:
+        """The same from where an agent was killed: its services run, and are watched and ended as it would have.
+        `asked`: it had been asked to end."""
+        self._listen()
+        if asked:
+            self._hear()
+        self._make_services()
+        try:
             self._watch()
         finally:
             ended = self._end()
         say(node=self._node.number, ended=ended)
         return 0
+
+    def end_services(self) -> None:
+        """What an agent that was killed may have started ends."""
+        self._make_services()
+        self._end()
+
+    def _make_services(self) -> None:
+        for entry in self._manifest["services"]:
+            with contextlib.suppress(Exception):  # it is only asked what it has to end
+                self._services.append((entry["name"], make_service(entry["entry"])(self._node, entry["settings"])))
+
+    def _listen(self) -> None:
+        for number in (*_STOP_SIGNALS, self._manifest.get("stop_signal", signal.SIGTERM)):
+            signal.signal(number, self._hear)
+        if self._manifest.get("until") == "stdin":
+            threading.Thread(target=self._follow_stdin, name="stdin", daemon=True).start()
 
     def _hear(self, *_: Any) -> None:
         """A signal to the whole job (preemption, its time is up) is meant for the ranks, which may still save: whoever
@@ -121,20 +181,28 @@ class _Host:
         if self._manifest.get("until") == "stdin":
             self._asked = self._asked or time.monotonic()
         else:
-            self._stop.set()
+            os.write(self._ask_to_stop, b"x")
 
     def _follow_stdin(self) -> None:
         with contextlib.suppress(OSError):
             while os.read(0, 4096):
                 pass
-        self._stop.set()
+        os.write(self._ask_to_stop, b"x")
 
     def _watch(self) -> None:
-        while not self._stop.wait(_WATCH_EVERY_S):
+        while not select.select([self._stop], [], [], _WATCH_EVERY_S)[0]:
             self._tell_news()
             if self._asked and time.monotonic() - self._asked > _LINGER_S:
                 break
+            if self._keeper and os.getppid() != self._keeper and self._lost_keeper():
+                break
         self._tell_news()
+
+    def _lost_keeper(self) -> bool:
+        """Whether to end for it: where only a signal ends us nobody knows our number any more."""
+        self._keeper = 0
+        say(node=self._node.number, agent="lost its keeper, which was killed")
+        return self._manifest.get("until") != "stdin"
 
     def _tell_news(self) -> None:
         for name, service in self._services:

@@ -51,7 +51,7 @@ class NodeConfig:
     live_limit_bytes: int = 256 << 20
     fuse_flags_mask: int = 0xFFFFFFFFFFFFFFFF
     allow_other: bool = False
-    owner_pid: int = 0
+    owner_pids: tuple[int, ...] = ()
     version: int = VERSION
 
     def identity(self, key: bytes) -> Identity:
@@ -106,6 +106,7 @@ def parse_config(text: str) -> NodeConfig:
     if unknown:
         raise ConfigFileError("unknown setting in cache configuration: %s" % ", ".join(unknown))
     values["hosts"] = tuple(values["hosts"])
+    values["owner_pids"] = tuple(values.get("owner_pids", ()))
     values["roots"] = tuple(Root(os.fsencode(v), os.fsencode(r)) for v, r in values["roots"])
     config = NodeConfig(**values)
     if not 0 <= config.node < config.nodes:

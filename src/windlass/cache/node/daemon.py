@@ -138,13 +138,13 @@ def _on_signals(stop: Callable[[], None]) -> None:
 
 
 def _follow_owner(config: NodeConfig, stop: Callable[[], None]) -> None:
-    """Ends with the process that wanted the cache, however that one ends."""
-    if not config.owner_pid:
+    """Ends with the last of the processes that wanted the cache, however they end; a zombie has ended."""
+    if not config.owner_pids:
         return
-    born = start_of(config.owner_pid)
+    born = {pid: start_of(pid) for pid in config.owner_pids}
 
     def watch() -> None:
-        while born and start_of(config.owner_pid) == born:
+        while any(start and start_of(pid) == start for pid, start in born.items()):
             time.sleep(1.0)
         stop()
 
