@@ -10,13 +10,13 @@ import io
 from collections.abc import Mapping
 from pathlib import Path
 
-from windlass.agents.cache_service import cache_beside
+from windlass.agents.cache_service import cache_sidecar
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.model.request import Request
 from windlass.plan.render.rank_script import JobFacts
 from windlass.run import new, planning, submit
-from windlass.run.execute import Beside
+from windlass.run.execute import Sidecar
 from windlass.run.folder import RunFolder, open_folder
 from windlass.run.once import run_once
 from windlass.run.output import View, ViewMaker, terminal_view
@@ -133,7 +133,7 @@ def _given(environ: Mapping[str, str] | None) -> Mapping[str, str]:
     return current_environ() if environ is None else environ
 
 
-def _sidecar(run: Run, facts: JobFacts, hosts: tuple[str, ...]) -> Beside | None:
+def _sidecar(run: Run, facts: JobFacts, hosts: tuple[str, ...]) -> Sidecar | None:
     if run.plan.cache is None:
         return None
-    return cache_beside(run.plan, run.folder, facts, hosts, run.view, run.environ, quiet=run.quiet)
+    return cache_sidecar(run.plan, run.folder, facts, hosts, run.view, run.environ, quiet=run.quiet)

@@ -63,7 +63,7 @@ def cache_agents(
     return Agents(spec, folder, environ)
 
 
-def cache_beside(
+def cache_sidecar(
     plan: Plan,
     folder: RunFolder,
     facts: JobFacts,
@@ -72,14 +72,14 @@ def cache_beside(
     environ: Mapping[str, str],
     *,
     quiet: bool,
-) -> CacheBeside:
-    """What `launch.run.execute` needs to run a plan with a cache."""
+) -> CacheSidecar:
+    """What `run.execute` needs to run a plan with a cache."""
     agents = cache_agents(plan, folder, facts, hosts, environ, read_settings(environ).traces_dir)
-    return CacheBeside(agents, folder, view, hosts, quiet=quiet)
+    return CacheSidecar(agents, folder, view, hosts, quiet=quiet)
 
 
-class CacheBeside:
-    """`launch.run.Beside`: the cache while the ranks run."""
+class CacheSidecar:
+    """`run.execute.Sidecar`: the cache while the ranks run."""
 
     def __init__(self, agents: Agents, folder: RunFolder, view: View, hosts: tuple[str, ...], *, quiet: bool) -> None:
         self._agents = agents

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from windlass.agents.bundle import ServiceSpec
-from windlass.agents.cache_service import PACKAGES, CacheBeside, cache_service
+from windlass.agents.cache_service import PACKAGES, CacheSidecar, cache_service
 from windlass.agents.control import LOG_FILE, Agents, agents_spec
 from windlass.errors import DeadlineError, MachineError
 from windlass.launchers import get_launcher
@@ -48,8 +48,8 @@ def watched_agents(
     return Agents(spec, folder, environ)
 
 
-class WatchedBeside:
-    """`launch.run.Beside`: what the watch on the nodes has said so far."""
+class WatchedSidecar:
+    """`run.execute.Sidecar`: what the watch on the nodes has said so far."""
 
     def __init__(
         self, agents: Agents, plan: Plan, folder: RunFolder, view: View, hosts: tuple[str, ...], *, quiet: bool
@@ -59,7 +59,7 @@ class WatchedBeside:
         self._ending = False
         self._view = view
         self._hosts = hosts
-        self._cache = CacheBeside(agents, folder, view, hosts, quiet=quiet) if plan.cache else None
+        self._cache = CacheSidecar(agents, folder, view, hosts, quiet=quiet) if plan.cache else None
         self._heard = 0
         self._log = folder.part(LOG_FILE)
         self._log_read = 0

@@ -27,7 +27,7 @@ from windlass.run.guard import guarded
 from windlass.run.jit_caches import claim_caches, finish_caches, remove_caches
 from windlass.run.jobs import RUN_DIR_VARIABLE, Job, LauncherJob, LocalJob
 from windlass.run.node_step import kill_step, write_container_files, write_host_file
-from windlass.run.output import View
+from windlass.run.run import Run
 from windlass.run.signals import Heard, listening
 
 _TICK_S = 0.1
@@ -35,16 +35,17 @@ _MOST_SEATS = 16
 _DRAIN_S = 0.5
 
 
-def prepare(plan: Plan, folder: RunFolder, facts: JobFacts, hosts: tuple[str, ...]) -> None:
+def prepare(run: Run, facts: JobFacts, hosts: tuple[str, ...]) -> None:
     """Write the scripts of a run into its folder."""
+    plan, folder = run.plan, run.folder
     folder.write("rank.sh", rank_script(plan, facts), mode=0o700)
     folder.write("launch.sh", launch_script(plan, str(folder.path)), mode=0o700)
     write_host_file(plan, folder, hosts)
     write_container_files(plan, folder)
 
 
-class Beside(Protocol):
-    """What lives beside the ranks for the time of a run; made by a layer above."""
+class Sidecar(Protocol):
+    """What runs beside the ranks for the time of a run; made by a layer above."""
 
     def start(self, stopping: Callable[[], bool]) -> bool:
         """Returns when it is up on all nodes, or False where `stopping` became true first. Raises what is in its way,
@@ -69,19 +70,17 @@ class Watch(Protocol):
 
 
 def execute(
-    plan: Plan,
-    folder: RunFolder,
+    run: Run,
     facts: JobFacts,
     hosts: tuple[str, ...],
-    view: View,
-    environ: Mapping[str, str],
-    beside: Beside | None = None,
+    sidecar: Sidecar | None = None,
     watch: Watch | None = None,
     last: bool = True,
 ) -> RunRecord:
     """Start the ranks and stay until the last one has ended. Writes and returns the record. Unless this is the `last`
     start of the run, the nodes' caches stay for the next one."""
     started = time.time()
+    plan, folder, view, environ = run.plan, run.folder, run.view, run.environ
     guard: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     job: Job
     if plan.scheduler == "none":  # elsewhere the scheduler ends what a dead windlass has left
@@ -95,14 +94,14 @@ def execute(
         try:
             with adopt_orphans():
                 try:
-                    if beside is None or beside.start(lambda: bool(heard.stops)):
-                        stopped_by = drive(job, heard, environ, lambda: kill_step(plan, environ), beside, watch)
+                    if sidecar is None or sidecar.start(lambda: bool(heard.stops)):
+                        stopped_by = drive(job, heard, environ, lambda: kill_step(plan, environ), sidecar, watch)
                     else:
                         stopped_by = heard.stops[0]
                 finally:
                     job.kill()
-                    if beside is not None:
-                        beside.stop()
+                    if sidecar is not None:
+                        sidecar.stop()
         finally:
             job.close()
             folder.forget_secrets()
@@ -127,7 +126,7 @@ def drive(
     heard: Heard,
     environ: Mapping[str, str],
     kill_everywhere: Callable[[], None],
-    beside: Beside | None = None,
+    sidecar: Sidecar | None = None,
     watch: Watch | None = None,
 ) -> signal.Signals | None:
     """The loop: read, show, stop. Ends when the ranks have ended, or have been killed and given up on. Returns the
@@ -137,7 +136,7 @@ def drive(
         job.start(environ)
         for lines in job.streams:
             selector.register(lines.descriptor, selectors.EVENT_READ, lines)
-        return _watch(job, heard, selector, kill_everywhere, beside, watch)
+        return _watch(job, heard, selector, kill_everywhere, sidecar, watch)
 
 
 def _watch(
@@ -145,7 +144,7 @@ def _watch(
     heard: Heard,
     selector: selectors.BaseSelector,
     kill_everywhere: Callable[[], None],
-    beside: Beside | None,
+    sidecar: Sidecar | None,
     watch: Watch | None,
 ) -> signal.Signals | None:
     asked: float | None = None
@@ -154,8 +153,8 @@ def _watch(
     while not job.done:
         _pump(job, selector, heard.wakeup, _TICK_S)
         job.poll()
-        if beside is not None:
-            beside.poll()
+        if sidecar is not None:
+            sidecar.poll()
         if watch is not None and not job.done and watch.look(job) is not None and not job.failing:
             job.failing = True
             job.ask_to_stop(signal.SIGTERM)

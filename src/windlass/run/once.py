@@ -7,12 +7,12 @@ from collections.abc import Callable
 from windlass.failure.verdict import verdict_lines
 from windlass.model.record import RunRecord
 from windlass.plan.render.rank_script import JobFacts
-from windlass.run.execute import Beside, execute, good_end, prepare
+from windlass.run.execute import Sidecar, execute, good_end, prepare
 from windlass.run.rendezvous import plan_hosts, resolve_rendezvous
 from windlass.run.run import Run
 from windlass.run.verdict import judge_run
 
-SidecarMaker = Callable[[Run, JobFacts, tuple[str, ...]], Beside | None]
+SidecarMaker = Callable[[Run, JobFacts, tuple[str, ...]], Sidecar | None]
 """Makes what runs beside the ranks on these hosts, from a layer above; None where the plan needs nothing."""
 
 
@@ -25,11 +25,11 @@ def run_once(run: Run, make_sidecar: SidecarMaker) -> RunRecord:
         hosts = plan_hosts(plan)
         facts = resolve_rendezvous(run, hosts, folder.run_id)
         run.announce()
-        prepare(plan, folder, facts, hosts)
+        prepare(run, facts, hosts)
     except BaseException:
         folder.forget_secrets()  # nothing has started that could need them
         raise
-    record = execute(plan, folder, facts, hosts, run.view, run.environ, make_sidecar(run, facts, hosts))
+    record = execute(run, facts, hosts, make_sidecar(run, facts, hosts))
     if record.outcome != "ok":
         for line in verdict_lines(judge_run(plan, folder, record), record, folder.path, shown=run.view.shows):
             run.view.note(line)

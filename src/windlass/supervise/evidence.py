@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from windlass.agents.heartbeat import WatchedBeside
+from windlass.agents.heartbeat import WatchedSidecar
 from windlass.failure.evidence import observe
 from windlass.failure.flight import missing_text
 from windlass.failure.rank_logs import RankLogs, rank_logs
@@ -31,7 +31,7 @@ class Ended:
     number: int
     plan: Plan
     record: RunRecord
-    beside: WatchedBeside
+    sidecar: WatchedSidecar
     watch: RankWatch
     started: float
     stacks: NodeReport | None
@@ -54,9 +54,9 @@ def gather(ended: Ended, folder: RunFolder, environ: Mapping[str, str]) -> tuple
         hang=ended.watch.hang,
         straggler=odd,
         lost=lost_hosts(plan, after) if after else (),
-        oom=frozenset(ended.beside.oom),
+        oom=frozenset(ended.sidecar.oom),
         kernel=_kernel(ended, after),
-        step=ended.beside.last_step(),
+        step=ended.sidecar.last_step(),
     )
     return seen, where
 

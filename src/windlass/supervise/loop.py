@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from windlass.agents.heartbeat import WatchedBeside
+from windlass.agents.heartbeat import WatchedSidecar
 from windlass.errors import WindlassError
 from windlass.failure.decide import Decision, Options, Past
 from windlass.failure.root_cause import RESUME_ME, Cause, Observed
@@ -30,7 +30,7 @@ from windlass.supervise.heartbeat_monitor import RankWatch, margin_s
 from windlass.supervise.replan import next_plan, spare_hosts
 from windlass.supervise.resubmit import resubmit
 
-Start = Callable[[Plan, int, RankWatch], tuple[RunRecord, WatchedBeside]]
+Start = Callable[[Plan, int, RankWatch], tuple[RunRecord, WatchedSidecar]]
 _NEEDED_S = 120.0
 _NEEDED_SHARE = 0.1
 
@@ -106,12 +106,12 @@ def _attempt(live: Supervised, plan: Plan, number: int, began: float) -> Ended:
         take_stacks=lambda: stacks.append(diagnose_nodes(plan, live.folder, live.environ, "stacks")),
     )
     started = time.time()
-    record, beside = live.start(plan, number, watch)
+    record, sidecar = live.start(plan, number, watch)
     return Ended(
         number=number,
         plan=plan,
         record=record,
-        beside=beside,
+        sidecar=sidecar,
         watch=watch,
         started=started,
         stacks=stacks[0] if stacks else None,

@@ -8,7 +8,7 @@ import time
 
 import msgspec
 
-from windlass.agents.heartbeat import WatchedBeside, beats_folder, watched_agents
+from windlass.agents.heartbeat import WatchedSidecar, beats_folder, watched_agents
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.plan.render.rank_script import JobFacts
@@ -31,9 +31,10 @@ def run_supervised(run: Run) -> RunRecord:
     last: list[tuple[Plan, JobFacts]] = []
     deadline_s = _deadline_s(run)
 
-    def start(plan: Plan, attempt: int, watch: RankWatch) -> tuple[RunRecord, WatchedBeside]:
+    def start(plan: Plan, attempt: int, watch: RankWatch) -> tuple[RunRecord, WatchedSidecar]:
         hosts = plan_hosts(plan)
-        resolved = resolve_rendezvous(dataclasses.replace(run, plan=plan), hosts, f"{folder.run_id}.{attempt}")
+        this = dataclasses.replace(run, plan=plan)
+        resolved = resolve_rendezvous(this, hosts, f"{folder.run_id}.{attempt}")
         facts = msgspec.structs.replace(
             resolved,
             attempt=attempt,
@@ -41,11 +42,11 @@ def run_supervised(run: Run) -> RunRecord:
             beats=beats_folder(plan, os.getuid(), folder.run_id),
         )
         last[:] = [(plan, facts)]
-        prepare(plan, folder, facts, hosts)
+        prepare(this, facts, hosts)
         agents = watched_agents(plan, folder, facts, hosts, environ, plan.request.hang_after_s)
-        beside = WatchedBeside(agents, plan, folder, view, hosts, quiet=run.quiet)
-        watch.signs = beside
-        return execute(plan, folder, facts, hosts, view, environ, beside, watch, last=False), beside
+        sidecar = WatchedSidecar(agents, plan, folder, view, hosts, quiet=run.quiet)
+        watch.signs = sidecar
+        return execute(this, facts, hosts, sidecar, watch, last=False), sidecar
 
     values = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
     try:

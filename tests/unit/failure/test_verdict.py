@@ -88,7 +88,7 @@ def _supervised(folder: RunFolder, plan: Plan, record: RunRecord) -> Verdict:
         number=0,
         plan=plan,
         record=record,
-        beside=cast(Any, SimpleNamespace(oom=set(), last_step=lambda: None)),
+        sidecar=cast(Any, SimpleNamespace(oom=set(), last_step=lambda: None)),
         watch=cast(Any, SimpleNamespace(hang=None, time_up=False, noticed=None)),
         started=started,
         stacks=None,
