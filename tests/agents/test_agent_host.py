@@ -18,7 +18,7 @@ import pytest
 from requirements import missing_programs, require
 from waiting import wait_until
 from windlass.agents.bundle import Manifest, ServiceSpec, bundle_bytes
-from windlass.agents.command import agent_words, stop_words, tool_words
+from windlass.agents.command import agent_words, script_words, stop_words, tool_words
 from windlass.agents.interpreter import fits, pack_interpreter
 from windlass.agents.node import host
 from windlass.procs.identity import start_of
@@ -238,6 +238,14 @@ def test_tool_runs_from_the_living_agents_copy(tmp_path: Path, started: list[Age
     env = {"PATH": os.defpath, "PLACE": str(tmp_path)}
     done = subprocess.run(words, capture_output=True, text=True, timeout=20, env=env)
     assert "TypeError" in done.stderr and "list" in done.stderr, "it was called, with a list of arguments"
+
+
+def test_program_runs_from_its_text_with_the_modules_that_it_imports() -> None:
+    source = "import sys; from some.where import add\nprint(add(*sys.argv[1:]), __name__)"
+    module = "from __future__ import annotations\n\ndef add(one: str, two: str) -> str:\n    return one + '\\t' + two\n"
+    words = script_words(source, sys.executable, "a b", "$HOME", modules=(("some.where", module),))
+    done = subprocess.run(words, capture_output=True, text=True, timeout=30)
+    assert done.stdout == "a b\t$HOME __main__\n", done.stderr
 
 
 def test_same_sources_give_the_same_file_and_another_key_another() -> None:

@@ -16,7 +16,8 @@ import pytest
 from fuse.caches import configs, make_tree, mounts, wait_for, wait_ready
 from requirements import require_fuse
 from windlass.cache.node import control
-from windlass.cache.node.config import ConfigFileError, dump_config
+from windlass.cache.node.config import dump_config
+from windlass.procs.folders import UntrustedError
 
 pytestmark = pytest.mark.fuse
 
@@ -240,9 +241,9 @@ def test_a_state_folder_of_somebody_else_is_refused(tmp_path: Path, tree: Path) 
     (config,) = configs(tmp_path / "c", 1, tree)
     Path(config.state_dir).mkdir(parents=True)
     os.chown(config.state_dir, 65534, 65534)
-    with pytest.raises(ConfigFileError, match="another user"):
+    with pytest.raises(UntrustedError, match="belongs to uid 65534"):
         control.start(config)
     Path(config.state_dir).rmdir()
     Path(config.state_dir).symlink_to(tmp_path)
-    with pytest.raises(ConfigFileError, match="another user"):
+    with pytest.raises(UntrustedError, match="is a link"):
         control.start(config)

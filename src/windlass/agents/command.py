@@ -65,9 +65,23 @@ def _choose(pythons: tuple[str, ...] = NODE_PYTHONS, otherwise: str = "") -> str
     return _CHOOSE.format(pythons=" ".join(pythons), oldest=repr(OLDEST), first=first, otherwise=otherwise)
 
 
-def script_words(source: str, last_python: str, *arguments: str) -> tuple[str, ...]:
-    """Runs the text of a program on a node, with the node's own Python; no file of a shared file system is read."""
-    return ("/bin/sh", "-c", _choose(), "windlass-agent", source, last_python, *arguments)
+# Modules that a program imports, from their text: `import` finds them among those that are loaded.
+_PROGRAM = """\
+import sys, types
+for name, text in {modules!r}:
+    sys.modules[name] = types.ModuleType(name)
+    exec(text, sys.modules[name].__dict__)
+exec({source!r})
+"""
+
+
+def script_words(
+    source: str, last_python: str, *arguments: str, modules: tuple[tuple[str, str], ...] = ()
+) -> tuple[str, ...]:
+    """Runs the text of a program on a node, with the node's own Python; no file of a shared file system is read.
+    `modules`: names and texts of those that it imports beside the standard library."""
+    program = _PROGRAM.format(modules=modules, source=source)
+    return ("/bin/sh", "-c", _choose(), "windlass-agent", program, last_python, *arguments)
 
 
 _STOP = (

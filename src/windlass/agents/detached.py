@@ -23,11 +23,12 @@ from windlass.agents.cache_service import STATUS_ENTRY, cache_agents
 from windlass.agents.command import stop_words, tool_words
 from windlass.agents.control import BUNDLE_FILE, Agents
 from windlass.agents.interpreter import ARCHIVE
+from windlass.cache.node.config import state_folder
 from windlass.errors import MachineError, WindlassError
 from windlass.model.jsontext import from_json, to_json
 from windlass.model.plan import Plan
 from windlass.notation.hostlist import expand_hostlist
-from windlass.plan.cache import agents_folder, state_folder
+from windlass.plan.cache import agents_folder
 from windlass.plan.inputs import Secrets
 from windlass.plan.node_step import plan_node_step
 from windlass.plan.render.rank_script import JobFacts

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from windlass.cache.node.config import state_folder
 from windlass.containers import get_runtime
 from windlass.errors import UsageError
 from windlass.model.origin import Origin
@@ -75,15 +76,9 @@ def below_roots(path: str, roots: tuple[CacheRoot, ...]) -> bool:
 # Places on the node
 
 
-def agents_folder(plan: Plan, uid: int) -> str:
+def agents_folder(plan: Plan, uid: int | str) -> str:
     """Folder of this user's agents on each node; `${NAME}` in the site's root is expanded there."""
     return f"{plan.cache_root.rstrip('/')}/windlass-{uid}"
-
-
-def state_folder(folder: str, run_id: str, node: int | str) -> str:
-    """The cache of one node: `view` is its mount, `front` holds scripts of the environments with the interpreter of the
-    view in their first line. The number is in the name because nodes may share a folder (on one machine they do)."""
-    return f"{folder}/c/{run_id}.{node}"
 
 
 # The rank script

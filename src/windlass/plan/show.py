@@ -6,17 +6,18 @@ from collections.abc import Iterable
 
 import msgspec
 
+from windlass.cache.node.config import state_folder
 from windlass.model.origin import Argument
 from windlass.model.plan import Plan, Setting
 from windlass.model.request import Request
 from windlass.notation.counts import counted
 from windlass.notation.cpulist import format_cpulist
 from windlass.notation.shell import quote, quote_words
+from windlass.plan.cache import agents_folder
 from windlass.plan.render.batch_script import has_prologue, prologue_lines
 from windlass.plan.render.rank_script import JobFacts, rank_script
 from windlass.topology.draw import draw_node
 
-AGENTS_FOLDER = "{root}/windlass-UID/c/RUN_ID.NODE"
 RUN_DIR = "RUN_DIR"
 """Stands for the run folder, which does not exist yet when a plan is shown."""
 
@@ -154,7 +155,7 @@ def _cache(plan: Plan, explain: bool) -> list[str]:
         return []
     reason = f"   {cache.because}  [{cache.origin.text()}]" if explain else ""
     lines = [
-        f"{root.path} -> {AGENTS_FOLDER.format(root=plan.cache_root)}/view{root.path}"
+        f"{root.path} -> {state_folder(agents_folder(plan, 'UID'), 'RUN_ID', 'NODE')}/view{root.path}"
         + (f" (really {root.real})" if root.real != root.path else "")
         + reason
         for root in cache.roots

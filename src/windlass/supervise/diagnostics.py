@@ -14,13 +14,14 @@ from typing import Any
 
 import msgspec
 
-import windlass.agents.node
 from windlass.agents.command import script_words
+from windlass.agents.node import diagnostics
 from windlass.errors import CommandError, WindlassError
 from windlass.launchers import get_launcher
 from windlass.model.plan import Plan
 from windlass.notation.hostlist import expand_hostlist
 from windlass.plan.node_step import plan_node_step
+from windlass.procs import marks
 from windlass.run.folder import RunFolder
 from windlass.run.node_step import run_node_step
 
@@ -75,8 +76,9 @@ def _diagnose(
 ) -> NodeReport:
     launcher = get_launcher(plan.launcher)
     step = plan_node_step(plan, "diagnostics", hosts=hosts, host_file="diagnostics-hosts")
-    source = (Path(windlass.agents.node.__path__[0]) / "diagnostics.py").read_text()
-    program = script_words(source, sys.executable, *first, ",".join(step.place), *rest)
+    source, shared = Path(diagnostics.__file__).read_text(), Path(marks.__file__).read_text()
+    modules = ((marks.__name__, shared),)
+    program = script_words(source, sys.executable, *first, ",".join(step.place), *rest, modules=modules)
     try:
         done = run_node_step(step, program, environ=environ, timeout_s=deadline_s, folder=folder, check=False)
         said, complaints = done.stdout, done.stderr.splitlines()

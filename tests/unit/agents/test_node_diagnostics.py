@@ -27,19 +27,6 @@ def test_a_process_is_seen_stopped_and_its_handlers_are_known() -> None:
     assert diagnostics.state_of(child.pid) == "X"
 
 
-def test_only_marked_processes_are_killed() -> None:
-    mine = subprocess.Popen(["sleep", "60"], env={"WINDLASS_PLACE": "run-x.0.3"})
-    other = subprocess.Popen(["sleep", "60"], env={"WINDLASS_PLACE": "run-x.0.33"})
-    try:
-        assert diagnostics.kill_marked(b"WINDLASS_PLACE=run-x.0.3", 5.0) == 1
-        assert mine.wait(timeout=30) == -signal.SIGKILL
-        assert other.poll() is None
-    finally:
-        mine.kill()
-        other.kill()
-        other.wait(timeout=30)
-
-
 def test_beats_are_read_and_torn_ones_passed_over(tmp_path: Path) -> None:
     (tmp_path / "0").write_text(f"{17:>15d} {1.5:>18.3f}\n")
     (tmp_path / "1").write_text("")

@@ -17,7 +17,7 @@ from typing import Any
 
 from windlass.agents.node.host import Node, expand
 from windlass.cache.node import control
-from windlass.cache.node.config import NodeConfig
+from windlass.cache.node.config import NodeConfig, state_folder
 from windlass.cache.node.roots import Root
 
 _CODE = ("windlass/__init__.py", "windlass/cache/", "windlass/procs/")
@@ -32,7 +32,7 @@ class CacheService:
     def __init__(self, node: Node, settings: dict[str, Any]) -> None:
         self._node = node
         self._settings = settings
-        self.state_dir = os.path.join(node.folder, "c", "%s.%d" % (node.run_id, node.number))
+        self.state_dir = state_folder(node.folder, node.run_id, node.number)
         self._lost: set[str] = set()
 
     def start(self) -> None:

@@ -16,8 +16,9 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from typing import Any
+
+from windlass.procs.marks import kill_marked
 
 _KERNEL = re.compile(
     r"out of memory|oom-kill|killed process|NVRM|\bXid\b|amdgpu|\bxe\b.*(error|reset)|i915.*(error|reset)"
@@ -220,50 +221,6 @@ def memory_groups(text: str) -> list[tuple[str, str]]:
 def _oom_count(path: str) -> int | None:
     match = re.search(r"^oom_kill\s+(\d+)", _read(path), re.MULTILINE)
     return int(match.group(1)) if match else None
-
-
-def kill_marked(mark: bytes, patience_s: float) -> int:
-    """Kill whatever has this entry in its environment, but for this process and those above it. Returns how many."""
-    spared = ancestors()
-    killed: set[int] = set()
-    end = time.monotonic() + patience_s
-    while time.monotonic() < end:
-        alive = [pid for pid in marked(mark) if pid not in spared]
-        if not alive:
-            break
-        for pid in alive:
-            try:
-                os.kill(pid, signal.SIGKILL)
-                killed.add(pid)
-            except OSError:
-                continue
-        time.sleep(0.02)
-    return len(killed)
-
-
-def ancestors() -> set[int]:
-    found = {os.getpid()}
-    pid = os.getpid()
-    while pid > 1:
-        text = _read("/proc/%d/stat" % pid)
-        if ")" not in text:
-            break
-        pid = int(text.rpartition(")")[2].split()[1])
-        found.add(pid)
-    return found
-
-
-def marked(mark: bytes) -> list[int]:
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open("/proc/%s/environ" % name, "rb") as file:
-                    if mark in file.read().split(b"\0"):
-                        found.append(int(name))
-            except OSError:
-                continue
-    return found
 
 
 def _read(path: str) -> str:

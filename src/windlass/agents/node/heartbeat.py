@@ -13,8 +13,9 @@ import shutil
 import time
 from typing import Any
 
-from windlass.agents.node.diagnostics import kill_marked, oom_kills
+from windlass.agents.node.diagnostics import oom_kills
 from windlass.agents.node.host import Node
+from windlass.procs.marks import kill_marked
 
 
 def make(node: Node, settings: dict[str, Any]) -> WatchService:

@@ -26,6 +26,7 @@ from windlass.agents.bundle import Manifest, ServiceSpec, bundle_bytes
 from windlass.agents.cache_service import PACKAGES
 from windlass.agents.command import agent_words
 from windlass.bench.start.shared import ClientSettings, Counters, Limits, settings_text
+from windlass.cache.node.config import state_folder
 from windlass.errors import DeadlineError, MachineError
 from windlass.procs.command import pdeathsig
 from windlass.stage.service import PACKAGES as STAGE_PACKAGES
@@ -124,7 +125,7 @@ class Hosted:
     """The last figures of each node's service; there when the block has ended."""
 
     def view(self, node: int) -> Path:
-        return self.folder / "c" / f"{self.run_id}.{node}" / "view"
+        return Path(state_folder(str(self.folder), self.run_id, node)) / "view"
 
 
 @contextlib.contextmanager

@@ -88,6 +88,12 @@ class NodeConfig:
         return os.path.join(self.state_dir, "peer.sock")
 
 
+def state_folder(folder: str, run_id: str, node: int | str) -> str:
+    """The cache of one node: `view` is its mount, `front` holds scripts of the environments with the interpreter of the
+    view in their first line. The number is in the name because nodes may share a folder (on one machine they do)."""
+    return "%s/c/%s.%s" % (folder, run_id, node)
+
+
 def dump_config(config: NodeConfig) -> str:
     values = asdict(config)
     values["hosts"] = list(config.hosts)
@@ -118,16 +124,6 @@ def parse_config(text: str) -> NodeConfig:
     if config.fanout < 1:
         raise ConfigFileError("fanout must be at least 1")
     return config
-
-
-def make_private_folder(path: str) -> None:
-    """Makes a folder of this user that nobody else can enter. In a place that all may write to, somebody else may have
-    been there first: `ConfigFileError` where it, or a link, belongs to another user."""
-    os.makedirs(path, mode=0o700, exist_ok=True)
-    status = os.lstat(path)
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-        raise ConfigFileError("%s belongs to another user" % path)
-    os.chmod(path, 0o700)
 
 
 def read_config(path: str) -> NodeConfig:

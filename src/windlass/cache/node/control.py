@@ -18,10 +18,11 @@ import sys
 import time
 from typing import Any
 
+from windlass.procs.folders import private_folder
 from windlass.procs.locks import is_locked, take_lock
 
 from . import wire
-from .config import ConfigFileError, NodeConfig, dump_config, make_private_folder, read_config, read_key
+from .config import ConfigFileError, NodeConfig, dump_config, read_config, read_key
 from .fuse import unmount
 from .link import Collect, open_local_link
 from .proof import NO_NODE, ProtocolError
@@ -47,11 +48,11 @@ def start(config: NodeConfig, deadline_s: float = 20.0, code: str = "") -> dict[
     """
     base = os.path.dirname(config.state_dir)
     if not os.path.isdir(base):
-        make_private_folder(base)
+        private_folder(base)
     sweep(base)
     if os.path.exists(os.path.join(config.state_dir, "config.json")):
         raise ControlError("%s is in use by another cache" % config.state_dir)
-    make_private_folder(config.state_dir)
+    private_folder(config.state_dir)
     with _locked(config.state_dir, "start"):
         with open(os.path.join(config.state_dir, "config.json"), "w", encoding="utf-8") as file:
             file.write(dump_config(config))

@@ -18,7 +18,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
-from .config import make_private_folder
+from windlass.procs.folders import private_folder
+
 from .memory import memory_left
 
 _PLACE = struct.Struct("<IIQQI")
@@ -101,7 +102,7 @@ class Store:
         if self._limit == _SEGMENT_BYTES:
             self._limit = max(_SEGMENT_BYTES, budget_bytes // _MOST_SEGMENTS)
         if folder:
-            make_private_folder(folder)
+            private_folder(folder)
             for left_over in os.listdir(folder):  # of a peer process that died: nobody knows their digests any more
                 os.unlink(os.path.join(folder, left_over))
 
