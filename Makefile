@@ -8,13 +8,14 @@ TORCH  := $(shell sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install test test-all lint demo packages clean
+.PHONY: help install test test-all test-flux lint demo packages clean
 
 help:
 	@echo "make install    .venv with the windlass command in it"
 	@echo "make demo       a small real training with 2 ranks on this machine (installs torch into .venv)"
 	@echo "make test       everything but the slow tests; sets up what it needs, Debian packages too when root"
 	@echo "make test-all   the slow tests too"
+	@echo "make test-flux FLUX_PREFIX=DIR   the tests of launchers and schedulers in a real Flux (see CONTRIBUTING.md)"
 	@echo "make lint       ruff and mypy"
 	@echo "make clean      remove .venv and caches"
 
@@ -25,6 +26,11 @@ test: packages lint
 
 test-all: packages lint
 	@$(BIN)/python scripts/run_tests.py $(PYTEST_ARGS)
+
+# In a real Flux, which the machine does not have by default. $(abspath) because the command runs on another node.
+test-flux: $(VENV)/.tools
+	@scripts/with-flux.sh $(FLUX_PREFIX) $(abspath $(BIN))/python -m pytest -p no:cacheprovider -k flux \
+	  tests/conformance $(PYTEST_ARGS)
 
 lint: $(VENV)/.tools
 	$(BIN)/ruff check .

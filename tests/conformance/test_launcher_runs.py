@@ -17,6 +17,7 @@ import pytest
 
 from conformance.launcher_cases import HOSTILE
 from conformance.running import Ended, Machine, machine
+from standins.sites import real
 from waiting import wait_until
 from windlass.launchers import get_launcher
 
@@ -47,6 +48,8 @@ def fail_in_rank_1(name: str, how: str) -> list[str]:
 
 @pytest.mark.parametrize(("nodes", "per_node"), [(1, 1), (1, 3), (2, 1), (2, 2)])
 def test_ranks_find_their_place_in_blocks(place: Machine, nodes: int, per_node: int) -> None:
+    if real() == place.name and per_node > len(os.sched_getaffinity(0)):
+        pytest.skip("Flux gives every rank a core, and this machine has fewer")
     variables = get_launcher(place.name).variables
     named = {
         "rank": variables.rank[0],

@@ -138,7 +138,14 @@ def execute(options: argparse.Namespace, job: dict[str, Any], hosts: list[str]) 
         # Lines come by way of the first node's shell, and what is on its way when exit-on-error ends all is lost.
         late_s = 0.0 if options.output or "exit-on-error" not in shell else _ON_ITS_WAY_S
         started = tasks.start(
-            planned, options.command, label, options.cwd, late_s=late_s, end_lines=False, targets=files.targets
+            planned,
+            options.command,
+            label,
+            options.cwd,
+            late_s=late_s,
+            end_lines=False,
+            targets=files.targets,
+            whole_errors=shell.get("output.stderr.buffer.type") == "line",
         )
     except OSError as problem:
         return not_started(job, planned, options.command[0], problem)
@@ -202,7 +209,8 @@ class Ends:
             return
         self.first = (time.monotonic(), rank, code)
         if code and "exit-on-error" in self.shell and not self.started.stopped:
-            self.started.lines.forgotten.add(rank)
+            if self.started.lines.late_s:
+                self.started.lines.forgotten.add(rank)
             self.give_up("failed", "exit-on-error is set")
 
     def give_up(self, what: str, why: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -88,7 +89,12 @@ def directives(script: str, name: str) -> list[str]:
             if sentinel and mark != sentinel:
                 raise DirectiveError(f"{name}: line {number}: sentinel changed from '{sentinel}' to '{mark}'")
             sentinel = mark
-            words += shlex.split(rest, comments=True)
+            if re.search(r"[\"']{3}.", rest):
+                raise DirectiveError(f"{name}: line {number}: unclosed triple quote: {rest.strip()}")
+            lexer = shlex.shlex(rest, posix=True, punctuation_chars=True)
+            lexer.whitespace_split = True
+            lexer.escapedquotes = "\"'"
+            words += lexer
         elif line.strip() and not line.startswith("#") and not disabled:
             disabled = number - 1
     return words

@@ -1,7 +1,8 @@
 """Pretended sites for tests: the environment in which a stand-in's commands are found, and the end of all it started.
 
 `with pbs_site(folder) as site:` then run commands with `site.env`. On leaving, whatever still runs is killed; nothing
-of a job that did not end by itself survives the test.
+of a job that did not end by itself survives the test. Under `make test-flux` and `make test-pbs` the same functions
+hand out the real scheduler in which the tests themselves run, so that every test of a stand-in can be held against it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,25 @@ class Site:
     folder: Path
     home: Path
     nodes: tuple[str, ...]
+
+
+def real() -> str:
+    """`flux` or `pbs` where the tests run inside the real one, else empty."""
+    return os.environ.get("WINDLASS_TEST_REAL", "")
+
+
+@contextlib.contextmanager
+def _real_flux(folder: Path) -> Iterator[Site]:
+    """The instance that the tests run in. What a test leaves in its queue is cancelled."""
+    home = folder / "home"
+    home.mkdir(parents=True)
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "WINDLASS_"))}
+    nodes = tuple(f"node{number}" for number in range(1, 5))
+    try:
+        yield Site(env=env | {"HOME": str(home)}, folder=folder, home=home, nodes=nodes)
+    finally:
+        for argv in (["flux", "cancel", "--all"], ["flux", "queue", "drain", "--timeout=60s"]):
+            subprocess.run(argv, env=env, capture_output=True, timeout=90, check=False)
 
 
 def _plain_env(path: Sequence[Path], home: Path) -> dict[str, str]:
@@ -67,6 +88,10 @@ def pbs_site(folder: Path, nodes: Sequence[str] = ()) -> Iterator[Site]:
 @contextlib.contextmanager
 def flux_site(folder: Path, nodes: Sequence[str] = (), *, cores: int = 2, gpus: int = 0) -> Iterator[Site]:
     """A login node of a Flux machine."""
+    if real() == "flux":
+        with _real_flux(folder) as site:
+            yield site
+        return
     for name in ("jobs", "scripts", "cancelled", "ending", "pids", "home"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     names = tuple(nodes) or ("node1", "node2", "node3", "node4")

@@ -70,8 +70,9 @@ class Lines:
                     if target is not sys.stdout.buffer or not _HELD_BACK:
                         target.flush()  # type: ignore[attr-defined]
 
-    def pump(self, rank: int, source: object, target: object, prefix: bytes) -> None:
-        for line in source:  # type: ignore[attr-defined]
+    def pump(self, rank: int, source: object, target: object, prefix: bytes, whole_lines: bool) -> None:
+        pieces = source if whole_lines else iter(lambda: source.read1(65536), b"")  # type: ignore[attr-defined]
+        for line in pieces:  # type: ignore[attr-defined]
             whole = prefix + line + (b"\n" if self.end_lines and not line.endswith(b"\n") else b"")
             with self.lock:
                 self.waiting.append((time.monotonic(), rank, target, whole))
@@ -115,9 +116,11 @@ def start(
     *,
     late_s: float = 0.0,
     end_lines: bool = True,
+    whole_errors: bool = True,
     targets: Callable[[Task], tuple[object, object]] = lambda _task: (sys.stdout.buffer, sys.stderr.buffer),
 ) -> Running:
-    """Start every rank. Raises OSError where the program cannot be started at all."""
+    """Start every rank. Raises OSError where the program cannot be started at all. Without `whole_errors` every piece
+    that arrives on standard error is labelled, whether it is a line or not."""
     running = Running(lines=Lines(late_s=late_s, end_lines=end_lines))
     for task in tasks:
         mine, theirs = socket.socketpair()
@@ -138,8 +141,10 @@ def start(
         child = running.children[task.rank]
         assert child.stdout and child.stderr
         prefix = label(task) if label else b""
-        for source, target in zip((child.stdout, child.stderr), targets(task), strict=True):
-            threading.Thread(target=running.lines.pump, args=(task.rank, source, target, prefix), daemon=True).start()
+        out, err = targets(task)
+        for source, target, whole in ((child.stdout, out, True), (child.stderr, err, whole_errors)):
+            arguments = (task.rank, source, target, prefix, whole)
+            threading.Thread(target=running.lines.pump, args=arguments, daemon=True).start()
     return running
 
 

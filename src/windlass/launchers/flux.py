@@ -111,6 +111,10 @@ def _defaults(spec: LaunchSpec, executable: str) -> Iterator[Argument]:
         yield Argument(words=(f"--time-limit={spec.time_limit}",), because="time limit of this step")
     yield Argument(words=(f"--job-name={spec.step_name}",), because="so that exactly this step can be found and ended")
     yield Argument(words=("--label-io",), because="every line begins with its rank")
+    yield Argument(
+        words=("-o", "output.stderr.buffer.type=line"),
+        because="Flux would label every piece of a line that arrives on standard error",
+    )
 
 
 def _node_step(spec: NodeStepSpec, executable: str) -> Iterator[Argument]:

@@ -26,6 +26,7 @@ from windlass.schedulers.base import (
 )
 from windlass.schedulers.walltime import parse_walltime, unit_text
 
+_PLAIN = re.compile(r"[A-Za-z0-9_./=:,@%+\-]+\Z")
 _JOB_ID = re.compile(r"(?:ƒ|f)[1-9A-HJ-NP-Za-km-z]+\Z|\d+\Z")
 _RESOURCES = re.compile(r"(?:free|allocated)\s+(\d+)\s+\d+\s+(\d+)\b")
 _STATES = {
@@ -135,6 +136,11 @@ class Flux(Scheduler):
     def submit_argv(self, script: str) -> tuple[str, ...]:
         return ("flux", "batch", script)
 
+    def directive_line(self, argument: Argument) -> str:
+        """Flux reads directives with a lexer of its own, to which three quotes in a row are one: a shell's way to write
+        a single quote is refused. In double quotes two characters are escaped, and everything else is itself."""
+        return f"{self.directive} {' '.join(map(_directive_word, argument.words))}"
+
     def parse_submit(self, output: str) -> str:
         """`ƒ2E1Wbrw`, or `f2E1Wbrw` where the locale has no ƒ."""
         for line in reversed(output.strip().splitlines()):
@@ -206,6 +212,13 @@ def _directives(spec: JobSpec) -> Iterator[Argument]:
         yield line(f"--output={spec.output}", "output of the batch script itself")
     if spec.exclude_hosts:
         yield line(f"--requires=-host:{fold_hostlist(spec.exclude_hosts)}", "nodes known to be bad")
+
+
+def _directive_word(word: str) -> str:
+    if _PLAIN.match(word):
+        return word
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
 
 
 def _find_job(output: str) -> Mapping[str, Any] | None:
