@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from windlass.bench.record import BenchRecord, Label, Measurement
-from windlass.bench.sizes import counted, size_text
+from windlass.bench.sizes import size_text
+from windlass.notation.counts import counted
 
 _FEWEST = 4
 _FLOOR = 0.01

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from windlass.bench.measure import Figure
-from windlass.bench.sizes import counted
 from windlass.errors import MachineError
 from windlass.model.jsontext import to_json
+from windlass.notation.counts import counted
 from windlass.procs.atomic import replace_file
 
 RECORD_KIND = "windlass.bench"

@@ -55,11 +55,6 @@ def _range(text: str) -> list[int]:
     return sizes
 
 
-def counted(number: object, noun: str) -> str:
-    """`1 node`, `2 nodes`."""
-    return f"{number} {noun}" + ("" if number == 1 else "s")
-
-
 def size_text(size: float) -> str:
     """A size for people: `1 MiB`, `1.5 GiB`, `100 B`."""
     for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):

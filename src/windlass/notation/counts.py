@@ -10,7 +10,7 @@ _MOST_NODES = 1_000_000
 _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?\Z")
 
 
-def counted(count: int, noun: str) -> str:
+def counted(count: object, noun: str) -> str:
     """`1 node`, `2 nodes`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from windlass.bench.record import BenchRecord, Measurement
 from windlass.bench.reference import References, is_device
-from windlass.bench.sizes import counted, size_text
+from windlass.bench.sizes import size_text
 from windlass.bench.svg import Chart, Series, line_chart
+from windlass.notation.counts import counted
 
 
 def charts(record: BenchRecord, references: References) -> list[tuple[str, str]]:

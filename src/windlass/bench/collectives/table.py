@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from windlass.bench.record import BenchRecord, Measurement
-from windlass.bench.sizes import counted
+from windlass.notation.counts import counted
 
 
 def average_busbw(rows: Iterable[Measurement]) -> float:

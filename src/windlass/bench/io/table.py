@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from windlass.bench import measure
 from windlass.bench.record import BenchRecord, Measurement
-from windlass.bench.sizes import counted
+from windlass.notation.counts import counted
 
 PASS_LINE = 0.9
 """MLPerf Storage's line for image models: the devices must be busy nine tenths of the time."""

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from windlass.agents.bundle import ServiceSpec
-from windlass.bench.sizes import counted
 from windlass.bench.start.machine import Clients, Hosted, SharedTraffic, hosted, remove_tree, run_ranks
 from windlass.bench.start.shared import Limits
 from windlass.errors import MachineError
 from windlass.model.plan import CacheRoot
+from windlass.notation.counts import counted
 from windlass.procs.command import run_command, which
 from windlass.stage.service import stage_service
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from windlass.bench.record import BenchRecord
 from windlass.bench.reference import References
-from windlass.bench.sizes import counted
 from windlass.bench.start.simulate import PUBLISHED, Predicted
 from windlass.bench.start.table import is_push
 from windlass.bench.svg import Bar, Chart, Series, bar_chart, line_chart, standalone
+from windlass.notation.counts import counted
 
 _NAMES = {"direct": "direct", "copper": "Copper-like", "windlass": "windlass", "windlass+trace": "windlass, with trace"}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from windlass.bench.measure import Figure
 from windlass.bench.record import BenchRecord, Measurement, Where, new_record
-from windlass.bench.sizes import counted
+from windlass.notation.counts import counted
 
 # Figures by their name in the rows of `--json`: unit and formula.
 _FIGURES = {

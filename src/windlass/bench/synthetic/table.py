@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from windlass.bench.record import BenchRecord
-from windlass.bench.sizes import counted
+from windlass.notation.counts import counted
 
 
 def text(record: BenchRecord) -> str:

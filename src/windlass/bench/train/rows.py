@@ -10,7 +10,7 @@ import msgspec
 from windlass.bench.measure import Figure
 from windlass.bench.record import Label, Measurement
 from windlass.bench.runner import PartResult
-from windlass.bench.sizes import counted
+from windlass.notation.counts import counted
 
 
 def row_of(result: PartResult, **labels: Label) -> Measurement | None:

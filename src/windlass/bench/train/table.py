@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from windlass.bench import measure
 from windlass.bench.record import BenchRecord, Measurement
-from windlass.bench.sizes import counted
+from windlass.notation.counts import counted
 
 
 def text(record: BenchRecord) -> str:
