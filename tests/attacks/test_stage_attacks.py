@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from attacks.record import record
-from attacks.stranger import UID, as_stranger, common_place, require_stranger
+from attacks.stranger import as_stranger, common_place, require_stranger
 from windlass.agents.node.host import AgentError
 from windlass.cache.node.keys import Pin
 from windlass.stage.node.layout import Block, Item, Layout, LayoutError, Part, parse_items
@@ -150,5 +150,4 @@ def test_a_name_that_another_user_took_is_an_error_with_their_uid() -> None:
             expected="an error that names the uid",
             seen="AgentError with the uid, nothing left behind",
             attempts=1,
-            uid=UID,
         )

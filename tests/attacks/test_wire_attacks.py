@@ -40,6 +40,7 @@ from windlass.cache.node.proof import (
     ProtocolError,
     SessionKeys,
 )
+from windlass.cache.node.trace import BadTraceError, parse_trace
 
 SEED = 20261115
 KEY = bytes(range(32))
@@ -415,4 +416,39 @@ def test_a_trace_with_absurd_lengths_grows_nothing(tmp_path: Path) -> None:
         seen="one trace refused, one entry left out",
         entries=2,
         grown_mib=grown_mib,
+    )
+
+
+def test_damaged_traces_are_refused_or_stay_within_their_limits() -> None:
+    chance = random.Random(SEED)
+    touches = [["/r", 0, -1], ["/r/a", 0, 4096], ["/r/b", 98304, 200000]]
+    text = json.dumps({"version": 1, "identity": "i", "roots": ["/r"], "touches": touches})
+    numbers = ("-1", "-2", "1e999", "10" + "0" * 30, "null", '"x"', "[]", "1e15", "0", str(1 << 46))
+    names = ("/r/../x", "r", "", "/r//x", "/\\u0000", "/" + "n" * 300, "\\udfff", "/r/ok")
+    refused = kept = 0
+    for _ in range(2000):
+        data = text
+        for _ in range(chance.randrange(1, 4)):
+            old = chance.choice(("4096", "98304", "200000", "-1", '"/r/a"', '"/r/b"', "1", "}", "["))
+            new = f'"{chance.choice(names)}"' if old.startswith('"') else chance.choice(numbers)
+            data = data.replace(old, new, 1)
+        if chance.random() < 0.3:
+            cut = chance.randrange(len(data))
+            data = data[:cut] + chance.choice(("", "\0", '"', "[" * 5000)) + data[cut + 1 :]
+        try:
+            trace = parse_trace(data).within(1 << 30)
+        except BadTraceError:
+            refused += 1
+            continue
+        kept += 1
+        assert trace.file_bytes <= 1 << 30
+        for touch in trace.touches:
+            directory_key(touch.path)
+            assert touch.offset >= 0 and touch.length >= -1
+    assert refused and kept
+    record(
+        f"damaged and hostile traces (seed {SEED})",
+        expected="refused, or within the limit of a record",
+        seen=f"{refused} refused, {kept} within it",
+        traces=2000,
     )
