@@ -24,6 +24,13 @@ Group = argparse._ArgumentGroup
 _SHELL_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".pbs")
 _MOST_RANKS_PER_NODE = 4096
 _FOR_OTHERS = ("--arg", "--directive", "--container-arg")
+_AS_WRITTEN = (
+    *("site", "scheduler", "launcher", "hosts", "partition", "qos", "account", "time"),
+    *("nodes", "ranks_per_node", "gpus_per_node", "ranks_per_device", "cpu_bind", "devices", "device_unit", "threads"),
+    *("container", "runtime", "no_modules", "mpi", "master_port", "run_dir", "until_done"),
+    *("cache_placement", "cache_store", "cache_allow_other"),
+)
+"""Options that are a value of the request under the same name."""
 USAGE = "[options] SCRIPT.py [ARGS…] | -m MODULE [ARGS…] | -- COMMAND [ARGS…]"
 
 
@@ -225,34 +232,18 @@ def request_from(args: argparse.Namespace, environ: Mapping[str, str]) -> Reques
         raise UsageError("nothing to run", hint=f"add what to run: {USAGE.removeprefix('[options] ')}")
     kind = _check_command(kind, command, args, environ)
     _refuse_impossible(args)
+    same = {name: getattr(args, name) for name in _AS_WRITTEN}
     return Request(
+        **same,
         command=command,
         kind=kind,
         name=_name(args.name),
         cwd=cwd,
         python=_absolute_command(args.python),
         placeholders=not args.no_placeholders,
-        site=args.site,
         site_file=str(Path(args.site_file).expanduser().absolute()) if args.site_file else None,
-        scheduler=args.scheduler,
-        launcher=args.launcher,
-        nodes=args.nodes,
-        ranks_per_node=args.ranks_per_node,
-        gpus_per_node=args.gpus_per_node,
-        ranks_per_device=args.ranks_per_device,
-        hosts=args.hosts,
-        partition=args.partition,
-        qos=args.qos,
-        account=args.account,
-        time=args.time,
         directives=tuple(args.directive),
         launcher_args=tuple(args.arg),
-        cpu_bind=args.cpu_bind,
-        devices=args.devices,
-        device_unit=args.device_unit,
-        threads=args.threads,
-        container=args.container,
-        runtime=args.runtime,
         binds=tuple(args.bind),
         container_args=tuple(args.container_arg),
         env=tuple(_pair(text) for text in args.env),
@@ -260,26 +251,18 @@ def request_from(args: argparse.Namespace, environ: Mapping[str, str]) -> Reques
         env_append=tuple(_pair(text, "--env-append") for text in args.env_append),
         unset=tuple(_variable(text, "--unset") for text in args.unset),
         modules=tuple(args.module),
-        no_modules=args.no_modules,
         activate=str(Path(args.activate).expanduser().absolute()) if args.activate else None,
         keep_caches=str(Path(args.keep_caches).expanduser().absolute()) if args.keep_caches else None,
         options=tuple(args.options),
         comm_log=_ranks(args.comm_log),
-        mpi=args.mpi,
-        master_port=args.master_port,
-        run_dir=args.run_dir,
         grace_s=args.grace,
         cache=tuple(os.path.abspath(Path(path).expanduser()) for path in args.cache),  # noqa: PTH100  links stay
-        cache_placement=args.cache_placement,
         cache_budget_bytes=parse_size(args.cache_memory, "--cache-memory") if args.cache_memory else None,
         cache_readers=args.cache_readers or 1,
-        cache_store=args.cache_store,
-        cache_allow_other=args.cache_allow_other,
         cache_trace=not args.no_cache_trace,
         restarts=None if args.restarts is None else _at_least_zero(args.restarts, "--restarts"),
         spares=_at_least_zero(args.spares, "--spares"),
         hang_after_s=_hang_after(args.hang_after),
-        until_done=args.until_done,
     )
 
 
