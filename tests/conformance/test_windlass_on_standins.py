@@ -55,7 +55,7 @@ class Machine:
     def wait(self, job_id: str, states: set[JobState]) -> tuple[JobState, int | None]:
         wait_until(
             lambda: self.state(job_id)[0] in states,
-            timeout_s=60,
+            timeout_s=110,
             what=f"{job_id} is {states}",
             every_s=0.2,
             state=self.log,
@@ -180,3 +180,44 @@ def test_a_live_run_is_neither_started_again_nor_removed_where_pbs_keeps_no_hist
 
         wait_until(gone, timeout_s=60, what="the job is forgotten", state=machine.log)
         assert ": done" in machine.windlass("runs", "show", "run").stdout
+
+
+def test_a_failed_run_is_started_again_with_agents_beside_it(machine: Machine) -> None:
+    """The agents hold no node that the ranks need, and the ranks none that the agents and the diagnosis need."""
+    script = 'if [ $RANK = 2 ] && [ ! -e failed ]; then touch failed; exit 3; fi; sleep 1; echo "again"'
+    job_id = machine.submit("sh", "-c", script, options=("--restarts", "1"))
+    assert machine.wait(job_id, OVER) == (JobState.DONE, 0), machine.log()
+    assert (machine.site.home / "failed").exists()
+    assert [machine.lines(rank)[-1] for rank in range(4)] == ["again"] * 4
+    assert "nobody watches" not in machine.log(), machine.log()
+
+
+def test_files_are_staged_to_the_nodes_of_a_job(machine: Machine) -> None:
+    (machine.site.home / "data").mkdir()
+    (machine.site.home / "data" / "file").write_text("content\n")
+    there = machine.site.home / "there"  # the nodes share their file systems, so each has its own name in the path
+    place = "PALS_NODEID" if machine.scheduler == "pbs" else "WINDLASS_NODE_RANK"
+    words = ("stage", *machine.words, "data", "--to", f"{there}.${{{place}}}", "--run-dir", "run")
+    script = machine.site.home / "stage.sh"
+    sized = "#PBS -l select=2\n#PBS -l place=scatter" if machine.scheduler == "pbs" else "# flux: --nodes=2"
+    command = shlex.join((sys.executable, "-m", "windlass", *words))
+    script.write_text(f"#!/bin/bash\n{sized}\ncd {shlex.quote(str(machine.site.home))}\n{command} > stage.log 2>&1\n")
+    scheduler = get_scheduler(machine.scheduler)
+    argv = scheduler.submit_argv(str(script))
+    done = subprocess.run(argv, env=machine.site.env, cwd=machine.site.home, capture_output=True, text=True, timeout=30)
+    job_id = scheduler.parse_submit(done.stdout)
+    log = machine.site.home / "stage.log"
+    assert machine.wait(job_id, OVER) == (JobState.DONE, 0), log.read_text()
+    for node in range(2):
+        assert (machine.site.home / f"there.{node}" / "data" / "file").read_text() == "content\n", log.read_text()
+    assert "on 2 nodes" in log.read_text()
+
+
+def test_a_hang_is_seen_diagnosed_on_the_nodes_and_survived(machine: Machine) -> None:
+    script = (
+        "if [ ! -e hung.$RANK ]; then touch hung.$RANK; [ $RANK = 2 ] && kill -STOP $$; exec sleep 100; fi; echo moved"
+    )
+    job_id = machine.submit("sh", "-c", script, options=("--restarts", "1", "--hang-after", "2"))
+    assert machine.wait(job_id, OVER) == (JobState.DONE, 0), machine.log()
+    assert [machine.lines(rank)[-1] for rank in range(4)] == ["moved"] * 4
+    assert "rank 2" in machine.log() and "stopped" in machine.log(), machine.log()

@@ -55,6 +55,8 @@ class Node(NamedTuple):
     key: bytes
     owners: tuple[int, ...] = ()
     """Processes of which one must live for what the service starts to go on."""
+    follows_stdin: bool = True
+    """The end of the standard input says that nobody wants us any more. Elsewhere it may have none from the start."""
 
 
 class Service(Protocol):
@@ -81,7 +83,16 @@ def main(data: bytes, manifest: dict[str, Any], key: bytes) -> int:
         base = private_folder(expand(manifest["folder"]))
         own = os.path.join(base, "a", "%s.%d" % (manifest["run_id"], number))
         with claimed(base, own, data) as bundle:
-            node = Node(number, tuple(manifest["hosts"]), manifest["run_id"], base, bundle, key, (os.getpid(),))
+            node = Node(
+                number,
+                tuple(manifest["hosts"]),
+                manifest["run_id"],
+                base,
+                bundle,
+                key,
+                owners=(os.getpid(),),
+                follows_stdin=manifest.get("until") == "stdin",
+            )
             return _run_kept(node, manifest, started)
     except Exception as error:  # the one place: whoever waits for this node must hear of it
         say(node=number, failed="%s: %s" % (type(error).__name__, error))

@@ -206,7 +206,7 @@ class StageService:
 
     def _tick(self) -> None:
         """Tells how far we are; `AgentError` where nobody wants it any more."""
-        if self._stopped or input_ended():
+        if self._stopped or (self._node.follows_stdin and input_ended()):
             raise AgentError("stopped before it was complete")
         now = time.monotonic()
         if now - self._told_at > _TELL_EVERY_S and self._layout is not None:
