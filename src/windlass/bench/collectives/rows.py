@@ -17,7 +17,7 @@ from windlass.bench.runner import Bench, Part, PartResult
 def run(bench: Bench) -> BenchRecord:
     options = bench.options_as(CollectivesOptions)
     result = bench.run(part(options))
-    rows = rows_of(result) if result else []
+    rows = rows_of(result, options) if result else []
     return bench.record(rows, remarks=wrong_remarks(rows))
 
 
@@ -25,7 +25,7 @@ def part(options: CollectivesOptions, name: str = "collectives", **size: int | N
     return Part(name=name, program="collectives", argument=to_argument(options), **size)
 
 
-def rows_of(result: PartResult) -> list[Measurement]:
+def rows_of(result: PartResult, options: CollectivesOptions) -> list[Measurement]:
     return [measurement(sent, result.plan.world_size, result.plan.nodes) for sent in result.of_kind("row")]
 
 

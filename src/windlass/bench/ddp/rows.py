@@ -40,7 +40,7 @@ def part(
     return Part(name=name, program="train", argument=to_argument(step, case="resnet"), **size)
 
 
-def rows_of(result: PartResult) -> list[Measurement]:
+def rows_of(result: PartResult, options: DdpOptions) -> list[Measurement]:
     row = row_of(result)
     return [row] if row else []
 

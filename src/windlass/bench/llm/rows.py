@@ -18,8 +18,9 @@ from windlass.bench.train.rows import decided_options, loss_remarks, row_of
 def run(bench: Bench) -> BenchRecord:
     usual_choices(bench.asked, 1)  # refuses what cannot be before a plan is made
     nodes, ranks = bench.size()
-    result = bench.run(part(usual_choices(bench.asked, nodes * ranks)))
-    rows = rows_of(result) if result else []
+    options = usual_choices(bench.asked, nodes * ranks)
+    result = bench.run(part(options))
+    rows = rows_of(result, options) if result else []
     bench.options |= decided_options(bench.results)
     return bench.record(rows, remarks=loss_remarks(bench.results))
 
@@ -28,7 +29,7 @@ def part(options: LlmCaseOptions, name: str = "llm", **size: int | None) -> Part
     return Part(name=name, program="train", argument=to_argument(options, case="llm"), **size)
 
 
-def rows_of(result: PartResult) -> list[Measurement]:
+def rows_of(result: PartResult, options: LlmCaseOptions) -> list[Measurement]:
     row = row_of(result)
     if row is None:
         return []

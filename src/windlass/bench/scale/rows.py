@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -17,67 +16,45 @@ from windlass.bench.llm import rows as llm
 from windlass.bench.llm.options import LlmCaseOptions, usual_choices
 from windlass.bench.measure import Figure
 from windlass.bench.record import BenchRecord, Measurement
-from windlass.bench.runner import Bench, Part, PartResult
+from windlass.bench.runner import Bench
 from windlass.bench.synthetic import rows as synthetic
 from windlass.bench.synthetic.options import SyntheticOptions
 from windlass.bench.verdict import training_rate
 from windlass.errors import UsageError
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Scaled:
-    """A case that can be scaled: its options, its launch for so many ranks, and the rows of one launch."""
-
-    options: type
-    part: Callable[..., Part]
-    rows: Callable[[PartResult, Any], list[Measurement]]
-
-
-SCALED = {
-    "collectives": Scaled(
-        options=CollectivesOptions,
-        part=lambda asked, ranks, **part: collectives.part(CollectivesOptions(**asked), **part),
-        rows=lambda result, asked: collectives.rows_of(result),
-    ),
-    "ddp": Scaled(
-        options=DdpOptions,
-        part=lambda asked, ranks, **part: ddp.part(DdpOptions(**asked), **part),
-        rows=lambda result, asked: ddp.rows_of(result),
-    ),
-    "synthetic": Scaled(
-        options=SyntheticOptions,
-        part=lambda asked, ranks, **part: synthetic.part(SyntheticOptions(**asked), **part),
-        rows=lambda result, asked: synthetic.rows_of(result, SyntheticOptions(**asked)),
-    ),
-    "llm": Scaled(
-        options=LlmCaseOptions,
-        part=lambda asked, ranks, **part: llm.part(usual_choices(asked, ranks), **part),
-        rows=lambda result, asked: llm.rows_of(result),
-    ),
+# Options and rows of the cases that can be scaled.
+SCALED: dict[str, tuple[type, Any]] = {
+    "collectives": (CollectivesOptions, collectives),
+    "ddp": (DdpOptions, ddp),
+    "synthetic": (SyntheticOptions, synthetic),
+    "llm": (LlmCaseOptions, llm),
 }
 
 
 def run(bench: Bench, case: str, counts: Sequence[int], *, by_nodes: bool) -> BenchRecord:
     """Every size is planned before the first is measured: one that cannot be is refused at once."""
-    scaled_case, asked = SCALED[case], bench.asked
-    scaled_case.part(asked, 1, name=case)  # so are options that cannot be
+    _options(case, bench.asked, 1)  # so are options that cannot be
     bench.options |= {"case": case, "sizes": list(counts)}
     each = bench.request.ranks_per_node or (bench.size()[1] if by_nodes else None)
     sizes = [(count, each) if by_nodes else (1, count) for count in counts]
     for nodes, ranks in sizes:
         bench.size(nodes=nodes, ranks_per_node=ranks)
     measured = []
+    rows = SCALED[case][1]
     for nodes, ranks in sizes:
         world_size = nodes * (ranks or 1)
-        name = f"{case}-{nodes}n{world_size}r"
-        result = bench.run(
-            scaled_case.part(asked, world_size, name=name, nodes=nodes, ranks_per_node=ranks), alone=False
-        )
-        found = figure_of(case, scaled_case.rows(result, asked)) if result else None
+        options = _options(case, bench.asked, world_size)
+        part = rows.part(options, f"{case}-{nodes}n{world_size}r", nodes=nodes, ranks_per_node=ranks)
+        result = bench.run(part, alone=False)
+        found = figure_of(case, rows.rows_of(result, options)) if result else None
         measured += [found] if found else []
         if bench.interrupted:
             break
     return bench.record(scaled(case, measured))
+
+
+def _options(case: str, asked: dict[str, Any], ranks: int) -> Any:
+    return usual_choices(asked, ranks) if case == "llm" else SCALED[case][0](**asked)
 
 
 def parse_counts(text: str, flag: str) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
     case = next((word for word in argv if not word.startswith("-")), None)
     if case in SCALED:
-        add_options(parser.add_argument_group("what"), SCALED[case].options, without=RUN_OPTIONS)
+        add_options(parser.add_argument_group("what"), SCALED[case][0], without=RUN_OPTIONS)
     elif case is not None and not {"-h", "--help"} & set(argv):
         raise unknown_name("case", case, SCALED)
     return parser.parse_args(argv)
@@ -37,5 +37,5 @@ def main(args: argparse.Namespace) -> Result:
         raise UsageError("give --nodes 1,2,4 or --ranks 1,2,4", hint="one of the two")
     counts = parse_counts(args.nodes or args.ranks, "--nodes" if args.nodes else "--ranks")
     by_nodes, args.nodes = bool(args.nodes), None
-    bench = open_bench("scale", args, asked(args, SCALED[args.case].options))
+    bench = open_bench("scale", args, asked(args, SCALED[args.case][0]))
     return finish(bench, run(bench, args.case, counts, by_nodes=by_nodes), args)
