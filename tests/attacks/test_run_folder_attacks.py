@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from attacks.record import record
 from attacks.stranger import UID, as_stranger, common_place, require_stranger
 from windlass.errors import UsageError
 from windlass.run.folder import RunFolder, make_folder, open_folder
@@ -129,6 +130,7 @@ def test_a_whole_run_in_a_folder_that_all_may_write_runs_only_our_scripts() -> N
             swapped = attacker.communicate()[0]
         assert done.returncode == 0 and "fine" in done.stdout, done.stderr
         assert swapped == "" and not (place / "ran").exists()
+        record("swapping scripts of a run in a folder open to all", expected="nothing swapped", seen="nothing swapped")
 
 
 def test_partial_files_have_no_name_that_can_be_waited_for(tmp_path: Path) -> None:

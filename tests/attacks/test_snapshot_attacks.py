@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from attacks.record import record
 from attacks.stranger import UID, as_stranger, common_place, require_stranger
 from requirements import require_torch
 from windlass.errors import WindlassError
@@ -89,6 +90,7 @@ def test_a_fast_tier_that_a_stranger_made_before_us_is_refused_with_its_uid(tmp_
         with pytest.raises(WindlassError, match=f"uid {UID}"):
             train(tmp_path, fast=local)
         assert not (tmp_path / "step-000000009").exists()
+    record("a fast tier planted by a stranger", expected="refused with its uid", seen="refused with its uid")
 
 
 def test_a_fast_tier_that_is_a_link_is_refused(tmp_path: Path) -> None:
@@ -133,6 +135,7 @@ def test_a_manifest_with_a_path_in_it_is_damaged(tmp_path: Path, name: str) -> N
         store.read_manifest(tier.snapshot_path(9))
     assert tier.finish_drain(shared, -1, ALONE) is None
     assert script.read_text() == "mine"
+    record("a manifest that names " + ascii(name), expected="not drained", seen="not drained")
 
 
 @pytest.mark.parametrize("identity", ["../../home", "x/y", "", "$(id)", 7, None, ["a"]])
@@ -176,6 +179,7 @@ def test_a_snapshot_of_a_stranger_in_a_shared_folder_runs_nothing(tmp_path: Path
     with pytest.raises(ForeignCodeError, match="another user") as caught:
         train(tmp_path)
     assert not mark.exists()
+    record(f"a stranger's snapshot with code in its {where}", expected="refused, not run", seen="refused, not run")
     assert "chmod" in str(caught.value.hint)
 
 

@@ -36,6 +36,8 @@ def from_json(data: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError:
         raise
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from error
     except msgspec.DecodeError:
         if b"\\ud" not in data:
             raise

@@ -6,6 +6,7 @@ It is made on any machine; what only the job can know (host names, job id, a fre
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import msgspec
@@ -17,6 +18,7 @@ from windlass.model.origin import BUILTIN, Argument, Origin
 from windlass.model.request import Request
 from windlass.model.site import SettingSpec
 from windlass.model.topology import DeviceUnit, Topology
+from windlass.notation.shell import NAME
 
 PLAN_VERSION = 2
 """1 (windlass 0.1.0) had no agents; whoever reads such a plan makes them anew from its request."""
@@ -274,6 +276,29 @@ def plan_from_json(data: bytes, *, where: str = "plan") -> Plan:
                 f"{where}: plan version {version} is newer than this windlass reads ({PLAN_VERSION})",
                 hint="use the windlass that wrote it, or make the plan anew",
             )
-        return from_json(data, Plan)
-    except msgspec.DecodeError as error:
+        plan = from_json(data, Plan)
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"{where}: not a plan: {error}", hint="make it anew with `windlass plan --json`") from error
+    _check_words_for_shells(plan, where)
+    return plan
+
+
+def _check_words_for_shells(plan: Plan, where: str) -> None:
+    """Scripts hold these as they are: a name of a variable cannot be quoted."""
+    cache = plan.cache.variables if plan.cache else ()
+    names = [
+        *(setting.name for setting in plan.environment),
+        *(name for folder in plan.caches for name in folder.variables),
+        *(name for name, _ in plan.request.env),
+        *plan.request.unset,
+        *cache,
+    ]
+    wrong = next((name for name in names if not NAME.match(name)), None)
+    if wrong is not None:
+        raise ConfigError(
+            f"{where}: {wrong[:80]!r} is not the name of a variable",
+            hint="a plan has letters, digits and _ in names",
+        )
+    logged = plan.request.comm_log
+    if logged is not None and not re.fullmatch(r"all|\d{1,9}(,\d{1,9})*", logged):
+        raise ConfigError(f"{where}: comm_log must be all or rank numbers, not {logged[:80]!r}")

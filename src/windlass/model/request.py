@@ -96,6 +96,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return 3 if self.spares or self.until_done else 0
 
     @property
+    def arguments_at(self) -> int:
+        """Where the user's own arguments begin in what a rank runs: behind interpreter and script or module."""
+        return {"script": 2, "module": 3}.get(self.kind, 0)
+
+    @property
     def supervised(self) -> bool:
         """Whether somebody has to watch the ranks and may start them again."""
         return bool(self.restarts or self.spares or self.hang_after_s or self.until_done)

@@ -15,7 +15,7 @@ from windlass.errors import UsageError
 from windlass.model.origin import Origin
 from windlass.model.plan import CachePlan, CacheRoot, ContainerPlan, Mount, Plan
 from windlass.model.request import Request
-from windlass.notation.shell import expandable, quote
+from windlass.notation.shell import comment, expandable, quote
 
 VIEW_VARIABLE = "WINDLASS_VIEW"
 REDIRECTED = (
@@ -93,7 +93,7 @@ def view_lines(plan: Plan, uid: int, run_id: str) -> list[str]:
     first = quote(cache.roots[0].path)
     lines = [
         "",
-        f"# The cooperative cache: {cache.because}.",
+        *comment(f"The cooperative cache: {cache.because}."),
         f"export {VIEW_VARIABLE}={state}/view",
         f"w_front={state}/front",
         f'[ -e "${VIEW_VARIABLE}"{first} ] || w_fail "the view of the cache is not there: see agents.log"',

@@ -52,6 +52,8 @@ class Secrets(msgspec.Struct, frozen=True, kw_only=True):
 
     words: dict[int, str] = {}
     env: dict[str, str] = {}
+    filled_from: int | None = None
+    """From this word of the command on, placeholders are filled in; None: nowhere."""
 
     def __bool__(self) -> bool:
         return bool(self.words or self.env)

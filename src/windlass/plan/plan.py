@@ -30,7 +30,7 @@ from windlass.model.plan import (
     Setting,
 )
 from windlass.model.request import Request
-from windlass.model.secrets import mask_word, secret_positions
+from windlass.model.secrets import MASK, is_secret, mask_argv, secret_positions
 from windlass.model.site import ModuleSpec, Site
 from windlass.model.topology import Topology
 from windlass.plan.agents import needs_agents, plan_agents
@@ -74,6 +74,7 @@ def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets
     secret_words = secret_positions(command)
     secrets = Secrets(
         words={at: command[at] for at in secret_words},
+        filled_from=request.arguments_at if request.placeholders else None,
         env={name: value for name, value in request.env if any(s.name == name and s.secret for s in environment)},
     )
     remarks += plan_remarks(request, context, shape, facts, environment)
@@ -89,7 +90,7 @@ def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets
         scheduler=shape.scheduler,
         launcher=shape.launcher,
         request=_masked_request(request),
-        command=tuple(mask_word(w) if at in secret_words else w for at, w in enumerate(command)),
+        command=mask_argv(command),
         interpreter_because=_interpreter_because(request, context),
         secret_words=secret_words,
         directives=batch_directives(request, context, shape, binding, facts),
@@ -274,17 +275,12 @@ def _rendezvous(request: Request, site: Site) -> Rendezvous:
 
 def _masked_request(request: Request) -> Request:
     """The request as the plan may show it: no secret in the command, in --env or in arguments for others."""
-
-    def masked(words: tuple[str, ...]) -> tuple[str, ...]:
-        hide = set(secret_positions(words))
-        return tuple(mask_word(w) if at in hide else w for at, w in enumerate(words))
-
-    env = tuple((name, masked((f"{name}={value}",))[0].partition("=")[2]) for name, value in request.env)
+    env = tuple((name, MASK if is_secret(name, value) else value) for name, value in request.env)
     return msgspec.structs.replace(
         request,
-        command=masked(request.command),
+        command=mask_argv(request.command),
         env=env,
-        directives=masked(request.directives),
-        launcher_args=masked(request.launcher_args),
-        container_args=masked(request.container_args),
+        directives=mask_argv(request.directives),
+        launcher_args=mask_argv(request.launcher_args),
+        container_args=mask_argv(request.container_args),
     )

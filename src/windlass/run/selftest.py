@@ -17,10 +17,13 @@ from pathlib import Path
 from typing import Any
 
 MARK = "WINDLASS-SELFTEST "
-_VARIABLES = re.compile(
-    r"\A(NCCL|RCCL|CCL|FI|GLOO|HSA|ZE|ROCR|HIP|CUDA_VISIBLE|MIOPEN|OMP|SLURM_(JOB_NUM|NNODES|NTASKS|PROCID|LOCALID|NODEID"
-    r"|CPUS|CPU_BIND)|PALS|PMI|PMIX_RANK|FLUX_(JOB_SIZE|TASK)|RANK\Z|LOCAL_RANK\Z|WORLD_SIZE\Z|MASTER_)"
+VARIABLES = re.compile(
+    r"\A(?!.*(TOKEN|SECRET|PASS|CREDENTIAL|COOKIE|KEY|AUTH))"
+    r"((NCCL|RCCL|CCL|FI|GLOO|HSA|ZE|ROCR|HIP|CUDA_VISIBLE|MIOPEN|OMP|PALS|PMI|MASTER)_"
+    r"|SLURM_(JOB_NUM|NNODES|NTASKS|PROCID|LOCALID|NODEID|CPUS|CPU_BIND)|PMIX_RANK|FLUX_(JOB_SIZE|TASK)"
+    r"|(RANK|LOCAL_RANK|WORLD_SIZE)\Z)"
 )
+"""Variables whose values may be shown to strangers: those of collective libraries and of launchers, by their prefix."""
 
 
 def report() -> dict[str, Any]:
@@ -35,7 +38,7 @@ def report() -> dict[str, Any]:
         "python": platform.python_version(),
         "cpus": sorted(os.sched_getaffinity(0)),
         "cpu_count": os.cpu_count(),
-        "variables": {k: v for k, v in sorted(environ.items()) if _VARIABLES.match(k)},
+        "variables": {k: v for k, v in sorted(environ.items()) if VARIABLES.match(k)},
         "interfaces": sorted(path.name for path in Path("/sys/class/net").glob("*")),
         "libraries": loaded_libraries(),
         "torch": torch_report(int(environ.get("LOCAL_RANK", "0"))),

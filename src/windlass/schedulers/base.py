@@ -123,7 +123,11 @@ class Scheduler(ABC):
         return path
 
     def directive_line(self, argument: Argument) -> str:
-        """The line of a batch script for one directive; its value arrives unchanged."""
+        """The line of a batch script for one directive; its value arrives unchanged. `UsageError` for a line break in
+        it: the scheduler reads line by line, and the shell would run what follows."""
+        broken = next((word for word in argument.words if re.search(r"[\r\n\0]", word)), None)
+        if broken is not None:
+            raise UsageError(f"directive {broken[:80]!r} holds a line break", hint="a directive is one line")
         return f"{self.directive} {quote_words(argument.words)}"
 
     @abstractmethod

@@ -85,7 +85,8 @@ mkdir -m 700 "$w_parent" 2>/dev/null || [ -d "$w_parent" ] || w_fail "cannot mak
 [ -O "$w_parent" ] && [ ! -L "$w_parent" ] || w_fail "$w_parent belongs to somebody else"
 mkdir -p "$WINDLASS_CACHE_DIR"/triton "$WINDLASS_CACHE_DIR"/inductor "$WINDLASS_CACHE_DIR"/extensions "$WINDLASS_CACHE_DIR"/numba "$WINDLASS_CACHE_DIR"/matplotlib "$WINDLASS_CACHE_DIR"/neo "$WINDLASS_CACHE_DIR"/sycl || w_fail "cannot make the caches in $WINDLASS_CACHE_DIR"
 
-# Where this rank sits: the site's own list for training: one rank per tile, four cores for data loading, away from oneCCL's workers
+# Where this rank sits: the site's own list for training: one rank per tile, four cores for data loading, away from
+# oneCCL's workers
 w_cpus= w_device=
 case "$w_local_rank" in
   0) w_cpus=4-7 w_device=0 ;;

@@ -128,10 +128,17 @@ def catches(pid: int, number: int) -> bool:
 
 
 def describe(pid: int) -> str:
-    words = _read("/proc/%d/cmdline" % pid).replace("\0", " ").strip()
-    lines = ["state %s, waits in %s" % (state_of(pid), _read("/proc/%d/wchan" % pid) or "?"), "command: " + words[:300]]
+    lines = ["state %s, waits in %s" % (state_of(pid), _read("/proc/%d/wchan" % pid) or "?"), command_text(pid)]
     kernel = _read("/proc/%d/stack" % pid)
     return "\n".join([*lines, *(["kernel stack:", kernel] if kernel else []), ""])
+
+
+def command_text(pid: int) -> str:
+    """The program and its script. Arguments may hold a token in any form; they are in the plan, which hides them."""
+    argv = _read("/proc/%d/cmdline" % pid).rstrip("\0").split("\0")
+    shown = argv[:1] + [word for word in argv[1:2] if re.fullmatch(r"[\w./+-]+\.py", word)]
+    more = len(argv) - len(shown)
+    return "command: %s%s" % (" ".join(shown)[:300], " (and %d more words)" % more if more else "")
 
 
 def ask_for_record(pid: int) -> None:

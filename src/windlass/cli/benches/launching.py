@@ -17,7 +17,7 @@ from windlass.cli.benches.report import write_page
 from windlass.cli.options import add_request_options, request_from
 from windlass.cli.result import Result
 from windlass.errors import UsageError
-from windlass.model.secrets import mask_word, secret_positions
+from windlass.model.secrets import mask_argv
 from windlass.run.folder import folder_path
 from windlass.settings import current_environ, read_settings
 
@@ -43,8 +43,6 @@ def open_bench(case: str, args: argparse.Namespace, asked: dict[str, Any]) -> Be
     request = request_from(args, environ)
     if request.supervised:
         raise UsageError("a benchmark is not started again when it fails: its figures would mean nothing")
-    words = tuple(args.words)
-    hide = set(secret_positions(words))
     return Bench(
         case=case,
         request=request,
@@ -52,7 +50,7 @@ def open_bench(case: str, args: argparse.Namespace, asked: dict[str, Any]) -> Be
         allow_login=args.allow_login,
         folder=folder_path(args.run_dir, read_settings(environ).runs_dir, args.name or f"bench-{case}"),
         exact_folder=args.run_dir is not None,
-        command=tuple(mask_word(word) if number in hide else word for number, word in enumerate(words)),
+        command=mask_argv(tuple(args.words)),
         asked=asked,
     )
 

@@ -155,7 +155,7 @@ def _caches(plan: Plan, job: JobFacts) -> list[str]:
             'if [ "$w_local_rank" = 0 ]; then',
             f'  mkdir -p "${CACHE_DIR_VARIABLE}"',
             f'  if [ -r {archive} ]; then tar -C "${CACHE_DIR_VARIABLE}" -xf {archive} ||'
-            f' echo "windlass: cannot unpack {archive}, going on without" >&2; fi',
+            f' echo "windlass: cannot unpack" {archive}", going on without" >&2; fi',
             f'  : > "${CACHE_DIR_VARIABLE}/.ready"',
             "else",
             "  w_tries=0",
@@ -169,7 +169,7 @@ def _caches(plan: Plan, job: JobFacts) -> list[str]:
 def _seat(plan: Plan) -> list[str]:
     """CPUs and device of this local rank, and binding where the launcher does not do it."""
     binding = plan.binding
-    lines = ["", f"# Where this rank sits: {binding.because}", "w_cpus= w_device="]
+    lines = ["", *comment(f"Where this rank sits: {binding.because}"), "w_cpus= w_device="]
     if any(rank.cpus or rank.devices for rank in binding.ranks):
         lines.append('case "$w_local_rank" in')
         for rank in binding.ranks:
@@ -280,7 +280,7 @@ def _command(plan: Plan, job: JobFacts) -> list[str]:
     if plan.request.cwd:
         lines.append(f'cd {quote(plan.request.cwd)} || w_fail "cannot enter the working folder"')
     words = []
-    own = {"script": 2, "module": 3, "command": 0}[plan.request.kind]  # where the user's arguments begin
+    own = plan.request.arguments_at
     for at, word in enumerate(plan.command):
         if at in plan.secret_words:
             words.append(f'"$w_secret_word_{at}"')
