@@ -88,6 +88,8 @@ def relay(host: str, ports: tuple[int, ...], real: int) -> Act:
                         passed[caller], passed[onward] = CLAIM_BYTES, HELLO_BYTES + PROOF_BYTES
                         counts["callers"] += 1
                     continue
+                if sock not in pairs:
+                    continue  # closed with its other side, in this very round
                 try:
                     data = sock.recv(65536)
                     proof, rest = data[: passed[sock]], bytearray(data[passed[sock] :])
