@@ -49,13 +49,9 @@ def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets
     """Decide everything. Raises `UsageError` for a request that cannot be, before anything has been started."""
     site = context.site
     shape = decide_shape(request, site, context.topology, context.allocation, context.bad_hosts, context.offers)
-    python = context.python if not request.container else request.python or "python"
-    command = rank_command(request, python)
-    remarks = [*context.remarks, *shape.remarks]
+    command = rank_command(request, context.python if not request.container else request.python or "python")
     nested = refuse_nested_launcher(command, shape.nodes, shape.ranks_per_node)
-    if nested:
-        remarks.append(Remark(level="warning", text=nested))
-
+    remarks = [*context.remarks, *shape.remarks, *((Remark(level="warning", text=nested),) if nested else ())]
     binding = _binding(request, site, context.topology, shape)
     facts = _facts(request, shape, binding, site)
     _check_options(request, site)
@@ -67,16 +63,9 @@ def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets
         facts = msgspec.structs.replace(facts, container=True, runtime=container.runtime)
     modules_use, modules = _modules(request, site, facts, container_modules)
     facts = msgspec.structs.replace(facts, modules=modules)
-
     environment = plan_environment(request, context, shape, binding, facts, container_settings)
-    launcher = get_launcher(shape.launcher)
     launch = launch_arguments(request, context, shape, binding, facts, container, environment)
-    secret_words = secret_positions(command)
-    secrets = Secrets(
-        words={at: command[at] for at in secret_words},
-        filled_from=request.arguments_at if request.placeholders else None,
-        env={name: value for name, value in request.env if any(s.name == name and s.secret for s in environment)},
-    )
+    secrets = _secrets(request, command, environment)
     remarks += plan_remarks(request, context, shape, facts, environment)
     plan = Plan(
         version=PLAN_VERSION,
@@ -92,7 +81,7 @@ def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets
         request=_masked_request(request),
         command=mask_argv(command),
         interpreter_because=_interpreter_because(request, context),
-        secret_words=secret_words,
+        secret_words=tuple(secrets.words),
         directives=batch_directives(request, context, shape, binding, facts),
         launch=launch,
         modules_use=modules_use,
@@ -112,9 +101,18 @@ def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets
         job_id=context.allocation.job_id if context.allocation else None,
         remarks=tuple(remarks),
         grace_s=request.grace_s,
-        parent=request.supervised or not launcher.names_failed_rank,
+        parent=request.supervised or not get_launcher(shape.launcher).names_failed_rank,
     )
     return msgspec.structs.replace(plan, agents=plan_agents(plan)), secrets
+
+
+def _secrets(request: Request, command: tuple[str, ...], environment: tuple[Setting, ...]) -> Secrets:
+    hidden = {setting.name for setting in environment if setting.secret}
+    return Secrets(
+        words={at: command[at] for at in secret_positions(command)},
+        filled_from=request.arguments_at if request.placeholders else None,
+        env={name: value for name, value in request.env if name in hidden},
+    )
 
 
 def _interpreter_because(request: Request, context: PlanningContext) -> str:
