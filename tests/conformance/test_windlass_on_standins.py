@@ -55,7 +55,7 @@ class Machine:
     def wait(self, job_id: str, states: set[JobState]) -> tuple[JobState, int | None]:
         wait_until(
             lambda: self.state(job_id)[0] in states,
-            timeout_s=110,
+            timeout_s=200,
             what=f"{job_id} is {states}",
             every_s=0.2,
             state=self.log,
