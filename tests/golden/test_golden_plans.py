@@ -58,7 +58,7 @@ def test_scripts_of_the_main_sites_are_as_reviewed(site: str) -> None:
         site, "python", "train.py", "--rank={rank}", "two words", nodes=2, account="ACCOUNT", time="1h", name="train"
     )
     compare(f"{site}-2-batch.sh", batch_script(plan, "RUN_DIR", ("windlass",)))
-    compare(f"{site}-2-standalone.sh", standalone_script(plan, "RUN_DIR", 1000, "RUN_ID"))
+    compare(f"{site}-2-standalone.sh", standalone_script(plan, "RUN_DIR"))
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,8 @@ class Launcher(ABC):
     node, which is not always what the scheduler calls it."""
     binds_lists: ClassVar[bool]
     """Takes one CPU list per local rank. Otherwise the rank script binds."""
+    finds_hosts: ClassVar[bool] = True
+    """Finds the hosts of the job by itself; otherwise it starts every rank on this one unless it gets a host file."""
     names_failed_rank: ClassVar[bool]
     """Its messages always name the rank that failed first. Otherwise the rank script stays the parent and tells it."""
     ends_others: ClassVar[bool] = True

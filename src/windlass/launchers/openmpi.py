@@ -46,6 +46,7 @@ class OpenMpi(Launcher):
     )
     output = "stream"
     binds_lists = False
+    finds_hosts = False  # Debian's is built without PBS
     names_failed_rank = False
 
     def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:

@@ -53,7 +53,7 @@ def launch_arguments(
         devices=shape.devices,
         device_by_launcher=site.file.devices.by_launcher,
         mpi=request.mpi or site.file.launcher.mpi,
-        host_file="{run_dir}/hosts" if shape.hosts else None,
+        host_file="{run_dir}/hosts" if shape.hosts or _host_file_in_job(context, shape) else None,
         host_list=shape.hosts if shape.part_of_allocation else None,
         output_dir="{run_dir}/out",
         step_name=shape.name,
@@ -73,6 +73,11 @@ def launch_arguments(
         )
         made += runtime.launcher_arguments(wrap)
     return edit_arguments(tuple(made), request.launcher_args, flag="--arg")
+
+
+def _host_file_in_job(context: PlanningContext, shape: Shape) -> bool:
+    """Whether the batch script writes the host file, because the launcher would not find the hosts by itself."""
+    return context.allocation is None and shape.nodes > 1 and not get_launcher(shape.launcher).finds_hosts
 
 
 def _travelling(context: PlanningContext) -> tuple[str, ...]:

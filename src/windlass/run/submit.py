@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from windlass.errors import MachineError, UsageError
 from windlass.model.plan import Plan
@@ -37,7 +38,14 @@ def batch_text(request: Request, environ: Mapping[str, str], *, standalone: bool
     """The batch script that `prepare_submission` would write. Writes nothing."""
     _refuse_standalone(request, standalone)
     path = str(folder_path(request.run_dir, read_settings(environ).runs_dir, run_name(request)))
-    return _script(_plan(request, environ, path).plan, path, "RUN_ID", standalone)
+    plan = _plan(request, environ, path).plan
+    return _script(_without_log(plan, path) if standalone else plan, path, standalone)
+
+
+def _without_log(plan: Plan, run_dir: str) -> Plan:
+    """Without the directive that puts the job's log into the run folder, which only the job itself will make."""
+    kept = tuple(a for a in plan.directives if not any(run_dir in word for word in a.words))
+    return msgspec.structs.replace(plan, directives=kept)
 
 
 def prepare_submission(request: Request, environ: Mapping[str, str], *, standalone: bool = False) -> Submission:
@@ -48,7 +56,7 @@ def prepare_submission(request: Request, environ: Mapping[str, str], *, standalo
     folder = make_folder(request.run_dir, runs_dir, name)
     folder.claim()
     planned = _plan(request, environ, str(folder.path))
-    text = _script(planned.plan, str(folder.path), folder.run_id, standalone)
+    text = _script(planned.plan, str(folder.path), standalone)
     script = folder.write("batch.sh", text, mode=0o700)
     folder.save_plan(planned.plan, planned.secrets)
     return Submission(plan=planned.plan, folder=folder, script=script)
@@ -99,7 +107,7 @@ def _plan(request: Request, environ: Mapping[str, str], run_dir: str) -> Planned
     return planned
 
 
-def _script(plan: Plan, run_dir: str, run_id: str, standalone: bool) -> str:
+def _script(plan: Plan, run_dir: str, standalone: bool) -> str:
     if standalone:
-        return standalone_script(plan, run_dir, os.getuid(), run_id)
+        return standalone_script(plan, run_dir)
     return batch_script(plan, run_dir, (sys.executable, "-m", "windlass"))

@@ -18,6 +18,7 @@ from windlass.failure.snapshot_ledger import newest_step, read_ledger
 from windlass.failure.verdict import attempt_folders, read_verdict
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
+from windlass.plan.render.batch_script import EXIT_FILE
 from windlass.procs.command import run_command
 from windlass.run.folder import PLAN_FILE, RunFolder, is_run, read_plan
 from windlass.schedulers import get_scheduler
@@ -91,10 +92,19 @@ def _state(
     if record is not None:
         return _ended(folder, plan, record)
     if owner is None:
-        return "unknown", "it has not been started, or by an older windlass"
+        return _ended_alone(folder) or ("unknown", "it has not been started, or by an older windlass")
     if owner.alive() is None and owner.job_id:
         return _in_queue(plan, owner.job_id, environ) or ("killed", "windlass died without a record")
     return "killed", "windlass died without a record"
+
+
+def _ended_alone(folder: RunFolder) -> tuple[State, str] | None:
+    """How a standalone job ended, which leaves its code and no record."""
+    try:
+        code = int(folder.part(EXIT_FILE).read_text())
+    except (OSError, ValueError):
+        return None
+    return ("done", "a standalone job") if code == 0 else ("failed", f"a standalone job, with code {code}")
 
 
 def _may_be_queued(folder: RunFolder, owner: Owner | None, job_id: str) -> bool:

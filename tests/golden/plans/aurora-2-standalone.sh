@@ -28,7 +28,7 @@
 
 cd /home/user/project || exit 3
 (umask 077 && mkdir -p RUN_DIR/out RUN_DIR/where RUN_DIR/ends RUN_DIR/comm) && [ -O RUN_DIR ] && chmod go-w RUN_DIR RUN_DIR/out RUN_DIR/where RUN_DIR/ends RUN_DIR/comm || exit 3
-rm -f RUN_DIR/hosts RUN_DIR/rank.sh
+rm -f RUN_DIR/hosts RUN_DIR/rank.sh RUN_DIR/ends/*
 
 # Modules of the site and yours.
 if ! type module >/dev/null 2>&1; then
@@ -41,14 +41,18 @@ w_load frameworks
 
 # Rendezvous: the first host of the job, and a port on it that nobody listens on.
 export WINDLASS_JOB_ID=${PBS_JOBID:-0}
+export WINDLASS_UID=$(id -u)
 awk 'NF && !seen[$1]++ { print $1 }' "$PBS_NODEFILE" > RUN_DIR/hosts || exit 3
-w_first=$(head -n 1 RUN_DIR/hosts)
+w_first=$(head -n 1 RUN_DIR/hosts); w_first=${w_first%% *}
 w_first=${w_first%%.*}
 export WINDLASS_MASTER_ADDR=$w_first.hsn.cm.aurora.alcf.anl.gov
-w_digits=${WINDLASS_JOB_ID%%[!0-9]*}; w_digits=${w_digits#"${w_digits%????????}"}; w_digits=${w_digits:-0}
+w_digits=${WINDLASS_JOB_ID%%[!0-9]*}
+# An id that is no number (Flux), or is larger than a shell counts: its checksum.
+[ -n "$w_digits" ] && [ ${#w_digits} -le 18 ] || w_digits=$(printf %s "$WINDLASS_JOB_ID" | cksum | cut -d " " -f 1)
 w_port=$((20000 + 10#$w_digits % 12000))
 while cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | grep -qi "^ *[0-9]*: [0-9A-F]*:$(printf %04X "$w_port") [0-9A-F:]* 0A"; do w_port=$((w_port + 1)); done
 export WINDLASS_MASTER_PORT=$w_port
+printf "export %s='%s'\n" WINDLASS_JOB_ID "$WINDLASS_JOB_ID" WINDLASS_UID "$WINDLASS_UID" WINDLASS_MASTER_ADDR "$WINDLASS_MASTER_ADDR" WINDLASS_MASTER_PORT "$WINDLASS_MASTER_PORT" > RUN_DIR/job.env || exit 3
 
 # The rank script: every task runs it before the command.
 cat > RUN_DIR/rank.sh <<'END_OF_FILE'
@@ -70,6 +74,7 @@ w_nodes=2
 w_ranks_per_node=12
 w_seen=${PMI_SIZE:-24}
 [ "$w_seen" = "$w_world_size" ] || w_fail "the launcher started $w_seen ranks, the plan has $w_world_size: was its command line changed?"
+. RUN_DIR/job.env || w_fail 'cannot read job.env'
 w_master_addr="${WINDLASS_MASTER_ADDR:?windlass: not exported by the batch script}"
 w_master_port="${WINDLASS_MASTER_PORT:?windlass: not exported by the batch script}"
 w_job_id=${WINDLASS_JOB_ID-}
@@ -79,7 +84,7 @@ export WINDLASS_RUN_DIR=RUN_DIR
 ulimit -c 0 2>/dev/null || :
 
 # Caches of compilers and libraries: on this node, for this run, made before any rank needs them.
-w_parent=/tmp/windlass-1000-RUN_ID
+w_parent=/tmp/windlass-"${WINDLASS_UID-}"-"${WINDLASS_JOB_ID-}"
 export WINDLASS_CACHE_DIR=$w_parent/n$w_node_rank
 mkdir -m 700 "$w_parent" 2>/dev/null || [ -d "$w_parent" ] || w_fail "cannot make $w_parent"
 [ -O "$w_parent" ] && [ ! -L "$w_parent" ] || w_fail "$w_parent belongs to somebody else"
@@ -220,5 +225,6 @@ mpiexec \
 w_code=$?
 
 # Caches of the ranks are removed from every node.
-mpiexec -n 2 --ppn 1 --cpu-bind=none --no-vni --envall --line-buffer /bin/rm -rf /tmp/windlass-1000-RUN_ID
+mpiexec -n 2 --ppn 1 --cpu-bind=none --no-vni --envall --line-buffer /bin/rm -rf /tmp/windlass-"${WINDLASS_UID-}"-"${WINDLASS_JOB_ID-}"
+echo "$w_code" > RUN_DIR/exit_code
 exit $w_code

@@ -25,7 +25,7 @@
 
 cd /home/user/project || exit 3
 (umask 077 && mkdir -p RUN_DIR/out RUN_DIR/where RUN_DIR/ends RUN_DIR/comm) && [ -O RUN_DIR ] && chmod go-w RUN_DIR RUN_DIR/out RUN_DIR/where RUN_DIR/ends RUN_DIR/comm || exit 3
-rm -f RUN_DIR/hosts RUN_DIR/rank.sh
+rm -f RUN_DIR/hosts RUN_DIR/rank.sh RUN_DIR/ends/*
 
 # Modules of the site and yours.
 if ! type module >/dev/null 2>&1; then
@@ -43,14 +43,18 @@ w_load rccl-net-plugin
 
 # Rendezvous: the first host of the job, and a port on it that nobody listens on.
 export WINDLASS_JOB_ID=${SLURM_JOB_ID:-0}
+export WINDLASS_UID=$(id -u)
 scontrol show hostnames "$SLURM_JOB_NODELIST" > RUN_DIR/hosts || exit 3
-w_first=$(head -n 1 RUN_DIR/hosts)
+w_first=$(head -n 1 RUN_DIR/hosts); w_first=${w_first%% *}
 w_first=${w_first%%.*}
 export WINDLASS_MASTER_ADDR=$w_first
-w_digits=${WINDLASS_JOB_ID%%[!0-9]*}; w_digits=${w_digits#"${w_digits%????????}"}; w_digits=${w_digits:-0}
+w_digits=${WINDLASS_JOB_ID%%[!0-9]*}
+# An id that is no number (Flux), or is larger than a shell counts: its checksum.
+[ -n "$w_digits" ] && [ ${#w_digits} -le 18 ] || w_digits=$(printf %s "$WINDLASS_JOB_ID" | cksum | cut -d " " -f 1)
 w_port=$((20000 + 10#$w_digits % 12000))
 while cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | grep -qi "^ *[0-9]*: [0-9A-F]*:$(printf %04X "$w_port") [0-9A-F:]* 0A"; do w_port=$((w_port + 1)); done
 export WINDLASS_MASTER_PORT=$w_port
+printf "export %s='%s'\n" WINDLASS_JOB_ID "$WINDLASS_JOB_ID" WINDLASS_UID "$WINDLASS_UID" WINDLASS_MASTER_ADDR "$WINDLASS_MASTER_ADDR" WINDLASS_MASTER_PORT "$WINDLASS_MASTER_PORT" > RUN_DIR/job.env || exit 3
 
 # The rank script: every task runs it before the command.
 cat > RUN_DIR/rank.sh <<'END_OF_FILE'
@@ -72,6 +76,7 @@ w_nodes=2
 w_ranks_per_node=8
 w_seen=${SLURM_STEP_NUM_TASKS:-${SLURM_NTASKS:-16}}
 [ "$w_seen" = "$w_world_size" ] || w_fail "the launcher started $w_seen ranks, the plan has $w_world_size: was its command line changed?"
+. RUN_DIR/job.env || w_fail 'cannot read job.env'
 w_master_addr="${WINDLASS_MASTER_ADDR:?windlass: not exported by the batch script}"
 w_master_port="${WINDLASS_MASTER_PORT:?windlass: not exported by the batch script}"
 w_job_id=${WINDLASS_JOB_ID-}
@@ -81,7 +86,7 @@ export WINDLASS_RUN_DIR=RUN_DIR
 ulimit -c 0 2>/dev/null || :
 
 # Caches of compilers and libraries: on this node, for this run, made before any rank needs them.
-w_parent=/tmp/windlass-1000-RUN_ID
+w_parent=/tmp/windlass-"${WINDLASS_UID-}"-"${WINDLASS_JOB_ID-}"
 export WINDLASS_CACHE_DIR=$w_parent/n$w_node_rank
 mkdir -m 700 "$w_parent" 2>/dev/null || [ -d "$w_parent" ] || w_fail "cannot make $w_parent"
 [ -O "$w_parent" ] && [ ! -L "$w_parent" ] || w_fail "$w_parent belongs to somebody else"
@@ -242,5 +247,6 @@ srun \
 w_code=$?
 
 # Caches of the ranks are removed from every node.
-srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --distribution=block:block --overlap --mem=0 --cpu-bind=none --gres=none --kill-on-bad-exit=0 --wait=0 --export=ALL --job-name=train-end /bin/rm -rf /tmp/windlass-1000-RUN_ID
+srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --distribution=block:block --overlap --mem=0 --cpu-bind=none --gres=none --kill-on-bad-exit=0 --wait=0 --export=ALL --job-name=train-end /bin/rm -rf /tmp/windlass-"${WINDLASS_UID-}"-"${WINDLASS_JOB_ID-}"
+echo "$w_code" > RUN_DIR/exit_code
 exit $w_code

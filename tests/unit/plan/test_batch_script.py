@@ -27,7 +27,7 @@ def test_scripts_are_accepted_by_the_shell_that_gets_them(site: str) -> None:
     plan, _ = plan_for(site, "train", HOSTILE, nodes=2, account="a'b", name="x")
     for text in (
         batch_script(plan, f"/runs/{HOSTILE}", ("/opt/py thon", "-m", "windlass")),
-        standalone_script(plan, f"/runs/{HOSTILE}", 1000, "id"),
+        standalone_script(plan, f"/runs/{HOSTILE}"),
         launch_script(plan, f"/runs/{HOSTILE}"),
     ):
         checked = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)

@@ -12,11 +12,12 @@ from windlass.containers import get_runtime
 from windlass.environment.modules import module_lines
 from windlass.errors import UsageError
 from windlass.launchers import get_launcher
+from windlass.launchers.base import LaunchSpec
 from windlass.model.origin import Argument, words_of
 from windlass.model.plan import Plan
 from windlass.notation.shell import comment, expandable, quote, quote_words
 from windlass.plan.node_step import plan_node_step
-from windlass.plan.render.rank_script import JobFacts, cache_parent, rank_script, wrap_spec
+from windlass.plan.render.rank_script import JOB_FILE, JobFacts, cache_parent, rank_script, wrap_spec
 from windlass.schedulers import get_scheduler
 
 
@@ -95,14 +96,23 @@ def batch_script(plan: Plan, run_dir: str, windlass_words: tuple[str, ...]) -> s
     return "\n".join(lines) + "\n"
 
 
-def standalone_script(plan: Plan, run_dir: str, uid: int, run_id: str) -> str:
-    """A batch script that needs no windlass in the job. The rank script is inside it."""
+EXIT_FILE = "exit_code"
+"""Left by a standalone job in its run folder: the code with which it ended."""
+
+
+def standalone_script(plan: Plan, run_dir: str) -> str:
+    """A batch script that needs no windlass in the job, and nothing that windlass has made before: it can be kept, sent
+    to a colleague and submitted by hand. The rank script is inside it."""
     if plan.cache is not None:
         raise UsageError("--standalone and --cache", hint="the cache needs windlass in the job: leave --standalone out")
     scheduler = get_scheduler(plan.scheduler)
     plan = _unwatched(plan)
-    facts = JobFacts(run_dir=run_dir, run_id=run_id, uid=uid)
-    text = rank_script(plan, facts)
+    facts = JobFacts(
+        run_dir=run_dir,
+        run_id="${WINDLASS_JOB_ID}",
+        jit_folder="windlass-${WINDLASS_UID}-${WINDLASS_JOB_ID}",
+        job_file=f"{run_dir}/{JOB_FILE}",
+    )
     words = launch_words(plan, run_dir)
     cleaning = words_of(plan_node_step(plan, "end", hosts=()).arguments)
     lines = [
@@ -115,18 +125,54 @@ def standalone_script(plan: Plan, run_dir: str, uid: int, run_id: str) -> str:
         "",
         *prologue_lines(plan),
         *rendezvous_lines(plan, scheduler.job_id_variable, scheduler.host_lines, run_dir),
+        *_job_file_lines(run_dir),
         "",
         "# The rank script: every task runs it before the command.",
-        *_file_lines(f"{run_dir}/rank.sh", text),
+        *_file_lines(f"{run_dir}/rank.sh", rank_script(plan, facts)),
         *_container_file_lines(plan, run_dir),
-        *_command_lines(plan.launch, words, ("/bin/sh", f"{run_dir}/rank.sh")),
-        "w_code=$?",
+        *_launch_lines(plan, run_dir, _command_lines(plan.launch, words, ("/bin/sh", f"{run_dir}/rank.sh"))),
         "",
         "# Caches of the ranks are removed from every node.",
         f"{quote_words((*cleaning, '/bin/rm', '-rf'))} {expandable(cache_parent(plan, facts))}",
+        f'echo "$w_code" > {quote(run_dir)}/{EXIT_FILE}',
         "exit $w_code",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _job_file_lines(run_dir: str) -> list[str]:
+    """Lines that write down, for the ranks, what the lines before have found out."""
+    names = ("WINDLASS_JOB_ID", "WINDLASS_UID", "WINDLASS_MASTER_ADDR", "WINDLASS_MASTER_PORT")
+    words = " ".join(f'{name} "${name}"' for name in names)
+    return [f"printf \"export %s='%s'\\n\" {words} > {quote(run_dir)}/{JOB_FILE} || exit 3"]
+
+
+def _launch_lines(plan: Plan, run_dir: str, command: list[str]) -> list[str]:
+    """Lines that start the ranks and leave the code in `w_code`: that of the first rank that failed, where the rank
+    scripts report it. A launcher that lets the others wait for a rank that is gone is ended here."""
+    if not plan.parent:
+        return [*command, "w_code=$?"]
+    ends = f"{quote(run_dir)}/ends/*"
+    failed = f"sort -n {ends} 2>/dev/null | awk -F '\\t' '$4 != 0 {{ print $4; exit }}'"
+    lines = [*command, "w_code=$?"]
+    launcher = get_launcher(plan.launcher)
+    if not launcher.ends_others and not launcher.unwatched:
+        lines = [
+            *command[:-1],
+            f"{command[-1]} &",
+            "w_launcher=$!",
+            "# When a rank has failed the others are ended: this launcher lets them wait for it.",
+            'while kill -0 "$w_launcher" 2>/dev/null; do',
+            f'  if [ -n "$({failed})" ]; then',
+            '    sleep 2; kill -TERM "$w_launcher" 2>/dev/null',
+            f'    sleep {plan.grace_s:g}; kill -KILL "$w_launcher" 2>/dev/null',
+            "    break",
+            "  fi",
+            "  sleep 1",
+            "done",
+            'wait "$w_launcher"; w_code=$?',
+        ]
+    return [*lines, f"w_failed=$({failed}); w_code=${{w_failed:-$w_code}}"]
 
 
 def _unwatched(plan: Plan) -> Plan:
@@ -143,7 +189,7 @@ def _folder_lines(run_dir: str) -> list[str]:
     parts = " ".join(f"{quote(run_dir)}/{part}" for part in ("out", "where", "ends", "comm"))
     return [
         f"(umask 077 && mkdir -p {parts}) && [ -O {quote(run_dir)} ] && chmod go-w {quote(run_dir)} {parts} || exit 3",
-        f"rm -f {quote(run_dir)}/hosts {quote(run_dir)}/rank.sh",
+        f"rm -f {quote(run_dir)}/hosts {quote(run_dir)}/rank.sh {quote(run_dir)}/ends/*",
     ]
 
 
@@ -162,15 +208,26 @@ def _container_file_lines(plan: Plan, run_dir: str) -> list[str]:
     return [line for name, text in files.items() for line in _file_lines(f"{run_dir}/{name}", text)]
 
 
+def _as_host_file(plan: Plan) -> str:
+    """A filter that makes the launcher's host file of the hosts, where it needs to be told them."""
+    launcher = get_launcher(plan.launcher)
+    if launcher.finds_hosts:
+        return ""
+    spec = LaunchSpec(nodes=plan.nodes, ranks_per_node=plan.ranks_per_node)
+    suffix = (launcher.host_file_text(("",), spec) or "").rstrip("\n")
+    return f" | sed {quote(f's/$/{suffix}/')}" if suffix else ""
+
+
 def rendezvous_lines(plan: Plan, job_id_variable: str, host_lines: str, run_dir: str) -> list[str]:
     """The first host and a free port on it, in shell: the batch script runs on that host."""
     rule = plan.rendezvous
-    first = "w_first=$(head -n 1 " + quote(f"{run_dir}/hosts") + ")"
+    first = "w_first=$(head -n 1 " + quote(f"{run_dir}/hosts") + "); w_first=${w_first%% *}"
     short = "w_first=${w_first%%.*}" if rule.short_name or rule.suffix else ":"
     lines = [
         "# Rendezvous: the first host of the job, and a port on it that nobody listens on.",
         f"export WINDLASS_JOB_ID=${{{job_id_variable}:-0}}",
-        f"{host_lines} > {quote(f'{run_dir}/hosts')} || exit 3",
+        "export WINDLASS_UID=$(id -u)",
+        f"{host_lines}{_as_host_file(plan)} > {quote(f'{run_dir}/hosts')} || exit 3",
         first,
         short,
     ]
@@ -189,7 +246,10 @@ def rendezvous_lines(plan: Plan, job_id_variable: str, host_lines: str, run_dir:
         return [*lines, f"export WINDLASS_MASTER_PORT={rule.fixed_port}"]
     return [
         *lines,
-        'w_digits=${WINDLASS_JOB_ID%%[!0-9]*}; w_digits=${w_digits#"${w_digits%????????}"}; w_digits=${w_digits:-0}',
+        "w_digits=${WINDLASS_JOB_ID%%[!0-9]*}",
+        "# An id that is no number (Flux), or is larger than a shell counts: its checksum.",
+        '[ -n "$w_digits" ] && [ ${#w_digits} -le 18 ] ||'
+        ' w_digits=$(printf %s "$WINDLASS_JOB_ID" | cksum | cut -d " " -f 1)',
         f"w_port=$(({rule.port_base} + 10#$w_digits % {rule.port_span}))",
         "while cat /proc/net/tcp /proc/net/tcp6 2>/dev/null |"
         ' grep -qi "^ *[0-9]*: [0-9A-F]*:$(printf %04X "$w_port") [0-9A-F:]* 0A"; do w_port=$((w_port + 1)); done',

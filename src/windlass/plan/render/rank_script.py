@@ -25,15 +25,23 @@ EXIT_BROKEN = 70
 """Exit code of a rank script that cannot start the command for a reason of its own."""
 
 
+JOB_FILE = "job.env"
+
+
 class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What only the job knows. None: the batch script exports it (WINDLASS_MASTER_ADDR and so on)."""
 
     run_dir: str
     run_id: str
-    uid: int
+    uid: int = 0
     master_addr: str | None = None
     master_port: int | None = None
     job_id: str | None = None
+    job_file: str | None = None
+    """Shell text that the batch script writes and every rank reads: what could not be known before. Not every launcher
+    carries variables."""
+    jit_folder: str | None = None
+    """Name of the folder for JIT caches, where only the job's own shell can tell user and job."""
     attempt: int | None = None
     """Which start of the run this is, where somebody watches it and may start it again."""
     deadline_s: float | None = None
@@ -108,6 +116,7 @@ def _place(plan: Plan, job: JobFacts) -> list[str]:
             ' w_fail "the launcher started $w_seen ranks, the plan has $w_world_size: was its command line changed?"',
         ]
     lines += [
+        *([f". {quote(job.job_file)} || w_fail 'cannot read {JOB_FILE}'"] if job.job_file else []),
         f"w_master_addr={_known(job.master_addr, 'WINDLASS_MASTER_ADDR')}",
         f"w_master_port={_known(job.master_port, 'WINDLASS_MASTER_PORT')}",
         f"w_job_id={quote(job.job_id) if job.job_id is not None else '${WINDLASS_JOB_ID-}'}",
@@ -133,7 +142,7 @@ def _limits(plan: Plan) -> list[str]:
 
 def cache_parent(plan: Plan, job: JobFacts) -> str:
     """The folder on each node that holds this run's caches; `${NAME}` in the site's root is expanded on the node."""
-    return f"{plan.cache_root.rstrip('/')}/windlass-{job.uid}-{job.run_id}"
+    return f"{plan.cache_root.rstrip('/')}/{job.jit_folder or f'windlass-{job.uid}-{job.run_id}'}"
 
 
 def _caches(plan: Plan, job: JobFacts) -> list[str]:
