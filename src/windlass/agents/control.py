@@ -26,10 +26,10 @@ from windlass.model.plan import Plan
 from windlass.plan.agents import agents_step
 from windlass.plan.cache import agents_folder
 from windlass.plan.render.rank_script import JobFacts
-from windlass.run.folder import RunFolder
+from windlass.run.folder import AGENT_FILE, RunFolder
 from windlass.run.node_step import RunningStep, start_node_step
 
-BUNDLE_FILE = "agent.pyz"
+BUNDLE_FILE = AGENT_FILE
 OUT_FILE = "agents.out"
 LOG_FILE = "agents.log"
 _KEY_BYTES = 32

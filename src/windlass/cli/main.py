@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import os
+import re
 import signal
 import sys
 from importlib import import_module
@@ -12,7 +14,7 @@ from typing import Any
 
 import windlass
 from windlass.cli.result import Result
-from windlass.errors import CommandError, MachineError, WindlassError, nearest
+from windlass.errors import CommandError, MachineError, UsageError, WindlassError, nearest
 
 _COMMANDS = {
     "run": ("windlass.cli.run", "run a script on this machine or in this allocation"),
@@ -30,6 +32,10 @@ _COMMANDS = {
     "selftest": ("windlass.cli.selftest", "a bundle that shows what a machine really does with a plan"),
 }
 
+
+_CONTROL = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069]")
+_CONTROL_BUT_COLOURS = re.compile(rf"(?!\x1b\[[0-9;]{{1,20}}m){_CONTROL.pattern}")
+_BAD_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 
 # What other launchers call an option of ours.
 _OTHERS_OPTIONS = {
@@ -99,6 +105,11 @@ def main(argv: list[str]) -> int:
         result = command.main(args)
     except WindlassError as error:
         return _complain(error)
+    except OSError as error:
+        if error.errno not in _BAD_PATH:
+            raise
+        path = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else "a path"
+        return _complain(UsageError(f"{path[:80]}…: {error.strerror}", hint="give a shorter path, without circles"))
     except KeyboardInterrupt as interrupt:
         sig = getattr(interrupt, "signal", signal.SIGINT)
         print(f"windlass: {sig.name}", file=sys.stderr)
@@ -107,13 +118,21 @@ def main(argv: list[str]) -> int:
     return _show(result, as_json=getattr(args, "json", False)) or code
 
 
+def for_terminal(text: str, *, coloured: bool = False) -> str:
+    """Text of plans and logs, which others may have written, with what would move the cursor or change the terminal
+    shown as a `\\x1b` and the like. Files and pipes get every byte as it was."""
+    pattern = _CONTROL_BUT_COLOURS if coloured else _CONTROL
+    return pattern.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
 def _show(result: Result, *, as_json: bool) -> int:
     """Print a result. Returns the exit code of what went wrong in doing so, or 0."""
     try:
         if as_json and result.data is not None:
             _print_json(result.data)
         elif result.text:
-            print(result.text, end="" if result.text.endswith("\n") else "\n")
+            text = for_terminal(result.text, coloured=result.coloured) if sys.stdout.isatty() else result.text
+            print(text, end="" if text.endswith("\n") else "\n")
         sys.stdout.flush()
     except OSError as error:  # the buffer still holds the text, and the interpreter would try once more at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -135,7 +154,8 @@ def _print_json(data: object) -> None:
 
 
 def _complain(error: WindlassError) -> int:
-    print(f"windlass: error: {error.message}", file=sys.stderr)
+    message = for_terminal(error.message) if sys.stderr.isatty() else error.message
+    print(f"windlass: error: {message}", file=sys.stderr)
     if isinstance(error, CommandError) and error.output and error.output.splitlines()[-1] not in error.message:
         for line in error.output.splitlines()[-5:]:
             print(f"  | {line}", file=sys.stderr)

@@ -28,4 +28,4 @@ def main(args: argparse.Namespace) -> Result:
     here = args.site is None and args.site_file is None
     plan = plan_request(request_from(args, environ), environ, here=here).plan
     text = plan_text(plan, explain=args.explain, script=not args.no_script, color=sys.stdout.isatty())
-    return Result(text=text, data=plan)
+    return Result(text=text, data=plan, coloured=True)

@@ -12,3 +12,5 @@ class Result:
     text: str = ""
     data: object = None
     exit_code: int = 0
+    coloured: bool = False
+    """The text holds colours of our own, for a terminal."""

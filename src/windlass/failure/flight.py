@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 _MOST_BYTES = 256 << 20
+_MOST_CHARS = 200
 
 
 class Last(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +38,7 @@ def read_dump(path: Path) -> dict[str, Any] | None:
         if path.stat().st_size > _MOST_BYTES:
             return None
         found = _PlainOnly(io.BytesIO(path.read_bytes())).load()
-    except (OSError, pickle.UnpicklingError, EOFError, ValueError, IndexError, AttributeError, KeyError):
+    except Exception:  # a torn pickle raises nearly anything, and no dump is worth the report
         return None
     return found if isinstance(found, dict) else None
 
@@ -52,7 +53,8 @@ def last_collectives(folder: Path) -> tuple[Last, ...]:
         dump = read_dump(path) if match else None
         if match is None or dump is None:
             continue
-        for entry in dump.get("entries", ()):
+        entries = dump.get("entries")
+        for entry in entries if isinstance(entries, (list, tuple)) else ():
             one = _last(int(match.group(1)), entry)
             if one is None:
                 continue
@@ -66,16 +68,25 @@ def _last(rank: int, entry: Any) -> Last | None:
     if not isinstance(entry, dict) or entry.get("is_p2p"):
         return None
     number = entry.get("collective_seq_id", entry.get("seq_id"))
-    if not isinstance(number, int):
+    if not isinstance(number, int) or not 0 <= number < 1 << 63:
         return None
     group = entry.get("process_group", entry.get("pg_name", ""))
     parts = group if isinstance(group, (tuple, list)) else (group,)
     return Last(
         rank=rank,
-        group=" ".join(str(part) for part in parts),  # name and description: the latter alone is often "undefined"
+        group=" ".join(_word(part) for part in parts[:4]),  # name and description, which is often "undefined"
         number=number,
-        name=str(entry.get("profiling_name", "a collective")),
-        state=str(entry.get("state", "")),
+        name=_word(entry.get("profiling_name")) or "a collective",
+        state=_word(entry.get("state")),
+    )
+
+
+def _word(value: Any) -> str:
+    """A short text or number of a dump; anything else, however deep, is nothing."""
+    if isinstance(value, int) and abs(value) < 1 << 63:
+        return str(value)
+    return (
+        "".join(char if char.isprintable() else "?" for char in value[:_MOST_CHARS]) if isinstance(value, str) else ""
     )
 
 

@@ -7,7 +7,7 @@ import re
 from windlass.errors import UsageError
 
 _MOST_NODES = 1_000_000
-_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?\Z")
+_COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?\Z")
 
 
 def counted(count: object, noun: str) -> str:
@@ -21,6 +21,9 @@ def parse_counts(text: str, what: str = "tasks of each node") -> tuple[int, ...]
     for part in text.split(","):
         match = _COUNT.match(part.strip())
         if match is None:
-            raise UsageError(f"{what}: not a list of counts: {text!r}", hint="Slurm writes it as in 2(x3),1")
-        counts.extend([int(match[1])] * min(int(match[2] or 1), _MOST_NODES))
+            raise UsageError(f"{what}: not a list of counts: {text[:80]!r}", hint="Slurm writes it as in 2(x3),1")
+        times = int(match[2] or 1)
+        if len(counts) + times > _MOST_NODES:
+            raise UsageError(f"{what}: more than {_MOST_NODES} nodes: {text[:80]!r}")
+        counts.extend([int(match[1])] * times)
     return tuple(counts)

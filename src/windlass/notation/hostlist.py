@@ -13,6 +13,7 @@ from windlass.errors import UsageError
 
 _MOST_HOSTS = 1_000_000
 _NAME = re.compile(r"[A-Za-z0-9._\-]+\Z")
+_DIGITS = re.compile(r"[0-9]{1,18}\Z")
 _NUMBER = re.compile(r"\A(.*?)(\d+)([^\d]*)\Z")
 
 
@@ -66,9 +67,12 @@ def _expand_ranges(text: str, whole: str) -> list[str]:
     out: list[str] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
-            raise UsageError(f"malformed range {part!r} in host list {whole!r}", hint="ranges go up, as in [0001-0004]")
-        if dash and int(last) - int(first) >= _MOST_HOSTS:
+        numbers = (first, last) if dash else (first,)
+        if not all(_DIGITS.match(number) for number in numbers) or (dash and int(last) < int(first)):
+            raise UsageError(
+                f"malformed range {part[:80]!r} in host list {whole[:80]!r}", hint="ranges go up, as in [0001-0004]"
+            )
+        if len(out) + int(numbers[-1]) - int(first) >= _MOST_HOSTS:
             raise UsageError(f"host list names more than {_MOST_HOSTS} hosts: {whole[:60]!r}…")
         out.extend(f"{n:0{len(first)}d}" for n in range(int(first), int(last if dash else first) + 1))
     return out

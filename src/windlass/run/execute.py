@@ -118,6 +118,7 @@ def execute(
 def clear_up(plan: Plan, folder: RunFolder, facts: JobFacts, environ: Mapping[str, str]) -> None:
     """What is left to do for a windlass that was killed outright."""
     folder.forget_secrets()
+    folder.forget_key()
     remove_caches(plan, facts, environ)
 
 

@@ -25,6 +25,7 @@ from windlass.procs.folders import UntrustedError, exposed_parent, keep_to_ourse
 
 PLAN_FILE = "plan.json"
 RESULT_FILE = "result.json"
+AGENT_FILE = "agent.pyz"
 _PARTS = ("out", "where", "ends", "comm")
 _OF_ATTEMPT = ("launcher.log", "agents.log", "agents.out", "evidence", "flight", "verdict.json")
 """What one start leaves beside the parts."""
@@ -100,6 +101,10 @@ class RunFolder:
 
     def forget_secrets(self) -> None:
         self.part(SECRETS_FILE).unlink(missing_ok=True)
+
+    def forget_key(self) -> None:
+        """Remove what the agents were started from, which holds the job's key."""
+        self.part(AGENT_FILE).unlink(missing_ok=True)
 
     def save_result(self, record: RunRecord) -> None:
         self.write_bytes(RESULT_FILE, record_to_json(record))

@@ -1,0 +1,167 @@
+"""Hostile things to read: logs, plans, flight dumps, counts, host lists, records, paths. They end in a sentence."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import pty
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attacks.record import record
+from waiting import wait_until
+from windlass.bench.reading import read_record
+from windlass.cli.main import for_terminal, main
+from windlass.errors import WindlassError
+from windlass.failure.flight import missing_text, read_dump
+from windlass.notation.counts import parse_counts
+from windlass.notation.hostlist import expand_hostlist
+from windlass.run.folder import AGENT_FILE
+
+EVIL = "\x1b]0;owned\x07\x1b[2J\rok\x9b31m\u202eabc\x08\x00"
+
+
+def on_terminal(*argv: str, cwd: Path) -> str:
+    """What a command writes to a terminal."""
+    ours, theirs = pty.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-m", "windlass", *argv], cwd=cwd, stdout=theirs, stderr=theirs, stdin=subprocess.DEVNULL
+    )
+    os.close(theirs)
+    said = b""
+    try:
+        while block := os.read(ours, 65536):
+            said += block
+    except OSError:  # the terminal is gone: the command has ended
+        pass
+    os.close(ours)
+    assert child.wait(60) in (0, 1, 2)
+    return said.decode("utf-8", "replace").replace("\r\n", "\n")
+
+
+def finished_run(folder: Path) -> Path:
+    done = subprocess.run(
+        [sys.executable, "-m", "windlass", "run", "--run-dir", str(folder / "run"), "--", "printf", "%b", "hello\n"],
+        cwd=folder,
+        capture_output=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+def test_control_characters_of_a_log_and_of_a_plan_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    run = finished_run(tmp_path)
+    for log in (run / "out").iterdir():
+        log.write_bytes(log.read_bytes().replace(b"hello", EVIL.replace("\x00", "").encode()))
+    other = tmp_path / "other.json"
+    plan = (run / "plan.json").read_text()
+    other.write_text(plan.replace('"%b"', '"\\u001b[2J\\r\\u009b"'))
+    assert other.read_text() != plan
+    for argv in (("logs", str(run)), ("diff", str(run), str(other))):
+        said = on_terminal(*argv, cwd=tmp_path)
+        assert "\\x1b" in said, said
+        assert not [char for char in said if char in "\x1b\r\x9b\x07\x08\u202e"]
+    piped = subprocess.run([sys.executable, "-m", "windlass", "logs", str(run)], capture_output=True, timeout=60)
+    assert b"\x1b[2J" in piped.stdout, "files and pipes get the bytes as they are"
+    record("control characters in a log and a plan", expected="shown escaped", seen="shown escaped", commands=2)
+
+
+def test_text_for_the_terminal_keeps_lines_tabs_and_letters() -> None:
+    assert for_terminal("a\tb\nÄ漢\n") == "a\tb\nÄ漢\n"
+    assert for_terminal(EVIL).isprintable()
+    assert for_terminal("\x1b[31ma\x1b[0m\x1b[2J", coloured=True) == "\x1b[31ma\x1b[0m\\x1b[2J"
+
+
+def test_hostile_flight_dumps_end_in_nothing(tmp_path: Path) -> None:
+    deep: object = []
+    for _ in range(60):
+        deep = [deep, deep]
+    bad: list[object] = [
+        {"entries": 7},
+        {"entries": None},
+        {"entries": [{"collective_seq_id": 10**5000, "process_group": deep}]},
+        {"entries": [{"collective_seq_id": 3, "process_group": deep, "profiling_name": deep, "state": {}}]},
+        {"entries": [{"collective_seq_id": 4, "process_group": EVIL * 1000, "profiling_name": EVIL * 1000}]},
+        {"entries": [[], 1, None, {"collective_seq_id": True}]},
+        [],
+    ]
+    for number, dump in enumerate(bad):
+        (tmp_path / f"rank_{number}").write_bytes(pickle.dumps(dump))
+    said = missing_text(tmp_path, 16)
+    assert said.isprintable() and len(said) < 5000
+    rng = random.Random(13)
+    whole = pickle.dumps({"entries": [{"collective_seq_id": 1, "process_group": ("0", "x"), "state": "s"}]})
+    for _ in range(3000):
+        data = bytearray(whole)
+        for _ in range(rng.randint(1, 5)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        (tmp_path / "rank_0").write_bytes(bytes(data[: rng.randrange(1, len(data) + 1)]))
+        read_dump(tmp_path / "rank_0")
+        missing_text(tmp_path, 4)
+    record("changed flight dumps (seed 13)", expected="no traceback", seen="no traceback", dumps=3000)
+
+
+@pytest.mark.parametrize("text", ["1(x2000000000)", "1(x999999)," * 9 + "1", "9" * 5000, "1(x" + "9" * 5000 + ")", "٣"])
+def test_hostile_counts_are_refused_with_a_sentence(text: str) -> None:
+    with pytest.raises(WindlassError):
+        parse_counts(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [f"n[{'9' * 5000}]", "n[" + ",".join(["0-999998"] * 9) + "]", "n[0-99][0-999][0-99]", "n[" * 900, "n[٣]"],
+)
+def test_hostile_host_lists_are_refused_with_a_sentence(text: str) -> None:
+    with pytest.raises(WindlassError):
+        expand_hostlist(text)
+
+
+def test_changed_host_lists_end_in_a_sentence() -> None:
+    rng = random.Random(14)
+    for _ in range(5000):
+        text = "".join(rng.choice("n[]-,0123 \n٣x.") for _ in range(rng.randint(0, 14)))
+        for parse in (expand_hostlist, parse_counts):
+            try:
+                parse(text)
+            except WindlassError:
+                continue
+    record("changed host lists and counts (seed 14)", expected="a sentence", seen="a sentence", lists=10_000)
+
+
+@pytest.mark.parametrize("data", [b"[" * 100_000, b'{"a":' * 100_000, b"\xff" * 100, b"", b"0" * 6000, b"{}", b"[]"])
+def test_hostile_benchmark_records_end_in_a_sentence(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "record.json").write_bytes(data)
+    with pytest.raises(WindlassError):
+        read_record(tmp_path)
+
+
+@pytest.mark.parametrize("command", [("logs",), ("diff", "x"), ("run", "--plan"), ("runs", "show")])
+def test_a_deep_or_endless_path_ends_in_a_sentence(
+    command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for path in ("a" * 5000, "/".join(["d"] * 4000), str(tmp_path / "loop")):
+        assert main([*command, path]) in (1, 2, 3)
+        assert "windlass: error:" in capsys.readouterr().err
+
+
+def test_the_key_of_a_run_that_was_killed_is_removed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    child = subprocess.Popen(
+        [sys.executable, "-m", "windlass", "run", "--run-dir", str(run), "--", "sh", "-c", "echo up; sleep 100"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+    )
+    assert child.stdout is not None
+    assert b"up" in child.stdout.readline()
+    (run / AGENT_FILE).write_text("key")
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+    wait_until(lambda: not (run / AGENT_FILE).exists(), timeout_s=60, what="the guard removed the key")
