@@ -355,14 +355,18 @@ def _start(plan: Plan) -> list[str]:
     if not plan.parent:
         return ["", 'exec "$@"']
     sent = {"HUP": "HUP", "INT": "TERM", "TERM": "TERM", "USR1": "USR1", "USR2": "USR2"}
-    forward = [f"trap 'kill -{send} \"$w_child\" 2>/dev/null' {got}" for got, send in sent.items()]
+    forward = [f"trap 'w_forward {send}' {got}" for got, send in sent.items()]
     return [
         "",
         "# This script stays the parent and reports the end: nobody else can wait for the rank.",
         "# A shell starts background commands with SIGINT ignored, so an interrupt is passed on as SIGTERM.",
+        "w_child= w_early=",
+        'w_forward() { if [ -n "$w_child" ]; then kill -"$1" "$w_child" 2>/dev/null; else w_early=$1; fi; }',
+        *forward,
         '"$@" <&0 &',
         "w_child=$!",
-        *forward,
+        "# A signal that came before there was a rank; what has not become its program yet would not hear it.",
+        'if [ -n "$w_early" ]; then (PATH=$w_path; sleep 1); w_forward "$w_early"; fi',
         'wait "$w_child"; w_code=$?',
         'while kill -0 "$w_child" 2>/dev/null; do wait "$w_child"; w_code=$?; done',
         "# A wait that a signal ended says so, even where the rank was gone by then: its own code is asked for again.",
