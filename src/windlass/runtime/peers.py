@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from windlass.errors import MachineError, UsageError, WindlassError
 from windlass.runtime.place import find_place
-from windlass.runtime.run import close_at_exit, first_line
+from windlass.runtime.run import close_at_exit, close_group, first_line
 from windlass.runtime.store import disk_error
 
 T = TypeVar("T")
@@ -36,6 +36,11 @@ class Peers:
     def is_main(self) -> bool:
         """True on the rank that decides and writes for all."""
         return self.rank == 0
+
+    def close(self, timeout_s: float) -> None:
+        """End the group and its threads. Nobody talks afterwards."""
+        held, self.group = [self.group], None
+        close_group(timeout_s, held)
 
     def largest(self, values: Sequence[int]) -> list[int]:
         """Element by element, the largest value of any rank. All ranks call it."""
@@ -141,9 +146,11 @@ def meet(timeout_s: float) -> Peers:
         import torch
 
         return Peers(rank=rank, world_size=world, device=torch.accelerator.current_accelerator())
-    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
-    close_at_exit(group)
-    return Peers(rank=rank, world_size=world, group=group)
+    peers = Peers(
+        rank=rank, world_size=world, group=dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+    )
+    close_at_exit(peers.close)
+    return peers
 
 
 def _lost(rank: int, error: RuntimeError) -> MachineError:

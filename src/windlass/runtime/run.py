@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -70,16 +71,18 @@ class Run:
             self.shutdown()
 
 
-def close_group(timeout_s: float, group: Any = None) -> None:
-    """Destroy one of torch's process groups, or all of them, if there are any; give up quietly at the deadline."""
+def close_group(timeout_s: float, held: list[Any] | None = None) -> None:
+    """Destroy all of torch's process groups, or the one that is `held`, if there are any; give up quietly at the
+    deadline. Gloo's threads end with the last reference to a group, so it is taken out of the list: it must be the only
+    one. The destructor waits for what is under way, so that it runs in a thread of its own."""
     import torch.distributed as dist
 
-    if not dist.is_available() or not dist.is_initialized():
+    if not dist.is_available() or not (dist.is_initialized() or held):
         return
 
     def destroy() -> None:
-        with contextlib.suppress(ValueError, AssertionError):  # the user has closed it already
-            dist.destroy_process_group(group)
+        with contextlib.suppress(ValueError, AssertionError):  # closed already, with all the others
+            dist.destroy_process_group(held.pop() if held else None)
 
     worker = threading.Thread(target=destroy, name="windlass-shutdown", daemon=True)
     worker.start()
@@ -88,16 +91,16 @@ def close_group(timeout_s: float, group: Any = None) -> None:
         say(f"the process group did not close within {timeout_s:.0f} s; leaving without it")
 
 
-def close_at_exit(group: Any = None) -> None:
+def close_at_exit(close: Callable[[float], None] = close_group) -> None:
     """Close gloo's groups before the interpreter goes, however the script ends: its threads abort a process that still
     has them then (about one in six that ended by an exception), and the abort hides the script's own error."""
     pid = os.getpid()
 
-    def close() -> None:
+    def at_exit() -> None:
         if os.getpid() == pid:  # a forked child has the group, but not its threads
-            close_group(_EXIT_S, group)
+            close(_EXIT_S)
 
-    atexit.register(close)
+    atexit.register(at_exit)
 
 
 def say(line: str) -> None:

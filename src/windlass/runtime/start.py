@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
@@ -170,6 +171,8 @@ def _meet(torch: Any, run: Run, choice: Choice, environ: MutableMapping[str, str
         options["device_id"] = run.device
     if run.world_size == 1 and "TORCHELASTIC_RUN_ID" not in environ:
         options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # no port, no host name, nothing to clash
+    if choice.backend == "gloo":
+        _bind_defaults_early()
     try:
         dist.init_process_group(**options)
     except (RuntimeError, ValueError) as error:
@@ -180,6 +183,14 @@ def _meet(torch: Any, run: Run, choice: Choice, environ: MutableMapping[str, str
         ) from error
     if choice.backend == "gloo":
         close_at_exit()
+
+
+def _bind_defaults_early() -> None:
+    """`torch.distributed.nn.functional` (which checkpointing imports) makes the job's group a default argument when it
+    is imported: then it is never freed, and its threads run into the end of the interpreter. Nine small modules, and
+    before the group exists the default is none."""
+    with contextlib.suppress(ImportError):
+        import torch.distributed.nn.functional  # noqa: F401
 
 
 def _export(run: Run, environ: MutableMapping[str, str]) -> None:

@@ -49,3 +49,29 @@ def test_a_script_that_does_not_close_its_groups_still_ends_with_its_own_code(
                 rank.communicate()
         assert [rank.returncode for rank in ranks] == [code] * 2, said
         assert all(text.rstrip().endswith("ValueError: a mistake") for text in said) == (how == "raise"), said
+
+
+LAST = """
+import atexit, os
+def tell():
+    names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
+    os.write(1, "".join(f"{name}\\n" for name in names if "gloo" in name or "store" in name).encode())
+atexit.register(tell)  # the first one registered is the last one called
+"""
+
+
+@pytest.mark.parametrize("how", ["end", "raise"])
+def test_no_thread_of_a_collective_is_left_when_the_interpreter_ends(tmp_path: Path, how: str) -> None:
+    """Such threads abort the process now and then; whoever still holds a group keeps them alive."""
+    port = free_port()
+    argv = [sys.executable, "-c", LAST + SCRIPT, str(tmp_path / "snapshots"), how]
+    ranks = [
+        subprocess.Popen(argv, env=environment(rank, 2, port), stdout=subprocess.PIPE, text=True) for rank in range(2)
+    ]
+    try:
+        said = [rank.communicate(timeout=100)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    assert said == ["", ""]
