@@ -22,6 +22,8 @@ from windlass.failure.flight import missing_text, read_dump
 from windlass.notation.counts import parse_counts
 from windlass.notation.hostlist import expand_hostlist
 from windlass.run.folder import AGENT_FILE
+from windlass.sites.catalog import catalog_path
+from windlass.sites.check import check_file
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\rok\x9b31m\u202eabc\x08\x00"
 
@@ -165,3 +167,25 @@ def test_the_key_of_a_run_that_was_killed_is_removed(tmp_path: Path) -> None:
     child.wait()
     child.stdout.close()
     wait_until(lambda: not (run / AGENT_FILE).exists(), timeout_s=60, what="the guard removed the key")
+
+
+def test_changed_site_files_end_in_a_sentence(tmp_path: Path) -> None:
+    """A fuzzer with a seed: bytes and values of any type in any place of a site file."""
+    rng = random.Random(16)
+    whole = catalog_path("site", "leonardo").read_bytes()
+    lines = whole.splitlines()
+    keys = [number for number, line in enumerate(lines) if b"=" in line]
+    junk = (b"-1", b'""', b"[]", b"{}", b"nan", b"9" * 30, b'"\\u0000"', b"true", b"[[1]]", b"1979-01-01")
+    texts = [b"a=" + b"[" * 3000, b"a" + b".a" * 3000 + b"=1", b"\xff" * 9, b"a=" + b"9" * 6000]
+    for _ in range(60):
+        changed = bytearray(whole)
+        for _ in range(3):
+            changed[rng.randrange(len(changed))] = rng.randrange(256)
+        other = list(lines)
+        number = rng.choice(keys)
+        other[number] = other[number].split(b"=")[0] + b"= " + rng.choice(junk)
+        texts += [bytes(changed), whole[: rng.randrange(len(whole))], b"\n".join(other)]
+    for text in texts:
+        (tmp_path / "leonardo.toml").write_bytes(text)
+        check_file(tmp_path / "leonardo.toml")
+    record("changed site files (seed 16)", expected="problems by line", seen="problems by line", files=len(texts))

@@ -70,16 +70,18 @@ def check_text(text: str, *, file: str, stem: str, known: Known, builtin: bool =
     """All problems of a file's text. `builtin` files have a name that is their file's, and declare every source."""
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        lines = line_index(text)
+        found = [
+            *misfits(data),
+            *_names(data, stem, known, builtin=builtin),
+            *_sources(data, builtin=builtin),
+            *_reasons(data),
+            *fact_misfits(data),
+        ]
+    except RecursionError:
+        return (Problem(file=file, line=1, key="", message="tables or lists are nested too deeply"),)
+    except ValueError as error:  # tomllib's own, and a number of thousands of digits
         return (_syntax_problem(error, text, file),)
-    lines = line_index(text)
-    found = [
-        *misfits(data),
-        *_names(data, stem, known, builtin=builtin),
-        *_sources(data, builtin=builtin),
-        *_reasons(data),
-        *fact_misfits(data),
-    ]
     problems = {
         (misfit.path, misfit.message): Problem(
             file=file,
