@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import stat
-import threading
 from collections import deque
 from collections.abc import Iterator
 
 from .config import REPLICATE, NodeConfig
-from .flights import Flights, Outcome
+from .flights import Flights, Landing, Outcome
 from .foresight import Foresight
 from .keys import CHUNK, DIRECTORY, MAX_CHUNK, NO_PIN, chunk_key, directory_key, stripe_of
 from .listing import Listing, attr_pin
@@ -86,12 +85,12 @@ class Driver:
 
     def _fill(self, wanted: list[tuple[Touch, int]]) -> None:
         """Reads ahead with several requests under way, and logs in the order of the trace."""
-        under_way: deque[tuple[bytes | None, _Landing]] = deque()
+        under_way: deque[tuple[bytes | None, Landing]] = deque()
         for touch, index in wanted:
             if self._log.closed:
                 return
             key = self._key_of(touch, index)
-            landing = _Landing()
+            landing = Landing()
             if key is None:
                 landing(Outcome(error=FileNotFoundError()))
             else:
@@ -102,7 +101,7 @@ class Driver:
         while under_way and not self._log.closed:
             self._log_first(under_way)
 
-    def _log_first(self, under_way: deque[tuple[bytes | None, _Landing]]) -> None:
+    def _log_first(self, under_way: deque[tuple[bytes | None, Landing]]) -> None:
         key, landing = under_way.popleft()
         outcome = landing.wait(self._config.give_up_s)
         landed = outcome is not None and outcome.error is None and key is not None and key in self._store
@@ -135,25 +134,6 @@ class Driver:
             return Listing(outcome.data)
         blob = self._store.read(key)
         return Listing(blob) if blob is not None else None
-
-
-class _Landing:
-    """A flight's outcome that the driver comes back for."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-        self._outcome: Outcome | None = None
-
-    def __call__(self, outcome: Outcome) -> None:
-        self._outcome = outcome
-        self._event.set()
-
-    def is_set(self) -> bool:
-        return self._event.is_set()
-
-    def wait(self, timeout_s: float) -> Outcome | None:
-        self._event.wait(timeout_s)
-        return self._outcome
 
 
 def _place(touch: Touch, index: int) -> Place:

@@ -104,6 +104,26 @@ class _FlightReply:
         self._flights.move_on(self._flight, self._generation)
 
 
+class Landing:
+    """A callback for an outcome that a thread waits for, or comes back for."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._outcome: Outcome | None = None
+
+    def __call__(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+        self._event.set()
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self, timeout_s: float) -> Outcome | None:
+        """The outcome, or None where there is none in time."""
+        self._event.wait(timeout_s)
+        return self._outcome
+
+
 class Flights:
     def __init__(
         self, config: NodeConfig, source: Source, store: Store, links: Links, health: Health, timers: Timers
@@ -159,27 +179,20 @@ class Flights:
 
     def wait(self, key: bytes, timeout_s: float) -> Outcome:
         """`obtain` for code that has a thread of its own to block."""
-        landed = threading.Event()
-        found: list[Outcome] = []
-
-        def done(outcome: Outcome) -> None:
-            found.append(outcome)
-            landed.set()
-
-        self.obtain(key, done)
-        if not landed.wait(timeout_s):
-            return Outcome(error=OSError(errno.ETIMEDOUT, "not there after %.0f s" % timeout_s))
-        return found[0]
+        landing = Landing()
+        self.obtain(key, landing)
+        late = Outcome(error=OSError(errno.ETIMEDOUT, "not there after %.0f s" % timeout_s))
+        return landing.wait(timeout_s) or late
 
     def wait_if_under_way(self, key: bytes, timeout_s: float) -> None:
         """Returns when an object that is being fetched has come, or was not being fetched at all."""
-        landed = threading.Event()
+        landing = Landing()
         with self._lock:
             flight = self._flights.get(key)
             if flight is None:
                 return
-            flight.waiters.append(lambda outcome: landed.set())
-        landed.wait(timeout_s)
+            flight.waiters.append(landing)
+        landing.wait(timeout_s)
 
     def route(self, key: bytes) -> tuple[int, ...]:
         """Nodes to ask for `key`, best first."""
