@@ -97,7 +97,7 @@ def scripts(plan: Plan, run_dir: Path) -> Iterator[tuple[str, str]]:
         "rank": lambda: rank_script(plan, facts),
         "launch": lambda: launch_script(plan, str(run_dir)),
         "batch": lambda: batch_script(plan, str(run_dir), ("true",)),
-        "standalone": lambda: standalone_script(plan, str(run_dir), os.getuid(), "run-1"),
+        "standalone": lambda: standalone_script(plan, str(run_dir)),
     }
     inside = 0
     for name, make in makers.items():
