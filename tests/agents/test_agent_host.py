@@ -17,8 +17,8 @@ import pytest
 
 from requirements import missing_programs, require
 from waiting import wait_until
-from windlass.agents.bundle import Manifest, ServiceSpec, bundle_bytes
-from windlass.agents.command import agent_words, script_words, stop_words, tool_words
+from windlass.agents.bundle import BundleManifest, ServiceSpec, bundle_bytes
+from windlass.agents.command import agent_argv, script_argv, stop_argv, tool_argv
 from windlass.agents.interpreter import fits, pack_interpreter
 from windlass.agents.node import host
 from windlass.procs.identity import start_of
@@ -28,7 +28,7 @@ NODE = "TEST_NODE"
 
 
 def write_bundle(folder: Path, hosts: int = 1, until: str = "stdin", **settings: object) -> Path:
-    manifest = Manifest(
+    manifest = BundleManifest(
         run_id="run1",
         hosts=tuple(f"host{n}" for n in range(hosts)),
         node_variables=("NOT_SET", NODE),
@@ -48,7 +48,7 @@ class Agent:
     def __init__(self, bundle: Path, node: str = "0", words: tuple[str, ...] = (), **env: str) -> None:
         mark = {name: value for name, value in os.environ.items() if name.startswith("WLTEST")}
         self.child = subprocess.Popen(
-            words or agent_words(str(bundle), sys.executable),
+            words or agent_argv(str(bundle), sys.executable),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -223,7 +223,7 @@ def test_stop_words_end_the_agent_and_are_content_without_one(tmp_path: Path, st
     agent = Agent(bundle)
     started.append(agent)
     agent.line()
-    words = stop_words("${PLACE}/node local", "run1", ("NOT_SET", NODE))
+    words = stop_argv("${PLACE}/node local", "run1", ("NOT_SET", NODE))
     for _ in range(2):
         reaper = subprocess.Popen(words, env={"PATH": os.defpath, NODE: "0", "PLACE": str(tmp_path)})
         wait_until(lambda: agent.child.poll() is not None, timeout_s=15, what="the agent has ended")
@@ -234,7 +234,7 @@ def test_tool_runs_from_the_living_agents_copy(tmp_path: Path, started: list[Age
     agent = Agent(write_bundle(tmp_path))
     started.append(agent)
     agent.line()
-    words = tool_words("${PLACE}/node local", "run1", 0, "windlass.procs.folders:private_folder", str(tmp_path))
+    words = tool_argv("${PLACE}/node local", "run1", 0, "windlass.procs.folders:private_folder", str(tmp_path))
     env = {"PATH": os.defpath, "PLACE": str(tmp_path)}
     done = subprocess.run(words, capture_output=True, text=True, timeout=20, env=env)
     assert "TypeError" in done.stderr and "list" in done.stderr, "it was called, with a list of arguments"
@@ -243,13 +243,13 @@ def test_tool_runs_from_the_living_agents_copy(tmp_path: Path, started: list[Age
 def test_program_runs_from_its_text_with_the_modules_that_it_imports() -> None:
     source = "import sys; from some.where import add\nprint(add(*sys.argv[1:]), __name__)"
     module = "from __future__ import annotations\n\ndef add(one: str, two: str) -> str:\n    return one + '\\t' + two\n"
-    words = script_words(source, sys.executable, "a b", "$HOME", modules=(("some.where", module),))
+    words = script_argv(source, sys.executable, "a b", "$HOME", modules=(("some.where", module),))
     done = subprocess.run(words, capture_output=True, text=True, timeout=30)
     assert done.stdout == "a b\t$HOME __main__\n", done.stderr
 
 
 def test_same_sources_give_the_same_file_and_another_key_another() -> None:
-    manifest = Manifest(run_id="r", hosts=("a",), node_variables=("N",), folder="/tmp/x")
+    manifest = BundleManifest(run_id="r", hosts=("a",), node_variables=("N",), folder="/tmp/x")
     assert bundle_bytes(manifest, KEY, {}) == bundle_bytes(manifest, KEY, {})
     assert bundle_bytes(manifest, KEY, {}) != bundle_bytes(manifest, b"x" * 32, {})
 
@@ -262,7 +262,7 @@ def test_start_of_an_agent_opens_its_file_once_and_no_other_of_that_folder(tmp_p
     shared.mkdir()
     bundle = write_bundle(shared)
     trace = tmp_path / "trace"
-    words = agent_words(str(bundle), sys.executable)
+    words = agent_argv(str(bundle), sys.executable)
     child = subprocess.Popen(
         ["strace", "-f", "-y", "-o", str(trace), "-e", "trace=%file,read,pread64,fstat,lseek,close", *words],
         stdin=subprocess.DEVNULL,
@@ -287,7 +287,7 @@ def test_interpreter_travels_where_the_node_has_none_and_goes_again(tmp_path: Pa
     bundle = write_bundle(tmp_path, word="bye")
     folder = tmp_path / "node local"
     options = {"archive": str(archive), "folder": "${PLACE}/node local"}
-    words = agent_words(str(bundle), "/nowhere", pythons=("/nowhere/python3",), **options)
+    words = agent_argv(str(bundle), "/nowhere", pythons=("/nowhere/python3",), **options)
     left = folder / "py.4194305.x"
     (left / "lib").mkdir(parents=True)
     folder.chmod(0o700)
@@ -302,7 +302,7 @@ def test_interpreter_travels_where_the_node_has_none_and_goes_again(tmp_path: Pa
 
 
 def test_node_without_any_python_says_so(tmp_path: Path, started: list[Agent]) -> None:
-    agent = Agent(tmp_path, words=agent_words("x", "/nowhere", pythons=("/nowhere/python3",)))
+    agent = Agent(tmp_path, words=agent_argv("x", "/nowhere", pythons=("/nowhere/python3",)))
     started.append(agent)
     assert "no Python from 3.9 on" in agent.rest()[0][-1]["failed"]
 

@@ -26,7 +26,7 @@ from requirements import hydra_mpiexec, require, require_mpi
 from standins.sites import flux_site, pbs_site
 from windlass.launchers import get_launcher
 from windlass.launchers.base import LaunchSpec, LineReader
-from windlass.model.origin import words_of
+from windlass.model.origin import argv_of
 from windlass.model.site import ArgumentSpec, LauncherSpec
 
 TIMEOUT_S = 60
@@ -87,7 +87,7 @@ class Machine:
         )
 
     def argv(self, spec: LaunchSpec, program: Sequence[str]) -> list[str]:
-        return [*self.before, *words_of(get_launcher(self.name).arguments(spec, self.site)), *program]
+        return [*self.before, *argv_of(get_launcher(self.name).arguments(spec, self.site)), *program]
 
     def start(self, spec: LaunchSpec, program: Sequence[str]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(

@@ -10,7 +10,7 @@ from conformance.launcher_cases import SPECS, WORDS
 from windlass.errors import UsageError
 from windlass.launchers import get_launcher, launcher_names
 from windlass.launchers.base import Launcher, LaunchSpec
-from windlass.model.origin import Argument, words_of
+from windlass.model.origin import Argument, argv_of
 from windlass.model.site import ArgumentSpec, LauncherSpec, argument_key
 
 pytestmark = pytest.mark.parametrize("name", launcher_names())
@@ -80,7 +80,7 @@ def test_it_is_pure(name: str) -> None:
 def test_hostile_values_stay_one_word(name: str) -> None:
     hostile = "/run/a b'\"$(x)`y`*%;é\n/out"
     spec = LaunchSpec(nodes=1, ranks_per_node=1, host_file=hostile, output_dir=hostile, step_name="it's $(x) é")
-    for word in words_of(made(name, spec)):
+    for word in argv_of(made(name, spec)):
         assert "/out" not in word or hostile in word or word == hostile
 
 

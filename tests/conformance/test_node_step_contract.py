@@ -6,7 +6,7 @@ import pytest
 
 from windlass.launchers import get_launcher, launcher_names
 from windlass.launchers.base import PLACEHOLDERS, NodeStep, NodeStepSpec
-from windlass.model.origin import words_of
+from windlass.model.origin import argv_of
 
 pytestmark = pytest.mark.parametrize("name", launcher_names())
 HOSTS = ("nid0003", "nid0005")
@@ -30,7 +30,7 @@ def test_every_word_has_a_reason(name: str) -> None:
 
 def test_no_line_is_labelled(name: str) -> None:
     for made in shapes(name):
-        assert not {"--label", "--label-io", "--tag-output", "-prepend-pattern"} & set(words_of(made.arguments))
+        assert not {"--label", "--label-io", "--tag-output", "-prepend-pattern"} & set(argv_of(made.arguments))
 
 
 def test_a_task_can_find_its_place(name: str) -> None:
@@ -40,7 +40,7 @@ def test_a_task_can_find_its_place(name: str) -> None:
 def test_the_hosts_are_said_in_one_way(name: str) -> None:
     """As arguments, in a file, or by a look at the instance; only a launcher of one machine says none."""
     for made in shapes(name)[1:]:
-        words = words_of(made.arguments)
+        words = argv_of(made.arguments)
         said = any("nid" in word for word in words)
         in_file = made.host_file is not None
         if in_file:
@@ -52,12 +52,12 @@ def test_the_hosts_are_said_in_one_way(name: str) -> None:
 def test_a_step_without_a_host_file_needs_no_run_folder(name: str) -> None:
     for made in shapes(name)[:2]:
         assert made.host_file is None
-        assert not any("{run_dir}" in word for word in words_of(made.arguments))
+        assert not any("{run_dir}" in word for word in argv_of(made.arguments))
 
 
 def test_only_known_placeholders_are_left(name: str) -> None:
     for made in shapes(name):
-        for word in words_of(made.arguments):
+        for word in argv_of(made.arguments):
             rest = word
             for placeholder in PLACEHOLDERS:
                 rest = rest.replace(placeholder, "")
@@ -65,7 +65,7 @@ def test_only_known_placeholders_are_left(name: str) -> None:
 
 
 def test_the_sites_executable_starts_it(name: str) -> None:
-    words = words_of(step(name, executable="/opt/site/bin/launch").arguments)
+    words = argv_of(step(name, executable="/opt/site/bin/launch").arguments)
     assert not words or "/opt/site/bin/launch" in words
 
 

@@ -15,7 +15,7 @@ from windlass.containers.base import WrapSpec
 from windlass.containers.choose import plan_container
 from windlass.errors import UsageError
 from windlass.model.condition import Facts, When
-from windlass.model.origin import Origin, words_of
+from windlass.model.origin import Origin, argv_of
 from windlass.model.plan import Mount, Setting
 from windlass.model.site import StorageSpec
 
@@ -199,7 +199,7 @@ def test_the_exit_code_of_the_command_is_the_exit_code(name: str, tmp_path: Path
 def test_no_value_is_on_the_command_line(name: str, tmp_path: Path) -> None:
     settings = (Setting(name="TOKEN_X", value="hush-hush", because="test"),)
     spec = _spec(name, tmp_path, settings=settings)
-    assert not any("hush-hush" in word for word in words_of(get_runtime(name).wrap(spec)))
+    assert not any("hush-hush" in word for word in argv_of(get_runtime(name).wrap(spec)))
 
 
 def test_every_word_has_a_reason(name: str, tmp_path: Path) -> None:

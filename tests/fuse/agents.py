@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from fuse.caches import wait_for
-from windlass.agents.bundle import Manifest, ServiceSpec, bundle_bytes
+from windlass.agents.bundle import BundleManifest, ServiceSpec, bundle_bytes
 from windlass.agents.cache_service import PACKAGES
-from windlass.agents.command import agent_words
+from windlass.agents.command import agent_argv
 from windlass.cache.node.config import NodeConfig, read_config
 
 NODE_VARIABLE = "TEST_NODE"
@@ -22,7 +22,7 @@ RUN_ID = "run1"
 def write_agents_file(base: Path, hosts: tuple[str, ...], root: Path, **config: Any) -> Path:
     """The file that every node reads. The agents' folders are below `base`."""
     told = {"roots": [[str(root), str(root)]], "config": {"start_grace_s": 10.0, **config}, "start_s": 40.0}
-    manifest = Manifest(
+    manifest = BundleManifest(
         run_id=RUN_ID,
         hosts=hosts,
         node_variables=(NODE_VARIABLE,),
@@ -46,7 +46,7 @@ class CacheAgent:
         self._out = base / f"agent{node}.out"
         with self._out.open("wb") as out:
             self.child = subprocess.Popen(
-                (*before, *agent_words(str(base / "agent.pyz"), python, pythons=(python,))),
+                (*before, *agent_argv(str(base / "agent.pyz"), python, pythons=(python,))),
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=subprocess.STDOUT,

@@ -14,7 +14,7 @@ from fuse.agents import RUN_ID, CacheAgent, write_agents_file
 from fuse.caches import make_tree
 from requirements import require_fuse
 from windlass.agents.cache_service import STATUS_ENTRY
-from windlass.agents.command import tool_words
+from windlass.agents.command import tool_argv
 
 pytestmark = pytest.mark.fuse
 
@@ -35,7 +35,7 @@ def test_cache_is_served_from_the_file_that_travels_and_leaves_nothing(tmp_path:
         config = agent.wait_up()
         same = ["diff", "-r", "--no-dereference", "-x", "absolute", str(root), config.mount + str(root)]
         subprocess.run(same, check=True, timeout=60)
-        words = tool_words(str(agent.folder), RUN_ID, 0, STATUS_ENTRY, config.state_dir)
+        words = tool_argv(str(agent.folder), RUN_ID, 0, STATUS_ENTRY, config.state_dir)
         done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
         assert json.loads(done.stdout)["state"] == "ready"
     finally:

@@ -32,7 +32,7 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, object] = {}
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class BundleManifest(msgspec.Struct, frozen=True, kw_only=True):
     """What the agents are told; the same on all nodes, and no secret in it."""
 
     version: int = 1
@@ -50,7 +50,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     services: tuple[ServiceSpec, ...] = ()
 
 
-def bundle_bytes(manifest: Manifest, key: bytes, packages: Mapping[str, Path]) -> bytes:
+def bundle_bytes(manifest: BundleManifest, key: bytes, packages: Mapping[str, Path]) -> bytes:
     """The zip. `packages` are folders of modules by their full names, which are the same on the node; the packages
     above them are empty there."""
     stream = io.BytesIO()

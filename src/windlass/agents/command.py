@@ -45,7 +45,7 @@ sys.exit(main(data, manifest, key))
 """
 
 
-def agent_words(
+def agent_argv(
     bundle: str,
     last_python: str,
     *,
@@ -75,7 +75,7 @@ exec({source!r})
 """
 
 
-def script_words(
+def script_argv(
     source: str, last_python: str, *arguments: str, modules: tuple[tuple[str, str], ...] = ()
 ) -> tuple[str, ...]:
     """Runs the text of a program on a node, with the node's own Python; no file of a shared file system is read.
@@ -92,13 +92,13 @@ _STOP = (
 )
 
 
-def stop_words(folder: str, run_id: str, node_variables: tuple[str, ...]) -> tuple[str, ...]:
+def stop_argv(folder: str, run_id: str, node_variables: tuple[str, ...]) -> tuple[str, ...]:
     """Asks the agent of this run on the node where it runs to end, and waits until it has. Fine where there is none."""
     text = _STOP.format(names=" ".join(node_variables), folder=expandable(f"{folder}/a/{run_id}"))
     return ("/bin/sh", "-c", text, "windlass-agent")
 
 
-def tool_words(folder: str, run_id: str, node: int, entry: str, *arguments: str) -> tuple[str, ...]:
+def tool_argv(folder: str, run_id: str, node: int, entry: str, *arguments: str) -> tuple[str, ...]:
     """Runs `package.module:function(arguments)` from the copy of the file that a living agent keeps on its node."""
     boot = (
         "import importlib, os, re, sys; sys.path.insert(0, re.sub(r'[$][{](\\w+)[}]', "

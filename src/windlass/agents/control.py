@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from windlass.agents.bundle import Manifest, ServiceSpec, bundle_bytes
-from windlass.agents.command import NODE_PYTHONS, OLDEST, agent_words
+from windlass.agents.bundle import BundleManifest, ServiceSpec, bundle_bytes
+from windlass.agents.command import NODE_PYTHONS, OLDEST, agent_argv
 from windlass.agents.interpreter import ARCHIVE, fits, pack_interpreter
 from windlass.errors import DeadlineError, MachineError
 from windlass.launchers.base import NodeStep
@@ -116,9 +116,9 @@ class Agents:
         """Where this machine's own Python is too old for the agent, so are the nodes': then ours travels, once."""
         bundle, ours = str(self._folder.part(BUNDLE_FILE)), os.path.realpath(sys.executable)
         if not self._spec.step.arguments or any(fits(python, OLDEST) for python in NODE_PYTHONS):
-            return agent_words(bundle, ours)
+            return agent_argv(bundle, ours)
         archive = pack_interpreter(self._folder.part(ARCHIVE))
-        return agent_words(bundle, ours, archive=str(archive), folder=self._spec.folder)
+        return agent_argv(bundle, ours, archive=str(archive), folder=self._spec.folder)
 
     @property
     def pid(self) -> int:
@@ -131,7 +131,7 @@ class Agents:
         return self._running is not None and self._running.code is None
 
     def write_bundle(self, until: str) -> Path:
-        manifest = Manifest(
+        manifest = BundleManifest(
             run_id=self._spec.run_id,
             hosts=self._spec.hosts,
             node_variables=self._spec.step.place,

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from windlass.agents.cache_service import STATUS_ENTRY, cache_agents
-from windlass.agents.command import stop_words, tool_words
+from windlass.agents.command import stop_argv, tool_argv
 from windlass.agents.control import BUNDLE_FILE, Agents
 from windlass.agents.interpreter import ARCHIVE
 from windlass.cache.node.config import state_folder
@@ -56,7 +56,7 @@ class _Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Held:
+class DetachedCache:
     """A cache that was started by hand."""
 
     folder: RunFolder
@@ -71,7 +71,7 @@ class Held:
         return f"{state_folder(self.agents, self.step.run_id, node)}/view"
 
 
-def start_held(plan: Plan, folder: RunFolder, environ: Mapping[str, str], traces_dir: Path) -> Held:
+def start_detached(plan: Plan, folder: RunFolder, environ: Mapping[str, str], traces_dir: Path) -> DetachedCache:
     """Start the agents and leave them running; all nodes are up on return. Raises where one is not, and leaves none."""
     hosts = plan_hosts(plan)
     facts = JobFacts(run_dir=str(folder.path), run_id=folder.run_id, uid=os.getuid())
@@ -81,7 +81,7 @@ def start_held(plan: Plan, folder: RunFolder, environ: Mapping[str, str], traces
     return hold(plan, folder, agents, facts)
 
 
-def hold(plan: Plan, folder: RunFolder, agents: Agents, facts: JobFacts, what: str = "cache") -> Held:
+def hold(plan: Plan, folder: RunFolder, agents: Agents, facts: JobFacts, what: str = "cache") -> DetachedCache:
     """Write down which agents these are, so that a later command can ask and stop them."""
     step = _Step(
         host=socket.gethostname(),
@@ -93,23 +93,23 @@ def hold(plan: Plan, folder: RunFolder, agents: Agents, facts: JobFacts, what: s
     )
     folder.write_bytes(_FILE, to_json(step))
     folder.save_plan(plan, Secrets())
-    return Held(folder=folder, plan=plan, step=step)
+    return DetachedCache(folder=folder, plan=plan, step=step)
 
 
-def held_caches(folders: Iterable[RunFolder]) -> list[Held]:
+def detached_caches(folders: Iterable[RunFolder]) -> list[DetachedCache]:
     """Those of the folders whose agents were started by hand and not stopped."""
     found = []
     for folder in folders:
         with contextlib.suppress(OSError, msgspec.DecodeError, WindlassError):
             step = from_json(folder.part(_FILE).read_bytes(), _Step)
-            found.append(Held(folder=folder, plan=read_plan(folder.path), step=step))
+            found.append(DetachedCache(folder=folder, plan=read_plan(folder.path), step=step))
     return found
 
 
-def status_of(held: Held, environ: Mapping[str, str]) -> list[dict[str, Any]]:
+def status_of(held: DetachedCache, environ: Mapping[str, str]) -> list[dict[str, Any]]:
     """The status of every node, asked on node 0, which asks the others through the tree."""
     state = state_folder(held.agents, held.step.run_id, 0)
-    program = tool_words(held.agents, held.step.run_id, 0, STATUS_ENTRY, state)
+    program = tool_argv(held.agents, held.step.run_id, 0, STATUS_ENTRY, state)
     first = expand_hostlist(held.plan.hosts)[:1] if held.plan.hosts else ()
     step = plan_node_step(held.plan, "status", hosts=first, nodes=1)
     done = run_node_step(step, program, environ=environ, timeout_s=_STATUS_S, folder=held.folder, check=False)
@@ -123,13 +123,13 @@ def status_of(held: Held, environ: Mapping[str, str]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda status: int(status["node"]))
 
 
-def stop_held(held: Held, environ: Mapping[str, str]) -> None:
+def stop_detached(held: DetachedCache, environ: Mapping[str, str]) -> None:
     """Ask the agents to end and wait for it. Fine where they are gone already.
 
     The nodes are asked themselves: a launcher that is told to stop may leave its tasks no time to unmount."""
     step = held.step
     asking = plan_node_step(held.plan, "end", host_file="step-hosts")
-    program = stop_words(held.agents, step.run_id, asking.place)
+    program = stop_argv(held.agents, step.run_id, asking.place)
     here = not asking.arguments
     run_node_step(asking, program, environ=environ, timeout_s=_STOP_S + 10.0, folder=held.folder, check=not here)
     if step.host == socket.gethostname():

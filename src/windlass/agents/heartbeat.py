@@ -25,12 +25,12 @@ _END_S = 3.0
 """Agents end within milliseconds; only a node that is lost takes longer, and it will not be heard of again."""
 
 
-def beats_folder(plan: Plan, uid: int, run_id: str) -> str:
+def heartbeats_folder(plan: Plan, uid: int, run_id: str) -> str:
     """Where the ranks of a node show signs of life, but for the node's number at its end."""
     return f"{agents_folder(plan, uid)}/w/{run_id}."
 
 
-def watched_agents(
+def heartbeat_agents(
     plan: Plan,
     folder: RunFolder,
     facts: JobFacts,
@@ -48,7 +48,7 @@ def watched_agents(
     return Agents(spec, folder, environ)
 
 
-class WatchedSidecar:
+class HeartbeatSidecar:
     """`run.execute.Sidecar`: what the watch on the nodes has said so far."""
 
     def __init__(

@@ -12,8 +12,8 @@ from pathlib import Path
 from windlass.model.plan import CachePlan
 from windlass.plan.cache import is_below
 
-_MOST_SCRIPTS = 4000
-_MOST_BYTES = 4 << 20
+_MAX_SCRIPTS = 4000
+_MAX_BYTES = 4 << 20
 _HEAD_BYTES = 4096
 _FIRST = re.compile(rb"\A#![ \t]*(/[^\s]+)[ \t]*([^\n]*)\n")
 _LONG = re.compile(rb"\A#!/bin/sh\n'''exec' \"?([^\"\n]+?)\"?()( \"\$0\" \"\$@\")\n' '''\n")
@@ -32,7 +32,7 @@ def environment_front(prefix: str, cache: CachePlan) -> dict[str, object]:
 
 def _scripts(folder: Path, cache: CachePlan) -> Iterator[tuple[str, tuple[str, list[str]]]]:
     try:
-        entries = sorted((folder / "bin").iterdir())[:_MOST_SCRIPTS]
+        entries = sorted((folder / "bin").iterdir())[:_MAX_SCRIPTS]
     except OSError:
         return
     for entry in entries:
@@ -45,7 +45,7 @@ def _script(path: Path, cache: CachePlan) -> tuple[str, list[str]] | None:
     """Interpreter and its options of a script whose interpreter lies below a root."""
     try:
         status = path.stat()
-        if not path.is_file() or status.st_size > _MOST_BYTES or not status.st_mode & 0o111:
+        if not path.is_file() or status.st_size > _MAX_BYTES or not status.st_mode & 0o111:
             return None
         with path.open("rb") as stream:
             data = stream.read(_HEAD_BYTES)

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from windlass.agents.cache_status import status_text, totals
-from windlass.agents.detached import Held, held_caches, start_held, status_of, stop_held
+from windlass.agents.detached import DetachedCache, detached_caches, start_detached, status_of, stop_detached
 from windlass.cache.traces import drop_trace, list_traces, show_trace
 from windlass.cli.options import add_request_options, request_from
 from windlass.cli.result import Result
@@ -65,7 +65,7 @@ def main(args: argparse.Namespace) -> Result:
     environ = current_environ()
     held = _choose(args.run, settings.runs_dir)
     if args.action == "stop":
-        stop_held(held, environ)
+        stop_detached(held, environ)
         return Result(text=f"the cache of {held.folder.path} is stopped", data={"run_dir": str(held.folder.path)})
     if held.step.what != "cache":
         text = f"{held.folder.path} keeps staged images mounted, and no cache: `windlass cache stop` unmounts them"
@@ -82,7 +82,7 @@ def _start(args: argparse.Namespace, settings: Settings) -> Result:
     plan = plan_request(request_from(args, environ), environ, here=True).plan
     folder = make_folder(args.run_dir, settings.runs_dir, plan.name)
     began = time.monotonic()
-    held = start_held(plan, folder, environ, settings.traces_dir)
+    held = start_detached(plan, folder, environ, settings.traces_dir)
     seconds = time.monotonic() - began
     root = plan.cache.roots[0].path if plan.cache else ""
     number = "$SLURM_NODEID" if plan.launcher == "srun" else "0" if plan.launcher == "local" else "NODE"
@@ -100,15 +100,15 @@ def _start(args: argparse.Namespace, settings: Settings) -> Result:
     return Result(text=text, data=data)
 
 
-def _choose(wanted: str | None, runs_dir: Path) -> Held:
+def _choose(wanted: str | None, runs_dir: Path) -> DetachedCache:
     """The cache that is meant: the one named, or the only one that was started here."""
     if wanted is not None:
-        held = held_caches([open_folder(wanted)])
+        held = detached_caches([open_folder(wanted)])
         if not held:
             raise UsageError(f"{wanted} has no cache that was started by hand", hint="see `windlass cache start`")
         return held[0]
     folders = [RunFolder(path.parent) for path in sorted(runs_dir.expanduser().glob(f"*/{PLAN_FILE}"))]
-    held = held_caches(folders)
+    held = detached_caches(folders)
     if len(held) == 1:
         return held[0]
     if not held:

@@ -22,7 +22,7 @@ from windlass.schedulers import scheduler_names
 CommandKind = Literal["script", "module", "command", "none"]
 Group = argparse._ArgumentGroup
 _SHELL_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".pbs")
-_MOST_RANKS_PER_NODE = 4096
+_MAX_RANKS_PER_NODE = 4096
 _FOR_OTHERS = ("--arg", "--directive", "--container-arg")
 _AS_WRITTEN = (
     *("site", "scheduler", "launcher", "hosts", "partition", "qos", "account", "time"),
@@ -273,8 +273,8 @@ def _refuse_impossible(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and value not in known:
             raise unknown_name(name, value, known)
-    if args.ranks_per_node is not None and args.ranks_per_node > _MOST_RANKS_PER_NODE:
-        raise UsageError(f"--ranks-per-node {args.ranks_per_node}", hint=f"at most {_MOST_RANKS_PER_NODE}")
+    if args.ranks_per_node is not None and args.ranks_per_node > _MAX_RANKS_PER_NODE:
+        raise UsageError(f"--ranks-per-node {args.ranks_per_node}", hint=f"at most {_MAX_RANKS_PER_NODE}")
     if not 0 <= args.grace < float("inf"):
         raise UsageError(f"--grace {args.grace}", hint="give seconds, 0 or more")
     if args.threads is not None and args.threads < 1:

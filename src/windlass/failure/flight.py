@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-_MOST_BYTES = 256 << 20
-_MOST_CHARS = 200
+_MAX_BYTES = 256 << 20
+_MAX_CHARS = 200
 
 
 class Last(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class _PlainOnly(pickle.Unpickler):
 def read_dump(path: Path) -> dict[str, Any] | None:
     """One rank's dump, or None where it is torn or holds anything but plain values."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        if path.stat().st_size > _MAX_BYTES:
             return None
         found = _PlainOnly(io.BytesIO(path.read_bytes())).load()
     except Exception:  # a torn pickle raises nearly anything, and no dump is worth the report
@@ -85,9 +85,7 @@ def _word(value: Any) -> str:
     """A short text or number of a dump; anything else, however deep, is nothing."""
     if isinstance(value, int) and abs(value) < 1 << 63:
         return str(value)
-    return (
-        "".join(char if char.isprintable() else "?" for char in value[:_MOST_CHARS]) if isinstance(value, str) else ""
-    )
+    return "".join(char if char.isprintable() else "?" for char in value[:_MAX_CHARS]) if isinstance(value, str) else ""
 
 
 def missing_text(folder: Path, world_size: int) -> str:

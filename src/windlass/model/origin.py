@@ -57,6 +57,6 @@ class Argument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.words[0].split("=", 1)[0] if self.words else ""
 
 
-def words_of(arguments: tuple[Argument, ...]) -> tuple[str, ...]:
+def argv_of(arguments: tuple[Argument, ...]) -> tuple[str, ...]:
     """All words in order, as an argv tail."""
     return tuple(word for argument in arguments for word in argument.words)

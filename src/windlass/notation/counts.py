@@ -6,7 +6,7 @@ import re
 
 from windlass.errors import UsageError
 
-_MOST_NODES = 1_000_000
+_MAX_NODES = 1_000_000
 _COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?\Z")
 
 
@@ -23,7 +23,7 @@ def parse_counts(text: str, what: str = "tasks of each node") -> tuple[int, ...]
         if match is None:
             raise UsageError(f"{what}: not a list of counts: {text[:80]!r}", hint="Slurm writes it as in 2(x3),1")
         times = int(match[2] or 1)
-        if len(counts) + times > _MOST_NODES:
-            raise UsageError(f"{what}: more than {_MOST_NODES} nodes: {text[:80]!r}")
+        if len(counts) + times > _MAX_NODES:
+            raise UsageError(f"{what}: more than {_MAX_NODES} nodes: {text[:80]!r}")
         counts.extend([int(match[1])] * times)
     return tuple(counts)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from windlass.errors import UsageError
 
-_MOST_HOSTS = 1_000_000
+_MAX_HOSTS = 1_000_000
 _NAME = re.compile(r"[A-Za-z0-9._\-]+\Z")
 _DIGITS = re.compile(r"[0-9]{1,18}\Z")
 _NUMBER = re.compile(r"\A(.*?)(\d+)([^\d]*)\Z")
@@ -22,8 +22,8 @@ def expand_hostlist(text: str) -> tuple[str, ...]:
     hosts: list[str] = []
     for item in _split_outside_brackets(text):
         hosts.extend(_expand_item(item, text))
-        if len(hosts) > _MOST_HOSTS:
-            raise UsageError(f"host list names more than {_MOST_HOSTS} hosts: {text[:60]!r}…")
+        if len(hosts) > _MAX_HOSTS:
+            raise UsageError(f"host list names more than {_MAX_HOSTS} hosts: {text[:60]!r}…")
     if not hosts:
         raise UsageError(f"empty host list {text!r}", hint="write names or ranges, as in nid[0001-0004]")
     return tuple(hosts)
@@ -54,8 +54,8 @@ def _expand_item(item: str, whole: str) -> Iterable[str]:
     for at, piece in enumerate(pieces):
         choices.append([piece] if at % 2 == 0 else _expand_ranges(piece, whole))
         count *= len(choices[-1])
-        if count > _MOST_HOSTS:
-            raise UsageError(f"host list names more than {_MOST_HOSTS} hosts: {whole[:60]!r}…")
+        if count > _MAX_HOSTS:
+            raise UsageError(f"host list names more than {_MAX_HOSTS} hosts: {whole[:60]!r}…")
     for parts in itertools.product(*choices):
         host = "".join(parts)
         if not _NAME.match(host):
@@ -72,8 +72,8 @@ def _expand_ranges(text: str, whole: str) -> list[str]:
             raise UsageError(
                 f"malformed range {part[:80]!r} in host list {whole[:80]!r}", hint="ranges go up, as in [0001-0004]"
             )
-        if len(out) + int(numbers[-1]) - int(first) >= _MOST_HOSTS:
-            raise UsageError(f"host list names more than {_MOST_HOSTS} hosts: {whole[:60]!r}…")
+        if len(out) + int(numbers[-1]) - int(first) >= _MAX_HOSTS:
+            raise UsageError(f"host list names more than {_MAX_HOSTS} hosts: {whole[:60]!r}…")
         out.extend(f"{n:0{len(first)}d}" for n in range(int(first), int(last if dash else first) + 1))
     return out
 

@@ -22,7 +22,7 @@ from windlass.procs.locks import take_lock
 FILE = "nodes.json"
 KEEP_S = 24 * 3600.0
 """A day: repaired nodes come back by then, and a list that only grows would one day name the whole machine."""
-_MOST_EXCLUDED = 64
+_MAX_EXCLUDED = 64
 _LOCK_S = 5.0
 
 
@@ -60,7 +60,7 @@ def bad_hosts(state_dir: Path, site: str, *, now: float | None = None) -> tuple[
     nodes = sorted(
         (node for node in read_nodes(state_dir, now=now) if node.site == site), key=lambda n: (-n.times, -n.since)
     )
-    return tuple(sorted(node.host for node in nodes[:_MOST_EXCLUDED]))
+    return tuple(sorted(node.host for node in nodes[:_MAX_EXCLUDED]))
 
 
 def remember_node(

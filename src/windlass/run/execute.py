@@ -19,7 +19,7 @@ from windlass.model.plan import Plan
 from windlass.model.record import RECORD_VERSION, Outcome, RankFailure, RunRecord
 from windlass.notation.cpulist import format_cpulist
 from windlass.notation.shell import quote
-from windlass.plan.render.batch_script import launch_script, launch_words
+from windlass.plan.render.batch_script import launch_argv, launch_script
 from windlass.plan.render.rank_script import JobFacts, rank_script
 from windlass.procs.children import adopt_orphans
 from windlass.run.folder import RunFolder
@@ -31,7 +31,7 @@ from windlass.run.run import Run
 from windlass.run.signals import Heard, listening
 
 _TICK_S = 0.1
-_MOST_SEATS = 16
+_MAX_SEATS = 16
 _DRAIN_S = 0.5
 
 
@@ -225,7 +225,7 @@ def _record(
         exit_code=code,
         started=time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(started)),
         seconds=round(time.time() - started, 3),
-        launch_argv=launch_words(plan, str(folder.path)),
+        launch_argv=launch_argv(plan, str(folder.path)),
         failure=failure,
     )
 
@@ -240,7 +240,7 @@ def good_end(plan: Plan, record: RunRecord, folder: RunFolder) -> list[str]:
     """The end of a run that went well: where the ranks were, and where to look next."""
     ranks = "the rank" if plan.world_size == 1 else f"all {plan.world_size} ranks"
     lines = [f"windlass: {ranks} finished after {record.seconds:.1f} s"]
-    if plan.world_size <= _MOST_SEATS:
+    if plan.world_size <= _MAX_SEATS:
         planned = {rank.local_rank: format_cpulist(rank.cpus) for rank in plan.binding.ranks}
         for seat in sorted(read_seats(folder.part("where"))):
             wish = planned.get(seat.rank % plan.ranks_per_node)

@@ -23,7 +23,7 @@ from windlass.run.folder import RunFolder
 from windlass.run.output import Lines, NodeLogs, Tail, View
 
 RUN_DIR_VARIABLE = "WINDLASS_RUN_DIR"
-_MOST_MESSAGES = 10_000
+_MAX_MESSAGES = 10_000
 _LOOK_EVERY_S = 0.5
 
 
@@ -119,7 +119,7 @@ class LauncherJob(Job):
         if self._log:
             self._log.write(text + "\n")
             self._log.flush()
-        if len(self.messages) < _MOST_MESSAGES:
+        if len(self.messages) < _MAX_MESSAGES:
             self.messages.append(text)
         if self.launcher.parse_failure([text], 1) is not None:
             self.failing = True

@@ -18,7 +18,7 @@ from windlass.containers import get_runtime
 from windlass.errors import MachineError, WindlassError
 from windlass.launchers import get_launcher
 from windlass.launchers.base import LaunchSpec, NodeStep
-from windlass.model.origin import words_of
+from windlass.model.origin import argv_of
 from windlass.model.plan import Plan
 from windlass.notation.cpulist import format_cpulist
 from windlass.notation.hostlist import expand_hostlist
@@ -146,7 +146,7 @@ def _launch_argv(step: NodeStep, folder: RunFolder | None, environ: Mapping[str,
         brokers = broker_ranks(expand_hostlist(answer), step.lookup_hosts)
         values["{broker_ranks}"] = format_cpulist(brokers)
         values["{broker_order}"] = ",".join(str(rank) for rank in brokers)
-    return tuple(_filled(word, values) for word in words_of(step.arguments))
+    return tuple(_filled(word, values) for word in argv_of(step.arguments))
 
 
 def _filled(word: str, values: Mapping[str, str]) -> str:

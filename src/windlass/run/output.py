@@ -19,7 +19,7 @@ from windlass.model.plan import Plan
 
 _READ_BYTES = 1 << 16
 _LONGEST_LINE = 1 << 20
-_MOST_OPEN = 256
+_MAX_OPEN = 256
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]")
 
 
@@ -161,7 +161,7 @@ class NodeLogs:
 
     def _descriptor(self, node: int) -> int:
         if node not in self._open:
-            if len(self._open) >= _MOST_OPEN:
+            if len(self._open) >= _MAX_OPEN:
                 os.close(self._open.pop(next(iter(self._open))))
             path = self._folder / self._launcher.node_log.format(node_rank=node)
             self._open[node] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

@@ -18,7 +18,7 @@ from windlass.runtime.loader import Loaded, load_newest
 from windlass.runtime.pace import Pace
 from windlass.runtime.peers import Peers, meet, on_main
 from windlass.runtime.run import close_group, say
-from windlass.runtime.saver import Outcome, Saver
+from windlass.runtime.saver import Saver, SaveResult
 from windlass.runtime.state import Parts, own_values, pack, rank_key, tensors_of
 from windlass.runtime.stop import REASONS, WALLTIME, StopFlag, find_deadline
 from windlass.runtime.tier import FastTier, folder_identity
@@ -190,7 +190,7 @@ class Loop:
         close_group(_CLOSE_S)
         raise ResumeLater(step, reason)
 
-    def _note(self, outcome: Outcome | None) -> None:
+    def _note(self, outcome: SaveResult | None) -> None:
         if outcome is None:
             return
         self._save_s = max(self._save_s, outcome.seconds)

@@ -6,7 +6,7 @@ Ranks must talk at the same step, so the count of steps until the next talk come
 from __future__ import annotations
 
 _AGREE_S = 0.5
-_MOST_STEPS = 64  # steps that suddenly become slow delay a stop request by at most this many of them
+_MAX_STEPS = 64  # steps that suddenly become slow delay a stop request by at most this many of them
 
 
 class Pace:
@@ -43,7 +43,7 @@ class Pace:
     def agreed(self, now: float, step_us: int) -> None:
         """An agreement took place. `step_us` is the slowest rank's, so every rank computes the same next count."""
         wish = int(self.agree_s * 1e6 / max(step_us, 1))
-        self._wait_calls = max(1, min(wish, 2 * self._wait_calls, _MOST_STEPS))
+        self._wait_calls = max(1, min(wish, 2 * self._wait_calls, _MAX_STEPS))
         if self._every_steps is not None:
             self._wait_calls = max(1, min(self._wait_calls, self._every_steps - self._unsaved_steps))
         self._calls = 0

@@ -1,4 +1,4 @@
-"""Where this process stands among the ranks, read from the environment. Pure: a mapping in, a `Place` out.
+"""Where this process stands among the ranks, read from the environment. Pure: a mapping in, a `RankPlace` out.
 
 Every launcher's inside-the-job view is one row: our words on the left, its variables on the right. Several rows can be
 complete at once (`srun --mpi=pmi2` also sets PMI variables, hydra starts its proxies through srun), so the rows are
@@ -71,7 +71,7 @@ _PORT_BASE, _PORT_SPAN = 15_000, 15_000  # below the ephemeral range of Linux (3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class RankPlace:
     """Rank and neighbours of one process. `None` where the launcher does not say."""
 
     launcher: str
@@ -89,14 +89,14 @@ class Place:
         return self.world_size == 1 or self.local_world_size == self.world_size
 
 
-def find_place(environ: Mapping[str, str], *, launcher: str | None = None) -> Place:
+def find_place(environ: Mapping[str, str], *, launcher: str | None = None) -> RankPlace:
     """The place of this process. `launcher` (a name of the table, or "alone") overrides the guess.
 
     Raises `UsageError` where a launcher's variables are incomplete, or where two launchers contradict each other:
     starting anyway would give N runs of one rank, or a wait that never ends.
     """
     if launcher == "alone":
-        return _with_master(Place(launcher="alone", rank=0, world_size=1, local_rank=0), environ)
+        return _with_master(RankPlace(launcher="alone", rank=0, world_size=1, local_rank=0), environ)
     if launcher is not None:
         if launcher not in _VIEWS:
             raise unknown_name("launcher", launcher, [*_VIEWS, "alone"], where="windlass.init")
@@ -117,7 +117,7 @@ def find_place(environ: Mapping[str, str], *, launcher: str | None = None) -> Pl
     return _with_master(place, environ)
 
 
-def _read(name: str, environ: Mapping[str, str]) -> Place | None:
+def _read(name: str, environ: Mapping[str, str]) -> RankPlace | None:
     """One launcher's view, or None where its rank or its world size is not there."""
     row = _VIEWS[name]
     rank, world = _number(environ, row["rank"]), _number(environ, row["world_size"])
@@ -144,7 +144,7 @@ def _read(name: str, environ: Mapping[str, str]) -> Place | None:
             f"{row['local_rank']}={local_rank}, but only {local_world} ranks run on this node",
             hint="look for a leftover `export` in the job script",
         )
-    return Place(
+    return RankPlace(
         launcher=name,
         rank=rank,
         world_size=world,
@@ -156,14 +156,14 @@ def _read(name: str, environ: Mapping[str, str]) -> Place | None:
     )
 
 
-def _reconcile(views: list[Place], *, trusted: bool) -> Place:
+def _reconcile(views: list[RankPlace], *, trusted: bool) -> RankPlace:
     """One place from all complete views.
 
     A launcher inside another one has more ranks than the outer one has tasks (hydra's proxies under srun, torchrun
     once per node), so the larger world is the inner, true one. The torch variables win when their writer is known.
     """
     if not views:
-        return Place(launcher="alone", rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0)
+        return RankPlace(launcher="alone", rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0)
     torch = next((v for v in views if v.launcher == "torch"), None)
     if torch is not None and trusted:
         return _fill(torch, views)
@@ -184,7 +184,7 @@ def _reconcile(views: list[Place], *, trusted: bool) -> Place:
     return _fill(inner, views)
 
 
-def _fill(place: Place, views: list[Place]) -> Place:
+def _fill(place: RankPlace, views: list[RankPlace]) -> RankPlace:
     """Words the chosen view lacks, from views that mean the same process."""
     for view in views:
         if view.world_size == place.world_size and view.rank == place.rank:
@@ -205,7 +205,7 @@ def _fill(place: Place, views: list[Place]) -> Place:
     return place
 
 
-def _refuse_partial(environ: Mapping[str, str], views: list[Place]) -> None:
+def _refuse_partial(environ: Mapping[str, str], views: list[RankPlace]) -> None:
     """RANK without WORLD_SIZE (or the reverse) is never meant; other launchers' leftovers may be half there."""
     present = [name for name in ("RANK", "WORLD_SIZE") if environ.get(name, "") != ""]
     if len(present) == 1:
@@ -221,7 +221,7 @@ def _refuse_partial(environ: Mapping[str, str], views: list[Place]) -> None:
         )
 
 
-def _with_master(place: Place, environ: Mapping[str, str]) -> Place:
+def _with_master(place: RankPlace, environ: Mapping[str, str]) -> RankPlace:
     """MASTER_ADDR and MASTER_PORT win over anything derived; one node needs no name at all."""
     addr = environ.get("MASTER_ADDR") or place.master_addr
     if addr is None and place.one_node:

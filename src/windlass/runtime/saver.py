@@ -25,7 +25,7 @@ from windlass.runtime.writer import Plan, ShardWriter, first_failure
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class SaveResult:
     """How a save ended."""
 
     step: int
@@ -73,7 +73,7 @@ class Saver:
         """True from `start` until the outcome; the same on every rank."""
         return self._job is not None
 
-    def start(self, step: int, state: dict[str, Any], notes: dict[str, Any], *, background: bool) -> Outcome | None:
+    def start(self, step: int, state: dict[str, Any], notes: dict[str, Any], *, background: bool) -> SaveResult | None:
         """Begin to save `state`. On return training may change the tensors. An outcome: it failed at once."""
         token = self._peers.tell_all(store.new_token())
         saving = store.saving_path(self._folder, step, token)
@@ -87,7 +87,7 @@ class Saver:
         self._run(writer.write, background=background)
         return None
 
-    def advance(self, *, background: bool) -> Outcome | None:
+    def advance(self, *, background: bool) -> SaveResult | None:
         """All ranks, none of them busy: on to the next phase. The outcome, where that was the last one."""
         job = self._job
         assert job is not None
@@ -108,9 +108,9 @@ class Saver:
             self._run(lambda: store.prune(self._folder, self._keep), background=background)
         return outcome
 
-    def finish(self) -> Outcome | None:
+    def finish(self) -> SaveResult | None:
         """Wait for the save under way and take it to its end, with all ranks; None where there is none."""
-        outcome: Outcome | None = None
+        outcome: SaveResult | None = None
         while self._job is not None and outcome is None:
             self._join()
             outcome = self.advance(background=False)
@@ -210,7 +210,7 @@ class Saver:
 
         on_main(self._peers, commit, job.saving, "commit")
 
-    def _end(self, error: WindlassError | None) -> Outcome:
+    def _end(self, error: WindlassError | None) -> SaveResult:
         job, self._job = self._job, None
         assert job is not None
         if error is not None:
@@ -218,7 +218,7 @@ class Saver:
                 shutil.rmtree(job.saving, ignore_errors=True)
             if self._fast is not None:
                 shutil.rmtree(job.writer.path, ignore_errors=True)
-        return Outcome(step=job.step, seconds=time.monotonic() - job.began, error=error)
+        return SaveResult(step=job.step, seconds=time.monotonic() - job.began, error=error)
 
 
 def _manifest(job: _Job, world_size: int, files: tuple[FileEntry, ...]) -> Manifest:

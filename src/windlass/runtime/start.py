@@ -17,7 +17,7 @@ from windlass.errors import MachineError, UsageError
 from windlass.runtime import codes
 from windlass.runtime.affinity import import_keeping_affinity
 from windlass.runtime.device import Choice, choose, probe
-from windlass.runtime.place import Place, find_place
+from windlass.runtime.place import RankPlace, find_place
 from windlass.runtime.recorder import dump_on_request, stacks_on_request, switch_on
 from windlass.runtime.run import Run, close_at_exit, first_line, say
 
@@ -77,7 +77,7 @@ def scaled_timeout_s(world_size: int) -> float:
     return max(600.0, 300.0 + 60.0 * math.log2(max(world_size, 1)))
 
 
-def _complete(place: Place, environ: Mapping[str, str]) -> Place:
+def _complete(place: RankPlace, environ: Mapping[str, str]) -> RankPlace:
     """Address and port for the rendezvous: from MPI where only MPI knows, else by rule."""
     if (
         place.world_size > 1
@@ -97,7 +97,7 @@ def _complete(place: Place, environ: Mapping[str, str]) -> Place:
     return place
 
 
-def _ask_mpi(place: Place) -> Place:
+def _ask_mpi(place: RankPlace) -> RankPlace:
     """Rank 0's host, a free port and the local rank through mpi4py, where it is installed and fits this launcher."""
     try:
         from mpi4py import MPI
@@ -136,7 +136,7 @@ def _port(environ: Mapping[str, str]) -> int:
     return 15_000 + int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % 15_000
 
 
-def _local_rank(place: Place) -> int:
+def _local_rank(place: RankPlace) -> int:
     if place.local_rank is not None:
         return place.local_rank
     if place.one_node:

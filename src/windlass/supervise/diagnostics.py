@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from windlass.agents.command import script_words
+from windlass.agents.command import script_argv
 from windlass.agents.node import diagnostics
 from windlass.errors import CommandError, WindlassError
 from windlass.launchers import get_launcher
@@ -78,7 +78,7 @@ def _diagnose(
     step = plan_node_step(plan, "diagnostics", hosts=hosts, host_file="diagnostics-hosts")
     source, shared = Path(diagnostics.__file__).read_text(), Path(marks.__file__).read_text()
     modules = ((marks.__name__, shared),)
-    program = script_words(source, sys.executable, *first, ",".join(step.place), *rest, modules=modules)
+    program = script_argv(source, sys.executable, *first, ",".join(step.place), *rest, modules=modules)
     try:
         done = run_node_step(step, program, environ=environ, timeout_s=deadline_s, folder=folder, check=False)
         said, complaints = done.stdout, done.stderr.splitlines()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from windlass.agents.heartbeat import WatchedSidecar
+from windlass.agents.heartbeat import HeartbeatSidecar
 from windlass.failure.evidence import observe
 from windlass.failure.flight import missing_text
 from windlass.failure.rank_logs import RankLogs, rank_logs
@@ -21,7 +21,7 @@ from windlass.model.record import RunRecord
 from windlass.run.folder import RunFolder
 from windlass.supervise.diagnostics import NodeReport, diagnose_nodes, lost_hosts
 from windlass.supervise.disposition import ask_disposition
-from windlass.supervise.heartbeat_monitor import RankWatch
+from windlass.supervise.heartbeat_monitor import HeartbeatMonitor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,8 +31,8 @@ class Ended:
     number: int
     plan: Plan
     record: RunRecord
-    sidecar: WatchedSidecar
-    watch: RankWatch
+    sidecar: HeartbeatSidecar
+    watch: HeartbeatMonitor
     started: float
     stacks: NodeReport | None
     deadline_s: float | None = None

@@ -26,7 +26,7 @@ class Signs(Protocol):
     silent: dict[str, dict[str, object]]
 
 
-class RankWatch:
+class HeartbeatMonitor:
     """One attempt's watch."""
 
     def __init__(

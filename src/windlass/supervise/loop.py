@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from windlass.agents.heartbeat import WatchedSidecar
+from windlass.agents.heartbeat import HeartbeatSidecar
 from windlass.errors import WindlassError
 from windlass.failure.decide import Decision, Options, Past
 from windlass.failure.root_cause import RESUME_ME, Cause, Observed
@@ -26,11 +26,11 @@ from windlass.run.run import Run
 from windlass.run.verdict import save_verdict
 from windlass.supervise.diagnostics import NodeReport, diagnose_nodes
 from windlass.supervise.evidence import Ended, gather
-from windlass.supervise.heartbeat_monitor import RankWatch, margin_s
+from windlass.supervise.heartbeat_monitor import HeartbeatMonitor, margin_s
 from windlass.supervise.replan import next_plan, spare_hosts
 from windlass.supervise.resubmit import resubmit
 
-Start = Callable[[Plan, int, RankWatch], tuple[RunRecord, WatchedSidecar]]
+Start = Callable[[Plan, int, HeartbeatMonitor], tuple[RunRecord, HeartbeatSidecar]]
 _NEEDED_S = 120.0
 _NEEDED_SHARE = 0.1
 
@@ -46,7 +46,7 @@ class Supervised(Run):
     """When the allocation ends, where that is known."""
 
 
-def keep_alive(live: Supervised) -> RunRecord:
+def supervise_attempts(live: Supervised) -> RunRecord:
     """Run to the end of the work, of the allowed restarts or of the allocation. Returns the last attempt's record,
     with the exit code of "resume me" where the work can go on later."""
     last: list[RunRecord] = []
@@ -97,7 +97,7 @@ def _keep_alive(live: Supervised, last: list[RunRecord]) -> RunRecord:
 def _attempt(live: Supervised, plan: Plan, number: int, began: float) -> Ended:
     stacks: list[NodeReport] = []
     request = plan.request
-    watch = RankWatch(
+    watch = HeartbeatMonitor(
         live.folder,
         live.view,
         hang_after_s=request.hang_after_s,

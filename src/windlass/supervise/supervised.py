@@ -8,7 +8,7 @@ import time
 
 import msgspec
 
-from windlass.agents.heartbeat import WatchedSidecar, beats_folder, watched_agents
+from windlass.agents.heartbeat import HeartbeatSidecar, heartbeat_agents, heartbeats_folder
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.plan.render.rank_script import JobFacts
@@ -17,8 +17,8 @@ from windlass.run.jit_caches import finish_caches
 from windlass.run.rendezvous import plan_hosts, resolve_rendezvous
 from windlass.run.run import Run
 from windlass.schedulers.walltime import parse_walltime
-from windlass.supervise.heartbeat_monitor import RankWatch
-from windlass.supervise.loop import Supervised, keep_alive
+from windlass.supervise.heartbeat_monitor import HeartbeatMonitor
+from windlass.supervise.loop import Supervised, supervise_attempts
 from windlass.supervise.resubmit import BATCH_FILE
 
 
@@ -31,7 +31,7 @@ def run_supervised(run: Run) -> RunRecord:
     last: list[tuple[Plan, JobFacts]] = []
     deadline_s = _deadline_s(run)
 
-    def start(plan: Plan, attempt: int, watch: RankWatch) -> tuple[RunRecord, WatchedSidecar]:
+    def start(plan: Plan, attempt: int, watch: HeartbeatMonitor) -> tuple[RunRecord, HeartbeatSidecar]:
         hosts = plan_hosts(plan)
         this = dataclasses.replace(run, plan=plan)
         resolved = resolve_rendezvous(this, hosts, f"{folder.run_id}.{attempt}")
@@ -39,18 +39,18 @@ def run_supervised(run: Run) -> RunRecord:
             resolved,
             attempt=attempt,
             deadline_s=deadline_s,
-            beats=beats_folder(plan, os.getuid(), folder.run_id),
+            beats=heartbeats_folder(plan, os.getuid(), folder.run_id),
         )
         last[:] = [(plan, facts)]
         prepare(this, facts, hosts)
-        agents = watched_agents(plan, folder, facts, hosts, environ, plan.request.hang_after_s)
-        sidecar = WatchedSidecar(agents, plan, folder, view, hosts, quiet=run.quiet)
+        agents = heartbeat_agents(plan, folder, facts, hosts, environ, plan.request.hang_after_s)
+        sidecar = HeartbeatSidecar(agents, plan, folder, view, hosts, quiet=run.quiet)
         watch.signs = sidecar
         return execute(this, facts, hosts, sidecar, watch, last=False), sidecar
 
     values = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
     try:
-        record = keep_alive(Supervised(**values, start=start, deadline_s=deadline_s))
+        record = supervise_attempts(Supervised(**values, start=start, deadline_s=deadline_s))
     finally:
         folder.forget_secrets()
         for ended, facts in last:

@@ -12,7 +12,7 @@ from windlass.containers import get_runtime
 from windlass.containers.base import WrapSpec
 from windlass.containers.choose import ContainerChoice, plan_container
 from windlass.model.condition import Facts
-from windlass.model.origin import words_of
+from windlass.model.origin import argv_of
 from windlass.model.site import ContainerSpec, StorageSpec
 
 if sys.version_info >= (3, 11):
@@ -165,4 +165,4 @@ def spec_of(choice: ContainerChoice, vendor: str | None, **fields: Any) -> WrapS
 
 def command_line(choice: ContainerChoice, vendor: str | None, **fields: Any) -> str:
     """The words in front of the user's command, separated by single spaces."""
-    return " ".join(words_of(get_runtime(choice.plan.runtime).wrap(spec_of(choice, vendor, **fields))))
+    return " ".join(argv_of(get_runtime(choice.plan.runtime).wrap(spec_of(choice, vendor, **fields))))

@@ -13,7 +13,7 @@ from unit.containers.sites import spec_of
 from windlass.containers import get_runtime, runtime_names
 from windlass.containers.choose import plan_container
 from windlass.model.condition import Facts
-from windlass.model.origin import words_of
+from windlass.model.origin import argv_of
 from windlass.model.site import ContainerSpec, StorageSpec
 
 if sys.version_info >= (3, 11):
@@ -62,7 +62,7 @@ def test_an_entry_of_the_catalog_gives_a_command_line(site: str, number: int, no
     if runtime.starts_task:
         assert tomllib.loads(runtime.files(spec)["windlass.edf.toml"])["image"] == image
     else:
-        assert any(image in word for word in words_of(runtime.wrap(spec)))
+        assert any(image in word for word in argv_of(runtime.wrap(spec)))
 
 
 def test_lumi_in_the_catalog_binds_what_the_site_asks_for_across_nodes() -> None:

@@ -10,7 +10,7 @@ from unit.containers.sites import PERLMUTTER, choose, command_line, spec_of
 from windlass.containers import get_runtime
 from windlass.containers.base import WrapSpec
 from windlass.model.condition import When
-from windlass.model.origin import words_of
+from windlass.model.origin import argv_of
 from windlass.model.plan import ContainerPlan, Setting
 from windlass.model.secrets import MASK
 
@@ -82,14 +82,14 @@ def test_podman_hpc_takes_devices_network_and_entry_point_from_the_user_where_gi
 def test_podman_hpc_keeps_the_entry_point_where_the_site_says_run() -> None:
     choice = choose(PERLMUTTER, "x/y:1", runtime="podman-hpc")
     plan = msgspec.structs.replace(choice.plan, verb="run")
-    words = words_of(get_runtime("podman-hpc").wrap(msgspec.structs.replace(spec_of(choice, None), container=plan)))
+    words = argv_of(get_runtime("podman-hpc").wrap(msgspec.structs.replace(spec_of(choice, None), container=plan)))
     assert "--entrypoint=" not in words
 
 
 def test_shifter_runs_the_entry_point_where_the_site_says_run() -> None:
     choice = choose(PERLMUTTER, "x/y:1")
     plan = msgspec.structs.replace(choice.plan, verb="run")
-    words = words_of(get_runtime("shifter").wrap(msgspec.structs.replace(spec_of(choice, None), container=plan)))
+    words = argv_of(get_runtime("shifter").wrap(msgspec.structs.replace(spec_of(choice, None), container=plan)))
     assert "--entrypoint" in words
 
 
@@ -102,4 +102,4 @@ def test_charliecloud_shows_nothing_below_tmp_twice() -> None:
         settings=(),
         rank_variables=(),
     )
-    assert words_of(get_runtime("charliecloud").wrap(spec)) == ("ch-run", "--cd", "/tmp/x", "/img", "--")
+    assert argv_of(get_runtime("charliecloud").wrap(spec)) == ("ch-run", "--cd", "/tmp/x", "/img", "--")

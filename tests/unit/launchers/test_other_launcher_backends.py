@@ -14,7 +14,7 @@ from windlass.launchers.hydra import Hydra
 from windlass.launchers.local import Local
 from windlass.launchers.openmpi import OpenMpi
 from windlass.launchers.pals import Pals
-from windlass.model.origin import words_of
+from windlass.model.origin import argv_of
 from windlass.model.site import LauncherSpec
 from windlass.notation.cpulist import parse_bindings
 
@@ -23,7 +23,7 @@ FLUX = captured.captures("flux/messages.json")
 
 
 def words(launcher: Launcher, spec: LaunchSpec, site: LauncherSpec | None = None) -> tuple[str, ...]:
-    return words_of(launcher.arguments(spec, site or LauncherSpec()))
+    return argv_of(launcher.arguments(spec, site or LauncherSpec()))
 
 
 def test_pals_line_is_the_one_that_aurora_documents() -> None:

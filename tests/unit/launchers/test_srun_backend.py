@@ -8,7 +8,7 @@ import captured
 from windlass.errors import UsageError
 from windlass.launchers.base import LaunchSpec, NodeStepSpec
 from windlass.launchers.srun import Srun
-from windlass.model.origin import words_of
+from windlass.model.origin import argv_of
 from windlass.model.site import ArgumentSpec, LauncherSpec
 from windlass.notation.cpulist import parse_bindings
 
@@ -18,7 +18,7 @@ MESSAGES = captured.captures("slurm/messages.json")
 
 
 def words(spec: LaunchSpec, site: LauncherSpec = SITE) -> tuple[str, ...]:
-    return words_of(Srun().arguments(spec, site))
+    return argv_of(Srun().arguments(spec, site))
 
 
 def test_masks_are_those_that_lumi_documents() -> None:
@@ -66,7 +66,7 @@ def test_whole_node_sites_get_no_device_words() -> None:
 
 def test_a_step_beside_the_ranks_takes_nothing_from_them() -> None:
     step = Srun().node_step(NodeStepSpec(nodes=2))
-    assert {"--overlap", "--mem=0", "--gres=none", "--cpu-bind=none"} <= set(words_of(step.arguments))
+    assert {"--overlap", "--mem=0", "--gres=none", "--cpu-bind=none"} <= set(argv_of(step.arguments))
 
 
 def test_the_site_replaces_a_default_instead_of_saying_it_twice() -> None:

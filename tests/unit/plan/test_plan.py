@@ -7,7 +7,7 @@ import pytest
 
 from planning import PLAIN, plan_for
 from windlass.errors import UsageError
-from windlass.model.origin import words_of
+from windlass.model.origin import argv_of
 from windlass.model.plan import Plan, plan_from_json, plan_to_json
 from windlass.model.request import Allocation
 from windlass.model.topology import Core, Topology
@@ -37,8 +37,8 @@ def test_multi_node_settings_are_left_out_on_one_node() -> None:
     single, _ = plan_for("frontier", "train", nodes=1)
     several, _ = plan_for("frontier", "train", nodes=2)
     assert value(several, "FI_CXI_RDZV_PROTO") == "alt_read" and value(single, "FI_CXI_RDZV_PROTO") is None
-    assert any("disable_rdzv_get" in word for word in words_of(several.directives))
-    assert not any("disable_rdzv_get" in word for word in words_of(single.directives))
+    assert any("disable_rdzv_get" in word for word in argv_of(several.directives))
+    assert not any("disable_rdzv_get" in word for word in argv_of(single.directives))
 
 
 def test_a_value_of_the_user_wins_and_is_shown_as_theirs() -> None:
@@ -79,7 +79,7 @@ def test_threads_come_from_the_cores_of_a_rank() -> None:
 
 def test_a_default_argument_can_be_removed_replaced_and_added() -> None:
     plan, _ = plan_for("frontier", "x", launcher_args=("~--label", "--wait=60", "--comment=two words"))
-    words = words_of(plan.launch)
+    words = argv_of(plan.launch)
     assert "--label" not in words and "--wait=60" in words and "--wait=0" not in words
     assert "--comment=two words" in words
 
@@ -164,26 +164,26 @@ def test_torchrun_once_per_node_is_allowed_with_a_warning() -> None:
 
 def test_part_of_an_allocation_is_named_to_the_launcher() -> None:
     plan, _ = plan_for("generic-slurm", "x", allocation=JOB, nodes=2)
-    assert f"--nodelist={fold_hostlist(HOSTS[:2])}" in words_of(plan.launch)
+    assert f"--nodelist={fold_hostlist(HOSTS[:2])}" in argv_of(plan.launch)
     whole, _ = plan_for("generic-slurm", "x", allocation=JOB)
-    assert not any(word.startswith("--nodelist") for word in words_of(whole.launch))
+    assert not any(word.startswith("--nodelist") for word in argv_of(whole.launch))
 
 
 def test_an_unknown_node_is_left_to_the_job() -> None:
     plan, _ = plan_for("generic-slurm", "x", topology=Topology(arch="", cores=()), nodes=2, ranks_per_node=4)
     assert all(not rank.cpus for rank in plan.binding.ranks)
-    assert not any("mask_cpu" in word for word in words_of(plan.launch))
+    assert not any("mask_cpu" in word for word in argv_of(plan.launch))
 
 
 def test_cores_are_shared_equally_where_only_the_scheduler_knows_them() -> None:
     plan, _ = plan_for("generic-slurm", "x", topology=Topology(arch="", cores=()), allocation=JOB, ranks_per_node=2)
-    assert "--cpus-per-task=2" in words_of(plan.launch), "without it Slurm squeezes each rank onto one core"
+    assert "--cpus-per-task=2" in argv_of(plan.launch), "without it Slurm squeezes each rank onto one core"
 
 
 def test_parts_of_several_nodes_are_divided_by_the_launcher() -> None:
     eight = Topology(arch="x86_64", cores=tuple(Core(cpus=(n,)) for n in range(8)), allowed=(0, 1, 2, 3))
     plan, _ = plan_for("generic-slurm", "x", topology=eight, allocation=JOB, ranks_per_node=2)
-    words = words_of(plan.launch)
+    words = argv_of(plan.launch)
     assert not any("mask_cpu" in word for word in words) and "--cpus-per-task=2" in words
 
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from planning import plan_for
-from windlass.model.origin import words_of
+from windlass.model.origin import argv_of
 from windlass.model.plan import PLAN_VERSION, plan_from_json, plan_to_json
 from windlass.model.request import Allocation
 from windlass.plan.agents import agents_step, plan_agents
@@ -79,7 +79,7 @@ def test_the_step_names_the_hosts_of_the_run() -> None:
     allocation = Allocation(scheduler="slurm", job_id="7", hosts=hosts)
     plan, _ = plan_for("frontier", "x", allocation=allocation, nodes=2, restarts=1, account="A")
     assert plan.agents is not None
-    assert "--nodelist=nid[0001-0002]" in words_of(plan.agents.launch)
+    assert "--nodelist=nid[0001-0002]" in argv_of(plan.agents.launch)
     assert agents_step(plan).arguments == plan.agents.launch
 
 

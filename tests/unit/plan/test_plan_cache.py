@@ -12,7 +12,7 @@ import pytest
 
 from planning import plan_for
 from windlass.errors import UsageError
-from windlass.model.origin import words_of
+from windlass.model.origin import argv_of
 from windlass.model.plan import CacheRoot, Plan, plan_from_json, plan_to_json
 from windlass.model.request import Request
 from windlass.plan.cache import declared_roots
@@ -136,7 +136,7 @@ def test_plan_shows_the_cache_its_agents_and_their_cores() -> None:
     assert not taken & set(plan.binding.agent_cpus)
     assert plan.agents is not None and plan.agents.services == ("cache",)
     assert plan.agents.cpus == plan.binding.agent_cpus
-    assert words_of(plan.agents.launch)[:3] == ("mpiexec", "-n", "4")
+    assert argv_of(plan.agents.launch)[:3] == ("mpiexec", "-n", "4")
     text = plan_text(plan, explain=True, script=False)
     assert "cooperative cache" in text and "/lus/flare/env" in text and "PYTHONPATH" in text
     assert plan_from_json(plan_to_json(plan)) == plan
@@ -158,7 +158,7 @@ def test_plan_without_cache_has_none_of_it() -> None:
 def test_one_agent_per_node_beside_the_ranks_that_fails_alone() -> None:
     plan, _ = plan_for("frontier", "x", nodes=8, cache=("/lustre/env",), account="A")
     assert plan.agents is not None
-    words = words_of(plan.agents.launch)
+    words = argv_of(plan.agents.launch)
     assert {"--ntasks=8", "--ntasks-per-node=1", "--overlap", "--gres=none", "--kill-on-bad-exit=0"} <= set(words)
     assert "--label" not in words and plan.parent is False
 

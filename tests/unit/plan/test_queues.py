@@ -6,7 +6,7 @@ import pytest
 
 from planning import plan_for
 from windlass.errors import UsageError
-from windlass.model.origin import words_of
+from windlass.model.origin import argv_of
 from windlass.model.plan import Plan
 from windlass.model.request import Allocation, Request
 from windlass.plan.queues import refuse_incomplete
@@ -18,7 +18,7 @@ def planned(site: str, **options: object) -> Plan:
 
 
 def directives(plan: Plan) -> str:
-    return " ".join(words_of(plan.directives))
+    return " ".join(argv_of(plan.directives))
 
 
 def notes(plan: Plan) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 import captured
 from windlass.errors import UsageError
-from windlass.model.origin import words_of
+from windlass.model.origin import argv_of
 from windlass.model.site import SchedulerSpec
 from windlass.schedulers.base import JobSpec, JobState
 from windlass.schedulers.flux import Flux
@@ -94,7 +94,7 @@ def test_directives_ask_for_whole_nodes_in_flux_words() -> None:
     spec = JobSpec(
         name="t", nodes=4, ranks_per_node=4, partition="pbatch", account="bank1", time="90", exclude_hosts=("n1", "n2")
     )
-    assert words_of(Flux().directives(spec, SchedulerSpec(kind="flux"))) == (
+    assert argv_of(Flux().directives(spec, SchedulerSpec(kind="flux"))) == (
         "--job-name=t", "--nodes=4", "--exclusive", "--time-limit=90m", "--queue=pbatch", "--bank=bank1",
         "--requires=-host:n[1-2]",
     )  # fmt: skip

@@ -6,7 +6,7 @@ import pytest
 
 from captured import text
 from planning import plan_for
-from windlass.model.origin import words_of
+from windlass.model.origin import argv_of
 from windlass.model.request import PartitionOffer
 from windlass.model.topology import Topology
 from windlass.schedulers import get_scheduler
@@ -71,7 +71,7 @@ def test_flux_tells_sums_per_queue() -> None:
 def test_a_job_asks_for_what_is_offered_in_the_scheduler_s_way(site: str, output: str, words: tuple[str, ...]) -> None:
     found = tuple(offers(site.removeprefix("generic-"), output).values())
     plan, _ = plan_for(site, "python", "train.py", nodes=2, topology=UNKNOWN, offers=found)
-    said = words_of(plan.directives)
+    said = argv_of(plan.directives)
     assert set(words) <= set(said), said
     assert plan.ranks_per_node == found[0].gpus_per_node
     assert any("devices per node" in remark.text for remark in plan.remarks)

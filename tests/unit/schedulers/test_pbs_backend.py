@@ -8,7 +8,7 @@ import pytest
 
 import captured
 from windlass.errors import UsageError
-from windlass.model.origin import words_of
+from windlass.model.origin import argv_of
 from windlass.model.site import ArgumentSpec, SchedulerSpec
 from windlass.schedulers.base import JobSpec, JobState
 from windlass.schedulers.pbs import Pbs
@@ -114,7 +114,7 @@ def test_directives_are_those_that_aurora_documents() -> None:
     )
     own = ArgumentSpec(words=("-l", "filesystems=flare:home"), because="mandatory", source="x")
     place = ArgumentSpec(words=("-l", "place=scatter:group=tier0"), because="one rack", source="x")
-    made = words_of(Pbs().directives(spec, SchedulerSpec(kind="pbs", directives=(own, place))))
+    made = argv_of(Pbs().directives(spec, SchedulerSpec(kind="pbs", directives=(own, place))))
     assert made == (
         "-N", "my_run", "-l", "select=2", "-l", "walltime=00:30:00", "-q", "debug", "-A", "proj", "-j", "oe",
         "-k", "doe", "-o", "/l/j.log", "-l", "filesystems=flare:home", "-l", "place=scatter:group=tier0",
@@ -123,7 +123,7 @@ def test_directives_are_those_that_aurora_documents() -> None:
 
 def test_a_chunk_says_its_cpus_and_devices_where_they_are_counted() -> None:
     spec = JobSpec(name="x", nodes=3, ranks_per_node=4, cpus_per_rank=8, gpus_per_node=4)
-    made = words_of(Pbs().directives(spec, SchedulerSpec(kind="pbs", gpu_request="gpus-per-node")))
+    made = argv_of(Pbs().directives(spec, SchedulerSpec(kind="pbs", gpu_request="gpus-per-node")))
     assert "select=3:ncpus=32:mpiprocs=4:ngpus=4" in made
     assert "place=scatter" in made
 

@@ -6,7 +6,7 @@ import pytest
 
 import captured
 from windlass.errors import UsageError
-from windlass.model.origin import words_of
+from windlass.model.origin import argv_of
 from windlass.model.site import ArgumentSpec, SchedulerSpec
 from windlass.notation.counts import parse_counts
 from windlass.schedulers.base import JobSpec, JobState
@@ -145,7 +145,7 @@ def test_directives_say_the_request_in_slurms_words() -> None:
         account="project_1", time="1-12:00:00", output="/run/job.log", exclude_hosts=("nid0001", "nid0002", "nid0009"),
     )  # fmt: skip
     own = ArgumentSpec(words=("--exclusive",), because="masks need whole nodes", source="x")
-    made = words_of(
+    made = argv_of(
         Slurm().directives(spec, SchedulerSpec(kind="slurm", gpu_request="gpus-per-node", directives=(own,)))
     )
     assert made == (

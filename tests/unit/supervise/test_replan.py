@@ -13,7 +13,7 @@ from windlass.errors import UsageError
 from windlass.failure.snapshot_ledger import newest_step, read_ledger
 from windlass.model.request import Allocation
 from windlass.plan.inputs import PlanningContext
-from windlass.plan.render.batch_script import batch_script, launch_words
+from windlass.plan.render.batch_script import batch_script, launch_argv
 from windlass.plan.shape import choose_hosts
 from windlass.plan.show import plan_text
 from windlass.run.bad_nodes import bad_hosts, forgive, read_nodes, remember_node
@@ -34,11 +34,11 @@ def context(site: str = "generic-slurm", allocation: Allocation = _FOUR) -> Plan
 def test_spares_stay_idle_and_take_the_place_of_a_bad_host() -> None:
     plan, _ = plan_for("generic-slurm", "true", allocation=_FOUR, spares=1, ranks_per_node=1)
     assert (plan.nodes, plan.hosts) == (3, "n[1-3]")
-    assert "--nodelist=n[1-3]" in launch_words(plan, "/r")
+    assert "--nodelist=n[1-3]" in launch_argv(plan, "/r")
     assert spare_hosts(plan, context(), frozenset()) == 1
     again = next_plan(plan, context(), frozenset({"n2"}))
     assert again.hosts == "n[1,3-4]"
-    words = launch_words(again, "/r")
+    words = launch_argv(again, "/r")
     assert "--nodelist=n[1,3-4]" in words and "--overlap" in words
     assert spare_hosts(again, context(), frozenset({"n2"})) == 0
 
@@ -47,7 +47,7 @@ def test_a_start_without_a_bad_host_changes_nothing_but_the_overlap() -> None:
     plan, _ = plan_for("generic-slurm", "true", allocation=_FOUR, restarts=1)
     again = next_plan(plan, context(), frozenset())
     assert again.hosts == plan.hosts
-    assert set(launch_words(again, "/r")) - set(launch_words(plan, "/r")) == {"--overlap"}
+    assert set(launch_argv(again, "/r")) - set(launch_argv(plan, "/r")) == {"--overlap"}
     assert next_plan(again, context(), frozenset()) == again
 
 

@@ -27,7 +27,7 @@ _KERNEL = re.compile(
     re.IGNORECASE,
 )
 _STACK_S = 10.0
-_MOST_LINES = 40
+_MAX_LINES = 40
 
 
 def main(words: list[str]) -> int:
@@ -171,7 +171,7 @@ def py_spy(program: str, pid: int) -> str:
 
 
 def after(node: str, mark: bytes, seconds: float) -> None:
-    for line in kernel_lines(seconds)[-_MOST_LINES:]:
+    for line in kernel_lines(seconds)[-_MAX_LINES:]:
         say(node=int(node), kernel=line[:400])
     swept = kill_marked(mark, 5.0)
     if swept:

@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from windlass.agents.bundle import Manifest, ServiceSpec, bundle_bytes
+from windlass.agents.bundle import BundleManifest, ServiceSpec, bundle_bytes
 from windlass.agents.cache_service import PACKAGES
-from windlass.agents.command import agent_words
+from windlass.agents.command import agent_argv
 from windlass.bench.start.shared import ClientSettings, Counters, Limits, settings_text
 from windlass.cache.node.config import state_folder
 from windlass.errors import DeadlineError, MachineError
@@ -138,7 +138,7 @@ def hosted(
     nodes are addresses of this machine's loopback."""
     run_id = f"b{random.randrange(1 << 40):x}"
     net = f"127.{random.randrange(64, 250)}.{random.randrange(250)}"
-    manifest = Manifest(
+    manifest = BundleManifest(
         run_id=run_id,
         hosts=network.hosts if network is not None else tuple(f"{net}.{node + 1}" for node in range(nodes)),
         node_variables=(_NODE_VARIABLE,),
@@ -152,7 +152,7 @@ def hosted(
     began = time.monotonic()
     try:
         for node in range(nodes):
-            words = agent_words(str(clients.path(node) / "run" / bundle.name), os.path.realpath(sys.executable))
+            words = agent_argv(str(clients.path(node) / "run" / bundle.name), os.path.realpath(sys.executable))
             inside = network.inside(node) if network is not None else ()
             agents.append(_popen((*inside, *words), {_NODE_VARIABLE: str(node), "PATH": os.defpath}))
         for node, agent in enumerate(agents):

@@ -13,7 +13,7 @@ from windlass.environment.modules import module_lines
 from windlass.errors import UsageError
 from windlass.launchers import get_launcher
 from windlass.launchers.base import LaunchSpec
-from windlass.model.origin import Argument, words_of
+from windlass.model.origin import Argument, argv_of
 from windlass.model.plan import Plan
 from windlass.notation.shell import comment, expandable, quote, quote_words
 from windlass.plan.node_step import plan_node_step
@@ -21,7 +21,7 @@ from windlass.plan.render.rank_script import JOB_FILE, JobFacts, cache_parent, r
 from windlass.schedulers import get_scheduler
 
 
-def launch_words(plan: Plan, run_dir: str) -> tuple[str, ...]:
+def launch_argv(plan: Plan, run_dir: str) -> tuple[str, ...]:
     """The launcher's command line for this run folder; empty for the local launcher."""
     written = get_launcher(plan.launcher).path_word(run_dir)
     return tuple(word.replace("{run_dir}", written) for argument in plan.launch for word in argument.words)
@@ -55,7 +55,7 @@ def _command_lines(arguments: tuple[Argument, ...], words: tuple[str, ...], last
 
 def launch_script(plan: Plan, run_dir: str) -> str:
     """`launch.sh`: what `windlass run` starts; can be read, and run again by hand inside the same job."""
-    words = launch_words(plan, run_dir)
+    words = launch_argv(plan, run_dir)
     lines = [
         "#!/bin/bash",
         *comment(f"windlass {plan.windlass}: {plan.name} on {plan.site}. The reasons for each word are in plan.json."),
@@ -113,8 +113,8 @@ def standalone_script(plan: Plan, run_dir: str) -> str:
         jit_folder="windlass-${WINDLASS_UID}-${WINDLASS_JOB_ID}",
         job_file=f"{run_dir}/{JOB_FILE}",
     )
-    words = launch_words(plan, run_dir)
-    cleaning = words_of(plan_node_step(plan, "end", hosts=()).arguments)
+    words = launch_argv(plan, run_dir)
+    cleaning = argv_of(plan_node_step(plan, "end", hosts=()).arguments)
     lines = [
         scheduler.shebang,
         *_directive_lines(plan),
