@@ -8,7 +8,7 @@ TORCH  := $(shell sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install test test-all test-flux lint demo packages clean
+.PHONY: help install test test-all test-flux test-pbs lint demo packages clean
 
 help:
 	@echo "make install    .venv with the windlass command in it"
@@ -16,6 +16,7 @@ help:
 	@echo "make test       everything but the slow tests; sets up what it needs, Debian packages too when root"
 	@echo "make test-all   the slow tests too"
 	@echo "make test-flux FLUX_PREFIX=DIR   the tests of launchers and schedulers in a real Flux (see CONTRIBUTING.md)"
+	@echo "make test-pbs PBS_PREFIX=DIR     the tests of the scheduler on a submit node of a real PBS, as an ordinary user"
 	@echo "make lint       ruff and mypy"
 	@echo "make clean      remove .venv and caches"
 
@@ -31,6 +32,11 @@ test-all: packages lint
 test-flux: $(VENV)/.tools
 	@scripts/with-flux.sh $(FLUX_PREFIX) $(abspath $(BIN))/python -m pytest -p no:cacheprovider -k flux \
 	  tests/conformance $(PYTEST_ARGS)
+
+# On a submit node of a real PBS that keeps job history; test folders lie in the home folder, which jobs see too.
+test-pbs: $(VENV)/.tools
+	@PATH="$$PATH:$(PBS_PREFIX)/bin" WINDLASS_TEST_REAL=pbs $(BIN)/python -m pytest -p no:cacheprovider -k pbs \
+	  --basetemp=$(HOME)/windlass-test-pbs tests/conformance/test_scheduler_submits.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.tools
 	$(BIN)/ruff check .
