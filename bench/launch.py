@@ -1,9 +1,10 @@
 """What `windlass run` costs over a bare `srun` of the same ranks, measured side by side on a real Slurm.
 
-    python bench/launch.py [--repeats 11] [--json FILE]
+    python bench/launch.py [--repeats 11] [--before PYTHON] [--json FILE]
 
 Starts a Slurm of four nodes on this machine (as root, with Debian's slurm-wlm), takes an allocation and runs the cases
-interleaved inside a batch job: an empty Python, a bare srun of 8 ranks, `windlass run` of the same 8 ranks.
+interleaved inside a batch job: an empty Python, a bare srun of 8 ranks, `windlass run` of the same 8 ranks. `--before`
+names the Python of another checkout, whose `windlass run` is measured in turn with this one's.
 """
 
 from __future__ import annotations
@@ -24,9 +25,12 @@ ROOT = Path(__file__).resolve().parent.parent
 SRUN = ("srun", "--nodes=4", "--ntasks=8", "--ntasks-per-node=2", "--overcommit", "--kill-on-bad-exit=1")
 
 
-def cases(folder: str) -> dict[str, tuple[str, ...]]:
-    windlass = (sys.executable, "-m", "windlass", "run", "--quiet", "--ranks-per-node", "2", "--site", "generic-slurm")
+def cases(before: str | None) -> dict[str, tuple[str, ...]]:
+    words = ("-m", "windlass", "run", "--quiet", "--ranks-per-node", "2", "--site", "generic-slurm")
+    windlass = (sys.executable, *words)
+    other = {"windlass-before": (before, *words, "--", "true")} if before else {}
     return {
+        **other,
         "python": (sys.executable, "-c", "pass"),
         "srun": (*SRUN, "true"),
         "windlass": (*windlass, "--", "true"),
@@ -35,13 +39,13 @@ def cases(folder: str) -> dict[str, tuple[str, ...]]:
     }
 
 
-def measure(repeats: int, out: Path) -> None:
+def measure(repeats: int, out: Path, before: str | None) -> None:
     """Inside the job: run every case in turn and write the samples."""
     samples: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        env = {**os.environ, "WINDLASS_RUNS": folder}
+        env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"WINDLASS_RUNS": folder}
         for turn in range(repeats + 1):
-            for name, argv in cases(folder).items():
+            for name, argv in cases(before).items():
                 start = time.perf_counter()
                 subprocess.run(argv, check=True, env=env, stdout=subprocess.DEVNULL, timeout=120)
                 if turn:  # the first turn warms caches
@@ -52,11 +56,12 @@ def measure(repeats: int, out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=11)
+    parser.add_argument("--before", metavar="PYTHON", help="the Python of another checkout, to compare with")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.inside:
-        measure(args.repeats, args.inside)
+        measure(args.repeats, args.inside, args.before)
         return
     sys.path[:0] = [str(ROOT / "tests")]
     from cluster.slurm import Shape, SlurmCluster  # the cluster of the tests
@@ -64,6 +69,7 @@ def main() -> None:
     with SlurmCluster(Shape(flavour="bound")) as cluster, tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "samples.json"
         words = (sys.executable, __file__, "--inside", str(out), "--repeats", str(args.repeats))
+        words += ("--before", args.before) if args.before else ()
         script = Path(folder) / "job.sh"
         script.write_text(f"#!/bin/bash\n#SBATCH -N4 --exclusive -o {folder}/job.log\nexec {shlex.join(words)}\n")
         env = cluster.env({"PYTHONPATH": str(ROOT / "src")})
