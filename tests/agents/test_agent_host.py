@@ -27,16 +27,16 @@ KEY = b"k" * 32
 NODE = "TEST_NODE"
 
 
-def write_bundle(folder: Path, hosts: int = 1, until: str = "stdin", **settings: object) -> Path:
+def write_bundle(folder: Path, hosts: int = 1, until: str = "stdin", run_id: str = "", **settings: object) -> Path:
     manifest = BundleManifest(
-        run_id="run1",
+        run_id=run_id or "run1",
         hosts=tuple(f"host{n}" for n in range(hosts)),
         node_variables=("NOT_SET", NODE),
-        folder=str(folder / "node local"),
+        folder=str(folder / (f"windlass-{os.getuid()}-{run_id}.agents" if run_id else "node local")),
         until=until,
         services=(ServiceSpec(name="echo", entry="tests_agent.echo_service:make", settings=settings),),
     )
-    path = folder / "agent.pyz"
+    path = folder / f"agent{run_id}.pyz"
     path.write_bytes(bundle_bytes(manifest, KEY, {"tests_agent": Path(__file__).parent}))
     path.chmod(0o600)
     return path
@@ -109,7 +109,7 @@ def test_signal_ends_the_agent_in_order(tmp_path: Path, started: list[Agent], si
     agent.child.send_signal(sig)
     lines, _ = agent.rest()
     assert "ended" in lines[-1]
-    assert not list((tmp_path / "node local" / "a").iterdir())
+    assert not (tmp_path / "node local").exists()
 
 
 def test_service_that_cannot_start_is_told_with_its_reason(tmp_path: Path, started: list[Agent]) -> None:
@@ -118,7 +118,7 @@ def test_service_that_cannot_start_is_told_with_its_reason(tmp_path: Path, start
     lines, _ = agent.rest()
     assert lines[-1] == {"node": 0, "failed": "RuntimeError: told to fail"}
     assert agent.child.returncode == 1
-    assert not list((tmp_path / "node local" / "a").iterdir())
+    assert not (tmp_path / "node local").exists()
 
 
 def test_folder_of_somebody_else_is_refused(tmp_path: Path, started: list[Agent]) -> None:
@@ -158,7 +158,7 @@ def test_keeper_takes_the_place_of_an_agent_that_was_killed(tmp_path: Path, star
         agent.child.terminate()
     lines, _ = agent.rest()
     assert lines == [{"node": 0, "ended": {"echo": {"ended": "bye"}}}] and agent.child.returncode == 0
-    assert not list((tmp_path / "node local" / "a").iterdir())
+    assert not (tmp_path / "node local").exists()
 
 
 def test_agent_outlives_its_keeper_until_its_standard_input_ends(tmp_path: Path, started: list[Agent]) -> None:
@@ -169,7 +169,7 @@ def test_agent_outlives_its_keeper_until_its_standard_input_ends(tmp_path: Path,
     assert "keeper" in agent.line()["agent"]
     lines, _ = agent.rest()
     assert lines == [{"node": 0, "ended": {"echo": {"ended": "bye"}}}]
-    assert not list((tmp_path / "node local" / "a").iterdir())
+    assert not (tmp_path / "node local").exists()
 
 
 def test_agent_that_only_a_signal_ends_goes_with_its_keeper(tmp_path: Path, started: list[Agent]) -> None:
@@ -179,7 +179,7 @@ def test_agent_that_only_a_signal_ends_goes_with_its_keeper(tmp_path: Path, star
     agent.child.kill()
     lines, _ = agent.rest()
     assert "keeper" in lines[0]["agent"] and "ended" in lines[-1]
-    assert not list((tmp_path / "node local" / "a").iterdir())
+    assert not (tmp_path / "node local").exists()
 
 
 def test_agent_that_is_killed_while_it_starts_is_told(tmp_path: Path, started: list[Agent]) -> None:
@@ -187,7 +187,25 @@ def test_agent_that_is_killed_while_it_starts_is_told(tmp_path: Path, started: l
     started.append(agent)
     assert "killed by signal 9 before it was up" in agent.line()["failed"]
     assert agent.rest()[0] == [] and agent.child.returncode == 1
-    assert not list((tmp_path / "node local" / "a").iterdir())
+    assert not (tmp_path / "node local").exists()
+
+
+def test_what_other_runs_left_is_swept_and_a_folder_goes_with_its_last_agent(
+    tmp_path: Path, started: list[Agent]
+) -> None:
+    dead, alive = Agent(write_bundle(tmp_path, run_id="dead")), Agent(write_bundle(tmp_path, run_id="alive"))
+    started += [dead, alive]
+    dead.line(), alive.line()
+    dead.kill_both()
+    stranger = tmp_path / f"windlass-{os.getuid()}-stranger.agents"
+    stranger.symlink_to(tmp_path)
+    third = Agent(write_bundle(tmp_path, run_id="third"))
+    started.append(third)
+    third.line()
+    names = {path.name.split("-")[-1] for path in tmp_path.glob("windlass-*")}
+    assert names == {"alive.agents", "third.agents", "stranger.agents"}
+    third.rest(), alive.rest()
+    assert list(tmp_path.glob("windlass-*")) == [stranger]
 
 
 def test_second_agent_of_a_run_on_a_node_is_refused(tmp_path: Path, started: list[Agent]) -> None:

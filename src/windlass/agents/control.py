@@ -72,7 +72,7 @@ def agents_spec(
         step=agents_step(plan),
         run_id=facts.run_id,
         hosts=addresses(plan, hosts),
-        folder=agents_folder(plan, facts.uid),
+        folder=agents_folder(plan, facts.uid, facts.run_id),
         cpus=plan.agents.cpus,
         services=services,
         packages=packages,

@@ -65,7 +65,7 @@ class DetachedCache:
 
     @property
     def agents(self) -> str:
-        return agents_folder(self.plan, self.step.uid)
+        return agents_folder(self.plan, self.step.uid, self.step.run_id)
 
     def view(self, node: int | str) -> str:
         return f"{state_folder(self.agents, self.step.run_id, node)}/view"

@@ -27,7 +27,7 @@ _END_S = 3.0
 
 def heartbeats_folder(plan: Plan, uid: int, run_id: str) -> str:
     """Where the ranks of a node show signs of life, but for the node's number at its end."""
-    return f"{agents_folder(plan, uid)}/w/{run_id}."
+    return f"{agents_folder(plan, uid, run_id)}/w/{run_id}."
 
 
 def heartbeat_agents(

@@ -76,9 +76,10 @@ def below_roots(path: str, roots: tuple[CacheRoot, ...]) -> bool:
 # Places on the node
 
 
-def agents_folder(plan: Plan, uid: int | str) -> str:
-    """Folder of this user's agents on each node; `${NAME}` in the site's root is expanded there."""
-    return f"{plan.cache_root.rstrip('/')}/windlass-{uid}"
+def agents_folder(plan: Plan, uid: int | str, run_id: str) -> str:
+    """Folder of a run's agents on each node; `${NAME}` in the site's root is expanded there. Nobody can guess the run's
+    name and be there first."""
+    return f"{plan.cache_root.rstrip('/')}/windlass-{uid}-{run_id}.agents"
 
 
 # The rank script
@@ -89,7 +90,7 @@ def view_lines(plan: Plan, uid: int, run_id: str) -> list[str]:
     cache = plan.cache
     if cache is None:
         return []
-    state = expandable(state_folder(agents_folder(plan, uid), run_id, "")) + '"$w_node_rank"'
+    state = expandable(state_folder(agents_folder(plan, uid, run_id), run_id, "")) + '"$w_node_rank"'
     first = quote(cache.roots[0].path)
     lines = [
         "",

@@ -155,7 +155,7 @@ def _cache(plan: Plan, explain: bool) -> list[str]:
         return []
     reason = f"   {cache.because}  [{cache.origin.text()}]" if explain else ""
     lines = [
-        f"{root.path} -> {state_folder(agents_folder(plan, 'UID'), 'RUN_ID', 'NODE')}/view{root.path}"
+        f"{root.path} -> {state_folder(agents_folder(plan, 'UID', 'RUN_ID'), 'RUN_ID', 'NODE')}/view{root.path}"
         + (f" (really {root.real})" if root.real != root.path else "")
         + reason
         for root in cache.roots

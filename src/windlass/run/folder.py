@@ -26,6 +26,7 @@ from windlass.procs.folders import UntrustedError, exposed_parent, keep_to_ourse
 PLAN_FILE = "plan.json"
 RESULT_FILE = "result.json"
 AGENT_FILE = "agent.pyz"
+RUN_ID_FILE = "run-id"
 _PARTS = ("out", "where", "ends", "comm")
 _OF_ATTEMPT = ("launcher.log", "agents.log", "agents.out", "evidence", "flight", "verdict.json")
 """What one start leaves beside the parts."""
@@ -40,7 +41,14 @@ class RunFolder:
 
     @property
     def run_id(self) -> str:
-        """A name for things outside the folder that belong to this run (node-local caches): unique and file-safe."""
+        """A name for things outside the folder that belong to this run (node-local folders): file-safe, and random, so
+        that nobody can make them before us. Folders of 0.1.0 have none of their own: theirs is made from the folder."""
+        try:
+            text = self.part(RUN_ID_FILE).read_text().strip()
+        except OSError:
+            text = ""
+        if text and all(char in "0123456789abcdef" for char in text):
+            return text
         stat = self.path.stat()
         return f"{stat.st_ino:x}-{stat.st_ctime_ns // 1_000_000_000 & 0xFFFFFF:x}"
 
@@ -158,6 +166,8 @@ def _create(path: Path, *, exist_ok: bool) -> Path:
         for part in _PARTS:
             (path / part).mkdir(mode=0o700, exist_ok=exist_ok)
             keep_to_ourselves(path / part)
+        if not (path / RUN_ID_FILE).exists():
+            RunFolder(path).write(RUN_ID_FILE, f"{secrets.token_hex(8)}\n")
     except FileExistsError:
         if not exist_ok:
             raise

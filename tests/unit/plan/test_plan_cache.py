@@ -56,7 +56,7 @@ def run_rank(shell: str, plan: Plan, tmp_path: Path, env: dict[str, str]) -> sub
 
 def make_view(tmp_path: Path, root: Path) -> Path:
     """A folder in the place of the mount: the script only looks at paths."""
-    view = tmp_path / "local" / "windlass-7" / "c" / "id.0" / "view"
+    view = tmp_path / "local" / "windlass-7-id.agents" / "c" / "id.0" / "view"
     (view / str(root)[1:]).mkdir(parents=True)
     return view
 

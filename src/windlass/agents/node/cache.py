@@ -15,6 +15,7 @@ import sys
 import zipfile
 from typing import Any
 
+from windlass.agents.node.claim import leave, other_runs
 from windlass.agents.node.host import Node, expand
 from windlass.cache.node import control
 from windlass.cache.node.config import NodeConfig, state_folder
@@ -42,6 +43,9 @@ class CacheService:
             file.write(self._node.key)
         config = self._config(key_file)
         code = unpacked(self._node.bundle, os.path.join(os.path.dirname(self._node.bundle), "code"))
+        for other in other_runs(self._node.folder):
+            control.sweep(os.path.join(other, "c"))
+            leave(other)
         control.start(config, float(self._settings.get("start_s", 30.0)), code)
         for at, front in enumerate(self._settings.get("fronts", ())):
             write_front(os.path.join(self.state_dir, "front", str(at)), config.mount, front)

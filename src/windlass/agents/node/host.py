@@ -16,20 +16,17 @@ import re
 import select
 import shutil
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from windlass.agents.node.claim import AlreadyClaimedError, claimed, leave
 from windlass.agents.node.keeper import run_kept
-from windlass.procs.folders import private_folder
-from windlass.procs.locks import is_locked, take_lock
 
 VERSION = 1
 _WATCH_EVERY_S = 0.5
 _LINGER_S = 60.0
-_GATE_S = 60.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _FOR_RANKS = (signal.SIGUSR1, signal.SIGUSR2)
 """A job may send these to all of its processes; only ranks know what they mean."""
@@ -80,7 +77,7 @@ def main(data: bytes, manifest: dict[str, Any], key: bytes) -> int:
             raise AgentError("the file is of version %s, this code knows %d" % (manifest["version"], VERSION))
         number = node_number(manifest["node_variables"], manifest["hosts"], environ)
         set_affinity(manifest.get("cpus", ()))
-        base = private_folder(expand(manifest["folder"]))
+        base = expand(manifest["folder"])
         own = os.path.join(base, "a", "%s.%d" % (manifest["run_id"], number))
         with claimed(base, own, data) as bundle:
             node = Node(
@@ -94,12 +91,16 @@ def main(data: bytes, manifest: dict[str, Any], key: bytes) -> int:
                 follows_stdin=manifest.get("until") == "stdin",
             )
             return _run_kept(node, manifest, started)
+    except AlreadyClaimedError:
+        say(node=number, failed="an agent of this run is on this node already")
+        return 1
     except Exception as error:  # the one place: whoever waits for this node must hear of it
         say(node=number, failed="%s: %s" % (type(error).__name__, error))
         return 1
     finally:
         if PYTHON_VARIABLE in environ:
             shutil.rmtree(environ[PYTHON_VARIABLE], ignore_errors=True)
+            leave(os.path.dirname(environ[PYTHON_VARIABLE]))
 
 
 def _run_kept(node: Node, manifest: dict[str, Any], started: float) -> int:
@@ -153,6 +154,7 @@ class _Host:
             ended = self._end()
             if os.getppid() != self._node.owners[0]:  # nobody is left who would
                 shutil.rmtree(os.path.dirname(self._node.bundle), ignore_errors=True)
+                leave(self._node.folder)
         say(node=self._node.number, ended=ended)
         return 0
 
@@ -277,58 +279,3 @@ def make_service(entry: str) -> Callable[[Node, dict[str, Any]], Service]:
 def expand(path: str) -> str:
     """The path with each `${NAME}` taken from this node's environment; `$NAME` is a name like any other."""
     return re.sub(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}", lambda match: os.environ.get(match.group(1), ""), path)
-
-
-@contextlib.contextmanager
-def claimed(base: str, own: str, data: bytes) -> Any:
-    """The agent's own folder, locked while it lives, with the travelled file in it; removed at the end. What killed
-    agents left is swept first."""
-    # One after the other: a folder between its making and its locking looks like one that was left.
-    gate = take_lock(os.path.join(base, "lock"), _GATE_S)
-    try:
-        sweep(base)
-        os.makedirs(own, mode=0o700, exist_ok=True)
-        lock = take_lock(os.path.join(own, "lock"))
-    except BlockingIOError:
-        raise AgentError("an agent of this run is on this node already") from None
-    finally:
-        os.close(gate)
-    try:
-        bundle = os.path.join(own, "agent.pyz")
-        with open(os.open(bundle, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(data)
-        with open(os.path.join(own, "pid"), "w", encoding="ascii") as file:
-            file.write("%d" % os.getpid())
-        load_from(bundle)
-        yield bundle
-        shutil.rmtree(own, ignore_errors=True)
-    except BaseException:
-        shutil.rmtree(own, ignore_errors=True)
-        raise
-    finally:
-        os.close(lock)
-
-
-def load_from(bundle: str) -> None:
-    """From now on modules come from the file on this node: what services start finds it by name, and not the copy in
-    this process's memory that the first modules came from."""
-    first, sys.path[0] = sys.path[0], bundle
-    for module in list(sys.modules.values()):
-        folders = getattr(module, "__path__", None)
-        if isinstance(folders, list):
-            folders[:] = [bundle + f[len(first) :] if f.startswith(first + "/") else f for f in folders]
-
-
-def sweep(base: str) -> list[str]:
-    """Removes folders of agents that were killed: those whose lock nobody holds."""
-    swept = []
-    for entry in os.scandir(base):
-        kind, _, rest = entry.name.partition(".")
-        if kind == "py" and not os.path.exists("/proc/" + rest.partition(".")[0]):
-            shutil.rmtree(entry.path, ignore_errors=True)
-    with contextlib.suppress(FileNotFoundError):
-        for entry in os.scandir(os.path.join(base, "a")):
-            if entry.is_dir(follow_symlinks=False) and is_locked(os.path.join(entry.path, "lock")) is False:
-                shutil.rmtree(entry.path, ignore_errors=True)
-                swept.append(entry.path)
-    return swept

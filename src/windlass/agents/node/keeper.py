@@ -40,16 +40,20 @@ def run_kept(run: Callable[[Callable[[], None]], int], forwarded: Iterable[int])
                 os.kill(child, number)
 
     before = {number: signal.signal(number, forward) for number in forwarded}
+    # A signal that came between the fork and the next line would be forwarded to nobody.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, before)
     child = os.fork()
     if child == 0:
         code = 1
         try:
             for number, handler in before.items():
                 signal.signal(number, handler)
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             os.close(told)
             code = run(lambda: _say_up(tell))
         finally:
             os._exit(code)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     os.close(tell)
     status = _wait(child)
     was_up = os.read(told, 1) == b"u"
