@@ -7,9 +7,11 @@ from pathlib import Path
 
 from windlass.cli.result import Result
 from windlass.cli.site_text import site_text
+from windlass.errors import WindlassError
+from windlass.plan.site_check import site_misfits
 from windlass.settings import current_environ, read_settings
-from windlass.sites.catalog import load_site, site_names
-from windlass.sites.check import check_file
+from windlass.sites.catalog import load_site, site_names, sites_of_file
+from windlass.sites.check import Problem, check_file, located
 from windlass.sites.detect import detect_site
 
 
@@ -36,9 +38,20 @@ def main(args: argparse.Namespace) -> Result:
     if args.action == "detect":
         detection = detect_site(config_dir=settings.config_dir, environ=current_environ(), ask_scheduler=True)
         return Result(text="\n".join(detection.lines()), data=detection)
-    problems = [p for file in args.files for p in check_file(Path(file), config_dir=settings.config_dir)]
+    problems = [p for file in args.files for p in _check(Path(file), settings.config_dir)]
     text = "\n".join(problem.text() for problem in problems) or "no problems"
     return Result(text=text, data=problems, exit_code=2 if problems else 0)
+
+
+def _check(path: Path, config_dir: Path) -> tuple[Problem, ...]:
+    """Problems of the file itself; where it has none, what plans would refuse of the site that it makes."""
+    problems = check_file(path, config_dir=config_dir)
+    if problems:
+        return problems
+    try:
+        return located(path, (m for site in sites_of_file(path, config_dir) for m in site_misfits(site)))
+    except WindlassError as error:
+        return (Problem(file=str(path), line=1, key="", message=error.message, hint=error.hint or ""),)
 
 
 def _list(config_dir: Path) -> Result:

@@ -18,7 +18,9 @@ def parse_cpulist(text: str) -> tuple[int, ...]:
         if not first.isdecimal() or (dash and not last.isdecimal()) or (stride and not stride.isdecimal()):
             raise ConfigError(f"not a CPU list: {text!r}", hint="write numbers and ranges, as in 0-3,8")
         low, high = int(first), int(last) if dash else int(first)
-        if high < low or high > _LARGEST_CPU or (stride and int(stride) == 0):
+        if max(low, high) > _LARGEST_CPU:
+            raise ConfigError(f"no node has a CPU {max(low, high)}: {part!r}", hint=f"numbers end at {_LARGEST_CPU}")
+        if high < low or (stride and int(stride) == 0):
             raise ConfigError(f"not a CPU range: {part!r} in {text!r}", hint="ranges go up, as in 0-3")
         cpus.update(range(low, high + 1, int(stride) if stride else 1))
     return tuple(sorted(cpus))

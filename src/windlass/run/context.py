@@ -32,6 +32,7 @@ from windlass.sites.catalog import load_site, site_of_file
 from windlass.sites.detect import Detection, detect_site
 from windlass.topology.described import complete_probe, topology_from_spec
 from windlass.topology.probe import probe_topology
+from windlass.topology.units import in_unit
 
 _BUILTIN = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", *VISIBILITY.values(), *cache_variable_names())
 """What a plan sets on every site and a module may have set before."""
@@ -66,7 +67,7 @@ def choose_site(request: Request, settings: Settings, environ: Mapping[str, str]
     """The site by flag, file, variable or evidence; unknown machines get a generic one."""
     file = Path(request.site_file) if request.site_file else settings.site_file
     files = (file,) if file is not None else ()
-    name = request.site or (site_of_file(files[0]) if files else None) or settings.site
+    name = request.site or (site_of_file(files[0], settings.config_dir) if files else None) or settings.site
     detection = None
     if name is None:
         detection = detect_site(config_dir=settings.config_dir, environ=environ)
@@ -139,8 +140,8 @@ def ask_offers(
 
 
 def choose_topology(site: Site, seen: Topology | None) -> tuple[Topology, list[Remark]]:
-    """The site's documented node, held against one that was looked at (`seen`); the latter where the site has none or
-    differs; an unknown node where we could neither look nor read."""
+    """The site's documented node, held against one that was looked at (`seen`); the latter where the site has none,
+    differs or is not confirmed; an unknown node where we could neither look nor read."""
     described = topology_from_spec(site.file.node, site.file.devices) if site.file.node.domains else None
     if seen is None:
         if described:
@@ -151,12 +152,26 @@ def choose_topology(site: Site, seen: Topology | None) -> tuple[Topology, list[R
     if described is None:
         return seen, []
     if set(seen.cpus) == set(described.cpus) and len(seen.devices) in {0, len(described.devices)}:
+        if seen.devices and site.origin_of("node.domains").grade == "unconfirmed":
+            return _seen_over_unconfirmed(site, seen, described)
         return msgspec.structs.replace(described, allowed=seen.allowed, probed=True), []
     text = (
         f"this node has {len(seen.cpus)} CPUs and {len(seen.devices)} devices, but {site.name} is documented with "
         f"{len(described.cpus)} and {len(described.devices)}: using what is here"
     )
     return complete_probe(seen, described), [Remark(level="warning", text=text, hint="is this the right --site?")]
+
+
+def _seen_over_unconfirmed(site: Site, seen: Topology, described: Topology) -> tuple[Topology, list[Remark]]:
+    """The node that was looked at, and a note where a device is elsewhere than the catalog's unconfirmed map says."""
+    chosen = in_unit(complete_probe(seen, described), site.file.devices.unit)
+    known = {device.index: device.numa for device in described.devices}
+    moved = [device for device in chosen.devices if device.numa != known.get(device.index)]
+    if not moved:
+        return chosen, []
+    places = ", ".join(f"{device.index} in {device.numa}" for device in moved)
+    text = f"{site.name}'s map of devices and NUMA domains is not confirmed; as seen on this node: device {places}"
+    return chosen, [Remark(level="note", text=text)]
 
 
 def restrict_devices(topology: Topology, environ: Mapping[str, str]) -> Topology:

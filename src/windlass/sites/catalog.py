@@ -52,6 +52,19 @@ def load_site(
     return _site(name, merge_layers(layers), chain)
 
 
+def sites_of_file(path: Path, config_dir: Path | None = None) -> tuple[Site, ...]:
+    """What a file makes of its site: without a partition, and with each one that the file names. A file of hardware or
+    of a network is taken alone. Raises `ConfigError` for a bad file."""
+    data = _read_user(path, config_dir)
+    if data.get("kind", "site") in ("hardware", "network"):
+        layer = _layer("user", str(path), data)
+        return (_site(str(data.get("name", "")), merge_layers([layer]), [layer]),)
+    in_folder = user_path("site", path.stem, config_dir)
+    name = path.stem if in_folder and in_folder.samefile(path) else site_of_file(path, config_dir)
+    partitions = (None, *data.get("partitions", {}))
+    return tuple(load_site(name, partition=p, config_dir=config_dir, user_files=(path,)) for p in partitions)
+
+
 def _site(name: str, merged: Merged, chain: Sequence[Layer]) -> Site:
     partitions: dict[str, Any] = {}
     for layer in chain:

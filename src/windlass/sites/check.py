@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -17,7 +17,7 @@ import msgspec
 from windlass.errors import ConfigError, nearest
 from windlass.sites.facts import fact_misfits
 from windlass.sites.folders import DATA_DIR, CatalogKind, catalog_names
-from windlass.sites.lines import Path, line_index, line_of
+from windlass.sites.lines import Lines, Path, line_index, line_of
 from windlass.sites.merge import OWN_SOURCE
 from windlass.sites.shape import Misfit, misfits
 
@@ -68,6 +68,9 @@ def check_file(path: FilePath, *, config_dir: FilePath | None = None) -> tuple[P
 
 def check_text(text: str, *, file: str, stem: str, known: Known, builtin: bool = False) -> tuple[Problem, ...]:
     """All problems of a file's text. `builtin` files have a name that is their file's, and declare every source."""
+    if text.startswith("\ufeff"):
+        message = "begins with a byte order mark, which TOML does not know"
+        return (Problem(file=file, line=1, key="", message=message, hint="save it as UTF-8 without BOM"),)
     try:
         data = tomllib.loads(text)
         lines = line_index(text)
@@ -82,6 +85,10 @@ def check_text(text: str, *, file: str, stem: str, known: Known, builtin: bool =
         return (Problem(file=file, line=1, key="", message="tables or lists are nested too deeply"),)
     except ValueError as error:  # tomllib's own, and a number of thousands of digits
         return (_syntax_problem(error, text, file),)
+    return _problems(file, lines, found)
+
+
+def _problems(file: str, lines: Lines, found: Iterable[Misfit]) -> tuple[Problem, ...]:
     problems = {
         (misfit.path, misfit.message): Problem(
             file=file,
@@ -93,6 +100,11 @@ def check_text(text: str, *, file: str, stem: str, known: Known, builtin: bool =
         for misfit in found
     }
     return tuple(sorted(problems.values(), key=lambda problem: (problem.line, problem.key, problem.message)))
+
+
+def located(path: FilePath, found: Iterable[Misfit]) -> tuple[Problem, ...]:
+    """Problems of a checked file from misfits of the site that it makes, each by the line that comes nearest."""
+    return _problems(str(path), line_index(path.read_text(encoding="utf-8")), found)
 
 
 def read_table(path: FilePath) -> Mapping[str, Any]:

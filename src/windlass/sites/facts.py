@@ -90,7 +90,7 @@ def _node(data: Table) -> Iterator[Misfit]:
             yield Misfit(path=(*path, "cpus"), message=f"CPUs {format_cpulist(shared)} are in two domains")
         seen.update(dict.fromkeys(cpus, path))
         listed = table.get("devices")
-        for device in listed if isinstance(listed, list) else ():
+        for device in (d for d in listed if isinstance(d, int)) if isinstance(listed, list) else ():
             if device in devices:
                 yield Misfit(path=(*path, "devices"), message=f"device {device} is in two domains")
             devices[device] = path
@@ -167,7 +167,7 @@ _ONCE: tuple[tuple[tuple[str, ...], str, Callable[[Table], object]], ...] = (
     (("queues",), "queue", lambda item: (item.get("kind", "partition"), item.get("name"))),
     (("peaks",), "peak for precision", lambda item: item.get("precision")),
     (("notes",), "note on", lambda item: item.get("topic")),
-    (("containers",), "container", lambda item: (item.get("runtime"), tuple(item.get("images", ())))),
+    (("containers",), "container", lambda item: (item.get("runtime"), repr(item.get("images")))),
     (("settings",), "setting", lambda item: (item.get("name"), repr(item.get("when")))),
     (("limits",), "limit", _argument),
     (("scheduler", "directives"), "directive", _argument),
@@ -177,17 +177,17 @@ _ONCE: tuple[tuple[tuple[str, ...], str, Callable[[Table], object]], ...] = (
 
 def _twice(data: Table) -> Iterator[Misfit]:
     for keys, what, name_of in _ONCE:
-        seen: set[object] = set()
+        seen: set[str] = set()
         for path, item in tables(data, *keys):
             name = name_of(item)
             if name is None:
                 continue
-            if name in seen:
+            if repr(name) in seen:
                 shown = name[-1] if isinstance(name, tuple) and what == "queue" else name
                 shown = name[0] if isinstance(name, tuple) and what != "queue" else shown
                 same = " under the same condition" if what in {"setting", "directive", "argument", "limit"} else ""
                 yield Misfit(path=path, message=f"{what} {shown!r} is here twice{same}")
-            seen.add(name)
+            seen.add(repr(name))
 
 
 def _settings(data: Table) -> Iterator[Misfit]:

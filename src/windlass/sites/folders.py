@@ -87,5 +87,5 @@ def _parsed_head(text: str) -> Head:
         data = tomllib.loads(text)
         head = {"detect": data.get("detect", {}), "hardware": data.get("hardware")}
         return msgspec.convert({**head, "scheduler": data.get("scheduler", {}).get("kind")}, Head)
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError, AttributeError):
+    except (ValueError, RecursionError, AttributeError):  # of the parser, of msgspec, of a table that is none
         return Head()

@@ -8,6 +8,7 @@ from textwrap import dedent
 import pytest
 
 from windlass.sites.check import check_file, check_text
+from windlass.sites.folders import read_detect
 
 NAMES = {"site": ("frontier", "lumi"), "hardware": ("cray-ex-mi250x",), "network": ("slingshot-11",)}
 
@@ -273,3 +274,23 @@ def test_a_file_that_cannot_be_read_is_a_problem_and_no_crash(tmp_path: Path, co
 )
 def test_values_of_any_wrong_shape_are_problems_and_no_crash(text: str) -> None:
     assert problems(text)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"\xef\xbb\xbfname = 'a'\n", "byte order mark"),
+        (b"name = 'a'\nname = 'b'\n", "not TOML: Cannot overwrite a value"),
+        (b"name = 'a'\n[node]\nreserved = '0-99999999999'\n", "no node has a CPU 99999999999"),
+        (b"name = 'a'\nx = " + b"[" * 5000 + b"]" * 5000 + b"\n", "nested too deeply"),
+        (b"name = 'a'\n[[containers]]\nruntime = 'apptainer'\nimages = 3\n", "must be a list, not 3"),
+        (b"name = 'a'\n[[node.domains]]\ncpus = '0-7'\ndevices = [[1], 2]\n", "must be a whole number, not a list"),
+        (b"name = 'a'\n[[queues]]\nname = [1]\n", "must be a text in quotes, not a list"),
+    ],
+    ids=["mark", "key twice", "range", "brackets", "images", "devices", "queue"],
+)
+def test_odd_files_end_in_a_sentence(tmp_path: Path, data: bytes, said: str) -> None:
+    (tmp_path / "odd.toml").write_bytes(data)
+    found = check_file(tmp_path / "odd.toml")
+    assert said in " ".join(problem.text() for problem in found)
+    assert read_detect(tmp_path / "odd.toml") is not None, "detection passes over it"

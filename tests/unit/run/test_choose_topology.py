@@ -1,0 +1,47 @@
+"""Which node a plan is made for: the catalog's, or the one that was looked at."""
+
+from __future__ import annotations
+
+import msgspec
+
+from windlass.model.topology import Topology
+from windlass.run.context import choose_topology
+from windlass.sites.catalog import load_site
+from windlass.topology.described import topology_from_spec
+
+
+def seen_with(name: str, numas: dict[int, int]) -> Topology:
+    """The site's node as a probe would show it, with some devices in other domains."""
+    file = load_site(name).file
+    node = topology_from_spec(file.node, file.devices)
+    devices = tuple(
+        msgspec.structs.replace(device, numa=numas.get(device.index, device.numa), l3=None) for device in node.devices
+    )
+    return msgspec.structs.replace(node, devices=devices, reserved=(), allowed=node.cpus, probed=True)
+
+
+def test_a_map_that_is_not_confirmed_gives_way_to_what_the_node_shows() -> None:
+    site = load_site("juwels-booster")
+    assert site.origin_of("node.domains").grade == "unconfirmed"
+    chosen, remarks = choose_topology(site, seen_with("juwels-booster", {2: 5, 3: 7}))
+    assert {device.index: device.numa for device in chosen.devices} == {0: 3, 1: 1, 2: 5, 3: 7}
+    assert [(remark.level, remark.text) for remark in remarks] == [
+        (
+            "note",
+            "juwels-booster's map of devices and NUMA domains is not confirmed; "
+            "as seen on this node: device 2 in 5, 3 in 7",
+        )
+    ]
+
+
+def test_nothing_is_said_where_the_node_confirms_the_map() -> None:
+    chosen, remarks = choose_topology(load_site("juwels-booster"), seen_with("juwels-booster", {}))
+    assert {device.index: device.numa for device in chosen.devices} == {0: 3, 1: 1, 2: 7, 3: 5}
+    assert remarks == [] and chosen.probed
+
+
+def test_a_confirmed_map_stays_with_its_reserved_cores() -> None:
+    chosen, remarks = choose_topology(load_site("frontier"), seen_with("frontier", {0: 0}))
+    described = topology_from_spec(load_site("frontier").file.node, load_site("frontier").file.devices)
+    assert chosen.devices == described.devices and chosen.reserved == described.reserved
+    assert remarks == []
