@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from bar import BAR, HANG_AFTER_S
 from cluster.command import allocated, only_run, windlass_argv
 from cluster.faults import tell_fault
 from cluster.slurm import Shape, SlurmCluster
@@ -55,7 +56,7 @@ def test_a_stopped_rank_is_a_hang_that_is_seen_named_and_survived(slurm: SlurmCl
         words = ("-r", "1", "--restarts", "1", "--hang-after", "8", "--grace", "1", *training.words("stop:13:1"))
         done = job.run_python(*words, timeout_s=240)
     assert done.code == 0, done.text
-    assert "rank 1 on nid0002: no output and no step for" in done.stderr
+    assert "rank 1 on nid0002 holds the others up: no output and no step for" in done.stderr
     assert "stopped (SIGSTOP)" in done.stderr
     assert training.losses() == reference(2, tmp_path)
     assert training.repeated() <= EVERY
@@ -64,6 +65,19 @@ def test_a_stopped_rank_is_a_hang_that_is_seen_named_and_survived(slurm: SlurmCl
     where = (run.path / "attempt-1" / "evidence" / "standing.txt").read_text()
     same("a rank stopped with SIGSTOP", training)
     assert "rank 1 stopped" in where and "rank 0 in all_reduce" in where.replace("wrapper", "all_reduce"), where
+
+
+@pytest.mark.parametrize("launcher", ["srun", "hydra"])
+def test_a_progress_bar_is_output_and_no_hang(slurm: SlurmCluster, tmp_path: Path, launcher: str) -> None:
+    if launcher == "hydra":
+        require_mpi()
+    path = {"PATH": f"{hydra_mpiexec().parent}:{os.environ['PATH']}"} if launcher == "hydra" else {}
+    (tmp_path / "bar.py").write_text(BAR)
+    with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
+        words = ("--launcher", launcher, "-r", "1", "--restarts", "0", "--hang-after", str(HANG_AFTER_S), "bar.py")
+        done = job.run_python(*words, timeout_s=120, env=path)
+    assert done.code == 0, done.text
+    assert "no output" not in done.stderr, done.text
 
 
 @pytest.mark.slow

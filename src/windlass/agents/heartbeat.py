@@ -69,6 +69,8 @@ class HeartbeatSidecar:
         """Hosts whose ranks show signs of life."""
         self.silent: dict[str, dict[str, Any]] = {}
         """Hosts on which no rank finished a step for too long, with the step and the ranks that are behind."""
+        self.writing: set[str] = set()
+        """Hosts whose ranks write, be it not to the end of a line."""
         self.oom: set[str] = set()
         self.figures: dict[str, dict[str, Any]] = {}
         """Last figures of each host's watch."""
@@ -118,6 +120,7 @@ class HeartbeatSidecar:
             self._gone.add(host)
             self.beats.discard(host)
             self.silent.pop(host, None)
+            self.writing.discard(host)
             self._view.note(f"windlass: the agent on {host} is gone; the run goes on without it")
 
     def _take(self, host: str, news: dict[str, Any]) -> None:
@@ -127,6 +130,8 @@ class HeartbeatSidecar:
             self.silent[host] = news
         if "moves" in news:
             self.silent.pop(host, None)
+        if "writes" in news:
+            (self.writing.add if news["writes"] else self.writing.discard)(host)
         if "oom" in news:
             self.oom.add(host)
 

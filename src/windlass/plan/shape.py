@@ -222,6 +222,8 @@ def _nodes(request: Request, allocation: Allocation | None, avoid: tuple[str, ..
                     f"--hosts: {foreign[0]} is not in this job's allocation",
                     hint=f"the job has {fold_hostlist(allocation.hosts)}",
                 )
+            chosen = frozenset(wanted)  # in the order of the allocation, by which launchers number the nodes
+            wanted = tuple(host for host in allocation.hosts if host in chosen)
         if request.nodes is not None and request.nodes != len(wanted):
             raise UsageError(f"--nodes {request.nodes}, but --hosts names {len(wanted)}")
         part = allocation is not None and len(wanted) < len(allocation.hosts)

@@ -40,6 +40,11 @@ class Job(ABC):
         self.code = 0
         self.streams: list[Lines] = []
 
+    @property
+    def bytes_read(self) -> int:
+        """Bytes that have come from the ranks and the launcher so far, whole lines or not."""
+        return sum(lines.bytes_read for lines in self.streams)
+
     @abstractmethod
     def start(self, env: Mapping[str, str]) -> None: ...
 

@@ -113,6 +113,7 @@ class Lines:
         self.descriptor = descriptor
         self._on_line = on_line
         self._rest = b""
+        self.bytes_read = 0
 
     def read(self) -> bool:
         """Read what is there. False at the end of the stream."""
@@ -125,6 +126,7 @@ class Lines:
         if not data:
             self.finish()
             return False
+        self.bytes_read += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._on_line(line)

@@ -1,7 +1,7 @@
-"""Looks at the ranks while they run: does anything move, is the time nearly up. Implements `launch.run.Watch`.
+"""Looks at the ranks while they run: does anything move, is the time nearly up. Implements `run.execute.Watch`.
 
-A run hangs when for `hang_after_s` no rank wrote anything and, where the ranks show steps, no step was finished. Then
-the stacks of all ranks are taken before anything is ended.
+A run hangs when for `hang_after_s` no rank wrote anything and, where the ranks show steps, no step was finished. Bytes
+count, not lines: a progress bar is output. Then the stacks of all ranks are taken before anything is ended.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class Signs(Protocol):
 
     beats: set[str]
     silent: dict[str, dict[str, object]]
+    writing: set[str]
 
 
 class HeartbeatMonitor:
@@ -47,7 +48,7 @@ class HeartbeatMonitor:
         self._take_stacks = take_stacks
         self._began = self._moved = time.monotonic()
         self._looked = 0.0
-        self._sizes: dict[str, int] = {}
+        self._output: tuple[int, dict[str, int]] = (0, {})
         self.signs: Signs | None = None
         self.noticed: float | None = None
         self.time_up = False
@@ -57,7 +58,7 @@ class HeartbeatMonitor:
         if job.failing:
             self.noticed = self.noticed or time.time()
             return None
-        return self._time_left(job) or self._silence()
+        return self._time_left(job) or self._silence(job)
 
     def _time_left(self, job: Job) -> str | None:
         if self._deadline_s is None:
@@ -71,7 +72,7 @@ class HeartbeatMonitor:
             return "the time is up and the ranks have not left"
         return None
 
-    def _silence(self) -> str | None:
+    def _silence(self, job: Job) -> str | None:
         if self._hang_after_s is None or self.time_up:
             return None
         now = time.monotonic()
@@ -79,12 +80,14 @@ class HeartbeatMonitor:
             return None
         self._looked = now
         sizes = {path.name: path.stat().st_size for path in self._folder.part("out").iterdir()}
-        if sizes != self._sizes:
-            self._sizes, self._moved = sizes, now
+        if (job.bytes_read, sizes) != self._output:
+            self._output, self._moved = (job.bytes_read, sizes), now
         still = now - self._moved
         if still < self._hang_after_s:
             return None
         signs = self.signs
+        if signs is not None and signs.writing:
+            return None  # a line that the launcher holds back until it ends
         if signs is not None and signs.beats:
             if not signs.silent:
                 return None  # quiet, but steps are finished

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from waiting import wait_until
 from windlass.agents.node import diagnostics
-from windlass.agents.node.heartbeat import read_beats, sweep
+from windlass.agents.node.heartbeat import read_beats, sweep, written_bytes
 
 
 def test_a_process_is_seen_stopped_and_its_handlers_are_known() -> None:
@@ -39,6 +40,36 @@ def test_what_a_killed_watch_left_is_swept_and_the_living_are_left_alone(tmp_pat
         (tmp_path / name).mkdir(parents=True)
     sweep(str(tmp_path))
     assert [path.name for path in (tmp_path / "w").iterdir()] == ["living.0"]
+
+
+def test_what_the_main_thread_writes_is_counted_and_what_others_write_is_not() -> None:
+    code = """
+import os, sys, threading
+def other():
+    os.write(1, b"x" * 1000)
+for line in iter(sys.stdin.readline, ""):
+    if line == "other\\n":
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    else:
+        os.write(1, b"y" * 1000)
+"""
+    environ = {**os.environ, "TEST_MARK": "1.0"}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ
+    ) as child:
+        assert child.stdin is not None and child.stdout is not None
+        try:
+            counts = []
+            for line in (b"main\n", b"other\n", b"main\n"):
+                child.stdin.write(line)
+                child.stdin.flush()
+                assert len(child.stdout.read(1000)) == 1000
+                counts.append(written_bytes(b"TEST_MARK=1.0")[child.pid])
+        finally:
+            child.kill()
+    assert counts[1] - counts[0] < 1000 <= counts[2] - counts[1]
 
 
 def test_memory_kills_are_counted_from_something() -> None:

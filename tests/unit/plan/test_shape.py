@@ -55,6 +55,11 @@ def test_some_hosts_of_the_allocation_can_be_named() -> None:
     assert (plan.nodes, plan.hosts) == (2, "n[2-3]")
 
 
+def test_named_hosts_are_numbered_as_the_launcher_numbers_them_so_that_rank_0_is_on_the_first() -> None:
+    plan, _ = plan_for("generic-slurm", allocation=SLURM, topology=PLAIN, hosts="n3,n1")
+    assert (plan.nodes, plan.hosts) == (2, "n[1,3]")
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [

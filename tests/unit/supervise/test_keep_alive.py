@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import leftovers
+from bar import BAR, HANG_AFTER_S
 from unit.cli.typed import only_run, run_here, running, script, windlass
 from waiting import wait_until
 
@@ -100,6 +101,12 @@ def test_a_silent_run_is_a_hang_and_the_stopped_rank_is_named(tmp_path: Path) ->
     assert verdict(tmp_path, 1)["cause"]["rank"] == 1
     stack = (only_run(tmp_path) / "attempt-1" / "evidence" / "stack-rank-0.txt").read_text()
     assert "state S" in stack and "faults" not in stack.split("command:")[0]
+
+
+def test_a_progress_bar_is_output_and_no_hang(tmp_path: Path) -> None:
+    done = run_here("-r", "2", "--hang-after", str(HANG_AFTER_S), str(script(tmp_path, BAR)), cwd=tmp_path)
+    assert done.code == 0, done.text
+    assert "no output" not in done.stderr
 
 
 def test_ranks_that_leave_to_be_resumed_are_started_again_without_restarts(tmp_path: Path) -> None:

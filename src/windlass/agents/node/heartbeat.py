@@ -2,7 +2,12 @@
 
 Ranks that use `windlass.Snapshot` write `<step> <time>` into a file of their own in a folder of this node; that costs
 the shared file system nothing. What is worth knowing goes out as one short JSON text: that ranks beat at all, that no
-step was finished for too long, that steps go on again, that the kernel killed somebody for memory.
+step was finished for too long, that steps go on again, that ranks write or have ceased to, that the kernel killed
+somebody for memory.
+
+Whether ranks write is asked of the kernel, because launchers hold a line back until it ends, and a progress bar never
+ends its line. It counts what the main thread of a rank wrote, to anything: other threads also write while it hangs
+(stores, watchdogs).
 """
 
 from __future__ import annotations
@@ -15,7 +20,10 @@ from typing import Any
 
 from windlass.agents.node.diagnostics import oom_kills
 from windlass.agents.node.host import Node
-from windlass.procs.marks import kill_marked
+from windlass.procs.marks import kill_marked, marked
+
+_LOOKS = 10
+"""How often, in the time after which silence counts, the kernel is asked what the ranks wrote."""
 
 
 def make(node: Node, settings: dict[str, Any]) -> WatchService:
@@ -36,6 +44,9 @@ class WatchService:
         self._moved = time.monotonic()
         self._beats = False
         self._silent = False
+        self._written: dict[int, int] = {}
+        self._wrote = self._asked = time.monotonic()
+        self._writes = False
         self._oom = oom_kills()
         self._oom_told = 0
 
@@ -61,11 +72,27 @@ class WatchService:
             self._silent = True
             behind = min(steps.values()) if steps else -1
             said.append({"silent": round(now - self._moved, 1), "step": behind, "ranks": _at(steps, behind)})
+        if limit and now - self._asked >= limit / _LOOKS:
+            said += self._news_of_writes(limit)
         killed = oom_kills() - self._oom
         if killed > self._oom_told:
             said.append({"oom": killed - self._oom_told})
             self._oom_told = killed
         return [json.dumps(news, separators=(",", ":")) for news in said]
+
+    def _news_of_writes(self, limit: float) -> list[dict[str, Any]]:
+        """Said when ranks begin to write, and when none has for the limit."""
+        written = written_bytes(self._mark.encode("utf-8", "surrogateescape"))
+        self._asked = now = time.monotonic()
+        moved = any(count != self._written.get(pid) for pid, count in written.items())
+        self._written = written
+        if moved:
+            self._wrote = now
+        writes = now - self._wrote < limit if self._writes else moved
+        if writes == self._writes:
+            return []
+        self._writes = writes
+        return [{"writes": writes}]
 
     def end(self) -> dict[str, Any]:
         """The ranks have ended, or nobody is left to wait for them: what still carries the run's mark is killed."""
@@ -101,6 +128,18 @@ def read_beats(folder: str) -> dict[int, int]:
                     found[int(name)] = int(file.read(64).split()[0])
             except (OSError, ValueError, IndexError):
                 continue
+    return found
+
+
+def written_bytes(mark: bytes) -> dict[int, int]:
+    """What the main thread of each process with this mark has written so far; none where the kernel does not count."""
+    found: dict[int, int] = {}
+    for pid in marked(mark):
+        try:
+            with open("/proc/%d/task/%d/io" % (pid, pid), "rb") as file:
+                found[pid] = next(int(line.split()[1]) for line in file if line.startswith(b"wchar:"))
+        except (OSError, ValueError, StopIteration):
+            continue
     return found
 
 
