@@ -106,7 +106,7 @@ class LauncherJob(Job):
             assert stream is not None
             reader = LineReader(self.launcher)
             self._readers.append(reader)
-            self.streams.append(Lines(stream.fileno(), self._feeder(reader)))
+            self.streams.append(Lines(stream.fileno(), self._feeder(reader), self._show_part))
 
     def _feeder(self, reader: LineReader) -> Callable[[bytes], None]:
         def feed(line: bytes) -> None:
@@ -114,6 +114,12 @@ class LauncherJob(Job):
             self._take(*reader.feed(text) if self._logs else (None, text))
 
         return feed
+
+    def _show_part(self, part: bytes) -> None:
+        if self._logs:
+            rank, text = self.launcher.segments(decode(part))[-1]
+            if rank is not None:
+                self.view.bar(rank, text)
 
     def _take(self, rank: int | None, text: str) -> None:
         """One whole line, of a rank or of the launcher itself."""
@@ -205,7 +211,7 @@ class LocalJob(Job):
             assert child.stdout is not None
             self._ranks[rank] = child
             self._alive.add(rank)
-            self.streams.append(Lines(child.stdout.fileno(), self._writer(rank)))
+            self.streams.append(Lines(child.stdout.fileno(), self._writer(rank), self._drawer(rank)))
 
     def _writer(self, rank: int) -> Callable[[bytes], None]:
         def write(line: bytes) -> None:
@@ -213,6 +219,9 @@ class LocalJob(Job):
             self.view.line(rank, decode(line))
 
         return write
+
+    def _drawer(self, rank: int) -> Callable[[bytes], None]:
+        return lambda part: self.view.bar(rank, decode(part))
 
     def poll(self) -> None:
         for rank in sorted(self._alive):

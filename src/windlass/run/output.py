@@ -1,7 +1,7 @@
 """Output of ranks: read from pipes or from the node's files, written to one labelled file per node, shown to a person.
 
 Bytes stay bytes on their way to the files; only the terminal sees them decoded. A line is a line: partial ones are held
-back until they end or the rank does.
+back until they end or the rank does. Only a progress bar is shown on a terminal while it grows.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from windlass.model.plan import Plan
 _READ_BYTES = 1 << 16
 _LONGEST_LINE = 1 << 20
 _MAX_OPEN = 256
+_COLUMNS = 80
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]")
 
 
@@ -51,6 +52,7 @@ class View:
         self._width = width
         self._tint = out.isatty()
         self._broken: list[TextIO] = []
+        self._bar = False
 
     def shows(self, rank: int | None) -> bool:
         if self._out in self._broken:
@@ -64,15 +66,31 @@ class View:
     def line(self, rank: int, text: str) -> None:
         if not self.shows(rank):
             return
+        self._end_bar()
+        self._write(self._out, f"{self._label(rank)} {_shown(_last_drawn(text) if self._tint else text)}\n")
+
+    def bar(self, rank: int, text: str) -> None:
+        """A line that is not ended: on a terminal a progress bar is drawn in place, until the next line."""
+        if not self._tint or "\r" not in text or not self.shows(rank):
+            return
+        drawn = _shown(_last_drawn(text))[: _columns(self._out) - self._width - len("[] ") - 1]
+        self._write(self._out, f"\r\x1b[K{self._label(rank)} {drawn}")
+        self._bar = True
+
+    def _end_bar(self) -> None:
+        if self._bar:
+            self._bar = False
+            self._write(self._out, "\r\x1b[K")
+
+    def _label(self, rank: int) -> str:
         label = f"[{rank:>{self._width}}]"
-        if self._tint:
-            label = f"\x1b[2m{label}\x1b[0m"
-        self._write(self._out, f"{label} {text.encode('utf-8', 'surrogateescape').decode('utf-8', 'replace')}")
+        return f"\x1b[2m{label}\x1b[0m" if self._tint else label
 
     def note(self, text: str) -> None:
         """Words of windlass or of the launcher; control characters of others cannot move the cursor."""
         safe = _CONTROL.sub("�", text).encode("utf-8", "replace").decode()
-        self._write(self._err, safe)
+        self._end_bar()
+        self._write(self._err, safe + "\n")
 
     def _write(self, stream: TextIO, text: str) -> None:
         """A reader that went away (`| head`), a full disk behind `>` or a closed terminal do not end a run: its output
@@ -80,13 +98,29 @@ class View:
         if stream in self._broken:
             return
         try:
-            stream.write(text + "\n")
+            stream.write(text)
             stream.flush()
         except (OSError, ValueError) as error:
             self._broken.append(stream)
             _detach(stream)
             if isinstance(error, OSError) and not isinstance(error, BrokenPipeError) and stream is self._out:
                 self.note(f"windlass: cannot write to the standard output: {error.strerror}; the run goes on")
+
+
+def _last_drawn(text: str) -> str:
+    """Of a line that was drawn over again and again what is seen in the end."""
+    return text if "\r" not in text else next((piece for piece in reversed(text.split("\r")) if piece.strip()), "")
+
+
+def _shown(text: str) -> str:
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _columns(stream: TextIO) -> int:
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or _COLUMNS
+    except (OSError, ValueError):
+        return _COLUMNS
 
 
 def _detach(stream: TextIO) -> None:
@@ -107,11 +141,14 @@ def terminal_view(show: str, out: TextIO, err: TextIO) -> ViewMaker:
 
 
 class Lines:
-    """Bytes from a descriptor, handed on as whole lines."""
+    """Bytes from a descriptor, handed on as whole lines. Who wants to see a line grow gets what there is of it."""
 
-    def __init__(self, descriptor: int, on_line: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, descriptor: int, on_line: Callable[[bytes], None], on_part: Callable[[bytes], None] | None = None
+    ) -> None:
         self.descriptor = descriptor
         self._on_line = on_line
+        self._on_part = on_part
         self._rest = b""
         self.bytes_read = 0
 
@@ -132,6 +169,8 @@ class Lines:
             self._on_line(line)
         if len(self._rest) > _LONGEST_LINE:
             self.finish()
+        elif self._rest and self._on_part:
+            self._on_part(self._rest[-_READ_BYTES:])
         return True
 
     def finish(self) -> None:
