@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from windlass.model.condition import ALWAYS, When
 from windlass.model.origin import Origin
 from windlass.model.site import QueueSpec, Site, SourceSpec
+from windlass.notation.counts import counted
 from windlass.notation.shell import quote_words
+from windlass.sites.adopted import Measurements
 from windlass.topology.bind import bind
 from windlass.topology.binding_request import binding_request_from_site
 from windlass.topology.described import topology_from_spec
@@ -42,6 +44,25 @@ def site_text(site: Site) -> str:
         if body:
             lines += [title, *(f"  {line}".rstrip() for line in body), ""]
     return "\n".join(lines)
+
+
+def adopted_text(seen: Measurements, path: str, *, by_name: bool) -> str:
+    """What was measured, what was not and how to get it, and how to use the file."""
+    node = f"not known: {seen.node_missing}"
+    if seen.node:
+        devices = sum(len(domain.devices) for domain in seen.node.domains)
+        node = f"{seen.node.cores} cores, {counted(devices, 'device')}, as on {seen.node_host}"
+    rows = (
+        ("scheduler", seen.scheduler),
+        ("queues", ", ".join(queue.name for queue in seen.queues) or "none told"),
+        ("launcher", seen.launcher or f"not told; that of {seen.extends} is taken"),
+        ("fabric", seen.network or ("none seen" if seen.node else "not known without a node")),
+        ("modules", " ".join(seen.modules)),
+        ("node", node),
+    )
+    use = f"--site {seen.name}" if by_name else f"--site-file {path}"
+    lines = [f"{name:<11}{value}" for name, value in rows if value]
+    return "\n".join((*lines, "", f"written to {path}; use it with {use}"))
 
 
 def _flat(groups: Iterable[list[str]]) -> list[str]:

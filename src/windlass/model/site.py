@@ -219,6 +219,8 @@ class NodeSpec(_Table, frozen=True, kw_only=True):
     cpu: str = ""
     cores: int = 0
     threads_per_core: int = 1
+    adjacent_threads: bool = False
+    """Threads of a core have neighbouring numbers (0 and 1, 2 and 3); else first threads come before second ones."""
     domains: tuple[DomainSpec, ...] = ()
     l3: tuple[str, ...] = ()
     """CPU lists of the last-level caches, where they are smaller than a NUMA domain."""

@@ -17,7 +17,7 @@ import msgspec
 from windlass.errors import CommandError, MachineError, UsageError, WindlassError
 from windlass.model.origin import Argument
 from windlass.model.request import Allocation, PartitionOffer
-from windlass.model.site import SchedulerSpec
+from windlass.model.site import QueueSpec, SchedulerSpec
 from windlass.notation.shell import quote_words
 
 
@@ -156,6 +156,14 @@ class Scheduler(ABC):
 
     def parse_offers(self, output: str) -> tuple[PartitionOffer, ...]:
         """One offer per partition; lines that cannot be read are left out."""
+        return ()
+
+    def queues_argv(self) -> tuple[tuple[str, ...], ...]:
+        """Commands that tell the limits of each partition or queue; `parse_queues` reads their outputs, joined."""
+        return ()
+
+    def parse_queues(self, output: str) -> tuple[QueueSpec, ...]:
+        """The partitions or queues that users may submit to; limits that are not said are absent."""
         return ()
 
     def restarts(self, environ: Mapping[str, str]) -> int:

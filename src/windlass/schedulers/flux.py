@@ -11,7 +11,7 @@ from typing import Any
 from windlass.errors import CommandError, UsageError, WindlassError
 from windlass.model.origin import Argument
 from windlass.model.request import Allocation, PartitionOffer
-from windlass.model.site import SchedulerSpec, with_site
+from windlass.model.site import QueueSpec, SchedulerSpec, with_site
 from windlass.notation.hostlist import expand_hostlist, fold_hostlist
 from windlass.schedulers.base import (
     JobSpec,
@@ -24,6 +24,7 @@ from windlass.schedulers.base import (
     offers_of,
     one_line,
 )
+from windlass.schedulers.queue_limits import parse_flux_queues
 from windlass.schedulers.walltime import parse_walltime, unit_text
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./=:,@%+\-]+\Z")
@@ -179,6 +180,13 @@ class Flux(Scheduler):
 
     def parse_offers(self, output: str) -> tuple[PartitionOffer, ...]:
         return offers_of(_node_groups(output))
+
+    def queues_argv(self) -> tuple[tuple[str, ...], ...]:
+        columns = "{queuem}|{limits.timelimit}|{limits.min.nnodes}|{limits.max.nnodes}"
+        return (("flux", "queue", "list", "--no-header", f"--format={columns}"),)
+
+    def parse_queues(self, output: str) -> tuple[QueueSpec, ...]:
+        return parse_flux_queues(output)
 
     def kill_step_argv(self, environ: Mapping[str, str], step_name: str) -> tuple[str, ...] | None:
         return ("sh", "-c", _KILL_STEP, "sh", step_name) if environ.get("FLUX_URI") else None

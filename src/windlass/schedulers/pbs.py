@@ -10,7 +10,7 @@ from typing import Any
 from windlass.errors import CommandError, UsageError, WindlassError
 from windlass.model.origin import Argument
 from windlass.model.request import Allocation, PartitionOffer
-from windlass.model.site import SchedulerSpec, with_site
+from windlass.model.site import QueueSpec, SchedulerSpec, with_site
 from windlass.notation.counts import counted
 from windlass.schedulers.base import (
     JobSpec,
@@ -23,6 +23,7 @@ from windlass.schedulers.base import (
     offers_of,
     one_line,
 )
+from windlass.schedulers.queue_limits import parse_pbs_queues
 from windlass.schedulers.walltime import clock_text, parse_walltime
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]*\Z")
@@ -195,6 +196,12 @@ class Pbs(Scheduler):
     def parse_offers(self, output: str) -> tuple[PartitionOffer, ...]:
         """PBS ties nodes to queues in ways that only its administrator sees: one offer, without a name."""
         return offers_of(_node_groups(output))
+
+    def queues_argv(self) -> tuple[tuple[str, ...], ...]:
+        return (("qstat", "-Q", "-f", "-F", "json"), ("qstat", "-B", "-f", "-F", "json"))
+
+    def parse_queues(self, output: str) -> tuple[QueueSpec, ...]:
+        return parse_pbs_queues(output)
 
 
 def _parse_nodefile(text: str, path: str) -> dict[str, int]:

@@ -10,7 +10,7 @@ import msgspec
 from windlass.errors import CommandError, UsageError, WindlassError
 from windlass.model.origin import Argument
 from windlass.model.request import Allocation, PartitionOffer
-from windlass.model.site import SchedulerSpec, with_site
+from windlass.model.site import QueueSpec, SchedulerSpec, with_site
 from windlass.notation.counts import counted, parse_counts
 from windlass.notation.hostlist import expand_hostlist, fold_hostlist
 from windlass.schedulers.base import (
@@ -24,6 +24,7 @@ from windlass.schedulers.base import (
     offers_of,
     one_line,
 )
+from windlass.schedulers.queue_limits import parse_slurm_partitions
 from windlass.schedulers.walltime import day_clock_text, parse_walltime
 
 _STATES = {
@@ -221,6 +222,12 @@ class Slurm(Scheduler):
 
     def parse_offers(self, output: str) -> tuple[PartitionOffer, ...]:
         return offers_of(_node_groups(output))
+
+    def queues_argv(self) -> tuple[tuple[str, ...], ...]:
+        return (("scontrol", "--oneliner", "show", "partition"),)
+
+    def parse_queues(self, output: str) -> tuple[QueueSpec, ...]:
+        return parse_slurm_partitions(output)
 
     def kill_step_argv(self, environ: Mapping[str, str], step_name: str) -> tuple[str, ...] | None:
         job_id = environ.get("SLURM_JOB_ID")

@@ -141,7 +141,7 @@ def detect(evidence: Evidence, catalog: Sequence[Signs]) -> Detection:
     shown = sorted(clues, key=lambda clue: (clue.site != site, -scores[clue.site], clue.site, -clue.weight))
     return Detection(
         site=site,
-        fallback=_fallback(evidence),
+        fallback=generic_site(evidence),
         because=because,
         clues=tuple(shown),
         login=login,
@@ -234,7 +234,7 @@ def _why_unknown(clues: Sequence[Clue]) -> str:
     return f"not enough evidence for {' or '.join(names)}"
 
 
-def _fallback(evidence: Evidence) -> str:
+def generic_site(evidence: Evidence) -> str:
     if evidence.job is not None:
         return _GENERIC[evidence.job]
     for kind in evidence.schedulers:

@@ -8,6 +8,7 @@ from windlass.errors import ConfigError
 from windlass.model.site import DeviceSpec, DomainSpec, NodeSpec
 from windlass.model.topology import Core, Device, DeviceUnit, Nic, Topology
 from windlass.notation.cpulist import format_cpulist, parse_cpulist
+from windlass.topology.nearest import fabric_nics
 from windlass.topology.units import in_unit
 
 _GB = 1_000_000_000
@@ -55,6 +56,80 @@ def complete_probe(probed: Topology, described: Topology) -> Topology:
     )
 
 
+def spec_of_topology(seen: Topology) -> tuple[tuple[NodeSpec, DeviceSpec] | None, str]:
+    """The description of a node that was looked at, devices counted in cards, such that `topology_from_spec` gives the
+    same node again; None and the reason where a description cannot say what was seen."""
+    cards = in_unit(seen, "card")
+    if not seen.cores:
+        return None, "its cores could not be read"
+    if any(device.numa not in seen.numas for device in cards.devices):
+        return None, "it does not say which NUMA domain its devices are near"
+    threads = {len(core.cpus) for core in seen.cores}
+    tiles = {device.tiles for device in cards.devices}
+    if len(threads) != 1 or len(tiles) > 1 or len({device.vendor for device in cards.devices}) > 1:
+        return None, "its cores or its devices are not all alike"
+    nics = fabric_nics(seen)
+    for adjacent in (False, True):
+        node = NodeSpec(
+            arch=seen.arch,
+            cores=len(seen.cores),
+            threads_per_core=max(threads),
+            adjacent_threads=adjacent,
+            domains=tuple(_domain_of(cards, nics, numa) for numa in seen.numas),
+            l3=_caches_of(seen),
+            tiles_per_card=max(tiles, default=1),
+            nics=tuple(nic.name for nic in nics if nic.numa not in seen.numas),
+            nic_gbits=nics[0].speed_mbits / 1000 or None if nics else None,
+        )
+        devices = _device_spec_of(cards)
+        if _alike(topology_from_spec(node, devices), cards):
+            return (node, devices), ""
+    return None, "its CPUs are numbered in a way that a site file cannot say"
+
+
+def _domain_of(seen: Topology, nics: tuple[Nic, ...], numa: int) -> DomainSpec:
+    cores = [core for core in seen.cores if core.numa == numa]
+    return DomainSpec(
+        cpus=format_cpulist(cpu for core in cores for cpu in core.cpus),
+        socket=cores[0].socket,
+        devices=tuple(device.index for device in seen.devices if device.numa == numa),
+        nics=tuple(nic.name for nic in nics if nic.numa == numa),
+    )
+
+
+def _caches_of(seen: Topology) -> tuple[str, ...]:
+    """CPU lists of the last-level caches; none where each NUMA domain has one of its own."""
+    caches: dict[int, list[int]] = {}
+    for core in seen.cores:
+        caches.setdefault(core.l3, []).extend(core.cpus)
+    if len({(core.numa, core.l3) for core in seen.cores}) == len(caches) == len(seen.numas):
+        return ()
+    return tuple(format_cpulist(cpus) for cpus in caches.values())
+
+
+def _device_spec_of(cards: Topology) -> DeviceSpec:
+    if not cards.devices:
+        return DeviceSpec()
+    first = cards.devices[0]
+    same = len({(device.name, device.memory_bytes) for device in cards.devices}) == 1
+    memory = first.memory_bytes / _GB if same and first.memory_bytes else None
+    return DeviceSpec(vendor=first.vendor, name=first.name if same else "", memory_gb=memory)
+
+
+def _alike(described: Topology, seen: Topology) -> bool:
+    """Whether ranks would be bound in the same way; numbers of domains and caches are names only."""
+
+    def shape(node: Topology) -> tuple[object, ...]:
+        numa = {number: at for at, number in enumerate(node.numas)}
+        caches = {number: at for at, number in enumerate(dict.fromkeys(core.l3 for core in node.cores))}
+        return (
+            [(core.cpus, core.socket, numa[core.numa], caches[core.l3]) for core in node.cores],
+            [(d.index, d.card, numa.get(d.numa or 0), d.l3 if d.l3 is None else caches[d.l3]) for d in node.devices],
+        )
+
+    return shape(described) == shape(seen)
+
+
 def _fill(device: Device, known: Device | None, *, with_l3: bool) -> Device:
     if known is None or known.vendor != device.vendor:
         return device
@@ -73,7 +148,7 @@ def _single_domain(node: NodeSpec) -> tuple[DomainSpec, ...]:
 def _cores(
     node: NodeSpec, domains: tuple[DomainSpec, ...], caches: tuple[tuple[int, ...], ...], where: str
 ) -> tuple[Core, ...]:
-    """Cores of all domains. Linux numbers first threads before second ones, so siblings lie half a domain apart."""
+    """Cores of all domains. Linux mostly numbers first threads before second ones: siblings lie half a domain apart."""
     threads = max(1, node.threads_per_core)
     cache_of = {cpu: index for index, cpus in enumerate(caches) for cpu in cpus}
     seen: dict[int, int] = {}
@@ -91,7 +166,8 @@ def _cores(
                 raise ConfigError(f"{place}: CPU {cpu} is in domain {seen[cpu]} too")
         count = len(cpus) // threads
         for position in range(count):
-            own = tuple(cpus[position + count * thread] for thread in range(threads))
+            first, step = (position * threads, 1) if node.adjacent_threads else (position, count)
+            own = tuple(cpus[first + step * thread] for thread in range(threads))
             l3 = cache_of.get(own[0], len(caches) + numa) if caches else numa
             cores.append(Core(cpus=own, socket=domain.socket, numa=numa, l3=l3))
     if node.cores and len(cores) != node.cores:

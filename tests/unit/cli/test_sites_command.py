@@ -63,3 +63,22 @@ def test_a_file_that_cannot_be_read_is_a_problem_and_no_crash(tmp_path: Path, na
     ended = in_process("sites", "check", name, cwd=tmp_path)
     assert ended.code == 2
     assert "cannot be read" in ended.stdout
+
+
+def test_a_machine_is_adopted_under_a_name_of_its_own(tmp_path: Path) -> None:
+    env = {"WINDLASS_CONFIG": str(tmp_path / "config")}
+    made = in_process("sites", "adopt", "bluebox", cwd=tmp_path, env=env)
+    assert made.code == 0, made.stderr
+    file = tmp_path / "config" / "sites" / "bluebox.toml"
+    assert f"written to {file}; use it with --site bluebox" in made.stdout
+    assert in_process("sites", "check", str(file), cwd=tmp_path, env=env).stdout == "no problems\n"
+    assert in_process("plan", "--site", "bluebox", "--", "true", cwd=tmp_path, env=env).code == 0
+    again = in_process("sites", "adopt", "bluebox", cwd=tmp_path, env=env)
+    assert again.code == 2 and "is there already" in again.stderr
+    assert in_process("sites", "adopt", "bluebox", "--force", cwd=tmp_path, env=env).code == 0
+
+
+@pytest.mark.parametrize(("name", "said"), [("frontier", "in the catalog already"), ("../x", "cannot be called")])
+def test_a_name_that_cannot_be_adopted_is_refused(tmp_path: Path, name: str, said: str) -> None:
+    ended = in_process("sites", "adopt", name, cwd=tmp_path, env={"WINDLASS_CONFIG": str(tmp_path)})
+    assert ended.code == 2 and said in ended.stderr

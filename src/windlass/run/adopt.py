@@ -1,0 +1,109 @@
+"""Measuring the cluster that one stands on, for a site file of it. All input of `windlass sites adopt`."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+
+import msgspec
+
+from windlass.environment.modules import loaded_modules
+from windlass.errors import WindlassError
+from windlass.model.request import Allocation
+from windlass.model.site import Site
+from windlass.model.topology import Nic, Topology
+from windlass.procs.command import run_command, which
+from windlass.run.context import find_allocation
+from windlass.run.remote import look_at_node
+from windlass.run.rendezvous import is_this_host
+from windlass.schedulers import get_scheduler
+from windlass.schedulers.base import Scheduler
+from windlass.sites.adopted import Measurements
+from windlass.sites.catalog import load_site
+from windlass.sites.detect import generic_site
+from windlass.sites.evidence import gather_evidence
+from windlass.topology.described import spec_of_topology
+from windlass.topology.probe import probe_topology
+
+_ASK_TIMEOUT_S = 15.0
+
+
+def measure_cluster(name: str, environ: Mapping[str, str]) -> Measurements:
+    """What can be seen from here. Inside an allocation its first node is looked at; a node outside of one is not known.
+    Raises `MachineError` where the node of the allocation cannot be looked at."""
+    evidence = gather_evidence(environ=environ, ask_scheduler=True)
+    generic = generic_site(evidence)
+    site = load_site(generic)
+    scheduler = get_scheduler(site.file.scheduler.kind)
+    allocation = find_allocation(environ)
+    queues = tuple(text for argv in scheduler.queues_argv() if (text := _asked(argv, environ)))
+    offers = scheduler.offers_argv()
+    seen = Measurements(
+        name=name,
+        date=datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
+        extends=generic,
+        scheduler=scheduler.name,
+        cluster_name=evidence.cluster_name if scheduler.name == "slurm" else None,
+        queues=scheduler.parse_queues("\n".join(queues)) if queues else (),
+        offers=scheduler.parse_offers(_asked(offers, environ)) if offers else (),
+        launcher=_launcher(scheduler, environ),
+        modules=loaded_modules(environ),
+    )
+    return _with_node(seen, _look(site, allocation, environ), allocation)
+
+
+def _look(site: Site, allocation: Allocation | None, environ: Mapping[str, str]) -> Topology | None:
+    """A compute node: of the allocation, or this machine where there is no scheduler."""
+    if allocation is None:
+        return probe_topology() if site.file.scheduler.kind == "none" else None
+    if any(is_this_host(host, environ) for host in allocation.hosts):
+        return probe_topology(allowed_by="cgroup")
+    return look_at_node(allocation.hosts[0], site.file.launcher.kind, site.file.launcher, environ).topology
+
+
+def _with_node(seen: Measurements, topology: Topology | None, allocation: Allocation | None) -> Measurements:
+    if topology is None:
+        reason = f"run `windlass sites adopt {seen.name} --force` inside an allocation, which looks at its first node"
+        return msgspec.structs.replace(seen, node_missing=reason)
+    network = fabric_of(topology.nics)
+    spec, reason = spec_of_topology(topology)
+    if spec is None:
+        return msgspec.structs.replace(seen, network=network, node_missing=reason)
+    return msgspec.structs.replace(
+        seen,
+        network=network,
+        node=spec[0],
+        devices=spec[1],
+        node_host=allocation.hosts[0] if allocation else "this machine",
+        node_partition=allocation.partition if allocation else None,
+    )
+
+
+def fabric_of(nics: tuple[Nic, ...]) -> str | None:
+    """The catalog's network by its devices: CXI is Slingshot 11, an `ib` interface with an RDMA device InfiniBand. RDMA
+    over Ethernet and plain Ethernet are left open."""
+    if any(nic.device.startswith("cxi") for nic in nics):
+        return "slingshot-11"
+    if any(nic.device and nic.name.startswith("ib") for nic in nics):
+        return "infiniband"
+    return None
+
+
+def _launcher(scheduler: Scheduler, environ: Mapping[str, str]) -> str | None:
+    """The launcher of this cluster, where it can be told: PBS has none of its own, and `mpiexec` says whose it is."""
+    own = {"slurm": ("srun", "srun"), "flux": ("flux", "flux")}.get(scheduler.name)
+    if own is not None:
+        return own[0] if which(own[1], environ) else None
+    said = _asked(("mpiexec", "--version"), environ) if scheduler.name == "pbs" else ""
+    known = (("HYDRA", "hydra"), ("Open MPI", "openmpi"), ("OpenRTE", "openmpi"), ("PALS", "pals"))
+    return next((launcher for word, launcher in known if word in said), None)
+
+
+def _asked(argv: tuple[str, ...], environ: Mapping[str, str]) -> str:
+    """What a command says; nothing where it is not here, fails or does not answer in time."""
+    if not which(argv[0], environ):
+        return ""
+    try:
+        return run_command(argv, timeout_s=_ASK_TIMEOUT_S, env=environ, check=True).stdout
+    except WindlassError:
+        return ""
