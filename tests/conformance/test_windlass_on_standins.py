@@ -221,3 +221,24 @@ def test_a_hang_is_seen_diagnosed_on_the_nodes_and_survived(machine: Machine) ->
     assert machine.wait(job_id, OVER) == (JobState.DONE, 0), machine.log()
     assert [machine.lines(rank)[-1] for rank in range(4)] == ["moved"] * 4
     assert "rank 2" in machine.log() and "stopped" in machine.log(), machine.log()
+
+
+def test_the_walltime_of_a_pbs_job_is_known_and_told_without_a_flag(tmp_path: Path) -> None:
+    """By the scheduler's own words: the job was not submitted by windlass, and no --time was given."""
+    with _machine("pbs", tmp_path / "site") as machine:
+        home = machine.site.home
+        words = ("run", *machine.words, "--ranks-per-node", "1", "--run-dir", "run", "--", "sh", "-c")
+        command = shlex.join((sys.executable, "-m", "windlass", *words, "echo ends $WINDLASS_DEADLINE; exec sleep 60"))
+        script = home / "own.sh"
+        script.write_text(
+            f"#!/bin/bash\n#PBS -l walltime=20\ncd {shlex.quote(str(home))}\nexec {command} > own.log 2>&1\n"
+        )
+        scheduler = get_scheduler("pbs")
+        argv = scheduler.submit_argv(str(script))
+        done = subprocess.run(argv, env=machine.site.env, cwd=home, capture_output=True, text=True, timeout=30)
+        job_id = scheduler.parse_submit(done.stdout)
+        assert machine.wait(job_id, OVER)[0] is JobState.TIMEOUT
+        assert machine.lines(0)[-1].removeprefix("ends ").isdecimal(), machine.lines(0)
+        log = home / "own.log"
+        wait_until(lambda: "time is up" in log.read_text(), timeout_s=60, what="the end is told", state=log.read_text)
+        assert "on request" not in log.read_text()

@@ -74,6 +74,8 @@ def users_variables(environ: Mapping[str, str], after_modules: Mapping[str, str]
             continue
         if name == "TMPDIR" and job and job.split(".", 1)[0] in value:
             continue  # PBS gives each job a folder of its own, whose long path breaks sockets
+        if name in {"NCPUS", "OMP_NUM_THREADS"} and environ.get("PBS_JOBID") and value == environ.get("NCPUS"):
+            continue  # PBS sets both to the CPUs of the first chunk, however many ranks share them
         if after_modules is not None and after_modules.get(name) == value:
             continue
         own[name] = value

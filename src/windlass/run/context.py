@@ -26,6 +26,7 @@ from windlass.run.bad_nodes import bad_hosts
 from windlass.run.interpreter import check_python, find_python
 from windlass.run.remote import look_at_node
 from windlass.run.rendezvous import is_this_host
+from windlass.run.scheduler_commands import scheduler_environ
 from windlass.schedulers import get_scheduler, scheduler_names
 from windlass.settings import Settings
 from windlass.sites.catalog import load_site, site_of_file
@@ -51,7 +52,8 @@ def find_allocation(environ: Mapping[str, str], wanted: str | None = None) -> Al
         output = None
         argv = scheduler.allocation_argv(environ)
         if argv is not None:
-            output = run_command(argv, timeout_s=_ASK_TIMEOUT_S, env=environ).stdout
+            found = scheduler_environ(scheduler, environ)
+            output = run_command(argv, timeout_s=_ASK_TIMEOUT_S, env=found).stdout
         return scheduler.parse_allocation(environ, _read_text, output)
     return None
 
@@ -128,9 +130,10 @@ def ask_offers(
     if argv is None:
         return (), []
     said = "is not here"
-    if which(argv[0], environ):
+    found = scheduler_environ(scheduler, environ)
+    if which(argv[0], found):
         try:
-            done = run_command(argv, timeout_s=_ASK_TIMEOUT_S, env=environ)
+            done = run_command(argv, timeout_s=_ASK_TIMEOUT_S, env=found)
             return scheduler.parse_offers(done.stdout), []
         except WindlassError as error:
             said = f"did not answer: {error}"

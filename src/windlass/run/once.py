@@ -31,7 +31,8 @@ def run_once(run: Run, make_sidecar: SidecarMaker) -> RunRecord:
         raise
     record = execute(run, facts, hosts, make_sidecar(run, facts, hosts))
     if record.outcome != "ok":
-        for line in verdict_lines(judge_run(plan, folder, record), record, folder.path, shown=run.view.shows):
+        verdict = judge_run(plan, folder, record, facts.deadline_s)
+        for line in verdict_lines(verdict, record, folder.path, shown=run.view.shows):
             run.view.note(line)
     elif not run.quiet:
         for line in good_end(plan, record, folder):

@@ -37,6 +37,7 @@ def resolve_rendezvous(run: Run, hosts: tuple[str, ...], start_id: str) -> JobFa
     port of its own: the last one's may still be held."""
     plan, folder = run.plan, run.folder
     free = is_free if run.context.on_node else lambda port: port not in run.context.taken_ports
+    allocation = run.context.allocation
     return JobFacts(
         run_dir=str(folder.path),
         run_id=folder.run_id,
@@ -44,6 +45,7 @@ def resolve_rendezvous(run: Run, hosts: tuple[str, ...], start_id: str) -> JobFa
         master_addr=master_address(plan, hosts, run.environ),
         master_port=master_port(plan, plan.job_id, start_id, free),
         job_id=plan.job_id or folder.run_id,
+        deadline_s=allocation.end_time_s if allocation else None,
     )
 
 

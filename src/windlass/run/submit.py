@@ -9,15 +9,16 @@ from pathlib import Path
 
 import msgspec
 
-from windlass.errors import MachineError, UsageError
+from windlass.errors import UsageError
 from windlass.model.plan import Plan
 from windlass.model.request import Request
 from windlass.plan.queues import refuse_incomplete
 from windlass.plan.render.batch_script import batch_script, standalone_script
 from windlass.plan.shape import run_name
-from windlass.procs.command import run_command, which
+from windlass.procs.command import run_command
 from windlass.run.folder import RunFolder, folder_path, make_folder
 from windlass.run.planning import PlannedRequest, plan_request
+from windlass.run.scheduler_commands import require_submit_program, scheduler_environ
 from windlass.schedulers import get_scheduler
 from windlass.settings import read_settings
 
@@ -49,10 +50,12 @@ def _without_log(plan: Plan, run_dir: str) -> Plan:
 
 
 def prepare_submission(request: Request, environ: Mapping[str, str], *, standalone: bool = False) -> Submission:
-    """A run folder with the plan and the batch script, not submitted yet. Makes nothing where the request is wrong."""
+    """A run folder with the plan and the batch script, not submitted yet. Makes nothing where the request is wrong,
+    or where there is nothing to submit with."""
     _refuse_standalone(request, standalone)
     runs_dir, name = read_settings(environ).runs_dir, run_name(request)
-    _plan(request, environ, str(folder_path(request.run_dir, runs_dir, name)))
+    first = _plan(request, environ, str(folder_path(request.run_dir, runs_dir, name)))
+    require_submit_program(first.plan, environ)
     folder = make_folder(request.run_dir, runs_dir, name)
     folder.claim()
     planned = _plan(request, environ, str(folder.path))
@@ -76,13 +79,9 @@ def submit(prepared: Submission, environ: Mapping[str, str]) -> Submission:
 def submit_script(plan: Plan, script: str, environ: Mapping[str, str]) -> str:
     """Submit and return the job id. A refusal is an error in words, with what to do about it."""
     scheduler = get_scheduler(plan.scheduler)
-    argv = scheduler.submit_argv(script)
-    if which(argv[0], environ) is None:
-        raise MachineError(
-            f"{argv[0]} is not here, so nothing was submitted; the script is {script}",
-            hint=f"submit from a login node of {plan.site}",
-        )
-    done = run_command(argv, timeout_s=_SUBMIT_TIMEOUT_S, env=environ, check=False)
+    require_submit_program(plan, environ)
+    found = scheduler_environ(scheduler, environ)
+    done = run_command(scheduler.submit_argv(script), timeout_s=_SUBMIT_TIMEOUT_S, env=found, check=False)
     if done.code != 0:
         raise scheduler.explain_refusal(done.code, done.stderr + done.stdout)
     return scheduler.parse_submit(done.stdout)

@@ -108,6 +108,10 @@ class Scheduler(ABC):
         """A command whose output `parse_allocation` needs, or None where the environment and files suffice."""
         return None
 
+    def program_folder(self, environ: Mapping[str, str], read_text: Callable[[str], str]) -> str | None:
+        """Where its commands are when PATH does not lead to them, or None where nobody can tell."""
+        return None
+
     @abstractmethod
     def parse_allocation(
         self, environ: Mapping[str, str], read_text: Callable[[str], str], output: str | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -57,6 +58,9 @@ fi
 printf '%s\\n' "$w_said"
 exit $w_code
 """
+
+# Nothing on its output where the server does not answer in time: the job runs, and only its end stays unknown.
+_ALLOCATION = 'timeout 10 qstat -f -F json "$1" 2>/dev/null || :'
 
 # qsub exits with the error's number modulo 256.
 _REFUSALS = (
@@ -122,12 +126,25 @@ class Pbs(Scheduler):
     def in_allocation(self, environ: Mapping[str, str]) -> bool:
         return bool(environ.get("PBS_JOBID"))
 
+    def allocation_argv(self, environ: Mapping[str, str]) -> tuple[str, ...] | None:
+        return ("sh", "-c", _ALLOCATION, "sh", environ.get("PBS_JOBID", ""))
+
+    def program_folder(self, environ: Mapping[str, str], read_text: Callable[[str], str]) -> str | None:
+        """`bin` of the installation that PBS's own configuration names; /opt/pbs is its default."""
+        try:
+            text = read_text(environ.get("PBS_CONF_FILE") or "/etc/pbs.conf")
+        except (OSError, UsageError):
+            text = ""
+        named = re.findall(r"^[ \t]*PBS_EXEC=[\"']?(/[^\s\"']*)", text, re.MULTILINE)
+        return f"{named[-1] if named else '/opt/pbs'}/bin"
+
     def parse_allocation(
         self, environ: Mapping[str, str], read_text: Callable[[str], str], output: str | None = None
     ) -> Allocation:
-        """From the node file. A host stands in it once per rank that was asked for (mpiprocs) or per chunk that it
-        holds, so repeated lines are no error and the order is kept. The number of CPUs is not told: without cgroups PBS
-        counts them but binds nobody, so the node's own mask is the truth."""
+        """From the node file; the job's end from `qstat -f`, where it answered. A host stands in the file once per rank
+        that was asked for (mpiprocs) or per chunk that it holds, so repeated lines are no error and the order is kept.
+        The number of CPUs is not told: without cgroups PBS counts them but binds nobody, so the node's own mask is the
+        truth."""
         path = environ.get("PBS_NODEFILE", "")
         if not path:
             raise UsageError("PBS_NODEFILE is not set although PBS_JOBID is", hint="run inside the job's own shell")
@@ -137,11 +154,13 @@ class Pbs(Scheduler):
             raise UsageError(f"cannot read the node file {path}: {error.strerror or error}") from error
         counts = _parse_nodefile(text, path)
         each = min(counts.values())
+        job_id = environ.get("PBS_JOBID", "")
         return Allocation(
             scheduler=self.name,
-            job_id=environ.get("PBS_JOBID", ""),
+            job_id=job_id,
             hosts=tuple(counts),
             tasks_per_node=each if max(counts.values()) > 1 else None,
+            end_time_s=_end_time_s(_find_job(output or "", job_id) or {}),
             partition=environ.get("PBS_QUEUE") or environ.get("PBS_O_QUEUE"),
         )
 
@@ -292,6 +311,17 @@ def _find_job(output: str, job_id: str) -> Mapping[str, Any] | None:
         if isinstance(job, dict) and name.split(".", 1)[0] == number:
             return job
     return None
+
+
+def _end_time_s(job: Mapping[str, Any]) -> float | None:
+    """When its walltime is over: counted from its start, which qstat tells in this machine's own time."""
+    asked = job.get("Resource_List")
+    walltime = asked.get("walltime") if isinstance(asked, dict) else None
+    try:
+        began = time.mktime(time.strptime(str(job.get("stime")), "%a %b %d %H:%M:%S %Y"))
+        return began + parse_walltime(str(walltime))
+    except (ValueError, OverflowError, UsageError):
+        return None
 
 
 def _ended(job: Mapping[str, Any], comment: str) -> JobStatus:

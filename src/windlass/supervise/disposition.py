@@ -7,19 +7,18 @@ back into its queue itself must not be submitted a second time.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 
 from windlass.errors import WindlassError
 from windlass.failure.root_cause import JobDisposition
 from windlass.model.plan import Plan
 from windlass.procs.command import run_command
+from windlass.run.scheduler_commands import scheduler_environ
+from windlass.run.verdict import is_late
 from windlass.schedulers import get_scheduler
 from windlass.schedulers.base import JobState, JobStatus
 
 _ASK_S = 10.0
-_LATE_S = 5.0
-"""Schedulers look at the clock only now and then: an end this close to the limit may be because of it."""
 
 
 def ask_disposition(plan: Plan, environ: Mapping[str, str], deadline_s: float | None) -> JobDisposition:
@@ -28,21 +27,23 @@ def ask_disposition(plan: Plan, environ: Mapping[str, str], deadline_s: float | 
         return ""
     scheduler = get_scheduler(plan.scheduler)
     try:
-        done = run_command(scheduler.status_argv(plan.job_id), timeout_s=_ASK_S, env=environ, check=False)
+        found = scheduler_environ(scheduler, environ)
+        done = run_command(scheduler.status_argv(plan.job_id), timeout_s=_ASK_S, env=found, check=False)
     except WindlassError:
         return ""
     status = scheduler.parse_status(done.stdout, done.code, plan.job_id)
-    late = deadline_s is not None and time.time() >= deadline_s - _LATE_S
-    return disposition_of(status, restarts=scheduler.restarts(environ), late=late)
+    return disposition_of(status, restarts=scheduler.restarts(environ), late=is_late(deadline_s))
 
 
 def disposition_of(status: JobStatus, *, restarts: int, late: bool) -> JobDisposition:
-    """`restarts`: how often the scheduler had started this job again when this start of it began."""
+    """`restarts`: how often the scheduler had started this job again when this start of it began. PBS says of a job
+    that it ends for its walltime what it says of any other that runs."""
     if status.state in {JobState.QUEUED, JobState.HELD} or status.restarts > restarts:
         return "requeued"
     if status.preempted:
         return "preempted"
-    if status.state is JobState.TIMEOUT or (status.state in {JobState.ENDING, JobState.CANCELLED} and late):
+    ends = {JobState.RUNNING, JobState.ENDING, JobState.CANCELLED}
+    if status.state is JobState.TIMEOUT or (status.state in ends and late):
         return "over"
     if status.state in {JobState.ENDING, JobState.CANCELLED}:
         return "cancelled"

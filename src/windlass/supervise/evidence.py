@@ -15,10 +15,10 @@ from windlass.failure.flight import missing_text
 from windlass.failure.rank_logs import RankLogs, rank_logs
 from windlass.failure.rank_states import RankState, rank_states, states_text, straggler
 from windlass.failure.root_cause import RESUME_ME, JobDisposition, Observed
-from windlass.failure.snapshot_ledger import read_ledger
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.run.folder import RunFolder
+from windlass.run.verdict import ranks_saw_time_up
 from windlass.supervise.diagnostics import NodeReport, diagnose_nodes, lost_hosts
 from windlass.supervise.disposition import ask_disposition
 from windlass.supervise.heartbeat_monitor import HeartbeatMonitor
@@ -75,7 +75,7 @@ def _time_up(ended: Ended, folder: RunFolder) -> bool:
     """The ranks were asked to leave because the time is up, or saw it themselves before they were asked."""
     if ended.watch.time_up or ended.record.exit_code != RESUME_ME:
         return ended.watch.time_up
-    return any(line.what == "time-up" and line.at >= ended.started for line in read_ledger(folder.path))
+    return ranks_saw_time_up(folder, ended.started)
 
 
 def _diagnose_after(ended: Ended, folder: RunFolder, environ: Mapping[str, str]) -> NodeReport:

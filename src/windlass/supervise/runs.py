@@ -21,6 +21,7 @@ from windlass.model.record import RunRecord
 from windlass.plan.render.batch_script import EXIT_FILE
 from windlass.procs.command import run_command
 from windlass.run.folder import PLAN_FILE, RunFolder, is_run, read_plan
+from windlass.run.scheduler_commands import scheduler_environ
 from windlass.schedulers import get_scheduler
 from windlass.schedulers.base import JobState
 from windlass.supervise.attempts import Owner, read_owner
@@ -135,7 +136,8 @@ def _in_queue(plan: Plan, job_id: str | None, environ: Mapping[str, str]) -> tup
         return None
     scheduler = get_scheduler(plan.scheduler)
     try:
-        done = run_command(scheduler.status_argv(job_id), timeout_s=_ASK_S, env=environ, check=False)
+        found = scheduler_environ(scheduler, environ)
+        done = run_command(scheduler.status_argv(job_id), timeout_s=_ASK_S, env=found, check=False)
     except WindlassError as error:
         return "unknown", f"{_NO_ANSWER} {job_id}: {error.message}"
     status = scheduler.parse_status(done.stdout + done.stderr, done.code, job_id)

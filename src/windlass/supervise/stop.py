@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from windlass.errors import MachineError, UsageError
 from windlass.procs.command import run_command
 from windlass.run.folder import RunFolder, read_plan
+from windlass.run.scheduler_commands import scheduler_environ
 from windlass.schedulers import get_scheduler
 from windlass.supervise.attempts import read_owner
 from windlass.supervise.runs import state_of
@@ -33,6 +34,7 @@ def stop_run(folder: RunFolder, environ: Mapping[str, str]) -> str | None:
     state = state_of(folder, environ)
     if state.state not in {"running", "waiting"} or state.job_id is None:
         raise UsageError(f"{folder.path} does not run: {state.state}")
-    cancel = get_scheduler(read_plan(folder.path).scheduler).cancel_argv(state.job_id)
-    run_command(cancel, timeout_s=_CANCEL_S, env=environ)
+    scheduler = get_scheduler(read_plan(folder.path).scheduler)
+    found = scheduler_environ(scheduler, environ)
+    run_command(scheduler.cancel_argv(state.job_id), timeout_s=_CANCEL_S, env=found)
     return state.job_id

@@ -89,8 +89,25 @@ def test_a_missing_account_is_asked_for(tmp_path: Path) -> None:
     assert "--account" in ended.stderr
 
 
-def test_away_from_the_machine_the_script_is_written_and_the_place_to_submit_named(tmp_path: Path) -> None:
+def test_away_from_the_machine_nothing_is_made_and_the_place_to_submit_named(tmp_path: Path) -> None:
     ended = in_process(*LUMI, "--run-dir", "r", "--", "true", cwd=tmp_path, env={"PATH": "/nowhere"})
     assert ended.code == 3
     assert "sbatch is not here" in ended.stderr
-    assert (tmp_path / "r/batch.sh").exists()
+    assert "--dry-run" in ended.stderr
+    assert not (tmp_path / "r").exists()
+
+
+def test_qsub_is_found_where_pbs_says_that_it_is_installed(tmp_path: Path) -> None:
+    tool = tmp_path / "pbs" / "bin" / "qsub"
+    tool.parent.mkdir(parents=True)
+    tool.write_text("#!/bin/sh\necho 12.head\n")
+    tool.chmod(0o755)
+    conf = tmp_path / "pbs.conf"
+    words = ("submit", "--site", "generic-pbs", "--nodes", "1", "--ranks-per-node", "1")
+    env = {"PATH": "/usr/bin:/bin", "PBS_CONF_FILE": str(conf)}
+    for place, code in ((tmp_path / "elsewhere", 3), (tool.parent.parent, 0)):
+        conf.write_text(f"PBS_SERVER=head\nPBS_EXEC={place}\n")
+        ended = in_process(*words, "--run-dir", f"r{code}", "--", "true", cwd=tmp_path, env=env)
+        assert ended.code == code, ended.stderr
+        assert (tmp_path / f"r{code}").exists() == (code == 0)
+        assert code == 0 or f"not in {place}/bin either" in ended.stderr

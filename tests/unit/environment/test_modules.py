@@ -194,3 +194,10 @@ def test_activation_quotes_its_folder(tmp_path: Path, kind: str) -> None:
     done = subprocess.run(["bash", "-c", text], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("done")
     assert not (tmp_path / "pwned").exists()
+
+
+def test_threads_that_pbs_counted_are_not_the_users() -> None:
+    job = {"PBS_JOBID": "7.head", "NCPUS": "8"}
+    assert users_variables({**job, "OMP_NUM_THREADS": "8"}, None) == {}
+    assert users_variables({**job, "OMP_NUM_THREADS": "2"}, None) == {"OMP_NUM_THREADS": "2"}
+    assert users_variables({"NCPUS": "8", "OMP_NUM_THREADS": "8"}, None) == {"NCPUS": "8", "OMP_NUM_THREADS": "8"}

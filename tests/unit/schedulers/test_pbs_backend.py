@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -42,6 +43,15 @@ def test_a_missing_node_file_is_an_error_that_names_it() -> None:
         Pbs().parse_allocation(ENVIRON, read)
     with pytest.raises(UsageError, match="PBS_NODEFILE is not set"):
         Pbs().parse_allocation({"PBS_JOBID": "7"}, read)
+
+
+def test_the_end_of_the_job_is_its_start_and_its_walltime() -> None:
+    environ = {**ENVIRON, "PBS_JOBID": "0.head"}
+    said = captured.text("openpbs/qstat_f_json_running.out")
+    began = time.mktime((2026, 11, 15, 2, 2, 44, 0, 0, -1))
+    assert Pbs().parse_allocation(environ, lambda path: "node1\n", said).end_time_s == began + 120
+    for unknown in (None, "", said.replace("00:02:00", "never"), said.replace("stime", "ctime2")):
+        assert Pbs().parse_allocation(environ, lambda path: "node1\n", unknown).end_time_s is None
 
 
 @pytest.mark.parametrize(

@@ -36,3 +36,9 @@ def test_a_second_start_of_the_same_job_does_not_take_the_first_for_its_own_end(
     again = "JobId=5 JobState=RUNNING Reason=None Requeue=1 Restarts=1 PreemptTime=None"
     inside = slurm.restarts({"SLURM_RESTART_COUNT": "1"})
     assert disposition_of(slurm.parse_status(again, 0, "5"), restarts=inside, late=False) == "runs"
+
+
+def test_a_job_of_pbs_that_is_ended_at_its_walltime_still_counts_as_running() -> None:
+    status = get_scheduler("pbs").parse_status('{"Jobs": {"1.head": {"job_state": "R", "substate": 42}}}', 0, "1.head")
+    assert disposition_of(status, restarts=0, late=True) == "over"
+    assert disposition_of(status, restarts=0, late=False) == "runs"

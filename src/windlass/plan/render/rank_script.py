@@ -265,17 +265,18 @@ def place_mark(job: JobFacts) -> str:
 
 
 def _watch_variables(job: JobFacts) -> list[str]:
-    """What `windlass.init` and `windlass.Snapshot` want to know of a run that is watched."""
+    """What `windlass.init` and `windlass.Snapshot` want to know of the run."""
+    lines: list[str] = []
+    if job.deadline_s is not None:
+        lines += ["", "# When the time is up.", f"export WINDLASS_DEADLINE={job.deadline_s:.0f}"]
     if job.attempt is None:
-        return []
-    lines = [
+        return lines
+    lines += [
         "",
-        "# For windlass.Snapshot: which start of which run this is, when the time is up, where to show signs of life.",
+        "# For windlass.Snapshot: which start of which run this is, and where to show signs of life.",
         f"export WINDLASS_RUN_ID={quote(job.run_id)} WINDLASS_ATTEMPT={job.attempt}",
         f"export {place_mark(job)}$w_node_rank",
     ]
-    if job.deadline_s is not None:
-        lines.append(f"export WINDLASS_DEADLINE={job.deadline_s:.0f}")
     if job.beats is not None:
         lines += [
             f'w_beats={expandable(job.beats)}"$w_node_rank"',

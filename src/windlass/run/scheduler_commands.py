@@ -1,0 +1,35 @@
+"""Where the scheduler's own commands are found: by PATH, and then in the folder that its configuration names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from windlass.errors import MachineError
+from windlass.model.plan import Plan
+from windlass.procs.command import which
+from windlass.schedulers import get_scheduler
+from windlass.schedulers.base import Scheduler
+
+
+def scheduler_environ(scheduler: Scheduler, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for the scheduler's commands. Its folder comes last: PBS's holds an mpiexec of its own."""
+    folder = scheduler.program_folder(environ, lambda path: Path(path).read_text(errors="surrogateescape"))
+    path = environ.get("PATH", "/usr/bin:/bin")
+    if folder is None or folder in path.split(":"):
+        return dict(environ)
+    return {**environ, "PATH": f"{path}:{folder}"}
+
+
+def require_submit_program(plan: Plan, environ: Mapping[str, str]) -> None:
+    """Raises `MachineError` where there is nothing here to submit with."""
+    scheduler = get_scheduler(plan.scheduler)
+    found = scheduler_environ(scheduler, environ)
+    if which(scheduler.submit_program, found) is None:
+        looked = scheduler.program_folder(environ, lambda path: Path(path).read_text(errors="surrogateescape"))
+        raise MachineError(
+            f"{scheduler.submit_program} is not here, so nothing was submitted",
+            hint=f"submit from a login node of {plan.site}, or bring it into PATH"
+            + (f" (it is not in {looked} either)" if looked else "")
+            + "; --dry-run prints the script",
+        )
