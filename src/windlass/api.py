@@ -19,7 +19,7 @@ from windlass.run import new, planning, submit
 from windlass.run.execute import Sidecar
 from windlass.run.folder import RunFolder, open_folder
 from windlass.run.once import run_once
-from windlass.run.output import View, ViewMaker, terminal_view
+from windlass.run.output import OutputView, ViewMaker, terminal_view
 from windlass.run.planning import PlannedRequest
 from windlass.run.run import Run
 from windlass.run.submit import Submission
@@ -29,6 +29,7 @@ from windlass.supervise.attempts import own
 from windlass.supervise.supervised import run_supervised
 
 __all__ = [
+    "OutputView",
     "Plan",
     "PlannedRequest",
     "Request",
@@ -36,7 +37,6 @@ __all__ = [
     "RunFolder",
     "RunRecord",
     "Submission",
-    "View",
     "new_run",
     "plan_request",
     "resume",
@@ -124,9 +124,9 @@ def submit_request(
     return submit.submit(submit.prepare_submission(request, environ, standalone=standalone), environ)
 
 
-def silent_view(plan: Plan) -> View:
+def silent_view(plan: Plan) -> OutputView:
     """A view that shows nothing: output of the ranks is in the run folder, how they ended in the record."""
-    return View(frozenset(), io.StringIO(), io.StringIO())
+    return OutputView(frozenset(), io.StringIO(), io.StringIO())
 
 
 def _given(environ: Mapping[str, str] | None) -> Mapping[str, str]:

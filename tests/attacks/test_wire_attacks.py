@@ -151,7 +151,7 @@ def identity_of(config: NodeConfig) -> Identity:
 
 
 def object_of(peer: Peer, key: bytes) -> bytes:
-    outcome = peer.flights.wait(key, 30.0)
+    outcome = peer.fetcher.wait(key, 30.0)
     assert outcome.error is None, outcome.error
     data = outcome.data if outcome.data is not None else peer._store.read(key)
     assert data is not None

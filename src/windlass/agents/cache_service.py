@@ -18,7 +18,7 @@ from windlass.notation.counts import counted
 from windlass.notation.sizes import size_text
 from windlass.plan.render.rank_script import JobFacts
 from windlass.run.folder import RunFolder
-from windlass.run.output import View
+from windlass.run.output import OutputView
 from windlass.settings import read_settings
 
 FIGURES_FILE = "cache.json"
@@ -68,7 +68,7 @@ def cache_sidecar(
     folder: RunFolder,
     facts: JobFacts,
     hosts: tuple[str, ...],
-    view: View,
+    view: OutputView,
     environ: Mapping[str, str],
     *,
     quiet: bool,
@@ -81,7 +81,9 @@ def cache_sidecar(
 class CacheSidecar:
     """`run.execute.Sidecar`: the cache while the ranks run."""
 
-    def __init__(self, agents: Agents, folder: RunFolder, view: View, hosts: tuple[str, ...], *, quiet: bool) -> None:
+    def __init__(
+        self, agents: Agents, folder: RunFolder, view: OutputView, hosts: tuple[str, ...], *, quiet: bool
+    ) -> None:
         self._agents = agents
         self._folder = folder
         self._view = view

@@ -16,7 +16,7 @@ from windlass.model.plan import Plan
 from windlass.plan.cache import agents_folder
 from windlass.plan.render.rank_script import JobFacts, place_mark
 from windlass.run.folder import RunFolder
-from windlass.run.output import View
+from windlass.run.output import OutputView
 from windlass.settings import read_settings
 
 HEARTBEAT = "heartbeat"
@@ -52,7 +52,7 @@ class HeartbeatSidecar:
     """`run.execute.Sidecar`: what the watch on the nodes has said so far."""
 
     def __init__(
-        self, agents: Agents, plan: Plan, folder: RunFolder, view: View, hosts: tuple[str, ...], *, quiet: bool
+        self, agents: Agents, plan: Plan, folder: RunFolder, view: OutputView, hosts: tuple[str, ...], *, quiet: bool
     ) -> None:
         self._agents = agents
         self._launcher = get_launcher(plan.launcher)

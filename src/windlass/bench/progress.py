@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from windlass.bench.messages import MessageReader
-from windlass.run.output import View
+from windlass.run.output import OutputView
 
 _STEP = re.compile(r"\A(?:warm-up|step) \d+/\d+\Z")
 _LOG_EVERY_S = 60.0
@@ -47,7 +47,7 @@ class Progress:
             pass  # nobody looks any more; the benchmark goes on
 
 
-class BenchView(View):
+class BenchView(OutputView):
     """What a person sees of the ranks of a benchmark: progress of the first one. All of it is in the run folder."""
 
     def __init__(self, err: TextIO, progress: Progress) -> None:

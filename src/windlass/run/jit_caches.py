@@ -18,7 +18,7 @@ from windlass.plan.render.rank_script import JobFacts, cache_parent
 from windlass.procs.identity import start_of
 from windlass.run.folder import RunFolder
 from windlass.run.node_step import run_node_step
-from windlass.run.output import View
+from windlass.run.output import OutputView
 
 _KEEP_FILE = "caches.tar"
 _OWNER_FILE = ".owner"
@@ -54,7 +54,7 @@ def _owner_is_dead(folder: Path) -> bool:
     return host == socket.gethostname() and start_of(int(pid)) != ticks
 
 
-def finish_caches(plan: Plan, folder: RunFolder, facts: JobFacts, environ: Mapping[str, str], view: View) -> None:
+def finish_caches(plan: Plan, folder: RunFolder, facts: JobFacts, environ: Mapping[str, str], view: OutputView) -> None:
     """Save the first node's caches for the next job (--keep-caches), then remove them from this node. Never raises:
     the run has ended, and a cache is only a cache."""
     parent = local_parent(plan, facts, environ)
@@ -78,7 +78,9 @@ def remove_caches(plan: Plan, facts: JobFacts, environ: Mapping[str, str]) -> No
         shutil.rmtree(parent, ignore_errors=True)
 
 
-def _remove_elsewhere(plan: Plan, folder: RunFolder, parent: Path, environ: Mapping[str, str], view: View) -> None:
+def _remove_elsewhere(
+    plan: Plan, folder: RunFolder, parent: Path, environ: Mapping[str, str], view: OutputView
+) -> None:
     """Remove the caches of the other nodes too. Only where this node's held files: then theirs do, and a step on all
     nodes is worth its time; empty folders are left to the nodes' own cleaning."""
     try:

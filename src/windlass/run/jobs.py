@@ -20,7 +20,7 @@ from windlass.model.record import RankFailure
 from windlass.plan.render.batch_script import has_prologue
 from windlass.procs.children import signal_group, start_child
 from windlass.run.folder import RunFolder
-from windlass.run.output import Lines, NodeLogs, Tail, View
+from windlass.run.output import Lines, NodeLogs, OutputView, Tail
 
 RUN_DIR_VARIABLE = "WINDLASS_RUN_DIR"
 _MAX_MESSAGES = 10_000
@@ -30,7 +30,7 @@ _LOOK_EVERY_S = 0.5
 class Job(ABC):
     """Started ranks. `done` when none runs any more; `failing` from the first sign that a rank failed."""
 
-    def __init__(self, plan: Plan, folder: RunFolder, view: View) -> None:
+    def __init__(self, plan: Plan, folder: RunFolder, view: OutputView) -> None:
         self.plan = plan
         self.folder = folder
         self.view = view
@@ -85,7 +85,7 @@ def rank_argv(plan: Plan, folder: RunFolder) -> tuple[str, ...]:
 class LauncherJob(Job):
     """srun, mpiexec, flux run: one child, which starts the ranks and tells of their ends."""
 
-    def __init__(self, plan: Plan, folder: RunFolder, view: View) -> None:
+    def __init__(self, plan: Plan, folder: RunFolder, view: OutputView) -> None:
         super().__init__(plan, folder, view)
         self.messages: list[str] = []
         self._child: subprocess.Popen[bytes] | None = None
@@ -188,7 +188,7 @@ class LauncherJob(Job):
 class LocalJob(Job):
     """One child per rank on this machine, each with a pipe of its own."""
 
-    def __init__(self, plan: Plan, folder: RunFolder, view: View, host: str) -> None:
+    def __init__(self, plan: Plan, folder: RunFolder, view: OutputView, host: str) -> None:
         super().__init__(plan, folder, view)
         self._host = host
         self._ranks: dict[int, subprocess.Popen[bytes]] = {}

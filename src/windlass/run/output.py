@@ -42,7 +42,7 @@ def show_ranks(text: str, world_size: int, *, flag: str = "--show") -> frozenset
     return frozenset(ranks)
 
 
-class View:
+class OutputView:
     """The merged view on the terminal: lines of the chosen ranks, prefixed; windlass' own words on stderr."""
 
     def __init__(self, shown: frozenset[int] | None, out: TextIO, err: TextIO, *, width: int = 1) -> None:
@@ -131,13 +131,13 @@ def _detach(stream: TextIO) -> None:
         os.close(nothing)
 
 
-ViewMaker = Callable[[Plan], View]
+ViewMaker = Callable[[Plan], OutputView]
 """Makes the view of a run once its plan says how many ranks there are. Raises `UsageError` before anything is made."""
 
 
 def terminal_view(show: str, out: TextIO, err: TextIO) -> ViewMaker:
     """Views that write the lines of the chosen ranks to `out`, and windlass' own words to `err`."""
-    return lambda plan: View(show_ranks(show, plan.world_size), out, err, width=len(str(plan.world_size - 1)))
+    return lambda plan: OutputView(show_ranks(show, plan.world_size), out, err, width=len(str(plan.world_size - 1)))
 
 
 class Lines:
@@ -217,7 +217,7 @@ class NodeLogs:
 class Tail:
     """Follows the nodes' files that a launcher's daemons write, as far as the view wants them."""
 
-    def __init__(self, plan: Plan, folder: Path, launcher: Launcher, view: View) -> None:
+    def __init__(self, plan: Plan, folder: Path, launcher: Launcher, view: OutputView) -> None:
         nodes = range(plan.nodes)
         if view.shown is not None:
             nodes = sorted({rank // plan.ranks_per_node for rank in view.shown})  # type: ignore[assignment]

@@ -22,14 +22,14 @@ from windlass.topology.probe import probe_topology
 _LOOK_TIMEOUT_S = 60.0
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """What the node said."""
 
     topology: Topology
     taken_ports: tuple[int, ...]
 
 
-def look_at_node(host: str, launcher: str, site: LauncherSpec, environ: Mapping[str, str]) -> Seen:
+def look_at_node(host: str, launcher: str, site: LauncherSpec, environ: Mapping[str, str]) -> NodeReport:
     """Run the look on that node. Raises `MachineError` where it cannot."""
     spec = NodeStepSpec(
         nodes=1,
@@ -42,7 +42,7 @@ def look_at_node(host: str, launcher: str, site: LauncherSpec, environ: Mapping[
     try:
         step = get_launcher(launcher).node_step(spec)
         done = run_node_step(step, program, environ=environ, timeout_s=_LOOK_TIMEOUT_S)
-        return msgspec.json.decode(done.stdout[done.stdout.index("{") :], type=Seen)
+        return msgspec.json.decode(done.stdout[done.stdout.index("{") :], type=NodeReport)
     except (CommandError, ValueError, msgspec.DecodeError) as error:
         raise MachineError(
             f"cannot look at node {host} of this allocation: {error}",
@@ -67,5 +67,5 @@ def taken_ports() -> tuple[int, ...]:
 
 
 if __name__ == "__main__":
-    seen = Seen(topology=probe_topology(allowed_by="cgroup"), taken_ports=taken_ports())
+    seen = NodeReport(topology=probe_topology(allowed_by="cgroup"), taken_ports=taken_ports())
     sys.stdout.write(msgspec.json.encode(seen).decode() + "\n")

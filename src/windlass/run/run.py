@@ -9,7 +9,7 @@ from windlass.model.plan import Plan
 from windlass.plan.inputs import PlanningContext, Secrets
 from windlass.plan.show import headline
 from windlass.run.folder import RunFolder
-from windlass.run.output import View
+from windlass.run.output import OutputView
 from windlass.settings import Settings, read_settings
 
 
@@ -22,7 +22,7 @@ class Run:
     """What the plan hides; empty where the folder's file holds it already."""
     folder: RunFolder
     context: PlanningContext
-    view: View
+    view: OutputView
     environ: Mapping[str, str]
     quiet: bool = False
     """Nothing about the run itself is noted on the view unless something fails."""

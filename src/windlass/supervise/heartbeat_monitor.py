@@ -13,7 +13,7 @@ from typing import Protocol
 
 from windlass.run.folder import RunFolder
 from windlass.run.jobs import Job
-from windlass.run.output import View
+from windlass.run.output import OutputView
 
 _LAST_CHANCE = 0.4
 """Of the margin before the end of the allocation: then ranks that did not leave are ended."""
@@ -33,7 +33,7 @@ class HeartbeatMonitor:
     def __init__(
         self,
         folder: RunFolder,
-        view: View,
+        view: OutputView,
         *,
         hang_after_s: float | None,
         deadline_s: float | None,

@@ -35,7 +35,7 @@ def tree(tmp_path: Path) -> Path:
 
 def fetch(peer: Peer, key: bytes) -> bytes:
     """An object as this node's mount process would get it."""
-    outcome = peer.flights.wait(key, 15.0)
+    outcome = peer.fetcher.wait(key, 15.0)
     if outcome.error is not None:
         raise outcome.error
     if outcome.data is not None:
@@ -270,13 +270,13 @@ def test_a_quick_read_is_done_by_the_thread_that_was_asked(tmp_path: Path, tree:
     with peers(tmp_path / "c", 1, tree, chunk_bytes=CHUNK) as (peer,):
         keys = [keys_of(peer, tree / f"f{n}")[0] for n in range(4)]
         fetch(peer, keys[0])
-        peer.flights._last_read_s = 0.0
+        peer.fetcher._last_read_s = 0.0
         names: list[str] = []
         plain = peer._source.read
         peer._source.read = lambda key: (names.append(threading.current_thread().name), plain(key))[1]  # type: ignore[method-assign, func-returns-value]
         link = local_link(peer)
         for key in keys[1:]:
-            peer.flights._last_read_s = 0.0
+            peer.fetcher._last_read_s = 0.0
             reply = Collect()
             link.ask(wire.GET, key, reply)
             assert reply.wait(30.0)[0] == wire.HAVE

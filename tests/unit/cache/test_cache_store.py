@@ -12,7 +12,7 @@ import pytest
 from requirements import require
 from windlass.cache.node.limits import Health, TokenBucket, fallback_jitter_s
 from windlass.cache.node.memory import memory_left
-from windlass.cache.node.store import Store, StoreReader, parse_place
+from windlass.cache.node.store import Store, StoreReader, parse_location
 
 
 def key(number: int) -> bytes:
@@ -30,7 +30,7 @@ def tell(reader: StoreReader, store: Store, numbers: Iterable[int]) -> None:
     for number in numbers:
         place = store.place_of(key(number))
         if place is not None:
-            reader.learn(key(number), parse_place(place.pack()))
+            reader.learn(key(number), parse_location(place.pack()))
 
 
 def descriptors() -> int:
@@ -61,8 +61,8 @@ def test_a_real_other_process_reads_memory_that_has_no_name() -> None:
     place = store.place_of(key(1))
     assert place is not None
     code = (
-        "import sys; from windlass.cache.node.store import StoreReader, parse_place\n"
-        "reader = StoreReader(''); reader.learn(b'k', parse_place(bytes.fromhex(sys.argv[1])))\n"
+        "import sys; from windlass.cache.node.store import StoreReader, parse_location\n"
+        "reader = StoreReader(''); reader.learn(b'k', parse_location(bytes.fromhex(sys.argv[1])))\n"
         "sys.stdout.buffer.write(reader.read(b'k') or b'nothing')"
     )
 
@@ -121,7 +121,7 @@ def test_an_object_larger_than_the_budget_is_refused_and_hurts_nothing(where: st
 def test_guests_leave_before_what_this_node_owns(where: str) -> None:
     store = Store(where, 3 * 4096)
     store.put(key(1), b"d", b"x" * 4096)
-    store.put(key(2), b"d", b"x" * 4096, guest=True)
+    store.put(key(2), b"d", b"x" * 4096, evict_first=True)
     store.put(key(3), b"d", b"x" * 4096)
     store.put(key(4), b"d", b"x" * 4096)
     assert key(2) not in store

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from windlass.cache.node.keys import Pin, chunk_key
-from windlass.cache.node.streamlog import StreamLog, dump_plan, parse_plan, place_of
+from windlass.cache.node.streamlog import StreamLog, dump_plan, parse_plan, stream_key
 from windlass.cache.node.trace import (
     BadTraceError,
     Recorder,
@@ -115,7 +115,7 @@ def test_a_log_awaits_what_is_announced_and_has_not_come() -> None:
     key, other = chunk_key(b"/f", Pin(10, 1, 1), 0), chunk_key(b"/g", Pin(10, 1, 1), 0)
     log = StreamLog()
     assert not log.awaits(key)
-    log.start([place_of(key), place_of(other)])
+    log.start([stream_key(key), stream_key(other)])
     assert log.awaits(key) and log.awaits(other)
     log.add(key)
     assert not log.awaits(key) and log.awaits(other)
@@ -129,7 +129,7 @@ def test_what_is_offered_during_a_plan_follows_it() -> None:
     key, extra = chunk_key(b"/f", Pin(10, 1, 1), 0), chunk_key(b"/x", Pin(10, 1, 1), 0)
     log = StreamLog()
     log.offer(extra)
-    log.start([place_of(key), place_of(chunk_key(b"/g", Pin(1, 1, 1), 0))])
+    log.start([stream_key(key), stream_key(chunk_key(b"/g", Pin(1, 1, 1), 0))])
     log.offer(key)
     assert log.items == []
     log.add(key)

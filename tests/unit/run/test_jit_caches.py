@@ -19,14 +19,14 @@ from windlass.model.plan import Plan
 from windlass.plan.render.rank_script import JobFacts
 from windlass.run.folder import make_folder
 from windlass.run.jit_caches import claim_caches, finish_caches, local_parent, remove_caches
-from windlass.run.output import View
+from windlass.run.output import OutputView
 
 
-def _run(tmp_path: Path, **options: object) -> tuple[Plan, JobFacts, View, io.StringIO]:
+def _run(tmp_path: Path, **options: object) -> tuple[Plan, JobFacts, OutputView, io.StringIO]:
     plan, _ = plan_for("workstation", "true", **options)
     facts = JobFacts(run_dir=str(tmp_path), run_id="abc", uid=os.getuid())
     err = io.StringIO()
-    return msgspec.structs.replace(plan, cache_root="${ROOT}/local"), facts, View(None, io.StringIO(), err), err
+    return msgspec.structs.replace(plan, cache_root="${ROOT}/local"), facts, OutputView(None, io.StringIO(), err), err
 
 
 def _environ(tmp_path: Path) -> dict[str, str]:

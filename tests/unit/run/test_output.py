@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from planning import plan_for
 from windlass.errors import UsageError
 from windlass.launchers import get_launcher
-from windlass.run.output import Lines, NodeLogs, Tail, View, show_ranks
+from windlass.run.output import Lines, NodeLogs, OutputView, Tail, show_ranks
 
 LOCAL = get_launcher("local")
 
@@ -117,9 +117,9 @@ def test_a_file_that_cannot_be_written_is_remembered_and_does_not_raise(tmp_path
     assert logs.lost is not None and logs.lost.errno == errno.ENOENT
 
 
-def _view(shown: frozenset[int] | None = None, width: int = 1) -> tuple[View, io.StringIO, io.StringIO]:
+def _view(shown: frozenset[int] | None = None, width: int = 1) -> tuple[OutputView, io.StringIO, io.StringIO]:
     out, err = io.StringIO(), io.StringIO()
-    return View(shown, out, err, width=width), out, err
+    return OutputView(shown, out, err, width=width), out, err
 
 
 def test_lines_are_labelled_in_columns() -> None:
@@ -155,7 +155,7 @@ class _Broken(io.StringIO):
 @pytest.mark.parametrize(("error", "told"), [(BrokenPipeError(), False), (OSError(errno.ENOSPC, "no space"), True)])
 def test_a_broken_output_is_told_once_and_not_tried_again(error: OSError, told: bool) -> None:
     out, err = _Broken(error), io.StringIO()
-    view = View(None, out, err)
+    view = OutputView(None, out, err)
     assert view.shows(0)
     view.line(0, "a")
     view.line(0, "b")

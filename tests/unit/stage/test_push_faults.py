@@ -19,9 +19,9 @@ from windlass.cache.node.dial import Target, dial
 from windlass.cache.node.ports import listen_tcp, port_candidates
 from windlass.cache.node.proof import Identity, ProtocolError
 from windlass.cache.node.roots import Root
-from windlass.stage.node.layout import make_shape
-from windlass.stage.node.push import Place, Push
-from windlass.stage.node.push_client import ASK, FRAME, NO_DIGEST, Kind, Patience, receive_all
+from windlass.stage.node.layout import make_trees
+from windlass.stage.node.push import Push, PushNode
+from windlass.stage.node.push_client import ASK, FRAME, NO_DIGEST, MessageKind, Patience, receive_all
 from windlass.stage.node.push_server import Feeder
 
 pytestmark = pytest.mark.timeout(60)
@@ -52,9 +52,9 @@ class NodeUnderTest:
 
     def __init__(self, number: int, hosts: tuple[str, ...], source: Path) -> None:
         real = os.fsencode(source)
-        shape = make_shape(len(hosts), one_reader=True)
+        shape = make_trees(len(hosts), one_reader=True)
         self.data = bytearray(SIZE)
-        place = Place(identity(number), hosts, (Root(real, real),), shape, SOON)
+        place = PushNode(identity(number), hosts, (Root(real, real),), shape, SOON)
         self.push = Push(place, self._write)
         self._feeder = Feeder(place, self.push, self._reread)
 
@@ -124,20 +124,22 @@ def test_every_node_gets_every_byte_and_one_reads(hosts: tuple[str, ...], source
 
 def test_wrong_bytes_of_a_parent_are_not_used(hosts: tuple[str, ...], source: Path) -> None:
     def lie(channel: Channel, kind: int, position: int) -> None:
-        if kind == Kind.STRIPE:
-            channel.socket.sendall(channel.seal(FRAME.pack(Kind.BLOCK, 1 << 20, position, NO_DIGEST)) + bytes(1 << 20))
+        if kind == MessageKind.STRIPE:
+            channel.socket.sendall(
+                channel.seal(FRAME.pack(MessageKind.BLOCK, 1 << 20, position, NO_DIGEST)) + bytes(1 << 20)
+            )
             time.sleep(5)
 
     first, third = NodeUnderTest(0, hosts, source), NodeUnderTest(2, hosts, source)
     with running(first), impostor(hosts[1], 1, lie) as asked:
         third.run()
         third.close()
-    assert third.data == source.read_bytes() and Kind.STRIPE in asked
+    assert third.data == source.read_bytes() and MessageKind.STRIPE in asked
 
 
 def test_a_parent_that_breaks_off_is_left_for_its_own(hosts: tuple[str, ...], source: Path) -> None:
     def break_off(channel: Channel, kind: int, position: int) -> None:
-        channel.socket.sendall(channel.seal(FRAME.pack(Kind.BLOCK, 1 << 20, position, NO_DIGEST)) + bytes(1000))
+        channel.socket.sendall(channel.seal(FRAME.pack(MessageKind.BLOCK, 1 << 20, position, NO_DIGEST)) + bytes(1000))
 
     first, third = NodeUnderTest(0, hosts, source), NodeUnderTest(2, hosts, source)
     with running(first), impostor(hosts[1], 1, break_off) as asked:

@@ -17,7 +17,7 @@ from windlass.stage.node.layout import (
     Layout,
     LayoutError,
     cut,
-    make_shape,
+    make_trees,
     parse_items,
     survey,
 )
@@ -63,7 +63,7 @@ def test_place_and_index_are_each_others_inverse(blocks: int, stripes: int) -> N
 @pytest.mark.parametrize("one_reader", [False, True])
 @pytest.mark.parametrize("nodes", [1, 2, 3, 5, 8, 16, 32, 33, 100, 1000])
 def test_every_stripe_has_one_reader_and_reaches_all(nodes: int, one_reader: bool) -> None:
-    shape = make_shape(nodes, one_reader=one_reader)
+    shape = make_trees(nodes, one_reader=one_reader)
     for stripe in range(shape.stripes):
         ways = [shape.route(node, stripe) for node in range(nodes)]
         readers = [node for node, way in enumerate(ways) if not way]
@@ -80,7 +80,7 @@ def test_every_stripe_has_one_reader_and_reaches_all(nodes: int, one_reader: boo
 @pytest.mark.parametrize("one_reader", [False, True])
 @pytest.mark.parametrize("nodes", range(2, 33))
 def test_up_to_32_nodes_no_link_carries_a_byte_twice(nodes: int, one_reader: bool) -> None:
-    shape = make_shape(nodes, one_reader=one_reader)
+    shape = make_trees(nodes, one_reader=one_reader)
     for node in range(nodes):
         assert sum(len(shape.children(node, stripe)) for stripe in range(shape.stripes)) <= shape.stripes
 

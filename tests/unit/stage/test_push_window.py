@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 
-from windlass.stage.node.window import Row
+from windlass.stage.node.window import StripeWindow
 
 
-def fill(row: Row, upto: int) -> None:
+def fill(row: StripeWindow, upto: int) -> None:
     while row.arrived < upto:
         begun = row.begin()
         assert begun is not None
@@ -17,7 +17,7 @@ def fill(row: Row, upto: int) -> None:
         row.used(position)
 
 
-def begins(row: Row) -> threading.Thread:
+def begins(row: StripeWindow) -> threading.Thread:
     """A thread that waits for room."""
     thread = threading.Thread(target=row.begin, daemon=True)
     thread.start()
@@ -25,7 +25,7 @@ def begins(row: Row) -> threading.Thread:
 
 
 def test_a_slow_child_holds_the_window_back_and_gets_every_block() -> None:
-    row = Row(10, 4, 3)
+    row = StripeWindow(10, 4, 3)
     child = row.join(0, 1)
     fill(row, 3)
     waiting = begins(row)
@@ -39,7 +39,7 @@ def test_a_slow_child_holds_the_window_back_and_gets_every_block() -> None:
 
 
 def test_a_child_that_leaves_lets_the_others_go_on() -> None:
-    row = Row(10, 4, 2)
+    row = StripeWindow(10, 4, 2)
     child = row.join(0, 1)
     fill(row, 2)
     row.leave(child)
@@ -48,14 +48,14 @@ def test_a_child_that_leaves_lets_the_others_go_on() -> None:
 
 
 def test_blocks_stay_while_there_is_room_so_that_a_late_child_finds_them() -> None:
-    row = Row(4, 4, 4)
+    row = StripeWindow(4, 4, 4)
     fill(row, 4)
     late = row.join(0, 1)
     assert not late.behind and row.wait(late, 0.1) is not None
 
 
 def test_a_child_behind_the_window_is_told_so_until_it_has_caught_up() -> None:
-    row = Row(10, 4, 2)
+    row = StripeWindow(10, 4, 2)
     fill(row, 6)
     late = row.join(0, 1)
     assert late.behind and row.wait(late, 0.1) is None
@@ -64,7 +64,7 @@ def test_a_child_behind_the_window_is_told_so_until_it_has_caught_up() -> None:
 
 
 def test_blocks_that_cannot_come_again_wait_for_children_that_have_not_come_yet() -> None:
-    row = Row(10, 4, 2, awaited=1, patience_s=60.0)
+    row = StripeWindow(10, 4, 2, awaited=1, patience_s=60.0)
     fill(row, 2)
     waiting = begins(row)
     waiting.join(0.3)
@@ -77,12 +77,12 @@ def test_blocks_that_cannot_come_again_wait_for_children_that_have_not_come_yet(
 
 
 def test_patience_with_children_ends() -> None:
-    row = Row(10, 4, 2, awaited=1, patience_s=0.0)
+    row = StripeWindow(10, 4, 2, awaited=1, patience_s=0.0)
     fill(row, 10)
 
 
 def test_a_closed_row_wakes_everybody() -> None:
-    row = Row(10, 4, 1)
+    row = StripeWindow(10, 4, 1)
     child = row.join(0, 1)
     fill(row, 1)
     waiting = begins(row)
@@ -94,7 +94,7 @@ def test_a_closed_row_wakes_everybody() -> None:
 
 
 def test_a_position_that_was_not_filled_is_begun_again() -> None:
-    row = Row(2, 4, 2)
+    row = StripeWindow(2, 4, 2)
     begun = row.begin()
     assert begun is not None
     row.undo(begun[1])

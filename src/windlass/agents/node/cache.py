@@ -16,7 +16,7 @@ import zipfile
 from typing import Any
 
 from windlass.agents.node.claim import leave, other_runs
-from windlass.agents.node.host import Node, expand
+from windlass.agents.node.host import NodeContext, expand
 from windlass.cache.node import control
 from windlass.cache.node.config import NodeConfig, state_folder
 from windlass.cache.node.roots import Root
@@ -25,12 +25,12 @@ _CODE = ("windlass/__init__.py", "windlass/cache/", "windlass/procs/")
 """What the two processes of the cache need of the file that travelled."""
 
 
-def make(node: Node, settings: dict[str, Any]) -> CacheService:
+def make(node: NodeContext, settings: dict[str, Any]) -> CacheService:
     return CacheService(node, settings)
 
 
 class CacheService:
-    def __init__(self, node: Node, settings: dict[str, Any]) -> None:
+    def __init__(self, node: NodeContext, settings: dict[str, Any]) -> None:
         self._node = node
         self._settings = settings
         self.state_dir = state_folder(node.folder, node.run_id, node.number)

@@ -19,14 +19,14 @@ import time
 from typing import Any
 
 from windlass.agents.node.diagnostics import oom_kills
-from windlass.agents.node.host import Node
+from windlass.agents.node.host import NodeContext
 from windlass.procs.marks import kill_marked, marked
 
 _LOOKS = 10
 """How often, in the time after which silence counts, the kernel is asked what the ranks wrote."""
 
 
-def make(node: Node, settings: dict[str, Any]) -> WatchService:
+def make(node: NodeContext, settings: dict[str, Any]) -> WatchService:
     return WatchService(node, settings)
 
 
@@ -35,7 +35,7 @@ class WatchService:
     for the node's number at its end) and `silent_s`,
     after which ranks that do not finish a step are told of; None: never."""
 
-    def __init__(self, node: Node, settings: dict[str, Any]) -> None:
+    def __init__(self, node: NodeContext, settings: dict[str, Any]) -> None:
         self._settings = settings
         self._mark = "%s%d" % (settings["mark"], node.number)
         self._base = node.folder

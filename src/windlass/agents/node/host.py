@@ -30,7 +30,7 @@ _LINGER_S = 60.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _FOR_RANKS = (signal.SIGUSR1, signal.SIGUSR2)
 """A job may send these to all of its processes; only ranks know what they mean."""
-MOST_LINE_BYTES = 960
+MAX_LINE_BYTES = 960
 PYTHON_VARIABLE = "WINDLASS_AGENT_PYTHON"
 """Folder of the interpreter that runs this, where it travelled too."""
 
@@ -39,7 +39,7 @@ class AgentError(Exception):
     """The agent cannot do its work on this node; the text says why."""
 
 
-class Node(NamedTuple):
+class NodeContext(NamedTuple):
     """What a service is told about its place."""
 
     number: int
@@ -56,7 +56,7 @@ class Node(NamedTuple):
     """The end of the standard input says that nobody wants us any more. Elsewhere it may have none from the start."""
 
 
-class Service(Protocol):
+class NodeService(Protocol):
     """What the host does with a service. `start` may raise; `end` must not hang and returns a few figures."""
 
     def start(self) -> None: ...
@@ -80,7 +80,7 @@ def main(data: bytes, manifest: dict[str, Any], key: bytes) -> int:
         base = expand(manifest["folder"])
         own = os.path.join(base, "a", "%s.%d" % (manifest["run_id"], number))
         with claimed(base, own, data) as bundle:
-            node = Node(
+            node = NodeContext(
                 number,
                 tuple(manifest["hosts"]),
                 manifest["run_id"],
@@ -103,7 +103,7 @@ def main(data: bytes, manifest: dict[str, Any], key: bytes) -> int:
             leave(os.path.dirname(environ[PYTHON_VARIABLE]))
 
 
-def _run_kept(node: Node, manifest: dict[str, Any], started: float) -> int:
+def _run_kept(node: NodeContext, manifest: dict[str, Any], started: float) -> int:
     """Runs the agent below a keeper, which takes its place where it is killed."""
 
     def run(up: Callable[[], None]) -> int:
@@ -128,14 +128,14 @@ def _run_kept(node: Node, manifest: dict[str, Any], started: float) -> int:
 
 
 class _Host:
-    def __init__(self, node: Node, manifest: dict[str, Any], started: float) -> None:
+    def __init__(self, node: NodeContext, manifest: dict[str, Any], started: float) -> None:
         self._node = node
         self._manifest = manifest
         self._started = started
         # A pipe and no event: a handler that sets an event while its thread is about to wait for it never returns.
         self._stop, self._ask_to_stop = os.pipe()
         self._asked = 0.0
-        self._services: list[tuple[str, Service]] = []
+        self._services: list[tuple[str, NodeService]] = []
         self._keeper = 0
 
     def run(self, up: Callable[[], None]) -> int:
@@ -236,7 +236,7 @@ def say(**news: Any) -> None:
     """One line to whoever started us; who is gone does not want to know."""
     line = json.dumps(news, separators=(",", ":"))
     for name, value in news.items():
-        if len(line) > MOST_LINE_BYTES and isinstance(value, str):
+        if len(line) > MAX_LINE_BYTES and isinstance(value, str):
             line = json.dumps(dict(news, **{name: value[:400]}), separators=(",", ":"))
     with contextlib.suppress(OSError):
         os.write(1, (line + "\n").encode())
@@ -267,9 +267,9 @@ def set_affinity(cpus: tuple[int, ...] | list[int]) -> None:
             os.sched_setaffinity(0, allowed)
 
 
-def make_service(entry: str) -> Callable[[Node, dict[str, Any]], Service]:
+def make_service(entry: str) -> Callable[[NodeContext, dict[str, Any]], NodeService]:
     module, _, function = entry.partition(":")
-    made: Callable[[Node, dict[str, Any]], Service] = getattr(importlib.import_module(module), function)
+    made: Callable[[NodeContext, dict[str, Any]], NodeService] = getattr(importlib.import_module(module), function)
     return made
 
 

@@ -27,7 +27,7 @@ from .listing import Listing
 from .pool import Pool
 from .proof import NO_NODE, ProtocolError
 from .source import Source
-from .store import Place, StoreReader, parse_place
+from .store import Location, StoreReader, parse_location
 
 log = logging.getLogger("windlass.cache")
 Fetched = Callable[["OSError | None"], None]
@@ -132,7 +132,7 @@ class Backend:
         link = self._connect()
         return link is not None and bool(link.ask(wire.STREAM, body, arrivals))
 
-    def learn(self, key: bytes, place: Place) -> None:
+    def learn(self, key: bytes, place: Location) -> None:
         """The peer process says where in its store an object lies."""
         self._store.learn(key, place)
 
@@ -231,7 +231,7 @@ class _FetchReply:
 
     def frame(self, kind: int, body: memoryview) -> bool:
         if kind == wire.HAVE:
-            self._backend.learn(self._key, parse_place(body))
+            self._backend.learn(self._key, parse_location(body))
             self._done(None)
         elif kind == wire.OBJECT:
             key, stated, data = wire.parse_object(body)

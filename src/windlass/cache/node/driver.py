@@ -8,12 +8,12 @@ from collections import deque
 from collections.abc import Iterator
 
 from .config import REPLICATE, NodeConfig
-from .flights import Flights, Landing, Outcome
-from .foresight import Foresight
+from .fetcher import Fetcher, FetchResult, Landing
 from .keys import CHUNK, DIRECTORY, MAX_CHUNK, NO_PIN, chunk_key, directory_key, stripe_of
 from .listing import Listing, attr_pin
+from .read_ahead import ReadAhead
 from .store import Store
-from .streamlog import Place, StreamLog
+from .streamlog import StreamKey, StreamLog
 from .trace import BadTraceError, Touch, Trace, read_trace
 
 log = logging.getLogger("windlass.cache")
@@ -23,18 +23,18 @@ _AHEAD = 32
 class Driver:
     """Fills the log of a stripe whose reader this node is."""
 
-    def __init__(self, config: NodeConfig, flights: Flights, store: Store, stripe: int, mine: StreamLog) -> None:
+    def __init__(self, config: NodeConfig, fetcher: Fetcher, store: Store, stripe: int, mine: StreamLog) -> None:
         self._config = config
-        self._flights = flights
+        self._fetcher = fetcher
         self._store = store
         self._stripe = stripe
         self._log = mine
         self._live = config.live and config.placement == REPLICATE
         self._live_left = min(config.live_limit_bytes, config.budget_bytes // 4)
         self._listing: tuple[bytes, Listing | None] = (b"", None)
-        self._foresight: Foresight | None = None
+        self._read_ahead: ReadAhead | None = None
         if config.placement == REPLICATE and not config.trace_in:
-            self._foresight = Foresight(flights, config.chunk_bytes, config.give_up_s)
+            self._read_ahead = ReadAhead(fetcher, config.chunk_bytes, config.give_up_s)
 
     def run(self) -> None:
         """The planned part; what is read on demand follows through `was_read`, from the threads that read it."""
@@ -49,8 +49,8 @@ class Driver:
 
     def was_read(self, key: bytes, data: bytes | memoryview) -> None:
         """This node read an object for somebody: in a job where all start alike, all will want it."""
-        if self._foresight is not None:
-            self._foresight.was_read(key, data)
+        if self._read_ahead is not None:
+            self._read_ahead.was_read(key, data)
         if not self._live or stripe_of(key, self._config.stripes) != self._stripe:
             return
         self._live_left -= len(data)
@@ -62,8 +62,8 @@ class Driver:
         self._log.offer(key)
 
     def close(self) -> None:
-        if self._foresight is not None:
-            self._foresight.close()
+        if self._read_ahead is not None:
+            self._read_ahead.close()
 
     def _read_trace(self) -> Trace:
         try:
@@ -92,9 +92,9 @@ class Driver:
             key = self._key_of(touch, index)
             landing = Landing()
             if key is None:
-                landing(Outcome(error=FileNotFoundError()))
+                landing(FetchResult(error=FileNotFoundError()))
             else:
-                self._flights.obtain(key, landing)
+                self._fetcher.obtain(key, landing)
             under_way.append((key, landing))
             while len(under_way) > _AHEAD or (under_way and under_way[0][1].is_set()):
                 self._log_first(under_way)
@@ -127,7 +127,7 @@ class Driver:
         return self._listing[1]
 
     def _fetch_listing(self, key: bytes) -> Listing | None:
-        outcome = self._flights.wait(key, self._config.give_up_s)
+        outcome = self._fetcher.wait(key, self._config.give_up_s)
         if outcome.error is not None:
             return None
         if outcome.data is not None:
@@ -136,8 +136,8 @@ class Driver:
         return Listing(blob) if blob is not None else None
 
 
-def _place(touch: Touch, index: int) -> Place:
-    return Place(DIRECTORY if touch.is_directory else CHUNK, index.to_bytes(4, "little"), touch.path)
+def _place(touch: Touch, index: int) -> StreamKey:
+    return StreamKey(DIRECTORY if touch.is_directory else CHUNK, index.to_bytes(4, "little"), touch.path)
 
 
 def _unpinned_key(touch: Touch, index: int) -> bytes:

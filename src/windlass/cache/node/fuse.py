@@ -61,14 +61,14 @@ _OPEN_OUT = struct.Struct("<QII")
 _STATFS_OUT = struct.Struct("<5Q3I28x")
 _KEEP_CACHE, _CACHE_DIR = 1 << 1, 1 << 3
 _REQUEST_BYTES = 64 << 10
-_MOST_READ = 1 << 20
+_MAX_READ = 1 << 20
 _CLONE = 0x8004E500
 _TRIES = 4
 _NOTIFY_STORE = 4
 _OWN = threading.local()  # a buffer for each thread that finishes late reads
 
 
-def negotiate(body: bytes, mask: int, readahead_bytes: int = _MOST_READ) -> tuple[bytes, int]:
+def negotiate(body: bytes, mask: int, readahead_bytes: int = _MAX_READ) -> tuple[bytes, int]:
     """Answer to INIT and the flags agreed on. `mask` takes flags away, as an older kernel would; `readahead_bytes` is
     the most that the kernel reads around what a program touches.
 
@@ -78,7 +78,7 @@ def negotiate(body: bytes, mask: int, readahead_bytes: int = _MOST_READ) -> tupl
     if (major, minor) < (7, 12):
         raise OSError(errno.EPROTO, "the kernel speaks FUSE %d.%d" % (major, minor))
     flags = offered & _WANTED & mask
-    pages = _MOST_READ // 4096 if flags & MAX_PAGES else 0
+    pages = _MAX_READ // 4096 if flags & MAX_PAGES else 0
     answer = _INIT_OUT.pack(7, min(minor, 31), min(readahead, readahead_bytes), flags, 64, 48, 4096, 1, pages, 0, 0)
     return (answer if minor >= 23 else answer[:24]), flags
 
@@ -93,7 +93,7 @@ class Server:
     """Answers the kernel on a mounted device until it is unmounted."""
 
     def __init__(
-        self, view: View, backend: Backend, device: int, flags_mask: int, readahead_bytes: int = _MOST_READ
+        self, view: View, backend: Backend, device: int, flags_mask: int, readahead_bytes: int = _MAX_READ
     ) -> None:
         self._view = view
         self._readahead_bytes = readahead_bytes
@@ -144,7 +144,7 @@ class Server:
         request = bytearray(_REQUEST_BYTES)
         view = memoryview(request)
         buffers = [request]
-        buffer = memoryview(bytearray(_MOST_READ))
+        buffer = memoryview(bytearray(_MAX_READ))
         unpack, handle, requests, readv = _IN.unpack_from, self._handle, self.requests, os.readv
         while True:
             try:
@@ -289,7 +289,7 @@ class _Late:
         code, _, ident, body = self._request
         buffer = getattr(_OWN, "buffer", None)
         if buffer is None:
-            buffer = _OWN.buffer = memoryview(bytearray(_MOST_READ))
+            buffer = _OWN.buffer = memoryview(bytearray(_MAX_READ))
         try:
             data = self._server._table[code](ident, body, buffer)
         except Miss as miss:
@@ -350,7 +350,7 @@ def _mount_directly(where: str, name: str, allow_other: bool) -> int:
         device,
         os.getuid(),
         os.getgid(),
-        _MOST_READ,
+        _MAX_READ,
         ",allow_other" if allow_other else "",
     )
     libc = ctypes.CDLL(None, use_errno=True)
@@ -364,7 +364,7 @@ def _mount_directly(where: str, name: str, allow_other: bool) -> int:
 
 def _mount_through_fusermount(where: str, name: str, allow_other: bool) -> int:
     program = fusermount()
-    options = "ro,nosuid,nodev,fsname=%s,subtype=windlass,default_permissions,max_read=%d" % (name, _MOST_READ)
+    options = "ro,nosuid,nodev,fsname=%s,subtype=windlass,default_permissions,max_read=%d" % (name, _MAX_READ)
     if allow_other:
         options += ",allow_other"
     mine, theirs = socket.socketpair()

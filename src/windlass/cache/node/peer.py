@@ -14,7 +14,7 @@ from . import wire
 from .accept import Acceptor
 from .barrier import Barrier
 from .config import NodeConfig
-from .flights import Flights, Outcome
+from .fetcher import Fetcher, FetchResult
 from .keys import CHUNK, BadKeyError, chunk_count, chunk_key, parse_key
 from .limits import Health
 from .link import Collect
@@ -48,8 +48,8 @@ class Peer:
         self._store = Store(config.store, config.budget_bytes)
         self._store.on_gone = self._segment_gone
         self._links = Links(config, key, self._health)
-        self.flights = Flights(config, self._source, self._store, self._links, self._health, self._timers)
-        self._streams = Streams(config, self.flights, self._store, self._links, self._health)
+        self.fetcher = Fetcher(config, self._source, self._store, self._links, self._health, self._timers)
+        self._streams = Streams(config, self.fetcher, self._store, self._links, self._health)
         self._barrier = Barrier(config, self._links, self._health)
         self._recorder = Recorder(config.chunk_bytes, config.trace_limit_bytes)
         self._recorded = 0
@@ -84,7 +84,7 @@ class Peer:
             acceptor.close()
         self._links.close()
         self._timers.close()
-        self.flights.close()
+        self.fetcher.close()
         self._askers.close()
         self.save_trace()
         self._store.on_gone = lambda number: None  # the mount process ends too
@@ -114,10 +114,10 @@ class Peer:
             self._askers.submit(lambda: self._answer_status(connection, request, body))
 
     def _get(self, connection: Inbound, request: int, key: bytes, *, inline: bool, tries: int = 3) -> None:
-        def answer(outcome: Outcome) -> None:
+        def answer(outcome: FetchResult) -> None:
             self._answer(connection, request, key, outcome, inline=inline, tries=tries)
 
-        def done(outcome: Outcome) -> None:
+        def done(outcome: FetchResult) -> None:
             # A few bytes to the mount process, or a hit answered by the thread that read the request, go at once. All
             # else may have to wait for a slow child and leaves on the connection's own thread.
             if connection.is_reader() or (connection.local and outcome.data is None and not inline):
@@ -127,12 +127,12 @@ class Peer:
 
         connection.asks(key)
         try:
-            self.flights.obtain(key, done, idle=connection.is_idle())
+            self.fetcher.obtain(key, done, idle=connection.is_idle())
         except BadKeyError as error:
             connection.send(wire.ERROR, request, wire.error_body(22, str(error)))
 
     def _answer(
-        self, connection: Inbound, request: int, key: bytes, outcome: Outcome, *, inline: bool, tries: int
+        self, connection: Inbound, request: int, key: bytes, outcome: FetchResult, *, inline: bool, tries: int
     ) -> None:
         if outcome.error is not None:
             number = outcome.error.errno or 5
@@ -168,7 +168,7 @@ class Peer:
         for index in range(key.chunk, end):
             wanted = chunk_key(key.path, key.pin, index)
             if wanted not in self._store:
-                self.flights.obtain(wanted, lambda outcome: None)
+                self.fetcher.obtain(wanted, lambda outcome: None)
 
     def _touched(self, connection: Inbound, body: bytes) -> None:
         """News from the mount process: its counters, and the keys it read for the first time, in order."""
@@ -218,7 +218,7 @@ class Peer:
 
     def status(self) -> dict[str, Any]:
         """This node, as JSON values."""
-        counts = self.flights.counts
+        counts = self.fetcher.counts
         mount_alive = self._mount_link is not None and not self._mount_link.closed
         return {
             "node": self.config.node,

@@ -14,17 +14,17 @@ from . import wire
 from .channel import Channel
 from .link import FrameReader, set_timeouts
 from .proof import ProtocolError
-from .store import Held
+from .store import HeldObject
 
 log = logging.getLogger("windlass.cache")
 SEND_TIMEOUT_S = 15.0
 WAIT_EVERY_S = 0.4
 MAX_CONNECTIONS = 512
-_MOST_ASKED = 20_000
+_MAX_ASKED = 20_000
 Job = Callable[[], None]
 
 
-class Service(Protocol):
+class PeerService(Protocol):
     """What a node does with requests. `serve` must not block: it answers later, through the connection."""
 
     def serve(self, connection: Inbound, kind: int, request: int, body: bytes) -> None: ...
@@ -34,7 +34,7 @@ class Inbound:
     """One proven connection. Answers are queued and leave in order from one thread; streams send between them.
     `local`: the other side is a process of this node."""
 
-    def __init__(self, channel: Channel, service: Service) -> None:
+    def __init__(self, channel: Channel, service: PeerService) -> None:
         self.local = not channel.tag_bytes
         self.closed = False
         self._channel = channel
@@ -83,7 +83,7 @@ class Inbound:
 
     def asks(self, key: bytes) -> None:
         """Notes that the other side has or will have an object, so that no stream sends it again."""
-        if len(self._asked) < _MOST_ASKED:
+        if len(self._asked) < _MAX_ASKED:
             self._asked.add(key)
 
     def has_asked(self, key: bytes) -> bool:
@@ -105,7 +105,7 @@ class Inbound:
         if last:
             self._open.discard(request)
 
-    def send_file(self, request: int, prefix: bytes, held: Held, *, last: bool = True) -> None:
+    def send_file(self, request: int, prefix: bytes, held: HeldObject, *, last: bool = True) -> None:
         """Sends an OBJECT whose data lies in the store, without bringing it into this process."""
         size = held.size
         try:

@@ -23,15 +23,15 @@ from windlass.procs.folders import private_folder
 from .memory import memory_left
 
 _PLACE = struct.Struct("<IIQQI")
-PLACE_BYTES = _PLACE.size
+LOCATION_BYTES = _PLACE.size
 _SEGMENT_BYTES = 8 << 20
-_MOST_SEGMENTS = 512
-_MOST_PLACES = 200_000
+_MAX_SEGMENTS = 512
+_MAX_PLACES = 200_000
 _MEMORY_FOR_OTHERS = 256 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """Where an object lies: process and descriptor that hold the segment, its number, and the bytes in it."""
 
     pid: int
@@ -44,27 +44,27 @@ class Place(NamedTuple):
         return _PLACE.pack(*self)
 
 
-def parse_place(body: bytes | memoryview) -> Place:
+def parse_location(body: bytes | memoryview) -> Location:
     """`ValueError` for bytes that are no place."""
-    if len(body) != PLACE_BYTES:
+    if len(body) != LOCATION_BYTES:
         raise ValueError("place of %d bytes" % len(body))
-    return Place(*_PLACE.unpack(body))
+    return Location(*_PLACE.unpack(body))
 
 
 class _Segment:
-    __slots__ = ("end", "fd", "gone", "guest", "keys", "number", "users")
+    __slots__ = ("end", "evict_first", "fd", "gone", "keys", "number", "users")
 
-    def __init__(self, number: int, fd: int, guest: bool) -> None:
+    def __init__(self, number: int, fd: int, evict_first: bool) -> None:
         self.number = number
         self.fd = fd
-        self.guest = guest
+        self.evict_first = evict_first
         self.end = 0
         self.keys: list[bytes] = []
         self.users = 0
         self.gone = False
 
 
-class Held(NamedTuple):
+class HeldObject(NamedTuple):
     """An object that stays readable until it is released, whatever is given up meanwhile."""
 
     segment: _Segment
@@ -92,15 +92,15 @@ class Store:
         self.refused = 0
         self.on_gone: Callable[[int], None] = lambda number: None
         self._lock = threading.Lock()
-        self._held: dict[bytes, Held] = {}
-        # Of guests and of this node's own, least used first; the one that grows of each kind.
+        self._held: dict[bytes, HeldObject] = {}
+        # Of those to evict first and of this node's own, least used first; the one that grows of each kind.
         self._segments: dict[bool, OrderedDict[int, _Segment]] = {True: OrderedDict(), False: OrderedDict()}
         self._growing: dict[bool, _Segment | None] = {True: None, False: None}
         self._made = 0
         self._closed = False
         self._limit = min(_SEGMENT_BYTES, budget_bytes // 16) or 1
         if self._limit == _SEGMENT_BYTES:
-            self._limit = max(_SEGMENT_BYTES, budget_bytes // _MOST_SEGMENTS)
+            self._limit = max(_SEGMENT_BYTES, budget_bytes // _MAX_SEGMENTS)
         if folder:
             private_folder(folder)
             for left_over in os.listdir(folder):  # of a peer process that died: nobody knows their digests any more
@@ -118,20 +118,20 @@ class Store:
             held = self._held.get(key)
             if held is None:
                 return None
-            self._segments[held.segment.guest].move_to_end(held.segment.number)
+            self._segments[held.segment.evict_first].move_to_end(held.segment.number)
             return held.digest
 
     def touch(self, key: bytes) -> None:
         self.digest_of(key)
 
-    def place_of(self, key: bytes) -> Place | None:
+    def place_of(self, key: bytes) -> Location | None:
         """For a reader in another process of this node."""
         held = self._held.get(key)
         if held is None:
             return None
-        return Place(os.getpid(), held.segment.fd, held.segment.number, held.offset, held.size)
+        return Location(os.getpid(), held.segment.fd, held.segment.number, held.offset, held.size)
 
-    def hold(self, key: bytes) -> Held | None:
+    def hold(self, key: bytes) -> HeldObject | None:
         """A held object, to be given back by `release`."""
         with self._lock:
             held = self._held.get(key)
@@ -139,7 +139,7 @@ class Store:
                 held.segment.users += 1
             return held
 
-    def release(self, held: Held) -> None:
+    def release(self, held: HeldObject) -> None:
         with self._lock:
             self._leave(held.segment)
 
@@ -152,14 +152,16 @@ class Store:
         finally:
             self.release(held)
 
-    def put(self, key: bytes, digest: bytes, data: bytes | bytearray | memoryview, *, guest: bool = False) -> bool:
-        """Keep an object; False where it does not fit, which is never an error. Guests (objects that another node
-        owns) leave first."""
+    def put(
+        self, key: bytes, digest: bytes, data: bytes | bytearray | memoryview, *, evict_first: bool = False
+    ) -> bool:
+        """Keep an object; False where it does not fit, which is never an error. With `evict_first` (another node
+        owns the object) it leaves before this node's own."""
         size = len(data)
         with self._lock:
             if key in self._held:
                 return True
-            segment = self._room(size, guest)
+            segment = self._room(size, evict_first)
             if segment is None:
                 self.refused += 1
                 return False
@@ -174,7 +176,7 @@ class Store:
         except OSError as error:
             with self._lock:
                 self.refused += 1
-                self._growing[guest] = None
+                self._growing[evict_first] = None
                 self._leave(segment)
                 if error.errno in _FULL:
                     self._shrink()
@@ -184,7 +186,7 @@ class Store:
             if segment.gone:
                 return False
             segment.keys.append(key)
-            self._held[key] = Held(segment, offset, size, digest)
+            self._held[key] = HeldObject(segment, offset, size, digest)
         return True
 
     def close(self) -> None:
@@ -195,24 +197,24 @@ class Store:
             while self._give_up_oldest():
                 pass
 
-    def _room(self, size: int, guest: bool) -> _Segment | None:
+    def _room(self, size: int, evict_first: bool) -> _Segment | None:
         """A segment with room for `size` more bytes within the budget."""
         if size > self.budget_bytes or self._closed:
             return None
         while self.used_bytes + size > self.budget_bytes:
             if not self._give_up_oldest():
                 return None
-        segment = self._growing[guest]
+        segment = self._growing[evict_first]
         if segment is None or segment.gone or (segment.end and segment.end + size > self._limit):
             try:
-                segment = self._growing[guest] = self._new_segment(guest, size)
+                segment = self._growing[evict_first] = self._new_segment(evict_first, size)
             except OSError as error:  # out of memory or descriptors, or the folder is full: do with less
                 if error.errno in _FULL:
                     self._shrink()
                 return None
         return segment
 
-    def _new_segment(self, guest: bool, size: int) -> _Segment:
+    def _new_segment(self, evict_first: bool, size: int) -> _Segment:
         if not self.folder and memory_left() < max(size, self._limit) + _MEMORY_FOR_OTHERS:
             # Nothing says so when memory without a name grows too large: somebody is killed.
             raise OSError(errno.ENOMEM, "the node's memory is needed for other things")
@@ -222,7 +224,7 @@ class Store:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         else:
             fd = os.memfd_create(_memory_name(number), os.MFD_CLOEXEC)
-        segment = self._segments[guest][number] = _Segment(number, fd, guest)
+        segment = self._segments[evict_first][number] = _Segment(number, fd, evict_first)
         return segment
 
     def _shrink(self) -> None:
@@ -277,18 +279,18 @@ class StoreReader:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._places: dict[bytes, Place] = {}
+        self._places: dict[bytes, Location] = {}
         self._files: dict[tuple[int, int], _File] = {}
         self._gone: set[int] = set()
         self._lock = threading.Lock()
 
-    def learn(self, key: bytes, place: Place) -> None:
+    def learn(self, key: bytes, place: Location) -> None:
         if place.segment in self._gone:
             return  # two words of the writer crossed
         self._places[key] = place
-        if len(self._places) > _MOST_PLACES:
+        if len(self._places) > _MAX_PLACES:
             with self._lock:
-                for old in list(self._places)[: _MOST_PLACES // 10]:
+                for old in list(self._places)[: _MAX_PLACES // 10]:
                     self._places.pop(old, None)
 
     def forget(self, segment: int) -> None:
@@ -328,7 +330,7 @@ class StoreReader:
             self._places.clear()
             self._files.clear()
 
-    def _opened(self, place: Place) -> _File | None:
+    def _opened(self, place: Location) -> _File | None:
         try:
             file = _File(os.open(self._path(place), os.O_RDONLY | os.O_CLOEXEC))
             if not self._folder:
@@ -341,7 +343,7 @@ class StoreReader:
         with self._lock:
             return self._files.setdefault((place.pid, place.segment), file)
 
-    def _path(self, place: Place) -> str:
+    def _path(self, place: Location) -> str:
         if self._folder:
             return os.path.join(self._folder, str(place.segment))
         return "/proc/%d/fd/%d" % (place.pid, place.fd)

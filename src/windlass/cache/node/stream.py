@@ -14,7 +14,7 @@ import time
 from . import wire
 from .config import NodeConfig
 from .driver import Driver
-from .flights import Flights
+from .fetcher import Fetcher
 from .keys import digest, stripe_of
 from .limits import Health
 from .links import Links
@@ -29,9 +29,9 @@ _GATHER_S = 0.005
 class Streams:
     """All stripes of one node: drives the ones it is the reader of, follows the others, feeds its children."""
 
-    def __init__(self, config: NodeConfig, flights: Flights, store: Store, links: Links, health: Health) -> None:
+    def __init__(self, config: NodeConfig, fetcher: Fetcher, store: Store, links: Links, health: Health) -> None:
         self._config = config
-        self._flights = flights
+        self._fetcher = fetcher
         self._store = store
         self._links = links
         self._health = health
@@ -39,7 +39,7 @@ class Streams:
         self.logs = [StreamLog() for _ in range(config.stripes)]
         self._driver: Driver | None = None
         self.pushed_bytes = 0
-        flights.coming = self.coming
+        fetcher.coming = self.coming
 
     def start(self) -> None:
         config = self._config
@@ -48,8 +48,8 @@ class Streams:
             if route:
                 threading.Thread(target=self._follow, args=(stripe, route), name="follow", daemon=True).start()
             else:
-                driver = Driver(config, self._flights, self._store, stripe, self.logs[stripe])
-                self._flights.was_read = driver.was_read  # a node is the reader of one stripe at most
+                driver = Driver(config, self._fetcher, self._store, stripe, self.logs[stripe])
+                self._fetcher.was_read = driver.was_read  # a node is the reader of one stripe at most
                 self._driver = driver
                 threading.Thread(target=driver.run, name="drive", daemon=True).start()
 
@@ -101,7 +101,7 @@ class Streams:
             inbound.send(wire.SKIP, request, key, last=False)
             return
         if key is not None and key not in self._store:
-            self._flights.wait_if_under_way(key, 1.0)  # announced by the parent, asked for by another child
+            self._fetcher.wait_if_under_way(key, 1.0)  # announced by the parent, asked for by another child
         held = self._store.hold(key) if key is not None else None
         if key is None or held is None:
             inbound.send(wire.SKIP, request, key or b"", last=False)
@@ -161,11 +161,11 @@ class Streams:
         key, stated, data = wire.parse_object(body)
         if key not in self._store:
             if digest(key, data) != stated:
-                self._flights.wrong_bytes(node)
+                self._fetcher.wrong_bytes(node)
                 return False
-            self._flights.count_pushed(node, key, len(data))
+            self._fetcher.count_pushed(node, key, len(data))
             self.pushed_bytes += len(data)
-            self._flights.landed(key, stated, data)
+            self._fetcher.landed(key, stated, data)
         mine.add(key)
         return True
 

@@ -13,7 +13,7 @@ from .keys import HEAD_BYTES
 from .proof import ProtocolError
 
 
-class Place(NamedTuple):
+class StreamKey(NamedTuple):
     """A key without the version, which is only known when the object is read."""
 
     kind: int
@@ -21,8 +21,8 @@ class Place(NamedTuple):
     path: bytes
 
 
-def place_of(key: bytes) -> Place:
-    return Place(key[0], key[1:5], key[HEAD_BYTES:])
+def stream_key(key: bytes) -> StreamKey:
+    return StreamKey(key[0], key[1:5], key[HEAD_BYTES:])
 
 
 class StreamLog:
@@ -30,10 +30,10 @@ class StreamLog:
 
     def __init__(self) -> None:
         self.items: list[bytes | None] = []
-        self.plan: list[Place] | None = None
+        self.plan: list[StreamKey] | None = None
         self.closed = False
         self._moved = time.monotonic()
-        self._places: dict[Place, int] = {}
+        self._places: dict[StreamKey, int] = {}
         self._later: list[bytes] = []
         self._changed = threading.Condition()
 
@@ -46,7 +46,7 @@ class StreamLog:
     def idle_s(self) -> float:
         return time.monotonic() - self._moved
 
-    def start(self, plan: list[Place]) -> None:
+    def start(self, plan: list[StreamKey]) -> None:
         with self._changed:
             if self.plan is None:
                 self.plan = plan
@@ -61,7 +61,7 @@ class StreamLog:
     def offer(self, key: bytes) -> None:
         """Something outside the plan that all will want: it follows when the plan is over."""
         with self._changed:
-            if not self.closed and place_of(key) not in self._places:
+            if not self.closed and stream_key(key) not in self._places:
                 self._later.append(key)
                 self._step()
 
@@ -83,7 +83,7 @@ class StreamLog:
         """The object is announced, has not come, and the stream is moving."""
         if not self._places or self.plan_over or self.idle_s > 1.0:
             return False
-        position = self._places.get(place_of(key))
+        position = self._places.get(stream_key(key))
         return position is not None and position >= len(self.items)
 
     def wait_beyond(self, position: int, timeout_s: float) -> None:
@@ -103,16 +103,16 @@ class StreamLog:
         self._changed.notify_all()
 
 
-def dump_plan(plan: list[Place]) -> bytes:
+def dump_plan(plan: list[StreamKey]) -> bytes:
     return b"\0".join(b"%d %s %s" % (kind, index.hex().encode(), path) for kind, index, path in plan)
 
 
-def parse_plan(data: bytes) -> list[Place]:
+def parse_plan(data: bytes) -> list[StreamKey]:
     try:
         plan = []
         for line in data.split(b"\0") if data else ():
             kind, index, path = line.split(b" ", 2)
-            plan.append(Place(int(kind), bytes.fromhex(index.decode()), path))
+            plan.append(StreamKey(int(kind), bytes.fromhex(index.decode()), path))
         return plan
     except (ValueError, UnicodeDecodeError) as error:
         raise ProtocolError("not a plan: %s" % error) from error

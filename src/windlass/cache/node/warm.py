@@ -19,7 +19,7 @@ from .config import NodeConfig
 from .fuse import Server
 from .keys import DIRECTORY, parse_key
 from .memory import memory_left
-from .store import parse_place
+from .store import parse_location
 from .view import View
 
 log = logging.getLogger("windlass.cache")
@@ -120,7 +120,7 @@ class _Arrivals:
         if kind == wire.HAVE:
             parts = wire.split_keys(bytes(body))
             for key, place in zip(parts[::2], parts[1::2]):
-                self._backend.learn(key, parse_place(place))
+                self._backend.learn(key, parse_location(place))
                 self._keys.put(key)
             return False
         if kind == wire.SKIP:

@@ -67,7 +67,7 @@ class Block(NamedTuple):
     parts: tuple[Part, ...]
 
 
-class Shape(NamedTuple):
+class PushTrees(NamedTuple):
     """Who hands on to whom. Each stripe of the blocks has a tree of its own, all rotations of one; a node asks only
     nodes that stand before it in that tree, so waiting never goes in a circle."""
 
@@ -94,15 +94,15 @@ class Shape(NamedTuple):
         return tuple(1 + c for c in children(node - 1, stripe, self.stripes, self.nodes - 1, self.fanout))
 
 
-def make_shape(nodes: int, *, one_reader: bool = False) -> Shape:
+def make_trees(nodes: int, *, one_reader: bool = False) -> PushTrees:
     """A link carries each byte about once in each direction, whatever the number of nodes. Few nodes are chains, which
     hold that exactly; many are trees, which are not as deep, and where a node that forwards in two of eight trees is a
     leaf in the others. `one_reader`: the first node alone reads the sources, the others know only what it sends."""
     if one_reader and nodes > 1:
         few = nodes - 1 <= _SHORT
-        return Shape(nodes, 1 if few else 8, 1 if few else 4, True)
+        return PushTrees(nodes, 1 if few else 8, 1 if few else 4, True)
     few = nodes <= _SHORT
-    return Shape(nodes, min(4, nodes) if few else 8, 1 if few else 4, False)
+    return PushTrees(nodes, min(4, nodes) if few else 8, 1 if few else 4, False)
 
 
 class Layout:

@@ -24,9 +24,9 @@ from windlass.cache.node.proof import Identity, ProtocolError
 from windlass.cache.node.roots import Root
 from windlass.cache.node.source import Source
 
-from .layout import Layout, LayoutError, Shape, parse_items, survey
-from .push_client import Caller, FailedError, Kind, Patience, Reader, Tick
-from .window import Row, Slot
+from .layout import Layout, LayoutError, PushTrees, parse_items, survey
+from .push_client import Caller, FailedError, MessageKind, Patience, Reader, Tick
+from .window import BlockBuffer, StripeWindow
 
 _WINDOW_BYTES = 128 << 20
 _SMALLEST_WINDOW = 6
@@ -36,13 +36,13 @@ _FALLBACKS_PER_S = 50.0
 _STALLED_S = 120.0
 
 
-class Place(NamedTuple):
+class PushNode(NamedTuple):
     """This node among the others."""
 
     identity: Identity
     hosts: tuple[str, ...]
     roots: tuple[Root, ...]
-    shape: Shape
+    shape: PushTrees
     patience: Patience = Patience()
 
     @property
@@ -54,13 +54,13 @@ class Push:
     """`write(index, data)` is called for every block as it comes, from several threads; it returns False for a block
     that is used later, in order, by `take`."""
 
-    def __init__(self, place: Place, write: Callable[[int, memoryview], bool]) -> None:
+    def __init__(self, place: PushNode, write: Callable[[int, memoryview], bool]) -> None:
         self._place = place
         self._write = write
         self._health = Health()
         self._caller = Caller(place.identity, place.hosts, place.patience)
         self._bucket = TokenBucket(_FALLBACKS_PER_S, _FALLBACKS_PER_S)
-        self._arrivals: queue.SimpleQueue[tuple[Row, int, int, Slot] | None] = queue.SimpleQueue()
+        self._arrivals: queue.SimpleQueue[tuple[StripeWindow, int, int, BlockBuffer] | None] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._lock = threading.Condition()
         self._written: dict[int, int] = {}
@@ -68,7 +68,7 @@ class Push:
         self.bytes = 0
         self.fallbacks = 0
         self.layout: Layout | None = None
-        self.rows: list[Row] = []
+        self.rows: list[StripeWindow] = []
         self._survey = self._source = Source(place.roots, 0)
 
     @property
@@ -88,7 +88,7 @@ class Push:
         way = shape.route(self._place.number, 0)
         for node in way:
             with contextlib.suppress(OSError, ProtocolError, LayoutError), self._caller.call(node, tick) as reader:
-                reader.ask(Kind.LAYOUT, 0, 0)
+                reader.ask(MessageKind.LAYOUT, 0, 0)
                 items = parse_items(reader.whole())
                 if any(item.source >= len(self._place.roots) for item in items):
                     raise LayoutError("a layout of other sources")
@@ -130,10 +130,10 @@ class Push:
             self.rows = rows
             self._lock.notify_all()
 
-    def _row(self, layout: Layout, stripe: int, window: int, kept_for_late: bool) -> Row:
+    def _row(self, layout: Layout, stripe: int, window: int, kept_for_late: bool) -> StripeWindow:
         awaited = len(self._place.shape.children(self._place.number, stripe)) if kept_for_late else 0
         count = layout.count(stripe)
-        return Row(count, layout.block_bytes, window, awaited=awaited, patience_s=self._place.patience.late_s)
+        return StripeWindow(count, layout.block_bytes, window, awaited=awaited, patience_s=self._place.patience.late_s)
 
     def take(self, index: int, tick: Tick) -> memoryview:
         """The bytes of a block that `write` did not use; `used` lets them go. Raises `AgentError`."""
@@ -207,7 +207,7 @@ class Push:
 
         threading.Thread(target=run, name=name, daemon=True).start()
 
-    def _read(self, layout: Layout, stripe: int, row: Row, _way: tuple[int, ...]) -> None:
+    def _read(self, layout: Layout, stripe: int, row: StripeWindow, _way: tuple[int, ...]) -> None:
         """This node is the stripe's reader of the shared file system; several threads do this."""
         while True:
             begun = row.begin()
@@ -215,7 +215,7 @@ class Push:
                 return
             self._read_into(layout, stripe, row, *begun)
 
-    def _follow(self, layout: Layout, stripe: int, row: Row, way: tuple[int, ...]) -> None:
+    def _follow(self, layout: Layout, stripe: int, row: StripeWindow, way: tuple[int, ...]) -> None:
         fallen = False
         while row.arrived < row.count and not self._stop.is_set() and not self.error:
             before = row.arrived
@@ -232,7 +232,7 @@ class Push:
                 self._stop.wait(fallback_jitter_s(len(self._place.hosts), random.Random(os.urandom(8))))
             self._fall_back(layout, stripe, row)
 
-    def _fall_back(self, layout: Layout, stripe: int, row: Row) -> None:
+    def _fall_back(self, layout: Layout, stripe: int, row: StripeWindow) -> None:
         """One block from the shared file system in another node's place."""
         begun = row.begin()
         if begun is None:
@@ -241,18 +241,18 @@ class Push:
         self._stop.wait(self._bucket.take())
         self._read_into(layout, stripe, row, *begun)
 
-    def _read_into(self, layout: Layout, stripe: int, row: Row, position: int, slot: Slot) -> None:
+    def _read_into(self, layout: Layout, stripe: int, row: StripeWindow, position: int, slot: BlockBuffer) -> None:
         """A block from the shared file system into a place of the row."""
         index = layout.index(stripe, position)
         length = self._read_block(layout, index, slot.memory)
         self._land(row, index, position, slot, length, layout.digest(index, slot.memory[:length]))
 
-    def _receive(self, layout: Layout, stripe: int, row: Row, node: int) -> None:
+    def _receive(self, layout: Layout, stripe: int, row: StripeWindow, node: int) -> None:
         """Blocks from one node until it ends or is lost; `FailedError` where it says that none can be had."""
         with contextlib.ExitStack() as stack:
             try:
                 reader = stack.enter_context(self._caller.call(node))
-                reader.ask(Kind.STRIPE, stripe, row.arrived)
+                reader.ask(MessageKind.STRIPE, stripe, row.arrived)
             except (OSError, ProtocolError):
                 return
             while True:
@@ -279,7 +279,9 @@ class Push:
             return None
         return digest
 
-    def _land(self, row: Row, index: int, position: int, slot: Slot, length: int, digest: bytes) -> None:
+    def _land(
+        self, row: StripeWindow, index: int, position: int, slot: BlockBuffer, length: int, digest: bytes
+    ) -> None:
         """A verified block: children may have it, and this node writes it."""
         if row.fill(position, slot, length, digest):
             self._arrivals.put((row, position, index, slot))

@@ -39,7 +39,7 @@ class Patience(NamedTuple):
     late_s: float = 30.0
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """Questions, and the frames that answer them."""
 
     LAYOUT = 1
@@ -63,14 +63,14 @@ class Reader:
         self._tick = tick
         self._head = memoryview(bytearray(FRAME.size + TAG_BYTES))
 
-    def ask(self, kind: Kind, stripe: int, position: int) -> None:
+    def ask(self, kind: MessageKind, stripe: int, position: int) -> None:
         self._connection.sendall(self._channel.seal(ASK.pack(kind, stripe, position)))
 
     def block(self, index: int, target: memoryview) -> bytes:
         """Block `index` into `target`; returns its digest, which is not checked yet. Waits as long as the other side
         says that it works on it; `OSError` or `ProtocolError` where it does not."""
         kind, length, number, digest = self._next()
-        if kind != Kind.BLOCK or number != index or length != len(target):
+        if kind != MessageKind.BLOCK or number != index or length != len(target):
             raise ProtocolError("block %d of %d bytes instead of %d" % (number, length, index))
         receive_all(self._connection, target)
         return digest
@@ -78,7 +78,7 @@ class Reader:
     def whole(self) -> bytearray:
         """The layout, verified."""
         kind, length, _, digest = self._next()
-        if kind != Kind.LAYOUT or length > MAX_LAYOUT_BYTES:
+        if kind != MessageKind.LAYOUT or length > MAX_LAYOUT_BYTES:
             raise ProtocolError("a layout of %d bytes" % length)
         data = bytearray(length)
         receive_all(self._connection, memoryview(data))
@@ -91,14 +91,14 @@ class Reader:
             receive_all(self._connection, self._head)
             head, tag = bytes(self._head[: FRAME.size]), bytes(self._head[FRAME.size :])
             kind, length, index, digest = FRAME.unpack(head)
-            text = bytearray(min(length, MAX_TEXT_BYTES) if kind == Kind.FAILED else 0)
+            text = bytearray(min(length, MAX_TEXT_BYTES) if kind == MessageKind.FAILED else 0)
             receive_all(self._connection, memoryview(text))
             self._channel.check(head, tag, bytes(text))
-            if kind == Kind.FAILED:
+            if kind == MessageKind.FAILED:
                 raise FailedError(text.decode("utf-8", "replace"))
-            if kind == Kind.GONE:
+            if kind == MessageKind.GONE:
                 raise ConnectionError("the other side has these blocks no more")
-            if kind != Kind.WAIT:
+            if kind != MessageKind.WAIT:
                 return kind, length, index, digest
             self._tick()
 

@@ -14,9 +14,9 @@ from windlass.cache.node.ports import listen_tcp, port_candidates
 from windlass.cache.node.proof import ProtocolError
 
 from .layout import Layout
-from .push import Place, Push
-from .push_client import ASK, FRAME, MAX_TEXT_BYTES, NO_DIGEST, Kind, receive_all
-from .window import Cursor, Row
+from .push import Push, PushNode
+from .push_client import ASK, FRAME, MAX_TEXT_BYTES, NO_DIGEST, MessageKind, receive_all
+from .window import Cursor, StripeWindow
 
 _MAX_CONNECTIONS = 256
 _SEND_S = 20.0
@@ -27,7 +27,7 @@ Reread = Callable[[int, memoryview], bool]
 class Feeder:
     """Serves children until it is closed. `reread` gives a block that has left memory from the files it became."""
 
-    def __init__(self, place: Place, push: Push, reread: Reread) -> None:
+    def __init__(self, place: PushNode, push: Push, reread: Reread) -> None:
         self._push = push
         self._reread = reread
         self._closed = False
@@ -55,10 +55,10 @@ class Feeder:
             layout = self._push.wait_layout(_WAIT_EVERY_S)
             if not self._goes_on(channel):
                 return
-        if kind == Kind.LAYOUT:
+        if kind == MessageKind.LAYOUT:
             data = layout.packed
-            _send(channel, Kind.LAYOUT, 0, hashlib.sha256(data).digest(), memoryview(data))
-        elif kind == Kind.STRIPE and stripe < layout.stripes:
+            _send(channel, MessageKind.LAYOUT, 0, hashlib.sha256(data).digest(), memoryview(data))
+        elif kind == MessageKind.STRIPE and stripe < layout.stripes:
             while not self._push.rows:
                 time.sleep(0.01)
                 if not self._goes_on(None):
@@ -66,20 +66,20 @@ class Feeder:
             row = self._push.rows[stripe]
             self._feed(channel, layout, row, stripe, row.join(position, channel.node))
 
-    def _feed(self, channel: Channel, layout: Layout, row: Row, stripe: int, cursor: Cursor) -> None:
+    def _feed(self, channel: Channel, layout: Layout, row: StripeWindow, stripe: int, cursor: Cursor) -> None:
         again = memoryview(bytearray(layout.block_bytes)) if cursor.behind else None
         try:
             while cursor.position < row.count:
                 slot = row.wait(cursor, _WAIT_EVERY_S)
                 index = layout.index(stripe, cursor.position)
                 if slot is not None:
-                    _send(channel, Kind.BLOCK, index, slot.digest, slot.data)
+                    _send(channel, MessageKind.BLOCK, index, slot.digest, slot.data)
                 elif cursor.behind and again is not None:
                     data = again[: layout.blocks[index].length]
                     if not self._reread(index, data):
-                        _send(channel, Kind.GONE, index, NO_DIGEST, memoryview(b""))
+                        _send(channel, MessageKind.GONE, index, NO_DIGEST, memoryview(b""))
                         return
-                    _send(channel, Kind.BLOCK, index, row.digests[cursor.position], data)
+                    _send(channel, MessageKind.BLOCK, index, row.digests[cursor.position], data)
                 else:
                     if not self._goes_on(channel):
                         return
@@ -92,14 +92,16 @@ class Feeder:
         """Says that we are here and at work; False after saying why nothing more will come."""
         if self._push.error and channel is not None:
             text = self._push.error.encode("utf-8", "replace")[:MAX_TEXT_BYTES]
-            _send(channel, Kind.FAILED, 0, NO_DIGEST, memoryview(text))
+            _send(channel, MessageKind.FAILED, 0, NO_DIGEST, memoryview(text))
         elif channel is not None:
-            _send(channel, Kind.WAIT, 0, NO_DIGEST, memoryview(b""))
+            _send(channel, MessageKind.WAIT, 0, NO_DIGEST, memoryview(b""))
         return not (self._closed or self._push.error)
 
 
-def _send(channel: Channel, kind: Kind, index: int, digest: bytes, data: memoryview) -> None:
+def _send(channel: Channel, kind: MessageKind, index: int, digest: bytes, data: memoryview) -> None:
     head = FRAME.pack(kind, len(data), index, digest)
-    channel.socket.sendall(channel.seal(head, data if kind == Kind.FAILED else b""), socket.MSG_MORE if data else 0)
+    channel.socket.sendall(
+        channel.seal(head, data if kind == MessageKind.FAILED else b""), socket.MSG_MORE if data else 0
+    )
     if data:
         channel.socket.sendall(data)

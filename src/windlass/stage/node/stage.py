@@ -17,14 +17,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from windlass.agents.node.cache import reachable_hosts
-from windlass.agents.node.host import AgentError, Node, expand, say
+from windlass.agents.node.host import AgentError, NodeContext, expand, say
 from windlass.cache.node.proof import Identity
 from windlass.cache.node.roots import Root
 
 from .images import end_mount, is_squashfs, start_mount
-from .layout import Item, Layout, make_shape
+from .layout import Item, Layout, make_trees
 from .places import Workplace, sweep_partial
-from .push import Place, Push
+from .push import Push, PushNode
 from .push_server import Feeder
 from .unpacking import tar_options, tar_stem, unpack
 from .writing import Copy
@@ -33,14 +33,14 @@ _TELL_EVERY_S = 1.0
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def make(node: Node, settings: dict[str, Any]) -> StageService:
+def make(node: NodeContext, settings: dict[str, Any]) -> StageService:
     return StageService(node, settings)
 
 
 class StageService:
     """`start` returns when everything is in its place on this node; the node then goes on feeding others."""
 
-    def __init__(self, node: Node, settings: dict[str, Any]) -> None:
+    def __init__(self, node: NodeContext, settings: dict[str, Any]) -> None:
         self._node = node
         self._sources: list[dict[str, str]] = settings["sources"]
         self._to: str = settings["to"]
@@ -60,16 +60,16 @@ class StageService:
         self._told_at = time.monotonic()
         self._stopped = False
 
-    def _make_place(self) -> Place:
+    def _make_place(self) -> PushNode:
         number = str(self._node.number)
         roots = []
         for source in self._sources:
             real = source["real"].replace("{node}", number) if self._per_node else source["real"]
             roots.append(Root(os.fsencode(source["path"]), os.fsencode(real)))
         hosts = reachable_hosts(self._node.hosts, self._node.number)
-        shape = make_shape(len(hosts), one_reader=self._one_reader)
+        shape = make_trees(len(hosts), one_reader=self._one_reader)
         identity = Identity(self._node.key, self._node.run_id, "stage", self._node.number)
-        return Place(identity, hosts, tuple(roots), shape)
+        return PushNode(identity, hosts, tuple(roots), shape)
 
     def start(self) -> None:
         target = expand(self._to).replace("{node}", str(self._node.number))

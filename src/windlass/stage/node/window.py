@@ -12,7 +12,7 @@ import time
 _LOOK_EVERY_S = 0.5
 
 
-class Slot:
+class BlockBuffer:
     """A block in memory."""
 
     __slots__ = ("_memory", "digest", "length", "used")
@@ -42,7 +42,7 @@ class Cursor:
         self.behind = True
 
 
-class Row:
+class StripeWindow:
     """`awaited`: children that will come; their blocks are kept for them until `patience_s` have passed. Blocks stay as
     long as their memory is not needed, so who comes a little late finds everything."""
 
@@ -53,8 +53,8 @@ class Row:
         self.digests: list[bytes] = []
         self._block_bytes = block_bytes
         self._begun = 0
-        self._slots: dict[int, Slot] = {}
-        self._free: list[Slot] = []
+        self._slots: dict[int, BlockBuffer] = {}
+        self._free: list[BlockBuffer] = []
         self._unmade = window
         self._cursors: set[Cursor] = set()
         self._awaited = awaited
@@ -65,7 +65,7 @@ class Row:
 
     # Filling
 
-    def begin(self) -> tuple[int, Slot] | None:
+    def begin(self) -> tuple[int, BlockBuffer] | None:
         """The next position to fill and memory for it, when there is room; None when all are begun."""
         with self._changed:
             while not self._closed and self._begun < self.count:
@@ -76,13 +76,13 @@ class Row:
                 self._changed.wait(_LOOK_EVERY_S)
             return None
 
-    def undo(self, slot: Slot) -> None:
+    def undo(self, slot: BlockBuffer) -> None:
         """The last position begun was not filled after all. Only where one thread fills."""
         with self._changed:
             self._begun -= 1
             self._free.append(slot)
 
-    def fill(self, position: int, slot: Slot, length: int, digest: bytes) -> bool:
+    def fill(self, position: int, slot: BlockBuffer, length: int, digest: bytes) -> bool:
         """A block is here. Waits for those before it; False where the row was closed first."""
         slot.length, slot.digest, slot.used = length, digest, False
         with self._changed:
@@ -95,12 +95,12 @@ class Row:
             self._changed.notify_all()
             return True
 
-    def _spare(self) -> Slot | None:
+    def _spare(self) -> BlockBuffer | None:
         if self._free:
             return self._free.pop()
         if self._unmade:
             self._unmade -= 1
-            return Slot(memoryview(bytearray(self._block_bytes)))
+            return BlockBuffer(memoryview(bytearray(self._block_bytes)))
         if self.first == self.arrived or not self._may_go():
             return None
         self.first += 1
@@ -114,7 +114,7 @@ class Row:
 
     # Taking
 
-    def take(self, position: int, timeout_s: float) -> Slot | None:
+    def take(self, position: int, timeout_s: float) -> BlockBuffer | None:
         """For this node's own use, before `used`: the block, or None where it has not come yet."""
         with self._changed:
             self._changed.wait_for(lambda: self.arrived > position or self._closed, timeout_s)
@@ -134,7 +134,7 @@ class Row:
             self._look(cursor)
         return cursor
 
-    def wait(self, cursor: Cursor, timeout_s: float) -> Slot | None:
+    def wait(self, cursor: Cursor, timeout_s: float) -> BlockBuffer | None:
         """The block at the cursor; None where it has not come yet, or the cursor is behind the window."""
         with self._changed:
             self._look(cursor)

@@ -37,7 +37,7 @@ _LATE = 1 << 30  # a position behind every route
 _SHORT_S = 0.002  # a read of the shared file system that is not worth waking another thread for
 
 
-class Outcome(NamedTuple):
+class FetchResult(NamedTuple):
     """An object is here: in the store (`data` None), or in hand where the store could not take it. Or it is not."""
 
     digest: bytes = b""
@@ -45,7 +45,7 @@ class Outcome(NamedTuple):
     error: OSError | None = None
 
 
-Done = Callable[[Outcome], None]
+Done = Callable[[FetchResult], None]
 
 
 class Counts:
@@ -82,26 +82,26 @@ class _Flight:
 class _FlightReply:
     """Frames of one GET of one flight. A reply that comes after the flight moved on is still used: bytes are bytes."""
 
-    def __init__(self, flights: Flights, flight: _Flight, node: int) -> None:
-        self._flights = flights
+    def __init__(self, fetcher: Fetcher, flight: _Flight, node: int) -> None:
+        self._fetcher = fetcher
         self._flight = flight
         self._node = node
         self._generation = flight.generation
 
     def frame(self, kind: int, body: memoryview) -> bool:
         if kind == wire.OBJECT:
-            self._flights.received(self._flight, self._node, body, self._generation)
+            self._fetcher.received(self._flight, self._node, body, self._generation)
         elif kind == wire.ERROR:
             error = wire.parse_error(bytes(body))
             if error.errno in _FINAL:
-                self._flights.finish(self._flight, Outcome(error=error))
+                self._fetcher.finish(self._flight, FetchResult(error=error))
             else:
-                self._flights.move_on(self._flight, self._generation)
+                self._fetcher.move_on(self._flight, self._generation)
         return True
 
     def lost(self, reason: str) -> None:
-        self._flights.node_failed(self._node, reason)
-        self._flights.move_on(self._flight, self._generation)
+        self._fetcher.node_failed(self._node, reason)
+        self._fetcher.move_on(self._flight, self._generation)
 
 
 class Landing:
@@ -109,22 +109,22 @@ class Landing:
 
     def __init__(self) -> None:
         self._event = threading.Event()
-        self._outcome: Outcome | None = None
+        self._outcome: FetchResult | None = None
 
-    def __call__(self, outcome: Outcome) -> None:
+    def __call__(self, outcome: FetchResult) -> None:
         self._outcome = outcome
         self._event.set()
 
     def is_set(self) -> bool:
         return self._event.is_set()
 
-    def wait(self, timeout_s: float) -> Outcome | None:
+    def wait(self, timeout_s: float) -> FetchResult | None:
         """The outcome, or None where there is none in time."""
         self._event.wait(timeout_s)
         return self._outcome
 
 
-class Flights:
+class Fetcher:
     def __init__(
         self, config: NodeConfig, source: Source, store: Store, links: Links, health: Health, timers: Timers
     ) -> None:
@@ -135,7 +135,7 @@ class Flights:
         self._health = health
         self._timers = timers
         self._lock = threading.Lock()
-        self._flights: dict[bytes, _Flight] = {}
+        self._fetcher: dict[bytes, _Flight] = {}
         self._bucket = TokenBucket(config.fallback_rate, config.fallback_rate)
         self._random = random.Random(os.urandom(8))
         self._readers = Pool(config.source_threads, "source")
@@ -158,18 +158,18 @@ class Flights:
         held = self._store.digest_of(key)
         if held is not None:
             self.counts.calls["local"] += 1
-            done(Outcome(digest=held))
+            done(FetchResult(digest=held))
             return
         with self._lock:
-            flight = self._flights.get(key)
+            flight = self._fetcher.get(key)
             if flight is not None:
                 flight.waiters.append(done)
                 return
             flight = _Flight(key, self.route(key), time.monotonic() + self._config.give_up_s)
             flight.waiters.append(done)
-            self._flights[key] = flight
+            self._fetcher[key] = flight
         if key in self._store:  # it arrived between the look and the flight
-            self.finish(flight, Outcome(digest=self._store.digest_of(key) or b""))
+            self.finish(flight, FetchResult(digest=self._store.digest_of(key) or b""))
         elif idle and not flight.route and self._last_read_s < _SHORT_S:
             self._guarded(lambda: self._read_source(flight), flight)
         elif flight.route and self.coming(key):
@@ -177,18 +177,18 @@ class Flights:
         else:
             self._advance(flight)
 
-    def wait(self, key: bytes, timeout_s: float) -> Outcome:
+    def wait(self, key: bytes, timeout_s: float) -> FetchResult:
         """`obtain` for code that has a thread of its own to block."""
         landing = Landing()
         self.obtain(key, landing)
-        late = Outcome(error=OSError(errno.ETIMEDOUT, "not there after %.0f s" % timeout_s))
+        late = FetchResult(error=OSError(errno.ETIMEDOUT, "not there after %.0f s" % timeout_s))
         return landing.wait(timeout_s) or late
 
     def wait_if_under_way(self, key: bytes, timeout_s: float) -> None:
         """Returns when an object that is being fetched has come, or was not being fetched at all."""
         landing = Landing()
         with self._lock:
-            flight = self._flights.get(key)
+            flight = self._fetcher.get(key)
             if flight is None:
                 return
             flight.waiters.append(landing)
@@ -204,7 +204,7 @@ class Flights:
             return owner_route(key, config.node, config.nodes)
         return self._tree_routes[stripe_of(key, config.stripes)]
 
-    def is_guest(self, key: bytes) -> bool:
+    def is_anothers(self, key: bytes) -> bool:
         """An object that another node keeps for all: the first to leave when room is needed."""
         config = self._config
         if config.placement != PARTITION or key[0] != CHUNK:
@@ -238,10 +238,10 @@ class Flights:
                 return
 
     def _sweep(self) -> None:
-        """Flights that others keep waiting beyond the deadline go to the shared file system."""
+        """Fetcher that others keep waiting beyond the deadline go to the shared file system."""
         now = time.monotonic()
         with self._lock:
-            late = [f for f in self._flights.values() if f.route and now > f.deadline and f.position < _LATE]
+            late = [f for f in self._fetcher.values() if f.route and now > f.deadline and f.position < _LATE]
             for flight in late:
                 flight.position = _LATE
         for flight in late:
@@ -289,7 +289,7 @@ class Flights:
         try:
             pool.submit(lambda: self._guarded(job, flight))
         except RuntimeError:  # shutting down
-            self.finish(flight, Outcome(error=OSError(errno.ESHUTDOWN, "the cache is stopping")))
+            self.finish(flight, FetchResult(error=OSError(errno.ESHUTDOWN, "the cache is stopping")))
 
     def _guarded(self, job: Callable[[], None], flight: _Flight) -> None:
         """A bug in one flight must not leave its readers waiting for ever."""
@@ -297,7 +297,7 @@ class Flights:
             job()
         except Exception as error:
             log.exception("flight failed")
-            self.finish(flight, Outcome(error=OSError(errno.EIO, repr(error))))
+            self.finish(flight, FetchResult(error=OSError(errno.EIO, repr(error))))
 
     def _read_source(self, flight: _Flight) -> None:
         if flight.done:
@@ -307,10 +307,10 @@ class Flights:
             data = self._source.read(flight.key)
             self._last_read_s = time.monotonic() - began
         except BadKeyError as error:
-            self.finish(flight, Outcome(error=OSError(errno.EINVAL, str(error))))
+            self.finish(flight, FetchResult(error=OSError(errno.EINVAL, str(error))))
             return
         except OSError as error:
-            self.finish(flight, Outcome(error=error))
+            self.finish(flight, FetchResult(error=error))
             return
         self.counts.add("shared", len(data))
         self.landed(flight.key, digest(flight.key, data), data)
@@ -332,18 +332,18 @@ class Flights:
 
     def landed(self, key: bytes, stated: bytes, data: bytes | memoryview) -> None:
         """Verified bytes are here, asked for or pushed: keep them and tell who waits."""
-        kept = self._store.put(key, stated, data, guest=self.is_guest(key))
-        flight = self._flights.get(key)
+        kept = self._store.put(key, stated, data, evict_first=self.is_anothers(key))
+        flight = self._fetcher.get(key)
         if flight is not None:
             in_hand = None if kept and not self._store.evicted else bytes(data)
-            self.finish(flight, Outcome(digest=stated, data=in_hand))
+            self.finish(flight, FetchResult(digest=stated, data=in_hand))
 
-    def finish(self, flight: _Flight, outcome: Outcome) -> None:
+    def finish(self, flight: _Flight, outcome: FetchResult) -> None:
         with self._lock:
             if flight.done:
                 return
             flight.done = True
-            self._flights.pop(flight.key, None)
+            self._fetcher.pop(flight.key, None)
             waiters = flight.waiters
         if outcome.error is not None:
             self._note_error(flight.key, outcome.error)

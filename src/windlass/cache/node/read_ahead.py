@@ -9,27 +9,27 @@ from __future__ import annotations
 
 import contextlib
 
-from .flights import Flights
+from .fetcher import Fetcher
 from .keys import DIRECTORY, HEAD_BYTES, chunk_key, directory_key
 from .listing import Listing, attr_pin
 from .pool import Pool
 
 _FOLDER = b"__pycache__"
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 _THREADS = 4
 
 
-class Foresight:
+class ReadAhead:
     """Told of every object that this node read from the shared file system; asks for what will follow.
 
     A few requests are under way at a time: what somebody waits for must not queue behind what somebody may want.
     """
 
-    def __init__(self, flights: Flights, chunk_bytes: int, give_up_s: float) -> None:
-        self._flights = flights
+    def __init__(self, fetcher: Fetcher, chunk_bytes: int, give_up_s: float) -> None:
+        self._fetcher = fetcher
         self._chunk_bytes = chunk_bytes
         self._give_up_s = give_up_s
-        self._askers = Pool(_THREADS, "foresight")
+        self._askers = Pool(_THREADS, "read_ahead")
 
     def was_read(self, key: bytes, data: bytes | memoryview) -> None:
         if key[0] == DIRECTORY:
@@ -44,7 +44,7 @@ class Foresight:
             self._askers.submit(lambda: self._wait(key))
 
     def _wait(self, key: bytes) -> None:
-        self._flights.wait(key, self._give_up_s)
+        self._fetcher.wait(key, self._give_up_s)
 
 
 def follow(path: bytes, listing: Listing, chunk_bytes: int) -> list[bytes]:
@@ -53,7 +53,7 @@ def follow(path: bytes, listing: Listing, chunk_bytes: int) -> list[bytes]:
         return [directory_key(path.rstrip(b"/") + b"/" + _FOLDER)] if listing.place(_FOLDER) is not None else []
     pins = {name: attr_pin(listing.attr_at(place)) for place, name in enumerate(listing.names) if _is_code(name)}
     # Byte code of two interpreters: nobody knows yet which one is running.
-    if len({name.rsplit(b".", 2)[-2] for name in pins}) > 1 or sum(pin.size for pin in pins.values()) > _MOST_BYTES:
+    if len({name.rsplit(b".", 2)[-2] for name in pins}) > 1 or sum(pin.size for pin in pins.values()) > _MAX_BYTES:
         return []
     chunks = ((name, pin, range((pin.size + chunk_bytes - 1) // chunk_bytes)) for name, pin in pins.items())
     return [chunk_key(path + b"/" + name, pin, index) for name, pin, indices in chunks for index in indices]

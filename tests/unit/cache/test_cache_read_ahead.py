@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 
 from fuse.caches import peers, wait_for
-from windlass.cache.node.foresight import follow
 from windlass.cache.node.keys import directory_key, parse_key
 from windlass.cache.node.listing import Listing
+from windlass.cache.node.read_ahead import follow
 from windlass.cache.node.roots import declare_roots
 from windlass.cache.node.source import Source
 
@@ -60,7 +60,7 @@ def test_much_byte_code_waits_for_whoever_asks(tmp_path: Path) -> None:
 def test_byte_code_arrives_everywhere_although_nobody_asked_for_it(tmp_path: Path) -> None:
     folder = package(tmp_path / "shared" / "p", {f"m{n}.cpython-311.pyc": 6000 for n in range(8)})
     with peers(tmp_path / "c", 3, tmp_path / "shared", fanout=1, chunk_bytes=CHUNK) as nodes:
-        assert nodes[2].flights.wait(directory_key(os.fsencode(folder)), 15.0).error is None
+        assert nodes[2].fetcher.wait(directory_key(os.fsencode(folder)), 15.0).error is None
         wait_for(lambda: all(len(node._store) == 2 + 16 for node in nodes), 15.0)
         assert [len(node._store) for node in nodes] == [18, 18, 18]
         assert [node.status()["source_bytes"] > 0 for node in nodes] == [True, False, False]
