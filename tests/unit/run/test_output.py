@@ -202,7 +202,7 @@ class _Terminal(io.StringIO):
         return True
 
 
-def _read_growing(view: View, *pieces: bytes) -> None:
+def _read_growing(view: OutputView, *pieces: bytes) -> None:
     reader, writer = os.pipe()
     lines = Lines(reader, lambda line: view.line(0, line.decode()), lambda part: view.bar(0, part.decode()))
     try:
@@ -216,21 +216,21 @@ def _read_growing(view: View, *pieces: bytes) -> None:
 
 def test_a_progress_bar_grows_on_a_terminal_and_gives_way_to_the_next_line() -> None:
     out, err = _Terminal(), io.StringIO()
-    _read_growing(View(None, out, err), b"\r 10%", b"\r 50%", b"\r100%\n", b"done\n")
+    _read_growing(OutputView(None, out, err), b"\r 10%", b"\r 50%", b"\r100%\n", b"done\n")
     label, clear = "\x1b[2m[0]\x1b[0m", "\r\x1b[K"
     assert out.getvalue() == f"{clear}{label}  10%{clear}{label}  50%{clear}{label} 100%\n{label} done\n"
 
 
 def test_half_a_line_that_is_no_bar_waits_for_its_end_and_files_see_lines_alone() -> None:
     out = _Terminal()
-    _read_growing(View(None, out, io.StringIO()), b"lo", b"ss 1\n")
+    _read_growing(OutputView(None, out, io.StringIO()), b"lo", b"ss 1\n")
     assert out.getvalue() == "\x1b[2m[0]\x1b[0m loss 1\n"
     file = io.StringIO()
-    _read_growing(View(None, file, io.StringIO()), b"\r 10%", b"\r 50%\n")
+    _read_growing(OutputView(None, file, io.StringIO()), b"\r 10%", b"\r 50%\n")
     assert file.getvalue() == "[0] \r 10%\r 50%\n"
 
 
 def test_a_bar_is_cut_to_the_width_of_the_terminal() -> None:
     out = _Terminal()
-    _read_growing(View(None, out, io.StringIO()), b"\r" + b"#" * 200)
+    _read_growing(OutputView(None, out, io.StringIO()), b"\r" + b"#" * 200)
     assert out.getvalue().count("#") == 80 - len("[0] ") - 1
