@@ -39,7 +39,7 @@ from windlass.plan.cache import plan_cache, with_view
 from windlass.plan.command import rank_command, refuse_nested_launcher
 from windlass.plan.environment import plan_environment
 from windlass.plan.inputs import PlanningContext, Secrets
-from windlass.plan.remarks import plan_remarks
+from windlass.plan.remarks import binding_remarks, plan_remarks
 from windlass.plan.shape import Shape, decide_shape
 from windlass.topology.bind import bind
 from windlass.topology.binding_request import binding_request_from_site
@@ -66,6 +66,7 @@ def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets
     environment = plan_environment(request, context, shape, binding, facts, container_settings)
     launch = launch_arguments(request, context, shape, binding, facts, container, environment)
     secrets = _secrets(request, command, environment)
+    remarks += binding_remarks(binding, context.topology)
     remarks += plan_remarks(request, context, shape, facts, environment)
     plan = Plan(
         version=PLAN_VERSION,

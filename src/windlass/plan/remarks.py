@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from windlass.model.condition import Facts, holds
-from windlass.model.plan import Remark, Setting
+from windlass.model.plan import Binding, Remark, Setting
 from windlass.model.request import Request
 from windlass.model.site import ReferenceSpec, Site
+from windlass.model.topology import Topology
 from windlass.plan.inputs import PlanningContext
 from windlass.plan.shape import Shape
+from windlass.topology.check import problems_of
 
 _SLOW_START_S = 30
 _MANY_NODES = 64
@@ -28,6 +30,14 @@ def plan_remarks(
         *_settings(environment),
         *_replaced_paths(request),
     )
+
+
+def binding_remarks(binding: Binding, topology: Topology) -> tuple[Remark, ...]:
+    """Ranks that share CPUs by a list of the user's own: their right, and mostly a slip."""
+    if binding.origin.scope != "flag":
+        return ()
+    shared = [problem.text for problem in problems_of(binding, topology) if problem.kind == "overlap"]
+    return tuple(Remark(level="warning", text=f"--cpu-bind: {text}") for text in shared)
 
 
 def _told_notes(site: Site, facts: Facts) -> Iterator[Remark]:

@@ -16,6 +16,7 @@ from windlass.procs.command import run_command, which
 from windlass.run.context import find_allocation
 from windlass.run.remote import look_at_node
 from windlass.run.rendezvous import is_this_host
+from windlass.run.scheduler_commands import scheduler_environ
 from windlass.schedulers import get_scheduler
 from windlass.schedulers.base import Scheduler
 from windlass.sites.adopted import Measurements
@@ -36,7 +37,8 @@ def measure_cluster(name: str, environ: Mapping[str, str]) -> Measurements:
     site = load_site(generic)
     scheduler = get_scheduler(site.file.scheduler.kind)
     allocation = find_allocation(environ)
-    queues = tuple(text for argv in scheduler.queues_argv() if (text := _asked(argv, environ)))
+    with_commands = scheduler_environ(scheduler, environ)
+    queues = tuple(text for argv in scheduler.queues_argv() if (text := _asked(argv, with_commands)))
     offers = scheduler.offers_argv()
     seen = Measurements(
         name=name,
@@ -45,7 +47,7 @@ def measure_cluster(name: str, environ: Mapping[str, str]) -> Measurements:
         scheduler=scheduler.name,
         cluster_name=evidence.cluster_name if scheduler.name == "slurm" else None,
         queues=scheduler.parse_queues("\n".join(queues)) if queues else (),
-        offers=scheduler.parse_offers(_asked(offers, environ)) if offers else (),
+        offers=scheduler.parse_offers(_asked(offers, with_commands)) if offers else (),
         launcher=_launcher(scheduler, environ),
         modules=loaded_modules(environ),
     )

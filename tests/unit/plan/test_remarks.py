@@ -58,3 +58,9 @@ def test_aurora_says_its_remedy_beyond_sixteen_nodes_until_it_is_asked_for() -> 
         "aurora", nodes=17
     )
     assert "event queue overflow" not in remarks("aurora", nodes=17, options=("cxi-overflow",))
+
+
+def test_a_list_of_ones_own_in_which_ranks_share_cpus_is_warned_about() -> None:
+    text = remarks("polaris", ranks_per_node=2, cpu_bind="0-3:3-6")
+    assert "warning: --cpu-bind: ranks 0 and 1 share CPUs 3" in text
+    assert "share CPUs" not in remarks("polaris", ranks_per_node=2, cpu_bind="0-3:4-7")
