@@ -26,7 +26,7 @@ def status_text(nodes: Sequence[dict[str, Any]]) -> str:
     alive = [node for node in nodes if node["state"] != "gone"]
     total = _row(_sum(alive), name=f"{len(alive)} of {len(nodes)}") if alive else ()
     table = [_COLUMNS, *rows, *([total] if total else [])]
-    widths = [max(len(row[at]) for row in table if row) for at in range(len(_COLUMNS))]
+    widths = [max(len(row[index]) for row in table if row) for index in range(len(_COLUMNS))]
     lines = ["  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in table]
     pushed = sum(node.get("push", {}).get("bytes", 0) for node in alive)
     notes = [

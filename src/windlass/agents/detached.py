@@ -78,10 +78,10 @@ def start_detached(plan: Plan, folder: RunFolder, environ: Mapping[str, str], tr
     write_host_file(plan, folder, hosts)
     agents = cache_agents(plan, folder, facts, hosts, environ, traces_dir)
     agents.start(detached=True)
-    return hold(plan, folder, agents, facts)
+    return detach(plan, folder, agents, facts)
 
 
-def hold(plan: Plan, folder: RunFolder, agents: Agents, facts: JobFacts, what: str = "cache") -> DetachedCache:
+def detach(plan: Plan, folder: RunFolder, agents: Agents, facts: JobFacts, what: str = "cache") -> DetachedCache:
     """Write down which agents these are, so that a later command can ask and stop them."""
     step = _Step(
         host=socket.gethostname(),

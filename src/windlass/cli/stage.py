@@ -18,7 +18,7 @@ import msgspec
 
 from windlass.agents.cache_service import PACKAGES
 from windlass.agents.control import LOG_FILE, Agents, agents_spec
-from windlass.agents.detached import hold
+from windlass.agents.detached import detach
 from windlass.cli.options import add_request_options, request_from
 from windlass.cli.result import Result
 from windlass.errors import MachineError, UsageError
@@ -82,7 +82,7 @@ def main(args: argparse.Namespace) -> Result:
         _clear()
     seconds = time.monotonic() - began
     if mounted:
-        hold(plan, folder, agents, facts, "images")
+        detach(plan, folder, agents, facts, "images")
     else:
         agents.stop()
     return _result(plan, folder, agents, args.to, seconds, mounted)

@@ -105,16 +105,16 @@ def _masked_pair(match: re.Match[str]) -> str:
 def secret_positions(words: tuple[str, ...]) -> tuple[int, ...]:
     """Positions of the words of a command line that hold a secret: `--token X` and `--token=X`, or a known form."""
     found: list[int] = []
-    for at, word in enumerate(words):
+    for index, word in enumerate(words):
         name, equals, value = word.partition("=")
-        before = words[at - 1] if at else ""
+        before = words[index - 1] if index else ""
         if (
             is_secret_value(word)
             or (equals and is_secret(name, value) and " " not in name)
             or (before.startswith("-") and "=" not in before and not word.startswith("-") and is_secret(before, word))
             or (before in {"-u", "--user"} and ":" in word)
         ):
-            found.append(at)
+            found.append(index)
     return tuple(found)
 
 
@@ -130,4 +130,4 @@ def mask_word(word: str) -> str:
 def mask_argv(words: tuple[str, ...]) -> tuple[str, ...]:
     """A command line as it may be shown or saved."""
     hide = set(secret_positions(words))
-    return tuple(mask_word(word) if at in hide else word for at, word in enumerate(words))
+    return tuple(mask_word(word) if index in hide else word for index, word in enumerate(words))

@@ -31,16 +31,16 @@ def expand_hostlist(text: str) -> tuple[str, ...]:
 
 def _split_outside_brackets(text: str) -> list[str]:
     parts, depth, start = [], 0, 0
-    for at, char in enumerate(text):
+    for index, char in enumerate(text):
         if char == "[":
             depth += 1
         elif char == "]":
             depth -= 1
         if depth not in (0, 1):
-            raise UsageError(f"malformed host list {text!r}: unexpected {char!r} at character {at + 1}")
+            raise UsageError(f"malformed host list {text!r}: unexpected {char!r} at character {index + 1}")
         if depth == 0 and char in ", \n\t":
-            parts.append(text[start:at])
-            start = at + 1
+            parts.append(text[start:index])
+            start = index + 1
     if depth:
         raise UsageError(f"malformed host list {text!r}: '[' is not closed")
     parts.append(text[start:])
@@ -51,8 +51,8 @@ def _expand_item(item: str, whole: str) -> Iterable[str]:
     pieces = re.split(r"\[([^\]]*)\]", item)
     choices: list[list[str]] = []
     count = 1
-    for at, piece in enumerate(pieces):
-        choices.append([piece] if at % 2 == 0 else _expand_ranges(piece, whole))
+    for index, piece in enumerate(pieces):
+        choices.append([piece] if index % 2 == 0 else _expand_ranges(piece, whole))
         count *= len(choices[-1])
         if count > _MAX_HOSTS:
             raise UsageError(f"host list names more than {_MAX_HOSTS} hosts: {whole[:60]!r}…")

@@ -19,9 +19,9 @@ def edit_arguments(defaults: tuple[Argument, ...], edits: tuple[str, ...], *, fl
         words = _words(edit, flag)
         made = Argument(words=words, because="you asked for it", origin=origin)
         key = argument_key(words)
-        for at, old in enumerate(out):
+        for index, old in enumerate(out):
             if argument_key(old.words) == key and _is_option(old):
-                out[at] = made
+                out[index] = made
                 break
         else:
             out.append(made)

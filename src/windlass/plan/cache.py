@@ -120,7 +120,7 @@ def view_lines(plan: Plan, uid: int, run_id: str) -> list[str]:
         '  eval "w_value=\\${$w_name-}"',
         '  [ -n "$w_value" ] && w_swap_list "$w_value" && eval "export $w_name=\\$w_list"',
         "done",
-        *(_front_line(at, prefix) for at, prefix in enumerate(cache.environments)),
+        *(_front_line(index, prefix) for index, prefix in enumerate(cache.environments)),
     ]
 
 
@@ -146,10 +146,10 @@ def command_lines(plan: Plan) -> list[str]:
     if cache is None or not cache.variables:
         return []
     lines = ["# The program comes through the cache's view; a script of `bin` in its version for the view."]
-    for at, prefix in enumerate(cache.environments):
+    for index, prefix in enumerate(cache.environments):
         folder = quote(f"{prefix}/bin")
         lines.append(
-            f'case $1 in {folder}/*) w_answer=$w_front/{at}/bin/${{1##*/}}; [ -e "$w_answer" ] && '
+            f'case $1 in {folder}/*) w_answer=$w_front/{index}/bin/${{1##*/}}; [ -e "$w_answer" ] && '
             '{ shift; set -- "$w_answer" "$@"; } ;; esac'
         )
     lines.append('w_swap "$1"; shift; set -- "$w_answer" "$@"')

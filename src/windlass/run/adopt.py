@@ -14,7 +14,7 @@ from windlass.model.site import Site
 from windlass.model.topology import Nic, Topology
 from windlass.procs.command import run_command, which
 from windlass.run.context import find_allocation
-from windlass.run.remote import look_at_node
+from windlass.run.remote import probe_node
 from windlass.run.rendezvous import is_this_host
 from windlass.run.scheduler_commands import scheduler_environ
 from windlass.schedulers import get_scheduler
@@ -60,7 +60,7 @@ def _look(site: Site, allocation: Allocation | None, environ: Mapping[str, str])
         return probe_topology() if site.file.scheduler.kind == "none" else None
     if any(is_this_host(host, environ) for host in allocation.hosts):
         return probe_topology(allowed_by="cgroup")
-    return look_at_node(allocation.hosts[0], site.file.launcher.kind, site.file.launcher, environ).topology
+    return probe_node(allocation.hosts[0], site.file.launcher.kind, site.file.launcher, environ).topology
 
 
 def _with_node(seen: Measurements, topology: Topology | None, allocation: Allocation | None) -> Measurements:

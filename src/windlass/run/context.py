@@ -24,7 +24,7 @@ from windlass.plan.shape import VISIBILITY
 from windlass.procs.command import run_command, which
 from windlass.run.bad_nodes import bad_hosts
 from windlass.run.interpreter import check_python, find_python
-from windlass.run.remote import look_at_node
+from windlass.run.remote import probe_node
 from windlass.run.rendezvous import is_this_host
 from windlass.run.scheduler_commands import scheduler_environ
 from windlass.schedulers import get_scheduler, scheduler_names
@@ -89,7 +89,7 @@ def gather_context(request: Request, settings: Settings, *, environ: Mapping[str
     seen = probe_topology(allowed_by="cgroup" if allocation else "mask") if on_node else None
     if here and allocation is not None and not on_node:
         launcher = request.launcher or site.file.launcher.kind
-        look = look_at_node(allocation.hosts[0], launcher, site.file.launcher, environ)
+        look = probe_node(allocation.hosts[0], launcher, site.file.launcher, environ)
         seen, taken = look.topology, look.taken_ports
     topology, remarks = choose_topology(site, seen)
     topology = restrict_devices(topology, environ) if allocation is None and on_node else topology

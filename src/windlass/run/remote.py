@@ -1,6 +1,6 @@
 """Looking at a node of the allocation from outside of it (`salloc` on a login node): its topology and a free port.
 
-`python -m windlass.run.remote` runs there as a small step and prints JSON; `look_at_node` starts it.
+`python -m windlass.run.remote` runs there as a small step and prints JSON; `probe_node` starts it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from windlass.topology.probe import probe_topology
 _LOOK_TIMEOUT_S = 60.0
 
 
-class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
+class NodeProbe(msgspec.Struct, frozen=True, kw_only=True):
     """What the node said."""
 
     topology: Topology
     taken_ports: tuple[int, ...]
 
 
-def look_at_node(host: str, launcher: str, site: LauncherSpec, environ: Mapping[str, str]) -> NodeReport:
+def probe_node(host: str, launcher: str, site: LauncherSpec, environ: Mapping[str, str]) -> NodeProbe:
     """Run the look on that node. Raises `MachineError` where it cannot."""
     spec = NodeStepSpec(
         nodes=1,
@@ -42,7 +42,7 @@ def look_at_node(host: str, launcher: str, site: LauncherSpec, environ: Mapping[
     try:
         step = get_launcher(launcher).node_step(spec)
         done = run_node_step(step, program, environ=environ, timeout_s=_LOOK_TIMEOUT_S)
-        return msgspec.json.decode(done.stdout[done.stdout.index("{") :], type=NodeReport)
+        return msgspec.json.decode(done.stdout[done.stdout.index("{") :], type=NodeProbe)
     except (CommandError, ValueError, msgspec.DecodeError) as error:
         raise MachineError(
             f"cannot look at node {host} of this allocation: {error}",
@@ -67,5 +67,5 @@ def taken_ports() -> tuple[int, ...]:
 
 
 if __name__ == "__main__":
-    seen = NodeReport(topology=probe_topology(allowed_by="cgroup"), taken_ports=taken_ports())
+    seen = NodeProbe(topology=probe_topology(allowed_by="cgroup"), taken_ports=taken_ports())
     sys.stdout.write(msgspec.json.encode(seen).decode() + "\n")

@@ -120,8 +120,8 @@ def _alike(described: Topology, seen: Topology) -> bool:
     """Whether ranks would be bound in the same way; numbers of domains and caches are names only."""
 
     def shape(node: Topology) -> tuple[object, ...]:
-        numa = {number: at for at, number in enumerate(node.numas)}
-        caches = {number: at for at, number in enumerate(dict.fromkeys(core.l3 for core in node.cores))}
+        numa = {number: index for index, number in enumerate(node.numas)}
+        caches = {number: index for index, number in enumerate(dict.fromkeys(core.l3 for core in node.cores))}
         return (
             [(core.cpus, core.socket, numa[core.numa], caches[core.l3]) for core in node.cores],
             [(d.index, d.card, numa.get(d.numa or 0), d.l3 if d.l3 is None else caches[d.l3]) for d in node.devices],

@@ -50,7 +50,7 @@ def draw_node(binding: Binding, topology: Topology, *, width: int = 100, color: 
 
 def _order_text(binding: Binding) -> str:
     order = " ".join(str(index) for index in binding.visible)
-    own = all(rank.devices == binding.visible[at : at + 1] for at, rank in enumerate(binding.ranks))
+    own = all(rank.devices == binding.visible[position : position + 1] for position, rank in enumerate(binding.ranks))
     return f"every rank sees the devices in the order {order}{', so that rank i has number i' if own else ''}"
 
 

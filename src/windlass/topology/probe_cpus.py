@@ -77,7 +77,7 @@ def _upwards(sys: SysReader, mount: str, path: str, files: tuple[str, ...]) -> t
     Slurm has a group for each step and task below the job's: the job's is the one that counts.
     """
     parts = [part for part in path.split("/") if part not in {"", "..", "."}]
-    job = next((at for at, part in enumerate(parts) if _SLURM_JOB.match(part)), None)
+    job = next((index for index, part in enumerate(parts) if _SLURM_JOB.match(part)), None)
     if job is not None:
         parts = parts[: job + 1]
     while True:

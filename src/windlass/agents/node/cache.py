@@ -47,8 +47,8 @@ class CacheService:
             control.sweep(os.path.join(other, "c"))
             leave(other)
         control.start(config, float(self._settings.get("start_s", 30.0)), code)
-        for at, front in enumerate(self._settings.get("fronts", ())):
-            write_front(os.path.join(self.state_dir, "front", str(at)), config.mount, front)
+        for index, front in enumerate(self._settings.get("fronts", ())):
+            write_front(os.path.join(self.state_dir, "front", str(index)), config.mount, front)
 
     def _config(self, key_file: str) -> NodeConfig:
         told = self._settings

@@ -217,7 +217,7 @@ def memory_groups(text: str) -> list[tuple[str, str]]:
         if names and "memory" not in names.split(","):
             continue
         parts = path.strip("/").split("/")
-        job = [at for at, part in enumerate(parts) if re.match(r"(job_?|jobid)?\d+([._]|$)", part)]
+        job = [index for index, part in enumerate(parts) if re.match(r"(job_?|jobid)?\d+([._]|$)", part)]
         own = "/".join(parts[: job[-1] + 1] if job else parts)
         if own:
             root, name = ("memory/", "memory.oom_control") if names else ("", "memory.events")

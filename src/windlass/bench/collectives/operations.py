@@ -56,7 +56,7 @@ def share(op: str, count: int, ranks: int, element_bytes: int) -> tuple[int, int
 
 def values(rank: int, start: int) -> list[int]:
     """Five values that a rank's elements have from `start` on, again and again."""
-    return [((start + at) * 7 + rank * 3) % _PERIOD for at in range(_PERIOD)]
+    return [((start + index) * 7 + rank * 3) % _PERIOD for index in range(_PERIOD)]
 
 
 def reduced(ranks: int, start: int, redop: str) -> list[float]:
@@ -75,8 +75,8 @@ def fill_with(tensor: Any, table: list[Any]) -> None:
     block = torch.tensor(table, dtype=torch.float64 if tensor.device.type == "cpu" else torch.float32)
     block = block.to(tensor.dtype).to(tensor.device).repeat(min(_BLOCK, tensor.numel() + _PERIOD) // _PERIOD + 1)
     step = block.numel() // _PERIOD * _PERIOD
-    for at in range(0, tensor.numel(), step):
-        part = tensor[at : at + step]
+    for index in range(0, tensor.numel(), step):
+        part = tensor[index : index + step]
         part.copy_(block[: part.numel()])
 
 
@@ -98,8 +98,8 @@ def count_wrong(tensor: Any, table: list[float], ranks: int) -> int:
         slack = block.abs() * (0.0 if exact else eps * (ranks + 1))
     step = block.numel() // _PERIOD * _PERIOD
     wrong = 0
-    for at in range(0, tensor.numel(), step):
-        part = tensor[at : at + step].to(wide)
+    for index in range(0, tensor.numel(), step):
+        part = tensor[index : index + step].to(wide)
         room = slack if slack.dim() == 0 else slack[: part.numel()]
         wrong += int((~((part - block[: part.numel()]).abs() <= room)).sum().item())
     return wrong

@@ -226,7 +226,7 @@ class Client:
 
     def _opendir(self, path: bytes) -> bytes:
         names = list(self._exports) if not path else os.listdir(self._real(path))
-        entries = [(name, at + 1, 0) for at, name in enumerate(names)]
+        entries = [(name, index + 1, 0) for index, name in enumerate(names)]
         with self._lock:
             self._next += 1
             handle = self._next

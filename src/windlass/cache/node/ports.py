@@ -26,8 +26,8 @@ def port_candidates(identity: Identity, node: int) -> tuple[int, ...]:
     text = "windlass ports\0%s\0%s\0%d\0" % (identity.service, identity.run, node)
     for count in range(256):
         seed = hmac.new(identity.key, text.encode("utf-8", "surrogateescape") + b"%d" % count, hashlib.sha256).digest()
-        for at in range(0, len(seed), 4):
-            ports[_FIRST + int.from_bytes(seed[at : at + 4], "little") % (_LAST - _FIRST + 1)] = None
+        for index in range(0, len(seed), 4):
+            ports[_FIRST + int.from_bytes(seed[index : index + 4], "little") % (_LAST - _FIRST + 1)] = None
             if len(ports) == CANDIDATES:
                 return tuple(ports)
     raise AssertionError("no %d ports in 2,048 draws" % CANDIDATES)

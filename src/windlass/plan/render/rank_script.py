@@ -291,11 +291,11 @@ def _command(plan: Plan, job: JobFacts) -> list[str]:
         lines.append(f'cd {quote(plan.request.cwd)} || w_fail "cannot enter the working folder"')
     words = []
     own = plan.request.arguments_at
-    for at, word in enumerate(plan.command):
-        if at in plan.secret_words:
-            words.append(f'"$w_secret_word_{at}"')
+    for index, word in enumerate(plan.command):
+        if index in plan.secret_words:
+            words.append(f'"$w_secret_word_{index}"')
         else:
-            words.append(fillable(word) if plan.request.placeholders and at >= own else quote(word))
+            words.append(fillable(word) if plan.request.placeholders and index >= own else quote(word))
     lines.append("set -- \\")
     lines += [f"  {word} \\" for word in words[:-1]] + [f"  {words[-1]}"]
     lines += command_lines(plan)

@@ -150,7 +150,7 @@ def cut(items: Sequence[Item], block_bytes: int) -> list[Block]:
     blocks: list[Block] = []
     parts: list[Part] = []
     length = source = 0
-    for at, item in enumerate(items):
+    for index, item in enumerate(items):
         if not item.is_file:
             continue
         for chunk in range(chunk_count(item.pin.size, block_bytes)):
@@ -159,7 +159,7 @@ def cut(items: Sequence[Item], block_bytes: int) -> list[Block]:
                 blocks.append(Block(source, length, tuple(parts)))
                 parts, length = [], 0
             source = item.source
-            parts.append(Part(at, chunk, length, size))
+            parts.append(Part(index, chunk, length, size))
             length += size
     if parts:
         blocks.append(Block(source, length, tuple(parts)))
