@@ -1,7 +1,7 @@
 """Plans of every site at 1, 2 and the largest number of nodes, reviewed as text.
 
 A change of the catalog or of planning shows here as a diff that a person reads. To write them anew:
-`WINDLASS_GOLDEN=write make golden`, then read `git diff tests/golden`.
+`WINDLASS_GOLDEN=write pytest tests/golden`, then read `git diff tests/golden`.
 """
 
 from __future__ import annotations
