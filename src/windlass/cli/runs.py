@@ -16,10 +16,10 @@ from windlass.cli.result import Result
 from windlass.errors import UsageError
 from windlass.failure.snapshot_ledger import read_ledger
 from windlass.failure.verdict import Verdict, attempt_folders, read_verdict
-from windlass.run.folder import RunFolder, is_run, open_folder
+from windlass.run.folder import RunFolder
 from windlass.settings import Settings, current_environ, read_settings
 from windlass.supervise.attempts import records
-from windlass.supervise.runs import RunState, cleanable, find_runs, holds_snapshots, state_of
+from windlass.supervise.runs import RunState, cleanable, find_run, find_runs, holds_snapshots, state_of
 from windlass.supervise.stop import stop_run
 
 _DAY_S = 86400.0
@@ -56,24 +56,12 @@ def main(args: argparse.Namespace) -> Result:
         return _list(settings, environ)
     if args.action == "clean":
         return _clean(args, settings, environ)
-    folder = _named(args.run, settings)
+    folder = find_run(args.run, settings.runs_dir)
     if args.action == "show":
         return _show(folder, environ)
     if args.action == "stop":
         return _stop(folder, environ)
     return _resume(args, folder, environ)
-
-
-def _named(text: str, settings: Settings) -> RunFolder:
-    """A run by its folder, or by its name below the folder of runs, as `list` shows it."""
-    path = Path(text)
-    if len(path.parts) == 1 and not path.exists():
-        path = settings.runs_dir.expanduser() / text
-    if not is_run(path):
-        raise UsageError(
-            f"{text} is not a run: there is no folder with a plan.json", hint="`windlass runs list` shows what there is"
-        )
-    return open_folder(path)
 
 
 def _list(settings: Settings, environ: dict[str, str]) -> Result:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from windlass.errors import MachineError
 from windlass.launchers import get_launcher
-from windlass.launchers.base import Launcher, decode, parse_label
+from windlass.launchers.base import Launcher, decode, log_parser
 from windlass.model.plan import Plan
 from windlass.notation.hostlist import expand_hostlist
 
@@ -80,8 +80,7 @@ class RankLogs:
         return range(self.nodes) if ranks is None else sorted({rank // self.ranks_per_node for rank in ranks})
 
     def _read(self, path: Path, ranks: frozenset[int] | None, start: int) -> Iterator[tuple[int, str]]:
-        """Lines as the launcher labelled them, or as windlass did where it wrote the file."""
-        parse = self.launcher.parse_line if self.launcher.output == "files" else parse_label
+        parse = log_parser(self.launcher)
         try:
             stream = path.open("rb")
         except FileNotFoundError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import ClassVar, Literal
 
 import msgspec
@@ -236,6 +236,11 @@ def parse_label(line: str) -> tuple[int | None, str]:
     """The reverse of `label_line`; numbers may be padded with zeros or spaces. Any other line is nobody's."""
     match = _LABEL.match(line)
     return (int(match.group(1)), match.group(2) or "") if match else (None, line)
+
+
+def log_parser(launcher: Launcher) -> Callable[[str], tuple[int | None, str]]:
+    """Reads the lines of a node's log: as the launcher labelled them, or as windlass did where it wrote the file."""
+    return launcher.parse_line if launcher.output == "files" else parse_label
 
 
 def signal_number(words: str) -> int | None:

@@ -189,7 +189,9 @@ def is_run(path: str | Path) -> bool:
 def open_folder(path: str | Path) -> RunFolder:
     """An existing run folder, by its path or the path of its plan."""
     if not is_run(path):
-        raise UsageError(f"{path}: not a run folder (no {PLAN_FILE} in it)", hint="`windlass logs` lists runs")
+        raise UsageError(
+            f"{path}: not a run folder (no {PLAN_FILE} in it)", hint="`windlass runs list` shows what there is"
+        )
     given = Path(path).expanduser().absolute()
     return RunFolder(given.parent if given.name == PLAN_FILE else given)
 

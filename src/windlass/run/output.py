@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TextIO
 
 from windlass.errors import UsageError
-from windlass.launchers.base import Launcher, decode, label_line
+from windlass.launchers.base import Launcher, decode, label_line, log_parser
 from windlass.model.plan import Plan
 
 _READ_BYTES = 1 << 16
@@ -45,11 +45,14 @@ def show_ranks(text: str, world_size: int, *, flag: str = "--show") -> frozenset
 class OutputView:
     """The merged view on the terminal: lines of the chosen ranks, prefixed; windlass' own words on stderr."""
 
-    def __init__(self, shown: frozenset[int] | None, out: TextIO, err: TextIO, *, width: int = 1) -> None:
+    def __init__(
+        self, shown: frozenset[int] | None, out: TextIO, err: TextIO, *, width: int = 1, labels: bool = True
+    ) -> None:
         self._shown = shown
         self._out = out
         self._err = err
         self._width = width
+        self._labels = labels
         self._tint = out.isatty()
         self._broken: list[TextIO] = []
         self._bar = False
@@ -67,14 +70,14 @@ class OutputView:
         if not self.shows(rank):
             return
         self._end_bar()
-        self._write(self._out, f"{self._label(rank)} {_shown(_last_drawn(text) if self._tint else text)}\n")
+        self._write(self._out, f"{self._label(rank)}{_shown(_last_drawn(text) if self._tint else text)}\n")
 
     def bar(self, rank: int, text: str) -> None:
         """A line that is not ended: on a terminal a progress bar is drawn in place, until the next line."""
         if not self._tint or "\r" not in text or not self.shows(rank):
             return
         drawn = _shown(_last_drawn(text))[: _columns(self._out) - self._width - len("[] ") - 1]
-        self._write(self._out, f"\r\x1b[K{self._label(rank)} {drawn}")
+        self._write(self._out, f"\r\x1b[K{self._label(rank)}{drawn}")
         self._bar = True
 
     def _end_bar(self) -> None:
@@ -83,8 +86,10 @@ class OutputView:
             self._write(self._out, "\r\x1b[K")
 
     def _label(self, rank: int) -> str:
+        if not self._labels:
+            return ""
         label = f"[{rank:>{self._width}}]"
-        return f"\x1b[2m{label}\x1b[0m" if self._tint else label
+        return f"\x1b[2m{label}\x1b[0m " if self._tint else f"{label} "
 
     def note(self, text: str) -> None:
         """Words of windlass or of the launcher; control characters of others cannot move the cursor."""
@@ -215,13 +220,13 @@ class NodeLogs:
 
 
 class Tail:
-    """Follows the nodes' files that a launcher's daemons write, as far as the view wants them."""
+    """Follows the nodes' files, which a launcher's daemons or windlass write, as far as the view wants them."""
 
     def __init__(self, plan: Plan, folder: Path, launcher: Launcher, view: OutputView) -> None:
         nodes = range(plan.nodes)
         if view.shown is not None:
             nodes = sorted({rank // plan.ranks_per_node for rank in view.shown})  # type: ignore[assignment]
-        self._launcher = launcher
+        self._parse = log_parser(launcher)
         self._view = view
         self._paths = {node: folder / launcher.node_log.format(node_rank=node) for node in nodes}
         self._lines: dict[int, Lines] = {}
@@ -244,7 +249,7 @@ class Tail:
         return moved
 
     def _show(self, line: bytes) -> None:
-        rank, text = self._launcher.parse_line(decode(line))
+        rank, text = self._parse(decode(line))
         if rank is not None:
             self._view.line(rank, text)
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from windlass.errors import WindlassError
+from windlass.errors import UsageError, WindlassError
 from windlass.failure.evidence import observe
 from windlass.failure.rank_logs import rank_logs
 from windlass.failure.root_cause import RESUME_ME, find_cause
@@ -20,7 +20,7 @@ from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.plan.render.batch_script import EXIT_FILE
 from windlass.procs.command import run_command
-from windlass.run.folder import PLAN_FILE, RunFolder, is_run, read_plan
+from windlass.run.folder import PLAN_FILE, RunFolder, is_run, open_folder, read_plan
 from windlass.run.scheduler_commands import scheduler_environ
 from windlass.schedulers import get_scheduler
 from windlass.schedulers.base import JobState
@@ -55,6 +55,25 @@ def find_runs(runs_dir: Path) -> list[RunFolder]:
     """Run folders below a folder, the oldest first."""
     found = [path.parent for path in runs_dir.expanduser().glob(f"*/{PLAN_FILE}") if is_run(path.parent)]
     return [RunFolder(path) for path in sorted(found, key=lambda path: path.stat().st_mtime)]
+
+
+def find_run(text: str | None, runs_dir: Path) -> RunFolder:
+    """A run by its folder, or by its name below the folder of runs, as `runs list` shows it; None: the last one made.
+    A `UsageError` where there is none."""
+    if text is None:
+        found = find_runs(runs_dir)
+        if not found:
+            raise UsageError(f"no runs in {runs_dir}", hint="give a run folder, or set WINDLASS_RUNS")
+        return found[-1]
+    path = Path(text)
+    if len(path.parts) == 1 and not path.exists():
+        path = runs_dir.expanduser() / text
+    if not is_run(path):
+        raise UsageError(
+            f"{text} is not a run folder: there is no {PLAN_FILE} in it",
+            hint="`windlass runs list` shows what there is",
+        )
+    return open_folder(path)
 
 
 def state_of(folder: RunFolder, environ: Mapping[str, str]) -> RunState:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from unit.cli.typed import Ended, in_process, run_here
+from unit.cli.typed import Ended, argv, environment, in_process, run_here, running, windlass
+from waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +29,65 @@ def _logs(runs: Path, name: str, *words: str) -> Ended:
     return in_process("logs", str(path), *words, cwd=runs)
 
 
-def test_runs_are_listed_with_how_they_ended(runs: Path) -> None:
-    text = in_process("logs", cwd=runs).stdout
-    assert [line.split("  ")[1] for line in text.splitlines()] == ["failed, code 9", "ok, code 0"]
+def test_the_last_run_is_shown_where_none_is_named(tmp_path: Path) -> None:
+    for name in ("first", "last"):
+        assert run_here("-q", "--name", name, "--", "echo", name, cwd=tmp_path).code == 0
+    assert in_process("logs", cwd=tmp_path).stdout.splitlines() == ["last"]
+
+
+def test_a_run_is_found_by_its_name(runs: Path) -> None:
+    (path,) = (runs / "runs").glob("two-*")
+    assert in_process("logs", path.name, "--rank", "1", cwd=runs).stdout.splitlines() == ["out 1", "err 1", "ü"]
+
+
+def test_earlier_starts_are_read_by_their_number(tmp_path: Path) -> None:
+    again = "n = os.environ['WINDLASS_ATTEMPT']; print('start', n, flush=True); os.kill(os.getpid(), 9 * (n == '0'))"
+    (tmp_path / "again.py").write_text(f"import os; {again}")
+    done = run_here("-q", "-r", "1", "--restarts", "1", "again.py", cwd=tmp_path)
+    assert done.code == 0, done.text
+    assert in_process("logs", "--attempt", "1", cwd=tmp_path).stdout.splitlines()[0] == "start 0"
+    assert in_process("logs", "--attempt", "2", cwd=tmp_path).stdout.splitlines() == ["start 1"]
+    assert in_process("logs", cwd=tmp_path).stdout.splitlines() == ["start 1"]
+    ended = in_process("logs", "--attempt", "3", cwd=tmp_path)
+    assert ended.code == 2 and "the run was started 2 times" in ended.stderr
+
+
+def test_a_run_is_followed_to_its_end(tmp_path: Path) -> None:
+    script = (
+        "import os, time; print('begun', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.1)\nprint('done')"
+    )
+    (tmp_path / "wait.py").write_text(script)
+    with running("-q", "wait.py", cwd=tmp_path) as child:
+        wait_until(lambda: bool(list(tmp_path.glob("runs/*/out/*"))), timeout_s=60, what="the rank has written")
+        follower = subprocess.Popen(
+            argv("logs", "-f"), cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert follower.stdout is not None and follower.stdout.readline() == "begun\n"
+            (tmp_path / "go").touch()
+            said, _ = follower.communicate(timeout=60)
+        finally:
+            follower.kill()
+            follower.wait()
+        child.communicate(timeout=60)
+    assert (follower.returncode, said) == (0, "done\n")
+
+
+def test_a_queued_job_is_said_to_wait_and_for_what(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "queued-1"
+    words = ("--scheduler", "slurm", "--site", "generic-slurm", "--json", "--", "true")
+    for part in ("out", "where", "ends", "comm"):
+        (folder / part).mkdir(parents=True)
+    (folder / "plan.json").write_text(in_process("plan", *words, cwd=tmp_path).stdout)
+    (folder / "job_id").write_text("12\n")
+    (tmp_path / "bin").mkdir()
+    for name in ("squeue", "scontrol", "sacct"):
+        program = tmp_path / "bin" / name
+        program.write_text("#!/bin/sh\necho 'JobId=12 JobState=PENDING Reason=Resources Dependency=(null)'\n")
+        program.chmod(0o700)
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    said = windlass("logs", cwd=tmp_path, env={"PATH": path})
+    assert said.stdout.strip() == "job 12 is waiting: Resources", said.text
 
 
 def test_where_there_are_none_it_says_where_it_looked(tmp_path: Path) -> None:
@@ -56,7 +115,9 @@ def test_the_place_of_each_rank_is_shown(runs: Path) -> None:
     rows = json.loads(_logs(runs, "two", "--where", "--json").stdout)
     assert [row["rank"] for row in rows] == [0, 1]
     assert all(row["cpus"] and row["host"] and row["pid"] for row in rows)
-    assert _logs(runs, "two", "--where").stdout.startswith("rank    0  ")
+    text = _logs(runs, "two", "--where").stdout
+    assert text.startswith("rank    0  ")
+    assert [line.rpartition(" pid ")[2] for line in text.splitlines()] == [str(row["pid"]) for row in rows]
 
 
 @pytest.mark.parametrize(
