@@ -17,7 +17,7 @@ import pytest
 import leftovers
 import windlass
 from conformance.launcher_cases import HOSTILE
-from standins.sites import Site, flux_site, pbs_site
+from standins.sites import Site, flux_site, pbs_site, real
 from waiting import wait_until
 from windlass.schedulers import get_scheduler
 from windlass.schedulers.base import JobState
@@ -242,3 +242,47 @@ def test_the_walltime_of_a_pbs_job_is_known_and_told_without_a_flag(tmp_path: Pa
         log = home / "own.log"
         wait_until(lambda: "time is up" in log.read_text(), timeout_s=60, what="the end is told", state=log.read_text)
         assert "on request" not in log.read_text()
+
+
+@contextlib.contextmanager
+def flux_machine(folder: Path) -> Iterator[Machine]:
+    with _machine("flux", folder) as machine:
+        machine.site.env["STANDIN_GRACE"] = "30"  # the real one waits for 5 s, in which a busy machine does little
+        yield machine
+
+
+def test_at_the_time_limit_of_flux_the_ranks_save_and_leave(tmp_path: Path) -> None:
+    """Flux sends SIGALRM and SIGHUP to windlass, and SIGALRM to every process of the ranks."""
+    script = "trap 'touch saved.$RANK; exit 0' TERM; touch started.$RANK; while :; do sleep 0.1; done"
+    with flux_machine(tmp_path / "site") as machine:
+        home = machine.site.home
+        job_id = machine.submit("sh", "-c", script, options=("--time", "30s" if real() else "4m"))
+        wait_until(lambda: len(list(home.glob("started.*"))) == 4, timeout_s=60, what="all run", state=machine.log)
+        if not real():
+            folder = machine.site.folder
+            first = min(int(path.stem) for path in (folder / "jobs").glob("*.json"))  # the second is its step
+            (folder / "expired" / str(first)).touch()
+        assert machine.wait(job_id, OVER)[0] is JobState.TIMEOUT, machine.log()
+        assert len(list(home.glob("saved.*"))) == 4, machine.log()
+        verdict = json.loads((home / "run" / "verdict.json").read_text())
+        assert verdict["cause"]["kind"] == "walltime", machine.log()
+        assert "time of this allocation is up" in machine.log()
+
+
+def test_until_done_goes_on_in_another_job_of_the_same_flux(tmp_path: Path) -> None:
+    """The end is known from `flux job timeleft`; the next job is not submitted to the instance that ends."""
+    script = (
+        "[ -e again ] && exit 0; trap 'touch again; exit 85' USR2; "
+        "touch started.$RANK; while [ ! -e again ]; do sleep 0.1; done; exit 85"
+    )
+    with flux_machine(tmp_path / "site") as machine:
+        home = machine.site.home
+        first = machine.submit("sh", "-c", script, options=("--time", "40s", "--until-done"))
+        assert machine.wait(first, OVER)[0] is not JobState.DONE, machine.log()
+        second = (home / "run" / "job_id").read_text().strip()
+        assert second != first, machine.log()
+        machine.wait(second, OVER)
+        assert ": done" in machine.windlass("runs", "show", "run").stdout, machine.log()
+        earlier = next((home / "run").glob("job-*.log")).read_text()
+        assert "asking the ranks to save and leave" in earlier
+        assert "the allocation's time is up" in earlier

@@ -151,7 +151,14 @@ def execute(options: argparse.Namespace, job: dict[str, Any], hosts: list[str]) 
         return not_started(job, planned, options.command[0], problem)
     (flux.folder() / "pids" / str(job["id"])).write_text(" ".join(str(c.pid) for c in started.children.values()))
     ends = Ends(job, shell, planned, Path(options.command[0]).name, started, files)
-    tasks.wait(started, end_on_failure=False, grace_s=_GRACE_S, on_end=ends.on_end, asked=ends.asked)
+    tasks.wait(
+        started,
+        end_on_failure=False,
+        grace_s=_GRACE_S,
+        on_end=ends.on_end,
+        asked=ends.asked,
+        only_told=(signal.SIGUSR1, signal.SIGUSR2),
+    )
     return conclude(job, started, ends.fatal)
 
 

@@ -98,7 +98,7 @@ def flux_site(folder: Path, nodes: Sequence[str] = (), *, cores: int = 2, gpus: 
         with _real_flux(folder) as site:
             yield site
         return
-    for name in ("jobs", "scripts", "cancelled", "ending", "pids", "home"):
+    for name in ("jobs", "scripts", "cancelled", "expired", "ending", "pids", "home"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     names = tuple(nodes) or ("node1", "node2", "node3", "node4")
     env = _plain_env((_HERE / "flux",), folder / "home") | {

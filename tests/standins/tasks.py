@@ -176,13 +176,16 @@ def wait(
     on_end: Callable[[int, int], None],
     asked: Callable[[], int | None] = lambda: None,
     passed_on: Sequence[int] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP),
+    only_told: Sequence[int] = (),
 ) -> None:
     """Wait for all ranks. With `end_on_failure` the first failing one ends the others: SIGTERM, and SIGKILL after
-    `grace_s`. A signal of `passed_on` to the launcher, or one that `asked` tells of, does the same. On return every
-    rank is gone and its output was written."""
+    `grace_s`. A signal of `passed_on` to the launcher, or one that `asked` tells of, does the same; one of `only_told`
+    is handed on and nothing else. On return every rank is gone and its output was written."""
     received: list[int] = []
     for number in passed_on:
         signal.signal(number, lambda got, _frame: received.append(got))
+    for number in only_told:
+        signal.signal(number, lambda got, _frame: running.kill(got))
     deadline = time.monotonic() + LONGEST_RUN_S
     kill_at: float | None = None
     while len(running.ended) < len(running.children):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import shutil
+import signal
 from pathlib import Path
 
 from windlass.failure.ends import End, read_ends, read_seats
@@ -18,6 +20,7 @@ _LINES = 60
 _MAX_RANKS = 64
 """Ranks whose last lines are kept one by one; the whole logs stay where they are anyway."""
 _MAX_NODES = 64
+_TIME_LIMIT = re.compile(r"\Atimeout: resource allocation expired")
 
 
 def observe(logs: RankLogs, exit_code: int, launcher: RankFailure | None, *, stopped: bool = False) -> Observed:
@@ -34,7 +37,22 @@ def observe(logs: RankLogs, exit_code: int, launcher: RankFailure | None, *, sto
         if not failed and is_secondary(said, said, lines[said.rank]) and (other := _rank_with_error(logs)):
             rank, lines[rank] = other
             ends = (*ends, _unreported(logs, rank, hosts.get(rank, ""), 1))
-    return Observed(exit_code=exit_code, ends=ends, last_lines=lines, launcher=launcher, stopped=stopped)
+    over = _time_was_up(exit_code, launcher, stopped)
+    return Observed(
+        exit_code=exit_code,
+        ends=ends,
+        last_lines=lines,
+        launcher=launcher,
+        stopped=stopped and not over,
+        time_up=over,
+    )
+
+
+def _time_was_up(exit_code: int, launcher: RankFailure | None, stopped: bool) -> bool:
+    """The scheduler told windlass (SIGALRM), or the launcher says that it ended the ranks for it."""
+    if stopped:
+        return exit_code == 128 + signal.SIGALRM
+    return launcher is not None and bool(_TIME_LIMIT.search(launcher.said))
 
 
 def first_failure(logs: RankLogs, seen: Observed) -> RankFailure | None:

@@ -141,6 +141,8 @@ class Launcher(ABC):
     """Its messages always name the rank that failed first. Otherwise the rank script stays the parent and tells it."""
     ends_others: ClassVar[bool] = True
     """When one rank fails it ends the others by itself, also where they never called MPI."""
+    sends_alarm: ClassVar[bool] = False
+    """At the time limit its tasks, and whatever these have started, get SIGALRM instead of SIGTERM."""
     multi_node: ClassVar[bool] = True
     again: ClassVar[tuple[str, ...]] = ()
     """Words for a start after one that failed, where what is left of that one could be in its way."""

@@ -51,6 +51,7 @@ class FluxRun(Launcher):
     binds_lists = True
     names_failed_rank = False
     ends_others = False
+    sends_alarm = True
     unwatched = ("-o", "exit-on-error")
 
     def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:

@@ -97,7 +97,7 @@ def execute(
                     if sidecar is None or sidecar.start(lambda: bool(heard.stops)):
                         stopped_by = drive(job, heard, environ, lambda: kill_step(plan, environ), sidecar, watch)
                     else:
-                        stopped_by = heard.stops[0]
+                        stopped_by = heard.stopped_by
                 finally:
                     job.kill()
                     if sidecar is not None:
@@ -150,7 +150,7 @@ def _watch(
 ) -> signal.Signals | None:
     asked: float | None = None
     killed: float | None = None
-    seen = 0
+    stopping = False
     while not job.done:
         _pump(job, selector, heard.wakeup, _TICK_S)
         job.poll()
@@ -162,14 +162,11 @@ def _watch(
         now = time.monotonic()
         while heard.for_ranks:
             job.pass_on(heard.for_ranks.pop(0))
-        if len(heard.stops) > seen and not job.done:
-            if seen == 0:
-                job.view.note(f"windlass: {heard.stops[0].name}, stopping all ranks (again to kill them)")
-                job.ask_to_stop(heard.stops[0])
-                asked = now
-            elif killed is None:
-                asked = now - job.plan.grace_s
-            seen = len(heard.stops)
+        if heard.stops and not stopping and not job.done:
+            _ask_to_stop(job, heard)
+            stopping, asked = True, now
+        if stopping and heard.impatient and killed is None:
+            asked = now - job.plan.grace_s
         if job.failing and asked is None:
             asked = now
         if asked is not None and killed is None and now - asked >= job.plan.grace_s and not job.done:
@@ -184,7 +181,16 @@ def _watch(
         _pump(job, selector, heard.wakeup, 0.02)
     while job.tail() and time.monotonic() < end:
         time.sleep(0.01)
-    return heard.stops[0] if seen else None
+    return heard.stopped_by if stopping or heard.time_up else None
+
+
+def _ask_to_stop(job: Job, heard: Heard) -> None:
+    if heard.time_up:
+        job.view.note("windlass: the time of this allocation is up: asking the ranks to save and leave")
+        job.ask_to_stop(signal.SIGTERM)
+    else:
+        job.view.note(f"windlass: {heard.stops[0].name}, stopping all ranks (again to kill them)")
+        job.ask_to_stop(heard.stops[0])
 
 
 def _pump(job: Job, selector: selectors.BaseSelector, wakeup: int, timeout_s: float) -> None:

@@ -8,7 +8,9 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM)
+_NOT_A_PERSON = (signal.SIGHUP, signal.SIGALRM)
+"""Flux sends both at a time limit, and a hang-up after SIGTERM where it cancels: nobody has lost patience."""
 _FOR_RANKS = (signal.SIGUSR1, signal.SIGUSR2)
 """Schedulers send them before the time is up; windlass itself would die of them."""
 
@@ -20,6 +22,21 @@ class Heard:
     wakeup: int
     stops: list[signal.Signals] = field(default_factory=list)
     for_ranks: list[signal.Signals] = field(default_factory=list)
+
+    @property
+    def time_up(self) -> bool:
+        """The scheduler says that the time of the allocation is over."""
+        return signal.SIGALRM in self.stops
+
+    @property
+    def stopped_by(self) -> signal.Signals | None:
+        """What asked to stop: the end of the allocation's time, else what came first."""
+        return signal.SIGALRM if self.time_up else self.stops[0] if self.stops else None
+
+    @property
+    def impatient(self) -> bool:
+        """Whoever asked to stop has asked again."""
+        return sum(sig not in _NOT_A_PERSON for sig in self.stops) > 1
 
 
 @contextlib.contextmanager

@@ -76,12 +76,15 @@ def submit(prepared: Submission, environ: Mapping[str, str]) -> Submission:
     return Submission(plan=prepared.plan, folder=prepared.folder, script=prepared.script, job_id=job_id)
 
 
-def submit_script(plan: Plan, script: str, environ: Mapping[str, str]) -> str:
-    """Submit and return the job id. A refusal is an error in words, with what to do about it."""
+def submit_script(plan: Plan, script: str, environ: Mapping[str, str], *, from_job: bool = False) -> str:
+    """Submit and return the job id. A refusal is an error in words, with what to do about it. `from_job`: this is a
+    job, and the new one goes to the scheduler that runs it."""
     scheduler = get_scheduler(plan.scheduler)
     require_submit_program(plan, environ)
-    found = scheduler_environ(scheduler, environ)
-    done = run_command(scheduler.submit_argv(script), timeout_s=_SUBMIT_TIMEOUT_S, env=found, check=False)
+    argv = scheduler.submit_argv(script)
+    if from_job:
+        argv = scheduler.outside_argv(argv, environ)
+    done = run_command(argv, timeout_s=_SUBMIT_TIMEOUT_S, env=scheduler_environ(scheduler, environ), check=False)
     if done.code != 0:
         raise scheduler.explain_refusal(done.code, done.stderr + done.stdout)
     return scheduler.parse_submit(done.stdout)

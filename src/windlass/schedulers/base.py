@@ -170,6 +170,10 @@ class Scheduler(ABC):
         """The partitions or queues that users may submit to; limits that are not said are absent."""
         return ()
 
+    def outside_argv(self, argv: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str, ...]:
+        """A command of this backend as a job has to give it, so that the scheduler that runs this job answers."""
+        return argv
+
     def restarts(self, environ: Mapping[str, str]) -> int:
         """How often this job had been put back into the queue when this start of it began, from inside it."""
         return 0

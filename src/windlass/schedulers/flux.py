@@ -44,7 +44,12 @@ _RESULTS = {
     "CANCELED": JobState.CANCELLED,
     "TIMEOUT": JobState.TIMEOUT,
 }
-_ALLOCATION = 'flux hostlist local && flux resource list --no-header --format="{state} {nnodes} {ncores} {ngpus}"'
+_ALLOCATION = (
+    'flux hostlist local && flux resource list --no-header --format="{state} {nnodes} {ncores} {ngpus}" && '
+    'echo "now $(date +%s) left $(flux job timeleft 2>/dev/null)"'
+)
+_LEFT = re.compile(r"now (\d+) left (\d+)")
+_NO_LIMIT_S = 2**32 - 1
 # SIGKILL first: a cancel alone gives the tasks another five seconds.
 _KILL_STEP = (
     'for id in $(flux jobs --no-header --format="{id}" --name="$1"); do '
@@ -106,7 +111,7 @@ class Flux(Scheduler):
     def parse_allocation(
         self, environ: Mapping[str, str], read_text: Callable[[str], str], output: str | None = None
     ) -> Allocation:
-        """From `flux hostlist local` (first line) and `flux resource list` (the rest)."""
+        """From `flux hostlist local` (first line), `flux resource list` and `flux job timeleft`."""
         lines = (output or "").strip().splitlines()
         if not lines:
             raise UsageError("flux hostlist printed no hosts", hint="is FLUX_URI that of a running instance?")
@@ -121,6 +126,7 @@ class Flux(Scheduler):
             job_id=environ.get("FLUX_JOB_ID") or environ.get("FLUX_ENCLOSING_ID") or "",
             hosts=hosts,
             gpus_per_node=gpus // nodes if gpus and nodes else None,
+            end_time_s=_end_time_s(lines[-1]),
         )
 
     def directives(self, spec: JobSpec, site: SchedulerSpec) -> tuple[Argument, ...]:
@@ -136,6 +142,11 @@ class Flux(Scheduler):
 
     def submit_argv(self, script: str) -> tuple[str, ...]:
         return ("flux", "batch", script)
+
+    def outside_argv(self, argv: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str, ...]:
+        """A batch job is an instance of its own, which ends with it and does not know the job that it is."""
+        inside = environ.get("FLUX_ENCLOSING_ID") and not environ.get("FLUX_JOB_ID")
+        return (argv[0], "--parent", *argv[1:]) if inside else argv
 
     def directive_line(self, argument: Argument) -> str:
         """Flux reads directives with a lexer of its own, to which three quotes in a row are one: a shell's way to write
@@ -190,6 +201,13 @@ class Flux(Scheduler):
 
     def kill_step_argv(self, environ: Mapping[str, str], step_name: str) -> tuple[str, ...] | None:
         return ("sh", "-c", _KILL_STEP, "sh", step_name) if environ.get("FLUX_URI") else None
+
+
+def _end_time_s(line: str) -> float | None:
+    found = _LEFT.match(line.strip())
+    if found is None or int(found[2]) >= _NO_LIMIT_S:
+        return None
+    return float(int(found[1]) + int(found[2]))
 
 
 def _node_groups(output: str) -> Iterator[NodeGroup]:

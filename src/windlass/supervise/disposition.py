@@ -27,8 +27,8 @@ def ask_disposition(plan: Plan, environ: Mapping[str, str], deadline_s: float | 
         return ""
     scheduler = get_scheduler(plan.scheduler)
     try:
-        found = scheduler_environ(scheduler, environ)
-        done = run_command(scheduler.status_argv(plan.job_id), timeout_s=_ASK_S, env=found, check=False)
+        argv = scheduler.outside_argv(scheduler.status_argv(plan.job_id), environ)
+        done = run_command(argv, timeout_s=_ASK_S, env=scheduler_environ(scheduler, environ), check=False)
     except WindlassError:
         return ""
     status = scheduler.parse_status(done.stdout, done.code, plan.job_id)

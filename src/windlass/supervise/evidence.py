@@ -44,11 +44,12 @@ def gather(ended: Ended, folder: RunFolder, environ: Mapping[str, str]) -> tuple
     plan, record = ended.plan, ended.record
     logs = rank_logs(plan, folder.path)
     stopped = record.outcome == "stopped"
-    time_up = _time_up(ended, folder)
+    told = observe(logs, record.exit_code, record.failure, stopped=stopped)
+    time_up = told.time_up or _time_up(ended, folder)
     after = None if stopped or time_up else _diagnose_after(ended, folder, environ)  # at the end each second counts
     where, odd = _rank_states(ended, logs)
     seen = msgspec.structs.replace(
-        observe(logs, record.exit_code, record.failure, stopped=stopped),
+        told,
         time_up=time_up,
         job=_disposition(ended, time_up, environ),
         hang=ended.watch.hang,

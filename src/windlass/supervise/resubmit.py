@@ -39,7 +39,7 @@ def resubmit(
     log = folder.part(LOG_FILE)
     if log.exists():  # the next job begins its log anew; this one goes on writing under the other name
         log.rename(folder.part(f"job-{plan.job_id}.log"))
-    job_id = submit_script(plan, str(script), environ)
+    job_id = submit_script(plan, str(script), environ, from_job=True)
     folder.write("job_id", job_id + "\n")
     return job_id
 

@@ -28,6 +28,22 @@ def test_hosts_and_devices_come_from_the_instance() -> None:
     assert busy.gpus_per_node == 4
 
 
+@pytest.mark.parametrize(
+    ("line", "end_s"),
+    [("now 1000 left 90", 1090.0), ("now 1000 left 4294967295", None), ("now 1000 left ", None), ("", None)],
+)
+def test_the_end_of_the_allocation_is_what_timeleft_says(line: str, end_s: float | None) -> None:
+    output = f"node[1-2]\nfree 2 8 0\nallocated 0 0 0\n{line}\n"
+    assert Flux().parse_allocation(ENVIRON, no_file, output).end_time_s == end_s
+
+
+def test_a_batch_job_asks_its_parent_and_everybody_else_the_own_instance() -> None:
+    argv = Flux().submit_argv("b.sh")
+    assert Flux().outside_argv(argv, ENVIRON) == ("flux", "--parent", "batch", "b.sh")
+    assert Flux().outside_argv(argv, {"FLUX_URI": "local:///run/flux/local"}) == argv
+    assert Flux().outside_argv(argv, {**ENVIRON, "FLUX_JOB_ID": "ƒ7"}) == argv  # a step of the instance
+
+
 @pytest.mark.parametrize("output", ["", None, "\n", "node[1-\n"])
 def test_no_or_malformed_hosts_are_an_error(output: str | None) -> None:
     with pytest.raises(UsageError, match="flux hostlist"):

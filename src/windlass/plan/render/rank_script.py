@@ -21,6 +21,11 @@ from windlass.notation.cpulist import format_cpulist
 from windlass.notation.shell import comment, expandable, fillable, quote
 from windlass.plan.cache import command_lines, view_lines
 
+_NO_ALARM = (
+    "# At its time limit the launcher sends SIGALRM to all processes: the rank hears it as SIGTERM.",
+    "trap '' ALRM",
+)
+_ALARM = ("trap 'w_forward TERM' ALRM",)
 EXIT_BROKEN = 70
 """Exit code of a rank script that cannot start the command for a reason of its own."""
 
@@ -357,6 +362,7 @@ def _start(plan: Plan) -> list[str]:
         return ["", 'exec "$@"']
     sent = {"HUP": "HUP", "INT": "TERM", "TERM": "TERM", "USR1": "USR1", "USR2": "USR2"}
     forward = [f"trap 'w_forward {send}' {got}" for got, send in sent.items()]
+    alarm = get_launcher(plan.launcher).sends_alarm
     return [
         "",
         "# This script stays the parent and reports the end: nobody else can wait for the rank.",
@@ -364,8 +370,10 @@ def _start(plan: Plan) -> list[str]:
         "w_child= w_early=",
         'w_forward() { if [ -n "$w_child" ]; then kill -"$1" "$w_child" 2>/dev/null; else w_early=$1; fi; }',
         *forward,
+        *(_NO_ALARM if alarm else ()),
         '"$@" <&0 &',
         "w_child=$!",
+        *(_ALARM if alarm else ()),
         "# A signal that came before there was a rank; what has not become its program yet would not hear it.",
         'if [ -n "$w_early" ]; then (PATH=$w_path; sleep 1); w_forward "$w_early"; fi',
         'wait "$w_child"; w_code=$?',
