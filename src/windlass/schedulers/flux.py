@@ -193,8 +193,9 @@ class Flux(Scheduler):
         return offers_of(_node_groups(output))
 
     def queues_argv(self) -> tuple[tuple[str, ...], ...]:
+        # Inside `flux alloc` the queues are those of the instance around it; outside, --parent means nothing.
         columns = "{queuem}|{limits.timelimit}|{limits.min.nnodes}|{limits.max.nnodes}"
-        return (("flux", "queue", "list", "--no-header", f"--format={columns}"),)
+        return (("flux", "--parent", "queue", "list", "--no-header", f"--format={columns}"),)
 
     def parse_queues(self, output: str) -> tuple[QueueSpec, ...]:
         return parse_flux_queues(output)
