@@ -176,3 +176,18 @@ def test_a_run_folder_that_cannot_be_made_is_refused(slurm: SlurmCluster, hostil
     with allocated(slurm, hostile_dir, "-N2", "--exclusive") as job:
         assert "cannot make the run folder" in _refused(job, str(SHOW))
         assert "cannot make the run folder" in _refused(job, "--run-dir", "/proc/nowhere", str(SHOW))
+
+
+def test_a_part_of_one_node_is_enough(slurm: SlurmCluster, tmp_path: Path) -> None:
+    with allocated(slurm, tmp_path, "-n1") as job:
+        done = job.run_python("--show", "all", str(SHOW))
+    assert done.code == 0, done.text
+    assert len(json_lines(done.stdout)) == 1
+
+
+def test_tasks_that_nodes_cannot_share_evenly_are_refused_with_what_to_say(slurm: SlurmCluster, tmp_path: Path) -> None:
+    with allocated(slurm, tmp_path, "-N2", "-n3") as job:
+        told = _refused(job, str(SHOW))
+        done = job.run_python("-r", "1", "--show", "all", str(SHOW))
+    assert "made for 3 tasks, not the same number on each node: 2, 1" in told and "--ranks-per-node 1" in told
+    assert done.code == 0, done.text

@@ -114,6 +114,8 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     hosts: tuple[str, ...]
     cpus_per_node: int | None = None
     tasks_per_node: int | None = None
+    uneven_tasks: tuple[int, ...] = ()
+    """Tasks of each node in order, where their number is not the same on all."""
     gpus_per_node: int | None = None
     end_time_s: float | None = None
     whole_nodes: bool | None = None

@@ -104,6 +104,8 @@ def _step_cpus(shape: Shape, binding: Binding, topology: Topology) -> int | None
     if each is None or not binding.by_launcher:
         return each
     bound = {cpu for rank in binding.ranks for cpu in rank.cpus}
+    if not bound:
+        return each
     blocked = {*topology.reserved, *binding.agent_cpus, *binding.comm_cpus}
     usable = [core for core in topology.usable_cores() if not set(core.cpus) & blocked]
     whole = all(core.id in bound for core in usable)

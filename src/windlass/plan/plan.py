@@ -145,14 +145,14 @@ def _binding(request: Request, site: Site, topology: Topology, shape: Shape) -> 
     if asked.agent_cpus and not any(rank.cpus for rank in made.ranks):  # none is to spare: agents share the ranks'
         made = bind(topology, replace(asked, agent_cpus=()))
     launcher = get_launcher(shape.launcher)
-    if not shape.whole_nodes and shape.nodes > 1:
+    if shape.cores_unknown:
         return _left_to_launcher(made)
     by_launcher = launcher.binds_lists and spec.launcher_binds and topology.whole and shape.whole_nodes
     return msgspec.structs.replace(made, by_launcher=by_launcher)
 
 
 def _left_to_launcher(made: Binding) -> Binding:
-    """Parts of several nodes: each node may have given us other cores, so one list cannot fit them all."""
+    """Parts of nodes: each may have given us other cores than are seen here, so one list cannot fit them all."""
     ranks = tuple(msgspec.structs.replace(rank, cpus=(), nic=None) for rank in made.ranks)
     because = "the job has parts of its nodes, not the same cores on each: the launcher divides what there is"
     return msgspec.structs.replace(made, ranks=ranks, because=because, by_launcher=True)

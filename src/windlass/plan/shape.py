@@ -43,6 +43,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     hosts: str | None
     part_of_allocation: bool
     whole_nodes: bool
+    cores_unknown: bool = False
+    """Parts of nodes, and which cores of each is the launcher's knowledge alone."""
     counted_cpus: int | None = None
     """CPUs per rank by the scheduler's count, for nodes that we cannot look at."""
     remarks: tuple[Remark, ...] = ()
@@ -108,6 +110,7 @@ def decide_shape(
         hosts=hosts,
         part_of_allocation=part,
         whole_nodes=_whole_nodes(allocation, topology),
+        cores_unknown=not _whole_nodes(allocation, topology) and (nodes > 1 or not _has_cores(allocation, topology)),
         counted_cpus=_counted_cpus(allocation, offer, len(visible), ranks, scheduler),
         remarks=(*told, *remarks, *queue.remarks),
     )
@@ -176,8 +179,13 @@ def _whole_nodes(allocation: Allocation | None, topology: Topology) -> bool:
     """Whether every node of the job is ours as a whole, as far as the scheduler says."""
     if allocation is None or allocation.whole_nodes is True:
         return True
-    enough = allocation.cpus_per_node is None or allocation.cpus_per_node >= len(topology.usable_cores())
-    return allocation.whole_nodes is not False and enough
+    return allocation.whole_nodes is not False and _has_cores(allocation, topology)
+
+
+def _has_cores(allocation: Allocation | None, topology: Topology) -> bool:
+    """Whether the job may have all cores that are seen here, by the scheduler's count."""
+    counted_cpus = allocation.cpus_per_node if allocation else None
+    return counted_cpus is None or counted_cpus >= len(topology.usable_cores())
 
 
 def device_numbers(topology: Topology, unit: str, tiles_per_card: int) -> tuple[int, ...]:
@@ -260,6 +268,13 @@ def _ranks_per_node(
     if asked is not None and asked < 1:
         raise UsageError(f"--ranks-per-node {asked}", hint="give 1 or more")
     tasks = allocation.tasks_per_node if allocation else None
+    if asked is None and not devices and allocation and allocation.uneven_tasks and request.nodes is None:
+        made = ", ".join(str(count) for count in allocation.uneven_tasks[:8])
+        raise UsageError(
+            f"the allocation was made for {sum(allocation.uneven_tasks)} tasks, not the same number on each node: "
+            f"{made}",
+            hint=f"say --ranks-per-node {min(allocation.uneven_tasks)}, or allocate with --ntasks-per-node",
+        )
     if asked is None and devices:
         asked = len(devices) * ranks_per_device
     if asked is None:

@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from string import Template
 
@@ -91,6 +91,17 @@ def _remove_elsewhere(
         view.note(f"windlass: caches may be left in {parent} on the other nodes: {error.message}")
 
 
+def _exact_time(source: Path) -> Callable[[tarfile.TarInfo], tarfile.TarInfo]:
+    """A filter that keeps times to the nanosecond: build tools compare them with what they wrote down."""
+
+    def exact(info: tarfile.TarInfo) -> tarfile.TarInfo:
+        whole, part = divmod((source / info.name).lstat().st_mtime_ns, 10**9)
+        info.pax_headers = {**info.pax_headers, "mtime": f"{whole}.{part:09d}"}
+        return info
+
+    return exact
+
+
 def _save(source: Path, keep: Path) -> None:
     """One archive, replaced as a whole, so that a job which starts meanwhile reads the old one or the new one."""
     if not source.is_dir():
@@ -98,10 +109,10 @@ def _save(source: Path, keep: Path) -> None:
     keep.mkdir(parents=True, exist_ok=True)
     partial = keep / f".{_KEEP_FILE}.{os.getpid()}"
     try:
-        with tarfile.open(partial, "w") as archive:
+        with tarfile.open(partial, "w", format=tarfile.PAX_FORMAT) as archive:
             for entry in sorted(source.iterdir()):
                 if entry.name != ".ready":
-                    archive.add(entry, arcname=entry.name)
+                    archive.add(entry, arcname=entry.name, filter=_exact_time(source))
         partial.replace(keep / _KEEP_FILE)
     finally:
         partial.unlink(missing_ok=True)

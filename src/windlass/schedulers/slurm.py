@@ -155,6 +155,7 @@ class Slurm(Scheduler):
             hosts=hosts,
             cpus_per_node=_least(environ.get("SLURM_JOB_CPUS_PER_NODE"), "SLURM_JOB_CPUS_PER_NODE"),
             tasks_per_node=_tasks_per_node(environ) if step is None else None,
+            uneven_tasks=_uneven_tasks(environ) if step is None else (),
             step_tasks=step,
             gpus_per_node=_gpus_per_node(environ),
             end_time_s=float(end) if end.isdecimal() else None,
@@ -316,6 +317,14 @@ def _tasks_per_node(environ: Mapping[str, str]) -> int | None:
     if environ.get("SLURM_NTASKS"):
         return _least(environ.get("SLURM_TASKS_PER_NODE"), "SLURM_TASKS_PER_NODE")
     return None
+
+
+def _uneven_tasks(environ: Mapping[str, str]) -> tuple[int, ...]:
+    """Tasks of each node, where somebody asked for a number that the nodes cannot share evenly."""
+    if environ.get("SLURM_NTASKS_PER_NODE", "").isdecimal() or not environ.get("SLURM_NTASKS"):
+        return ()
+    counts = tuple(parse_counts(environ.get("SLURM_TASKS_PER_NODE", "1"), "SLURM_TASKS_PER_NODE"))
+    return counts if len(set(counts)) > 1 else ()
 
 
 def _gpus_per_node(environ: Mapping[str, str]) -> int | None:

@@ -6,6 +6,7 @@ import pytest
 
 from planning import PLAIN, plan_for
 from windlass.errors import UsageError
+from windlass.model.origin import argv_of
 from windlass.model.request import Allocation, Request
 from windlass.plan.shape import run_name
 
@@ -53,6 +54,22 @@ def test_a_scheduler_has_a_usual_launcher(scheduler: str, launcher: str) -> None
 def test_some_hosts_of_the_allocation_can_be_named() -> None:
     plan, _ = plan_for("generic-slurm", allocation=SLURM, topology=PLAIN, hosts="n[2-3]")
     assert (plan.nodes, plan.hosts) == (2, "n[2-3]")
+
+
+def test_a_part_of_one_node_is_left_to_the_launcher_which_knows_its_cores() -> None:
+    part = Allocation(scheduler="slurm", job_id="7", hosts=("n1",), cpus_per_node=1, tasks_per_node=1)
+    plan, _ = plan_for("generic-slurm", allocation=part, topology=PLAIN)
+    assert len(PLAIN.usable_cores()) > 1
+    assert "--cpus-per-task=1" in argv_of(plan.launch)
+    assert not any(word.startswith("--cpu-bind=mask") for word in argv_of(plan.launch))
+    assert all(not rank.cpus for rank in plan.binding.ranks)
+
+
+def test_tasks_that_nodes_cannot_share_evenly_are_refused() -> None:
+    uneven = Allocation(scheduler="slurm", job_id="7", hosts=("n1", "n2"), tasks_per_node=1, uneven_tasks=(2, 1))
+    with pytest.raises(UsageError, match="made for 3 tasks, not the same number on each node: 2, 1"):
+        plan_for("generic-slurm", allocation=uneven, topology=PLAIN)
+    assert plan_for("generic-slurm", allocation=uneven, topology=PLAIN, ranks_per_node=1)[0].world_size == 2
 
 
 def test_named_hosts_are_numbered_as_the_launcher_numbers_them_so_that_rank_0_is_on_the_first() -> None:

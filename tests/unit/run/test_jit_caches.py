@@ -118,6 +118,20 @@ def test_caches_go_from_one_run_to_the_next(tmp_path: Path) -> None:
     assert sorted(second.stdout.splitlines()) == ["[0] of-0 of-1 ", "[1] of-0 of-1 "]
 
 
+def test_files_of_a_kept_cache_have_their_times_to_the_nanosecond(tmp_path: Path) -> None:
+    """Build tools write the times down and build again where they differ."""
+    set_time = "import os, sys; os.utime(sys.argv[1], ns=(1700000000123456789,) * 2)"
+    words = ("-q", "--keep-caches", "kept", "--", "sh", "-c")
+    make = f'touch $TRITON_CACHE_DIR/object; {sys.executable} -c "{set_time}" $TRITON_CACHE_DIR/object'
+    assert run_here(*words, make, cwd=tmp_path).code == 0
+    second = run_here(
+        *words,
+        f'{sys.executable} -c "import os, sys; print(os.stat(sys.argv[1]).st_mtime_ns)" $TRITON_CACHE_DIR/object',
+        cwd=tmp_path,
+    )
+    assert second.stdout.splitlines() == ["[0] 1700000000123456789"], second.text
+
+
 def test_a_damaged_archive_is_told_and_the_ranks_go_on(tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept/caches.tar").write_text("this is no archive")
