@@ -185,6 +185,13 @@ def test_a_part_of_one_node_is_enough(slurm: SlurmCluster, tmp_path: Path) -> No
     assert len(json_lines(done.stdout)) == 1
 
 
+def test_an_error_of_srun_itself_comes_with_what_helps(slurm: SlurmCluster, tmp_path: Path) -> None:
+    with allocated(slurm, tmp_path, "-n1") as job:
+        done = job.run_python("--arg", "--cpus-per-task=64", str(SHOW))
+    assert done.code == 1, done.text
+    assert "windlass: hint: the job has fewer CPUs than the ranks want" in done.stderr
+
+
 def test_tasks_that_nodes_cannot_share_evenly_are_refused_with_what_to_say(slurm: SlurmCluster, tmp_path: Path) -> None:
     with allocated(slurm, tmp_path, "-N2", "-n3") as job:
         told = _refused(job, str(SHOW))

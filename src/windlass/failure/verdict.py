@@ -15,6 +15,7 @@ import msgspec
 
 from windlass.failure.decide import Decision, Options, Past, decide
 from windlass.failure.evidence import keep_evidence
+from windlass.failure.launcher_hints import log_hint
 from windlass.failure.root_cause import Cause, Observed, find_cause
 from windlass.failure.snapshot_ledger import newest_step, read_ledger
 from windlass.model.jsontext import from_json
@@ -133,6 +134,8 @@ def verdict_lines(verdict: Verdict, record: RunRecord, run_dir: Path, *, shown: 
     if cause.rank is None:
         launcher_log = run_dir / "launcher.log"
         if cause.kind in {"transient", "memory", "node"} and launcher_log.exists():
+            if hint := log_hint(launcher_log):
+                lines.append(f"windlass: hint: {hint}")
             lines.append(f"windlass: all that the launcher said is in {launcher_log}")
         return lines
     failure = record.failure

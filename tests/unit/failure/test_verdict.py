@@ -230,6 +230,27 @@ def test_ranks_that_never_started_are_not_said_to_have_been_ended(folder: RunFol
     assert f"all that the launcher said is in {folder.path}/launcher.log" in words
 
 
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ("slurmstepd: error: task/affinity: CPU binding outside of job step allocation", "--cpu-bind none"),
+        ("srun: error: Unable to create step for job 1: More processors requested than permitted", "fewer CPUs"),
+        ("ssh: Could not resolve hostname nid9: Name or service not known", "not known by this name"),
+        ("srun: error: Invalid account or account/partition combination specified", "--account NAME"),
+    ],
+)
+def test_an_error_of_the_launcher_itself_comes_with_what_helps(folder: RunFolder, said: str, hint: str) -> None:
+    folder.write("launcher.log", f"something before\n{said}\n")
+    words = _words(_verdict(Cause(kind="transient", reason="the launcher ended with code 1")), _record(), folder)
+    assert "windlass: hint: " in words and hint in words
+
+
+def test_words_of_a_launcher_that_nobody_knows_bring_no_hint(folder: RunFolder) -> None:
+    folder.write("launcher.log", "mpiexec: something new\n")
+    verdict = _verdict(Cause(kind="transient", reason="the launcher ended with code 1"))
+    assert "hint" not in _words(verdict, _record(), folder)
+
+
 def test_a_good_end_tells_which_ranks_are_not_where_they_were_planned(folder: RunFolder) -> None:
     plan, _ = plan_for("workstation", ranks_per_node=2)
     folder.part("where/0").write_text("0\tn1\t0-1\t\t1\n1\tn1\t0\t\t2\n")
