@@ -113,6 +113,8 @@ class NodeStep(msgspec.Struct, frozen=True, kw_only=True):
     """What the launcher hands on to its tasks and then leaves them time to end."""
 
 
+SIGNAL_FILE = "signal"
+"""In the run folder: the name of the signal that the launcher's `carrier` stands for."""
 PLACE_VARIABLE = "WINDLASS_NODE_RANK"
 """Where a task of a node step finds its place when the launcher itself has no such variable."""
 PLACEHOLDERS = ("{run_dir}", "{broker_ranks}", "{broker_order}")
@@ -144,6 +146,11 @@ class Launcher(ABC):
     sends_alarm: ClassVar[bool] = False
     """At the time limit its tasks, and whatever these have started, get SIGALRM instead of SIGTERM."""
     multi_node: ClassVar[bool] = True
+    carrier: ClassVar[signal.Signals | None] = None
+    """The one signal that it hands on to the ranks, to their whole groups; `SIGNAL_FILE` of the run folder says which
+    one is meant, and the rank script reads it. None: it hands on any signal as it is."""
+    hurries: ClassVar[bool] = False
+    """It kills the ranks soon after SIGTERM, whatever time they were to have: they are asked through the `carrier`."""
     again: ClassVar[tuple[str, ...]] = ()
     """Words for a start after one that failed, where what is left of that one could be in its way."""
     unwatched: ClassVar[tuple[str, ...]] = ()

@@ -4,6 +4,7 @@ parent, because hydra neither says which rank failed nor ends the others when a 
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterable, Iterator
 
 from windlass.launchers.base import (
@@ -36,6 +37,7 @@ class Hydra(Launcher):
     binds_lists = False
     names_failed_rank = False
     ends_others = False
+    carrier = signal.SIGUSR1  # it dies of SIGUSR2 and SIGHUP
 
     def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:
         return with_site(_defaults(spec, site.executable or self.executable), site.arguments)
@@ -67,13 +69,13 @@ class Hydra(Launcher):
         code: int | None = None
         for message in messages:
             line = message.strip()
-            where, number, ended = _WHERE.match(line), _CODE.match(line), _STRING.search(line)
+            where, exited, ended = _WHERE.match(line), _CODE.match(line), _STRING.search(line)
             host = where.group(1) if where else host
-            code = int(number.group(1)) if number else code
+            code = int(exited.group(1)) if exited else code
             if ended:
-                signal = int(ended.group(2)) if ended.group(2) else None
+                number = int(ended.group(2)) if ended.group(2) else None
                 return RankFailure(
-                    rank=None, host=host, code=None if signal else code, signal=signal, said=ended.group(1)
+                    rank=None, host=host, code=None if number else code, signal=number, said=ended.group(1)
                 )
         return RankFailure(rank=None, host=host, code=code) if host or code else None
 

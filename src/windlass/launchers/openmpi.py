@@ -48,6 +48,8 @@ class OpenMpi(Launcher):
     binds_lists = False
     finds_hosts = False  # Debian's is built without PBS
     names_failed_rank = False
+    carrier = signal.SIGUSR1
+    hurries = True  # it kills a second after SIGTERM, and all others where one of them then leaves with a code
 
     def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:
         return with_site(_defaults(spec, site.executable or self.executable), site.arguments)

@@ -12,9 +12,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
-from windlass.failure.ends import any_failed
+from windlass.failure.ends import any_failed, read_seats
 from windlass.launchers import get_launcher
-from windlass.launchers.base import Launcher, LineReader, decode
+from windlass.launchers.base import SIGNAL_FILE, Launcher, LineReader, decode
 from windlass.model.plan import Plan
 from windlass.model.record import RankFailure
 from windlass.plan.render.batch_script import has_prologue
@@ -91,6 +91,8 @@ class LauncherJob(Job):
         self._child: subprocess.Popen[bytes] | None = None
         self._readers: list[LineReader] = []
         self._looked_s = 0.0
+        self._carried = False
+        self._left_s: float | None = None
         self._log: TextIO | None = None
         self._logs: NodeLogs | None = None
         self._tail: Tail | None = None
@@ -100,6 +102,7 @@ class LauncherJob(Job):
             self._logs = NodeLogs(folder.part("out"), self.launcher, plan.ranks_per_node)
 
     def start(self, env: Mapping[str, str]) -> None:
+        self.folder.part(SIGNAL_FILE).unlink(missing_ok=True)  # of an earlier start
         self._log = self.folder.part("launcher.log").open("w", encoding="utf-8", errors="surrogateescape")
         self._child = start_child(rank_argv(self.plan, self.folder), env=env, death=signal.SIGTERM)
         for stream in (self._child.stdout, self._child.stderr):
@@ -142,8 +145,8 @@ class LauncherJob(Job):
         code = self._child.poll()
         if code is not None:
             self.done, self.code = True, code
-            self.failing = self.failing or code != 0
-        elif not self.failing and self.plan.parent and not self.launcher.ends_others:
+            self.failing = self.failing or code != 0 or (self._carried and any_failed(self.folder.path))
+        elif not self.failing and self.plan.parent and (self._carried or not self.launcher.ends_others):
             self._look_for_failed_rank()
 
     def _look_for_failed_rank(self) -> None:
@@ -153,6 +156,9 @@ class LauncherJob(Job):
             return
         self._looked_s = now
         if any_failed(self.folder.path):
+            self._left_s = self._left_s or now
+            if self._carried and now - self._left_s < self.plan.grace_s:
+                return  # it left because it was asked to, and the others may need longer
             self.failing = True
             self.ask_to_stop(signal.SIGTERM)
 
@@ -160,14 +166,31 @@ class LauncherJob(Job):
         return self._tail.poll() if self._tail else False
 
     def ask_to_stop(self, sig: signal.Signals) -> None:
-        """Launchers take SIGTERM as "end the ranks"; some take an interrupt only as a question."""
-        if self._child:
+        """Launchers take SIGTERM as "end the ranks"; some take an interrupt only as a question. One that would not wait
+        for ranks that save hands it on instead, where all are up: before that they have nothing to save."""
+        if self._child and self.launcher.hurries and not self.failing and self._all_up():
+            self._carry(signal.SIGTERM)
+        elif self._child:
             signal_group(self._child, signal.SIGTERM)
 
     def pass_on(self, sig: signal.Signals) -> None:
-        """srun and hydra forward it to every rank."""
-        if self._child:
+        """srun forwards any signal to every rank; the others one that stands for it."""
+        if self._child and self.launcher.carrier is not None:
+            self._carry(sig)
+        elif self._child:
             self._child.send_signal(sig)
+
+    def _carry(self, sig: signal.Signals) -> None:
+        """Have the rank scripts send this signal to their ranks. Those that leave then look well to the launcher, which
+        would end the others; the codes are in the ranks' own reports."""
+        assert self._child is not None
+        assert self.launcher.carrier is not None
+        self.folder.write(SIGNAL_FILE, sig.name.removeprefix("SIG") + "\n")
+        self._carried = self._carried or sig in {signal.SIGTERM, signal.SIGUSR2}
+        self._child.send_signal(self.launcher.carrier)
+
+    def _all_up(self) -> bool:
+        return len(read_seats(self.folder.part("where"))) >= self.plan.world_size
 
     def kill(self) -> None:
         if self._child:

@@ -89,7 +89,8 @@ def _write_dump(target: Path, dump: Callable[[], bytes]) -> None:
 
 def stacks_on_request() -> None:
     """SIGUSR1 prints the Python stacks of all threads to stderr, where nobody else uses that signal."""
-    if hasattr(signal, "SIGUSR1") and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL and sys.stderr is not None:
+    free = (signal.SIG_DFL, signal.SIG_IGN)  # ignored: by the rank script, under launchers that send it to everybody
+    if hasattr(signal, "SIGUSR1") and signal.getsignal(signal.SIGUSR1) in free and sys.stderr is not None:
         try:
             faulthandler.register(signal.SIGUSR1, all_threads=True)
         except (ValueError, OSError, RuntimeError):

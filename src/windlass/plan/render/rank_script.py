@@ -14,6 +14,7 @@ from windlass.containers.base import OptionalArgument, WrapSpec
 from windlass.environment.caches import CACHE_DIR_VARIABLE
 from windlass.environment.ranks import RANK_VARIABLES, rank_variable_names
 from windlass.launchers import get_launcher
+from windlass.launchers.base import SIGNAL_FILE
 from windlass.model.origin import Argument
 from windlass.model.plan import Plan, Setting
 from windlass.notation.counts import counted
@@ -68,6 +69,7 @@ def rank_script(plan: Plan, job: JobFacts) -> str:
         _watch_variables(job),
         view_lines(plan, job.uid, job.run_id),
         _command(plan, job),
+        _traps(plan),
         _where(plan),
         _start(plan),
     ]
@@ -86,6 +88,7 @@ def _head(plan: Plan) -> list[str]:
         f"  exit {EXIT_BROKEN}",
         "}",
         "w_host=${SLURMD_NODENAME:-$(uname -n)}; w_host=${w_host%%.*}",
+        *([f"trap '' {_carrier(plan)}  # a request that comes before there is a rank"] if _carrier(plan) else []),
         *(["w_path=$PATH  # for commands of this script, whatever the plan sets for yours"] if plan.parent else []),
         "",
     ]
@@ -357,21 +360,53 @@ def _where(plan: Plan) -> list[str]:
     ]
 
 
-def _start(plan: Plan) -> list[str]:
+def _traps(plan: Plan) -> list[str]:
+    """Signals are passed on by a script that stays the parent, from before it says that the rank is there."""
     if not plan.parent:
-        return ["", 'exec "$@"']
+        return []
     sent = {"HUP": "HUP", "INT": "TERM", "TERM": "TERM", "USR1": "USR1", "USR2": "USR2"}
-    forward = [f"trap 'w_forward {send}' {got}" for got, send in sent.items()]
-    alarm = get_launcher(plan.launcher).sends_alarm
-    return [
+    carrier = _carrier(plan)
+    forward = [f"trap 'w_forward {send}' {got}" for got, send in sent.items() if got != carrier]
+    lines = [
         "",
         "# This script stays the parent and reports the end: nobody else can wait for the rank.",
         "# A shell starts background commands with SIGINT ignored, so an interrupt is passed on as SIGTERM.",
         "w_child= w_early=",
         'w_forward() { if [ -n "$w_child" ]; then kill -"$1" "$w_child" 2>/dev/null; else w_early=$1; fi; }',
         *forward,
+    ]
+    if carrier is None:
+        return lines
+    return [
+        *lines,
+        f"# {plan.launcher} hands on SIG{carrier} alone, to all processes of the rank; the file says what is meant.",
+        "# A rank that leaves when it was asked to must look well: others may need longer, and are not to be ended.",
+        "w_asked=",
+        "w_carried() {",
+        f'  {{ read -r w_meant < "$WINDLASS_RUN_DIR/{SIGNAL_FILE}"; }} 2>/dev/null || w_meant={carrier}',
+        "  case $w_meant in TERM|USR2) w_asked=1 ;; esac",
+        """  if [ "$w_meant" != TERM ] || [ -z "$w_child" ]; then w_forward "$w_meant"; return; fi""",
+        "  trap '' TERM; kill -TERM 0",
+        "}",
+        f"trap w_carried {carrier}",
+    ]
+
+
+def _carrier(plan: Plan) -> str | None:
+    """`USR1`, where the launcher hands on only one signal and the script is there to say what it means."""
+    carrier = get_launcher(plan.launcher).carrier
+    return carrier.name.removeprefix("SIG") if carrier is not None and plan.parent else None
+
+
+def _start(plan: Plan) -> list[str]:
+    if not plan.parent:
+        return ["", 'exec "$@"']
+    carrier = _carrier(plan)
+    alarm = get_launcher(plan.launcher).sends_alarm
+    return [
+        "",
         *(_NO_ALARM if alarm else ()),
-        '"$@" <&0 &',
+        f"(trap '' {carrier}; exec \"$@\") <&0 &" if carrier else '"$@" <&0 &',
         "w_child=$!",
         *(_ALARM if alarm else ()),
         "# A signal that came before there was a rank; what has not become its program yet would not hear it.",
@@ -383,5 +418,6 @@ def _start(plan: Plan) -> list[str]:
         'printf \'%s\\t%s\\t%s\\t%s\\n\' "$(PATH=$w_path; date +%s.%N)" "$w_rank" "$w_host" "$w_code"'
         ' >> "$WINDLASS_RUN_DIR/ends/$w_node_rank" 2>/dev/null || :',
         "trap - HUP INT TERM USR1 USR2",
+        *(['[ -z "$w_asked" ] || exit 0'] if carrier else []),
         'exit "$w_code"',
     ]
