@@ -41,7 +41,7 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_to_the_same_losses(slurm: Sl
         training = Training(job=job, folder=tmp_path)
         done = job.run_python("-r", "1", "--restarts", "2", *training.words("kill:18:1"), timeout_s=240)
     assert done.code == 0, done.text
-    assert "rank 1 on nid0002: killed by SIGKILL" in done.stderr
+    assert "rank 1 on nid0002 was killed by SIGKILL" in done.stderr
     assert training.losses() == reference(2, tmp_path)
     assert training.repeated() <= EVERY
     found = verdict(only_run(tmp_path))
@@ -107,7 +107,7 @@ def test_a_lost_node_is_replaced_by_a_spare_and_remembered(own_slurm: SlurmClust
             lose_node(slurm, "nid0002")
             _, said = child.communicate(timeout=240)
             assert child.returncode == 0, said
-            assert "on nid0002: the node does not answer any more" in said, said
+            assert "node nid0002 does not answer any more" in said, said
             known = job.windlass("nodes", "list", env=state)
     assert training.losses() == reference(2, tmp_path)
     assert training.repeated() <= EVERY

@@ -44,7 +44,7 @@ def start_of(pid: int) -> str:
 def boot() -> str:
     """This start of this machine, and this view of its processes; the machine's name where neither can be read."""
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
             return "%s %s" % (file.read().strip(), os.readlink("/proc/self/ns/pid"))
     except OSError:
         return socket.gethostname()
