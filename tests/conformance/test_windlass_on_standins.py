@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -286,3 +287,35 @@ def test_until_done_goes_on_in_another_job_of_the_same_flux(tmp_path: Path) -> N
         earlier = next((home / "run").glob("job-*.log")).read_text()
         assert "asking the ranks to save and leave" in earlier
         assert "the allocation's time is up" in earlier
+
+
+def test_a_step_of_flux_is_killed_without_another_run_of_the_same_name(tmp_path: Path) -> None:
+    """Two runs in one instance; the ranks of the first do not listen to SIGTERM."""
+    script = "trap '' TERM; touch started.$1; while [ ! -e go ]; do sleep 0.1; done"
+    with flux_machine(tmp_path / "site") as machine:
+        home = machine.site.home
+
+        def run(name: str, host: str) -> subprocess.Popen[bytes]:
+            size = ("--hosts", host, "--ranks-per-node", "1", "--name", "same", "--grace", "1", "--run-dir", name)
+            argv = (
+                sys.executable,
+                "-m",
+                "windlass",
+                "run",
+                *machine.words,
+                *size,
+                "--",
+                "sh",
+                "-c",
+                script,
+                "sh",
+                name,
+            )
+            return subprocess.Popen(argv, env=machine.site.env, cwd=home, stdin=subprocess.DEVNULL)
+
+        with run("one", "node1") as one, run("two", "node2") as two:
+            wait_until(lambda: len(list(home.glob("started.*"))) == 2, timeout_s=100, what="both run")
+            one.send_signal(signal.SIGTERM)
+            assert one.wait(timeout=100) == 128 + signal.SIGTERM
+            (home / "go").touch()
+            assert two.wait(timeout=100) == 0

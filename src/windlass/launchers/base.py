@@ -115,6 +115,8 @@ class NodeStep(msgspec.Struct, frozen=True, kw_only=True):
 
 SIGNAL_FILE = "signal"
 """In the run folder: the name of the signal that the launcher's `carrier` stands for."""
+RUN_MARK = "{run_mark}"
+"""In the arguments of a launch: a short word that no other run folder has."""
 PLACE_VARIABLE = "WINDLASS_NODE_RANK"
 """Where a task of a node step finds its place when the launcher itself has no such variable."""
 PLACEHOLDERS = ("{run_dir}", "{broker_ranks}", "{broker_order}")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from windlass.launchers.base import (
     PLACE_VARIABLE,
+    RUN_MARK,
     Launcher,
     LaunchSpec,
     NodeStep,
@@ -110,7 +111,9 @@ def _defaults(spec: LaunchSpec, executable: str) -> Iterator[Argument]:
     )
     if spec.time_limit is not None:
         yield Argument(words=(f"--time-limit={spec.time_limit}",), because="time limit of this step")
-    yield Argument(words=(f"--job-name={spec.step_name}",), because="so that exactly this step can be found and ended")
+    yield Argument(
+        words=(f"--job-name={spec.step_name}.{RUN_MARK}",), because="so that exactly this step can be found and ended"
+    )
     yield Argument(words=("--label-io",), because="every line begins with its rank")
     yield Argument(
         words=("-o", "output.stderr.buffer.type=line"),

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from windlass.cache.node.config import state_folder
+from windlass.launchers.base import RUN_MARK
 from windlass.model.origin import Argument
 from windlass.model.plan import Plan, Setting
 from windlass.model.request import Request
@@ -116,7 +117,8 @@ def _arguments(arguments: tuple[Argument, ...], explain: bool, tail: str = "") -
 
 
 def _words(argument: Argument) -> str:
-    return quote_words(tuple(word.replace("{run_dir}", RUN_DIR) for word in argument.words))
+    words = (word.replace("{run_dir}", RUN_DIR).replace(RUN_MARK, "RUN") for word in argument.words)
+    return quote_words(tuple(words))
 
 
 def _settings(settings: tuple[Setting, ...], explain: bool) -> list[str]:

@@ -95,7 +95,9 @@ def execute(
             with adopt_orphans():
                 try:
                     if sidecar is None or sidecar.start(lambda: bool(heard.stops)):
-                        stopped_by = drive(job, heard, environ, lambda: kill_step(plan, environ), sidecar, watch)
+                        stopped_by = drive(
+                            job, heard, environ, lambda: kill_step(plan, folder, environ), sidecar, watch
+                        )
                     else:
                         stopped_by = heard.stopped_by
                 finally:

@@ -22,6 +22,7 @@ from windlass.model.origin import argv_of
 from windlass.model.plan import Plan
 from windlass.notation.cpulist import format_cpulist
 from windlass.notation.hostlist import expand_hostlist
+from windlass.plan.render.batch_script import step_name
 from windlass.plan.render.rank_script import wrap_spec
 from windlass.procs.command import Done, pdeathsig, run_command
 from windlass.run.folder import RunFolder
@@ -183,12 +184,13 @@ def write_container_files(plan: Plan, folder: RunFolder) -> None:
         folder.write(name, text)
 
 
-def kill_step(plan: Plan, environ: Mapping[str, str]) -> None:
-    """Kill on all nodes what the launcher started; for ranks that do not listen to SIGTERM. Never raises."""
+def kill_step(plan: Plan, folder: RunFolder, environ: Mapping[str, str]) -> None:
+    """Kill on all nodes what the launcher started for this folder, where ranks do not listen to SIGTERM. Never
+    raises."""
     if plan.scheduler == "none":
         return
     scheduler = get_scheduler(plan.scheduler)
     with contextlib.suppress(WindlassError):
-        argv = scheduler.kill_step_argv(environ, plan.name)
+        argv = scheduler.kill_step_argv(environ, step_name(plan, str(folder.path)))
         if argv is not None:
             run_command(argv, timeout_s=_KILL_TIMEOUT_S, env=environ, check=False)

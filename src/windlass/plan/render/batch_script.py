@@ -6,13 +6,15 @@ One body serves both: modules, activation, then the launcher. The default batch 
 
 from __future__ import annotations
 
+import hashlib
+
 import msgspec
 
 from windlass.containers import get_runtime
 from windlass.environment.modules import module_lines
 from windlass.errors import UsageError
 from windlass.launchers import get_launcher
-from windlass.launchers.base import LaunchSpec
+from windlass.launchers.base import RUN_MARK, LaunchSpec
 from windlass.model.origin import Argument, argv_of
 from windlass.model.plan import Plan
 from windlass.notation.shell import comment, expandable, quote, quote_words
@@ -24,7 +26,15 @@ from windlass.schedulers import get_scheduler
 def launch_argv(plan: Plan, run_dir: str) -> tuple[str, ...]:
     """The launcher's command line for this run folder; empty for the local launcher."""
     written = get_launcher(plan.launcher).path_word(run_dir)
-    return tuple(word.replace("{run_dir}", written) for argument in plan.launch for word in argument.words)
+    mark = hashlib.sha256(run_dir.encode("utf-8", "surrogateescape")).hexdigest()[:8]
+    words = (word for argument in plan.launch for word in argument.words)
+    return tuple(word.replace("{run_dir}", written).replace(RUN_MARK, mark) for word in words)
+
+
+def step_name(plan: Plan, run_dir: str) -> str:
+    """The name under which the launcher starts the ranks of this run folder."""
+    head = "--job-name="
+    return next((w.removeprefix(head) for w in launch_argv(plan, run_dir) if w.startswith(head)), plan.name)
 
 
 def has_prologue(plan: Plan) -> bool:
