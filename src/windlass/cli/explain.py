@@ -5,12 +5,18 @@ Options choose the plan to look at, as in: windlass explain NCCL_NET --site fron
 from __future__ import annotations
 
 import argparse
+import contextlib
+
+import msgspec
 
 from windlass.cli.options import add_request_options, join_values, option_action, request_from
 from windlass.cli.result import Result
+from windlass.errors import WindlassError
 from windlass.plan.explain import find_name, findings_text
+from windlass.plan.plan import make_plan
 from windlass.run.planning import plan_request
-from windlass.settings import current_environ
+from windlass.settings import current_environ, read_settings
+from windlass.sites.catalog import load_site, site_names
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +55,14 @@ def _find(parser: argparse.ArgumentParser, argv: list[str]) -> int | None:
 def main(args: argparse.Namespace) -> Result:
     environ = current_environ()
     here = args.site is None and args.site_file is None
-    planned = plan_request(request_from(args, environ), environ, here=here)
-    findings = find_name(args.name_to_explain, planned.plan, planned.context.site)
+    request = request_from(args, environ)
+    planned = plan_request(request, environ, here=here)
+    plain = msgspec.structs.replace(request, env=(), unset=(), launcher_args=(), directives=(), container_args=())
+    default = None
+    if plain != request:
+        with contextlib.suppress(WindlassError):  # what cannot be planned has been replaced by nothing
+            default, _ = make_plan(plain, planned.context)
+    config = read_settings(environ).config_dir
+    others = (load_site(name, config_dir=config) for name in site_names(config)) if here else ()
+    findings = find_name(args.name_to_explain, planned.plan, planned.context.site, default=default, others=others)
     return Result(text=findings_text(findings), data=findings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import msgspec
 
@@ -23,13 +24,24 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     because: str
     source: str
     active: bool
+    replaced: bool = False
+    """It would be in the plan, had the user not asked for something else."""
     when: str = ""
     note: str = ""
 
 
-def find_name(name: str, plan: Plan, site: Site) -> tuple[Finding, ...]:
-    """All findings, the active ones first. A name that nobody knows is a `UsageError` with the nearest one."""
-    found = [*_in_plan(name, plan), *_in_catalog(name, plan, site), *_in_notes(name, site)]
+def find_name(
+    name: str, plan: Plan, site: Site, *, default: Plan | None = None, others: Iterable[Site] = ()
+) -> tuple[Finding, ...]:
+    """All findings, the active ones first; what the `default` plan had in their place, without the user's words, behind
+    them. `others` are asked where this site does not know the name. One that nobody knows is a `UsageError` with the
+    nearest one."""
+    active = _in_plan(name, plan)
+    replaced = _replaced(active, _in_plan(name, default)) if default is not None else []
+    texts = {finding.text for finding in replaced}
+    found = [*active, *replaced, *(f for f in _in_catalog(name, plan, site) if f.text not in texts)]
+    found += _in_notes(name, site)
+    found = found or _elsewhere(name, plan, others)
     if not found:
         known = {s.name for s in plan.environment} | {s.name for s in site.file.settings}
         known |= {a.name for a in (*plan.launch, *plan.directives)} | ({"agents"} if plan.agents else set())
@@ -40,6 +52,26 @@ def find_name(name: str, plan: Plan, site: Site) -> tuple[Finding, ...]:
             + "`windlass plan --explain` shows everything with reasons",
         )
     return tuple(found)
+
+
+def _replaced(active: list[Finding], before: list[Finding]) -> list[Finding]:
+    kept = {(finding.where, finding.text) for finding in active}
+    gone = [finding for finding in before if (finding.where, finding.text) not in kept]
+    return [msgspec.structs.replace(finding, active=False, replaced=True) for finding in gone]
+
+
+def _elsewhere(name: str, plan: Plan, others: Iterable[Site]) -> list[Finding]:
+    """What the rest of the catalog knows of a name, each fact once with the machines that have it."""
+    sites: dict[Finding, list[str]] = {}
+    for site in others:
+        for finding in _in_catalog(name, plan, site):
+            names = sites.setdefault(finding, [])
+            if site.name not in names:
+                names.append(site.name)
+    return [
+        msgspec.structs.replace(finding, where=f"{finding.where} on {', '.join(names)}")
+        for finding, names in sites.items()
+    ]
 
 
 def _in_plan(name: str, plan: Plan) -> list[Finding]:
@@ -154,7 +186,7 @@ def _in_notes(name: str, site: Site) -> list[Finding]:
 def findings_text(findings: tuple[Finding, ...]) -> str:
     lines: list[str] = []
     for finding in findings:
-        state = "in this plan" if finding.active else "note" if finding.where == "note" else "not in this plan"
+        state = "in this plan" if finding.active else "replaced by yours" if finding.replaced else "not in this plan"
         lines.append(finding.text if finding.where == "note" else f"{finding.text}   ({finding.where}, {state})")
         for label, value in (
             ("because", finding.because),

@@ -72,3 +72,24 @@ def test_a_forgotten_name_is_asked_for(tmp_path: Path, words: tuple[str, ...]) -
     ended = in_process("explain", *words, cwd=tmp_path)
     assert ended.code == 2
     assert "NAME" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "gone"),
+    [
+        ("NCCL_CROSS_NIC --site frontier -N 2 --env NCCL_CROSS_NIC=0", "NCCL_CROSS_NIC=1"),
+        ("NCCL_CROSS_NIC --site frontier -N 2 --unset NCCL_CROSS_NIC", "NCCL_CROSS_NIC=1"),
+        ("--cpu-bind --site frontier -N 2 --arg --cpu-bind=none", "--cpu-bind=mask_cpu="),
+    ],
+)
+def test_what_the_user_replaced_is_told_once_with_its_reason(tmp_path: Path, words: str, gone: str) -> None:
+    ended = in_process("explain", *words.split(), cwd=tmp_path)
+    assert ended.code == 0, ended.stderr
+    (line,) = (line for line in ended.stdout.splitlines() if line.startswith(gone))
+    assert line.endswith("replaced by yours)"), ended.stdout
+
+
+def test_without_a_site_the_whole_catalog_is_searched(tmp_path: Path) -> None:
+    ended = in_process("explain", "NCCL_CROSS_NIC", cwd=tmp_path)
+    assert ended.code == 0, ended.stderr
+    assert "(variable on " in ended.stdout and "frontier" in ended.stdout.splitlines()[0]
