@@ -99,6 +99,8 @@ class NodeStep(msgspec.Struct, frozen=True, kw_only=True):
     host_file: str | None = None
     host_file_text: str = ""
     """What `host_file` has to hold before the step starts, where it is not None."""
+    prologue: tuple[str, ...] = ()
+    """Shell lines after which the launcher is found, where the job loads modules or activates an environment."""
     place: tuple[str, ...]
     """Variables in which a task finds the index of its node among the hosts, the most trusted first."""
     environment: tuple[tuple[str, str], ...] = ()

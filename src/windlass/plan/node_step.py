@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 
+import msgspec
+
+from windlass.environment.modules import module_lines
 from windlass.launchers import get_launcher
 from windlass.launchers.base import NodeStep, NodeStepSpec
 from windlass.model.plan import Plan
@@ -26,8 +29,9 @@ def plan_node_step(
     nodes: int | None = None,
     host_file: str | None = None,
 ) -> NodeStep:
-    """One task on each node of the plan, or on these hosts, or on so many nodes of it. `host_file` is a name in the run
-    folder for launchers that read hosts from a file; without it they are said as arguments."""
+    """One task on each node of the plan, or on these hosts, or on so many nodes of it, by the launcher that the ranks'
+    own step finds. `host_file` is a name in the run folder for launchers that read hosts from a file; without it they
+    are said as arguments."""
     if hosts is None:
         hosts = expand_hostlist(plan.hosts) if plan.hosts else ()
     spec = NodeStepSpec(
@@ -38,4 +42,5 @@ def plan_node_step(
         executable=plan.launch[0].words[0] if plan.launch else "",
         environment_names=travelling_names(plan.cache_root),
     )
-    return get_launcher(plan.launcher).node_step(spec)
+    prologue = (*module_lines(plan.modules_use, plan.modules), *(entry.line for entry in plan.prologue))
+    return msgspec.structs.replace(get_launcher(plan.launcher).node_step(spec), prologue=prologue)

@@ -147,7 +147,11 @@ def _launch_argv(step: NodeStep, folder: RunFolder | None, environ: Mapping[str,
         brokers = broker_ranks(expand_hostlist(answer), step.lookup_hosts)
         values["{broker_ranks}"] = format_cpulist(brokers)
         values["{broker_order}"] = ",".join(str(rank) for rank in brokers)
-    return tuple(_filled(word, values) for word in argv_of(step.arguments))
+    argv = tuple(_filled(word, values) for word in argv_of(step.arguments))
+    if not argv or not step.prologue:
+        return argv
+    entered = "\n".join(("{", *step.prologue, "} >&2", 'exec "$@"'))  # what modules say is none of the step's output
+    return ("/bin/bash", "-c", entered, "windlass", *argv)
 
 
 def _filled(word: str, values: Mapping[str, str]) -> str:
