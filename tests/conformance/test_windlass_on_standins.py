@@ -319,3 +319,12 @@ def test_a_step_of_flux_is_killed_without_another_run_of_the_same_name(tmp_path:
             assert one.wait(timeout=100) == 128 + signal.SIGTERM
             (home / "go").touch()
             assert two.wait(timeout=100) == 0
+
+
+def test_last_lines_without_their_end_stay_apart_under_flux(tmp_path: Path) -> None:
+    script = "echo whole; printf 'out %s' $RANK; printf 'err %s' $RANK >&2; exit 0"
+    with flux_machine(tmp_path / "site") as machine:
+        job_id = machine.submit("sh", "-c", script)
+        machine.wait(job_id, OVER)
+        for rank in range(4):
+            assert sorted(machine.lines(rank)) == [f"err {rank}", f"out {rank}", "whole"], machine.log()

@@ -115,6 +115,8 @@ class NodeStep(msgspec.Struct, frozen=True, kw_only=True):
     """What the launcher hands on to its tasks and then leaves them time to end."""
 
 
+LAST_LINE = "\x1e"
+"""The end of a rank's output, alone on its last line or at the end of it."""
 SIGNAL_FILE = "signal"
 """In the run folder: the name of the signal that the launcher's `carrier` stands for."""
 RUN_MARK = "{run_mark}"
@@ -149,6 +151,9 @@ class Launcher(ABC):
     """When one rank fails it ends the others by itself, also where they never called MPI."""
     sends_alarm: ClassVar[bool] = False
     """At the time limit its tasks, and whatever these have started, get SIGALRM instead of SIGTERM."""
+    glues_last_lines: ClassVar[bool] = False
+    """A rank's last line without its end is followed by the next label on the same line, and nothing tells them apart:
+    the rank script ends the output of its rank with `LAST_LINE`."""
     multi_node: ClassVar[bool] = True
     carrier: ClassVar[signal.Signals | None] = None
     """The one signal that it hands on to the ranks, to their whole groups; `SIGNAL_FILE` of the run folder says which

@@ -53,6 +53,7 @@ class FluxRun(Launcher):
     names_failed_rank = False
     ends_others = False
     sends_alarm = True
+    glues_last_lines = True
     unwatched = ("-o", "exit-on-error")
 
     def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:

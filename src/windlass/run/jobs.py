@@ -14,7 +14,7 @@ from typing import TextIO
 
 from windlass.failure.ends import any_failed, read_seats
 from windlass.launchers import get_launcher
-from windlass.launchers.base import SIGNAL_FILE, Launcher, LineReader, decode
+from windlass.launchers.base import LAST_LINE, SIGNAL_FILE, Launcher, LineReader, decode
 from windlass.model.plan import Plan
 from windlass.model.record import RankFailure
 from windlass.plan.render.batch_script import has_prologue
@@ -113,8 +113,12 @@ class LauncherJob(Job):
 
     def _feeder(self, reader: LineReader) -> Callable[[bytes], None]:
         def feed(line: bytes) -> None:
-            text = decode(line)
-            self._take(*reader.feed(text) if self._logs else (None, text))
+            rank, text = reader.feed(decode(line)) if self._logs else (None, decode(line))
+            if self.launcher.glues_last_lines and rank is not None and text.endswith(LAST_LINE):
+                text = text.removesuffix(LAST_LINE)
+                if not text:
+                    return
+            self._take(rank, text)
 
         return feed
 

@@ -14,7 +14,7 @@ from windlass.containers.base import OptionalArgument, WrapSpec
 from windlass.environment.caches import CACHE_DIR_VARIABLE
 from windlass.environment.ranks import RANK_VARIABLES, rank_variable_names
 from windlass.launchers import get_launcher
-from windlass.launchers.base import SIGNAL_FILE
+from windlass.launchers.base import LAST_LINE, SIGNAL_FILE
 from windlass.model.origin import Argument
 from windlass.model.plan import Plan, Setting
 from windlass.notation.counts import counted
@@ -25,6 +25,10 @@ from windlass.plan.cache import command_lines, view_lines
 _NO_ALARM = (
     "# At its time limit the launcher sends SIGALRM to all processes: the rank hears it as SIGTERM.",
     "trap '' ALRM",
+)
+_LAST_LINE = (
+    "# The end of the output: a last line without its own end would run into the next rank's.",
+    f"printf '\\{ord(LAST_LINE):03o}\\n'; printf '\\{ord(LAST_LINE):03o}\\n' >&2",
 )
 _ALARM = ("trap 'w_forward TERM' ALRM",)
 EXIT_BROKEN = 70
@@ -71,7 +75,7 @@ def rank_script(plan: Plan, job: JobFacts) -> str:
         _command(plan, job),
         _traps(plan),
         _where(plan),
-        _start(plan),
+        _start(plan, watched=job.job_file is None),
     ]
     return "\n".join(line for section in sections for line in section) + "\n"
 
@@ -398,11 +402,13 @@ def _carrier(plan: Plan) -> str | None:
     return carrier.name.removeprefix("SIG") if carrier is not None and plan.parent else None
 
 
-def _start(plan: Plan) -> list[str]:
+def _start(plan: Plan, *, watched: bool) -> list[str]:
+    """`watched`: a windlass reads what the ranks write."""
     if not plan.parent:
         return ["", 'exec "$@"']
     carrier = _carrier(plan)
-    alarm = get_launcher(plan.launcher).sends_alarm
+    launcher = get_launcher(plan.launcher)
+    alarm = launcher.sends_alarm
     return [
         "",
         *(_NO_ALARM if alarm else ()),
@@ -417,6 +423,7 @@ def _start(plan: Plan) -> list[str]:
         'if [ "$w_code" -gt 128 ]; then wait "$w_child"; w_last=$?; [ "$w_last" -eq 127 ] || w_code=$w_last; fi',
         'printf \'%s\\t%s\\t%s\\t%s\\n\' "$(PATH=$w_path; date +%s.%N)" "$w_rank" "$w_host" "$w_code"'
         ' >> "$WINDLASS_RUN_DIR/ends/$w_node_rank" 2>/dev/null || :',
+        *(_LAST_LINE if launcher.glues_last_lines and watched else ()),
         "trap - HUP INT TERM USR1 USR2",
         *(['[ -z "$w_asked" ] || exit 0'] if carrier else []),
         'exit "$w_code"',
