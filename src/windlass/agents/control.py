@@ -126,6 +126,12 @@ class Agents:
         return self._running.pid
 
     @property
+    def argv(self) -> tuple[str, ...]:
+        """The command line of the step that holds them."""
+        assert self._running is not None
+        return self._running.argv
+
+    @property
     def running(self) -> bool:
         """Whether the step that holds them still runs."""
         return self._running is not None and self._running.code is None

@@ -116,6 +116,9 @@ class HeartbeatSidecar:
                     failure = self._launcher.parse_failure([line.strip()], 1)
                     if failure is not None and failure.host in self._hosts:
                         lost.add(failure.host)
+                    place = self._launcher.lost_place(line.strip(), self._agents.argv)
+                    if place is not None and place < len(self._hosts):
+                        lost.add(self._hosts[place])
         for host in sorted(lost - self._gone):
             self._gone.add(host)
             self.beats.discard(host)

@@ -195,6 +195,11 @@ class Launcher(ABC):
         """The first failed rank according to the launcher's own messages, or None where they do not say."""
         return None
 
+    def lost_place(self, message: str, argv: tuple[str, ...]) -> int | None:
+        """The place of the node that this complaint of a node step, started as `argv`, tells to be lost, where the
+        launcher knows its nodes by number. None for anything else."""
+        return None
+
 
 class LineReader:
     """Puts the ranks' lines together again. hydra and Open MPI label what they read from a rank, not its lines: a rank

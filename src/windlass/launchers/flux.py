@@ -30,6 +30,8 @@ _SHELL = re.compile(r"(?P<said>shell rank \d+ \(on (?P<host>[^)]+)\): .*|node fa
 _EXCEPTION = re.compile(r"job\.exception \S+ type=(?P<type>\S+) severity=0 ?(?P<note>.*)")
 _CODE = re.compile(r"\AExit (\d+)\Z")
 _STAMP = re.compile(r"\A\d+\.\d+s: (?:flux-shell\[|job\.)|\Aflux-(?:job|shell|run)\b")
+_EXEC_LOST = re.compile(r"\Aflux-exec: Error: rank (\d+): ")
+_STEP = "windlass-step"
 _NOT_FOUND = 127
 # A task of `flux exec` knows the rank of its broker alone; `$1` are the brokers of the step, in the order of its hosts.
 _FIND_PLACE = (
@@ -73,6 +75,15 @@ class FluxRun(Launcher):
     def parse_line(self, line: str) -> tuple[int | None, str]:
         """`3: text`; lines of the shells and of flux-job begin with a time or their name."""
         return own_message(line) if _STAMP.match(line) else parse_label(line)
+
+    def lost_place(self, message: str, argv: tuple[str, ...]) -> int | None:
+        """`flux-exec: Error: rank 3: sh: No route to host`, as soon as a broker is lost; by rank of the broker."""
+        found = _EXEC_LOST.match(message)
+        if found is None or _STEP not in argv[:-1]:
+            return None
+        spans = (piece.partition("-") for piece in argv[argv.index(_STEP) + 1].split(","))
+        order = [rank for low, _, high in spans for rank in range(int(low), int(high or low) + 1)]
+        return order.index(int(found[1])) if int(found[1]) in order else None
 
     def parse_failure(self, messages: Iterable[str], exit_code: int) -> RankFailure | None:
         """The task that exit-on-error names, else the first exception: a lost shell or node, a time limit, a request
@@ -129,7 +140,7 @@ def _node_step(spec: NodeStepSpec, executable: str) -> Iterator[Argument]:
     yield Argument(words=(executable, "exec"), because="runs beside the ranks, which hold their nodes alone")
     yield Argument(words=("--noinput",), because="its tasks need no standard input")
     yield Argument(words=(f"--rank={ranks}",), because="one task on the broker of each node")
-    yield Argument(words=("sh", "-c", _FIND_PLACE, "windlass-step", order), because="each task looks up its place")
+    yield Argument(words=("sh", "-c", _FIND_PLACE, _STEP, order), because="each task looks up its place")
 
 
 def _binding(spec: LaunchSpec) -> Iterator[Argument]:
