@@ -227,6 +227,7 @@ def test_a_hang_is_seen_diagnosed_on_the_nodes_and_survived(machine: Machine) ->
 def test_the_walltime_of_a_pbs_job_is_known_and_told_without_a_flag(tmp_path: Path) -> None:
     """By the scheduler's own words: the job was not submitted by windlass, and no --time was given."""
     with _machine("pbs", tmp_path / "site") as machine:
+        machine.site.env["STANDIN_GRACE"] = "30"  # the real one waits for 10 s and more, the stand-in for 2
         home = machine.site.home
         words = ("run", *machine.words, "--ranks-per-node", "1", "--run-dir", "run", "--", "sh", "-c")
         command = shlex.join((sys.executable, "-m", "windlass", *words, "echo ends $WINDLASS_DEADLINE; exec sleep 60"))
