@@ -4,7 +4,9 @@ options and hands the rest to podman."""
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,8 @@ def wrapper(rootfs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     why = missing_programs("podman", "runc")
     require("podman", not why, why)
     folder = tmp_path_factory.mktemp("podman")
-    podman = f"podman --storage-driver vfs --root {folder}/storage --runroot {folder}/run --runtime runc"
+    short = tempfile.mkdtemp(prefix="wlpod.")  # podman takes no longer path than 50 characters here
+    podman = f"podman --storage-driver vfs --root {folder}/storage --runroot {short} --runtime runc"
     changes = "--change 'ENTRYPOINT [\"/no/such/program\"]' --change 'ENV NCCL_NET=Socket' --change 'ENV GONE=image'"
     script = folder / "podman-hpc"
     script.write_text(f'#!/bin/sh\nshift\nexec {podman} run {LIMITS} "$@"\n')
@@ -41,9 +44,13 @@ def wrapper(rootfs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         capture_output=True,
         timeout=60,
     )
-    require("podman", made.returncode == probe.returncode == 0, (made.stderr + probe.stderr).decode(errors="replace"))
-    yield str(script)
-    subprocess.run(["sh", "-c", f"{podman} rmi --all --force"], capture_output=True, timeout=60)
+    try:
+        said = (made.stderr + probe.stderr).decode(errors="replace")
+        require("podman", made.returncode == probe.returncode == 0, said)
+        yield str(script)
+    finally:
+        subprocess.run(["sh", "-c", f"{podman} rmi --all --force"], capture_output=True, timeout=60)
+        shutil.rmtree(short, ignore_errors=True)
 
 
 def _run(wrapper: str, tmp_path: Path, command: tuple[str, ...], **fields: Any) -> Seen:
