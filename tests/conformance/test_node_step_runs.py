@@ -29,7 +29,8 @@ CASES = [
     pytest.param("flux"),
     pytest.param("local"),
 ]
-PRINT_ARGUMENTS = "import json, sys; print(json.dumps(sys.argv[1:]))"
+# In one write: hydra hands on what it reads, and two tasks' pieces would end up in one line.
+PRINT_ARGUMENTS = "import json, os, sys; os.write(1, (json.dumps(sys.argv[1:]) + chr(10)).encode())"
 
 
 @pytest.fixture(params=CASES)
