@@ -72,10 +72,9 @@ def main() -> None:
         words += ("--before", args.before) if args.before else ()
         script = Path(folder) / "job.sh"
         script.write_text(f"#!/bin/bash\n#SBATCH -N4 --exclusive -o {folder}/job.log\nexec {shlex.join(words)}\n")
-        env = cluster.env({"PYTHONPATH": str(ROOT / "src")})
         subprocess.run(
             ["sbatch", "--wait", "--parsable", str(script)],
-            env=env,
+            env=cluster.env(),
             check=False,
             timeout=900,
             stdout=subprocess.DEVNULL,

@@ -41,7 +41,7 @@ def choose_queue(request: Request, site: Site, nodes: int) -> QueueChoice:
     if partition or qos or request.partition or request.qos:
         remarks += _checked(site, qos or partition, nodes, seconds)
         if partition and not partition.devices:
-            remarks += _without_devices(site, partition)
+            raise _without_devices(site, partition)
         return msgspec.structs.replace(given, remarks=tuple(remarks))
     chosen = _first_that_fits(table, default, nodes, seconds, overlaid=site.file.partitions.keys())
     if chosen is None:
@@ -112,10 +112,10 @@ def _checked(
     raise UsageError(f"{text}, and no other takes the job" if chosen and not fitting else text, hint=hint)
 
 
-def _without_devices(site: Site, queue: QueueSpec) -> list[Remark]:
-    """Error: the site's entry is of its accelerator nodes, and a request for devices is refused there."""
+def _without_devices(site: Site, queue: QueueSpec) -> UsageError:
+    """The site's entry is of its accelerator nodes, and a request for devices is refused there."""
     others = [q.name for q in site.file.queues if q.devices and q.kind == queue.kind and not q.by_name]
-    raise UsageError(
+    return UsageError(
         f"{site.name}: {queue.kind} {queue.name} has nodes without accelerators",
         hint=f"those with: {', '.join(others)}; for CPU nodes write a site file of your own and give it by --site-file",
     )
