@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from windlass.errors import UsageError
+from windlass.errors import ConfigError, UsageError
 from windlass.settings import known_settings, read_settings
 
 
@@ -55,3 +56,32 @@ def test_every_known_setting_changes_something() -> None:
     for name, meaning in known_settings().items():
         assert read_settings({name: values.get(name, "/somewhere/else")}) != read_settings({}), name
         assert meaning
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('acount = "x"', "unknown key acount"),
+        ("account = 7", "account is 7"),
+        ('account = ""', "account is ''"),
+        ('sites = "lumi"', "sites is not a table"),
+        ("[sites]\nlumi = 3", "sites is not a table"),
+        ('[sites.lumi]\nruns = "x"', "unknown key sites.lumi.runs"),
+        ("[" * 5000, "not TOML"),
+        ("account = 'x", "not TOML"),
+    ],
+)
+def test_a_wrong_configuration_is_an_error_that_names_file_and_key(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "config.toml").write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(said)) as caught:
+        read_settings({"WINDLASS_CONFIG": str(tmp_path)})
+    assert str(tmp_path / "config.toml") in caught.value.message
+    assert caught.value.hint
+
+
+def test_variables_count_more_than_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('\ufeffsite = "lumi"\nruns = "/file"\n', encoding="utf-8")
+    file = read_settings({"WINDLASS_CONFIG": str(tmp_path)})
+    assert (file.site, file.runs_dir) == ("lumi", Path("/file"))
+    both = read_settings({"WINDLASS_CONFIG": str(tmp_path), "WINDLASS_SITE": "frontier", "WINDLASS_RUNS": "/variable"})
+    assert (both.site, both.runs_dir) == ("frontier", Path("/variable"))

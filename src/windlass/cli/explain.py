@@ -9,7 +9,7 @@ import contextlib
 
 import msgspec
 
-from windlass.cli.options import add_request_options, join_values, option_action, request_from
+from windlass.cli.options import PLACEHOLDER_COMMAND, add_request_options, join_values, option_action, request_from
 from windlass.cli.result import Result
 from windlass.errors import WindlassError
 from windlass.plan.explain import find_name, findings_text
@@ -32,7 +32,7 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
     at = _find(parser, argv)
     rest = argv if at is None else [*argv[:at], *argv[at + 1 :], "--", argv[at]]
     args = parser.parse_args(rest)
-    args.kind, args.command = "command", ["COMMAND"]
+    args.kind, args.command = "command", [PLACEHOLDER_COMMAND]
     return args
 
 

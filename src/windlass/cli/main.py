@@ -29,6 +29,8 @@ _COMMANDS = {
     "bench": ("windlass.cli.bench", "measure collectives, training steps, input and scaling; report and compare"),
     "cache": ("windlass.cli.cache", "the cooperative cache by hand: start, status, stop, traces"),
     "stage": ("windlass.cli.stage", "push folders, archives and images to storage of the nodes"),
+    "init": ("windlass.cli.init", "keep your account, partition and folder of runs; adopt an unknown cluster"),
+    "completion": ("windlass.cli.completion", "completion of commands, options, sites and runs for your shell"),
     "selftest": ("windlass.cli.selftest", "a bundle that shows what a machine really does with a plan"),
 }
 
@@ -86,21 +88,39 @@ def _usage() -> str:
     return "\n".join(lines)
 
 
+def command_names() -> tuple[str, ...]:
+    return tuple(_COMMANDS)
+
+
+def command_parser(name: str) -> tuple[Any, argparse.ArgumentParser]:
+    """The module of a command and the parser of its options."""
+    command = import_module(_COMMANDS[name][0])
+    parser = _Parser(prog=f"windlass {name}", description=command.__doc__, formatter_class=_Help)
+    command.add_arguments(parser)
+    return command, parser
+
+
+def _overview() -> str:
+    from windlass.cli.overview import overview_text  # here: `windlass --help` does not need it
+
+    return overview_text()
+
+
 def main(argv: list[str]) -> int:
     """Run one command line and return its exit code."""
-    if not argv or argv[0] in {"-h", "--help", "help"}:
-        return _show(Result(text=_usage()), as_json=False) or (0 if argv else 2)
-    if argv[0] in {"-V", "--version"}:
+    if argv and argv[0] in {"-h", "--help", "help"}:
+        return _show(Result(text=_usage()), as_json=False)
+    if argv and argv[0] in {"-V", "--version"}:
         return _show(Result(text=f"windlass {windlass.__version__}"), as_json=False)
-    name = argv[0]
-    if name not in _COMMANDS:
+    if argv and argv[0] not in _COMMANDS:
+        name = argv[0]
         close = nearest(name, _COMMANDS)
         print(f"windlass: unknown command {name!r}" + (f"; did you mean {close!r}?" if close else ""), file=sys.stderr)
         return 2
     try:
-        command = import_module(_COMMANDS[name][0])
-        parser = _Parser(prog=f"windlass {name}", description=command.__doc__, formatter_class=_Help)
-        command.add_arguments(parser)
+        if not argv:
+            return _show(Result(text=_overview()), as_json=False)
+        command, parser = command_parser(argv[0])
         args = command.parse(parser, argv[1:]) if hasattr(command, "parse") else parser.parse_args(argv[1:])
         result = command.main(args)
     except WindlassError as error:

@@ -23,6 +23,7 @@ CommandKind = Literal["script", "module", "command", "none"]
 Group = argparse._ArgumentGroup
 _SHELL_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".pbs")
 _MAX_RANKS_PER_NODE = 4096
+_MAX_SCRIPT_BYTES = 1 << 20
 _FOR_OTHERS = ("--arg", "--directive", "--container-arg")
 _AS_WRITTEN = (
     *("site", "scheduler", "launcher", "hosts", "partition", "qos", "account", "time"),
@@ -31,6 +32,8 @@ _AS_WRITTEN = (
     *("cache_placement", "cache_store", "cache_allow_other"),
 )
 """Options that are a value of the request under the same name."""
+PLACEHOLDER_COMMAND = "COMMAND"
+"""In plans that are made to be looked at, where the user named nothing to run."""
 USAGE = "[options] SCRIPT.py [ARGS…] | -m MODULE [ARGS…] | -- COMMAND [ARGS…]"
 
 
@@ -180,7 +183,28 @@ def parse_with_command(parser: argparse.ArgumentParser, argv: list[str]) -> argp
     options, kind, command = split_command(parser, argv)
     args = parser.parse_args(join_values(options))
     args.kind, args.command = kind, command
+    for option in misplaced_options(parser, kind, command):
+        warn(f"windlass: {option} stands after the script and goes to it; for windlass, put it before {command[0]}")
     return args
+
+
+def misplaced_options(parser: argparse.ArgumentParser, kind: str, command: list[str]) -> list[str]:
+    """Options of windlass that stand behind a script which does not know them by the look of its text."""
+    if kind != "script" or not command or not command[0].endswith(".py"):
+        return []
+    try:
+        text = Path(command[0]).read_bytes()[:_MAX_SCRIPT_BYTES]
+    except OSError:
+        return []
+    names = [word.split("=", 1)[0] for word in command[1:] if word.startswith("--")]
+    known = [name for name in names if name in parser._option_string_actions]
+    return [name for name in known if not any(form.encode() in text for form in _forms(name))]
+
+
+def _forms(option: str) -> tuple[str, ...]:
+    """How a script may spell an option that it reads: `--run-dir`, `run_dir` of a dataclass, `run-dir`."""
+    bare = option.lstrip("-")
+    return bare, bare.replace("-", "_")
 
 
 def join_values(argv: list[str]) -> list[str]:
@@ -330,7 +354,9 @@ def _check_command(
     if path.is_dir() and not (path / "__main__.py").exists():
         raise UsageError(f"{first} is a folder", hint="give a script, -m MODULE, or -- COMMAND")
     if first.endswith((".py", ".pyz")) or path.is_dir():
-        if not path.exists():
+        if not path.exists() and getattr(args, "script_may_be_missing", False):
+            warn(f"windlass: script {first} does not exist here; the plan shows what would be around it")
+        elif not path.exists():
             raise UsageError(f"script {first} does not exist", hint=f"looked in {Path.cwd()}")
         return kind
     if first == "-":

@@ -1,11 +1,18 @@
-"""Show what would run and why: argv, rank script, variables, binding map, mounts. Starts nothing."""
+"""Show what would run and why: argv, rank script, variables, binding map, mounts. Starts nothing.
+
+Works anywhere and for any site; without a script it shows what would be around one.
+
+    windlass plan train.py --lr 0.1
+    windlass plan --site lumi --nodes 2
+    windlass plan --site aurora --nodes 8192 --explain train.py"""
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 
-from windlass.cli.options import add_request_options, parse_with_command, request_from
+from windlass.cli.options import PLACEHOLDER_COMMAND, add_request_options, parse_with_command, request_from
 from windlass.cli.result import Result
 from windlass.plan.show import plan_text
 from windlass.run.planning import plan_request
@@ -20,12 +27,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
-    return parse_with_command(parser, argv)
+    args = parse_with_command(parser, argv)
+    if not args.command:
+        args.kind, args.command = "command", [PLACEHOLDER_COMMAND]
+    args.script_may_be_missing = True
+    return args
 
 
 def main(args: argparse.Namespace) -> Result:
     environ = current_environ()
     here = args.site is None and args.site_file is None
     plan = plan_request(request_from(args, environ), environ, here=here).plan
-    text = plan_text(plan, explain=args.explain, script=not args.no_script, color=sys.stdout.isatty())
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    text = plan_text(
+        plan,
+        explain=args.explain,
+        script=not args.no_script,
+        color=columns is not None and not environ.get("NO_COLOR"),
+        width=min(columns or 110, 110),
+        columns=columns,
+    )
     return Result(text=text, data=plan, coloured=True)

@@ -59,7 +59,9 @@ def refuse_incomplete(request: Request, site: Site) -> None:
     """Raise `UsageError` where the site's scheduler refuses a job that lacks an account or a time limit."""
     spec = site.file.scheduler
     if spec.account_required and not request.account:
-        raise UsageError(f"{site.name} needs an account", hint="add --account NAME")
+        raise UsageError(
+            f"{site.name} needs an account", hint="add --account NAME; `windlass init --account NAME` keeps it"
+        )
     if spec.time_required and not request.time:
         raise UsageError(f"{site.name} refuses jobs without a time limit", hint="add --time, e.g. --time 1h")
 

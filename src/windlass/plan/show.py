@@ -23,13 +23,22 @@ RUN_DIR = "RUN_DIR"
 """Stands for the run folder, which does not exist yet when a plan is shown."""
 
 
-def plan_text(plan: Plan, *, explain: bool = False, script: bool = True, color: bool = False, width: int = 110) -> str:
-    """Everything that would happen, in the order in which it would. With `explain`, the reason behind each line."""
+def plan_text(
+    plan: Plan,
+    *,
+    explain: bool = False,
+    script: bool = True,
+    color: bool = False,
+    width: int = 110,
+    columns: int | None = None,
+) -> str:
+    """Everything that would happen, in the order in which it would. With `explain`, the reason behind each line. Long
+    command lines are folded between their words to fit `columns`, as a shell reads them; None: one line each."""
     parts = [
         _summary(plan),
         _section("command of each rank", _command(plan)),
-        _section("launch", _arguments(plan.launch, explain, tail=f"/bin/sh {RUN_DIR}/rank.sh")),
-        _section("batch directives", _arguments(plan.directives, explain)),
+        _section("launch", _arguments(plan.launch, explain, f"/bin/sh {RUN_DIR}/rank.sh", columns)),
+        _section("batch directives", _arguments(plan.directives, explain, columns=columns)),
         _section("before the launcher", prologue_lines(plan) if has_prologue(plan) else []),
         _section("variables", _settings(plan.environment, explain)),
         _section("cooperative cache", _cache(plan, explain)),
@@ -103,17 +112,29 @@ def _command(plan: Plan) -> list[str]:
     return lines
 
 
-def _arguments(arguments: tuple[Argument, ...], explain: bool, tail: str = "") -> list[str]:
+def _arguments(arguments: tuple[Argument, ...], explain: bool, tail: str = "", columns: int | None = None) -> list[str]:
     if not arguments:
         return [tail] if tail else []
     if not explain:
-        return [f"{' '.join(_words(argument) for argument in arguments)} {tail}".rstrip()]
+        return _folded([*(_words(argument) for argument in arguments), *([tail] if tail else [])], columns)
     width = min(44, max(len(_words(argument)) for argument in arguments))
     lines: list[str] = []
     for argument in arguments:
         text = _words(argument)
         lines.append(f"{text:<{width}}  {argument.because}  [{argument.origin.text()}]")
     return [*lines, tail] if tail else lines
+
+
+def _folded(words: list[str], columns: int | None) -> list[str]:
+    """Words in lines that end in a backslash where another follows; the indentation of a section is left free."""
+    lines = [words[0]]
+    for word in words[1:]:
+        if columns is not None and len(lines[-1]) + len(word) + 5 > columns:
+            lines[-1] += " \\"
+            lines.append(f"  {word}")
+        else:
+            lines[-1] += f" {word}"
+    return lines
 
 
 def _words(argument: Argument) -> str:

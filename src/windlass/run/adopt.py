@@ -1,17 +1,21 @@
-"""Measuring the cluster that one stands on, for a site file of it. All input of `windlass sites adopt`."""
+"""Measuring the cluster that one stands on and writing a site file of it: `windlass sites adopt`, `windlass init`."""
 
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
 from windlass.environment.modules import loaded_modules
-from windlass.errors import WindlassError
+from windlass.errors import MachineError, UsageError, WindlassError
 from windlass.model.request import Allocation
 from windlass.model.site import Site
 from windlass.model.topology import Nic, Topology
+from windlass.procs.atomic import replace_file
 from windlass.procs.command import run_command, which
 from windlass.run.context import find_allocation
 from windlass.run.remote import probe_node
@@ -19,14 +23,51 @@ from windlass.run.rendezvous import is_this_host
 from windlass.run.scheduler_commands import scheduler_environ
 from windlass.schedulers import get_scheduler
 from windlass.schedulers.base import Scheduler
-from windlass.sites.adopted import Measurements
+from windlass.sites.adopted import Measurements, site_file_text
 from windlass.sites.catalog import load_site
+from windlass.sites.check import check_text
 from windlass.sites.detect import generic_site
 from windlass.sites.evidence import gather_evidence
+from windlass.sites.folders import catalog_names, catalog_path
 from windlass.topology.described import spec_of_topology
 from windlass.topology.probe import probe_topology
 
 _ASK_TIMEOUT_S = 15.0
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdoptedSite:
+    """A site file that was written, and what was measured for it."""
+
+    path: Path
+    seen: Measurements
+
+
+def adopt_site(
+    name: str, environ: Mapping[str, str], *, config_dir: Path, target: Path | None = None, replace: bool = False
+) -> AdoptedSite:
+    """Measure this cluster and write a site file of it, into the user's configuration or to `target`."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"a site cannot be called {name!r}", hint="letters, digits and . _ - inside")
+    if catalog_path("site", name):
+        raise UsageError(f"{name} is in the catalog already", hint="choose another name")
+    path = target or config_dir / "sites" / f"{name}.toml"
+    if path.exists() and not replace:
+        raise UsageError(f"{path} is there already", hint="--force replaces it; --output FILE writes elsewhere")
+    seen = measure_cluster(name, environ)
+    text = site_file_text(seen)
+    problems = check_text(
+        text, file=str(path), stem=name, known=lambda kind: catalog_names(kind, config_dir), builtin=False
+    )
+    if problems:
+        raise MachineError(f"what was measured makes no site file: {problems[0].text()}", hint="please report this")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, text.encode(), 0o644)
+    except OSError as error:
+        raise MachineError(f"cannot write {path}: {error.strerror}", hint="--output FILE writes elsewhere") from error
+    return AdoptedSite(path=path, seen=seen)
 
 
 def measure_cluster(name: str, environ: Mapping[str, str]) -> Measurements:

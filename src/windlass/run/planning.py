@@ -12,14 +12,16 @@ from windlass.model.plan import Plan
 from windlass.model.request import Request
 from windlass.plan.inputs import PlanningContext, Secrets
 from windlass.plan.plan import make_plan
-from windlass.run.context import gather_context
-from windlass.settings import read_settings
+from windlass.run.context import choose_site, gather_context
+from windlass.schedulers import get_scheduler, scheduler_names
+from windlass.settings import JobDefaults, Settings, job_keys, read_settings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedRequest:
-    """A plan, what it hides, and the context that it was made in."""
+    """A plan, what it hides, the request with the user's defaults filled in, and the context that it was made in."""
 
+    request: Request
     plan: Plan
     secrets: Secrets
     context: PlanningContext
@@ -29,20 +31,38 @@ def plan_request(
     request: Request, environ: Mapping[str, str], *, here: bool, run_dir: str | None = None
 ) -> PlannedRequest:
     """The plan of a request. `here`: for nodes like this one, which is looked at. Starts and writes nothing."""
-    context = gather_context(request, read_settings(environ), environ=environ, here=here)
+    settings = read_settings(environ)
+    request = with_job_defaults(request, settings, environ)
+    context = gather_context(request, settings, environ=environ, here=here)
     if run_dir is not None:
         context = msgspec.structs.replace(context, run_dir=run_dir)
     plan, secrets = make_plan(request, context)
-    return PlannedRequest(plan=plan, secrets=secrets, context=context)
+    return PlannedRequest(request=request, plan=plan, secrets=secrets, context=context)
 
 
 def plan_to_run(request: Request, environ: Mapping[str, str], *, allow_login: bool = False) -> PlannedRequest:
     """The plan of a request that is to run from here, now. Raises `UsageError` on a login node."""
     settings = read_settings(environ)
+    request = with_job_defaults(request, settings, environ)
     context = gather_context(request, settings, environ=environ, here=True)
     _refuse_login(context, request, allowed=allow_login or settings.allow_login)
     plan, secrets = make_plan(request, context)
-    return PlannedRequest(plan=plan, secrets=secrets, context=context)
+    return PlannedRequest(request=request, plan=plan, secrets=secrets, context=context)
+
+
+def with_job_defaults(request: Request, settings: Settings, environ: Mapping[str, str]) -> Request:
+    """The request with the account, partition and so on of the user's `config.toml` where it names none. Inside a job,
+    and where no scheduler is asked, there is nothing to choose."""
+    if settings.job == JobDefaults() and not settings.job_at:
+        return request
+    if request.scheduler == "none" or any(get_scheduler(name).in_allocation(environ) for name in scheduler_names()):
+        return request
+    site, _ = choose_site(request, settings, environ)
+    if (request.scheduler or site.file.scheduler.kind) == "none":
+        return request
+    here = settings.job_at.get(site.name, JobDefaults())
+    found = {key: getattr(request, key) or getattr(here, key) or getattr(settings.job, key) for key in job_keys()}
+    return msgspec.structs.replace(request, **found)
 
 
 def _refuse_login(context: PlanningContext, request: Request, *, allowed: bool) -> None:

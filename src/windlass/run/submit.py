@@ -105,7 +105,7 @@ def _plan(request: Request, environ: Mapping[str, str], run_dir: str) -> Planned
         raise UsageError(
             f"{plan.site} has no scheduler to submit to", hint="use `windlass run`, or name the machine with --site"
         )
-    refuse_incomplete(request, planned.context.site)
+    refuse_incomplete(planned.request, planned.context.site)
     return planned
 
 

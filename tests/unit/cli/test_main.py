@@ -31,12 +31,6 @@ def test_every_command_has_help_that_says_what_it_is(tmp_path: Path, command: st
     assert len(ended.stdout.splitlines()[2]) > 20  # a sentence
 
 
-def test_without_a_command_there_is_help_and_a_failure(tmp_path: Path) -> None:
-    ended = in_process(cwd=tmp_path)
-    assert ended.code == 2
-    assert "commands:" in ended.stdout
-
-
 def test_the_version_is_that_of_the_package(tmp_path: Path) -> None:
     assert in_process("--version", cwd=tmp_path).stdout.startswith("windlass 0.")
 

@@ -1,0 +1,101 @@
+"""Completion for your shell: commands, options, sites, runs.
+
+eval "$(windlass completion bash)"        in ~/.bashrc; the same with zsh in ~/.zshrc
+windlass completion fish | source         in ~/.config/fish/config.fish"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+
+from windlass.cli.main import command_names, command_parser
+from windlass.cli.result import Result
+from windlass.containers import runtime_names
+from windlass.launchers import launcher_names
+from windlass.run.folder import RunFolder
+from windlass.schedulers import scheduler_names
+from windlass.settings import current_environ, read_settings
+from windlass.sites.catalog import site_names
+from windlass.supervise.runs import find_runs
+
+_BASH = r"""_windlass() {
+    local IFS=$'\n'
+    COMPREPLY=($(windlass completion words -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
+}
+complete -o default -F _windlass windlass
+"""
+_ZSH = r"""_windlass() {
+    local -a found
+    found=(${(f)"$(windlass completion words -- "${(@)words[2,CURRENT]}" 2>/dev/null)"})
+    if (( ${#found} )); then compadd -a found; else _files; fi
+}
+(( $+functions[compdef] )) || { autoload -Uz compinit && compinit; }
+compdef _windlass windlass
+"""
+_FISH = r"""function __windlass_words
+    set -l words (commandline -opc) (commandline -ct)
+    windlass completion words -- $words[2..-1] 2>/dev/null
+end
+complete -c windlass -a '(__windlass_words)'
+"""
+_SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
+_RUN_ARGUMENTS = ("run", "runs")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=(*_SCRIPTS, "words"), help="words: what may stand at the end of these words")
+    parser.add_argument("words", nargs="*", metavar="WORD", help=argparse.SUPPRESS)
+
+
+def main(args: argparse.Namespace) -> Result:
+    if args.shell != "words":
+        return Result(text=_SCRIPTS[args.shell])
+    return Result(text="\n".join(candidates(args.words)))
+
+
+def candidates(words: list[str]) -> list[str]:
+    """What may stand in the place of the last word, after those before it. Empty: the shell offers files."""
+    *before, last = words or [""]
+    if not before:
+        return _beginning(last, command_names())
+    if before[0] not in command_names() or "--" in before:
+        return []
+    parser = _deepest(command_parser(before[0])[1], before[1:])
+    option = parser._option_string_actions.get(before[-1])
+    if option is not None and option.nargs != 0:
+        return _beginning(last, _values(option))
+    if last.startswith("-"):
+        return _beginning(last, (name for name in parser._option_string_actions if name.startswith("--")))
+    for action in parser._actions:
+        if not action.option_strings and (found := _beginning(last, _values(action))):
+            return found
+    return []
+
+
+def _deepest(parser: argparse.ArgumentParser, words: list[str]) -> argparse.ArgumentParser:
+    """The parser of the subcommand that the words name, or the command's own."""
+    for word in words:
+        choices = next((a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction)), None)
+        if choices and word in choices:
+            parser = choices[word]
+    return parser
+
+
+def _values(action: argparse.Action) -> Iterable[str]:
+    if action.choices is not None:
+        return [str(choice) for choice in action.choices]
+    settings = read_settings(current_environ())
+    if action.dest in {"site", "only_at"} or (action.dest == "name" and not action.option_strings):
+        return site_names(settings.config_dir)
+    if action.dest in _RUN_ARGUMENTS:
+        return [_name(folder) for folder in reversed(find_runs(settings.runs_dir))]
+    known = {"scheduler": scheduler_names, "launcher": launcher_names, "runtime": runtime_names}.get(action.dest)
+    return known() if known else ()
+
+
+def _name(folder: RunFolder) -> str:
+    return folder.path.name
+
+
+def _beginning(start: str, names: Iterable[str]) -> list[str]:
+    return [name for name in names if name.startswith(start)]

@@ -1,0 +1,123 @@
+"""What a new user meets first: `windlass` alone, init, completion, plans without a script, misplaced options."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from unit.cli.typed import in_process, script, windlass
+from windlass.cli.completion import candidates
+from windlass.cli.main import command_names
+
+
+def test_windlass_alone_says_where_you_are_and_what_comes_next(tmp_path: Path) -> None:
+    done = in_process(cwd=tmp_path)
+    assert done.code == 0, done.text
+    assert "workstation" in done.stdout
+    assert "windlass run train.py" in done.stdout
+
+
+def test_windlass_alone_tells_of_a_failed_run_and_how_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text("raise SystemExit(3)")
+    assert windlass("run", "-r", "1", "fails.py", cwd=tmp_path).code == 3
+    done = in_process(cwd=tmp_path)
+    assert "failed" in done.stdout
+    assert "windlass runs show fails-" in done.stdout
+
+
+def test_init_keeps_what_it_is_given_and_plans_use_it(tmp_path: Path) -> None:
+    config = {"WINDLASS_CONFIG": str(tmp_path / "config")}
+    done = in_process("init", "--for", "lumi", "--account", "project_1", "--time", "2h", cwd=tmp_path, env=config)
+    assert done.code == 0, done.text
+    assert "config.toml" in done.stdout
+    plan = in_process("plan", "--site", "lumi", cwd=tmp_path, env=config)
+    assert "--account=project_1" in plan.stdout
+    assert "--time=02:00:00" in plan.stdout
+    assert "--account" not in in_process("plan", "--site", "frontier", "--no-script", cwd=tmp_path, env=config).stdout
+
+
+def test_init_refuses_a_site_that_does_not_exist(tmp_path: Path) -> None:
+    done = in_process("init", "--for", "lumy", "--account", "x", cwd=tmp_path)
+    assert done.code == 2
+    assert "--for lumy: no such site" in done.stderr
+    assert not (tmp_path / "no-config").exists()
+
+
+def test_init_adopts_a_machine_by_the_name_it_is_given(tmp_path: Path) -> None:
+    config = {"WINDLASS_CONFIG": str(tmp_path / "config")}
+    done = in_process("init", "--adopt", "mybox", cwd=tmp_path, env=config)
+    assert done.code == 0, done.text
+    assert (tmp_path / "config" / "sites" / "mybox.toml").exists()
+    assert in_process("sites", "show", "mybox", cwd=tmp_path, env=config).code == 0
+
+
+def test_a_wrong_configuration_ends_every_command_with_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("acount = 'x'")
+    for words in ((), ("plan",), ("runs", "list"), ("init", "--account", "x")):
+        done = in_process(*words, cwd=tmp_path, env={"WINDLASS_CONFIG": str(tmp_path)})
+        assert done.code == 2, words
+        assert "unknown key acount" in done.stderr
+        assert "did you mean account?" in done.stderr
+
+
+def test_a_plan_needs_no_script_and_none_that_is_here(tmp_path: Path) -> None:
+    bare = in_process("plan", "--site", "lumi", "--nodes", "2", cwd=tmp_path)
+    assert bare.code == 0, bare.text
+    assert "COMMAND on lumi: 2 nodes x 8 ranks" in bare.stdout
+    missing = in_process("plan", "--site", "aurora", "train.py", cwd=tmp_path)
+    assert missing.code == 0, missing.text
+    assert "train.py does not exist here" in missing.stderr
+
+
+def test_sites_show_without_a_name_shows_this_machine(tmp_path: Path) -> None:
+    assert in_process("sites", "show", cwd=tmp_path).stdout.startswith("workstation:")
+
+
+def test_an_option_behind_the_script_is_noticed_unless_the_script_reads_it(tmp_path: Path) -> None:
+    script(tmp_path)
+    done = in_process("plan", "place.py", "--restarts", "3", "--lr=1", cwd=tmp_path)
+    assert "--restarts stands after the script" in done.stderr
+    assert "--lr" not in done.stderr
+    (tmp_path / "reads.py").write_text("add_argument('--restarts')")
+    assert "stands after" not in in_process("plan", "reads.py", "--restarts", "3", cwd=tmp_path).stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["ru"], ["run", "runs"]),
+        (["run", "--sit"], ["--site", "--site-file"]),
+        (["run", "--site", "lum"], ["lumi"]),
+        (["run", "--device-unit", ""], ["tile", "card"]),
+        (["sites", "sh"], ["show"]),
+        (["sites", "show", "fron"], ["frontier"]),
+        (["run", "train.py", ""], []),
+        (["run", "--", "l"], []),
+        (["nonsense", ""], []),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_completion_offers_what_may_stand_there(words: list[str], expected: list[str]) -> None:
+    assert candidates(words) == expected
+
+
+def test_every_command_can_be_completed() -> None:
+    assert candidates([""]) == list(command_names())
+    for name in command_names():
+        assert "--help" in candidates([name, "--"])
+
+
+def test_bash_completes_with_the_script_that_is_printed(tmp_path: Path) -> None:
+    (tmp_path / "windlass").write_text(f'#!/bin/sh\nexec {sys.executable} -m windlass "$@"\n')
+    (tmp_path / "windlass").chmod(0o755)
+    text = (
+        'eval "$(windlass completion bash)"; COMP_WORDS=(windlass run --site fro); COMP_CWORD=3; _windlass;'
+        ' printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(
+        ["bash", "-c", text], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "frontier\n", done.stderr
