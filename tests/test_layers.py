@@ -31,6 +31,7 @@ LAYERS = {
     "cache": 3,
     "plan": 4,
     "failure": 4,
+    "observe": 5,
     "run": 5,
     "agents": 6,
     "stage": 7,
@@ -49,10 +50,13 @@ SAME_LAYER = {
 BESIDE = {"runtime": {"errors", "notation"}, "__init__": {"runtime"}}
 
 # Small modules of the standard library alone: they live in the user's process, and travel to the nodes too.
-EVERYWHERE = tuple(f"procs/{name}.py" for name in ("atomic", "folders", "identity", "locks", "marks"))
+EVERYWHERE = (
+    *(f"procs/{name}.py" for name in ("atomic", "folders", "identity", "locks", "marks")),
+    "observe/node/recorder.py",
+)
 
 # These travel to the node as one file and run with whatever Python is there.
-TRAVELS = ("cache/node/", "agents/node/", "stage/node/", *EVERYWHERE)
+TRAVELS = ("cache/node/", "agents/node/", "stage/node/", "observe/node/", *EVERYWHERE)
 TRAVELS_PYTHON = (3, 9)
 
 # Heavy libraries cost seconds (and a file system storm); only programs that are ranks themselves import them at once.
@@ -68,6 +72,7 @@ READS_ENVIRONMENT = (
     "cache/node/",  # travels: has nobody to hand it over
     "agents/node/",
     "stage/node/",
+    "observe/node/",
 )
 
 # Commands are run in one place, which gives each a deadline; long-lived children have a few places of their own.
@@ -81,6 +86,7 @@ STARTS_PROCESSES = (
     "cache/node/",  # travels: may not import `procs`
     "agents/node/",
     "stage/node/",
+    "observe/node/",  # asks the vendors' tools, with deadlines
 )
 
 

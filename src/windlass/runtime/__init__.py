@@ -1,7 +1,7 @@
-"""What a user's script may import: `init` and `Snapshot`.
+"""What a user's script may import: `init`, `Snapshot` and `step`.
 
 Nothing here needs a launcher, and importing it loads the standard library only: torch comes in when something is
-called. `windlass.init` and `windlass.Snapshot` are the same names, reached lazily.
+called. `windlass.init`, `windlass.Snapshot` and `windlass.step` are the same names, reached lazily.
 """
 
 from __future__ import annotations
@@ -10,5 +10,6 @@ from windlass.runtime.codes import RESUME_ME, ResumeLater
 from windlass.runtime.run import Run
 from windlass.runtime.snapshot import Snapshot
 from windlass.runtime.start import init
+from windlass.runtime.step import step
 
-__all__ = ["RESUME_ME", "ResumeLater", "Run", "Snapshot", "init"]
+__all__ = ["RESUME_ME", "ResumeLater", "Run", "Snapshot", "init", "step"]

@@ -1,0 +1,161 @@
+"""The whole job at one moment, as it lies in the run folder: one row per node, device and rank. Values only.
+
+Rows are arrays in JSON, so that 10,000 nodes are a few megabytes and read in a fraction of a second.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from windlass.errors import ConfigError, VersionError
+from windlass.model.jsontext import Versioned, from_json
+
+FOLDER = "watch"
+"""Folder in the run folder."""
+NOW_FILE = "now.json"
+HISTORY_FILE = "history.jsonl"
+JOB_VERSION = 1
+RankActivity = Literal["steps", "python", "command", "ended"]
+"""`steps`: steps were seen. `python`: a Python with the hook, but no step yet. `command`: running, not seen by the
+hook. `ended`: its process is gone."""
+
+
+class NodeRow(msgspec.Struct, frozen=True, array_like=True):
+    """One node. None: not measured there."""
+
+    host: str
+    at: float
+    """When its last sample was taken; 0: none has come yet."""
+    cpu: float | None = None
+    memory_bytes: int | None = None
+    """Working set: what cannot be dropped without writing it somewhere."""
+    memory_limit_bytes: int | None = None
+    rx_bytes_s: float | None = None
+    tx_bytes_s: float | None = None
+    shared_read_bytes_s: float | None = None
+    """Lustre and NFS."""
+    shared_write_bytes_s: float | None = None
+    disk_read_bytes_s: float | None = None
+    disk_write_bytes_s: float | None = None
+    power_w: float | None = None
+
+
+class DeviceRow(msgspec.Struct, frozen=True, array_like=True):
+    """One accelerator."""
+
+    node: int
+    index: int
+    busy: float | None = None
+    memory_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    clock_mhz: float | None = None
+    throttled: bool | None = None
+
+
+class RankRow(msgspec.Struct, frozen=True, array_like=True):
+    """One rank. `step_ms`, `wait_share` and `comm_share` are of the steps since the last sample but a few; the share of
+    communication is what DDP measured and nothing hides, None where nobody measured it."""
+
+    rank: int
+    node: int
+    activity: RankActivity
+    steps: int = 0
+    last_at: float | None = None
+    step_ms: float | None = None
+    wait_share: float | None = None
+    comm_share: float | None = None
+    cpu: float | None = None
+    """Cores that its processes keep busy."""
+    memory_bytes: int | None = None
+    all_ms: float | None = None
+    """Mean of all its steps."""
+    p95_ms: float | None = None
+    all_wait_share: float | None = None
+    alloc_retries: int | None = None
+
+
+class Note(msgspec.Struct, frozen=True, kw_only=True):
+    """What could not be measured, and where."""
+
+    text: str
+    nodes: str
+    """Folded host list."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """The job as the last samples show it."""
+
+    version: int = JOB_VERSION
+    at: float
+    name: str
+    interval_s: float
+    ended: bool = False
+    nodes: tuple[NodeRow, ...]
+    devices: tuple[DeviceRow, ...] = ()
+    ranks: tuple[RankRow, ...] = ()
+    notes: tuple[Note, ...] = ()
+
+
+class HistoryHead(msgspec.Struct, frozen=True, kw_only=True):
+    """First line of the history: what the columns of all other lines are."""
+
+    version: int = JOB_VERSION
+    hosts: tuple[str, ...]
+    devices: tuple[tuple[int, int], ...]
+    """Node and index of each."""
+    ranks: tuple[int, ...]
+
+
+class HistoryLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A span of time: means over it, one entry per node, device and rank of the head, None where there was nothing."""
+
+    begin: float
+    end: float
+    nodes: tuple[tuple[float | None, float | None, float | None, float | None, float | None], ...]
+    """Busy CPUs, memory, network, shared file systems (bytes a second), power."""
+    devices: tuple[tuple[float | None, float | None, float | None], ...]
+    """Busy, power, memory."""
+    ranks: tuple[tuple[float | None, float | None, float | None, float | None], ...]
+    """Step in ms, share of waiting for data, share of communication, busy cores."""
+
+
+def read_job(folder: Path) -> Job | None:
+    """The job of a run folder; None where nothing was sampled. Raises `ConfigError` for a damaged file."""
+    path = folder / FOLDER / NOW_FILE
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    try:
+        version = from_json(data, Versioned).version
+        if version > JOB_VERSION:
+            raise VersionError(f"{path}: version {version} is newer than this windlass reads")
+        return msgspec.json.decode(data, type=Job)
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f"{path}: not samples of a job: {error}", hint="it is damaged; the next sample replaces it"
+        ) from error
+
+
+def read_history(folder: Path) -> tuple[HistoryHead | None, tuple[HistoryLine, ...], int]:
+    """Head and lines of a run folder's history, and how many lines could not be read."""
+    try:
+        raw = (folder / FOLDER / HISTORY_FILE).read_bytes().splitlines()
+    except OSError:
+        return None, (), 0
+    head: HistoryHead | None = None
+    lines, torn = [], 0
+    for text in raw:
+        try:
+            if head is None:
+                head = msgspec.json.decode(text, type=HistoryHead)
+            else:
+                lines.append(msgspec.json.decode(text, type=HistoryLine))
+        except msgspec.DecodeError:
+            torn += 1
+    return head, tuple(lines), torn

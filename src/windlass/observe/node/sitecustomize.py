@@ -1,0 +1,243 @@
+"""The start-up hook of the ranks: Python imports this by itself, because its folder is the first of PYTHONPATH.
+
+It takes itself out of the way at once: its folder leaves `sys.path`, and the `sitecustomize` that would have run
+without it runs. What it leaves is a finder that notices when the program imports torch (it never does so itself) and
+then asks torch to tell it of optimizer steps, and times the wait for a DataLoader's next batch. Whatever goes wrong in
+here costs the record, never the program. On the node this file and `windlass_recorder.py` lie in one folder.
+"""
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # an old Python may read this too: annotations are texts, and cost nothing
+    from typing import Any
+
+
+_recorder: "Any" = None
+_torch: "Any" = None
+
+
+def _modules() -> "Any":
+    """What torch has to be asked, by the module that must have been imported."""
+    return {
+        "torch.optim.optimizer": _watch_optimizers,
+        "torch.utils.data.dataloader": _watch_loaders,
+        "torch.nn.parallel.distributed": _watch_ddp,
+    }
+
+
+def _install() -> "Any":
+    global _recorder
+    import atexit
+    import os
+
+    if os.environ.get("WINDLASS_STEPS") is None:
+        return
+    recorder = __import__("windlass_recorder")  # beside this file, on the node
+    path = recorder.rank_file()
+    if path is None:
+        return
+    _recorder = recorder.Recorder(path)
+    setattr(recorder, "shared", _recorder)  # noqa: B010
+    _say_python(path)
+    sys.meta_path.insert(0, _AfterImport(_modules()))
+    atexit.register(_recorder.close)
+    os.register_at_fork(after_in_child=_recorder.forget)
+
+
+def _say_python(path: "Any") -> "Any":
+    """The first Python of the rank says that the hook works here, before there is a step."""
+    import os
+    import time
+
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return
+    version = "%d.%d.%d" % sys.version_info[:3]
+    line = '{"python":{"version":"%s","pid":%d,"at":%.3f}}\n' % (version, os.getpid(), time.time())
+    os.write(file, line.encode())
+    os.close(file)
+
+
+class _AfterImport:
+    """A finder that finds nothing itself: it lets the others find, and is told when a module has been imported."""
+
+    def __init__(self, wanted: "Any") -> "None":
+        self._wanted = wanted
+
+    def find_spec(self, name: "Any", path: "Any" = None, target: "Any" = None) -> "Any":
+        call = self._wanted.pop(name, None)
+        if call is None:
+            return None
+        for finder in list(sys.meta_path):
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec = find(name, path, target) if find else None
+            if spec is not None:
+                if spec.loader is not None and hasattr(spec.loader, "exec_module"):
+                    _call_after(spec.loader, call)
+                return spec
+        return None
+
+
+def _call_after(loader: "Any", call: "Any") -> "Any":
+    execute = loader.exec_module
+
+    def exec_module(module: "Any") -> "Any":
+        execute(module)
+        try:
+            call(module)
+        except Exception as error:
+            _recorder.note("%s: %s" % (type(error).__name__, str(error)[:200]))
+
+    loader.exec_module = exec_module
+
+
+def _watch_optimizers(module: "Any") -> "Any":
+    global _torch
+    register = getattr(module, "register_optimizer_step_post_hook", None)
+    if register is None:
+        _recorder.note("this torch does not tell of optimizer steps: call windlass.step() in the training loop")
+        return
+    _torch = sys.modules["torch"]
+    register(_after_step)
+    _recorder.extra.append(_every(30.0, _memory_line))
+
+
+def _after_step(optimizer: "Any", args: "Any", kwargs: "Any") -> "Any":
+    if _torch.compiler.is_compiling():  # there is nothing to time, and the graph stays whole
+        return
+    _recorder.step(id(optimizer))
+
+
+def _watch_loaders(module: "Any") -> "Any":
+    """The wait for the next batch, and for the workers that an epoch starts with."""
+    from functools import wraps
+    from time import perf_counter
+
+    def timed(method: "Any") -> "Any":
+        @wraps(method)
+        def wrapper(self: "Any", *args: "Any", **kwargs: "Any") -> "Any":
+            if inside:
+                return method(self, *args, **kwargs)
+            inside.append(1)
+            begin = perf_counter()
+            try:
+                return method(self, *args, **kwargs)
+            finally:
+                _recorder.waited(perf_counter() - begin)
+                inside.pop()
+
+        return wrapper
+
+    inside: "list[int]" = []
+    module._BaseDataLoaderIter.__next__ = timed(module._BaseDataLoaderIter.__next__)
+    module.DataLoader.__iter__ = timed(module.DataLoader.__iter__)
+
+
+def _watch_ddp(module: "Any") -> "Any":
+    from functools import wraps
+    from weakref import ref
+
+    made = module.DistributedDataParallel.__init__
+
+    @wraps(made)
+    def init(self: "Any", *args: "Any", **kwargs: "Any") -> "Any":
+        made(self, *args, **kwargs)
+        if not wrapped:
+            _recorder.extra.append(_every(5.0, lambda: _ddp_line(wrapped[0]())))
+        wrapped[:] = [ref(self)]
+
+    wrapped: "list[Any]" = []
+    module.DistributedDataParallel.__init__ = init
+
+
+def _every(seconds: "Any", ask: "Any") -> "Any":
+    """Asks at most so often; a question that fails is not asked again."""
+    from time import monotonic
+
+    due = [0.0]
+
+    def line() -> "Any":
+        if monotonic() < due[0]:
+            return None
+        try:
+            said = ask()
+        except Exception:
+            due[0] = float("inf")
+            return None
+        if said is not None:
+            due[0] = monotonic() + seconds
+        return said
+
+    return line
+
+
+def _ddp_line(model: "Any") -> "Any":
+    """What DDP itself measured in the last iteration that it sampled (the first ten, then every hundredth)."""
+    from time import time
+
+    if model is None:
+        return None
+    said = model._get_ddp_logging_data()
+    names = {
+        "forward_us": "forward_compute_time",
+        "backward_us": "backward_compute_time",
+        "comm_us": "backward_comm_time",
+        "overlap_us": "backward_compute_comm_overlap_time",
+    }
+    line: "dict[str, Any]" = {key: int(said[name]) // 1000 for key, name in names.items() if said.get(name)}
+    if "comm_us" not in line:
+        return None
+    sizes = str(said.get("rebuilt_bucket_sizes") or said.get("bucket_sizes") or "")
+    buckets = sum(int(size) for size in sizes.split(",") if size.strip().isdigit())
+    line.update(at=round(time(), 3), iteration=int(said.get("iteration", 0)), bytes=buckets)
+    line["backend"] = str(said.get("backend_name", ""))
+    return {"ddp": line}
+
+
+def _memory_line() -> "Any":
+    """What torch's allocator says, where an accelerator is in use."""
+    from time import time
+
+    for name in ("cuda", "xpu"):
+        device = getattr(_torch, name, None)
+        if device is not None and device.is_initialized():
+            said = device.memory_stats()
+            return {
+                "memory": {
+                    "at": round(time(), 3),
+                    "peak_bytes": int(said.get("reserved_bytes.all.peak", 0)),
+                    "alloc_retries": int(said.get("num_alloc_retries", 0)),
+                    "ooms": int(said.get("num_ooms", 0)),
+                }
+            }
+    return None
+
+
+def _run_next(folder: "Any") -> "Any":
+    """Whoever of the same name comes next in `sys.path` runs as if it had been found first."""
+    import importlib.machinery
+    import importlib.util
+
+    spec = importlib.machinery.PathFinder.find_spec(__name__, [entry for entry in sys.path if entry != folder])
+    if spec is None or spec.loader is None:
+        return
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[__name__] = module
+    spec.loader.exec_module(module)
+
+
+def _main() -> "Any":
+    folder = __file__.rpartition("/")[0]
+    try:
+        _install()
+    except Exception as error:
+        sys.stderr.write("windlass: the start-up hook does not work here: %s: %s\n" % (type(error).__name__, error))
+    while folder in sys.path:
+        sys.path.remove(folder)
+    _run_next(folder)
+
+
+if __name__ == "sitecustomize":
+    _main()
