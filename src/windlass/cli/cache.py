@@ -16,7 +16,8 @@ from pathlib import Path
 from windlass.agents.cache_status import status_text, totals
 from windlass.agents.detached import DetachedCache, detached_caches, start_detached, status_of, stop_detached
 from windlass.cache.traces import drop_trace, list_traces, show_trace
-from windlass.cli.options import add_request_options, request_from
+from windlass.cli.option_groups import add_request_options
+from windlass.cli.options import request_from
 from windlass.cli.result import Result
 from windlass.errors import UsageError
 from windlass.notation.counts import counted

@@ -9,7 +9,8 @@ import contextlib
 
 import msgspec
 
-from windlass.cli.options import PLACEHOLDER_COMMAND, add_request_options, join_values, option_action, request_from
+from windlass.cli.option_groups import add_request_options
+from windlass.cli.options import PLACEHOLDER_COMMAND, join_values, option_action, request_from
 from windlass.cli.result import Result
 from windlass.errors import WindlassError
 from windlass.plan.explain import find_name, findings_text

@@ -20,6 +20,7 @@ _COMMANDS = {
     "run": ("windlass.cli.run", "run a script on this machine or in this allocation"),
     "plan": ("windlass.cli.plan", "show what would run and why, without running it"),
     "submit": ("windlass.cli.submit", "write the batch script and hand it to the scheduler"),
+    "alloc": ("windlass.cli.alloc", "get an interactive allocation with the machine's directives"),
     "explain": ("windlass.cli.explain", "why is this variable or flag there, from which file, checked when"),
     "diff": ("windlass.cli.diff", "compare two saved plans"),
     "sites": ("windlass.cli.sites", "the catalog of machines: list, show, detect, check"),

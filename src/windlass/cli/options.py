@@ -1,4 +1,4 @@
-"""Options that run, plan and submit share, and the request that they make."""
+"""The request that the options of a command line make; the options themselves are in `option_groups`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from windlass.cli.option_groups import USAGE, add_request_options
 from windlass.errors import MachineError, UsageError, unknown_name
 from windlass.launchers import launcher_names
 from windlass.model.request import Request
@@ -20,7 +21,6 @@ from windlass.procs.command import which
 from windlass.schedulers import scheduler_names
 
 CommandKind = Literal["script", "module", "command", "none"]
-Group = argparse._ArgumentGroup
 _SHELL_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".pbs")
 _MAX_RANKS_PER_NODE = 4096
 _MAX_SCRIPT_BYTES = 1 << 20
@@ -34,148 +34,18 @@ _AS_WRITTEN = (
 """Options that are a value of the request under the same name."""
 PLACEHOLDER_COMMAND = "COMMAND"
 """In plans that are made to be looked at, where the user named nothing to run."""
-USAGE = "[options] SCRIPT.py [ARGS…] | -m MODULE [ARGS…] | -- COMMAND [ARGS…]"
 
 
-def add_request_options(parser: argparse.ArgumentParser) -> None:
-    parser.usage = f"{parser.prog} {USAGE}"
-    _add_where(parser.add_argument_group("where"))
-    _add_ranks(parser.add_argument_group("ranks"))
-    _add_environment(parser.add_argument_group("environment"))
-    _add_cache(parser.add_argument_group("cooperative cache"))
-    _add_container(parser.add_argument_group("container"))
-    _add_supervision(parser.add_argument_group("keep it alive"))
-    _add_run(parser.add_argument_group("run"))
-
-
-def _add_where(where: Group) -> None:
-    where.add_argument("--site", metavar="NAME", help="machine of the catalog (default: detected)")
-    where.add_argument("--site-file", metavar="FILE", help="a site file of yours, on top of the catalog")
-    where.add_argument("--scheduler", metavar="NAME", help=", ".join(scheduler_names()))
-    where.add_argument("--launcher", metavar="NAME", help=", ".join(launcher_names()))
-    where.add_argument("--nodes", "-N", type=int, metavar="N", help="default: all of the allocation, else 1")
-    where.add_argument("--hosts", metavar="LIST", help="these hosts of the allocation, as in nid[0001-0004]")
-    where.add_argument("--partition", "--queue", "-p", dest="partition", metavar="NAME")
-    where.add_argument("--qos", metavar="NAME")
-    where.add_argument("--account", "-A", metavar="NAME")
-    where.add_argument("--time", "-t", metavar="TIME", help="30 (minutes), 1:30:00, 2h, 1-12:00:00")
-    where.add_argument(
-        "--directive",
-        action="append",
-        default=[],
-        metavar="WORDS",
-        help="a directive for the scheduler (reservation, constraint, filesystems…); ~NAME removes one",
-    )
-    where.add_argument(
-        "--arg",
-        action="append",
-        default=[],
-        metavar="WORDS",
-        help="an argument for the launcher; ~NAME removes a default one",
-    )
-
-
-def _add_ranks(ranks: Group) -> None:
-    ranks.add_argument("--ranks-per-node", "-r", type=int, metavar="R", help="default: one per device")
-    ranks.add_argument("--gpus-per-node", type=int, metavar="N", help="default: all of a node; 0: none")
-    ranks.add_argument("--ranks-per-device", type=int, metavar="K", help="several ranks share a device")
-    ranks.add_argument("--devices", choices=("all", "one"), help="does each rank see all devices of its node, or one?")
-    ranks.add_argument("--device-unit", choices=("tile", "card"), help="what counts as one device")
-    ranks.add_argument("--cpu-bind", default="auto", metavar="HOW", help="auto, none, a preset of the site, or 0-3:4-7")
-    ranks.add_argument("--threads", type=int, metavar="T", help="OMP_NUM_THREADS (default: cores of the rank)")
-    ranks.add_argument("--mpi", metavar="TYPE", help="process management for MPI programs (pmi2, pmix)")
-    ranks.add_argument("--master-port", type=int, metavar="PORT", help="default: from the job id, checked to be free")
-
-
-def _add_environment(inside: Group) -> None:
-    inside.add_argument("--python", metavar="PATH", help="interpreter for SCRIPT.py and -m")
-    inside.add_argument("--env", action="append", default=[], metavar="K=V", help="set a variable in the ranks")
-    inside.add_argument(
-        "--env-prepend", action="append", default=[], metavar="K=V", help="put a folder in front of a path variable"
-    )
-    inside.add_argument("--env-append", action="append", default=[], metavar="K=V", help="put a folder behind one")
-    inside.add_argument("--unset", action="append", default=[], metavar="K", help="unset a variable in the ranks")
-    inside.add_argument("--module", action="append", default=[], metavar="NAME", help="load a module in the job")
-    inside.add_argument("--no-modules", action="store_true", help="leave out the site's own modules")
-    inside.add_argument("--activate", metavar="DIR", help="activate a venv or conda environment in the job")
-    inside.add_argument(
-        "--with",
-        action="append",
-        default=[],
-        dest="options",
-        metavar="NAME",
-        help="a named remedy or experiment of the site",
-    )
-    inside.add_argument(
-        "--comm-log",
-        nargs="?",
-        const="0",
-        metavar="RANKS",
-        help="log of the collective library for these ranks (default 0; all), into files",
-    )
-    inside.add_argument("--keep-caches", metavar="DIR", help="save compile caches after the run, restore them before")
-
-
-def _add_cache(cache: Group) -> None:
-    cache.add_argument(
-        "--cache",
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="let the nodes share one reading of this folder (an environment, a data set); may be given again",
-    )
-    cache.add_argument(
-        "--cache-placement",
-        choices=("replicate", "partition"),
-        default="replicate",
-        help="every node keeps what is read (environments), or each piece has one owner (data sets)",
-    )
-    cache.add_argument("--cache-memory", metavar="SIZE", help="what the cache may hold on a node (default 2G)")
-    cache.add_argument(
-        "--cache-readers", type=int, metavar="N", help="nodes that read the shared file system side by side (default 1)"
-    )
-    cache.add_argument(
-        "--cache-store", metavar="DIR", help="folder of each node that holds the cache, in the place of its memory"
-    )
-    cache.add_argument(
-        "--cache-allow-other", action="store_true", help="let root enter the view, as a setuid apptainer has to"
-    )
-    cache.add_argument(
-        "--no-cache-trace", action="store_true", help="do not record, and do not push ahead, what is read"
-    )
-
-
-def _add_container(box: Group) -> None:
-    box.add_argument("--container", metavar="IMAGE")
-    box.add_argument("--runtime", metavar="NAME", help="apptainer, singularity, podman-hpc, shifter, edf, charliecloud")
-    box.add_argument("--bind", action="append", default=[], metavar="SRC[:DST[:ro]]")
-    box.add_argument("--container-arg", action="append", default=[], metavar="WORD")
-
-
-def _add_supervision(alive: Group) -> None:
-    alive.add_argument(
-        "--restarts",
-        type=int,
-        metavar="N",
-        help="start a failed run again, up to N times in a row without a newer snapshot (with --spares and "
-        "--until-done: 3)",
-    )
-    alive.add_argument("--spares", type=int, default=0, metavar="K", help="K more nodes, for those that fail")
-    alive.add_argument(
-        "--hang-after", type=float, metavar="S", help="no step and no output for S seconds is a hang: end it, say where"
-    )
-    alive.add_argument(
-        "--until-done", action="store_true", help="when the time is nearly up, save and submit the job again"
-    )
-
-
-def _add_run(run: Group) -> None:
-    run.add_argument("--name", metavar="NAME", help="name of the run and of the job")
-    run.add_argument("--run-dir", metavar="DIR", help="folder of this run (default: runs/NAME-TIME)")
-    run.add_argument("--no-placeholders", action="store_true", help="leave {rank} and the like in arguments alone")
-    run.add_argument(
-        "--grace", type=float, default=5.0, metavar="S", help="seconds between asking ranks to end and killing"
-    )
+def parse_allocation_options(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
+    """As `parse_with_command`; what is run, if anything, is `inside`, and the plan is made for a shell."""
+    options, kind, command = split_command(parser, argv)
+    whole = argparse.ArgumentParser()
+    add_request_options(whole)
+    args = parser.parse_args(join_values(options), whole.parse_args([]))
+    if command and kind != "command":
+        raise UsageError(f"{command[0]}: an allocation starts a shell", hint=f"write -- {' '.join(command)}")
+    args.kind, args.command, args.inside, args.name = "none", [], command, args.name or "alloc"
+    return args
 
 
 def parse_with_command(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:

@@ -12,7 +12,8 @@ import argparse
 import shutil
 import sys
 
-from windlass.cli.options import PLACEHOLDER_COMMAND, add_request_options, parse_with_command, request_from
+from windlass.cli.option_groups import add_request_options
+from windlass.cli.options import PLACEHOLDER_COMMAND, parse_with_command, request_from
 from windlass.cli.result import Result
 from windlass.plan.show import plan_text
 from windlass.run.planning import plan_request

@@ -6,7 +6,8 @@ import argparse
 import sys
 
 from windlass import api
-from windlass.cli.options import add_request_options, parse_with_command, request_from
+from windlass.cli.option_groups import add_request_options
+from windlass.cli.options import parse_with_command, request_from
 from windlass.cli.result import Result
 from windlass.errors import UsageError
 from windlass.settings import current_environ

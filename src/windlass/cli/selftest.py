@@ -17,7 +17,8 @@ import msgspec
 
 import windlass
 from windlass import api
-from windlass.cli.options import add_request_options, join_values, request_from
+from windlass.cli.option_groups import add_request_options
+from windlass.cli.options import join_values, request_from
 from windlass.cli.result import Result
 from windlass.errors import UsageError
 from windlass.failure.ends import read_seats

@@ -19,7 +19,8 @@ import msgspec
 from windlass.agents.cache_service import PACKAGES
 from windlass.agents.control import LOG_FILE, Agents, agents_spec
 from windlass.agents.detached import detach
-from windlass.cli.options import add_request_options, request_from
+from windlass.cli.option_groups import add_request_options
+from windlass.cli.options import request_from
 from windlass.cli.result import Result
 from windlass.errors import MachineError, UsageError
 from windlass.model.plan import CacheRoot, Plan

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from windlass.cli.options import add_request_options, parse_with_command, request_from, warn
+from windlass.cli.option_groups import add_request_options
+from windlass.cli.options import parse_with_command, request_from, warn
 from windlass.cli.result import Result
 from windlass.run.submit import batch_text, prepare_submission, submit
 from windlass.settings import current_environ

@@ -10,8 +10,10 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 from windlass.errors import CommandError, DeadlineError
 
@@ -79,6 +81,21 @@ def run_command(
         last = said.splitlines()[-1] if said else "no message"
         raise CommandError(f"{argv[0]} failed with code {done.code}: {last}", argv=argv, code=done.code, output=said)
     return done
+
+
+def become(argv: tuple[str, ...], environ: Mapping[str, str]) -> NoReturn:
+    """Turn this process into the command: terminal, signals and exit code are the command's own from here on. Raises
+    `CommandError` where it cannot start."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Python ignores these two, and what is ignored stays so in every program that a shell starts.
+    for sig in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(sig, signal.SIG_DFL)
+    try:
+        os.execvpe(argv[0], argv, dict(environ))
+    except OSError as error:
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        raise CommandError(f"cannot run {argv[0]}: {error.strerror}", argv=argv, code=None) from error
 
 
 def _end(child: subprocess.Popen[str], stop_with: signal.Signals | None) -> str:

@@ -23,13 +23,24 @@ def scheduler_environ(scheduler: Scheduler, environ: Mapping[str, str]) -> dict[
 
 def require_submit_program(plan: Plan, environ: Mapping[str, str]) -> None:
     """Raises `MachineError` where there is nothing here to submit with."""
+    program = get_scheduler(plan.scheduler).submit_program
+    _require(plan, environ, program, f"{program} is not here, so nothing was submitted", "the script")
+
+
+def require_interactive_program(plan: Plan, environ: Mapping[str, str]) -> None:
+    """Raises `MachineError` where there is nothing here to ask for an allocation with."""
+    program = get_scheduler(plan.scheduler).interactive_program[0]
+    _require(plan, environ, program, f"{program} is not here, so there is no allocation", "the command")
+
+
+def _require(plan: Plan, environ: Mapping[str, str], program: str, problem: str, printed: str) -> None:
     scheduler = get_scheduler(plan.scheduler)
-    found = scheduler_environ(scheduler, environ)
-    if which(scheduler.submit_program, found) is None:
-        looked = scheduler.program_folder(environ, lambda path: Path(path).read_text(errors="surrogateescape"))
-        raise MachineError(
-            f"{scheduler.submit_program} is not here, so nothing was submitted",
-            hint=f"submit from a login node of {plan.site}, or bring it into PATH"
-            + (f" (it is not in {looked} either)" if looked else "")
-            + "; --dry-run prints the script",
-        )
+    if which(program, scheduler_environ(scheduler, environ)) is not None:
+        return
+    looked = scheduler.program_folder(environ, lambda path: Path(path).read_text(errors="surrogateescape"))
+    raise MachineError(
+        problem,
+        hint=f"do it on a login node of {plan.site}, or bring it into PATH"
+        + (f" (it is not in {looked} either)" if looked else "")
+        + f"; --dry-run prints {printed}",
+    )

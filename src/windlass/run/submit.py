@@ -39,7 +39,7 @@ def batch_text(request: Request, environ: Mapping[str, str], *, standalone: bool
     """The batch script that `prepare_submission` would write. Writes nothing."""
     _refuse_standalone(request, standalone)
     path = str(folder_path(request.run_dir, read_settings(environ).runs_dir, run_name(request)))
-    plan = _plan(request, environ, path).plan
+    plan = plan_job(request, environ, path).plan
     return _script(_without_log(plan, path) if standalone else plan, path, standalone)
 
 
@@ -54,11 +54,11 @@ def prepare_submission(request: Request, environ: Mapping[str, str], *, standalo
     or where there is nothing to submit with."""
     _refuse_standalone(request, standalone)
     runs_dir, name = read_settings(environ).runs_dir, run_name(request)
-    first = _plan(request, environ, str(folder_path(request.run_dir, runs_dir, name)))
+    first = plan_job(request, environ, str(folder_path(request.run_dir, runs_dir, name)))
     require_submit_program(first.plan, environ)
     folder = make_folder(request.run_dir, runs_dir, name)
     folder.claim()
-    planned = _plan(request, environ, str(folder.path))
+    planned = plan_job(request, environ, str(folder.path))
     text = _script(planned.plan, str(folder.path), standalone)
     script = folder.write("batch.sh", text, mode=0o700)
     folder.save_plan(planned.plan, planned.secrets)
@@ -98,7 +98,8 @@ def _refuse_standalone(request: Request, standalone: bool) -> None:
         )
 
 
-def _plan(request: Request, environ: Mapping[str, str], run_dir: str) -> PlannedRequest:
+def plan_job(request: Request, environ: Mapping[str, str], run_dir: str | None = None) -> PlannedRequest:
+    """The plan of a job for the site's scheduler. Raises `UsageError` for one that it would refuse. Writes nothing."""
     planned = plan_request(request, environ, here=False, run_dir=run_dir)
     plan = planned.plan
     if plan.scheduler == "none":

@@ -97,6 +97,12 @@ class Scheduler(ABC):
     host_lines: ClassVar[str]
     """A shell command that prints the hosts of the job, one per line, rank 0's first, each once."""
     submit_program: ClassVar[str]
+    interactive_program: ClassVar[tuple[str, ...]] = ()
+    """The command that gives nodes to a terminal, in the place of `submit_program`; it takes directives as options."""
+    batch_options: ClassVar[frozenset[str]] = frozenset()
+    """Directives that mean nothing to `interactive_program`, or that it does not know."""
+    nests: ClassVar[bool] = False
+    """A job may ask for an allocation out of its own nodes."""
     can_exclude: ClassVar[bool] = True
     """Takes `exclude_hosts`. Otherwise a job has to ask for spare nodes and leave the bad ones out itself."""
 
@@ -136,6 +142,16 @@ class Scheduler(ABC):
 
     @abstractmethod
     def submit_argv(self, script: str) -> tuple[str, ...]: ...
+
+    def interactive_arguments(self, directives: tuple[Argument, ...]) -> tuple[Argument, ...]:
+        """The command that gives a terminal the nodes that a batch job with these directives would get. What the user
+        asked for stays, whatever it is."""
+        kept = (a for a in directives if a.name not in self.batch_options or a.origin.scope == "flag")
+        return (Argument(words=self.interactive_program, because="an allocation for this terminal"), *kept)
+
+    def interactive_command(self, command: tuple[str, ...]) -> tuple[str, ...]:
+        """What follows the arguments to run this command in the place of a shell; `UsageError` where it cannot."""
+        return command
 
     @abstractmethod
     def parse_submit(self, output: str) -> str:

@@ -101,6 +101,9 @@ class Flux(Scheduler):
     job_id_variable = "FLUX_ENCLOSING_ID"
     host_lines = "flux hostlist --expand local | tr ' ' '\\n' | awk 'NF && !seen[$1]++'"
     submit_program = "flux"
+    interactive_program = ("flux", "alloc")
+    batch_options = frozenset({"--output", "--error"})
+    nests = True
 
     def in_allocation(self, environ: Mapping[str, str]) -> bool:
         return bool(environ.get("FLUX_URI"))

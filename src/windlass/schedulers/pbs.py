@@ -121,6 +121,8 @@ class Pbs(Scheduler):
     job_id_variable = "PBS_JOBID"
     host_lines = "awk 'NF && !seen[$1]++ { print $1 }' \"$PBS_NODEFILE\""
     submit_program = "qsub"
+    interactive_program = ("qsub", "-I")
+    batch_options = frozenset({"-j", "-k", "-o", "-e"})
     can_exclude = False
 
     def in_allocation(self, environ: Mapping[str, str]) -> bool:
@@ -177,6 +179,14 @@ class Pbs(Scheduler):
 
     def submit_argv(self, script: str) -> tuple[str, ...]:
         return ("qsub", script)
+
+    def interactive_command(self, command: tuple[str, ...]) -> tuple[str, ...]:
+        if command:
+            raise UsageError(
+                f"qsub -I gives a shell on the first node, it does not run {command[0]}",
+                hint="type the command in that shell, or use `windlass submit`",
+            )
+        return ()
 
     def parse_submit(self, output: str) -> str:
         for line in reversed(output.strip().splitlines()):

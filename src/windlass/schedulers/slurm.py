@@ -128,6 +128,8 @@ class Slurm(Scheduler):
     job_id_variable = "SLURM_JOB_ID"
     host_lines = 'scontrol show hostnames "$SLURM_JOB_NODELIST"'
     submit_program = "sbatch"
+    interactive_program = ("salloc",)
+    batch_options = frozenset({"--output", "--error", "--open-mode", "--requeue"})
 
     def in_allocation(self, environ: Mapping[str, str]) -> bool:
         return bool(environ.get("SLURM_JOB_ID"))

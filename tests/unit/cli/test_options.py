@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from unit.cli.typed import in_process, script
-from windlass.cli.options import add_request_options, join_values, split_command
+from windlass.cli.option_groups import add_request_options
+from windlass.cli.options import join_values, split_command
 
 
 def _parser() -> argparse.ArgumentParser:

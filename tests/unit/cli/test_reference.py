@@ -18,7 +18,7 @@ DOCS = SRC.parent / "docs"
 PAGE = (DOCS / "reference" / "commands.md").read_text()
 
 
-@pytest.mark.parametrize("command", ["run", "plan", "submit", "explain", "diff", "logs", "selftest"])
+@pytest.mark.parametrize("command", ["run", "plan", "submit", "alloc", "explain", "diff", "logs", "selftest"])
 def test_every_option_is_on_the_page(command: str) -> None:
     parser = argparse.ArgumentParser()
     import_module(f"windlass.cli.{command}").add_arguments(parser)

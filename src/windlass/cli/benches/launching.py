@@ -14,7 +14,8 @@ from windlass.bench.record import BenchRecord, write_record
 from windlass.bench.reference import load_references
 from windlass.bench.runner import Bench, RankError
 from windlass.cli.benches.report import write_page
-from windlass.cli.options import add_request_options, request_from
+from windlass.cli.option_groups import add_request_options
+from windlass.cli.options import request_from
 from windlass.cli.result import Result
 from windlass.errors import UsageError
 from windlass.model.secrets import mask_argv

@@ -1,0 +1,35 @@
+"""Get an interactive allocation, with the directives that `submit` would write for this machine, and a shell in it."""
+
+from __future__ import annotations
+
+import argparse
+
+from windlass.cli.option_groups import add_allocation_options
+from windlass.cli.options import parse_allocation_options, request_from, warn
+from windlass.cli.result import Result
+from windlass.notation.shell import quote_words
+from windlass.run.allocate import enter_allocation, plan_allocation
+from windlass.settings import current_environ
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_allocation_options(parser)
+    parser.add_argument("--dry-run", action="store_true", help="print the command, ask for nothing")
+    parser.add_argument("--json", action="store_true", help="with --dry-run: the command and the reason of each word")
+
+
+def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
+    return parse_allocation_options(parser, argv)
+
+
+def main(args: argparse.Namespace) -> Result:
+    environ = current_environ()
+    inside = tuple(args.inside)
+    allocation = plan_allocation(request_from(args, environ), environ, inside)
+    for remark in allocation.plan.remarks:
+        if remark.level == "warning":
+            warn(f"windlass: warning: {remark.text}")
+    if not args.dry_run:
+        enter_allocation(allocation, environ)
+    data = {"argv": allocation.argv, "arguments": allocation.plan.directives}
+    return Result(text=quote_words(allocation.argv), data=data)

@@ -1,0 +1,46 @@
+"""Interactive allocations: the nodes that `submit` would ask for, given to a terminal. The same plan makes both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NoReturn
+
+from windlass.errors import UsageError
+from windlass.model.origin import argv_of
+from windlass.model.plan import Plan
+from windlass.model.request import Request
+from windlass.procs.command import become
+from windlass.run.scheduler_commands import require_interactive_program, scheduler_environ
+from windlass.run.submit import plan_job
+from windlass.schedulers import get_scheduler
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InteractiveAllocation:
+    """A plan of one's nodes and the command that asks for them."""
+
+    plan: Plan
+    argv: tuple[str, ...]
+
+
+def plan_allocation(
+    request: Request, environ: Mapping[str, str], command: tuple[str, ...] = ()
+) -> InteractiveAllocation:
+    """The allocation of a request, which is not asked for yet. `command` runs in the place of a shell."""
+    plan = plan_job(request, environ).plan
+    scheduler = get_scheduler(plan.scheduler)
+    arguments = argv_of(scheduler.interactive_arguments(plan.directives))
+    return InteractiveAllocation(plan=plan, argv=(*arguments, *scheduler.interactive_command(command)))
+
+
+def enter_allocation(allocation: InteractiveAllocation, environ: Mapping[str, str]) -> NoReturn:
+    """Turn this process into the scheduler's command: the terminal is its own, and its exit code is ours."""
+    scheduler = get_scheduler(allocation.plan.scheduler)
+    if scheduler.in_allocation(environ) and not scheduler.nests:
+        raise UsageError(
+            f"this is job {environ.get(scheduler.job_id_variable, '')} already",
+            hint="`windlass run` uses its nodes; leave it first to get others",
+        )
+    require_interactive_program(allocation.plan, environ)
+    become(allocation.argv, scheduler_environ(scheduler, environ))
