@@ -4,96 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-import leftovers
-import windlass
 from conformance.launcher_cases import HOSTILE
-from standins.sites import Site, flux_site, pbs_site, real
+from conformance.machines import OVER, Machine, machine, machine_of
+from standins.sites import real
 from waiting import wait_until
 from windlass.schedulers import get_scheduler
 from windlass.schedulers.base import JobState
 
-SOURCE = str(Path(windlass.__file__).parents[1])
+__all__ = ["machine"]
+
 WORDS = [word for word in HOSTILE if "{" not in word]
-OVER = {JobState.DONE, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT}
-
-
-@dataclass(frozen=True)
-class Machine:
-    scheduler: str
-    words: tuple[str, ...]
-    site: Site
-
-    def windlass(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "windlass", *words], env=self.site.env, cwd=self.site.home, text=True, timeout=60,
-            capture_output=True, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-
-    def submit(self, *words: str, options: tuple[str, ...] = ()) -> str:
-        asked = ("--nodes", "2", "--ranks-per-node", "2", "--time", "5", "--run-dir", "run", *options)
-        done = self.windlass("submit", *self.words, *asked, "--", *words)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.split()[-1]
-
-    def state(self, job_id: str) -> tuple[JobState, int | None]:
-        scheduler = get_scheduler(self.scheduler)
-        argv = scheduler.status_argv(job_id)
-        done = subprocess.run(argv, env=self.site.env, capture_output=True, text=True, timeout=30)
-        status = scheduler.parse_status(done.stdout, done.returncode, job_id)
-        return status.state, status.exit_code
-
-    def wait(self, job_id: str, states: set[JobState]) -> tuple[JobState, int | None]:
-        wait_until(
-            lambda: self.state(job_id)[0] in states,
-            timeout_s=200,
-            what=f"{job_id} is {states}",
-            every_s=0.2,
-            state=self.log,
-        )
-        return self.state(job_id)
-
-    def log(self) -> str:
-        path = self.site.home / "run" / "job.log"
-        return path.read_text() if path.exists() else "no log"
-
-    def lines(self, rank: int) -> list[str]:
-        return self.windlass("logs", "run", "--rank", str(rank)).stdout.splitlines()
-
-
-@contextlib.contextmanager
-def _machine(name: str, folder: Path) -> Iterator[Machine]:
-    if name == "pbs":
-        with pbs_site(folder) as site:
-            profile = site.home / ".bash_profile"
-            profile.write_text(profile.read_text() + f"export PYTHONPATH={shlex.quote(SOURCE)}\n")
-            site.env["PYTHONPATH"] = SOURCE
-            yield Machine("pbs", ("--site", "generic-pbs", "--launcher", "pals"), site)
-    else:
-        with flux_site(folder, cores=4) as site:
-            site.env["PYTHONPATH"] = SOURCE
-            yield Machine("flux", ("--site", "generic-flux"), site)
-
-
-@pytest.fixture(params=["pbs", "flux"])
-def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machine]:
-    with _machine(request.param, tmp_path / "site") as found:
-        yield found
-    left = leftovers.look_until_clean(os.environ[leftovers.MARK_VARIABLE], tmp_path, patience_s=20)
-    if left:
-        text = left.text()
-        leftovers.remove(left)
-        pytest.fail(f"windlass left behind:\n{text}", pytrace=False)
 
 
 def test_a_job_starts_every_rank_at_its_place(machine: Machine) -> None:
@@ -159,7 +89,7 @@ def test_a_bad_queue_is_refused_with_a_hint(machine: Machine) -> None:
 
 def test_a_live_run_is_neither_started_again_nor_removed_where_pbs_keeps_no_history(tmp_path: Path) -> None:
     """Also where nobody answers at all: what may live is not dead."""
-    with _machine("pbs", tmp_path / "site") as machine:
+    with machine_of("pbs", tmp_path / "site") as machine:
         site = machine.site
         site.env.update(STANDIN_HISTORY="off", WINDLASS_RUNS=str(site.home))
         job_id = machine.submit("sh", "-c", "touch started.$RANK; while [ ! -e go ]; do sleep 0.1; done")
@@ -226,7 +156,7 @@ def test_a_hang_is_seen_diagnosed_on_the_nodes_and_survived(machine: Machine) ->
 
 def test_the_walltime_of_a_pbs_job_is_known_and_told_without_a_flag(tmp_path: Path) -> None:
     """By the scheduler's own words: the job was not submitted by windlass, and no --time was given."""
-    with _machine("pbs", tmp_path / "site") as machine:
+    with machine_of("pbs", tmp_path / "site") as machine:
         machine.site.env["STANDIN_GRACE"] = "30"  # the real one waits for 10 s and more, the stand-in for 2
         home = machine.site.home
         words = ("run", *machine.words, "--ranks-per-node", "1", "--run-dir", "run", "--", "sh", "-c")
@@ -248,7 +178,7 @@ def test_the_walltime_of_a_pbs_job_is_known_and_told_without_a_flag(tmp_path: Pa
 
 @contextlib.contextmanager
 def flux_machine(folder: Path) -> Iterator[Machine]:
-    with _machine("flux", folder) as machine:
+    with machine_of("flux", folder) as machine:
         machine.site.env["STANDIN_GRACE"] = "30"  # the real one waits for 5 s, in which a busy machine does little
         yield machine
 

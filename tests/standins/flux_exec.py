@@ -16,6 +16,8 @@ import flux_state as flux
 import tasks
 from flux_options import Parser
 
+_NO_ROUTE = 68
+
 
 def run(argv: list[str]) -> int:
     parser = Parser(prog="flux-exec", usage="flux-exec [OPTIONS]...", allow_abbrev=False)
@@ -45,7 +47,11 @@ def run(argv: list[str]) -> int:
             return 1
         chosen.append(ids)
     ranks = [number for number in chosen[0] if number not in chosen[1]]
-    return execute([task(number, hosts[number]) for number in ranks], command, options.dir, options.label_io)
+    lost = [number for number in ranks if tasks.lost(hosts[number])]
+    for number in lost:
+        print(f"flux-exec: Error: rank {number}: {command[0]}: No route to host", file=sys.stderr, flush=True)
+    planned = [task(number, hosts[number]) for number in ranks if number not in lost]
+    return max(execute(planned, command, options.dir, options.label_io), _NO_ROUTE if lost else 0)
 
 
 def task(number: int, host: str) -> tasks.Task:

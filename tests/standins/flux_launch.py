@@ -80,12 +80,12 @@ def since(job: dict[str, Any]) -> str:
 
 
 def choose_hosts(requires: str | None) -> list[str] | None:
-    """All of the instance, or those that `host:` names; None where it names others."""
-    hosts = flux.nodes()
+    """All of the instance that are up, or those that `host:` names; None where it names others."""
+    hosts = [host for host in flux.nodes() if not tasks.lost(host)]
     if not requires:
         return hosts
     negative, names = requires.startswith("-"), expand(requires.split(":", 1)[1])
-    if not negative and not set(names) <= set(hosts):
+    if not negative and not set(names) <= set(flux.nodes()):
         return None
     return [host for host in hosts if (host in names) != negative]
 
@@ -212,7 +212,7 @@ class Ends:
     first: tuple[float, int, int] | None = None
 
     def on_end(self, rank: int, code: int) -> None:
-        if self.first is not None:
+        if self.first is not None or tasks.lost(self.planned[rank].host):
             return
         self.first = (time.monotonic(), rank, code)
         if code and "exit-on-error" in self.shell and not self.started.stopped:
@@ -229,9 +229,19 @@ class Ends:
         self.files.fatal(since(self.job), f"task-exit: {note}")
         raised(self.job, "exec", note, 0)
 
+    def lose(self, node: int, host: str) -> None:
+        note = f"node failure on {host}"
+        self.fatal.update(type="exec", note=f"{note} (rank {node})", code=128 + signal.SIGTERM)
+        raised(self.job, "exec", f"{note} (rank {node})", 0)
+        print(f"{since(self.job)}s: flux-shell[0]:  WARN: exception: {note} (shell rank {node})", file=sys.stderr)
+
     def asked(self) -> int | None:
         if self.fatal.get("type") == "exec":
             return int(signal.SIGTERM)
+        for task in self.planned:
+            if tasks.lost(task.host):
+                self.lose(task.node_rank, task.host)
+                return int(signal.SIGTERM)
         if (flux.folder() / "cancelled" / str(self.job["id"])).exists() or flux.ending() == "cancel":
             self.fatal.update(type="cancel", note="")
             raised(self.job, "cancel", "", 0)

@@ -28,6 +28,25 @@ class Site:
     home: Path
     nodes: tuple[str, ...]
 
+    def mounts(self) -> list[str]:
+        """What jobs have mounted on the nodes and not taken away."""
+        found = []
+        for path in (self.folder / "holders").glob("*"):
+            with contextlib.suppress(OSError):  # a lost node has none
+                lines = Path(f"/proc/{path.read_text()}/mountinfo").read_text().splitlines()
+                found += [f"{path.name}: {line.split()[4]}" for line in lines if " - fuse" in line]
+        return found
+
+    def lose(self, node: str) -> None:
+        """Kill everything that runs on a node, and the node: nothing starts there any more."""
+        holder = int((self.folder / "holders" / node).read_text())
+        namespace = Path(f"/proc/{holder}/ns/mnt").readlink()
+        os.kill(holder, signal.SIGKILL)  # first, so that nothing new starts
+        for path in Path("/proc").glob("[0-9]*/ns/mnt"):
+            with contextlib.suppress(OSError):
+                if path.readlink() == namespace:
+                    os.kill(int(path.parts[2]), signal.SIGKILL)
+
 
 def real() -> str:
     """`flux` or `pbs` where the tests run inside the real one, else empty."""
@@ -65,6 +84,33 @@ def _hosts_file(folder: Path, nodes: Sequence[str]) -> Path:
 
 
 @contextlib.contextmanager
+def _held(folder: Path, nodes: Sequence[str]) -> Iterator[Path]:
+    """A process per node that holds its name, its /etc/hosts and its mounts, where this user may have such; the folder
+    that says which. With the process the mounts go."""
+    holders = folder / "holders"
+    holders.mkdir()
+    script = 'hostname "$0" && mount --bind "$1" /etc/hosts && echo held && exec sleep infinity'
+    private = ("setpriv", "--pdeathsig", "KILL", "unshare", "--uts", "--mount", "--propagation", "private")
+    hosts = str(_hosts_file(folder, nodes))
+    started: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        for node in nodes:
+            argv = (*private, "sh", "-c", script, node.split(".", 1)[0], hosts)
+            started[node] = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+        for node, child in started.items():
+            assert child.stdout
+            if child.stdout.readline() == b"held\n":
+                (holders / node).write_text(str(child.pid))
+        yield holders
+    finally:
+        for child in started.values():
+            child.kill()
+            child.communicate()
+
+
+@contextlib.contextmanager
 def pbs_site(folder: Path, nodes: Sequence[str] = ()) -> Iterator[Site]:
     """A login node with qsub, qstat and qdel, and PALS mpiexec in the jobs."""
     if real() == "pbs":
@@ -83,12 +129,12 @@ def pbs_site(folder: Path, nodes: Sequence[str] = ()) -> Iterator[Site]:
     env = _plain_env(commands, home) | {
         "STANDIN_PBS": str(folder),
         "STANDIN_NODES": " ".join(names),
-        "STANDIN_HOSTS": str(_hosts_file(folder, names)),
     }
-    try:
-        yield Site(env=env, folder=folder, home=home, nodes=names)
-    finally:
-        _kill_all(folder / "pids")
+    with _held(folder, names) as holders:
+        try:
+            yield Site(env=env | {"STANDIN_HOLDERS": str(holders)}, folder=folder, home=home, nodes=names)
+        finally:
+            _kill_all(folder / "pids")
 
 
 @contextlib.contextmanager
@@ -106,13 +152,13 @@ def flux_site(folder: Path, nodes: Sequence[str] = (), *, cores: int = 2, gpus: 
         "STANDIN_NODES": " ".join(names),
         "STANDIN_CORES": str(cores),
         "STANDIN_GPUS": str(gpus),
-        "STANDIN_HOSTS": str(_hosts_file(folder, names)),
         "FLUX_URI": f"local://{folder}/local-0",
     }
-    try:
-        yield Site(env=env, folder=folder, home=folder / "home", nodes=names)
-    finally:
-        _kill_all(folder / "pids")
+    with _held(folder, names) as holders:
+        try:
+            yield Site(env=env | {"STANDIN_HOLDERS": str(holders)}, folder=folder, home=folder / "home", nodes=names)
+        finally:
+            _kill_all(folder / "pids")
 
 
 def _kill_all(pids: Path) -> None:

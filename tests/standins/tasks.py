@@ -1,8 +1,9 @@
 """Runs the ranks of a stand-in launcher: real processes on pretended hosts, with labelled output and a common end.
 
-A pretended host is a name of its own that all the others can look up (a UTS and a mount namespace with an /etc/hosts,
-where the user may make them) and nothing more. Every rank has its own process group; when the launcher ends, however it
-ends, no rank outlives it. Its standard input has ended before it began, as under the real launchers, which give only
+A pretended host is a name of its own that all the others can look up and mounts of its own (a UTS and a mount namespace
+with an /etc/hosts, held by `sites.Holder`, where the user may make them) and nothing more: what one task mounts, every
+other task of that host sees. Every rank has its own process group; when the launcher ends, however it ends, no rank
+outlives it. Its standard input has ended before it began, as under the real launchers, which give only
 rank 0 what they read: a socket whose other end is closed, so that `poll` tells of a hang-up at once.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import signal
 import socket
@@ -19,12 +21,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 LONGEST_RUN_S = 240.0
 """A stand-in never runs longer than this, whatever its ranks do."""
-_CLONE_NEWUTS = 0x04000000
-_CLONE_NEWNS = 0x00020000
-_MS_REC, _MS_PRIVATE, _MS_BIND = 16384, 1 << 18, 4096
+_NAMESPACES = ("uts", "mnt")
 _PR_SET_PDEATHSIG = 1
 
 
@@ -149,23 +150,45 @@ def start(
 
 
 def enter(task: Task) -> Callable[[], None]:
-    """What a child does between fork and exec: die with its parent, take the host's name, bind to CPUs."""
+    """What a child does between fork and exec: die with its parent, enter the host, bind to CPUs. Raises OSError where
+    the host was lost."""
     libc = ctypes.CDLL(None, use_errno=True)
-    short = task.host.split(".", 1)[0].encode()
     possible = task.cpus & os.sched_getaffinity(0)
-    names = os.environ.get("STANDIN_HOSTS", "").encode()
+    host = _open_host(task.host)
 
     def prepare() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if libc.unshare(_CLONE_NEWUTS) == 0:
-            libc.sethostname(short, len(short))
-        if names and libc.unshare(_CLONE_NEWNS) == 0:
-            libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
-            libc.mount(names, b"/etc/hosts", None, _MS_BIND, None)
+        here = Path.cwd()
+        for namespace in host:
+            libc.setns(namespace, 0)
+        os.chdir(here)  # entering a mount namespace leads to its root
         if possible:  # the machine of a test has fewer CPUs than the machine that is pretended
             os.sched_setaffinity(0, possible)
 
     return prepare
+
+
+def lost(host: str) -> bool:
+    """Whether the host had a holder and that is gone."""
+    holder = _holder(host)
+    return holder is not None and not Path(f"/proc/{holder}/ns/mnt").exists()
+
+
+def _holder(host: str) -> int | None:
+    folder = os.environ.get("STANDIN_HOLDERS")
+    path = Path(folder or "/nonexistent") / host
+    return int(path.read_text()) if path.exists() else None
+
+
+def _open_host(host: str) -> list[int]:
+    """Descriptors of the host's namespaces, closed when a command is executed; none where it has none of its own."""
+    holder = _holder(host)
+    if holder is None:
+        return []
+    try:
+        return [os.open(f"/proc/{holder}/ns/{name}", os.O_RDONLY) for name in _NAMESPACES]
+    except FileNotFoundError:
+        raise OSError(errno.EHOSTUNREACH, os.strerror(errno.EHOSTUNREACH)) from None
 
 
 def wait(
