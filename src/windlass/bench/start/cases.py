@@ -13,6 +13,7 @@ from typing import Any
 from windlass.agents.bundle import ServiceSpec
 from windlass.bench.start.machine import Clients, Hosted, SharedTraffic, hosted, remove_tree, run_ranks
 from windlass.bench.start.shared import Limits
+from windlass.bench.start.stages import Costs, mean_costs, read_costs
 from windlass.errors import MachineError
 from windlass.model.plan import CacheRoot
 from windlass.notation.counts import counted
@@ -33,6 +34,8 @@ class Sample:
     ready_s: float = 0.0
     agent_calls: int = 0
     """Calls that the agents of all nodes made before the first rank started; part of `shared`."""
+    costs: Costs = field(default_factory=dict)
+    """Where the caches' time went."""
 
 
 class NotMeasuredError(Exception):
@@ -95,9 +98,10 @@ def cache(setup: StartSetup, nodes: int, ranks: int, *, trace: bool = False) -> 
             at_start = clients.seen().calls
             first = run_ranks(_viewed(setup, up, nodes), ranks, setup.code, setup.work)
             seen = clients.seen()
+            costs = read_costs([up.state_dir(node) for node in range(nodes)])
             again = run_ranks(_viewed(setup, up, nodes), ranks, setup.code, setup.work)
             more = clients.seen().since(seen)
-    cold = Sample(seconds=first, shared=seen, ready_s=up.ready_s, agent_calls=at_start)
+    cold = Sample(seconds=first, shared=seen, ready_s=up.ready_s, agent_calls=at_start, costs=costs)
     return cold, Sample(seconds=again, shared=more)
 
 
@@ -219,7 +223,10 @@ class StartResult:
     high: float | None = None
     ready_seconds: float | None = None
     agent_calls: int | None = None
+    shared_cpu_s: float | None = None
+    """Processor seconds of the measurement's own file system for those calls."""
     samples: tuple[float, ...] = ()
+    costs: Costs = field(default_factory=dict)
     not_measured: str = ""
 
 
@@ -237,7 +244,9 @@ def make_result(case: str, nodes: int, ranks: int, samples: list[Sample]) -> Sta
         high=round(max(seconds), 3),
         ready_seconds=round(statistics.median(sample.ready_s for sample in samples), 3),
         agent_calls=int(statistics.median(sample.agent_calls for sample in samples)),
+        shared_cpu_s=round(statistics.median(sample.shared.cpu_s for sample in samples), 3),
         samples=tuple(round(value, 3) for value in seconds),
+        costs=mean_costs([sample.costs for sample in samples]),
     )
 
 
@@ -248,11 +257,21 @@ def measure(
     ranks: int,
     repeat: int,
     tell: Callable[[str], None],
+    *,
+    warm_up: int = 0,
 ) -> list[StartResult]:
-    """All cases at all sizes, in rounds."""
+    """All cases at all sizes, in rounds; the first `warm_up` rounds fill the machine's caches and are discarded."""
     samples: dict[tuple[str, int], list[Sample]] = {(case, nodes): [] for nodes in sizes for case in cases}
     # The second start is that of the cache, where both are measured.
     order = [(case, nodes) for case, nodes in samples if case != "second" or "cache" not in cases]
+    if warm_up:
+        discarded: dict[tuple[str, int], list[Sample]] = {each: [] for each in samples}
+        in_rounds(
+            order,
+            warm_up,
+            lambda text: tell(f"warm-up, {text}"),
+            lambda case, nodes: _one(setup, case, nodes, ranks, discarded),
+        )
     missing = in_rounds(order, repeat, tell, lambda case, nodes: _one(setup, case, nodes, ranks, samples))
     return [
         make_result(case, nodes, ranks, found)

@@ -44,9 +44,12 @@ class SharedTraffic:
 
     calls: int
     bytes: int
+    cpu_s: float = 0.0
+    """Processor time of the file system's own program: what the measurement itself costs."""
 
     def since(self, before: SharedTraffic) -> SharedTraffic:
-        return SharedTraffic(calls=self.calls - before.calls, bytes=self.bytes - before.bytes)
+        cpu_s = self.cpu_s - before.cpu_s
+        return SharedTraffic(calls=self.calls - before.calls, bytes=self.bytes - before.bytes, cpu_s=cpu_s)
 
 
 class Clients:
@@ -96,7 +99,8 @@ class Clients:
 
     def seen(self) -> SharedTraffic:
         counted = [counters.read() for counters in self._counters]
-        return SharedTraffic(calls=sum(calls for calls, _ in counted), bytes=sum(size for _, size in counted))
+        calls, size, spent_ns = (sum(column) for column in zip(*counted, strict=True))
+        return SharedTraffic(calls=calls, bytes=size, cpu_s=spent_ns / 1e9)
 
 
 class Paths(Protocol):
@@ -125,7 +129,10 @@ class Hosted:
     """The last figures of each node's service; there when the block has ended."""
 
     def view(self, node: int) -> Path:
-        return Path(state_folder(str(self.folder), self.run_id, node)) / "view"
+        return Path(self.state_dir(node)) / "view"
+
+    def state_dir(self, node: int) -> str:
+        return state_folder(str(self.folder), self.run_id, node)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from windlass.bench.measure import Figure
 from windlass.bench.record import BenchRecord, Measurement, Where, new_record
 from windlass.notation.counts import counted
 
+STAGE = "stage "
 # Figures by their name in the rows of `--json`: unit and formula.
 _FIGURES = {
     "seconds": ("s", "median of the samples"),
@@ -16,6 +17,7 @@ _FIGURES = {
     "shared_calls": ("calls", "median; what the shared file system saw"),
     "shared_bytes": ("bytes", "median; what the shared file system sent"),
     "agent_calls": ("calls", "median; of shared_calls, before the first rank started"),
+    "shared_cpu_s": ("s", "median; processor time of the measurement's own file system for shared_calls"),
     "rate": ("B/s", "bytes / seconds"),
     "link_share": ("share", "rate / the link's rate"),
     "hop_rate": ("B/s", "bytes x (nodes - 1) / seconds"),
@@ -53,5 +55,15 @@ def _measurement(row: Mapping[str, Any]) -> Measurement:
             name: Figure(value=float(row[name]), unit=unit, formula=formula)
             for name, (unit, formula) in _FIGURES.items()
             if row.get(name) is not None
-        },
+        }
+        | _stage_figures(row.get("costs") or {}),
     )
+
+
+def _stage_figures(costs: Mapping[str, Sequence[float]]) -> dict[str, Figure]:
+    """Seconds of each stage, and processor seconds of each kind of thread; their calls and switches in the formula."""
+    found = {}
+    for name, (calls, seconds) in costs.items():
+        counted_as = "switches" if " thread " in name else "calls"
+        found[f"{STAGE}{name}"] = Figure(value=seconds, unit="s", formula=f"mean of the rounds; {calls:g} {counted_as}")
+    return found

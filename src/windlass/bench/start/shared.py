@@ -39,8 +39,9 @@ _KEEP_CACHE, _CACHE_DIR = 1 << 1, 1 << 3
 _FOREVER_S = 1 << 31
 # No message-free open, no entries with attributes in directory reads: every look at a file is a call that counts.
 _FLAGS = (1 << 0) | (1 << 18) | (1 << 22)
-_SLOT = struct.Struct("<qq")
+_SLOT = struct.Struct("<qqq")
 _TIMES = struct.Struct("<dd")
+_THREADS = 64  # as many calls at a time as a real client has under way; those that wait cost nothing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,19 +73,21 @@ class Counters:
 
     def __init__(self, path: str) -> None:
         with contextlib.suppress(FileExistsError), Path(path).open("xb") as stream:
-            stream.write(_SLOT.pack(0, 0))
+            stream.write(_SLOT.pack(0, 0, 0))
         with Path(path).open("r+b") as stream:
             self._map = mmap.mmap(stream.fileno(), _SLOT.size)
         self._lock = threading.Lock()
 
-    def add(self, calls: int, size: int) -> None:
+    def add(self, calls: int, size: int, spent_ns: int = 0) -> None:
+        """`spent_ns`: processor time of this program for the calls."""
         with self._lock:
-            old_calls, old_bytes = _SLOT.unpack_from(self._map)
-            _SLOT.pack_into(self._map, 0, old_calls + calls, old_bytes + size)
+            old_calls, old_bytes, old_ns = _SLOT.unpack_from(self._map)
+            _SLOT.pack_into(self._map, 0, old_calls + calls, old_bytes + size, old_ns + spent_ns)
 
-    def read(self) -> tuple[int, int]:
-        calls, size = _SLOT.unpack_from(self._map)
-        return calls, size
+    def read(self) -> tuple[int, int, int]:
+        """Calls, bytes, and nanoseconds of processor time."""
+        calls, size, spent_ns = _SLOT.unpack_from(self._map)
+        return calls, size, spent_ns
 
 
 class Pace:
@@ -154,13 +157,14 @@ class Client:
 
     def _answer(self, code: int, unique: int, ident: int, body: bytes) -> None:
         data, number = b"", 0
+        began = time.thread_time_ns()
         try:
             data = self._call(code, ident, body)
         except OSError as error:
             number = error.errno or errno.EIO
         if code in _COUNTED:
             moved = len(data) if code == _READ else 0
-            self._counters.add(1, moved)
+            self._counters.add(1, moved, time.thread_time_ns() - began)
             if self._pace is not None:
                 self._pace.wait(moved)
         with contextlib.suppress(OSError):
@@ -256,7 +260,7 @@ def main(argv: list[str]) -> int:
     device = mount(settings.where, "windlass-bench", allow_other=False)
     try:
         client = Client(settings, device)
-        threading.Thread(target=client.serve, args=(8 if settings.limits.any else 2,), daemon=True).start()
+        threading.Thread(target=client.serve, args=(_THREADS,), daemon=True).start()
         os.stat(settings.where)
         sys.stdout.write("ready\n")
         sys.stdout.flush()

@@ -27,6 +27,7 @@ from .listing import Listing
 from .pool import Pool
 from .proof import NO_NODE, ProtocolError
 from .source import Source
+from .stages import STAGES, thread_figures
 from .store import Location, StoreReader, parse_location
 
 log = logging.getLogger("windlass.cache")
@@ -55,6 +56,7 @@ class Backend:
         self._readers = Pool(config.source_threads, "source")
         self._bucket = TokenBucket(config.fallback_rate, config.fallback_rate)
         self._touched: list[bytes] = []
+        self._news_lock = threading.Lock()
         self._closed = threading.Event()
         self.counters: dict[str, int] = {"hits": 0, "misses": 0, "hit_bytes": 0, "direct": 0, "errors": 0}
         self.extra_status: Callable[[], dict[str, Any]] = dict
@@ -214,13 +216,15 @@ class Backend:
 
     def send_news(self) -> None:
         """Counters, and what was touched since the last time, to the peer process."""
-        touched, self._touched = self._touched, []
-        link = self._link
-        if link is None or link.closed:
-            return
-        head = json.dumps(self.status()).encode() + b"\n"
-        for start in range(0, max(1, len(touched)), 500):
-            link.tell(wire.TOUCH, head + wire.join_keys(touched[start : start + 500]))
+        costs = {"stages": STAGES.figures(), "threads": thread_figures()}
+        head = json.dumps({**self.status(), **costs}).encode() + b"\n"
+        with self._news_lock:  # whoever closes the link must not overtake what another thread is about to tell
+            touched, self._touched = self._touched, []
+            link = self._link
+            if link is None or link.closed:
+                return
+            for start in range(0, max(1, len(touched)), 500):
+                link.tell(wire.TOUCH, head + wire.join_keys(touched[start : start + 500]))
 
 
 class _FetchReply:

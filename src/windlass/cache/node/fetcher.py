@@ -14,15 +14,17 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from time import perf_counter
 from typing import NamedTuple
 
 from . import wire
 from .config import PARTITION, NodeConfig
-from .keys import CHUNK, BadKeyError, digest, parse_key, stripe_of
+from .keys import CHUNK, DIRECTORY, BadKeyError, digest, parse_key, stripe_of
 from .limits import Health, TokenBucket, fallback_jitter_s
 from .links import Links
 from .pool import Pool
 from .source import Source
+from .stages import STAGES
 from .store import Store
 from .timers import Timers
 from .tree import STANDBYS, owner_route, owners, position_of, tree_route
@@ -66,7 +68,7 @@ class Counts:
 
 
 class _Flight:
-    __slots__ = ("asked", "deadline", "done", "generation", "key", "position", "route", "waiters")
+    __slots__ = ("asked", "began", "deadline", "done", "generation", "key", "position", "route", "waiters")
 
     def __init__(self, key: bytes, route: tuple[int, ...], deadline: float) -> None:
         self.key = key
@@ -76,6 +78,7 @@ class _Flight:
         self.deadline = deadline
         self.done = False
         self.asked = -1
+        self.began = perf_counter()
         self.generation = 0
 
 
@@ -302,10 +305,11 @@ class Fetcher:
     def _read_source(self, flight: _Flight) -> None:
         if flight.done:
             return
-        began = time.monotonic()
+        began = STAGES.add("queue for a reader", flight.began)
         try:
             data = self._source.read(flight.key)
-            self._last_read_s = time.monotonic() - began
+            now = STAGES.add("read folder" if flight.key[0] == DIRECTORY else "read chunk", began)
+            self._last_read_s = now - began
         except BadKeyError as error:
             self.finish(flight, FetchResult(error=OSError(errno.EINVAL, str(error))))
             return
@@ -313,7 +317,9 @@ class Fetcher:
             self.finish(flight, FetchResult(error=error))
             return
         self.counts.add("shared", len(data))
-        self.landed(flight.key, digest(flight.key, data), data)
+        stated = digest(flight.key, data)
+        STAGES.add("digest", now)
+        self.landed(flight.key, stated, data)
         if not flight.route:
             self.was_read(flight.key, data)
 
@@ -321,8 +327,11 @@ class Fetcher:
 
     def received(self, flight: _Flight, node: int, body: memoryview, generation: int) -> None:
         """An OBJECT from another node: used only if it is the right object and its digest is right."""
+        began = STAGES.add("ask another node", flight.began)
         key, stated, data = wire.parse_object(body)
-        if key != flight.key or digest(key, data) != stated:
+        right = key == flight.key and digest(key, data) == stated
+        STAGES.add("digest", began)
+        if not right:
             self.wrong_bytes(node)
             self.move_on(flight, generation)
             return
@@ -332,11 +341,14 @@ class Fetcher:
 
     def landed(self, key: bytes, stated: bytes, data: bytes | memoryview) -> None:
         """Verified bytes are here, asked for or pushed: keep them and tell who waits."""
+        began = perf_counter()
         kept = self._store.put(key, stated, data, evict_first=self.is_anothers(key))
+        began = STAGES.add("store", began)
         flight = self._fetcher.get(key)
         if flight is not None:
             in_hand = None if kept and not self._store.evicted else bytes(data)
             self.finish(flight, FetchResult(digest=stated, data=in_hand))
+            STAGES.add("tell who waits", began)
 
     def finish(self, flight: _Flight, outcome: FetchResult) -> None:
         with self._lock:

@@ -19,8 +19,10 @@ import struct
 import subprocess
 import threading
 from collections.abc import Callable
+from time import perf_counter
 
 from .backend import Backend
+from .stages import STAGES
 from .view import Miss, Node, View, split_batch_forget
 
 log = logging.getLogger("windlass.cache")
@@ -52,6 +54,8 @@ _WANTED = (
     | NO_OPENDIR_SUPPORT
     | EXPLICIT_INVAL_DATA
 )
+
+_STAGE_NAMES = {LOOKUP: "lookup", READ: "read", READDIR: "list", READDIRPLUS: "list", IOCTL: "ioctl"}
 
 _IN = struct.Struct("<IIQQIIIHH")
 _OUT = struct.Struct("<IiQ")
@@ -165,9 +169,11 @@ class Server:
                 return
 
     def _handle(self, device: int, code: int, unique: int, ident: int, body: bytes, buffer: memoryview) -> None:
+        began = perf_counter()
         call = self._table.get(code)
         if call is None:
             self._unanswered(device, code, unique, ident, body)
+            STAGES.add(_STAGE_NAMES.get(code, "other request"), began)
             return
         try:
             data = call(ident, body, buffer)
@@ -183,6 +189,7 @@ class Server:
             return
         if data is not None:
             self._reply(device, unique, data, 0)
+        STAGES.add(_STAGE_NAMES.get(code, "other request"), began)
 
     def _reply(self, device: int, unique: int, data: bytes | memoryview, error: int) -> None:
         try:
@@ -262,6 +269,8 @@ class _Late:
         self._left = 0
         self._tries = 0
         self._over = False
+        self._began = self._came = perf_counter()
+        self._is_read = code == READ
         server._late[unique] = self
 
     def fetch(self, keys: tuple[bytes, ...]) -> None:
@@ -283,6 +292,7 @@ class _Late:
             self._left -= 1
             if self._left or self._over:
                 return
+        self._came = STAGES.add("miss: wait for the peer", self._began)
         self._again()
 
     def _again(self) -> None:
@@ -315,6 +325,8 @@ class _Late:
         unique = self._request[1]
         self._server._late.pop(unique, None)
         self._server._reply(self._device, unique, data, error)
+        STAGES.add("miss: finish", self._came)
+        STAGES.add("miss of a read" if self._is_read else "miss of a name", self._began)
 
 
 # Mounting

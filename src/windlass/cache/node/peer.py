@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 import time
+from time import perf_counter
 from typing import Any
 
 from . import wire
@@ -24,6 +25,7 @@ from .ports import listen_tcp, listen_unix, port_candidates
 from .proof import ProtocolError
 from .server import MAX_CONNECTIONS, Inbound
 from .source import Source
+from .stages import STAGES, thread_figures
 from .store import Store
 from .stream import Streams
 from .timers import Timers
@@ -114,8 +116,12 @@ class Peer:
             self._askers.submit(lambda: self._answer_status(connection, request, body))
 
     def _get(self, connection: Inbound, request: int, key: bytes, *, inline: bool, tries: int = 3) -> None:
+        began = perf_counter()
+        stage = "answer the mount" if connection.local else "answer a node"
+
         def answer(outcome: FetchResult) -> None:
             self._answer(connection, request, key, outcome, inline=inline, tries=tries)
+            STAGES.add(stage, began)
 
         def done(outcome: FetchResult) -> None:
             # A few bytes to the mount process, or a hit answered by the thread that read the request, go at once. All
@@ -245,6 +251,8 @@ class Peer:
             "errors": counts.errors,
             "left_out": list(self._health.paused()),
             "push": self._streams.status(),
+            "stages": STAGES.figures(),
+            "threads": thread_figures(),
             "mount": dict(self._mount_status, alive=mount_alive),
             "strangers_refused": sum(acceptor.refused for acceptor in self._acceptors),
         }

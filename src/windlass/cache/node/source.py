@@ -14,10 +14,12 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter
 
 from .keys import CHUNK, DIRECTORY, BadKeyError, Pin, chunk_length, parse_key
 from .listing import MAX_LISTING_BYTES, Entry, folder_attr, pack_attr, pack_listing
 from .roots import Root, link_text, names_above, root_of
+from .stages import STAGES
 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -82,14 +84,18 @@ class Source:
         root = root_of(path, self._roots)
         if root is None:
             return self._folder_above(path)
+        began = perf_counter()
         folder = self._folder(path, root)
+        began = STAGES.add("source: open folder", began)
         try:
             own = os.fstat(folder.fd)
             salt = self._salt(own.st_dev)
             # The position in a folder belongs to the descriptor: two that read at once would each see a part of it.
             with folder.listing, os.scandir(folder.fd) as found:
                 names = [os.fsencode(item.name) for item in found]
+            began = STAGES.add("source: read names", began)
             entries = self._entries(folder.fd, path, names, salt)
+            STAGES.add("source: stat names", began)
             self._count(3 + len(entries))
         finally:
             folder.release()
@@ -175,7 +181,9 @@ class Source:
         buffer = getattr(self._mine, "buffer", None)
         if buffer is None:
             buffer = self._mine.buffer = memoryview(bytearray(self._chunk_bytes))
+        began = perf_counter()
         held = self._file(path, pin)
+        began = STAGES.add("source: open file", began)
         try:
             got = 0
             while got < want:
@@ -184,6 +192,7 @@ class Source:
                     break
                 got += step
             after = os.fstat(held.fd)
+            STAGES.add("source: read file", began)
             self._count(2, got)
             if got < want or not self._is(after, pin):
                 self._drop_file(path, pin)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from time import perf_counter
 
 from . import wire
 from .config import NodeConfig
@@ -19,6 +20,7 @@ from .keys import digest, stripe_of
 from .limits import Health
 from .links import Links
 from .server import Inbound
+from .stages import STAGES
 from .store import Store
 from .streamlog import StreamLog, dump_plan, parse_plan
 from .tree import tree_route
@@ -106,10 +108,12 @@ class Streams:
         if key is None or held is None:
             inbound.send(wire.SKIP, request, key or b"", last=False)
             return
+        began = perf_counter()
         try:
             inbound.send_file(request, wire.object_prefix(key, held.digest), held, last=False)
         finally:
             self._store.release(held)
+            STAGES.add("send the push", began)
 
     def _tell_local(self, inbound: Inbound, request: int, source: StreamLog, position: int) -> None:
         """The mount process reads the store itself: it only needs to know what is where. SKIP ends the planned part."""
@@ -160,7 +164,10 @@ class Streams:
         """A pushed object. False where its bytes are wrong: the stream then comes from someone else."""
         key, stated, data = wire.parse_object(body)
         if key not in self._store:
-            if digest(key, data) != stated:
+            began = perf_counter()
+            right = digest(key, data) == stated
+            STAGES.add("digest of the push", began)
+            if not right:
                 self._fetcher.wrong_bytes(node)
                 return False
             self._fetcher.count_pushed(node, key, len(data))

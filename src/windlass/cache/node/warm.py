@@ -12,6 +12,7 @@ import logging
 import os
 import queue
 import threading
+from time import perf_counter
 
 from . import wire
 from .backend import Backend
@@ -19,6 +20,7 @@ from .config import NodeConfig
 from .fuse import Server
 from .keys import DIRECTORY, parse_key
 from .memory import memory_left
+from .stages import STAGES
 from .store import parse_location
 from .view import View
 
@@ -71,8 +73,10 @@ class Warmer:
                 continue
             if self._records and (self._ended or not self._wanted):
                 continue
+            began = perf_counter()
             try:
                 self._warm(key)
+                STAGES.add("warm a folder" if key[0] == DIRECTORY else "warm pages", began)
             except OSError as error:
                 if error.errno in (107, 103, 19):  # ENOTCONN, ECONNABORTED, ENODEV: unmounted
                     break

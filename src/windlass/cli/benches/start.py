@@ -30,9 +30,11 @@ from windlass.bench.start.push import LINK_CASES, LOOPBACK_CASES, PushResult, Pu
 from windlass.bench.start.rows import start_record
 from windlass.bench.start.shared import Limits
 from windlass.bench.start.simulate import WAYS, predict
+from windlass.bench.start.stages import costs_text
 from windlass.bench.start.workfolder import work_folder
 from windlass.cli.result import Result
 from windlass.errors import MachineError, UsageError, unknown_name
+from windlass.notation.counts import counted
 from windlass.notation.sizes import parse_size
 from windlass.settings import current_environ
 
@@ -46,6 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = f"of {', '.join(CASES)}; with --push of {pushed} (default: all)"
     parser.add_argument("--cases", metavar="CASE,…", help=text)
     parser.add_argument("--repeat", type=int, default=5, metavar="K", help="rounds (default 5)")
+    parser.add_argument("--warm-up", type=int, default=1, metavar="K", help="rounds before, discarded (default 1)")
+    parser.add_argument(
+        "--stages", action="store_true", help="show where the time of a miss went (records always hold it)"
+    )
     parser.add_argument("--latency", type=float, default=0.0, metavar="MS", help="latency of each call")
     parser.add_argument("--calls", type=float, default=0.0, metavar="RATE", help="calls a second, all nodes together")
     parser.add_argument("--bandwidth", metavar="SIZE", help="bytes a second for all nodes together, as in 200M")
@@ -72,8 +78,8 @@ def main(args: argparse.Namespace) -> Result:
         raise MachineError("no usable /dev/fuse: the shared file system of the measurement cannot be made")
     cases = _cases(args.cases, CASES)
     sizes = _sizes(args.nodes or "1,2,4")
-    if args.repeat < 1 or args.ranks < 1:
-        raise UsageError("--repeat and --ranks are 1 or more")
+    if args.repeat < 1 or args.ranks < 1 or args.warm_up < 0:
+        raise UsageError("--repeat and --ranks are 1 or more, --warm-up is 0 or more")
     limits = Limits(
         latency_s=args.latency / 1000,
         calls_per_s=args.calls,
@@ -82,7 +88,7 @@ def main(args: argparse.Namespace) -> Result:
     load = load_average()
     with work_folder(args.work) as work, _progress() as tell:
         setup = StartSetup(env=env, module=args.module, work=work, limits=limits, environ=current_environ())
-        rows = measure(setup, cases, sizes, args.ranks, args.repeat, tell)
+        rows = measure(setup, cases, sizes, args.ranks, args.repeat, tell, warm_up=args.warm_up)
     shown = {"latency_ms": args.latency, "calls_per_s": args.calls, "bandwidth": args.bandwidth}
     return _result(args, rows, load, {"import": args.module, "limits": shown, "repeat": args.repeat})
 
@@ -118,6 +124,12 @@ def _result(
     if args.record:
         write_record(Path(args.record), record)
     lines = [table_text(record), *(f"not measured: {line}" for line in record.skipped)]
+    if args.stages:
+        lines += [
+            "\n" + costs_text(f"{row.case} on {counted(row.nodes, 'node')}", row.costs)
+            for row in rows
+            if isinstance(row, StartResult) and row.costs
+        ]
     return Result(text="\n".join(lines), data=rows)
 
 

@@ -107,8 +107,8 @@ def test_cases_that_cannot_be_measured_say_why(setup: StartSetup) -> None:
 def test_rows_of_the_command_are_json(environment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["bench", "start", "--env", str(environment), "--import", "many", "--nodes", "1,2", "--repeat", "1"]
     record = tmp_path / "record.json"
-    code = main([*words, "--cases", "native,cache,second", "--json", "--work", str(tmp_path), "--record", str(record)])
-    assert code == 0
+    words += ["--warm-up", "0", "--cases", "native,cache,second", "--stages"]
+    assert main([*words, "--json", "--work", str(tmp_path), "--record", str(record)]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [(row["case"], row["nodes"]) for row in rows] == [
         (case, nodes) for nodes in (1, 2) for case in ("native", "cache", "second")
@@ -117,7 +117,17 @@ def test_rows_of_the_command_are_json(environment: Path, tmp_path: Path, capsys:
     kept = read_record(record)
     assert [row.labels for row in kept.rows] == [{n: row[n] for n in ("case", "nodes", "ranks")} for row in rows]
     assert [row.figures["seconds"].value for row in kept.rows] == [row["seconds"] for row in rows]
+    cold = next(row for row in kept.rows if row.labels["case"] == "cache" and row.labels["nodes"] == 2)
+    stages = {name for name in cold.figures if name.startswith("stage ")}
+    assert {"stage root peer: read folder", "stage root peer: digest", "stage node mount: miss of a name"} <= stages
     assert not list(tmp_path.glob("windlass-bench.*"))
+
+
+def test_rounds_that_warm_up_are_discarded(setup: StartSetup) -> None:
+    told: list[str] = []
+    (row,) = measure(setup, ("native",), (1,), 1, 2, told.append, warm_up=1)
+    assert len(row.samples) == 2
+    assert [text.startswith("warm-up") for text in told] == [True, False, False]
 
 
 def test_unknown_case_and_bad_sizes_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
