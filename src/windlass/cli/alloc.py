@@ -28,7 +28,7 @@ def main(args: argparse.Namespace) -> Result:
     allocation = plan_allocation(request_from(args, environ), environ, inside)
     for remark in allocation.plan.remarks:
         if remark.level == "warning":
-            warn(f"windlass: warning: {remark.text}")
+            warn(f"windlass: warning: {remark.text}" + (f" ({remark.hint})" if remark.hint else ""))
     if not args.dry_run:
         enter_allocation(allocation, environ)
     data = {"argv": allocation.argv, "arguments": allocation.plan.directives}

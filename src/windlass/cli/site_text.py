@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from windlass.model.condition import ALWAYS, When
 from windlass.model.origin import Origin
-from windlass.model.site import QueueSpec, Site, SourceSpec
+from windlass.model.site import FabricSpec, QueueSpec, Site, SourceSpec
 from windlass.notation.counts import counted
 from windlass.notation.shell import quote_words
 from windlass.sites.adopted import Measurements
@@ -97,9 +97,17 @@ def _machine(site: Site) -> list[str]:
         ("scheduler", "scheduler.kind", file.scheduler.kind),
         ("launcher", "launcher.kind", file.launcher.kind),
         ("devices", "devices.name", f"{file.devices.name} ({file.devices.vendor})" if file.devices.vendor else None),
+        ("plugin", "fabric.plugin", _plugin(file.fabric)),
         ("rendezvous", "rendezvous.suffix", f"first host{file.rendezvous.suffix}"),
     )
     return [f"{name:<11}{value}  [{site.origin_of(key).text()}]" for name, key, value in rows if value]
+
+
+def _plugin(fabric: FabricSpec) -> str:
+    if not fabric.plugin:
+        return ""
+    by = ", ".join(plugin.by for plugin in fabric.plugins)
+    return f"{fabric.plugin}, brought by {by}" if by else f"{fabric.plugin}: {fabric.remedy}"
 
 
 def _queue(queue: QueueSpec) -> str:

@@ -31,7 +31,7 @@ def main(args: argparse.Namespace) -> Result:
     plan, folder = prepared.plan, prepared.folder
     for remark in plan.remarks:
         if remark.level == "warning":
-            warn(f"windlass: warning: {remark.text}")
+            warn(f"windlass: warning: {remark.text}" + (f" ({remark.hint})" if remark.hint else ""))
     job_id = submit(prepared, environ).job_id
     warn(f"windlass: {plan.name} is job {job_id} of {plan.scheduler}; run folder {folder.path}")
     return Result(

@@ -257,6 +257,26 @@ class ReferenceSpec(_Table, frozen=True, kw_only=True):
     source: str
 
 
+class PluginSpec(_Table, frozen=True, kw_only=True):
+    """Something that brings the fabric's plugin into the ranks: a module, a runtime's option, an image."""
+
+    by: str
+    when: When = ALWAYS
+    images: tuple[str, ...] = ()
+    """Glob patterns of the images that hold it; without any, whichever image it is."""
+    source: str = ""
+
+
+class FabricSpec(_Table, frozen=True, kw_only=True):
+    """What NCCL or RCCL need to use the fabric between nodes. Without the plugin they use TCP, and do not say so."""
+
+    plugin: str = ""
+    """The plugin's library; empty where none is needed."""
+    plugins: tuple[PluginSpec, ...] = ()
+    remedy: str = ""
+    source: str = ""
+
+
 class QueueBinSpec(_Table, frozen=True, kw_only=True):
     """A queue's time limit for jobs of at most `nodes_max` nodes."""
 
@@ -409,6 +429,7 @@ class SiteFile(_Table, frozen=True, kw_only=True):
     peaks: tuple[PeakSpec, ...] = ()
     references: tuple[ReferenceSpec, ...] = ()
     queues: tuple[QueueSpec, ...] = ()
+    fabric: FabricSpec = FabricSpec()
     settings: tuple[SettingSpec, ...] = ()
     drop: tuple[str, ...] = ()
     """Inherited things to leave out: variables (`NCCL_*` is a pattern), options (`--network`), binds (`/opt/cray`)."""

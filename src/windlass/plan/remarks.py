@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 
 from windlass.model.condition import Facts, holds
 from windlass.model.plan import Binding, Remark, Setting
 from windlass.model.request import Request
-from windlass.model.site import ReferenceSpec, Site
+from windlass.model.site import PluginSpec, ReferenceSpec, Site
 from windlass.model.topology import Topology
 from windlass.plan.inputs import PlanningContext
 from windlass.plan.shape import Shape
@@ -15,6 +17,8 @@ from windlass.topology.check import problems_of
 
 _SLOW_START_S = 30
 _MANY_NODES = 64
+_LIBRARIES = {"nvidia": "NCCL", "amd": "RCCL"}
+_PLUGIN = re.compile(r"ofi|nccl|rccl", re.IGNORECASE)
 _PATHS = frozenset({"PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "PYTHONPATH", "MODULEPATH", "PKG_CONFIG_PATH"})
 
 
@@ -27,6 +31,7 @@ def plan_remarks(
         *([Remark(level="note", text=f"{site.name}: {site.file.status}")] if site.file.status else ()),
         *_told_notes(site, facts),
         *_slow_start(request, context, shape),
+        *_over_tcp(request, context, shape, facts, environment),
         *_settings(environment),
         *_replaced_paths(request),
     )
@@ -84,6 +89,43 @@ def _figure(reference: ReferenceSpec, nodes: int) -> str:
     where = "as many nodes" if reference.nodes == nodes else f"{reference.nodes} nodes"
     note = f" ({reference.note})" if reference.note else ""
     return f"{reference.what} took {reference.value:g} s on {where}{note}"
+
+
+def _over_tcp(
+    request: Request, context: PlanningContext, shape: Shape, facts: Facts, environment: tuple[Setting, ...]
+) -> Iterator[Remark]:
+    """Ranks of several nodes that would talk over TCP although there is a fabric: NCCL and RCCL find no plugin for it,
+    and nothing in the plan makes them stop there."""
+    fabric, library = context.site.file.fabric, _LIBRARIES.get(shape.vendor or "")
+    if not fabric.plugin or library is None or shape.nodes < 2 or not shape.all_devices or request.kind == "none":
+        return
+    chosen = next((s for s in environment if s.name == "NCCL_NET" and not s.when.at_run_time and s.value), None)
+    if chosen is not None and chosen.value != "Socket":
+        return  # it stops where the plugin is missing
+    why = "NCCL_NET=Socket" if chosen else f"nothing in this plan brings {fabric.plugin}, {library}'s plugin for it"
+    brought = any(holds(p.when, facts) and _image_fits(p, request.container) for p in fabric.plugins)
+    if chosen is None and (brought or _brings_plugin(request, context)):
+        return
+    yield Remark(
+        level="warning",
+        text=f"{shape.nodes} nodes would talk over TCP although there is a fabric: {why}. {library} does not say so; "
+        "it is ten to seventy times slower",
+        hint="leave NCCL_NET to the site" if chosen else fabric.remedy,
+    )
+
+
+def _image_fits(plugin: PluginSpec, image: str | None) -> bool:
+    return not plugin.images or any(fnmatchcase(image or "", pattern) for pattern in plugin.images)
+
+
+def _brings_plugin(request: Request, context: PlanningContext) -> bool:
+    """Whether the user has seen to it: named the plugin, put a folder into the search path, or loaded a module."""
+    given = (*request.env, *request.env_prepend, *request.env_append)
+    if any(name in {"LD_LIBRARY_PATH", "NCCL_NET_PLUGIN", "LD_PRELOAD"} for name, _ in given):
+        return True
+    if "NCCL_NET_PLUGIN" in context.users_environment or any(_PLUGIN.search(name) for name in request.modules):
+        return True
+    return request.container is None and bool(_PLUGIN.search(context.users_environment.get("LD_LIBRARY_PATH", "")))
 
 
 def _replaced_paths(request: Request) -> Iterator[Remark]:

@@ -59,6 +59,7 @@ _NAMED_LISTS: dict[str, Callable[[Table], str]] = {
     "scheduler.directives": _argument_name,
     "launcher.arguments": _argument_name,
     "binding.presets": lambda item: str(item["name"]),
+    "fabric.plugins": lambda item: str(item["by"]),
     "containers.arguments": _argument_name,
     "containers.binds": lambda item: str(item["source_path"]),
     "containers.settings": lambda item: str(item["name"]),

@@ -203,6 +203,25 @@ def test_settings_that_the_node_decides_are_tested_on_the_node(tmp_path: Path) -
     assert env["LD_LIBRARY_PATH"] == "/front:/back"
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_plugin_is_looked_for_after_every_path_is_set(tmp_path: Path, there: bool) -> None:
+    """El Capitan's NCCL_NET stands in the site's file before the paths of the site and of the user."""
+    plugin = tmp_path / "plugin"
+    plugin.mkdir()
+    if there:
+        (plugin / "librccl-net.so").touch()
+    words = (sys.executable, "-c", SHOW)
+    plan, _ = plan_for("elcapitan", *words, nodes=2, env_prepend=(("LD_LIBRARY_PATH", str(plugin)),))
+    plan = msgspec.structs.replace(plan, request=msgspec.structs.replace(plan.request, cwd=str(tmp_path)))
+    flux = {"FLUX_TASK_RANK": "0", "FLUX_TASK_LOCAL_ID": "0", "FLUX_JOB_SIZE": "8", "FLUX_JOB_NNODES": "2"}
+    done = run_script(plan, tmp_path, **flux)
+    env = json.loads(done.stdout.replace("\036", "").strip().splitlines()[0])["env"]
+    assert env.get("NCCL_NET") == ("AWS Libfabric" if there else None), done.stderr
+    assert ("librccl-net.so is not on" in done.stderr) is not there
+    second = run_script(plan, tmp_path, **{**flux, "FLUX_TASK_RANK": "1", "FLUX_TASK_LOCAL_ID": "1"})
+    assert "librccl-net.so" not in second.stderr, "once, not by every rank"
+
+
 @pytest.mark.parametrize("shell", SHELLS)
 def test_folders_go_in_front_of_a_path_and_behind_it(tmp_path: Path, shell: str) -> None:
     plan = local_plan(

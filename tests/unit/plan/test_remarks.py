@@ -64,3 +64,48 @@ def test_a_list_of_ones_own_in_which_ranks_share_cpus_is_warned_about() -> None:
     text = remarks("polaris", ranks_per_node=2, cpu_bind="0-3:3-6")
     assert "warning: --cpu-bind: ranks 0 and 1 share CPUs 3" in text
     assert "share CPUs" not in remarks("polaris", ranks_per_node=2, cpu_bind="0-3:4-7")
+
+
+SITE_IMAGE = "/appl/local/containers/sif-images/lumi-pytorch-rocm-6.2.4-python-3.12-pytorch-v2.7.1.sif"
+
+
+@pytest.mark.parametrize(
+    ("site", "options", "remedy"),
+    [
+        ("frontier", {"container": "mine.sif"}, "--env-prepend LD_LIBRARY_PATH"),
+        ("frontier", {"no_modules": True}, "--module rccl-net-plugin"),
+        ("lumi", {}, "/appl/local/containers/sif-images"),
+        ("lumi", {"container": "mine.sif"}, "/appl/local/containers/sif-images"),
+        ("perlmutter", {}, "--module pytorch"),
+        ("polaris", {"container": "mine.sif"}, "/soft/libraries/aws-ofi-nccl"),
+        ("elcapitan", {}, "/collab/usr/global/tools/rccl"),
+        ("frontier", {"env": (("NCCL_NET", "Socket"),)}, "leave NCCL_NET"),
+    ],
+)
+def test_several_nodes_without_the_fabrics_plugin_are_warned_of_tcp(
+    site: str, options: dict[str, object], remedy: str
+) -> None:
+    said = [line for line in remarks(site, nodes=2, **options).splitlines() if "over TCP" in line]
+    assert len(said) == 1 and said[0].startswith("warning: ") and remedy in said[0]
+
+
+@pytest.mark.parametrize(
+    ("site", "options"),
+    [
+        ("frontier", {}),
+        ("frontier", {"container": "mine.sif", "nodes": 1}),
+        ("frontier", {"container": "mine.sif", "env_prepend": (("LD_LIBRARY_PATH", "/plugin/lib"),)}),
+        ("frontier", {"options": ("force-net",), "no_modules": True}),  # RCCL stops by itself
+        ("frontier", {"gpus_per_node": 0, "no_modules": True}),
+        ("lumi", {"container": SITE_IMAGE}),
+        ("lumi", {"modules": ("aws-ofi-rccl",)}),
+        ("perlmutter", {"modules": ("pytorch/2.6.0",)}),
+        ("perlmutter", {"container": "nersc/pytorch:25.06.01"}),
+        ("elcapitan", {"users": {"LD_LIBRARY_PATH": "/collab/usr/global/tools/rccl/x/rocm-6.4.1/install/lib"}}),
+        ("clariden", {}),
+        ("aurora", {}),
+        ("vista", {}),
+    ],
+)
+def test_nothing_is_said_of_tcp_where_the_plugin_comes_or_none_is_needed(site: str, options: dict[str, object]) -> None:
+    assert "over TCP" not in remarks(site, **{"nodes": 2, **options})

@@ -225,7 +225,8 @@ def _environment(plan: Plan) -> list[str]:
     if any(setting.secret for setting in plan.environment) or plan.secret_words:
         lines.append('. "$WINDLASS_RUN_DIR/secrets.sh" || w_fail "cannot read the secrets file of this run"')
     logged = plan.request.comm_log
-    for setting in plan.environment:
+    # A library is looked for when every path is set, whichever file names it first.
+    for setting in sorted(plan.environment, key=lambda setting: setting.when.found is not None):
         if setting.origin.where == "--comm-log" and logged is not None and logged != "all":
             continue
         lines += setting_lines(setting)
@@ -235,7 +236,19 @@ def _environment(plan: Plan) -> list[str]:
             if setting.origin.where == "--comm-log":
                 lines += ["  " + line for line in setting_lines(setting)]
         lines += ["esac"]
-    return lines
+    return [*lines, *_missing_plugins(plan)]
+
+
+def _missing_plugins(plan: Plan) -> list[str]:
+    """The first rank says when a library that settings wait for is not there: NCCL and RCCL do not."""
+    if plan.nodes < 2 or plan.container is not None:  # inside a container the host's folders say nothing
+        return []
+    tests = {_runtime_test(s): s.when.found for s in plan.environment if s.when.found}
+    return [
+        f'if [ "$w_rank" = 0 ] && ! {{ {test}; }}; then echo "windlass: warning:" {quote(name)}'
+        ' "is not on $w_host: without their plugin NCCL and RCCL use TCP between nodes" >&2; fi'
+        for test, name in tests.items()
+    ]
 
 
 def setting_lines(setting: Setting) -> list[str]:
