@@ -75,7 +75,9 @@ def _waiting(state: RunState) -> str | None:
 def _follow(folder: RunFolder, plan: Plan, ranks: frozenset[int] | None, environ: Mapping[str, str]) -> Result:
     """Show lines until the run has ended, or somebody interrupts. A run that is started again is followed on."""
     single = ranks is not None and len(ranks) == 1
-    view = OutputView(ranks, sys.stdout, sys.stderr, width=len(str(plan.world_size - 1)), labels=not single)
+    view = OutputView(
+        ranks, sys.stdout, sys.stderr, width=len(str(plan.world_size - 1)), labels=not single, foreign=True
+    )
     starts, said = -1, ""
     with contextlib.ExitStack() as stack:
         while True:

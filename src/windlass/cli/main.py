@@ -6,7 +6,6 @@ import argparse
 import errno
 import io
 import os
-import re
 import signal
 import sys
 from importlib import import_module
@@ -15,6 +14,7 @@ from typing import Any
 import windlass
 from windlass.cli.result import Result
 from windlass.errors import CommandError, MachineError, UsageError, WindlassError, nearest
+from windlass.notation.terminal import for_terminal
 
 _COMMANDS = {
     "run": ("windlass.cli.run", "run a script on this machine or in this allocation"),
@@ -35,9 +35,6 @@ _COMMANDS = {
     "selftest": ("windlass.cli.selftest", "a bundle that shows what a machine really does with a plan"),
 }
 
-
-_CONTROL = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069]")
-_CONTROL_BUT_COLOURS = re.compile(rf"(?!\x1b\[[0-9;]{{1,20}}m){_CONTROL.pattern}")
 _BAD_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 
 # What other launchers call an option of ours.
@@ -139,13 +136,6 @@ def main(argv: list[str]) -> int:
     return _show(result, as_json=getattr(args, "json", False)) or code
 
 
-def for_terminal(text: str, *, coloured: bool = False) -> str:
-    """Text of plans and logs, which others may have written, with what would move the cursor or change the terminal
-    shown as a `\\x1b` and the like. Files and pipes get every byte as it was."""
-    pattern = _CONTROL_BUT_COLOURS if coloured else _CONTROL
-    return pattern.sub(lambda match: ascii(match[0])[1:-1], text)
-
-
 def _show(result: Result, *, as_json: bool) -> int:
     """Print a result. Returns the exit code of what went wrong in doing so, or 0."""
     try:
@@ -175,13 +165,13 @@ def _print_json(data: object) -> None:
 
 
 def _complain(error: WindlassError) -> int:
-    message = for_terminal(error.message) if sys.stderr.isatty() else error.message
-    print(f"windlass: error: {message}", file=sys.stderr)
+    lines = [f"windlass: error: {error.message}"]
     if isinstance(error, CommandError) and error.output and error.output.splitlines()[-1] not in error.message:
-        for line in error.output.splitlines()[-5:]:
-            print(f"  | {line}", file=sys.stderr)
+        lines += [f"  | {line}" for line in error.output.splitlines()[-5:]]
     if error.hint:
-        print(f"  hint: {error.hint}", file=sys.stderr)
+        lines.append(f"  hint: {error.hint}")
+    text = "\n".join(lines)
+    print(for_terminal(text) if sys.stderr.isatty() else text, file=sys.stderr)
     return error.exit_code
 
 

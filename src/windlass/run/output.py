@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
-from windlass.errors import UsageError
 from windlass.launchers.base import Launcher, decode, label_line, log_parser
 from windlass.model.plan import Plan
+from windlass.notation.ranks import parse_ranks
+from windlass.notation.terminal import for_terminal
 
 _READ_BYTES = 1 << 16
 _LONGEST_LINE = 1 << 20
 _MAX_OPEN = 256
 _COLUMNS = 80
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]")
 
 
 def show_ranks(text: str, world_size: int, *, flag: str = "--show") -> frozenset[int] | None:
@@ -30,30 +29,30 @@ def show_ranks(text: str, world_size: int, *, flag: str = "--show") -> frozenset
         return None
     if text == "none":
         return frozenset()
-    ranks: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
-        if not match:
-            raise UsageError(f"{flag} {text!r}: not a list of ranks", hint="give all, none, or numbers as in 0,3-5")
-        low, high = int(match.group(1)), int(match.group(2) or match.group(1))
-        if low >= world_size or high < low:
-            raise UsageError(f"{flag} {text!r}: the run has ranks 0 to {world_size - 1}")
-        ranks.update(range(low, min(high, world_size - 1) + 1))
-    return frozenset(ranks)
+    return frozenset(parse_ranks(text, flag, world_size=world_size, words="all, none"))
 
 
 class OutputView:
     """The merged view on the terminal: lines of the chosen ranks, prefixed; windlass' own words on stderr."""
 
     def __init__(
-        self, shown: frozenset[int] | None, out: TextIO, err: TextIO, *, width: int = 1, labels: bool = True
+        self,
+        shown: frozenset[int] | None,
+        out: TextIO,
+        err: TextIO,
+        *,
+        width: int = 1,
+        labels: bool = True,
+        foreign: bool = False,
     ) -> None:
+        """`foreign`: somebody else may have written the lines, which then cannot move the cursor of a terminal."""
         self._shown = shown
         self._out = out
         self._err = err
         self._width = width
         self._labels = labels
         self._tint = out.isatty()
+        self._escapes = foreign and self._tint
         self._broken: list[TextIO] = []
         self._bar = False
 
@@ -70,7 +69,8 @@ class OutputView:
         if not self.shows(rank):
             return
         self._end_bar()
-        self._write(self._out, f"{self._label(rank)}{_shown(_last_drawn(text) if self._tint else text)}\n")
+        seen = _shown(_last_drawn(text) if self._tint else text)
+        self._write(self._out, f"{self._label(rank)}{for_terminal(seen, coloured=True) if self._escapes else seen}\n")
 
     def bar(self, rank: int, text: str) -> None:
         """A line that is not ended: on a terminal a progress bar is drawn in place, until the next line."""
@@ -93,7 +93,7 @@ class OutputView:
 
     def note(self, text: str) -> None:
         """Words of windlass or of the launcher; control characters of others cannot move the cursor."""
-        safe = _CONTROL.sub("�", text).encode("utf-8", "replace").decode()
+        safe = for_terminal(text, coloured=True).encode("utf-8", "replace").decode()
         self._end_bar()
         self._write(self._err, safe + "\n")
 

@@ -1,0 +1,15 @@
+"""Text that others may have written, as a terminal may show it."""
+
+from __future__ import annotations
+
+import re
+
+_CONTROL = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069]")
+_CONTROL_BUT_COLOURS = re.compile(rf"(?!\x1b\[[0-9;]{{1,20}}m){_CONTROL.pattern}")
+
+
+def for_terminal(text: str, *, coloured: bool = False) -> str:
+    """Text of plans and logs. What would move the cursor or change the terminal is shown as `\\x1b` and the like; lines
+    and tabs stay, with `coloured` also colours. Files and pipes get every byte as it was."""
+    pattern = _CONTROL_BUT_COLOURS if coloured else _CONTROL
+    return pattern.sub(lambda match: ascii(match[0])[1:-1], text)
