@@ -3,6 +3,8 @@ the output of somebody else's benchmark."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -11,6 +13,8 @@ from windlass.bench.imported import Known, looks_foreign, parse_foreign
 from windlass.bench.older import OLDER, older_record
 from windlass.bench.record import RECORD_KIND, RECORD_VERSION, BenchRecord
 from windlass.errors import ConfigError, UsageError, VersionError
+
+_NOT_WHOLE = (msgspec.ValidationError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
 
 
 def read_record(path: str | Path, known: Known | None = None) -> BenchRecord:
@@ -63,6 +67,23 @@ def record_from_json(data: bytes, *, where: str) -> BenchRecord:
     try:
         if head.kind == RECORD_KIND:
             return msgspec.json.decode(data, type=BenchRecord)
-        return older_record(head.kind, msgspec.json.decode(data))
-    except (msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{where}: not a whole record: {error}") from error
+        # Made of values as they came: held against the form of a record once more.
+        return msgspec.convert(msgspec.to_builtins(older_record(head.kind, msgspec.json.decode(data))), BenchRecord)
+    except _NOT_WHOLE as error:
+        raise _not_whole(where, error) from error
+
+
+@contextmanager
+def showing(where: str) -> Iterator[None]:
+    """Around whatever makes tables, charts and verdicts of records at `where`: rows that lack what their case shows, or
+    hold something else in its place, are an error of the record. Records come from anybody, and every case has rows of
+    its own."""
+    try:
+        yield
+    except _NOT_WHOLE as error:
+        raise _not_whole(where, error) from error
+
+
+def _not_whole(where: str, error: Exception) -> ConfigError:
+    why = str(error) if isinstance(error, msgspec.ValidationError) else f"{type(error).__name__}: {error}"
+    return ConfigError(f"{where}: not a whole record: {why[:200]}", hint="measure again, or fetch it again")

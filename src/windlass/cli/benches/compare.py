@@ -6,7 +6,7 @@ import argparse
 
 from windlass.bench import compare
 from windlass.bench.page import compare_page
-from windlass.bench.reading import read_record
+from windlass.bench.reading import read_record, showing
 from windlass.cli.benches.report import add_known_options, known_from, write_page
 from windlass.cli.result import Result
 
@@ -22,9 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> Result:
     a, b = (read_record(path, known_from(args)) for path in (args.a, args.b))
-    found = compare.compare(a, b)
-    slower = any(one.word == "slower" for one in found.differences)
-    text = compare.text(a, b, (args.a, args.b))
+    names = (args.a, args.b)
+    with showing(" and ".join(names)):
+        found = compare.compare(a, b)
+        slower = any(one.word == "slower" for one in found.differences)
+        text = compare.text(a, b, names)
+        html = compare_page(a, b, names) if args.html else ""
     if args.html:
-        write_page(args.html, compare_page(a, b, (args.a, args.b)))
+        write_page(args.html, html)
     return Result(text=text, data=found, exit_code=1 if slower and args.fail_if_slower else 0)

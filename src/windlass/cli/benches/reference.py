@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from windlass.bench.page import page, reference_page
-from windlass.bench.reading import read_record
+from windlass.bench.reading import read_record, showing
 from windlass.bench.reference import CASES, load_references, reference_lines
 from windlass.bench.report import verdict_lines
 from windlass.bench.verdict import judge
@@ -30,9 +30,11 @@ def main(args: argparse.Namespace) -> Result:
             write_page(args.html, reference_page(args.case, references, lines))
         return Result(text="\n".join(lines), data=references)
     record = read_record(args.record, known_from(args))
+    with showing(args.record):
+        html = page([record], references) if args.html else ""
+        verdicts = judge(record, references)
     if args.html:
-        write_page(args.html, page([record], references))
-    verdicts = judge(record, references)
+        write_page(args.html, html)
     lines = [record.title, *(verdict_lines(verdicts) or ["no published figure is of this kind"])]
     bad = any(verdict.level == "bad" for verdict in verdicts)
     return Result(text="\n".join(lines), data=verdicts, exit_code=1 if bad else 0)

@@ -8,7 +8,7 @@ from pathlib import Path
 from windlass.bench import report
 from windlass.bench.imported import Known
 from windlass.bench.page import page
-from windlass.bench.reading import read_record
+from windlass.bench.reading import read_record, showing
 from windlass.bench.record import write_record
 from windlass.bench.reference import load_references
 from windlass.cli.result import Result
@@ -50,9 +50,15 @@ def main(args: argparse.Namespace) -> Result:
         if len(records) != 1:
             raise UsageError(f"--out takes one record, not {len(records)}")
         write_record(Path(args.out), records[0])
+    texts = []
+    for path, record in zip(args.records, records, strict=True):
+        with showing(path):
+            texts.append(report.text(record, references))
     if args.html:
-        write_page(args.html, page(records, references))
-    text = "\n\n".join(report.text(record, references) for record in records)
+        with showing(" and ".join(args.records)):
+            html = page(records, references)
+        write_page(args.html, html)
+    text = "\n\n".join(texts)
     if args.html and not args.json:
         text = f"page: {args.html}"
     return Result(text=text, data=records[0] if len(records) == 1 else records)
