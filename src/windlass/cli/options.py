@@ -14,6 +14,7 @@ from windlass.cli.option_groups import USAGE, add_request_options
 from windlass.errors import MachineError, UsageError, unknown_name
 from windlass.launchers import launcher_names
 from windlass.model.request import Request
+from windlass.notation.ranks import parse_ranks
 from windlass.notation.shell import NAME
 from windlass.notation.sizes import parse_size
 from windlass.plan.command import nested_launcher
@@ -289,13 +290,7 @@ def _variable(name: str, flag: str) -> str:
 def _ranks(text: str | None) -> str | None:
     if text is None or text == "all":
         return text
-    out: list[str] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
-        if not match:
-            raise UsageError(f"--comm-log {text!r}: not a list of ranks", hint="give all, or numbers as in 0,3-5")
-        out += [str(n) for n in range(int(match.group(1)), int(match.group(2) or match.group(1)) + 1)]
-    return ",".join(out)
+    return ",".join(map(str, dict.fromkeys(parse_ranks(text, "--comm-log"))))
 
 
 def warn(text: str) -> None:

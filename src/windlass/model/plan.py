@@ -21,6 +21,8 @@ from windlass.model.topology import DeviceUnit, Topology
 from windlass.notation.shell import NAME
 
 PLAN_VERSION = 2
+_MAX_NODES = 200_000
+_MAX_RANKS_PER_NODE = 4096
 """1 (windlass 0.1.0) had no agents; whoever reads such a plan makes them anew from its request."""
 
 
@@ -279,8 +281,19 @@ def plan_from_json(data: bytes, *, where: str = "plan") -> Plan:
         plan = from_json(data, Plan)
     except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"{where}: not a plan: {error}", hint="make it anew with `windlass plan --json`") from error
+    _check_counts(plan, where)
     _check_words_for_shells(plan, where)
     return plan
+
+
+def _check_counts(plan: Plan, where: str) -> None:
+    """Whoever reads the plan goes through its nodes and ranks: there must be no more of them than any machine has."""
+    if not (1 <= plan.nodes <= _MAX_NODES and 1 <= plan.ranks_per_node <= _MAX_RANKS_PER_NODE):
+        raise ConfigError(f"{where}: not a plan: no machine has {plan.nodes} nodes x {plan.ranks_per_node} ranks")
+    if plan.world_size != plan.nodes * plan.ranks_per_node:
+        raise ConfigError(
+            f"{where}: not a plan: {plan.nodes} nodes x {plan.ranks_per_node} ranks are not {plan.world_size} ranks"
+        )
 
 
 def _check_words_for_shells(plan: Plan, where: str) -> None:
@@ -291,6 +304,7 @@ def _check_words_for_shells(plan: Plan, where: str) -> None:
         *(name for folder in plan.caches for name in folder.variables),
         *(name for name, _ in plan.request.env),
         *plan.request.unset,
+        *(setting.name for setting in (plan.container.settings if plan.container else ())),
         *cache,
     ]
     wrong = next((name for name in names if not NAME.match(name)), None)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from windlass.errors import ConfigError
 
 _LARGEST_CPU = 65535
+_NUMBER = re.compile(r"[0-9]{1,9}\Z")
 
 
 def parse_cpulist(text: str) -> tuple[int, ...]:
@@ -15,8 +17,9 @@ def parse_cpulist(text: str) -> tuple[int, ...]:
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         first, dash, last = part.partition("-")
         last, _, stride = last.partition(":")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or (stride and not stride.isdecimal()):
-            raise ConfigError(f"not a CPU list: {text!r}", hint="write numbers and ranges, as in 0-3,8")
+        numbers = (first, *((last,) if dash else ()), *((stride,) if stride else ()))
+        if not all(_NUMBER.match(number) for number in numbers):
+            raise ConfigError(f"not a CPU list: {text[:80]!r}", hint="write numbers and ranges, as in 0-3,8")
         low, high = int(first), int(last) if dash else int(first)
         if max(low, high) > _LARGEST_CPU:
             raise ConfigError(f"no node has a CPU {max(low, high)}: {part!r}", hint=f"numbers end at {_LARGEST_CPU}")

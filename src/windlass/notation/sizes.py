@@ -9,9 +9,9 @@ from windlass.errors import UsageError
 
 def parse_size(text: str, what: str) -> int:
     """Bytes of `512M`, `2G` or a plain number; powers of 1024. Anything else is a `UsageError` that names `what`."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if match is None:
-        raise UsageError(f"{what} {text!r} is not a size", hint="write 512M or 2G")
+        raise UsageError(f"{what} {text[:80]!r} is not a size", hint="write 512M or 2G")
     return int(float(match.group(1)) * 1024 ** " KMGT".index(match.group(2).upper() or " "))
 
 

@@ -121,7 +121,7 @@ def test_the_place_of_each_rank_is_shown(runs: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rank", "told"), [("2", "ranks 0 to 1"), ("x", "not a list of ranks"), ("1-0", "ranks 0 to 1")]
+    ("rank", "told"), [("2", "ranks 0 to 1"), ("x", "not a list of ranks"), ("1-0", "ranges go up")]
 )
 def test_a_rank_that_is_not_there_is_refused(runs: Path, rank: str, told: str) -> None:
     ended = _logs(runs, "two", "--rank", rank)
