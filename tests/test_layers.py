@@ -20,6 +20,7 @@ LAYERS = {
     "errors": 0,
     "settings": 0,
     "notation": 0,
+    "pages": 0,
     "model": 1,
     "procs": 1,
     "sites": 2,

@@ -11,45 +11,25 @@ from windlass.bench.collectives import chart as collectives_chart
 from windlass.bench.record import BenchRecord
 from windlass.bench.reference import References
 from windlass.bench.report import about_lines
-from windlass.bench.svg import STYLE, Bar, bar_chart
 from windlass.bench.verdict import judge
+from windlass.pages.html import figures, whole_page
+from windlass.pages.svg import Bar, bar_chart
 
-_STYLE = (
-    STYLE
-    + """
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--paper); color: var(--ink);
-  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
-main { max-width: 1080px; margin: 0 auto; padding: 32px 24px 64px; }
-h1 { font-size: 24px; margin: 0 0 4px; } h2 { font-size: 18px; margin: 40px 0 8px; }
-p.lead, figcaption, .soft { color: var(--soft); }
-ul.verdicts { list-style: none; padding: 0; margin: 12px 0; }
-ul.verdicts li { padding: 6px 12px; margin: 6px 0; background: var(--card); border-left: 4px solid var(--c5); }
-li.normal { border-color: var(--good) !important; } li.low { border-color: var(--warn) !important; }
-li.bad { border-color: var(--bad) !important; }
-li b { display: inline-block; min-width: 5.5em; }
-li.normal b { color: var(--good); } li.low b { color: var(--warn); } li.bad b { color: var(--bad); }
-figure { margin: 16px 0 24px; } svg { width: 100%; max-width: 860px; height: auto; display: block; }
-pre { background: var(--card); padding: 12px 16px; overflow-x: auto; font: 12.5px/1.45 ui-monospace, monospace; }
-table { border-collapse: collapse; font-size: 14px; } td, th { padding: 3px 16px 3px 0; text-align: left;
-  vertical-align: top; overflow-wrap: anywhere; } th { color: var(--soft); font-weight: 500; white-space: nowrap; }
-details { margin: 8px 0; } summary { cursor: pointer; color: var(--soft); }
-@media print { main { max-width: none; padding: 0; } }
-"""
-)
 _WORDS = {"normal": "normal", "low": "low", "bad": "bad", "unknown": "no figure"}
 
 
 def page(records: Sequence[BenchRecord], references: References) -> str:
     """One page about these records."""
     title = records[0].title if len(records) == 1 else f"{len(records)} benchmark records"
-    return _whole(title, [_section(record, references, alone=len(records) == 1) for record in records])
+    return whole_page(title, [_section(record, references, alone=len(records) == 1) for record in records])
 
 
 def compare_page(a: BenchRecord, b: BenchRecord, names: tuple[str, str]) -> str:
     """Two records in the same charts, and the table of their differences."""
-    parts = _figures(_compared(a, b))
-    return _whole(f"{a.case}: {names[0]} and {names[1]}", [*parts, f"<pre>{escape(compare.text(a, b, names))}</pre>"])
+    parts = figures(_compared(a, b))
+    return whole_page(
+        f"{a.case}: {names[0]} and {names[1]}", [*parts, f"<pre>{escape(compare.text(a, b, names))}</pre>"]
+    )
 
 
 def _compared(a: BenchRecord, b: BenchRecord) -> list[tuple[str, str]]:
@@ -70,21 +50,8 @@ def _cut(name: str, length: int = 22) -> str:
 
 def reference_page(case: str, references: References, lines: Sequence[str]) -> str:
     """Published figures of a case: a chart where there are sizes to draw them by, and the list with its sources."""
-    parts = _figures(collectives_chart.published(references)) if case == "collectives" else []
-    return _whole(f"published figures: {case}", [*parts, f"<pre>{escape(chr(10).join(lines))}</pre>"])
-
-
-def _whole(title: str, parts: Sequence[str]) -> str:
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n"
-        f"<h1>{escape(title)}</h1>\n" + "\n".join(parts) + "\n</main>\n</body>\n</html>\n"
-    )
-
-
-def _figures(drawn: Sequence[tuple[str, str]]) -> list[str]:
-    return [f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>" for caption, svg in drawn]
+    parts = figures(collectives_chart.published(references)) if case == "collectives" else []
+    return whole_page(f"published figures: {case}", [*parts, f"<pre>{escape(chr(10).join(lines))}</pre>"])
 
 
 def _section(record: BenchRecord, references: References, *, alone: bool) -> str:
@@ -97,7 +64,7 @@ def _section(record: BenchRecord, references: References, *, alone: bool) -> str
     if verdicts:
         items = [f'<li class="{v.level}"><b>{_WORDS[v.level]}</b> {escape(v.text)}</li>' for v in verdicts]
         out.append('<ul class="verdicts">' + "".join(items) + "</ul>")
-    out += _figures(charts(record, references))
+    out += figures(charts(record, references))
     out.append(f"<pre>{escape(table_text(record))}</pre>")
     notes = [f"skipped: {line}" for line in record.skipped] + [f"remark: {line}" for line in record.remarks]
     out += [f'<p class="soft">{escape(line)}</p>' for line in notes]

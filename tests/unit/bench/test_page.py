@@ -18,7 +18,7 @@ from windlass.bench.measure import Figure
 from windlass.bench.page import compare_page, page, reference_page
 from windlass.bench.record import BenchRecord, Measurement, new_record
 from windlass.bench.reference import load_references, reference_lines
-from windlass.bench.svg import Bar, Chart, Series, bar_chart, line_chart, nice_ticks
+from windlass.pages.svg import Bar, Chart, Series, bar_chart, line_chart, nice_ticks
 
 REFERENCES = load_references()
 

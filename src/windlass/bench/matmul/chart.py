@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from windlass.bench.record import BenchRecord
 from windlass.bench.reference import References
-from windlass.bench.svg import Bar, bar_chart
+from windlass.pages.svg import Bar, bar_chart
 
 
 def charts(record: BenchRecord, references: References) -> list[tuple[str, str]]:

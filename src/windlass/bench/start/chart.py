@@ -8,8 +8,8 @@ from windlass.bench.record import BenchRecord
 from windlass.bench.reference import References
 from windlass.bench.start.simulate import PUBLISHED, Predicted
 from windlass.bench.start.table import is_push
-from windlass.bench.svg import Bar, Chart, Series, bar_chart, line_chart, standalone
 from windlass.notation.counts import counted
+from windlass.pages.svg import Bar, Chart, Series, bar_chart, line_chart, standalone
 
 _NAMES = {"direct": "direct", "copper": "Copper-like", "windlass": "windlass", "windlass+trace": "windlass, with trace"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from windlass.bench.record import BenchRecord
 from windlass.bench.reference import References
-from windlass.bench.svg import Chart, line_chart, sample_series
+from windlass.pages.svg import Chart, line_chart, sample_series
 
 
 def charts(record: BenchRecord, references: References) -> list[tuple[str, str]]:

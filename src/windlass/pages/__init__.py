@@ -1,0 +1,1 @@
+"""Self-contained HTML pages and their charts: no library, no script, nothing loaded from anywhere. Pure."""
