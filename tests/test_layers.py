@@ -30,6 +30,7 @@ LAYERS = {
     "containers": 3,
     "environment": 3,
     "cache": 3,
+    "images": 4,
     "plan": 4,
     "failure": 4,
     "observe": 5,
@@ -57,7 +58,7 @@ EVERYWHERE = (
 )
 
 # These travel to the node as one file and run with whatever Python is there.
-TRAVELS = ("cache/node/", "agents/node/", "stage/node/", "observe/node/", *EVERYWHERE)
+TRAVELS = ("cache/node/", "agents/node/", "stage/node/", "images/node/", "observe/node/", *EVERYWHERE)
 TRAVELS_PYTHON = (3, 9)
 
 # Heavy libraries cost seconds (and a file system storm); only programs that are ranks themselves import them at once.
@@ -74,6 +75,7 @@ READS_ENVIRONMENT = (
     "agents/node/",
     "stage/node/",
     "observe/node/",
+    "images/node/",
 )
 
 # Commands are run in one place, which gives each a deadline; long-lived children have a few places of their own.

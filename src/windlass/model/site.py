@@ -345,6 +345,19 @@ class ContainerSpec(_Table, frozen=True, kw_only=True):
     source: str = ""
 
 
+class HostLibrariesSpec(_Table, frozen=True, kw_only=True):
+    """Network libraries that a container must take from the host, where the image does not bring the fabric itself."""
+
+    names: tuple[str, ...] = ()
+    """As the loader names them: `libfabric.so.1`. What these need is found on the node."""
+    folders: tuple[str, ...] = ()
+    """Where the node has them, before the loader's own folders; of a pattern, the newest version first."""
+    provider: str = ""
+    """libfabric's name for the fabric: an image whose own libfabric has it needs nothing of the host."""
+    because: str = ""
+    source: str = ""
+
+
 class StorageSpec(_Table, frozen=True, kw_only=True):
     home: str = ""
     scratch: str = ""
@@ -438,6 +451,7 @@ class SiteFile(_Table, frozen=True, kw_only=True):
     modules: tuple[ModuleSpec, ...] = ()
     prologue: tuple[PrologueSpec, ...] = ()
     containers: tuple[ContainerSpec, ...] = ()
+    host_libraries: HostLibrariesSpec = HostLibrariesSpec()
     storage: StorageSpec = StorageSpec()
     notes: tuple[NoteSpec, ...] = ()
     partitions: dict[str, PartitionSpec] = {}

@@ -1,0 +1,219 @@
+"""What an unpacked image is made of, as far as the network cares: machine, C library, libraries, plugins, MPI, CUDA.
+
+Reads files and runs nothing of the image.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from windlass.images.node.closure import GLIBC, Root, closure, newest, version_key
+from windlass.images.node.decide import ImageFacts, ImageLibrary
+from windlass.images.node.elf import ElfError, is_elf, read_elf
+
+PROVIDERS = ("cxi", "efa", "verbs", "opx", "psm3", "tcp", "shm", "sockets")
+_SHELLS = ("/bin/sh", "/usr/bin/env", "/bin/bash", "/usr/bin/python3", "/bin/busybox")
+_PLUGIN = re.compile(r"lib(?:nccl|rccl)-net(?:-[\w-]+)?\.so(?:\.\d+)*\Z")
+_MPI = re.compile(r"libmpi(?:ch|_cray|_gnu_\d+)?\.so\.\d+\Z")
+_EXTRA = (
+    "/container/hpc/lib",
+    "/opt/amazon/ofi-nccl/lib",
+    "/opt/amazon/efa/lib",
+    "/opt/hpcx/nccl_rdma_sharp_plugin/lib",
+    "/opt/nccl-plugin/lib",
+    "/opt/rccl-plugin/lib",
+    "/usr/local/lib",
+    "/usr/local/mpi/lib",
+    "/opt/ompi/lib",
+)
+"""Where known images keep plugins and MPI outside of the loader's own folders."""
+_COMPAT = ("/usr/local/cuda/compat/lib.real", "/usr/local/cuda/compat/lib", "/usr/local/cuda/compat")
+_MAX_FILES = 20_000
+
+
+class ImageReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What `windlass image check` says of an image, before it is held against a site."""
+
+    image: str
+    kind: str
+    machine: str = ""
+    system: str = ""
+    libc: str = ""
+    glibc: str = ""
+    libfabric: tuple[str, ...] = ()
+    """Places of libfabric.so.1, the one that the loader takes first."""
+    libfabric_version: str = ""
+    providers: tuple[str, ...] = ()
+    missing: dict[str, str] = {}
+    """Libraries that the image's own libfabric or plugin needs and that are not there: name to who needs it."""
+    plugins: tuple[str, ...] = ()
+    mpi: tuple[str, ...] = ()
+    cuda_compat: str = ""
+    environment: dict[str, str] = {}
+    libraries: int = 0
+
+
+def image_root(folder: str, environment: dict[str, str] | None = None) -> Root:
+    """The image's file system, with the machine of its own programs and the search path of its environment."""
+    search = [path for path in (environment or {}).get("LD_LIBRARY_PATH", "").split(":") if path.startswith("/")]
+    root = Root(folder, search=search)
+    for path in _SHELLS:
+        found = root.load(path)
+        if found is not None:
+            root.machine = found[1].machine
+            break
+    return root
+
+
+def read_image(root: Root, image: str, kind: str, environment: dict[str, str]) -> tuple[ImageReport, ImageFacts]:
+    """The report for people, and the facts for the decision."""
+    libraries = _libraries(root)
+    libc, glibc = _libc(root)
+    fabric = tuple(path for name, path, _ in libraries if name == "libfabric.so.1")
+    first = _first(libraries)
+    plugins = _unique(root, (path for name, path, _ in libraries if _PLUGIN.match(name)))
+    providers = _providers(root, first["libfabric.so.1"].path) if "libfabric.so.1" in first else ()
+    report = ImageReport(
+        image=image,
+        kind=kind,
+        machine=root.machine,
+        system=_system(root),
+        libc=libc,
+        glibc=glibc,
+        libfabric=_unique(root, fabric),
+        libfabric_version=_file_version(root, fabric[0]) if fabric else "",
+        providers=providers,
+        missing=_missing(root, [*fabric[:1], *plugins]),
+        plugins=plugins,
+        mpi=_unique(root, (path for name, path, _ in libraries if _MPI.match(name))),
+        cuda_compat=_cuda_compat(root),
+        environment={k: v for k, v in environment.items() if k.startswith(("NCCL_", "FI_", "LD_", "CUDA_", "OMPI_"))},
+        libraries=len(first),
+    )
+    facts = ImageFacts(root.machine, glibc, libc, first, providers)
+    return report, facts
+
+
+def _libraries(root: Root) -> list[tuple[str, str, tuple[str, ...] | None]]:
+    """Every library in the folders that the loader looks at, in its order: name, path, versions that it offers."""
+    found: list[tuple[str, str, tuple[str, ...] | None]] = []
+    seen: dict[str, tuple[str, ...] | None] = {}
+    for folder in dict.fromkeys((*root.search, *root.folders(), *_EXTRA)):
+        for name in root.names(folder):
+            if ".so" not in name or len(found) >= _MAX_FILES:
+                continue
+            place = root.place(f"{folder}/{name}")
+            if place is None or not os.path.isfile(place) or not is_elf(place):  # noqa: PTH113
+                continue
+            if place not in seen:
+                seen[place] = _versions(place, root.machine)
+            found.append((name, f"{folder}/{name}", seen[place]))
+    return found
+
+
+def _versions(place: str, machine: str) -> tuple[str, ...] | None:
+    try:
+        elf = read_elf(place)
+    except (ElfError, OSError):
+        return None
+    return elf.version_defs if not machine or elf.machine == machine else None
+
+
+def _first(libraries: list[tuple[str, str, tuple[str, ...] | None]]) -> dict[str, ImageLibrary]:
+    """By name, the one that the loader takes. The folders of plugins that it does not look at by itself stay out."""
+    made: dict[str, ImageLibrary] = {}
+    for name, path, versions in libraries:
+        if name not in made and (path.rpartition("/")[0] not in _EXTRA or path.startswith("/usr/local/lib/")):
+            made[name] = ImageLibrary(path, versions)
+    return made
+
+
+def _libc(root: Root) -> tuple[str, str]:
+    found = root.find("libc.so.6")
+    if found is not None:
+        return "glibc", newest(found[1].version_defs)
+    if any(name.startswith("ld-musl-") for name in root.names("/lib")):
+        return "musl", ""
+    return "", ""
+
+
+def _unique(root: Root, paths: Iterable[str]) -> tuple[str, ...]:
+    """One path for each file: libnccl-net.so is often a link to libnccl-net-ofi.so."""
+    by_place: dict[str, str] = {}
+    for path in paths:
+        by_place.setdefault(root.place(path) or path, path)
+    return tuple(by_place.values())
+
+
+def _providers(root: Root, path: str) -> tuple[str, ...]:
+    """What libfabric can use: linked in (its name stands alone among the strings), or a plugin of its own beside it."""
+    place = root.place(path)
+    if place is None:
+        return ()
+    try:
+        data = Path(place).read_bytes()[: 64 << 20]
+    except OSError:
+        return ()
+    beside = root.names(path.rpartition("/")[0] + "/libfabric")
+    return tuple(
+        name for name in PROVIDERS if f"\0{name}\0".encode() in data or any(f"lib{name}-fi.so" in n for n in beside)
+    )
+
+
+def _file_version(root: Root, path: str) -> str:
+    place = root.place(path) or path
+    return place.rsplit(".so.", 1)[1] if ".so." in place else ""
+
+
+def _missing(root: Root, paths: Iterable[str]) -> dict[str, str]:
+    missing: dict[str, str] = {}
+    for path in paths:
+        for name, by in closure(root, [path], root.search).missing.items():
+            if name not in GLIBC:
+                missing.setdefault(name, by or path)
+    return missing
+
+
+def _system(root: Root) -> str:
+    pairs = dict(line.split("=", 1) for line in root.read("/etc/os-release").splitlines() if "=" in line)
+    return pairs.get("PRETTY_NAME", "").strip("\"'")
+
+
+def _cuda_compat(root: Root) -> str:
+    """The version of the driver library that the image may put in front of the host's."""
+    versions = []
+    for folder in _COMPAT:
+        for name in root.names(folder):
+            found = re.match(r"libcuda\.so\.(\d+\.\d+(?:\.\d+)?)\Z", name)
+            if found:
+                versions.append(found[1])
+    return max(versions, key=version_key) if versions else ""
+
+
+def directory_environment(root: Root) -> dict[str, str]:
+    """Variables of an unpacked image, where whoever unpacked it has left them: charliecloud, apptainer."""
+    environment: dict[str, str] = {}
+    for line in root.read("/ch/environment").splitlines():
+        name, equals, value = line.partition("=")
+        if equals and re.match(r"[A-Za-z_]\w*\Z", name):
+            environment[name] = value.strip("'")
+    for line in root.read("/.singularity.d/env/10-docker2singularity.sh").splitlines():
+        found = re.match(r'export ([A-Za-z_]\w*)="?(?:\$\{\1:-"?)?([^"}]*)', line)
+        if found:
+            environment[found[1]] = found[2]
+    return environment
+
+
+def config_environment(text: str) -> dict[str, str]:
+    """Variables of an OCI image's configuration."""
+    try:
+        entries = json.loads(text).get("config", {}).get("Env") or []
+    except (ValueError, AttributeError):
+        return {}
+    return {name: value for name, equals, value in (str(e).partition("=") for e in entries) if equals}

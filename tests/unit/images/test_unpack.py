@@ -1,0 +1,173 @@
+"""Images as files: squashfs, SIF, OCI and Docker archives, sound and damaged, and what is no image."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import random
+import struct
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from containers.toys import libfabric, library, require_compiler
+from requirements import missing_programs, require
+from windlass.errors import UsageError
+from windlass.images.inspect import inspect_image
+from windlass.images.unpack import open_image
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    require_compiler()
+    folder = tmp_path_factory.mktemp("image") / "root"
+    libfabric(folder / "usr/lib64", 1, ("tcp", "cxi"))
+    library(folder / "usr/lib64/libnccl-net-ofi.so")
+    (folder / "usr/lib64/libnccl-net.so").symlink_to("libnccl-net-ofi.so")
+    (folder / "lib64").symlink_to("usr/lib64")
+    (folder / "etc").mkdir()
+    (folder / "etc/os-release").write_text('PRETTY_NAME="Toy 1"\n')
+    (folder / "usr/share/doc").mkdir(parents=True)
+    (folder / "usr/share/doc/large").write_bytes(random.Random(1).randbytes(300_000))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def squashfs(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    require("squashfs", not missing_programs("mksquashfs"), missing_programs("mksquashfs"))
+    path = tmp_path_factory.mktemp("squashfs") / "image.sqfs"
+    argv = ["mksquashfs", str(root), str(path), "-quiet", "-noappend", "-no-progress", "-comp", "gzip"]
+    subprocess.run(argv, check=True, timeout=60)
+    return path
+
+
+def _sif(path: Path, squashfs: Path, *, claims: int | None = None, file_system: int = 1) -> Path:
+    data = squashfs.read_bytes()
+    start = 128 + 585
+    extra = struct.pack("<ii3s", file_system, 2, b"02\0")
+    size = claims or len(data)
+    numbers = (0x4004, True, 1, 1, 0, start, size, size, 0, 0, 0, 0)
+    descriptor = struct.pack("<i?IIIqqqqqqq128s384s", *numbers, b"fs", extra)
+    names = (b"#!/usr/bin/env run-singularity\n", b"SIF_MAGIC\0", b"01\0", b"02\0", b"")
+    header = struct.pack("<32s10s3s3s16s8q", *names, 0, 0, 0, 1, 128, 585, start, len(data))
+    path.write_bytes(header + descriptor + data)
+    return path
+
+
+def _layer(add: dict[str, bytes | str]) -> bytes:
+    """A layer: bytes are files, text is a link, a name that starts with .wh. removes."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        for name, what in add.items():
+            info = tarfile.TarInfo(name)
+            if isinstance(what, str):
+                info.type, info.linkname = tarfile.SYMTYPE, what
+                archive.addfile(info)
+            else:
+                info.size = len(what)
+                archive.addfile(info, io.BytesIO(what))
+    return stream.getvalue()
+
+
+def _oci(path: Path, layers: list[bytes], env: list[str]) -> Path:
+    blobs: dict[str, bytes] = {}
+
+    def blob(data: bytes) -> str:
+        digest = hashlib.sha256(data).hexdigest()
+        blobs[f"blobs/sha256/{digest}"] = data
+        return f"sha256:{digest}"
+
+    config = blob(json.dumps({"config": {"Env": env}}).encode())
+    parts = [{"digest": blob(gzip.compress(layer))} for layer in layers]
+    manifest = blob(json.dumps({"config": {"digest": config}, "layers": parts}).encode())
+    blobs["index.json"] = json.dumps({"manifests": [{"digest": manifest}]}).encode()
+    with tarfile.open(path, "w") as archive:
+        for name, data in blobs.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path
+
+
+def test_a_folder_a_squashfs_and_a_sif_say_the_same(root: Path, squashfs: Path, tmp_path: Path) -> None:
+    seen = {}
+    for image in (root, squashfs, _sif(tmp_path / "image.sif", squashfs)):
+        report, facts = inspect_image(str(image), os.environ)
+        seen[report.kind] = (report.libfabric, report.providers, report.plugins, report.system, facts.libraries)
+    assert set(seen) == {"directory", "squashfs", "sif"}
+    assert seen["directory"] == seen["squashfs"] == seen["sif"]
+    assert seen["sif"][1] == ("cxi", "tcp")
+    assert len(seen["sif"][2]) == 1, "a link is no second plugin"
+
+
+def test_only_what_matters_is_unpacked_and_nothing_is_left(squashfs: Path) -> None:
+    with open_image(str(squashfs), os.environ) as opened:
+        folder = Path(opened.folder)
+        assert not (folder / "usr/share/doc/large").exists()
+        assert (folder / "usr/lib64/libfabric.so.1").exists()
+    assert not folder.parent.exists()
+
+
+def test_layers_of_an_archive_lie_on_each_other(root: Path, tmp_path: Path) -> None:
+    fabric = (root / "usr/lib64/libfabric.so.1").read_bytes()
+    plugin = (root / "usr/lib64/libnccl-net-ofi.so").read_bytes()
+    first = _layer({"lib64": "usr/lib64", "usr/lib64/libfabric.so.1": fabric, "usr/lib64/libnccl-net.so": plugin})
+    second = _layer({"usr/lib64/.wh.libnccl-net.so": b"", "usr/lib64/libnccl-net-ofi.so": plugin})
+    image = _oci(tmp_path / "image.tar", [first, second], ["NCCL_NET_PLUGIN=other", "PATH=/bin", "SECRET=x"])
+    report, _ = inspect_image(str(image), os.environ)
+    assert report.kind == "oci-archive"
+    assert report.plugins == ("/lib64/libnccl-net-ofi.so",)
+    assert report.environment == {"NCCL_NET_PLUGIN": "other"}
+
+
+def test_a_layer_cannot_write_outside_of_the_folder(root: Path, tmp_path: Path) -> None:
+    fabric = (root / "usr/lib64/libfabric.so.1").read_bytes()
+    goal = tmp_path / "goal"
+    goal.mkdir()
+    evil = _layer(
+        {"lib": str(goal), "lib/liba.so": fabric, "../lib/libb.so": fabric, "usr/lib64/libfabric.so.1": fabric}
+    )
+    inspect_image(str(_oci(tmp_path / "image.tar", [evil], [])), os.environ)
+    assert not list(goal.iterdir())
+    assert not (tmp_path / "lib").exists()
+
+
+@pytest.mark.parametrize("keep", [0.2, 0.6, 0.95])
+def test_truncated_images_are_refused_with_a_sentence(keep: float, squashfs: Path, root: Path, tmp_path: Path) -> None:
+    large = (root / "usr/share/doc/large").read_bytes()
+    layer = _layer({"usr/lib64/libfabric.so.1": (root / "usr/lib64/libfabric.so.1").read_bytes(), "large": large})
+    whole = (squashfs, _sif(tmp_path / "a.sif", squashfs), _oci(tmp_path / "a.tar", [layer], []))
+    for image in whole:
+        cut = tmp_path / f"cut{image.suffix}"
+        data = image.read_bytes()
+        cut.write_bytes(data[: int(len(data) * keep)])
+        with pytest.raises(UsageError) as caught:
+            inspect_image(str(cut), os.environ)
+        assert caught.value.hint, caught.value
+
+
+def test_damaged_sif_headers_are_refused(squashfs: Path, tmp_path: Path) -> None:
+    for image, said in (
+        (_sif(tmp_path / "long.sif", squashfs, claims=1 << 40), "truncated"),
+        (_sif(tmp_path / "ext3.sif", squashfs, file_system=2), "not squashfs"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            inspect_image(str(image), os.environ)
+
+
+def test_what_is_no_image_is_refused_with_the_next_step(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("hello")
+    (tmp_path / "empty").touch()
+    (tmp_path / "folder").mkdir()
+    plain = tmp_path / "plain.tar"
+    with tarfile.open(plain, "w") as archive:
+        archive.addfile(tarfile.TarInfo("a"), io.BytesIO(b""))
+    for name in ("text", "empty", "folder", "plain.tar", "not-there"):
+        with pytest.raises(UsageError) as caught:
+            inspect_image(str(tmp_path / name), os.environ)
+        assert caught.value.hint, name
