@@ -4,9 +4,6 @@ options and hands the rest to podman."""
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,43 +11,20 @@ from typing import Any
 import pytest
 
 from containers.harness import HOSTILE, Seen, run_wrapped, show
-from requirements import missing_programs, require
+from containers.podman import podman_with
 from windlass.containers.base import WrapSpec
 from windlass.model.origin import Origin
 from windlass.model.plan import ContainerPlan, Mount, Setting
 
 pytestmark = pytest.mark.containers
 IMAGE = "localhost/windlass-test:1"
-LIMITS = "--ulimit nofile=1024:1024 --ulimit nproc=4096:4096"
 
 
 @pytest.fixture(scope="module")
 def wrapper(rootfs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A `podman-hpc` with storage of its own that has the image; skipped where podman cannot start a container here."""
-    why = missing_programs("podman", "runc")
-    require("podman", not why, why)
-    folder = tmp_path_factory.mktemp("podman")
-    short = tempfile.mkdtemp(prefix="wlpod.")  # podman takes no longer path than 50 characters here
-    podman = f"podman --storage-driver vfs --root {folder}/storage --runroot {short} --runtime runc"
     changes = "--change 'ENTRYPOINT [\"/no/such/program\"]' --change 'ENV NCCL_NET=Socket' --change 'ENV GONE=image'"
-    script = folder / "podman-hpc"
-    script.write_text(f'#!/bin/sh\nshift\nexec {podman} run {LIMITS} "$@"\n')
-    script.chmod(0o755)
-    made = subprocess.run(
-        ["sh", "-c", f"tar -C {rootfs} -c . | {podman} import {changes} - {IMAGE}"], capture_output=True, timeout=120
-    )
-    probe = subprocess.run(
-        [str(script), "run", "--rm", "--network=host", "--entrypoint=", "--", IMAGE, "sh", "-c", ":"],
-        capture_output=True,
-        timeout=60,
-    )
-    try:
-        said = (made.stderr + probe.stderr).decode(errors="replace")
-        require("podman", made.returncode == probe.returncode == 0, said)
-        yield str(script)
-    finally:
-        subprocess.run(["sh", "-c", f"{podman} rmi --all --force"], capture_output=True, timeout=60)
-        shutil.rmtree(short, ignore_errors=True)
+    with podman_with(IMAGE, rootfs, tmp_path_factory.mktemp("podman"), changes) as script:
+        yield script
 
 
 def _run(wrapper: str, tmp_path: Path, command: tuple[str, ...], **fields: Any) -> Seen:

@@ -139,6 +139,9 @@ def _add_container(box: Group) -> None:
     box.add_argument("--runtime", metavar="NAME", help="apptainer, singularity, podman-hpc, shifter, edf, charliecloud")
     box.add_argument("--bind", action="append", default=[], metavar="SRC[:DST[:ro]]")
     box.add_argument("--container-arg", action="append", default=[], metavar="WORD")
+    box.add_argument(
+        "--host-libs", metavar="DIR[:DIR]", help="take the host's network libraries from here; none: the image's own"
+    )
 
 
 def _add_supervision(alive: Group) -> None:

@@ -141,6 +141,7 @@ def request_from(args: argparse.Namespace, environ: Mapping[str, str]) -> Reques
         launcher_args=tuple(args.arg),
         binds=tuple(args.bind),
         container_args=tuple(args.container_arg),
+        host_libs=_host_libs(args.host_libs),
         env=tuple(_pair(text) for text in args.env),
         env_prepend=tuple(_pair(text, "--env-prepend") for text in args.env_prepend),
         env_append=tuple(_pair(text, "--env-append") for text in args.env_append),
@@ -174,7 +175,7 @@ def _refuse_impossible(args: argparse.Namespace) -> None:
         raise UsageError(f"--grace {args.grace}", hint="give seconds, 0 or more")
     if args.threads is not None and args.threads < 1:
         raise UsageError(f"--threads {args.threads}", hint="give 1 or more")
-    for name in ("bind", "runtime", "container_arg"):
+    for name in ("bind", "runtime", "container_arg", "host_libs"):
         if getattr(args, name) and not args.container:
             raise UsageError(f"--{name.replace('_', '-')} without --container", hint="add --container IMAGE")
     if args.master_port is not None and not 0 < args.master_port < 65536:
@@ -184,6 +185,16 @@ def _refuse_impossible(args: argparse.Namespace) -> None:
             raise UsageError(f"--{name.replace('_', '-')} without --cache", hint="add --cache PATH")
     if args.cache_readers is not None and args.cache_readers < 1:
         raise UsageError(f"--cache-readers {args.cache_readers}", hint="give 1 or more")
+
+
+def _host_libs(text: str | None) -> str | None:
+    """Folders with colons between them, made absolute; `none` stays."""
+    if text is None or text == "none":
+        return text
+    folders = [str(Path(folder).expanduser().absolute()) for folder in text.split(":") if folder]
+    if not folders:
+        raise UsageError("--host-libs: no folder", hint="give the folder that has libfabric.so.1, or none")
+    return ":".join(folders)
 
 
 def _at_least_zero(number: int, flag: str) -> int:

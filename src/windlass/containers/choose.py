@@ -16,13 +16,14 @@ import msgspec
 from windlass.containers import binds, get_runtime, runtime_names
 from windlass.containers.base import ImageKind, Runtime
 from windlass.containers.charliecloud import visible_mounts
+from windlass.containers.host_libs import host_libs_note, host_libs_plan, host_libs_settings
 from windlass.containers.image import image_kind, is_path, looked_up
 from windlass.containers.strategy import strategy_note
 from windlass.errors import UsageError, unknown_name
 from windlass.model.condition import Facts, holds
 from windlass.model.origin import BUILTIN, Argument, Origin
 from windlass.model.plan import ContainerPlan, Mount, Remark, setting_of
-from windlass.model.site import ContainerSpec, SettingSpec, StorageSpec, argument_key
+from windlass.model.site import ContainerSpec, HostLibrariesSpec, SettingSpec, StorageSpec, argument_key
 
 INSIDE_ONLY = frozenset({"LD_LIBRARY_PATH", "LD_PRELOAD", "PATH"})
 """On the host these would break the host's own programs, because the paths in them are those of the inside."""
@@ -61,6 +62,9 @@ def plan_container(
     needs: tuple[tuple[str, str], ...] = (),
     command: tuple[str, ...] = (),
     environ: Mapping[str, str] | None = None,
+    host_libraries: HostLibrariesSpec | None = None,
+    host_libs: str | None = None,
+    host_libs_origin: Origin = BUILTIN,
 ) -> ContainerChoice:
     """Decide the container. `needs` are more paths that the command has to see, each with a reason; `command` is only
     looked at for words that the runtime cannot carry. With `check_paths`, `environ` fills in the variables in paths;
@@ -85,6 +89,9 @@ def plan_container(
     arguments, device_flag = _arguments(backend, spec, facts, extra_arguments)
     settings = _settings(backend, spec, arguments, here=check_paths)
     note = strategy_note(mounts, arguments, spec.annotations, spec.modules, facts.nodes)
+    taken = host_libs_plan(host_libraries or HostLibrariesSpec(), host_libs, note, facts, host_libs_origin)
+    if taken is not None:
+        note = host_libs_note(taken)
     plan = ContainerPlan(
         runtime=name,
         image=image,
@@ -92,7 +99,11 @@ def plan_container(
         verb=spec.verb,
         arguments=arguments,
         mounts=mounts,
-        settings=tuple(setting_of(s) for s in settings if s.name in INSIDE_ONLY and holds(s.when, facts)),
+        settings=(
+            *(setting_of(s) for s in settings if s.name in INSIDE_ONLY and holds(s.when, facts)),
+            *host_libs_settings(taken),
+        ),
+        host_libs=taken,
         device_flag=device_flag,
         activate=spec.activate if _any_match(spec.activate_images or ("*",), image) else "",
         annotations=spec.annotations,

@@ -123,6 +123,18 @@ class Mount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     follow: bool = False
 
 
+class HostLibs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Network libraries of the host that each node puts into a folder of the job for the container (host-inject)."""
+
+    names: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
+    provider: str = ""
+    own: str = ""
+    """A folder that the user named: every network library in it is taken."""
+    because: str = ""
+    origin: Origin = BUILTIN
+
+
 class ContainerPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The container around the user's command."""
 
@@ -138,6 +150,7 @@ class ContainerPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Give the runtime's own device option (`--nv`, `--rocm`)."""
     activate: str = ""
     annotations: dict[str, str] = {}
+    host_libs: HostLibs | None = None
     note: str = ""
 
 

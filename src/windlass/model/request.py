@@ -45,6 +45,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     runtime: str | None = None
     binds: tuple[str, ...] = ()
     container_args: tuple[str, ...] = ()
+    host_libs: str | None = None
+    """Folder with the host's network libraries for the container; `none` leaves the image as it is."""
 
     env: tuple[tuple[str, str], ...] = ()
     env_prepend: tuple[tuple[str, str], ...] = ()

@@ -203,6 +203,9 @@ def _container(
         needs=_needed_paths(request),
         command=command,
         environ=context.environ if context.on_node else None,
+        host_libraries=context.site.file.host_libraries,
+        host_libs=request.host_libs,
+        host_libs_origin=context.site.origin_of("host_libraries"),
     )
     holding = choose.settings_that_hold(
         choice.settings, msgspec.structs.replace(facts, container=True, runtime=choice.plan.runtime)

@@ -226,6 +226,11 @@ def _container(plan: Plan, explain: bool) -> list[str]:
         lines.append(f"{line}   {mount.because}  [{mount.origin.text()}]" if explain else line)
     if box.activate:
         lines.append(f"first: {box.activate}")
+    if box.host_libs and explain:
+        where = ", ".join((box.host_libs.own, *box.host_libs.folders) if box.host_libs.own else box.host_libs.folders)
+        lines.append(
+            f"libraries of the host, looked for in {where}   {box.host_libs.because}  [{box.host_libs.origin.text()}]"
+        )
     if box.note:
         lines.append(f"note: {box.note}")
     return lines
@@ -349,5 +354,7 @@ def _by_container(plan: Plan) -> dict[str, str]:
     if box is None:
         return {}
     out = {"image": f"{box.runtime} {box.image}"}
+    if box.host_libs:
+        out["host libraries"] = box.host_libs.own or ", ".join(box.host_libs.names)
     out |= {f"mount {m.target}": f"mount {m.source} -> {m.target}" for m in box.mounts}
     return out | {f"argument {k}": v for k, v in _by_name(box.arguments).items()}

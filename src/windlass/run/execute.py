@@ -24,6 +24,7 @@ from windlass.plan.render.rank_script import JobFacts, rank_script
 from windlass.procs.children import adopt_orphans
 from windlass.run.folder import RunFolder
 from windlass.run.guard import guarded
+from windlass.run.host_libs import place_host_libraries, write_injection
 from windlass.run.jit_caches import claim_caches, finish_caches, remove_caches
 from windlass.run.jobs import RUN_DIR_VARIABLE, Job, LauncherJob, LocalJob
 from windlass.run.node_step import kill_step, write_container_files, write_host_file
@@ -42,6 +43,7 @@ def prepare(run: Run, facts: JobFacts, hosts: tuple[str, ...]) -> None:
     folder.write("launch.sh", launch_script(plan, str(folder.path)), mode=0o700)
     write_host_file(plan, folder, hosts)
     write_container_files(plan, folder)
+    write_injection(run, facts)
 
 
 class Sidecar(Protocol):
@@ -91,6 +93,7 @@ def execute(
         job = LauncherJob(plan, folder, view)
     with guard, listening() as heard:  # to the very end: who loses patience while we clear up would get half of it
         claim_caches(plan, facts, environ)
+        _place_libraries(run, facts)
         try:
             with adopt_orphans():
                 try:
@@ -115,6 +118,15 @@ def execute(
         except MachineError as error:  # how the run ended is worth more than the record of it
             view.note(f"windlass: {error.message}")
     return record
+
+
+def _place_libraries(run: Run, facts: JobFacts) -> None:
+    try:
+        place_host_libraries(run)
+    except BaseException:
+        finish_caches(run.plan, run.folder, facts, run.environ, run.view)
+        run.folder.forget_secrets()
+        raise
 
 
 def clear_up(plan: Plan, folder: RunFolder, facts: JobFacts, environ: Mapping[str, str]) -> None:

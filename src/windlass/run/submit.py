@@ -37,7 +37,7 @@ class Submission:
 
 def batch_text(request: Request, environ: Mapping[str, str], *, standalone: bool = False) -> str:
     """The batch script that `prepare_submission` would write. Writes nothing."""
-    _refuse_standalone(request, standalone)
+    request = _standalone_request(request, standalone)
     path = str(folder_path(request.run_dir, read_settings(environ).runs_dir, run_name(request)))
     plan = plan_job(request, environ, path).plan
     return _script(_without_log(plan, path) if standalone else plan, path, standalone)
@@ -52,7 +52,7 @@ def _without_log(plan: Plan, run_dir: str) -> Plan:
 def prepare_submission(request: Request, environ: Mapping[str, str], *, standalone: bool = False) -> Submission:
     """A run folder with the plan and the batch script, not submitted yet. Makes nothing where the request is wrong,
     or where there is nothing to submit with."""
-    _refuse_standalone(request, standalone)
+    request = _standalone_request(request, standalone)
     runs_dir, name = read_settings(environ).runs_dir, run_name(request)
     first = plan_job(request, environ, str(folder_path(request.run_dir, runs_dir, name)))
     require_submit_program(first.plan, environ)
@@ -90,12 +90,21 @@ def submit_script(plan: Plan, script: str, environ: Mapping[str, str], *, from_j
     return scheduler.parse_submit(done.stdout)
 
 
-def _refuse_standalone(request: Request, standalone: bool) -> None:
-    if standalone and request.supervised:
+def _standalone_request(request: Request, standalone: bool) -> Request:
+    """The request as a script without windlass can do it: a container stays as it is, because nobody looks at nodes."""
+    if not standalone:
+        return request
+    if request.host_libs not in {None, "none"}:
+        raise UsageError(
+            "--standalone and --host-libs: each node has to look for what the libraries need",
+            hint="leave --standalone out: windlass has to run in the job",
+        )
+    if request.supervised:
         raise UsageError(
             "--standalone with --restarts, --spares, --hang-after or --until-done: nobody would be there to do it",
             hint="leave --standalone out: windlass has to run in the job",
         )
+    return msgspec.structs.replace(request, host_libs="none") if request.container else request
 
 
 def plan_job(request: Request, environ: Mapping[str, str], run_dir: str | None = None) -> PlannedRequest:

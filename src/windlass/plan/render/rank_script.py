@@ -353,6 +353,12 @@ def _container(plan: Plan, job: JobFacts) -> list[str]:
     return [*lines, *_wrap_lines(runtime.wrap(spec))]
 
 
+def container_script(plan: Plan, job: JobFacts, command: tuple[str, ...]) -> str:
+    """A command in the plan's container and nothing of a rank around it, as a script for one node."""
+    lines = ["#!/bin/sh", "set -- " + " ".join(quote(word) for word in command), *_container(plan, job), 'exec "$@"']
+    return "\n".join(lines) + "\n"
+
+
 def _wrap_lines(arguments: tuple[Argument, ...]) -> list[str]:
     """The words in front of the command, last first, so that an optional one can first ask the node."""
     lines: list[str] = []

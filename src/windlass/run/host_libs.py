@@ -1,0 +1,170 @@
+"""The host's network libraries for a container, on every node: the image is looked at once, then one node step finds
+and copies what that image needs there. What went in, and why, is in `host-libs.json` of the run folder."""
+
+from __future__ import annotations
+
+import io
+import json
+import platform
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import windlass.images.node
+from windlass.containers.image import looked_up
+from windlass.errors import CommandError, MachineError, UsageError
+from windlass.images.inspect import inspect_image
+from windlass.images.node.decide import BEHIND, FRONT, ImageFacts, facts_as_json
+from windlass.images.probe import PROBE, parse_probe
+from windlass.model.plan import ContainerPlan, HostLibs, Plan
+from windlass.notation.counts import counted
+from windlass.plan.node_step import plan_node_step
+from windlass.plan.render.rank_script import JobFacts, cache_parent, container_script
+from windlass.run.node_step import run_node_step
+from windlass.run.rendezvous import plan_hosts
+from windlass.run.run import Run
+
+SPEC_FILE, BUNDLE_FILE, RECORD_FILE, PROBE_FILE = "image.json", "host-libs.pyz", "host-libs.json", "image-probe.sh"
+_PROBE_S = 300.0
+_PLACE_S = 300.0
+_MAIN = b"import sys\nfrom windlass.images.node.place import main\nsys.exit(main(sys.argv))\n"
+
+
+_FIND_PYTHON = """own=$1
+shift
+for python in python3 python3.13 python3.12 python3.11 python3.10 python3.9 "$own"; do
+  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null && exec "$python" -E -s "$@"
+done
+echo "no Python from 3.9 on" >&2
+exit 1"""
+"""The node's own Python where it is new enough, else the one that runs windlass."""
+
+
+def write_injection(run: Run, facts: JobFacts) -> None:
+    """Write into the run folder what the nodes need for it. Nothing where the plan takes nothing from the host."""
+    taken = _taken(run.plan)
+    if taken is None:
+        return
+    spec: dict[str, Any] = {
+        "image": facts_as_json(_image_facts(run, facts)),
+        "root": "/",
+        "names": taken.names,
+        "folders": taken.folders,
+        "provider": taken.provider,
+        "own": taken.own,
+        "parent": cache_parent(run.plan, facts),
+    }
+    run.folder.write(SPEC_FILE, json.dumps(spec))
+    run.folder.write_bytes(BUNDLE_FILE, _bundle())
+
+
+def place_host_libraries(run: Run) -> None:
+    """Run the step on all nodes. Raises `MachineError` where a node has nothing that fits the image: better no start
+    than a rank that uses TCP or crashes in the loader."""
+    if _taken(run.plan) is None:
+        return
+    step = plan_node_step(run.plan, "host-libs", host_file="step-hosts")
+    files = (str(run.folder.part(BUNDLE_FILE)), str(run.folder.part(SPEC_FILE)))
+    program = ("/bin/sh", "-c", _FIND_PYTHON, "windlass", sys.executable, *files)
+    try:
+        done = run_node_step(step, program, environ=run.environ, timeout_s=_PLACE_S, folder=run.folder, check=False)
+    except CommandError as error:
+        raise MachineError(f"cannot put the host's libraries into the container: {error.message}") from error
+    answers = _answers(done.stdout)
+    run.folder.write(RECORD_FILE, json.dumps(answers, indent=1) + "\n")
+    for answer in answers:
+        if answer["refused"]:
+            raise MachineError(
+                f"the host's network libraries do not fit the image (node {answer['node']}): "
+                + "; ".join(answer["refused"]),
+                hint=answer["remedy"],
+            )
+    if len(answers) < run.plan.nodes or done.code != 0:
+        said = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
+        silent = counted(run.plan.nodes - len(answers), "node")
+        raise MachineError(
+            f"{silent} did not put the host's libraries into the container: {said}",
+            hint="--host-libs none goes on with those of the image",
+        )
+    if not run.quiet:
+        run.view.note(_summary(answers))
+
+
+def _taken(plan: Plan) -> HostLibs | None:
+    return plan.container.host_libs if plan.container is not None else None
+
+
+def _image_facts(run: Run, facts: JobFacts) -> ImageFacts:
+    """By its files where the image is a file or a folder, else by a probe in it on one node."""
+    container = run.plan.container
+    assert container is not None
+    if looked_up(container.image):
+        _, found = inspect_image(container.image, run.environ)
+        return found
+    return _probed(run, facts, container)
+
+
+def _probed(run: Run, facts: JobFacts, container: ContainerPlan) -> ImageFacts:
+    bare = msgspec.structs.replace(container, settings=(), activate="")
+    plan = msgspec.structs.replace(run.plan, container=bare, environment=())
+    text = container_script(plan, facts, ("sh", "-c", PROBE))
+    path = run.folder.write(PROBE_FILE, text, mode=0o700)
+    step = plan_node_step(run.plan, "image", hosts=_one_host(run.plan), nodes=1, host_file="probe-hosts")
+    try:
+        said = run_node_step(
+            step, (str(path),), environ=run.environ, timeout_s=_PROBE_S, folder=run.folder, check=False
+        )
+    except CommandError as error:
+        raise MachineError(f"cannot look into the image {container.image}: {error.message}") from error
+    found = parse_probe(said.stdout, platform.machine())
+    if found is None:
+        last = (said.stderr.strip() or "no message").splitlines()[-1]
+        raise UsageError(
+            f"cannot look into the image {container.image}: {last}",
+            hint="does it start, and has it a shell? --host-libs none takes it as it is",
+        )
+    return found
+
+
+def _one_host(plan: Plan) -> tuple[str, ...] | None:
+    hosts = plan_hosts(plan)
+    return hosts[:1] or None
+
+
+def _answers(text: str) -> list[dict[str, Any]]:
+    """The lines of the nodes; a launcher may put a label in front of them."""
+    found = []
+    for line in text.splitlines():
+        start = line.find('{"windlass": "host-libs"')
+        if start >= 0:
+            try:
+                found.append(json.loads(line[start:]))
+            except ValueError:
+                continue
+    return found
+
+
+def _summary(answers: list[dict[str, Any]]) -> str:
+    placed = answers[0]["placed"]
+    front = [entry["source"] for entry in placed if entry["where"] == FRONT]
+    behind = [entry["name"] for entry in placed if entry["where"] == BEHIND]
+    if not front:
+        return "windlass: container: baked: the image's own libfabric has the fabric, nothing of the host is put in"
+    text = f"windlass: container: host-inject: {', '.join(front)}"
+    return text + (f" and {len(behind)} that it needs and the image lacks" if behind else "")
+
+
+def _bundle() -> bytes:
+    """The node's part as one file that any Python can run."""
+    folder = Path(windlass.images.node.__path__[0])
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(folder.glob("*.py")):
+            archive.writestr(zipfile.ZipInfo(f"windlass/images/node/{file.name}"), file.read_bytes())
+        for parent in ("windlass", "windlass/images"):
+            archive.writestr(zipfile.ZipInfo(f"{parent}/__init__.py"), b"")
+        archive.writestr(zipfile.ZipInfo("__main__.py"), _MAIN)
+    return stream.getvalue()
