@@ -64,9 +64,12 @@ def with_users_values(settings: Iterable[Setting], users: Mapping[str, str]) -> 
 Pairs = tuple[tuple[str, str], ...]
 
 
-def flag_settings(env: Pairs, unset: tuple[str, ...], prepend: Pairs = (), append: Pairs = ()) -> tuple[Setting, ...]:
+def flag_settings(
+    env: Pairs, unset: tuple[str, ...], prepend: Pairs = (), append: Pairs = (), *, fill: bool = False
+) -> tuple[Setting, ...]:
     """Settings from `--env`, `--unset`, `--env-prepend` and `--env-append`. Secrets are masked; the caller keeps them
-    in a file. Of several that go to the front of one variable the first is searched first."""
+    in a file, as they are. Of several that go to the front of one variable the first is searched first. `fill`: their
+    values may hold placeholders."""
     flag = Origin(scope="flag", where="--env")
     made = [
         Setting(
@@ -75,6 +78,7 @@ def flag_settings(env: Pairs, unset: tuple[str, ...], prepend: Pairs = (), appen
             because="you asked for it",
             origin=flag,
             secret=is_secret(name, value),
+            fill=fill,
             keep_user=False,
         )
         for name, value in env
@@ -89,12 +93,12 @@ def flag_settings(env: Pairs, unset: tuple[str, ...], prepend: Pairs = (), appen
         )
         for name in unset
     ]
-    made += [_joining(name, value, prepend=True) for name, value in reversed(prepend)]
-    made += [_joining(name, value, prepend=False) for name, value in append]
+    made += [_joining(name, value, prepend=True, fill=fill) for name, value in reversed(prepend)]
+    made += [_joining(name, value, prepend=False, fill=fill) for name, value in append]
     return tuple(made)
 
 
-def _joining(name: str, value: str, *, prepend: bool) -> Setting:
+def _joining(name: str, value: str, *, prepend: bool, fill: bool) -> Setting:
     flag = "--env-prepend" if prepend else "--env-append"
     return Setting(
         name=name,
@@ -103,5 +107,6 @@ def _joining(name: str, value: str, *, prepend: bool) -> Setting:
         origin=Origin(scope="flag", where=flag),
         prepend=prepend,
         append=not prepend,
+        fill=fill,
         keep_user=False,
     )

@@ -36,6 +36,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     when: When = ALWAYS
     """Only tests that the compute node decides are left in here."""
     expand: bool = False
+    fill: bool = False
+    """`{rank}` and the like are filled in, as in arguments, and nothing else is looked at."""
     prepend: bool = False
     """Goes in front of the value that the variable has there, as an element of a path."""
     append: bool = False

@@ -61,9 +61,10 @@ def plan_environment(
         container_settings,
     )
     chosen = choose.with_users_values(choose.layer(*groups), context.users_environment)
-    return choose.layer(
-        chosen, choose.flag_settings(request.env, request.unset, request.env_prepend, request.env_append)
+    own = choose.flag_settings(
+        request.env, request.unset, request.env_prepend, request.env_append, fill=request.placeholders
     )
+    return choose.layer(chosen, own)
 
 
 def _visibility(site: Site, shape: Shape, binding: Binding, topology: Topology) -> tuple[Setting, ...]:

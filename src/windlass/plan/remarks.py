@@ -31,6 +31,7 @@ def plan_remarks(
         *([Remark(level="note", text=f"{site.name}: {site.file.status}")] if site.file.status else ()),
         *_told_notes(site, facts),
         *_slow_start(request, context, shape),
+        *_preset_note(site, facts),
         *_over_tcp(request, context, shape, facts, environment),
         *_settings(environment),
         *_replaced_paths(request),
@@ -50,6 +51,13 @@ def _told_notes(site: Site, facts: Facts) -> Iterator[Remark]:
         if note.tell is not None and holds(note.tell, facts) and note.unless not in facts.options:
             hint = f"--with {note.unless}" if note.unless else ""
             yield Remark(level="note", text=f"{note.topic}: {note.verdict}", hint=hint)
+
+
+def _preset_note(site: Site, facts: Facts) -> Iterator[Remark]:
+    """What to know of a binding that the site has a name for."""
+    preset = next((p for p in site.file.binding.presets if p.name == facts.preset), None)
+    if preset is not None and preset.note:
+        yield Remark(level="note", text=f"binding {preset.name}: {preset.note}")
 
 
 def _slow_start(request: Request, context: PlanningContext, shape: Shape) -> Iterator[Remark]:

@@ -19,6 +19,7 @@ from windlass.notation.counts import counted
 from windlass.notation.hostlist import expand_hostlist, fold_hostlist
 from windlass.plan.queues import QueueChoice, choose_queue
 from windlass.schedulers import get_scheduler
+from windlass.topology.binding_request import preset_for_ranks
 
 VISIBILITY = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "ROCR_VISIBLE_DEVICES", "intel": "ZE_AFFINITY_MASK"}
 _LAUNCHER_OF = {"slurm": "srun", "pbs": "hydra", "flux": "flux", "none": "local"}
@@ -100,7 +101,7 @@ def decide_shape(
         nodes=nodes,
         ranks_per_node=ranks,
         ranks_per_device=ranks_per_device,
-        devices=request.devices or ("one" if ranks_per_device > 1 else site.file.devices.mode),
+        devices=request.devices or _device_mode(request, site, unit, ranks, len(visible)),
         device_unit=unit,
         vendor=vendor if visible else None,
         visibility=site.file.devices.visibility or VISIBILITY.get(vendor or ""),
@@ -296,6 +297,18 @@ def _ranks_per_node(
         idle = len(devices) - asked
         remarks.append(Remark(level="note", text=f"{idle} of {len(devices)} devices per node stay idle"))
     return asked, remarks
+
+
+def _device_mode(
+    request: Request, site: Site, unit: Literal["tile", "card"], ranks: int, devices: int
+) -> Literal["all", "one"]:
+    """Ranks that share a device see it alone, so that any script finds it as number 0; a preset of the site for such
+    ranks (Aurora's four streamers of a tile) was written for programs that see all."""
+    share, presets = request.ranks_per_device or 1, site.file.binding.presets
+    by_site = any(preset.name == request.cpu_bind for preset in presets)
+    if request.cpu_bind == "auto":
+        by_site = preset_for_ranks(presets, ranks, unit, devices=devices, ranks_per_device=share) is not None
+    return "one" if share > 1 and not by_site else site.file.devices.mode
 
 
 def _preset_allows(request: Request, site: Site, ranks: int) -> bool:

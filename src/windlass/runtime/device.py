@@ -52,8 +52,9 @@ def probe(torch: Any) -> Devices:
     )
 
 
-def choose(devices: Devices, *, local_rank: int, kind: str | None = None) -> Choice:
-    """The choice for one rank. `kind` forces a device; asking for one that is not there is an error."""
+def choose(devices: Devices, *, local_rank: int, kind: str | None = None, ranks_planned: int | None = None) -> Choice:
+    """The choice for one rank. `kind` forces a device; asking for one that is not there is an error. `ranks_planned`:
+    so many ranks were planned for this node, more than it has devices, and share them in blocks."""
     if kind is not None and kind not in _KINDS:
         raise unknown_name("device", kind, _KINDS, where="windlass.init")
     counts: dict[DeviceKind, int] = {"cuda": devices.cuda, "xpu": devices.xpu, "cpu": 0}
@@ -70,16 +71,18 @@ def choose(devices: Devices, *, local_rank: int, kind: str | None = None) -> Cho
     count = counts[chosen]
     return Choice(
         kind=chosen,
-        index=_index(chosen, count, local_rank),
+        index=_index(chosen, count, local_rank, ranks_planned),
         backend=_backend(chosen, devices),
         because="one visible device" if count == 1 else f"local rank of {count} visible devices",
     )
 
 
-def _index(kind: DeviceKind, count: int, local_rank: int) -> int:
+def _index(kind: DeviceKind, count: int, local_rank: int, ranks_planned: int | None) -> int:
     """The visibility rule: a launcher that shows one device per task has chosen already."""
     if count == 1:
         return 0
+    if ranks_planned is not None and ranks_planned > count and ranks_planned % count == 0:
+        return local_rank * count // ranks_planned
     if local_rank >= count:
         raise UsageError(
             f"local rank {local_rank} has no device of its own: {count} {kind} devices are visible",

@@ -43,7 +43,8 @@ def init(
     torch, restored = import_keeping_affinity("torch", environ.get(codes.CPUS))
     place = _complete(find_place(environ, launcher=launcher), environ)
     local_rank = _local_rank(place)
-    choice = choose(probe(torch), local_rank=local_rank, kind=device)
+    planned = place.local_world_size if place.launcher == "windlass" else None
+    choice = choose(probe(torch), local_rank=local_rank, kind=device, ranks_planned=planned)
     limit_s = timeout_s if timeout_s is not None else scaled_timeout_s(place.world_size)
     if limit_s <= 0:
         raise UsageError(f"windlass.init: timeout_s is {limit_s}", hint="give seconds greater than zero")

@@ -55,7 +55,7 @@ def _bind(topology: Topology, asked: BindingRequest) -> Binding:
     listed = None if asked.cpu_bind in {"auto", "none"} else parse_cpu_bind(asked.cpu_bind)
     if listed is not None:
         return _listed_binding(topology, asked, listed)
-    preset = default_preset(asked, topology.unit)
+    preset = default_preset(asked, topology.unit, len(topology.devices))
     if preset is None:
         return _computed_binding(topology, asked)
     found = _unchecked_preset(topology, asked, preset)

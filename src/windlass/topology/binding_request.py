@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -122,12 +123,22 @@ def named_preset(asked: BindingRequest) -> PresetSpec | None:
     return None
 
 
-def default_preset(asked: BindingRequest, unit: DeviceUnit) -> PresetSpec | None:
+def default_preset(asked: BindingRequest, unit: DeviceUnit, devices: int) -> PresetSpec | None:
     """The preset that `auto` takes for this number of ranks and this unit of devices, if the site has one."""
-    if asked.cpu_bind != "auto" or asked.ranks_per_device is not None:
+    if asked.cpu_bind != "auto":
         return None
-    for preset in asked.presets:
-        if preset.default and preset.ranks_per_node == asked.ranks_per_node and preset.device_unit in {None, unit}:
+    return preset_for_ranks(
+        asked.presets, asked.ranks_per_node, unit, devices=devices, ranks_per_device=asked.ranks_per_device
+    )
+
+
+def preset_for_ranks(
+    presets: Iterable[PresetSpec], ranks_per_node: int, unit: DeviceUnit, *, devices: int, ranks_per_device: int | None
+) -> PresetSpec | None:
+    """The default preset for so many ranks. With `ranks_per_device` only one that shares all devices in that way."""
+    for preset in presets:
+        shares = ranks_per_device is None or preset.ranks_per_node == ranks_per_device * devices
+        if preset.default and preset.ranks_per_node == ranks_per_node and preset.device_unit in {None, unit} and shares:
             return preset
     return None
 

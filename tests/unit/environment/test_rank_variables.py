@@ -29,6 +29,7 @@ from windlass.plan.render.rank_script import setting_lines
             "Horovod",
             "HOROVOD_RANK HOROVOD_SIZE HOROVOD_LOCAL_RANK HOROVOD_LOCAL_SIZE HOROVOD_CROSS_RANK HOROVOD_CROSS_SIZE",
         ),
+        ("scripts of Aurora's page", "PALS_LOCAL_RANKID MPI_LOCALRANKID"),
         ("windlass.init", "WINDLASS_RANK WINDLASS_LOCAL_RANK WINDLASS_NODE_RANK WINDLASS_WORLD_SIZE"),
     ],
 )

@@ -219,3 +219,23 @@ def test_no_file_of_one_rank_each_is_planned() -> None:
 def test_a_plain_machine_gets_one_rank() -> None:
     plan, _ = plan_for("workstation", "x", topology=PLAIN)
     assert (plan.nodes, plan.ranks_per_node, plan.launcher) == (1, 1, "local")
+
+
+@pytest.mark.parametrize(
+    "words", [{"ranks_per_device": 4}, {"ranks_per_node": 48}, {"cpu_bind": "four-ccs", "ranks_per_device": 4}]
+)
+def test_four_ranks_per_tile_of_aurora_are_the_sites_four_streamers(words: dict[str, object]) -> None:
+    plan, _ = plan_for("aurora", nodes=2, **words)
+    assert (plan.ranks_per_node, plan.binding.preset) == (48, "four-ccs")
+    named = {setting.name: setting.value for setting in plan.environment}
+    assert named["ZEX_NUMBER_OF_CCS"] == ",".join(f"{tile}:4" for tile in range(12))
+    assert "ZE_AFFINITY_MASK" not in named, "the page's script sees all tiles"
+    assert [rank.devices for rank in plan.binding.ranks] == [(i // 4,) for i in range(48)]
+    assert any("local rank // 4" in remark.text for remark in plan.remarks)
+
+
+@pytest.mark.parametrize("words", [{"ranks_per_device": 2}, {"ranks_per_device": 4, "ranks_per_node": 12}])
+def test_other_shares_of_a_tile_are_computed_and_each_rank_sees_its_own(words: dict[str, int]) -> None:
+    plan, _ = plan_for("aurora", nodes=2, **words)
+    assert plan.binding.preset is None
+    assert {s.name: s.value for s in plan.environment}["ZE_AFFINITY_MASK"] == "{device}"

@@ -123,6 +123,22 @@ def test_placeholders_can_be_left_alone(tmp_path: Path) -> None:
     assert [bytes.fromhex(w).decode() for w in json.loads(done.stdout)["argv"]] == ["{rank}", "{{rank}}"]
 
 
+@pytest.mark.parametrize("filled", [True, False])
+def test_placeholders_are_filled_in_values_of_env(tmp_path: Path, filled: bool) -> None:
+    env = (("NCCL_DEBUG_FILE", "/tmp/a $(id) ${HOME} {rank}.{local_rank} {{rank}} {x}"), ("A_TOKEN", "t-{rank}"))
+    options = {"env": env, "env_prepend": (("MY_PATH", "/p/{local_rank}"),), "env_append": (("MY_PATH", "/q"),)}
+    plan, secrets = plan_for(
+        "workstation", sys.executable, "-c", SHOW, ranks_per_node=2, placeholders=filled, **options
+    )
+    plan = msgspec.structs.replace(plan, request=msgspec.structs.replace(plan.request, cwd=str(tmp_path)))
+    (tmp_path / "secrets.sh").write_text(secrets_text(secrets))
+    got = json.loads(run_script(plan, tmp_path, rank=1).stdout)["env"]
+    log = "/tmp/a $(id) ${HOME} 1.1 {rank} {x}" if filled else env[0][1]
+    assert got["NCCL_DEBUG_FILE"] == log
+    assert got["MY_PATH"] == f"/p/{1 if filled else '{local_rank}'}:/q"
+    assert got["A_TOKEN"] == "t-{rank}", "a secret is as it is"
+
+
 def test_frameworks_find_the_variables_they_look_for(tmp_path: Path) -> None:
     done = run_script(local_plan(tmp_path, ranks=2), tmp_path, rank=1)
     env = json.loads(done.stdout)["env"]
@@ -137,6 +153,9 @@ def test_frameworks_find_the_variables_they_look_for(tmp_path: Path) -> None:
         "MASTER_PORT": "29999",
         "HOROVOD_RANK": "1",
         "HOROVOD_SIZE": "2",
+        "PALS_LOCAL_RANKID": "1",
+        "MPI_LOCALRANKID": "1",
+        "MPI_LOCALNRANKS": "2",
     }
     assert {name: env.get(name) for name in expected} == expected
     assert env["TORCHELASTIC_RUN_ID"] == "windlass-77", "Lightning starts its own processes without it"

@@ -40,6 +40,13 @@ def test_more_ranks_than_devices_is_refused() -> None:
         choose(Devices(cuda=4, nccl=True), local_rank=4)
 
 
+def test_ranks_that_were_planned_to_share_devices_take_them_in_blocks() -> None:
+    """Aurora's four streamers of a tile: 48 ranks, of which each sees all 12 tiles."""
+    taken = [choose(Devices(xpu=12, xccl=True), local_rank=i, ranks_planned=48).index for i in range(48)]
+    assert taken == [i // 4 for i in range(48)]
+    assert choose(Devices(xpu=12, xccl=True), local_rank=5, ranks_planned=12).index == 5
+
+
 def test_a_device_that_was_asked_for_and_is_not_there_is_an_error_not_a_fallback() -> None:
     with pytest.raises(MachineError, match="no cuda device"):
         choose(Devices(), local_rank=0, kind="cuda")

@@ -261,12 +261,18 @@ def setting_lines(setting: Setting) -> list[str]:
     if setting.value is None:
         action = f"unset {setting.name}"
     else:
-        value = fillable(setting.value, expand=True) if setting.expand else quote(setting.value)
+        value = _value_word(setting.value, setting)
         head = f'"${{{setting.name}:+${setting.name}:}}"' if setting.append else ""
         tail = f'"${{{setting.name}:+:${setting.name}}}"' if setting.prepend else ""
         action = f"export {setting.name}={head}{value}{tail}"
     test = _runtime_test(setting)
     return [*lines, f"if {test}; then {action}; fi" if test else action]
+
+
+def _value_word(value: str, setting: Setting) -> str:
+    if setting.expand:
+        return fillable(value, expand=True)
+    return fillable(value) if setting.fill else quote(value)
 
 
 def _runtime_test(setting: Setting) -> str:
