@@ -6,7 +6,6 @@ import re
 import signal
 from collections.abc import Iterable, Iterator
 
-from windlass.errors import UsageError
 from windlass.launchers.base import (
     Launcher,
     LaunchSpec,
@@ -22,6 +21,7 @@ from windlass.model.site import LauncherSpec, with_site
 from windlass.notation.counts import counted
 from windlass.notation.cpulist import cpu_mask
 from windlass.notation.hostlist import fold_hostlist
+from windlass.notation.slurm import gpu_option, log_path
 
 _TASKS = re.compile(r"\Asrun: error: (?P<host>[^\s:]+): tasks? (?P<tasks>[\d,\-\[\] ]+): (?P<how>.+?)\s*\Z")
 _EXIT = re.compile(r"\AExited with exit code (\d+)\Z")
@@ -77,13 +77,7 @@ class Srun(Launcher):
             )
 
     def path_word(self, path: str) -> str:
-        """Slurm reads `%` in a path as a pattern; a backslash switches patterns off, so a path with one is refused."""
-        if "\\" in path:
-            raise UsageError(
-                f"Slurm cannot write logs under {path!r}: a backslash in a path means something else to it",
-                hint="choose another folder with --run-dir",
-            )
-        return path.replace("%", "%%")
+        return log_path(path)
 
     def parse_line(self, line: str) -> tuple[int | None, str]:
         """Labels count only where a rank wrote the line: the daemon's own words carry the first rank's label too."""
@@ -144,12 +138,7 @@ def _devices(spec: LaunchSpec) -> Iterator[Argument]:
         yield Argument(words=("--gpu-bind=closest",), because="Slurm gives each rank the device next to its cores")
         return
     per_node = spec.gpus_per_node
-    word = {
-        "gpus-per-node": f"--gpus-per-node={per_node}",
-        "gres": f"--gres=gpu:{per_node}",
-        "gpus": f"--gpus={per_node * spec.nodes}",
-        "gpus-per-task": f"--gpus-per-task={max(1, per_node // spec.ranks_per_node)}",
-    }[spec.gpu_request]
+    word = gpu_option(spec.gpu_request, gpus_per_node=per_node, nodes=spec.nodes, ranks_per_node=spec.ranks_per_node)
     yield Argument(words=(word,), because=f"{per_node} devices per node, asked for as the site does")
     yield Argument(
         words=("--gpu-bind=none",),

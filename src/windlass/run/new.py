@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from windlass.model.request import Request
-from windlass.run.folder import make_folder
-from windlass.run.output import ViewMaker
-from windlass.run.planning import plan_to_run
+from windlass.run.folder import RunFolder, make_folder
+from windlass.run.output import OutputView, ViewMaker
+from windlass.run.planning import PlannedRequest, plan_to_run
 from windlass.run.run import Run
 from windlass.settings import read_settings
 
@@ -27,6 +27,13 @@ def new_run(
     folder = make_folder(request.run_dir, read_settings(environ).runs_dir, planned.plan.name)
     folder.claim()
     folder.save_plan(planned.plan, planned.secrets)
+    return planned_run(planned, folder, view, environ, quiet=quiet)
+
+
+def planned_run(
+    planned: PlannedRequest, folder: RunFolder, view: OutputView, environ: Mapping[str, str], *, quiet: bool
+) -> Run:
+    """The run of a plan that its folder holds."""
     return Run(
         plan=planned.plan,
         secrets=planned.secrets,

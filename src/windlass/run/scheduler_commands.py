@@ -23,7 +23,7 @@ def scheduler_environ(scheduler: Scheduler, environ: Mapping[str, str]) -> dict[
 
 def require_submit_program(plan: Plan, environ: Mapping[str, str]) -> None:
     """Raises `MachineError` where there is nothing here to submit with."""
-    program = get_scheduler(plan.scheduler).submit_program
+    program = get_scheduler(plan.scheduler).submit_command[0]
     _require(plan, environ, program, f"{program} is not here, so nothing was submitted", "the script")
 
 

@@ -96,9 +96,12 @@ class Scheduler(ABC):
     shebang: ClassVar[str] = "#!/bin/bash"
     host_lines: ClassVar[str]
     """A shell command that prints the hosts of the job, one per line, rank 0's first, each once."""
-    submit_program: ClassVar[str]
+    submit_command: ClassVar[tuple[str, ...]]
+    job_id: ClassVar[re.Pattern[str]]
+    """The line in which it prints a job's id, which is the first group."""
+    refusals: ClassVar[tuple[Refusal, ...]] = ()
     interactive_program: ClassVar[tuple[str, ...]] = ()
-    """The command that gives nodes to a terminal, in the place of `submit_program`; it takes directives as options."""
+    """The command that gives nodes to a terminal, in the place of `submit_command`; it takes directives as options."""
     batch_options: ClassVar[frozenset[str]] = frozenset()
     """Directives that mean nothing to `interactive_program`, or that it does not know."""
     nests: ClassVar[bool] = False
@@ -140,8 +143,8 @@ class Scheduler(ABC):
             raise UsageError(f"directive {broken[:80]!r} holds a line break", hint="a directive is one line")
         return f"{self.directive} {quote_words(argument.words)}"
 
-    @abstractmethod
-    def submit_argv(self, script: str) -> tuple[str, ...]: ...
+    def submit_argv(self, script: str) -> tuple[str, ...]:
+        return (*self.submit_command, script)
 
     def interactive_arguments(self, directives: tuple[Argument, ...]) -> tuple[Argument, ...]:
         """The command that gives a terminal the nodes that a batch job with these directives would get. What the user
@@ -153,13 +156,24 @@ class Scheduler(ABC):
         """What follows the arguments to run this command in the place of a shell; `UsageError` where it cannot."""
         return command
 
-    @abstractmethod
     def parse_submit(self, output: str) -> str:
-        """The job id that the submit command printed; a `CommandError`-free answer or a `WindlassError`."""
+        """The job id that the submit command printed, last of all; `CommandError` where it printed none."""
+        for line in reversed(output.strip().splitlines()):
+            if match := self.job_id.fullmatch(line.strip()):
+                return match.group(1)
+        program = self.submit_command
+        raise CommandError(f"{' '.join(program)} printed no job id", argv=program, code=0, output=output)
 
-    @abstractmethod
     def explain_refusal(self, code: int, output: str) -> WindlassError:
-        """The error for a refused submission, in words and with a hint; `transient` where trying again may help."""
+        """The error for a refused submission, in words and with a hint; `transient` where trying again may help. The
+        first of `refusals` that matches decides; unknown words are shown as they are."""
+        program = self.submit_command
+        name, said = " ".join(program), " ".join(output.split()) or "no message"
+        for refusal in self.refusals:
+            if code in refusal.codes or re.search(refusal.pattern, output):
+                kind = SchedulerBusyError if refusal.transient else UsageError
+                return kind(f"{name} refused the job: {refusal.means} (it said: {said})", hint=refusal.hint)
+        return CommandError(f"{name} failed with code {code}: {said}", argv=program, code=code, output=output)
 
     @abstractmethod
     def status_argv(self, job_id: str) -> tuple[str, ...]: ...
@@ -247,13 +261,3 @@ def one_line(text: str, what: str) -> str:
     if not text or not text.isprintable():
         raise UsageError(f"{what} cannot be {text!r}", hint="use printable characters on one line")
     return text
-
-
-def explain(program: str, code: int, output: str, refusals: tuple[Refusal, ...]) -> WindlassError:
-    """The error for a refusal: the first pattern that matches decides; unknown words are shown as they are."""
-    said = " ".join(line.strip() for line in output.splitlines() if line.strip()) or "no message"
-    for refusal in refusals:
-        if code in refusal.codes or re.search(refusal.pattern, output):
-            kind = SchedulerBusyError if refusal.transient else UsageError
-            return kind(f"{program} refused the job: {refusal.means} (it said: {said})", hint=refusal.hint)
-    return CommandError(f"{program} failed with code {code}: {said}", argv=(program,), code=code, output=output)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from windlass.errors import CommandError, UsageError, WindlassError
+from windlass.errors import UsageError
 from windlass.model.origin import Argument
 from windlass.model.request import Allocation, PartitionOffer
 from windlass.model.site import QueueSpec, SchedulerSpec, with_site
@@ -20,7 +20,6 @@ from windlass.schedulers.base import (
     NodeGroup,
     Refusal,
     Scheduler,
-    explain,
     offers_of,
     one_line,
 )
@@ -28,7 +27,6 @@ from windlass.schedulers.queue_limits import parse_flux_queues
 from windlass.schedulers.walltime import parse_walltime, unit_text
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./=:,@%+\-]+\Z")
-_JOB_ID = re.compile(r"(?:ƒ|f)[1-9A-HJ-NP-Za-km-z]+\Z|\d+\Z")
 _RESOURCES = re.compile(r"(?:free|allocated)\s+(\d+)\s+\d+\s+(\d+)\b")
 _STATES = {
     "NEW": JobState.QUEUED,
@@ -100,7 +98,9 @@ class Flux(Scheduler):
     directive = "# flux:"
     job_id_variable = "FLUX_ENCLOSING_ID"
     host_lines = "flux hostlist --expand local | tr ' ' '\\n' | awk 'NF && !seen[$1]++'"
-    submit_program = "flux"
+    submit_command = ("flux", "batch")
+    job_id = re.compile(r"([ƒf][1-9A-HJ-NP-Za-km-z]+|\d+)")  # `f2E1Wbrw` where the locale has no ƒ
+    refusals = _REFUSALS
     interactive_program = ("flux", "alloc")
     batch_options = frozenset({"--output", "--error"})
     nests = True
@@ -143,9 +143,6 @@ class Flux(Scheduler):
             )
         return path
 
-    def submit_argv(self, script: str) -> tuple[str, ...]:
-        return ("flux", "batch", script)
-
     def outside_argv(self, argv: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str, ...]:
         """A batch job is an instance of its own, which ends with it and does not know the job that it is."""
         inside = environ.get("FLUX_ENCLOSING_ID") and not environ.get("FLUX_JOB_ID")
@@ -155,16 +152,6 @@ class Flux(Scheduler):
         """Flux reads directives with a lexer of its own, to which three quotes in a row are one: a shell's way to write
         a single quote is refused. In double quotes two characters are escaped, and everything else is itself."""
         return f"{self.directive} {' '.join(map(_directive_word, argument.words))}"
-
-    def parse_submit(self, output: str) -> str:
-        """`ƒ2E1Wbrw`, or `f2E1Wbrw` where the locale has no ƒ."""
-        for line in reversed(output.strip().splitlines()):
-            if _JOB_ID.match(line.strip()):
-                return line.strip()
-        raise CommandError("flux batch printed no job id", argv=("flux", "batch"), code=0, output=output)
-
-    def explain_refusal(self, code: int, output: str) -> WindlassError:
-        return explain("flux batch", code, output, _REFUSALS)
 
     def status_argv(self, job_id: str) -> tuple[str, ...]:
         return ("flux", "jobs", "--json", job_id)

@@ -18,7 +18,7 @@ class NoScheduler(Scheduler):
     directive = "# windlass:"
     job_id_variable = ""
     host_lines = "uname -n"
-    submit_program = ""
+    submit_command = ()
 
     def in_allocation(self, environ: Mapping[str, str]) -> bool:
         return False

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from windlass.errors import CommandError, UsageError, WindlassError
+from windlass.errors import UsageError
 from windlass.model.origin import Argument
 from windlass.model.request import Allocation, PartitionOffer
 from windlass.model.site import QueueSpec, SchedulerSpec, with_site
@@ -20,7 +20,6 @@ from windlass.schedulers.base import (
     NodeGroup,
     Refusal,
     Scheduler,
-    explain,
     offers_of,
     one_line,
 )
@@ -28,7 +27,6 @@ from windlass.schedulers.queue_limits import parse_pbs_queues
 from windlass.schedulers.walltime import clock_text, parse_walltime
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]*\Z")
-_JOB_ID = re.compile(r"(\d+(?:\[\])?(?:\.[\w.\-]+)?)\s*\Z")
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+=@%~\-]+\Z")
 _LONGEST_NAME = 230
 _STATES = {
@@ -120,7 +118,9 @@ class Pbs(Scheduler):
     directive = "#PBS"
     job_id_variable = "PBS_JOBID"
     host_lines = "awk 'NF && !seen[$1]++ { print $1 }' \"$PBS_NODEFILE\""
-    submit_program = "qsub"
+    submit_command = ("qsub",)
+    job_id = re.compile(r"(\d+(?:\[\])?(?:\.[\w.\-]+)?)")
+    refusals = _REFUSALS
     interactive_program = ("qsub", "-I")
     batch_options = frozenset({"-j", "-k", "-o", "-e"})
     can_exclude = False
@@ -177,9 +177,6 @@ class Pbs(Scheduler):
             )
         return path
 
-    def submit_argv(self, script: str) -> tuple[str, ...]:
-        return ("qsub", script)
-
     def interactive_command(self, command: tuple[str, ...]) -> tuple[str, ...]:
         if command:
             raise UsageError(
@@ -187,16 +184,6 @@ class Pbs(Scheduler):
                 hint="type the command in that shell, or use `windlass submit`",
             )
         return ()
-
-    def parse_submit(self, output: str) -> str:
-        for line in reversed(output.strip().splitlines()):
-            match = _JOB_ID.match(line.strip())
-            if match:
-                return match.group(1)
-        raise CommandError("qsub printed no job id", argv=("qsub",), code=0, output=output)
-
-    def explain_refusal(self, code: int, output: str) -> WindlassError:
-        return explain("qsub", code, output, _REFUSALS)
 
     def status_argv(self, job_id: str) -> tuple[str, ...]:
         return ("sh", "-c", _STATUS, "sh", job_id)

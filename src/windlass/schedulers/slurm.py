@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
-from windlass.errors import CommandError, UsageError, WindlassError
+from windlass.errors import UsageError
 from windlass.model.origin import Argument
 from windlass.model.request import Allocation, PartitionOffer
 from windlass.model.site import QueueSpec, SchedulerSpec, with_site
 from windlass.notation.counts import counted, parse_counts
 from windlass.notation.hostlist import expand_hostlist, fold_hostlist
+from windlass.notation.slurm import gpu_option, log_path
 from windlass.schedulers.base import (
     JobSpec,
     JobState,
@@ -20,7 +21,6 @@ from windlass.schedulers.base import (
     NodeGroup,
     Refusal,
     Scheduler,
-    explain,
     offers_of,
     one_line,
 )
@@ -127,7 +127,9 @@ class Slurm(Scheduler):
     directive = "#SBATCH"
     job_id_variable = "SLURM_JOB_ID"
     host_lines = 'scontrol show hostnames "$SLURM_JOB_NODELIST"'
-    submit_program = "sbatch"
+    submit_command = ("sbatch",)
+    job_id = re.compile(r"(?:Submitted batch job )?(\d+)(?:;[^\s;]+)?")  # with --parsable `123` or `123;cluster`
+    refusals = _REFUSALS
     interactive_program = ("salloc",)
     batch_options = frozenset({"--output", "--error", "--open-mode", "--requeue"})
 
@@ -168,27 +170,10 @@ class Slurm(Scheduler):
         return with_site(_directives(spec, site), site.directives)
 
     def path_word(self, path: str) -> str:
-        """Slurm reads `%` in a path as a pattern; a backslash switches patterns off, so a path with one is refused."""
-        if "\\" in path:
-            raise UsageError(
-                f"Slurm cannot write a log to {path!r}: a backslash in a path means something else to it",
-                hint="choose another folder with --run-dir",
-            )
-        return path.replace("%", "%%")
+        return log_path(path)
 
     def submit_argv(self, script: str) -> tuple[str, ...]:
         return ("sbatch", "--parsable", script)
-
-    def parse_submit(self, output: str) -> str:
-        """`123`, `123;cluster` (--parsable) or `Submitted batch job 123`."""
-        for line in reversed(output.strip().splitlines()):
-            match = re.match(r"(?:Submitted batch job )?(\d+)(?:;[^\s;]+)?\s*\Z", line)
-            if match:
-                return match.group(1)
-        raise CommandError("sbatch printed no job id", argv=("sbatch",), code=0, output=output)
-
-    def explain_refusal(self, code: int, output: str) -> WindlassError:
-        return explain("sbatch", code, output, _REFUSALS)
 
     def status_argv(self, job_id: str) -> tuple[str, ...]:
         return ("sh", "-c", _STATUS, "sh", job_id)
@@ -268,7 +253,13 @@ def _directives(spec: JobSpec, site: SchedulerSpec) -> Iterator[Argument]:
     if spec.cpus_per_rank is not None:
         yield line(f"--cpus-per-task={spec.cpus_per_rank}", "CPUs for each rank")
     if spec.gpus_per_node and site.gpu_request != "none":
-        yield line(_device_word(spec, site, spec.gpus_per_node), "devices, asked for as the site does")
+        gpus = gpu_option(
+            site.gpu_request,
+            gpus_per_node=spec.gpus_per_node,
+            nodes=spec.nodes,
+            ranks_per_node=spec.ranks_per_node,
+        )
+        yield line(gpus, "devices, asked for as the site does")
     if spec.partition:
         yield line(f"--partition={spec.partition}", "where to run")
     if spec.qos:
@@ -286,15 +277,6 @@ def _directives(spec: JobSpec, site: SchedulerSpec) -> Iterator[Argument]:
     if spec.requeue:
         yield line("--requeue", "Slurm may start it again: after preemption, or when its first node is lost")
         yield line("--open-mode=append", "a job that is started again keeps the log of its former start")
-
-
-def _device_word(spec: JobSpec, site: SchedulerSpec, per_node: int) -> str:
-    return {
-        "gpus-per-node": f"--gpus-per-node={per_node}",
-        "gres": f"--gres=gpu:{per_node}",
-        "gpus": f"--gpus={per_node * spec.nodes}",
-        "gpus-per-task": f"--gpus-per-task={max(1, per_node // spec.ranks_per_node)}",
-    }[site.gpu_request]
 
 
 def _least(text: str | None, what: str) -> int | None:

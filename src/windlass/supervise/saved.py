@@ -13,6 +13,7 @@ from windlass.notation.hostlist import fold_hostlist
 from windlass.plan.inputs import PlanningContext, Secrets
 from windlass.run.context import find_allocation, gather_context
 from windlass.run.folder import RunFolder, is_run, make_folder, open_folder, read_plan, restart
+from windlass.run.new import planned_run
 from windlass.run.output import ViewMaker
 from windlass.run.planning import plan_to_run
 from windlass.run.run import Run
@@ -87,15 +88,7 @@ def resume_run(
     view = make_view(planned.plan)
     restart(folder)
     folder.save_plan(planned.plan, Secrets())
-    return Run(
-        plan=planned.plan,
-        secrets=planned.secrets,
-        folder=folder,
-        context=planned.context,
-        view=view,
-        environ=environ,
-        quiet=quiet,
-    )
+    return planned_run(planned, folder, view, environ, quiet=quiet)
 
 
 def _submitted(plan: Plan, folder: RunFolder, environ: Mapping[str, str], *, other_size: bool) -> Submission:
