@@ -38,6 +38,7 @@ LAYERS = {
     "agents": 6,
     "stage": 7,
     "supervise": 7,
+    "doctor": 7,
     "api": 8,
     "bench": 9,
     "cli": 10,
@@ -58,7 +59,8 @@ EVERYWHERE = (
 )
 
 # These travel to the node as one file and run with whatever Python is there.
-TRAVELS = ("cache/node/", "agents/node/", "stage/node/", "images/node/", "observe/node/", *EVERYWHERE)
+NODE_PARTS = ("cache/node/", "agents/node/", "stage/node/", "images/node/", "observe/node/", "doctor/node/")
+TRAVELS = (*NODE_PARTS, *EVERYWHERE)
 TRAVELS_PYTHON = (3, 9)
 
 # Heavy libraries cost seconds (and a file system storm); only programs that are ranks themselves import them at once.
@@ -76,6 +78,7 @@ READS_ENVIRONMENT = (
     "stage/node/",
     "observe/node/",
     "images/node/",
+    "doctor/node/",
 )
 
 # Commands are run in one place, which gives each a deadline; long-lived children have a few places of their own.
@@ -90,6 +93,7 @@ STARTS_PROCESSES = (
     "agents/node/",
     "stage/node/",
     "observe/node/",  # asks the vendors' tools, with deadlines
+    "doctor/node/",
 )
 
 

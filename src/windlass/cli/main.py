@@ -27,6 +27,7 @@ _COMMANDS = {
     "logs": ("windlass.cli.logs", "output of one rank or of all, and where each rank was"),
     "runs": ("windlass.cli.runs", "history of runs: list, show, resume, stop, clean"),
     "nodes": ("windlass.cli.nodes", "nodes that failed and are avoided: list, forgive"),
+    "doctor": ("windlass.cli.doctor", "check this machine or every node of this allocation, before a run"),
     "bench": ("windlass.cli.bench", "measure collectives, training steps, input and scaling; report and compare"),
     "cache": ("windlass.cli.cache", "the cooperative cache by hand: start, status, stop, traces"),
     "stage": ("windlass.cli.stage", "push folders, archives and images to storage of the nodes"),

@@ -18,7 +18,10 @@ DOCS = SRC.parent / "docs"
 PAGE = (DOCS / "reference" / "commands.md").read_text()
 
 
-@pytest.mark.parametrize("command", ["run", "plan", "submit", "alloc", "explain", "diff", "logs", "selftest"])
+COMMANDS = ["run", "plan", "submit", "alloc", "explain", "diff", "logs", "selftest", "doctor"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_is_on_the_page(command: str) -> None:
     parser = argparse.ArgumentParser()
     import_module(f"windlass.cli.{command}").add_arguments(parser)

@@ -1,0 +1,166 @@
+"""Devices of a node: how many there are, their memory, errors and clocks, by the vendor's own tool."""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+from windlass.doctor.node import smi
+from windlass.doctor.node.finding import (
+    Finding,
+    fail,
+    listed,
+    not_applicable,
+    ok,
+    output_of,
+    read_text,
+    size_text,
+    warn,
+)
+from windlass.doctor.node.smi import Seen
+
+Expected = dict[str, Any]
+"""`vendor`, `count` (as frameworks count), `cards`, `memory_bytes`; empty: the plan knows of none."""
+
+BUSY_SHARE = 0.02
+BUSY_BYTES = 1 << 30
+LESS_MEMORY = 0.9
+_ROCM = ("rocm-smi", "--showproductname", "--showmeminfo", "vram", "--showdriverversion", "--json")
+_AMD = ("amd-smi", "metric", "--mem-usage", "--ecc", "--json")
+
+
+def check_devices(expected: Expected) -> list[Finding]:
+    """Count, memory, errors and clocks of the devices of this node."""
+    vendor = expected.get("vendor") or _vendor_here()
+    if not vendor:
+        return [not_applicable("devices", "no accelerator is expected here, and none is seen")]
+    seen, tool, troubles = look(vendor)
+    if not tool:
+        return [_by_files(vendor, expected)]
+    return judge_devices(vendor, seen, expected, tool, troubles)
+
+
+def look(vendor: str) -> tuple[list[Seen], str, list[str]]:
+    """The devices, the tool that told, and what it complains of; no tool: empty."""
+    if vendor == "nvidia" and _tool("nvidia-smi"):
+        for fields in (smi.NVIDIA_FIELDS, smi.NVIDIA_FEW):
+            text = output_of(("nvidia-smi", "--query-gpu=" + ",".join(fields), "--format=csv,noheader,nounits"))
+            if text:
+                return smi.parse_nvidia(text, fields), "nvidia-smi", []
+        return [], "nvidia-smi", ["nvidia-smi gives no answer"]
+    if vendor == "amd":
+        if _tool("rocm-smi"):
+            return _with_ras(smi.parse_rocm(output_of(_ROCM))), "rocm-smi", []
+        if _tool("amd-smi"):
+            return smi.parse_amd(output_of(_AMD)), "amd-smi", []
+    if vendor == "intel" and _tool("xpu-smi"):
+        troubles = smi.parse_xpu_health(output_of(("xpu-smi", "health", "-l", "-j")))
+        return smi.parse_xpu(output_of(("xpu-smi", "discovery", "-j"))), "xpu-smi", troubles
+    return [], "", []
+
+
+def judge_devices(
+    vendor: str, seen: Sequence[Seen], expected: Expected, tool: str, troubles: Sequence[str] = ()
+) -> list[Finding]:
+    found = [_count(vendor, seen, expected, tool)]
+    if seen:
+        found += [_memory(seen, expected), _errors(seen, troubles), _clocks(seen)]
+    elif troubles:
+        found.append(fail("device errors", "; ".join(troubles), "use another node, and tell the site's support"))
+    return found
+
+
+def _count(vendor: str, seen: Sequence[Seen], expected: Expected, tool: str) -> Finding:
+    wanted = expected.get("cards" if vendor == "intel" else "count")
+    names = sorted({device.name for device in seen if device.name})
+    drivers = sorted({device.driver for device in seen if device.driver})
+    text = "%d by %s%s%s" % (
+        len(seen),
+        tool,
+        ": " + ", ".join(names) if names else "",
+        ", driver " + ", ".join(drivers) if drivers else "",
+    )
+    facts = {"count": len(seen), "driver": drivers[0] if drivers else ""}
+    if wanted and len(seen) != wanted:
+        remedy = "use another node (`windlass doctor --full` can leave it out), or ask for devices (--gpus-per-node)"
+        return fail("devices", "%s, where the plan has %d" % (text, wanted), remedy, **facts)
+    return ok("devices", text, **facts)
+
+
+def _memory(seen: Sequence[Seen], expected: Expected) -> Finding:
+    wanted = expected.get("memory_bytes") or 0
+    small = [d for d in seen if wanted and d.memory_bytes is not None and d.memory_bytes < wanted * LESS_MEMORY]
+    if small:
+        text = ", ".join("device %d has %s" % (d.number, size_text(d.memory_bytes or 0)) for d in small)
+        return fail("device memory", "%s instead of %s" % (text, size_text(wanted)), "is this the right node type?")
+    busy = [d for d in seen if (d.used_bytes or 0) > max(BUSY_BYTES, BUSY_SHARE * (d.memory_bytes or 0))]
+    if busy:
+        text = listed(["device %d: %s" % (d.number, size_text(d.used_bytes or 0)) for d in busy])
+        remedy = "see who holds it (the vendor's smi, `ps`); a process of an earlier job may be left on the node"
+        return warn("device memory", "in use before the run: %s" % text, remedy)
+    sizes = sorted({size_text(d.memory_bytes) for d in seen if d.memory_bytes})
+    return ok("device memory", "%s each, free" % " or ".join(sizes) if sizes else "free")
+
+
+def _errors(seen: Sequence[Seen], troubles: Sequence[str]) -> Finding:
+    bad = ["device %d: %d uncorrected memory errors" % (d.number, d.uncorrected) for d in seen if d.uncorrected]
+    bad += ["device %d: rows of memory wait for a reset" % d.number for d in seen if d.needs_reset]
+    bad += list(troubles)
+    if bad:
+        return fail("device errors", "; ".join(bad), "use another node, and tell the site's support")
+    told = any(d.uncorrected is not None for d in seen)
+    return ok("device errors", "none" if told else "none told (the tool does not count them here)")
+
+
+def _clocks(seen: Sequence[Seen]) -> Finding:
+    bad = [
+        "device %d: %s" % (d.number, ", ".join(smi.throttle_names(d.throttle)))
+        for d in seen
+        if d.throttle and smi.throttle_names(d.throttle)
+    ]
+    if bad:
+        return warn("device clocks", "; ".join(bad), "the node is too hot or short of power: use another, tell support")
+    if any(d.throttle is not None for d in seen):
+        return ok("device clocks", "no slowdown")
+    return not_applicable("device clocks", "the tool does not tell")
+
+
+def _by_files(vendor: str, expected: Expected) -> Finding:
+    """Without the vendor's tool: the device files that frameworks open."""
+    count = len(_files(vendor))
+    wanted = expected.get("cards") if vendor != "amd" else expected.get("count")
+    text = "%d device files (no %s tool in PATH)" % (count, vendor)
+    if wanted and count < wanted:
+        return fail("devices", "%s, where the plan has %d" % (text, wanted), "use another node, or ask for devices")
+    return ok("devices", text, count=count)
+
+
+def _files(vendor: str) -> list[str]:
+    if vendor == "nvidia":
+        return [path for path in glob.glob("/dev/nvidia[0-9]*") if os.path.basename(path)[6:].isdigit()]
+    wanted = {"amd": "0x1002", "intel": "0x8086"}[vendor]
+    nodes = glob.glob("/sys/class/drm/renderD*")
+    return [node for node in nodes if read_text(node + "/device/vendor").strip() == wanted]
+
+
+def _vendor_here() -> str:
+    """Whose devices are here, where the plan does not say; a display of Intel's is none."""
+    return next((vendor for vendor in ("nvidia", "amd") if _tool(_TOOLS[vendor]) and _files(vendor)), "")
+
+
+_TOOLS = {"nvidia": "nvidia-smi", "amd": "rocm-smi", "intel": "xpu-smi"}
+
+
+def _with_ras(seen: list[Seen]) -> list[Seen]:
+    """rocm-smi's own table of RAS counters has no JSON: the driver's files have."""
+    return [
+        d._replace(uncorrected=smi.parse_ras(read_text("/sys/class/drm/card%d/device/ras/umc_err_count" % d.number)))
+        for d in seen
+    ]
+
+
+def _tool(name: str) -> bool:
+    return shutil.which(name) is not None

@@ -1,0 +1,100 @@
+"""All checks of one node, side by side, and one line of JSON with what they found.
+
+A check that hangs (a dead file system, a driver that does not answer) is a finding, and delays nobody: each has a
+thread of its own, and the process leaves without those that are still waiting.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from windlass.doctor.node.devices import check_devices
+from windlass.doctor.node.finding import Finding, fail, warn
+from windlass.doctor.node.interfaces import check_named, check_nics, has_rdma, states
+from windlass.doctor.node.leftovers import check_leftovers, processes_of
+from windlass.doctor.node.limits import judge_limits, read_limits
+from windlass.doctor.node.meeting import check_meeting
+from windlass.doctor.node.space import check_home, check_local_space
+
+Spec = dict[str, Any]
+"""What the login side tells: see `windlass.doctor.nodes.node_spec`."""
+Check = Callable[[], Sequence[Finding]]
+
+_LONG = 2000
+"""A launcher may mix what nodes write at once, but not below the size of a pipe's page."""
+
+
+def node_checks(spec: Spec, node: int) -> list[tuple[str, Check]]:
+    """The checks of a node, with the name under which one that hangs is reported."""
+    interfaces = states()
+    meeting = spec.get("meeting")
+    checks: list[tuple[str, Check]] = [
+        ("devices", lambda: check_devices(spec.get("devices") or {})),
+        ("network interfaces", lambda: [check_nics(spec["nics"], interfaces)]),
+        ("interface variables", lambda: [check_named(spec["interfaces"], interfaces, spec["nodes"] == 1)]),
+        ("local space", lambda: [check_local_space(spec["folders"])]),
+        ("ulimits", lambda: [judge_limits(read_limits(), has_rdma())]),
+        ("leftover processes", lambda: [check_leftovers(processes_of(os.getuid()), spec["job"])]),
+    ]
+    if node == 0:  # one node tells for all: a shared home is the same everywhere, and does not like a thousand writers
+        checks.append(("home", lambda: [check_home(dict(os.environ), os.getuid())]))
+    if meeting:
+        there, port, word = meeting["address"], meeting["port"], meeting["word"]
+        checks.append(("rendezvous", lambda: check_meeting(node, spec["nodes"], there, port, word, meeting["seconds"])))
+    return checks
+
+
+def run_checks(checks: Sequence[tuple[str, Check]], seconds: float) -> list[Finding]:
+    """All of them at once; one that raises or does not end in time is a finding itself."""
+    found: dict[str, list[Finding]] = {}
+
+    def run(name: str, check: Check) -> None:
+        try:
+            found[name] = list(check())
+        except Exception as error:  # a check that breaks must not hide the others
+            found[name] = [warn(name, "could not be checked: %s: %s" % (type(error).__name__, error), "")]
+
+    threads = [threading.Thread(target=run, args=item, daemon=True) for item in checks]
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    for name, _ in checks:
+        if name not in found:
+            seen = "no answer within %g s" % seconds
+            found[name] = [fail(name, seen, "something hangs on this node: use another, and tell the site's support")]
+    return [item for name, _ in checks for item in found[name]]
+
+
+def place_of(variables: Sequence[str], environ: dict[str, str]) -> int:
+    """This node's number among the hosts."""
+    return next((int(environ[name]) for name in variables if environ.get(name, "").isdigit()), 0)
+
+
+def line_of(answer: dict[str, Any]) -> bytes:
+    """One line of JSON; what is long is packed, see `_LONG`."""
+    text = json.dumps(answer, separators=(",", ":"))
+    if len(text) > _LONG:
+        packed = base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+        text = json.dumps({"node": answer["node"], "done": True, "packed": packed}, separators=(",", ":"))
+    return text.encode() + b"\n"
+
+
+def main(words: list[str]) -> int:
+    spec: Spec = json.loads(words[0])
+    node = place_of(words[1].split(","), dict(os.environ))
+    findings = run_checks(node_checks(spec, node), spec["seconds"])
+    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
+    data = line_of({"node": node, "host": host, "done": True, "findings": findings})
+    while data:
+        data = data[os.write(1, data) :]
+    os._exit(0)  # not by way of threads that still wait for a dead file system

@@ -1,0 +1,132 @@
+"""The checks of the nodes, started on all of them at once by the node step of the plan's launcher."""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+import sys
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from windlass.agents.command import script_argv
+from windlass.doctor.finding import Finding
+from windlass.model.plan import Plan
+from windlass.plan.inputs import PlanningContext
+from windlass.run.folder import RunFolder
+from windlass.run.node_answers import ask_nodes
+
+_NODE = Path(__file__).parent / "node"
+_PACKAGE = "windlass.doctor.node"
+_CHECK_S = 6.0
+_MEETING_S = 4.0
+_STEP_S = 30.0
+_PER_NODE_S = 0.01
+_MAX_STEP_S = 120.0
+INTERFACE_VARIABLES = (
+    *("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "RCCL_SOCKET_IFNAME"),
+    *("FI_TCP_IFACE", "UCX_NET_DEVICES"),
+)
+
+# Every module from its text, each executed when it is first imported; nothing is read from a shared file system.
+_BOOT = """\
+import base64, importlib.abc, importlib.util, json, sys, zlib
+texts = json.loads(zlib.decompress(base64.b64decode({packed!r})))
+class Carried(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path=None, target=None):
+        if name in texts:
+            return importlib.util.spec_from_loader(name, self, is_package=not texts[name])
+    def create_module(self, spec):
+        return None
+    def exec_module(self, module):
+        exec(compile(texts[module.__name__], module.__name__, "exec"), module.__dict__)
+sys.meta_path.insert(0, Carried())
+from {package}.{module} import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def carried_program(module: str) -> str:
+    """A program of the node side as one text: `main(argv)` of a module, and those that it imports."""
+    texts = {f"{_PACKAGE}.{file.stem}": file.read_text() for file in _NODE.glob("*.py") if file.stem != "__init__"}
+    texts |= dict.fromkeys((_PACKAGE, _PACKAGE.rpartition(".")[0], "windlass"), "")
+    packed = base64.b64encode(zlib.compress(json.dumps(texts).encode(), 9)).decode()
+    return _BOOT.format(packed=packed, package=_PACKAGE, module=module)
+
+
+def node_spec(
+    plan: Plan, context: PlanningContext, hosts: tuple[str, ...], meeting: tuple[str, int] | None
+) -> dict[str, Any]:
+    """What the nodes are told to compare themselves with. `meeting`: address and port of the ranks' rendezvous."""
+    devices = plan.topology.devices
+    expected: dict[str, Any] = {}
+    if devices and plan.request.gpus_per_node != 0:
+        expected = {
+            "vendor": devices[0].vendor,
+            "count": len(devices),
+            "cards": len({device.card for device in devices}),
+            "memory_bytes": min(device.memory_bytes for device in devices),
+        }
+    named = {setting.name: setting.value for setting in plan.environment if setting.value}
+    site = context.site.file
+    return {
+        "nodes": len(hosts) or 1,
+        "seconds": _CHECK_S,
+        "devices": expected,
+        "nics": [nic.name for nic in plan.topology.nics] if site.node.nics else [],
+        "interfaces": [(name, named[name]) for name in INTERFACE_VARIABLES if named.get(name)],
+        "folders": list(dict.fromkeys((plan.cache_root, "/tmp", "/dev/shm"))),
+        "job": plan.job_id or "",
+        "meeting": meeting
+        and {"address": meeting[0], "port": meeting[1], "word": secrets.token_hex(8), "seconds": _MEETING_S},
+    }
+
+
+def check_nodes(
+    plan: Plan,
+    context: PlanningContext,
+    folder: RunFolder,
+    environ: Mapping[str, str],
+    hosts: tuple[str, ...],
+    meeting: tuple[str, int] | None,
+) -> list[Finding]:
+    """Run them on these hosts. A node that does not answer is a finding. Never raises."""
+    spec = json.dumps(node_spec(plan, context, hosts, meeting), separators=(",", ":"))
+    source = carried_program("main")
+
+    def program(place: tuple[str, ...]) -> tuple[str, ...]:
+        return script_argv(source, sys.executable, spec, ",".join(place))
+
+    deadline_s = min(_STEP_S + _PER_NODE_S * len(hosts), _MAX_STEP_S)
+    answers = ask_nodes(plan, folder, environ, program, purpose="doctor", deadline_s=deadline_s, hosts=hosts)
+    findings = [_silent(host) for host in hosts if host not in answers.answered]
+    order = {host: index for index, host in enumerate(hosts)}
+    for line in sorted(answers.lines, key=lambda line: order.get(str(line.get("host")), len(hosts))):
+        found = unpacked(line)
+        host = str(line.get("host", "")) if len(hosts) > 1 else ""
+        findings += [msgspec.structs.replace(finding, host=host) for finding in found]
+    return findings
+
+
+def unpacked(line: Mapping[str, Any]) -> list[Finding]:
+    """The findings in what one node said; none in what cannot be read."""
+    try:
+        packed = line.get("packed")
+        said = json.loads(zlib.decompress(base64.b64decode(packed))) if packed else line
+        return msgspec.convert(said.get("findings", []), list[Finding])
+    except (ValueError, zlib.error, msgspec.ValidationError):
+        return []
+
+
+def _silent(host: str) -> Finding:
+    return Finding(
+        name="answer",
+        status="fail",
+        seen="the node does not answer, or nothing can be started on it",
+        remedy="use another node; `sinfo -R` or `pbsnodes` may say why",
+        host=host,
+    )

@@ -1,0 +1,70 @@
+"""Results of thousands of nodes are a few lines, and the odd nodes stand out."""
+
+from __future__ import annotations
+
+import json
+
+from windlass.doctor.finding import Finding, Health, Status, failing_hosts, fold, health_lines, worst
+from windlass.doctor.node.finding import ok
+from windlass.doctor.node.main import line_of
+from windlass.doctor.nodes import carried_program, unpacked
+
+HOSTS = tuple(f"nid{number:04d}" for number in range(1, 1001))
+
+
+def _findings(odd: str, status: Status) -> list[Finding]:
+    return [
+        Finding(
+            name="devices", status=status, seen="3 by nvidia-smi, where the plan has 4", remedy="use another", host=h
+        )
+        if h == odd
+        else Finding(name="devices", status="ok", seen="4 by nvidia-smi", host=h)
+        for h in HOSTS
+    ]
+
+
+def _health(findings: list[Finding]) -> Health:
+    checks = fold(findings)
+    return Health(site="s", nodes=1000, level="quick", status=worst(c.status for c in checks), checks=checks)
+
+
+def test_a_thousand_nodes_are_one_line_and_the_odd_one_another() -> None:
+    lines = health_lines(_health(_findings("nid0417", "fail")))
+    assert lines[0] == "FAIL   devices: nid0417: 3 by nvidia-smi, where the plan has 4"
+    assert lines[1].endswith("→ use another")
+    assert lines[2] == "ok     devices: nid[0001-0416,0418-1000]: 4 by nvidia-smi"
+    assert "1 check failed on 1000 nodes" in lines[3]
+
+
+def test_results_that_differ_in_a_number_only_are_one() -> None:
+    findings = [
+        Finding(name="space", status="warn", seen=f"/tmp has {index}.5 MiB free", host=host)
+        for index, host in enumerate(HOSTS)
+    ]
+    (only,) = fold(findings)
+    assert only.count == 1000 and only.hosts == "nid[0001-1000]"
+
+
+def test_a_node_is_to_blame_where_the_others_are_well_and_the_plan_where_all_fail() -> None:
+    assert failing_hosts(_findings("nid0417", "fail"), HOSTS) == {
+        "nid0417": "devices: 3 by nvidia-smi, where the plan has 4"
+    }
+    assert failing_hosts(_findings("nid0417", "warn"), HOSTS) == {}
+    everywhere = [Finding(name="x", status="fail", seen="no", host=host) for host in HOSTS]
+    assert failing_hosts(everywhere, HOSTS) == {}
+    alone = [Finding(name="x", status="fail", seen="no", host="a")]
+    assert failing_hosts(alone, ("a",)) == {}
+
+
+def test_what_a_node_says_is_read_back_short_or_packed() -> None:
+    for count in (1, 60):
+        answer = {"node": 3, "done": True, "findings": [ok(f"check {n}", "seen " * 9, free=n) for n in range(count)]}
+        found = unpacked(json.loads(line_of(answer)))
+        assert [finding.name for finding in found] == [f"check {n}" for n in range(count)]
+        assert found[0].facts == {"free": 0}
+    assert unpacked({"packed": "AAAA"}) == []
+    assert unpacked({"findings": [{"name": 1}]}) == []
+
+
+def test_the_program_for_the_nodes_fits_into_an_argument() -> None:
+    assert len(carried_program("main")) < 100_000

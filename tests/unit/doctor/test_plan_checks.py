@@ -1,0 +1,81 @@
+"""What can be told without a node: settings, nesting, proxies, loader workers."""
+
+from __future__ import annotations
+
+import pytest
+
+from planning import plan_for
+from windlass.doctor.plan_checks import check_nesting, check_proxies, check_settings, check_workers, loader_workers
+from windlass.model.request import Request
+
+
+@pytest.mark.parametrize(
+    ("variables", "nodes", "status", "word"),
+    [
+        ({"FI_MR_CACHE_MONITOR": "memhooks"}, 4, "fail", "memhooks deadlocks"),
+        ({"FI_MR_CACHE_MONITOR": "kdreg2"}, 4, "ok", "none"),
+        ({"FI_CXI_OVFLOW_BUF_SIZE": "8388608"}, 4, "warn", "FI_CXI_OVFLOW_BUF_SIZE is read by nobody"),
+        ({"NCCL_NET": "AWS Libfabric"}, 1, "fail", "forced on one node"),
+        ({"NCCL_NET": "AWS Libfabric"}, 2, "ok", "none"),
+        ({"NCCL_NET": "Socket"}, 1, "ok", "none"),
+        ({"NCCL_P2P_DISABLE": "1"}, 1, "warn", "NCCL_P2P_DISABLE switched on"),
+        ({"NCCL_P2P_DISABLE": "0"}, 1, "ok", "none"),
+        ({"ROCR_VISIBLE_DEVICES": "0,1", "HIP_VISIBLE_DEVICES": "1"}, 1, "warn", "disagree"),
+    ],
+)
+def test_settings_that_are_known_to_be_bad_are_found(
+    variables: dict[str, str], nodes: int, status: str, word: str
+) -> None:
+    found = check_settings(variables, nodes)
+    assert found.status == status and word in found.seen
+
+
+@pytest.mark.parametrize(
+    ("request_", "ranks", "status"),
+    [
+        (Request(command=("torchrun", "train.py")), 4, "fail"),
+        (Request(command=("torchrun", "--nnodes=2", "train.py")), 1, "warn"),
+        (Request(command=("srun", "train")), 1, "fail"),
+        (Request(command=("torch.distributed.run", "x.py"), kind="module"), 4, "fail"),
+        (Request(command=("train.py",), kind="script"), 4, "ok"),
+        (Request(command=(), kind="none"), 4, "ok"),
+    ],
+)
+def test_a_launcher_inside_the_ranks_is_found(request_: Request, ranks: int, status: str) -> None:
+    assert check_nesting(request_, {}, ranks).status == status
+
+
+def test_windlass_inside_torchrun_is_found() -> None:
+    found = check_nesting(Request(command=()), {"TORCHELASTIC_RUN_ID": "none"}, 1)
+    assert found.status == "fail" and "inside torchrun" in found.seen
+
+
+def test_proxies_without_exceptions_and_offline_sites_are_told() -> None:
+    assert check_proxies({"https_proxy": "http://p:1"}, False).status == "warn"
+    assert check_proxies({"https_proxy": "http://p:1", "no_proxy": "localhost"}, False).status == "ok"
+    assert check_proxies({}, True).status == "warn"
+    assert check_proxies({"HF_HUB_OFFLINE": "1"}, True).status == "ok"
+    assert check_proxies({}, False).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("words", "workers"),
+    [
+        (("train.py", "--num-workers", "8"), 8),
+        (("train.py", "--num_workers=12"), 12),
+        (("train.py", "data.num_workers=3"), 3),
+        (("train.py", "--workers", "4"), 4),
+        (("train.py", "--epochs", "4"), None),
+        (("train.py", "--workers"), None),
+    ],
+)
+def test_loader_workers_are_read_from_the_arguments(words: tuple[str, ...], workers: int | None) -> None:
+    assert loader_workers(words) == workers
+
+
+@pytest.mark.parametrize(("workers", "status"), [("30", "warn"), ("2", "ok")])
+def test_more_workers_than_cores_are_told(workers: str, status: str) -> None:
+    command = ("train.py", "--num-workers", workers)
+    plan, _ = plan_for("frontier", *command, kind="script", nodes=2, account="A")
+    found = check_workers(plan.request, plan)
+    assert found.status == status and f"{workers} workers" in found.seen
