@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from windlass.cli.options import add_request_options, join_values, request_from, split_command
+from windlass.cli.option_groups import add_request_options
+from windlass.cli.options import join_values, request_from, split_command
 from windlass.cli.result import Result
 from windlass.doctor.examine import Level, examine
 from windlass.doctor.finding import health_lines
