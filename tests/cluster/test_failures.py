@@ -174,3 +174,50 @@ def test_on_one_machine_the_same_holds(slurm: SlurmCluster, hostile_dir: Path, s
     assert "about to fail: the reason" in done.stderr
     left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, timeout=30, check=True).stdout
     assert str(script) not in left
+
+
+# Rank 1 dies of an error of its own, slowly; rank 0 notices that its peer is gone and is gone first.
+_SLOW_END = """
+import atexit, os, pathlib, sys, time
+mark = pathlib.Path(sys.argv[1])
+def linger():
+    mark.touch()
+    time.sleep(120)
+if os.environ["RANK"] == "1":
+    atexit.register(linger)
+    raise ValueError("a mistake")
+while not mark.exists():
+    time.sleep(0.02)
+raise RuntimeError("Connection reset by peer")
+"""
+
+
+def test_a_rank_that_its_peers_outran_while_it_failed_gives_the_run_its_own_code(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    script = tmp_path / "slow_end.py"
+    script.write_text(_SLOW_END)
+    with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
+        done = job.run_python("-r", "1", "--hang-after", "600", "--show", "none", str(script), str(tmp_path / "mark"))
+    assert done.code == 1, done.text
+    assert "rank 1 on nid0002 exited with code 1: ValueError: a mistake" in done.stderr
+    assert only_run(tmp_path).result["exit_code"] == 1
+
+
+def test_killing_the_ranks_of_one_run_spares_another_of_the_same_name(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """Two runs in one allocation; the ranks of the first do not listen to SIGTERM."""
+    waits = "trap '' TERM; touch started.$1; while [ ! -e go ]; do sleep 0.1; done"
+    with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
+
+        def start(name: str, host: str) -> subprocess.Popen[str]:
+            size = ("--hosts", host, "-r", "1", "--name", "same", "--grace", "1", "--show", "none")
+            return job.popen(*size, "--run-dir", str(tmp_path / name), "--", "sh", "-c", waits, "sh", name)
+
+        with start("one", "nid0001") as one, start("two", "nid0002") as two:
+            wait_until(lambda: len(list(tmp_path.glob("started.*"))) == 2, timeout_s=100, what="both run")
+            one.send_signal(signal.SIGTERM)
+            one.communicate(timeout=60)
+            (tmp_path / "go").touch()
+            said = two.communicate(timeout=60)
+        assert one.returncode == 128 + signal.SIGTERM
+        assert two.returncode == 0, said

@@ -162,7 +162,14 @@ def first_end(seen: Observed) -> End | None:
     if unreported and all(end.code == RESUME_ME for end in causes):
         alone = [end for end in unreported if not is_secondary(end, end, seen.last_lines.get(end.rank, ()))]
         causes = alone + causes
-    return causes[0] if causes else first
+    return _own_end(causes[0] if causes else first, seen.last_lines)
+
+
+def _own_end(end: End, last_lines: Mapping[int, tuple[str, ...]]) -> End:
+    """The end with the rank's own code. A rank that dies of an exception closes its connections first: its peers may
+    fail before it is gone, and the launcher ends it, or a thread of a collective aborts it. Python's own code is 1."""
+    interrupted = end.signal in {signal.SIGABRT, *_ENDERS} and died_of(last_lines.get(end.rank, ()))
+    return msgspec.structs.replace(end, code=1) if interrupted else end
 
 
 def is_secondary(end: End, first: End, lines: tuple[str, ...]) -> bool:
@@ -208,8 +215,7 @@ def _judge(end: End, seen: Observed) -> Cause:
         return found("memory", failed)
     if number == signal.SIGABRT and not trace and (gave_up := lost_peer_line(lines)):
         return found("transient", f"lost its peers ({gave_up})")
-    # The threads of collectives may abort a process that ends by an exception, or a launcher end it meanwhile.
-    if number is not None and not (number in {signal.SIGABRT, *_ENDERS} and died_of(lines)):
+    if number is not None:
         reason = f"was killed by {signal_name(number)}" + (f" ({kernel})" if kernel else "")
         return found("transient", reason, machine=number == signal.SIGBUS)
     if end.code == SCRIPT_BROKEN and not trace:

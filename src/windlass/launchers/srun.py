@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterable, Iterator
 
 from windlass.launchers.base import (
+    RUN_MARK,
     Launcher,
     LaunchSpec,
     NodeStep,
@@ -155,7 +156,9 @@ def _behaviour(spec: LaunchSpec, site: LauncherSpec) -> Iterator[Argument]:
         yield Argument(words=(f"--mpi={mpi}",), because="how the MPI library finds its peers")
     if spec.time_limit is not None:
         yield Argument(words=(f"--time={spec.time_limit}",), because="time limit of this step")
-    yield Argument(words=(f"--job-name={spec.step_name}",), because="so that exactly this step can be found and ended")
+    yield Argument(
+        words=(f"--job-name={spec.step_name}.{RUN_MARK}",), because="so that exactly this step can be found and ended"
+    )
 
 
 def _node_step(spec: NodeStepSpec, executable: str) -> Iterator[Argument]:
