@@ -198,3 +198,26 @@ def test_tasks_that_nodes_cannot_share_evenly_are_refused_with_what_to_say(slurm
         done = job.run_python("-r", "1", "--show", "all", str(SHOW))
     assert "made for 3 tasks, not the same number on each node: 2, 1" in told and "--ranks-per-node 1" in told
     assert done.code == 0, done.text
+
+
+_LINES = """
+import sys
+for size in (1000, 1023, 1024, 1025, 2048, 70_000):
+    sys.stdout.write("<" + "é" * size + ">\\n")
+    sys.stdout.write("y" * size + "\\n")
+sys.stdout.write("no end" * 1000)
+"""
+
+
+def test_long_lines_stay_whole_on_the_terminal_and_in_the_logs(slurm: SlurmCluster, hostile_dir: Path) -> None:
+    """srun's daemons cut labelled lines after 1024 bytes, characters too."""
+    script = hostile_dir / "lines.py"
+    script.write_text(_LINES)
+    expected = [text for size in (1000, 1023, 1024, 1025, 2048, 70_000) for text in (f"<{'é' * size}>", "y" * size)]
+    expected.append("no end" * 1000)
+    with allocated(slurm, hostile_dir, "-N2", "--exclusive") as job:
+        done = job.run_python("-r", "2", "--show", "0", str(script))
+        assert done.code == 0, done.text
+        kept = job.windlass("logs", str(only_run(hostile_dir).path), "--rank", "3")
+    assert [line.removeprefix("[0] ") for line in done.stdout.splitlines()] == expected
+    assert [line.removeprefix("[3] ") for line in kept.stdout.splitlines()] == expected

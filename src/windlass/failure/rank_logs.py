@@ -9,7 +9,7 @@ from pathlib import Path
 
 from windlass.errors import MachineError
 from windlass.launchers import get_launcher
-from windlass.launchers.base import Launcher, decode, log_parser
+from windlass.launchers.base import Launcher, LogReader
 from windlass.model.plan import Plan
 from windlass.notation.hostlist import expand_hostlist
 
@@ -80,7 +80,6 @@ class RankLogs:
         return range(self.nodes) if ranks is None else sorted({rank // self.ranks_per_node for rank in ranks})
 
     def _read(self, path: Path, ranks: frozenset[int] | None, start: int) -> Iterator[tuple[int, str]]:
-        parse = log_parser(self.launcher)
         try:
             stream = path.open("rb")
         except FileNotFoundError:
@@ -91,8 +90,7 @@ class RankLogs:
             if start:
                 stream.seek(start)
                 stream.readline()  # most likely the rest of one
-            for line in stream:
-                rank, text = parse(decode(line.rstrip(b"\n")))
+            for rank, text in LogReader(self.launcher).read(stream):
                 if rank is not None and (ranks is None or rank in ranks):
                     yield rank, text
 

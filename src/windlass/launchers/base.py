@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from typing import ClassVar, Literal
 
 import msgspec
@@ -121,6 +121,8 @@ SIGNAL_FILE = "signal"
 """In the run folder: the name of the signal that the launcher's `carrier` stands for."""
 RUN_MARK = "{run_mark}"
 """In the arguments of a launch: a short word that no other run folder has."""
+MAX_PIECES = 1024
+"""Of a cut line that are put together again; no line is longer than a megabyte."""
 PLACE_VARIABLE = "WINDLASS_NODE_RANK"
 """Where a task of a node step finds its place when the launcher itself has no such variable."""
 PLACEHOLDERS = ("{run_dir}", "{broker_ranks}", "{broker_order}")
@@ -154,6 +156,9 @@ class Launcher(ABC):
     glues_last_lines: ClassVar[bool] = False
     """A rank's last line without its end is followed by the next label on the same line, and nothing tells them apart:
     the rank script ends the output of its rank with `LAST_LINE`."""
+    cut_bytes: ClassVar[int] = 0
+    """Its daemons cut a line of a node's log after so many bytes, and label the rest as a line of its own, be it empty;
+    so a line of exactly this length is never whole. 0: they do not."""
     multi_node: ClassVar[bool] = True
     carrier: ClassVar[signal.Signals | None] = None
     """The one signal that it hands on to the ranks, to their whole groups; `SIGNAL_FILE` of the run folder says which
@@ -261,9 +266,49 @@ def parse_label(line: str) -> tuple[int | None, str]:
     return (int(match.group(1)), match.group(2) or "") if match else (None, line)
 
 
-def log_parser(launcher: Launcher) -> Callable[[str], tuple[int | None, str]]:
-    """Reads the lines of a node's log: as the launcher labelled them, or as windlass did where it wrote the file."""
-    return launcher.parse_line if launcher.output == "files" else parse_label
+class LogReader:
+    """Reads a node's log: as the launcher labelled its lines, or as windlass did where it wrote the file. Lines that
+    the launcher's daemons cut are put together again. Keep one reader for each file."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._parse = launcher.parse_line if launcher.output == "files" else parse_label
+        self._cut_bytes = launcher.cut_bytes
+        self._begun: dict[int, list[str]] = {}
+
+    def feed(self, line: str) -> tuple[int | None, str] | None:
+        """Rank and text of the line that this one ends; None where the rest of it is still to come."""
+        rank, text = self._parse(line)
+        if rank is None or not self._cut_bytes:
+            return rank, text
+        begun = self._begun.get(rank, [])
+        if len(text) * 4 >= self._cut_bytes and len(_encode(text)) == self._cut_bytes and len(begun) < MAX_PIECES:
+            self._begun.setdefault(rank, []).append(text)
+            return None
+        self._begun.pop(rank, None)
+        return rank, _joined([*begun, text])
+
+    def read(self, lines: Iterable[bytes]) -> Iterator[tuple[int | None, str]]:
+        """Rank and text of every line of a whole file."""
+        for line in lines:
+            found = self.feed(decode(line.rstrip(b"\n")))
+            if found is not None:
+                yield found
+        yield from self.flush()
+
+    def flush(self) -> tuple[tuple[int | None, str], ...]:
+        """Lines that were begun and never ended, at the end of the file."""
+        rest = tuple((rank, _joined(pieces)) for rank, pieces in self._begun.items())
+        self._begun.clear()
+        return rest
+
+
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _joined(pieces: list[str]) -> str:
+    """Pieces of one line; a character may have been cut, too."""
+    return pieces[0] if len(pieces) == 1 else decode(b"".join(_encode(piece) for piece in pieces))
 
 
 def signal_number(words: str) -> int | None:

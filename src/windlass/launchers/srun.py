@@ -47,6 +47,7 @@ class Srun(Launcher):
     binds_lists = True
     names_failed_rank = True
     again = ("--overlap",)
+    cut_bytes = 1024
 
     def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:
         """See the base. Two reasons of Slurm run through it: what is not said is inherited from the job's variables or

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
-from windlass.launchers.base import Launcher, decode, label_line, log_parser
+from windlass.launchers.base import Launcher, LogReader, decode, label_line
 from windlass.model.plan import Plan
 from windlass.notation.ranks import parse_ranks
 from windlass.notation.terminal import for_terminal
@@ -226,10 +226,11 @@ class Tail:
         nodes = range(plan.nodes)
         if view.shown is not None:
             nodes = sorted({rank // plan.ranks_per_node for rank in view.shown})  # type: ignore[assignment]
-        self._parse = log_parser(launcher)
+        self._launcher = launcher
         self._view = view
         self._paths = {node: folder / launcher.node_log.format(node_rank=node) for node in nodes}
         self._lines: dict[int, Lines] = {}
+        self._readers: list[LogReader] = []
 
     def poll(self) -> bool:
         """Show what is new. True if there was anything."""
@@ -240,7 +241,7 @@ class Tail:
                     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 except OSError:
                     continue
-                self._lines[node] = Lines(descriptor, self._show)
+                self._lines[node] = Lines(descriptor, self._shower())
             lines = self._lines[node]
             before = os.lseek(lines.descriptor, 0, os.SEEK_CUR)
             while os.fstat(lines.descriptor).st_size > os.lseek(lines.descriptor, 0, os.SEEK_CUR) and lines.read():
@@ -248,13 +249,21 @@ class Tail:
             moved = moved or os.lseek(lines.descriptor, 0, os.SEEK_CUR) > before
         return moved
 
-    def _show(self, line: bytes) -> None:
-        rank, text = self._parse(decode(line))
-        if rank is not None:
-            self._view.line(rank, text)
+    def _shower(self) -> Callable[[bytes], None]:
+        reader = LogReader(self._launcher)
+        self._readers.append(reader)
+        return lambda line: self._show(reader.feed(decode(line)))
+
+    def _show(self, line: tuple[int | None, str] | None) -> None:
+        if line is not None and line[0] is not None:
+            self._view.line(line[0], line[1])
 
     def close(self) -> None:
         for lines in self._lines.values():
             lines.finish()
             os.close(lines.descriptor)
+        for reader in self._readers:
+            for line in reader.flush():
+                self._show(line)
         self._lines.clear()
+        self._readers.clear()

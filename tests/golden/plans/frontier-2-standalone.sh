@@ -242,7 +242,7 @@ srun \
   --kill-on-bad-exit=1 \
   --wait=0 \
   --export=ALL \
-  --job-name=train \
+  --job-name=train.ed17072c \
   --label \
   --output=RUN_DIR/out/node-%4n.log \
   --network=disable_rdzv_get \

@@ -214,7 +214,7 @@ srun \
   --wait=0 \
   --export=ALL \
   --mpi=pmi2 \
-  --job-name=train \
+  --job-name=train.ed17072c \
   --label \
   --output=RUN_DIR/out/node-%4n.log \
   --network=disable_rdzv_get \

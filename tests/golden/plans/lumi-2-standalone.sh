@@ -192,7 +192,7 @@ srun \
   --kill-on-bad-exit=1 \
   --wait=0 \
   --export=ALL \
-  --job-name=train \
+  --job-name=train.ed17072c \
   --label \
   --output=RUN_DIR/out/node-%4n.log \
   /bin/sh RUN_DIR/rank.sh

@@ -183,6 +183,23 @@ def test_files_of_daemons_are_followed_while_they_grow(tmp_path: Path) -> None:
     assert out.getvalue().endswith("[1] rest without end\n")
 
 
+def test_lines_that_srun_has_cut_are_whole_again_on_the_terminal(tmp_path: Path) -> None:
+    plan, _ = plan_for("generic-slurm", "true", nodes=1, ranks_per_node=2)
+    srun = get_launcher("srun")
+    view, out, _ = _view()
+    tail = Tail(plan, tmp_path, srun, view)
+    line = ("x" + "é" * 1500).encode()
+    pieces = [line[start : start + 1024] for start in range(0, len(line), 1024)]
+    exact = b"y" * 1024
+    data = b"0: " + pieces[0] + b"\n1: other\n" + b"".join(b"0: " + piece + b"\n" for piece in pieces[1:])
+    data += b"1: " + exact + b"\n1: \n1: " + exact + b"\n"
+    (tmp_path / srun.node_log.format(node_rank=0)).write_bytes(data)
+    tail.poll()
+    tail.close()
+    whole = exact.decode()
+    assert out.getvalue() == f"[1] other\n[0] {line.decode()}\n[1] {whole}\n[1] {whole}\n"
+
+
 def test_only_files_of_nodes_that_are_shown_are_opened(tmp_path: Path) -> None:
     plan, _ = plan_for("generic-slurm", "true", nodes=100, ranks_per_node=1)
     srun = get_launcher("srun")
