@@ -69,6 +69,19 @@ def thread_settings(binding: Binding, topology: Topology, wished: int | None) ->
     return (Setting(name="OMP_NUM_THREADS", value=str(count), because=because),)
 
 
+def cpu_settings(topology: Topology, vendor: str | None, world_size: int) -> tuple[Setting, ...]:
+    """For nodes that are known to have no device of any vendor: nothing is known of one without cores."""
+    if world_size == 1 or vendor is not None or topology.devices or not topology.cores:
+        return ()
+    return (
+        Setting(
+            name="ACCELERATE_USE_CPU",
+            value="true",
+            because="these nodes have no devices: without it the ranks of accelerate and HF Trainer each train alone",
+        ),
+    )
+
+
 def visibility_settings(
     binding: Binding, variable: str | None, mode: str, *, by_launcher: bool, all_devices: tuple[int, ...]
 ) -> tuple[Setting, ...]:

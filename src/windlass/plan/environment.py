@@ -30,6 +30,9 @@ def plan_environment(
     builtin: list[Setting] = [
         Setting(name="PYTHONUNBUFFERED", value="1", because="a rank's output is seen when it is written"),
         *ranks.thread_settings(binding, context.topology, request.threads),
+        *ranks.cpu_settings(
+            context.topology, site.file.devices.vendor or shape.vendor, shape.nodes * shape.ranks_per_node
+        ),
         *caches.cache_settings(caches.cache_dirs(shape.vendor)),
         *caches.download_settings(site),
         *_visibility(site, shape, binding, context.topology),

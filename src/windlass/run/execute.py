@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+import msgspec
+
 from windlass.errors import MachineError
 from windlass.failure.ends import read_seats
 from windlass.failure.evidence import first_failure, observe
@@ -27,7 +29,9 @@ from windlass.run.guard import guarded
 from windlass.run.host_libs import place_host_libraries, write_injection
 from windlass.run.jit_caches import claim_caches, finish_caches, remove_caches
 from windlass.run.jobs import RUN_DIR_VARIABLE, Job, LauncherJob, LocalJob
+from windlass.run.meeting import Meeting
 from windlass.run.node_step import kill_step, write_container_files, write_host_file
+from windlass.run.rendezvous import is_this_host
 from windlass.run.run import Run
 from windlass.run.signals import Heard, listening
 
@@ -71,6 +75,19 @@ class Watch(Protocol):
         ...
 
 
+class _Looks:
+    """The watch of a layer above, and with it a look whether the ranks have met."""
+
+    def __init__(self, meeting: Meeting | None, watch: Watch | None) -> None:
+        self._meeting = meeting
+        self._watch = watch
+
+    def look(self, job: Job) -> str | None:
+        if self._meeting is not None:
+            self._meeting.look(job)
+        return self._watch.look(job) if self._watch is not None else None
+
+
 def execute(
     run: Run,
     facts: JobFacts,
@@ -91,6 +108,8 @@ def execute(
         job = LocalJob(plan, folder, view, socket.gethostname().split(".", 1)[0])
     else:
         job = LauncherJob(plan, folder, view)
+    on_first = plan.launcher == "local" or is_this_host(hosts[0], environ)
+    meeting = Meeting(plan, folder, facts) if on_first else None
     with guard, listening() as heard:  # to the very end: who loses patience while we clear up would get half of it
         claim_caches(plan, facts, environ)
         _place_libraries(run, facts)
@@ -99,7 +118,12 @@ def execute(
                 try:
                     if sidecar is None or sidecar.start(lambda: bool(heard.stops)):
                         stopped_by = drive(
-                            job, heard, environ, lambda: kill_step(plan, folder, environ), sidecar, watch
+                            job,
+                            heard,
+                            environ,
+                            lambda: kill_step(plan, folder, environ),
+                            sidecar,
+                            _Looks(meeting, watch),
                         )
                     else:
                         stopped_by = heard.stopped_by
@@ -113,6 +137,8 @@ def execute(
         if last:
             finish_caches(plan, folder, facts, environ, view)
         record = _record(plan, folder, job, hosts, stopped_by, started)
+        if record.outcome == "ok" and meeting is not None and meeting.never():
+            record = msgspec.structs.replace(record, remarks=(_never_met(plan, facts),))
         try:
             folder.save_result(record)
         except MachineError as error:  # how the run ended is worth more than the record of it
@@ -127,6 +153,14 @@ def _place_libraries(run: Run, facts: JobFacts) -> None:
         finish_caches(run.plan, run.folder, facts, run.environ, run.view)
         run.folder.forget_secrets()
         raise
+
+
+def _never_met(plan: Plan, facts: JobFacts) -> str:
+    return (
+        f"the {plan.world_size} ranks never met: nothing listened at {facts.master_addr}:{facts.master_port}, and no "
+        "rank on the first node opened a connection. If they were to train as one job, each has trained alone (does "
+        "the script call init_process_group, windlass.init or what its framework has for several processes?)"
+    )
 
 
 def clear_up(plan: Plan, folder: RunFolder, facts: JobFacts, environ: Mapping[str, str]) -> None:
@@ -260,6 +294,7 @@ def good_end(plan: Plan, record: RunRecord, folder: RunFolder) -> list[str]:
     """The end of a run that went well: where the ranks were, and where to look next."""
     ranks = "the rank" if plan.world_size == 1 else f"all {plan.world_size} ranks"
     lines = [f"windlass: {ranks} finished after {record.seconds:.1f} s"]
+    lines += [f"windlass: warning: {remark}" for remark in record.remarks]
     if plan.world_size <= _MAX_SEATS:
         planned = {rank.local_rank: format_cpulist(rank.cpus) for rank in plan.binding.ranks}
         for seat in sorted(read_seats(folder.part("where"))):

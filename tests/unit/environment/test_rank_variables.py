@@ -110,3 +110,12 @@ def test_without_scratch_on_the_node_downloads_do_not_go_to_the_root_folder(tmp_
     for env, said in (({}, "[]"), ({"PSCRATCH": str(tmp_path)}, f"[{tmp_path}/.cache/huggingface]")):
         done = subprocess.run(["sh", "-c", text], env=env, capture_output=True, text=True)
         assert done.stdout.strip() == said
+
+
+@pytest.mark.parametrize(
+    ("site", "ranks", "expected"), [("workstation", 2, True), ("workstation", 1, False), ("lumi", 8, False)]
+)
+def test_accelerate_and_hf_trainer_are_told_that_a_node_has_no_devices(site: str, ranks: int, expected: bool) -> None:
+    plan, _ = plan_for(site, "true", ranks_per_node=ranks)
+    found = [setting.value for setting in plan.environment if setting.name == "ACCELERATE_USE_CPU"]
+    assert found == (["true"] if expected else [])

@@ -1,0 +1,136 @@
+"""Whether ranks that were to be one job ever met: told from the connections of those on the first node.
+
+Ranks that never met have each done the whole work alone, and ended well. Only what is certain is told: a script that
+names a way to train together, on a machine that can be looked at, whose ranks never held a TCP socket, at a rendezvous
+where nothing ever listened. A world without any TCP (MPI through shared memory) is one that such a script does not ask
+for, and one doubt is enough to say nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from windlass.failure.ends import read_seats
+from windlass.model.plan import Plan
+from windlass.plan.render.rank_script import JobFacts
+from windlass.run.folder import RunFolder
+from windlass.run.jobs import Job
+
+_EVERY_S = 0.3
+_MIN_LOOKS = 3
+_MAX_RANKS = 16
+_MAX_SCRIPT_BYTES = 1 << 20
+_TOGETHER = re.compile(
+    rb"torch\.distributed|DistributedDataParallel|\bAccelerator\(|\bTrainingArguments\b|\blightning\b|\bdeepspeed\b"
+)
+_ELSEWHERE = re.compile(rb"\bMPI\b|mpi4py|horovod|['\"]mpi['\"]")
+_NET = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+
+
+class _Socket(NamedTuple):
+    """A line of /proc/net/tcp."""
+
+    ends: tuple[str, str]
+    """Local and remote address, each with its port, as the kernel writes them."""
+    inode: str
+
+    @property
+    def ports(self) -> tuple[int, int]:
+        local, remote = (int(end.rpartition(":")[2], 16) for end in self.ends)
+        return local, remote
+
+
+class Meeting:
+    """Looks now and then until there is a sign that ranks met. `never` is true where there was none to the end."""
+
+    def __init__(self, plan: Plan, folder: RunFolder, facts: JobFacts) -> None:
+        self._seats = folder.part("where")
+        self._ranks = min(plan.ranks_per_node, _MAX_RANKS)
+        self._port = facts.master_port
+        self._looks = 0
+        self._looked_s = 0.0
+        self._doubt = plan.world_size == 1 or plan.container is not None or not _trains_together(plan)
+        self._before: frozenset[tuple[str, str]] = frozenset()
+        if not self._doubt:
+            self._doubt = self._cannot_look()
+
+    def _cannot_look(self) -> bool:
+        """Remembers what an earlier run has left at this port."""
+        try:
+            self._before = frozenset(socket.ends for socket in _connections() if self._port in socket.ports)
+        except (OSError, ValueError):
+            return True
+        return False
+
+    def look(self, job: Job) -> None:
+        """Called about ten times a second while the ranks run."""
+        now = time.monotonic()
+        if self._doubt or now - self._looked_s < _EVERY_S:
+            return
+        self._looked_s = now
+        try:
+            self._doubt = self._sign()
+        except (OSError, ValueError):
+            self._doubt = True
+
+    def never(self) -> bool:
+        """To be asked when the ranks have ended well: a connection that was closed is still seen for a minute."""
+        if self._doubt or self._looks < _MIN_LOOKS:
+            return False
+        try:
+            return not any(self._is_ours(socket) for socket in _connections())
+        except (OSError, ValueError):
+            return False
+
+    def _sign(self) -> bool:
+        """Whether anything speaks for a meeting, by now."""
+        pids = [seat.pid for seat in read_seats(self._seats) if seat.rank < self._ranks]
+        held = {inode for pid in pids for inode in _sockets(pid)}
+        self._looks += bool(pids)
+        return any(socket.inode in held or self._is_ours(socket) for socket in _connections())
+
+    def _is_ours(self, socket: _Socket) -> bool:
+        return self._port in socket.ports and socket.ends not in self._before
+
+
+def _trains_together(plan: Plan) -> bool:
+    """Whether the script itself names a way to train as one job, and none that needs no TCP."""
+    request = plan.request
+    if request.kind != "script" or not request.command:
+        return False
+    path = Path(request.cwd or ".") / request.command[0]
+    try:
+        if path.stat().st_size > _MAX_SCRIPT_BYTES:
+            return False
+        text = path.read_bytes()
+    except OSError:
+        return False
+    return bool(_TOGETHER.search(text)) and not _ELSEWHERE.search(text)
+
+
+def _connections() -> Iterator[_Socket]:
+    """Every TCP socket of this machine, also those that were closed a while ago."""
+    for path in _NET:
+        with contextlib.suppress(FileNotFoundError), path.open() as stream:
+            next(stream, "")
+            for line in stream:
+                fields = line.split()
+                yield _Socket(ends=(fields[1], fields[2]), inode=fields[9])
+
+
+def _sockets(pid: int) -> Iterator[str]:
+    """Inodes of the sockets that a rank holds, or what its script has started for it."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        for process in (str(pid), *children):
+            for entry in os.scandir(f"/proc/{process}/fd"):
+                with contextlib.suppress(FileNotFoundError):
+                    target = str(Path(entry).readlink())
+                    if target.startswith("socket:["):
+                        yield target[len("socket:[") : -1]
