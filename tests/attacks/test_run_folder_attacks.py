@@ -168,6 +168,12 @@ def test_a_parent_in_which_all_may_rename_gets_one_warning(caplog: pytest.LogCap
         make_folder(str(place / "run"), place, "x")
         assert [str(place) in record.getMessage() for record in caplog.records] == [True]
     caplog.clear()
+    require_stranger()
+    with common_place(0o1777) as place, caplog.at_level(logging.WARNING):
+        as_stranger(lambda: (place / "theirs").mkdir(mode=0o1777))
+        make_folder(str(place / "theirs" / "run"), place, "x")
+        assert [f"uid {UID} can rename" in record.getMessage() for record in caplog.records] == [True]
+    caplog.clear()
     with common_place(0o1777) as place, caplog.at_level(logging.WARNING):
         make_folder(str(place / "run"), place, "x")
         assert not caplog.records

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import random
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from attacks.record import record
-from attacks.stranger import as_stranger, common_place, require_stranger
+from attacks.stranger import UID, as_stranger, common_place, require_stranger
 from windlass.agents.node.host import AgentError
 from windlass.cache.node.keys import Pin
 from windlass.stage.node.layout import Block, Item, Layout, LayoutError, Part, parse_items
@@ -151,3 +153,52 @@ def test_a_name_that_another_user_took_is_an_error_with_their_uid() -> None:
             seen="AgentError with the uid, nothing left behind",
             attempts=1,
         )
+
+
+def test_a_folder_that_a_stranger_puts_in_the_place_of_ours_is_not_worked_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a target without a sticky bit, between the making of our folder and its opening."""
+    require_stranger()
+    real = os.mkdir
+
+    with common_place(0o777) as target:
+
+        def swapped(name: str, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+            real(name, mode, dir_fd=dir_fd)
+            monkeypatch.undo()
+
+            def swap() -> None:
+                (target / name).rename(target / "taken")
+                (target / name).mkdir(mode=0o777)
+
+            as_stranger(swap)
+
+        monkeypatch.setattr(os, "mkdir", swapped)
+        with pytest.raises(AgentError, match="another user"), Workplace(str(target)):
+            pass
+        record(
+            "our folder in a `stage --to` folder swapped for another user's before it is opened",
+            expected="refused",
+            seen="AgentError, nothing written",
+            attempts=1,
+        )
+
+
+def test_who_can_swap_what_was_staged_is_told(tmp_path: Path) -> None:
+    require_stranger()
+    with common_place() as place:
+        as_stranger(lambda: (place / "theirs").mkdir(mode=0o1777))
+        (place / "ours").mkdir()
+        (tmp_path / "data").write_text("x")
+        for name, told in (("theirs", True), ("ours", False)):
+            argv = ["stage", "data", "--to", str(place / name), "--scheduler", "none"]
+            env = {**os.environ, "HOME": str(tmp_path), "WINDLASS_RUNS": str(tmp_path / "runs")}
+            done = subprocess.run(
+                [sys.executable, "-m", "windlass", *argv],
+                cwd=tmp_path,
+                env=env,
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+            assert done.returncode == 0, done.stderr
+            assert (f"warning: uid {UID} can rename what lies in {place / name}" in done.stderr) is told, done.stderr

@@ -20,7 +20,7 @@ from windlass.agents.cache_service import PACKAGES
 from windlass.agents.control import LOG_FILE, Agents, agents_spec
 from windlass.agents.detached import detach
 from windlass.cli.option_groups import add_request_options
-from windlass.cli.options import request_from
+from windlass.cli.options import request_from, warn
 from windlass.cli.result import Result
 from windlass.errors import MachineError, UsageError
 from windlass.model.plan import CacheRoot, Plan
@@ -34,7 +34,7 @@ from windlass.run.planning import plan_request
 from windlass.run.rendezvous import plan_hosts
 from windlass.settings import current_environ, read_settings
 from windlass.stage.service import PACKAGES as STAGE_PACKAGES
-from windlass.stage.service import Progress, stage_service
+from windlass.stage.service import Progress, stage_service, warnings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,6 +86,8 @@ def main(args: argparse.Namespace) -> Result:
         detach(plan, folder, agents, facts, "images")
     else:
         agents.stop()
+    for text in warnings(agents.lines):
+        warn(f"windlass: warning: {text}, what was staged there included")
     return _result(plan, folder, agents, args.to, seconds, mounted)
 
 

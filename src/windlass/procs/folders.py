@@ -98,12 +98,15 @@ def keep_to_ourselves(path: str | os.PathLike[str]) -> None:
         os.close(folder)
 
 
-def exposed_parent(path: str | os.PathLike[str]) -> str | None:
-    """The nearest folder above `path` in which strangers can rename what is ours: all may write, and no sticky bit.
-    None where there is none. Write access of a group alone is how projects share folders, and the owner's decision."""
+def exposure(path: str | os.PathLike[str]) -> str | None:
+    """Who can rename what we put at `path`, and so put something else in its place: everybody, where a folder above it
+    is open to all without a sticky bit; another user, where a folder above it is theirs and stands where all may write.
+    None where nobody can. Folders of a project, with its group or its owner, are the project's own decision."""
     for folder in Path(path).resolve().parents:
         with contextlib.suppress(OSError):
-            mode = folder.stat().st_mode
-            if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-                return str(folder)
+            status = folder.stat()
+            if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+                return f"everybody can rename what lies in {folder} (it has no sticky bit)"
+            if status.st_uid not in (os.geteuid(), 0) and folder.parent.stat().st_mode & stat.S_IWOTH:
+                return f"uid {status.st_uid} can rename what lies in {folder} (it is theirs)"
     return None

@@ -21,7 +21,7 @@ from windlass.model.record import RunRecord, record_from_json, record_to_json
 from windlass.plan.agents import plan_agents
 from windlass.plan.inputs import Secrets
 from windlass.plan.render.secrets import SECRETS_FILE, secrets_text
-from windlass.procs.folders import UntrustedError, exposed_parent, keep_to_ourselves
+from windlass.procs.folders import UntrustedError, exposure, keep_to_ourselves
 
 PLAN_FILE = "plan.json"
 RESULT_FILE = "result.json"
@@ -85,13 +85,10 @@ class RunFolder:
             keep_to_ourselves(self.path)
         except UntrustedError as error:
             raise UsageError(f"run folder: {error}", hint="name a new folder with --run-dir") from None
-        exposed = exposed_parent(self.path)
+        exposed = exposure(self.path)
         if exposed is not None:
-            _log.warning(
-                "windlass: warning: everybody can rename what lies in %s (it has no sticky bit), this run's folder "
-                "included: chmod +t it, or choose another place with --run-dir",
-                exposed,
-            )
+            text = "windlass: warning: %s, this run's folder included: chmod +t it, or choose another --run-dir"
+            _log.warning(text, exposed)
 
     def claim(self) -> None:
         """Take this folder for one run; of two that start into it at once, one is told so."""

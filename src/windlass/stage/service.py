@@ -37,6 +37,11 @@ def stage_service(
     return ServiceSpec(name="stage", entry=_ENTRY, settings=settings)
 
 
+def warnings(lines: list[dict[str, Any]]) -> list[str]:
+    """What the agents said that a person should know, each thing once."""
+    return list(dict.fromkeys(line["news"] for line in lines if line.get("service") == "stage" and "news" in line))
+
+
 class Progress:
     """Follows the agents' lines and says now and then how far they are: the slowest node counts."""
 

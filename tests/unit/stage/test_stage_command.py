@@ -8,11 +8,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from requirements import missing_programs, require
 from waiting import wait_until
+from windlass.cache.node.mounts import mounts
+from windlass.procs.identity import start_of
 
 pytestmark = pytest.mark.timeout(90)
 SRC = Path(__file__).parents[3] / "src"
@@ -72,6 +75,75 @@ def test_a_mounted_image_stays_until_it_is_stopped_and_status_says_so(tmp_path: 
     code, _, err = windlass(tmp_path, "cache", "stop")
     assert code == 0, err
     assert not (tmp_path / "to" / "env" / "file").exists()
+
+
+class MountedImage(NamedTuple):
+    """Who serves a staged image: its guard, its squashfuse, and the keeper and agent that own it."""
+
+    guard: int
+    server: int
+    keeper: int
+    agent: int
+
+
+def mounted_image(tmp_path: Path) -> MountedImage:
+    """Stage an image and mount it; the processes behind it."""
+    why = missing_programs("mksquashfs") or (missing_programs("squashfuse") and missing_programs("squashfuse_ll"))
+    require("squashfs", not why, why)
+    if not (tmp_path / "env.squashfs").exists():
+        (tmp_path / "tree").mkdir()
+        (tmp_path / "tree" / "file").write_text("x")
+        words = ["mksquashfs", str(tmp_path / "tree"), str(tmp_path / "env.squashfs"), "-quiet", "-no-progress"]
+        subprocess.run(words, check=True, timeout=60, capture_output=True)
+    code, _, err = stage(tmp_path, "env.squashfs", "--to", str(tmp_path / "to"), "--extract")
+    assert code == 0, err
+    assert (tmp_path / "to" / "env" / "file").read_text() == "x"
+    (source,) = [mount.source for mount in mounts() if mount.place == str(tmp_path / "to" / "env")]
+    guard = int(source.split(".")[-2])
+    owners = Path(f"/proc/{guard}/cmdline").read_bytes().split(b"\0")[-3:-1]
+    keeper, agent = (int(owner.split(b".")[0]) for owner in owners)
+    (server,) = Path(f"/proc/{guard}/task/{guard}/children").read_text().split()
+    return MountedImage(guard, int(server), keeper, agent)
+
+
+def is_mounted(tmp_path: Path) -> bool:
+    return any(mount.place == str(tmp_path / "to" / "env") for mount in mounts())
+
+
+def all_gone(tmp_path: Path, image: MountedImage) -> bool:
+    return (
+        not is_mounted(tmp_path) and not any(start_of(pid) for pid in image) and not (tmp_path / "to" / "env").exists()
+    )
+
+
+def test_an_image_outlives_its_killed_agent_and_goes_when_it_is_stopped(tmp_path: Path) -> None:
+    image = mounted_image(tmp_path)
+    os.kill(image.agent, signal.SIGKILL)
+    wait_until(lambda: not start_of(image.agent), timeout_s=30, what="the agent is gone")
+    assert (tmp_path / "to" / "env" / "file").read_text() == "x"
+    code, _, err = windlass(tmp_path, "cache", "stop")
+    assert code == 0, err
+    wait_until(lambda: all_gone(tmp_path, image), timeout_s=60, what="mount and processes are gone")
+
+
+def test_an_image_goes_when_its_agent_and_keeper_are_killed(tmp_path: Path) -> None:
+    image = mounted_image(tmp_path)
+    os.kill(image.keeper, signal.SIGKILL)
+    os.kill(image.agent, signal.SIGKILL)
+    wait_until(lambda: all_gone(tmp_path, image), timeout_s=60, what="mount and processes are gone")
+
+
+def test_a_dead_mount_of_a_job_that_was_killed_whole_is_swept_by_the_next_one(tmp_path: Path) -> None:
+    """As a scheduler kills a job: all at once, its guards too."""
+    killed = mounted_image(tmp_path)
+    for pid in (killed.guard, killed.keeper, killed.agent, killed.server):
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not any(start_of(pid) for pid in killed), timeout_s=30, what="all are gone")
+    assert is_mounted(tmp_path)
+    image = mounted_image(tmp_path)
+    code, _, err = windlass(tmp_path, "cache", "stop", str(max((tmp_path / "runs").iterdir())))
+    assert code == 0, err
+    wait_until(lambda: all_gone(tmp_path, image), timeout_s=60, what="mount and processes are gone")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
 import stat
@@ -25,6 +24,7 @@ from . import wire
 from .config import ConfigFileError, NodeConfig, dump_config, read_config, read_key
 from .fuse import unmount
 from .link import Collect, open_local_link
+from .mounts import mounts, real_place
 from .proof import NO_NODE, ProtocolError
 
 ROLES = ("peer", "mount")
@@ -201,15 +201,8 @@ def _remove(config: NodeConfig) -> None:
 
 def is_our_mount(where: str, job: str) -> bool:
     """Whether a mount of this job stands at `where`, alive or dead; asks the kernel, not the mount."""
-    wanted = os.fsencode(os.path.join(os.path.realpath(os.path.dirname(where)), os.path.basename(where)))
-    with open("/proc/self/mountinfo", "rb") as file:
-        for line in file:
-            fields, _, rest = line.partition(b" - ")
-            place = re.sub(rb"\\([0-7]{3})", lambda m: bytes([int(m[1], 8)]), fields.split()[4])
-            kind, source = rest.split()[:2]
-            if place == wanted and kind == b"fuse.windlass" and source == b"windlass:" + job.encode():
-                return True
-    return False
+    wanted = real_place(where), "fuse.windlass", "windlass:" + job
+    return any(mount[:3] == wanted for mount in mounts())
 
 
 @contextlib.contextmanager

@@ -44,6 +44,9 @@ class Workplace:
         self._name = PARTIAL + secrets.token_hex(8)
         os.mkdir(self._name, 0o700, dir_fd=self.target_fd)
         self.fd = os.open(self._name, _FOLDER_FLAGS, dir_fd=self.target_fd)
+        if os.fstat(self.fd).st_uid != os.geteuid():  # where the target has no sticky bit, or is theirs
+            os.close(self.fd)
+            raise AgentError("another user puts folders in the place of ours in %s: choose another --to" % self._path)
         self._lock = os.open(_LOCK, _LOCK_FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self.fd)
         with contextlib.suppress(OSError):
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

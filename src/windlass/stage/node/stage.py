@@ -20,8 +20,9 @@ from windlass.agents.node.cache import reachable_hosts
 from windlass.agents.node.host import AgentError, NodeContext, expand, say
 from windlass.cache.node.proof import Identity
 from windlass.cache.node.roots import Root
+from windlass.procs.folders import exposure
 
-from .images import end_mount, is_squashfs, start_mount
+from .images import end_mount, end_mounts, is_squashfs, start_mount, sweep_mounts
 from .layout import Item, Layout, make_trees
 from .places import Workplace, sweep_partial
 from .push import Push, PushNode
@@ -57,6 +58,7 @@ class StageService:
         self._mounts: list[tuple[str, subprocess.Popen[bytes]]] = []
         self._archives = 0
         self._span = (0.0, 0.0)
+        self._news: list[str] = []
         self._told_at = time.monotonic()
         self._stopped = False
 
@@ -77,9 +79,12 @@ class StageService:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         try:
             os.makedirs(target, exist_ok=True)
+            sweep_mounts()
             sweep_partial(target)
         except OSError as error:
             raise AgentError("%s: %s" % (error.filename or target, error.strerror)) from error
+        exposed = exposure(os.path.join(target, "any"))
+        self._news += [exposed] if exposed else []
         before = {number: signal.signal(number, self._hear) for number in _STOPS}
         try:
             self._stage_all(target)
@@ -88,7 +93,9 @@ class StageService:
                 signal.signal(number, handler)
 
     def news(self) -> list[str]:
-        return []
+        """Who could put something else in the place of what was staged."""
+        said, self._news = self._news, []
+        return said
 
     def end(self) -> dict[str, Any]:
         if self._feeder is not None:
@@ -96,6 +103,7 @@ class StageService:
         self._push.close()
         for where, server in reversed(self._mounts):
             end_mount(where, server)
+        end_mounts(self._node)
         used = resource.getrusage(resource.RUSAGE_SELF)
         below = resource.getrusage(resource.RUSAGE_CHILDREN)
         return {
@@ -176,7 +184,7 @@ class StageService:
         image = os.path.join(target, final)
         if self._extracts and is_squashfs(image):
             where = os.path.join(target, os.path.splitext(name)[0])
-            self._mounts.append((where, start_mount(image, where)))
+            self._mounts.append((where, start_mount(self._node, image, where)))
 
     def _ordered(self, blocks: Sequence[int]) -> Iterator[memoryview]:
         for index in blocks:
