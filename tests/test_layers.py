@@ -39,6 +39,7 @@ LAYERS = {
     "stage": 7,
     "supervise": 7,
     "doctor": 7,
+    "report": 8,
     "api": 8,
     "bench": 9,
     "cli": 10,

@@ -26,6 +26,7 @@ _COMMANDS = {
     "sites": ("windlass.cli.sites", "the catalog of machines: list, show, detect, check"),
     "logs": ("windlass.cli.logs", "output of one rank or of all, and where each rank was"),
     "runs": ("windlass.cli.runs", "history of runs: list, show, resume, stop, clean"),
+    "report": ("windlass.cli.report", "what a run did, why it was slow and what to try: one page"),
     "nodes": ("windlass.cli.nodes", "nodes that failed and are avoided: list, forgive"),
     "doctor": ("windlass.cli.doctor", "check this machine or every node of this allocation, before a run"),
     "bench": ("windlass.cli.bench", "measure collectives, training steps, input and scaling; report and compare"),

@@ -26,6 +26,7 @@ figure { margin: 16px 0 24px; } svg { width: 100%; max-width: 860px; height: aut
 pre { background: var(--card); padding: 12px 16px; overflow-x: auto; font: 12.5px/1.45 ui-monospace, monospace; }
 table { border-collapse: collapse; font-size: 14px; } td, th { padding: 3px 16px 3px 0; text-align: left;
   vertical-align: top; overflow-wrap: anywhere; } th { color: var(--soft); font-weight: 500; white-space: nowrap; }
+code { font: 12.5px ui-monospace, monospace; overflow-wrap: anywhere; }
 details { margin: 8px 0; } summary { cursor: pointer; color: var(--soft); }
 @media print { main { max-width: none; padding: 0; } }
 """

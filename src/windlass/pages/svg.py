@@ -38,6 +38,7 @@ svg .level {{ stroke: var(--soft); stroke-width: 1.2; stroke-dasharray: 5 4; }}
 svg .mark {{ stroke: var(--ink); stroke-width: 2; }}
 svg .line {{ fill: none; stroke-width: 2; }} svg .hollow {{ fill: var(--paper); stroke-width: 1.6; }}
 svg .band {{ opacity: 0.18; }}
+svg .heat {{ fill: var(--c1); }} svg .empty {{ fill: none; stroke: var(--line); stroke-width: 0.5; }}
 {_COLOURS}
 """
 """Colours in light and dark, and what the classes of a chart look like."""
@@ -248,6 +249,57 @@ def bar_chart(title: str, unit: str, bars: Sequence[Bar], mark_name: str = "") -
         body.append(f'<text class="note" x="{left}" y="{height + 8}">upright line: {escape(mark_name)}</text>')
         height += 20
     return _svg(title, height, body)
+
+
+def heat_map(
+    title: str,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    cells: Sequence[Sequence[float | None]],
+    top: float,
+    unit: str,
+) -> str:
+    """One coloured cell per row and column, the stronger the nearer to `top`; hatched where nobody measured. Cells of
+    one value that stand side by side are one element."""
+    left, right, room = 150, 20, max(1, len(columns))
+    height = 14 if len(rows) <= 24 else 8
+    width = (_WIDTH - left - right) / room
+    body = []
+    for number, row in enumerate(cells):
+        y = 8 + number * (height + 1)
+        if len(rows) <= 24 or number % 4 == 0:
+            name = escape(rows[number][:22])
+            body.append(f'<text class="tick" x="{left - 8}" y="{y + height - 3}" text-anchor="end">{name}</text>')
+        for start, end, value in _runs(row):
+            said = f"{rows[number]}, {columns[start]}: " + ("not measured" if value is None else f"{value:.0f} {unit}")
+            shade = (
+                'class="empty"'
+                if value is None
+                else f'class="heat" fill-opacity="{min(1.0, max(0.04, value / top)):.2f}"'
+            )
+            body.append(
+                f'<rect {shade} x="{left + start * width:.1f}" y="{y}" width="{(end - start) * width:.1f}" '
+                f'height="{height}"><title>{escape(said)}</title></rect>'
+            )
+    bottom = 8 + len(rows) * (height + 1)
+    for place in sorted({0, room // 2, room - 1}):
+        x = left + min(place + 0.5, room - 0.5) * width
+        body.append(
+            f'<text class="tick" x="{x:.0f}" y="{bottom + 16}" text-anchor="middle">{escape(columns[place])}</text>'
+        )
+    return _svg(title, bottom + 24, body)
+
+
+def _runs(row: Sequence[float | None]) -> list[tuple[int, int, float | None]]:
+    """Neighbours of (nearly) the same value as one: begin, end, value."""
+    runs: list[tuple[int, int, float | None]] = []
+    for number, value in enumerate(row):
+        rounded = None if value is None else float(f"{value:.2g}")
+        if runs and runs[-1][2] == rounded:
+            runs[-1] = (runs[-1][0], number + 1, rounded)
+        else:
+            runs.append((number, number + 1, rounded))
+    return runs
 
 
 def _svg(title: str, height: int, body: Sequence[str]) -> str:

@@ -1,0 +1,55 @@
+"""What a run did, why it was slow, and what to try: one HTML page in the run folder, and its words here.
+
+windlass report                           of the last run
+windlass report RUN --against ONE_NODE    with the efficiency against another run
+windlass report RUN --format jobreport    a table for a proposal"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from windlass.cli.result import Result
+from windlass.errors import MachineError
+from windlass.procs.atomic import replace_file
+from windlass.report.gather import RunReport, gather
+from windlass.report.page import report_page
+from windlass.report.text import jobreport_text, report_text
+from windlass.settings import current_environ, read_settings
+from windlass.supervise.runs import find_run
+
+PAGE_FILE = "report.html"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", nargs="?", metavar="RUN", help="folder or name of a run (default: the last one)")
+    parser.add_argument("--against", metavar="RUN", help="another run with the same work per rank, as of one node")
+    parser.add_argument(
+        "--format", choices=("html", "text", "jobreport"), default="html", help="html (default) writes the page too"
+    )
+    parser.add_argument(
+        "--output", metavar="FILE", help=f"where the page goes (default: {PAGE_FILE} in the run folder)"
+    )
+    parser.add_argument("--json", action="store_true")
+
+
+def main(args: argparse.Namespace) -> Result:
+    environ = current_environ()
+    runs_dir = read_settings(environ).runs_dir
+    folder = find_run(args.run, runs_dir)
+    against = find_run(args.against, runs_dir) if args.against else None
+    report = gather(folder, environ, against=against)
+    if args.format == "jobreport":
+        return Result(text=jobreport_text(report), data=report)
+    text = report_text(report)
+    if args.format == "html" and not args.json:
+        text += f"\n\npage: {_write(report, Path(args.output) if args.output else folder.part(PAGE_FILE))}"
+    return Result(text=text, data=report)
+
+
+def _write(report: RunReport, path: Path) -> Path:
+    try:
+        replace_file(path, report_page(report).encode(), 0o600)
+    except OSError as error:
+        raise MachineError(f"cannot write {path}: {error.strerror}", hint="--output FILE writes elsewhere") from error
+    return path
