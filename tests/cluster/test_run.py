@@ -68,6 +68,22 @@ def test_a_binding_by_hand_is_obeyed(slurm_bound: SlurmCluster, hostile_dir: Pat
     assert got == {0: [1], 1: [0], 2: [1], 3: [0]}
 
 
+@pytest.mark.parametrize("words", [None, "verbose,map_cpu:1,0"])
+def test_a_binding_by_a_variable_of_the_job_is_handed_to_srun(
+    slurm_bound: SlurmCluster, hostile_dir: Path, words: str | None
+) -> None:
+    with allocated(slurm_bound, hostile_dir, "-N2", "--exclusive") as job:
+        env = {} if words is None else {"MY_BIND": words}
+        said = job.run_python("-r", "2", "--cpu-bind", "env:MY_BIND", "--show", "all", str(SHOW), env=env)
+        if words is None:
+            assert said.code == 3
+            assert "MY_BIND is not set" in said.text
+            return
+        assert said.code == 0, said.text
+        lines = rank_lines(job, only_run(hostile_dir).path)
+    assert {int(line["environ"]["RANK"]) % 2: line["cpus"] for line in lines} == {0: [1], 1: [0]}
+
+
 def test_more_ranks_than_cores_start_and_are_told_so(slurm_bound: SlurmCluster, hostile_dir: Path) -> None:
     with allocated(slurm_bound, hostile_dir, "-N2", "--exclusive", "--overcommit") as job:
         done = job.run_python("-r", "5", "--show", "all", str(SHOW))

@@ -66,7 +66,9 @@ def _add_ranks(ranks: Group) -> None:
     ranks.add_argument("--ranks-per-device", type=int, metavar="K", help="several ranks share a device")
     ranks.add_argument("--devices", choices=("all", "one"), help="does each rank see all devices of its node, or one?")
     ranks.add_argument("--device-unit", choices=("tile", "card"), help="what counts as one device")
-    ranks.add_argument("--cpu-bind", default="auto", metavar="HOW", help="auto, none, a preset of the site, or 0-3:4-7")
+    ranks.add_argument(
+        "--cpu-bind", default="auto", metavar="HOW", help="auto, none, a preset of the site, 0-3:4-7, or env:NAME"
+    )
     ranks.add_argument("--threads", type=int, metavar="T", help="OMP_NUM_THREADS (default: cores of the rank)")
     ranks.add_argument("--mpi", metavar="TYPE", help="process management for MPI programs (pmi2, pmix)")
     ranks.add_argument("--master-port", type=int, metavar="PORT", help="default: from the job id, checked to be free")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 
 import msgspec
 
@@ -10,7 +11,7 @@ from windlass.model.condition import ALWAYS, Facts, holds
 from windlass.model.origin import Origin
 from windlass.model.plan import Setting, setting_of
 from windlass.model.secrets import MASK, is_secret
-from windlass.model.site import SettingSpec
+from windlass.model.site import ModuleSpec, SettingSpec
 
 
 def settings_that_hold(specs: Iterable[SettingSpec], facts: Facts) -> tuple[Setting, ...]:
@@ -55,10 +56,30 @@ def with_users_values(settings: Iterable[Setting], users: Mapping[str, str]) -> 
                 when=ALWAYS,
                 expand=False,
                 secret=is_secret(setting.name, mine),
+                module="",
                 note="" if same else f"the catalog would {catalog}: {setting.because} ({setting.origin.text()})",
             )
             rest.append(out[setting.name])
     return tuple(rest)
+
+
+def leave_to_modules(
+    settings: Iterable[Setting], specs: Iterable[ModuleSpec], loaded: Iterable[str]
+) -> tuple[Setting, ...]:
+    """Settings of variables that a loaded module is known to set: each is marked with the module's name."""
+    names = {name.split("/", 1)[0] for name in loaded}
+    owners = {
+        pattern: next(name for name in spec.load if name.split("/", 1)[0] in names)
+        for spec in specs
+        if names & {name.split("/", 1)[0] for name in spec.load}
+        for pattern in spec.variables
+    }
+    return tuple(
+        msgspec.structs.replace(setting, module=owner)
+        if not setting.joins and (owner := next((m for p, m in owners.items() if fnmatchcase(setting.name, p)), ""))
+        else setting
+        for setting in settings
+    )
 
 
 Pairs = tuple[tuple[str, str], ...]

@@ -38,6 +38,8 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     ranks_per_node: int
     cpu_lists: tuple[tuple[int, ...], ...] = ()
     """CPUs of each local rank; empty: do not bind to a list."""
+    cpu_bind_variable: str | None = None
+    """The job's variable that holds the launcher's own words for CPU binding, for launchers that take such words."""
     cpus_per_rank: int | None = None
     """Hardware threads that each rank may use, for launchers that only count. Together with `cpu_lists` it is the size
     of the step: srun refuses a list outside the step's own CPUs, so give a number that, times `ranks_per_node`, is
@@ -130,6 +132,12 @@ PLACEHOLDERS = ("{run_dir}", "{broker_ranks}", "{broker_order}")
 in the order of the hosts."""
 
 
+def binding_argument(variable: str) -> Argument:
+    """`--cpu-bind` by what a variable of the job says."""
+    because = f"the job's {variable} says where ranks sit"
+    return Argument(words=(f"--cpu-bind=${{{variable}}}",), because=because, expand=True)
+
+
 class Launcher(ABC):
     """Base of the backends. Class attributes say what a launcher can do; methods are pure."""
 
@@ -145,6 +153,8 @@ class Launcher(ABC):
     node, which is not always what the scheduler calls it."""
     binds_lists: ClassVar[bool]
     """Takes one CPU list per local rank. Otherwise the rank script binds."""
+    takes_binding_words: ClassVar[bool] = False
+    """Takes `cpu_bind_variable`: a site's or a user's words for its own `--cpu-bind`."""
     finds_hosts: ClassVar[bool] = True
     """Finds the hosts of the job by itself; otherwise it starts every rank on this one unless it gets a host file."""
     names_failed_rank: ClassVar[bool]

@@ -6,7 +6,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from windlass.launchers.base import Launcher, LaunchSpec, NodeStep, NodeStepSpec, RankVariables, own_message
+from windlass.launchers.base import (
+    Launcher,
+    LaunchSpec,
+    NodeStep,
+    NodeStepSpec,
+    RankVariables,
+    binding_argument,
+    own_message,
+)
 from windlass.model.origin import Argument
 from windlass.model.record import RankFailure
 from windlass.model.site import LauncherSpec, with_site
@@ -32,6 +40,7 @@ class Pals(Launcher):
     )
     output = "stream"
     binds_lists = True
+    takes_binding_words = True
     names_failed_rank = True
 
     def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:
@@ -79,7 +88,9 @@ def _defaults(spec: LaunchSpec, site: LauncherSpec, executable: str) -> Iterator
     yield Argument(words=("--ppn", str(spec.ranks_per_node)), because="ranks in blocks: node 0 has the first")
     if spec.host_file is not None:
         yield Argument(words=("--hostfile", spec.host_file), because="exactly these nodes, in this order")
-    if spec.cpu_lists:
+    if spec.cpu_bind_variable:
+        yield binding_argument(spec.cpu_bind_variable)
+    elif spec.cpu_lists:
         yield Argument(
             words=(f"--cpu-bind=list:{format_bindings(spec.cpu_lists)}",),
             because="one list of CPUs per local rank, from the binding map",

@@ -13,6 +13,7 @@ from windlass.launchers.base import (
     NodeStep,
     NodeStepSpec,
     RankVariables,
+    binding_argument,
     parse_label,
     signal_number,
 )
@@ -45,6 +46,7 @@ class Srun(Launcher):
     )
     output = "files"
     binds_lists = True
+    takes_binding_words = True
     names_failed_rank = True
     again = ("--overlap",)
     cut_bytes = 1024
@@ -122,7 +124,9 @@ def _shape(spec: LaunchSpec) -> Iterator[Argument]:
 
 
 def _binding(spec: LaunchSpec) -> Iterator[Argument]:
-    if spec.cpu_lists:
+    if spec.cpu_bind_variable:
+        yield binding_argument(spec.cpu_bind_variable)
+    elif spec.cpu_lists:
         digits = max(len(cpu_mask(cpus)) for cpus in spec.cpu_lists) - len("0x")
         masks = ",".join(cpu_mask(cpus, digits=digits) for cpus in spec.cpu_lists)
         yield Argument(words=(f"--cpu-bind=mask_cpu={masks}",), because="one mask per local rank, from the binding map")

@@ -50,6 +50,9 @@ class Argument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     words: tuple[str, ...]
     because: str
     origin: Origin = BUILTIN
+    expand: bool = False
+    """`${NAME}` in the words is filled in by the job's shell, after its modules; a variable that is not set is an
+    error there."""
 
     @property
     def name(self) -> str:

@@ -47,6 +47,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     secret: bool = False
     keep_user: bool = True
     """A value that the user has set in the environment before the modules wins over this one."""
+    module: str = ""
+    """A module of the plan that has a say: what it sets wins, and this value is for what it leaves."""
     note: str = ""
 
     @property
@@ -97,6 +99,8 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     comm_cpus: tuple[int, ...] = ()
     by_launcher: bool = True
     """Launcher flags bind; otherwise the rank script does, with taskset."""
+    variable: str | None = None
+    """The launcher binds by what this variable of the job says (a module's), and nobody here knows to what."""
     device_unit: DeviceUnit | None = None
     """What the device numbers here count, where that is not what the topology's count."""
 

@@ -383,6 +383,11 @@ class ModuleSpec(_Table, frozen=True, kw_only=True):
     when: When = ALWAYS
     default: bool = True
     """False: advice that the user asks for with `--module`."""
+    variables: tuple[str, ...] = ()
+    """Patterns of variables that the module is known to set: its values win over the catalog's."""
+    cpu_bind: str = ""
+    """A variable of the module that holds the launcher's CPU binding, for `ranks_per_node` ranks."""
+    ranks_per_node: int | None = None
     python: str = ""
     """The name of the Python that the module brings, where scripts are meant to run with it."""
     note: str = ""

@@ -57,6 +57,11 @@ def expandable(text: str) -> str:
     return "".join(out)
 
 
+def variable_names(text: str) -> tuple[str, ...]:
+    """Names of the `${NAME}` in a text, as `expandable` finds them."""
+    return tuple(match.group(1) for match in _VARIABLE.finditer(text))
+
+
 def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
     inner = "|".join(names)
     return re.compile(r"\{\{(" + inner + r")\}\}|\{(" + inner + r")\}")

@@ -63,7 +63,8 @@ def plan_environment(
         choose.settings_that_hold(preset.settings, facts) if preset else (),
         container_settings,
     )
-    chosen = choose.with_users_values(choose.layer(*groups), context.users_environment)
+    made = choose.leave_to_modules(choose.layer(*groups), site.file.modules, facts.modules)
+    chosen = choose.with_users_values(made, context.users_environment)
     own = choose.flag_settings(
         request.env, request.unset, request.env_prepend, request.env_append, fill=request.placeholders
     )

@@ -137,7 +137,7 @@ def _binding(request: Request, site: Site, topology: Topology, shape: Shape) -> 
         ranks_per_device=request.ranks_per_device,
         mode=shape.devices,
         unit=request.device_unit,
-        cpu_bind=request.cpu_bind,
+        cpu_bind=_cpu_bind(request, site, shape),
         with_agent=needs_agents(request),
         origin=site.origin_of("binding"),
     )
@@ -145,10 +145,27 @@ def _binding(request: Request, site: Site, topology: Topology, shape: Shape) -> 
     if asked.agent_cpus and not any(rank.cpus for rank in made.ranks):  # none is to spare: agents share the ranks'
         made = bind(topology, replace(asked, agent_cpus=()))
     launcher = get_launcher(shape.launcher)
+    if made.variable and not launcher.takes_binding_words:
+        raise UsageError(
+            f"--cpu-bind {request.cpu_bind} with the {shape.launcher} launcher, which takes no words for it",
+            hint="give a list as in 0-3:4-7, or auto",
+        )
     if shape.cores_unknown:
         return _left_to_launcher(made)
     by_launcher = launcher.binds_lists and spec.launcher_binds and topology.whole and shape.whole_nodes
     return msgspec.structs.replace(made, by_launcher=by_launcher)
+
+
+def _cpu_bind(request: Request, site: Site, shape: Shape) -> str:
+    """What the user said; with `auto` and a module that they named and that binds as many ranks, what that says."""
+    if request.cpu_bind != "auto" or not get_launcher(shape.launcher).takes_binding_words:
+        return request.cpu_bind
+    named = {name.split("/", 1)[0] for name in request.modules}
+    for spec in site.file.modules:
+        binds = spec.cpu_bind and spec.ranks_per_node == shape.ranks_per_node
+        if binds and named & {name.split("/", 1)[0] for name in spec.load}:
+            return f"env:{spec.cpu_bind}"
+    return "auto"
 
 
 def _left_to_launcher(made: Binding) -> Binding:

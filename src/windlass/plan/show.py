@@ -163,6 +163,8 @@ def setting_line(setting: Setting) -> str:
         text = f"{setting.name}=${setting.name}:{quote(setting.value)}"
     else:
         text = f"{setting.name}={quote(setting.value)}"
+    if setting.module:
+        text += f"   left to the module {setting.module} where that sets it"
     if setting.when.at_run_time:
         text += f"   if {setting.when.text()}"
     if setting.origin.scope in {"environment", "flag"}:

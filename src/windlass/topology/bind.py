@@ -14,6 +14,7 @@ from windlass.model.topology import Device, Topology
 from windlass.notation.cpulist import parse_bindings, parse_cpulist
 from windlass.topology.binding_request import (
     BindingRequest,
+    binding_variable,
     default_preset,
     effective_unit,
     named_preset,
@@ -52,6 +53,9 @@ def _bind(topology: Topology, asked: BindingRequest) -> Binding:
     preset = named_preset(asked)
     if preset is not None:
         return _preset_binding(topology, asked, preset)
+    variable = binding_variable(asked.cpu_bind)
+    if variable is not None:
+        return _binding_by_variable(topology, asked, variable)
     listed = None if asked.cpu_bind in {"auto", "none"} else parse_cpu_bind(asked.cpu_bind)
     if listed is not None:
         return _listed_binding(topology, asked, listed)
@@ -62,6 +66,15 @@ def _bind(topology: Topology, asked: BindingRequest) -> Binding:
     if any(problem.kind in _PARTIAL for problem in problems_of(found, topology)):
         return _computed_binding(topology, asked, note=f"; preset {preset.name} needs the whole node")
     return _preset_binding(topology, asked, preset)
+
+
+def _binding_by_variable(topology: Topology, asked: BindingRequest, variable: str) -> Binding:
+    """Devices by rank as ever; the cores are the launcher's business, by the words that the job's variable holds."""
+    chosen = _devices_of_ranks(topology, asked)
+    because = f"the launcher binds by the job's {variable}, which is not known before"
+    unbound: Sequence[tuple[int, ...]] = ((),) * asked.ranks_per_node
+    made = _binding(topology, asked, chosen, unbound, because=because, origin=_FLAG)
+    return msgspec.structs.replace(made, variable=variable)
 
 
 def device_order(topology: Topology, asked: BindingRequest) -> tuple[Device, ...]:

@@ -11,6 +11,7 @@ from windlass.model.origin import BUILTIN, Origin
 from windlass.model.site import BindingSpec, DeviceSpec, PresetSpec
 from windlass.model.topology import DeviceUnit, Topology
 from windlass.notation.cpulist import parse_bindings, parse_cpulist
+from windlass.notation.shell import NAME
 
 _LIST_CHARACTERS = frozenset("0123456789,:- ")
 
@@ -111,15 +112,27 @@ def _cpus_of_mask(mask: int) -> tuple[int, ...]:
     return tuple(cpu for cpu in range(mask.bit_length()) if mask >> cpu & 1)
 
 
+def binding_variable(cpu_bind: str) -> str | None:
+    """The variable of `env:NAME`, whose value the launcher is to bind by; None for any other word."""
+    kind, sign, name = cpu_bind.partition(":")
+    if kind != "env" or not sign:
+        return None
+    if not NAME.match(name):
+        raise UsageError(f"--cpu-bind {cpu_bind}: {name!r} is not the name of a variable", hint="as in env:CPU_BIND")
+    return name
+
+
 def named_preset(asked: BindingRequest) -> PresetSpec | None:
     """The preset that `cpu_bind` names; None where it names none of the kind. An unknown name is a `UsageError`."""
-    if asked.cpu_bind in {"auto", "none"}:
+    if asked.cpu_bind in {"auto", "none"} or binding_variable(asked.cpu_bind):
         return None
     for preset in asked.presets:
         if preset.name == asked.cpu_bind:
             return preset
     if parse_cpu_bind(asked.cpu_bind) is None:
-        raise unknown_name("binding", asked.cpu_bind, ("auto", "none", *asked.preset_names), where="--cpu-bind")
+        raise unknown_name(
+            "binding", asked.cpu_bind, ("auto", "none", "env:NAME", *asked.preset_names), where="--cpu-bind"
+        )
     return None
 
 

@@ -201,3 +201,49 @@ def test_threads_that_pbs_counted_are_not_the_users() -> None:
     assert users_variables({**job, "OMP_NUM_THREADS": "8"}, None) == {}
     assert users_variables({**job, "OMP_NUM_THREADS": "2"}, None) == {"OMP_NUM_THREADS": "2"}
     assert users_variables({"NCPUS": "8", "OMP_NUM_THREADS": "8"}, None) == {"NCPUS": "8", "OMP_NUM_THREADS": "8"}
+
+
+SITE = """kind = "overlay"
+extends = "workstation"
+
+[[modules]]
+load = ["tool"]
+default = false
+because = "settings of somebody who measured"
+variables = ["FI_*"]
+source = "own"
+
+[[settings]]
+name = "FI_MR_CACHE_MONITOR"
+value = "userfaultfd"
+because = "x"
+source = "own"
+
+[[settings]]
+name = "FI_LOG_LEVEL"
+value = "warn"
+because = "x"
+source = "own"
+"""
+
+
+@pytest.mark.modules
+@pytest.mark.parametrize(
+    ("words", "monitor"),
+    [
+        (("--module", "tool/1.0"), "memhooks"),
+        (("--module", "tool/1.0", "--env", "FI_MR_CACHE_MONITOR=kdreg2"), "kdreg2"),
+        ((), "userfaultfd"),
+    ],
+    ids=["module", "user", "catalog"],
+)
+def test_variables_that_a_module_is_known_to_set_are_left_to_it(
+    tmp_path: Path, modules: Path, words: tuple[str, ...], monitor: str
+) -> None:
+    site = tmp_path / "mine.toml"
+    site.write_text(SITE)
+    env = {"MODULEPATH": str(modules)}
+    show = "import os; print('got', os.environ['FI_MR_CACHE_MONITOR'], os.environ['FI_LOG_LEVEL'])"
+    path = script(tmp_path, show)
+    done = run_here("-q", "--site-file", str(site), *words, str(path), cwd=tmp_path, env=env)
+    assert f"got {monitor} warn" in done.text

@@ -12,6 +12,8 @@ from windlass.model.plan import Plan, plan_from_json, plan_to_json
 from windlass.model.request import Allocation
 from windlass.model.topology import Core, Topology
 from windlass.notation.hostlist import fold_hostlist
+from windlass.plan.explain import find_name, findings_text
+from windlass.sites.catalog import load_site
 
 HOSTS = tuple(f"nid{n:04d}" for n in range(1, 5))
 JOB = Allocation(scheduler="slurm", job_id="4711", hosts=HOSTS, cpus_per_node=4)
@@ -239,3 +241,40 @@ def test_other_shares_of_a_tile_are_computed_and_each_rank_sees_its_own(words: d
     plan, _ = plan_for("aurora", nodes=2, **words)
     assert plan.binding.preset is None
     assert {s.name: s.value for s in plan.environment}["ZE_AFFINITY_MASK"] == "{device}"
+
+
+def test_the_module_of_tuned_settings_has_its_way_on_aurora() -> None:
+    plan, _ = plan_for("aurora", nodes=2, modules=("frameworks_optimized",))
+    by = {setting.name: setting.module for setting in plan.environment}
+    assert by["CCL_KVS_MODE"] == by["FI_MR_CACHE_MONITOR"] == "frameworks_optimized"
+    assert by["ZE_FLAT_DEVICE_HIERARCHY"] == by["TMPDIR"] == ""
+    assert "CCL_WORKER_AFFINITY" not in by, "it belongs to a binding that is not taken"
+    assert "--cpu-bind=${CPU_BIND}" in [word for argument in plan.launch for word in argument.words]
+    said = findings_text(find_name("CCL_KVS_MODE", plan, load_site("aurora")))
+    assert "left to the module frameworks_optimized" in said
+
+
+@pytest.mark.parametrize(
+    "words", [{"ranks_per_node": 6, "device_unit": "card"}, {"cpu_bind": "ai"}, {"cpu_bind": "none"}]
+)
+def test_a_binding_that_the_user_asks_for_or_that_is_for_other_ranks_is_not_the_modules(
+    words: dict[str, object],
+) -> None:
+    plan, _ = plan_for("aurora", nodes=2, modules=("frameworks_optimized",), **words)
+    assert plan.binding.variable is None
+    assert "${CPU_BIND}" not in str(plan.launch)
+
+
+def test_what_the_user_sets_wins_over_the_module() -> None:
+    options = {"modules": ("frameworks_optimized",), "env": (("CCL_KVS_MODE", "pmi"),)}
+    plan, _ = plan_for("aurora", nodes=2, users={"CCL_ATL_TRANSPORT": "ofi"}, **options)
+    settings = {s.name: (s.value, s.module) for s in plan.environment}
+    assert settings["CCL_KVS_MODE"] == ("pmi", "")
+    assert settings["CCL_ATL_TRANSPORT"] == ("ofi", "")
+
+
+def test_launchers_without_words_for_binding_refuse_a_variable() -> None:
+    with pytest.raises(UsageError, match="openmpi launcher"):
+        plan_for("sophia", nodes=2, cpu_bind="env:CPU_BIND")
+    with pytest.raises(UsageError, match="not the name of a variable"):
+        plan_for("lumi", nodes=2, cpu_bind="env:")

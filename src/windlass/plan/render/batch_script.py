@@ -17,7 +17,7 @@ from windlass.launchers import get_launcher
 from windlass.launchers.base import RUN_MARK, LaunchSpec
 from windlass.model.origin import Argument, argv_of
 from windlass.model.plan import Plan
-from windlass.notation.shell import comment, expandable, quote, quote_words
+from windlass.notation.shell import comment, expandable, quote, quote_words, variable_names
 from windlass.plan.node_step import plan_node_step
 from windlass.plan.render.rank_script import JOB_FILE, JobFacts, cache_parent, rank_script, wrap_spec
 from windlass.schedulers import get_scheduler
@@ -59,8 +59,20 @@ def _command_lines(arguments: tuple[Argument, ...], words: tuple[str, ...], last
     for argument in arguments:
         part = words[at : at + len(argument.words)]
         at += len(argument.words)
-        lines.append(("  " if lines else "") + quote_words(part) + " \\")
+        text = " ".join(map(expandable, part)) if argument.expand else quote_words(part)
+        lines.append(("  " if lines else "") + text + " \\")
     return [*lines, "  " + quote_words(last)]
+
+
+def _variable_lines(plan: Plan) -> list[str]:
+    """Lines that end the job where a variable which the launcher's words name is not set."""
+    words = (word for argument in plan.launch if argument.expand for word in argument.words)
+    names = dict.fromkeys(name for word in words for name in variable_names(word))
+    return [
+        f'[ -n "${{{name}-}}" ] ||'
+        f' {{ echo "windlass: {name} is not set: no module and no environment of the job does" >&2; exit 3; }}'
+        for name in names
+    ]
 
 
 def launch_script(plan: Plan, run_dir: str) -> str:
@@ -76,7 +88,7 @@ def launch_script(plan: Plan, run_dir: str) -> str:
     if words:
         command = _command_lines(plan.launch, words, rank)
         command[0] = "exec " + command[0]
-        return "\n".join([*lines, *command]) + "\n"
+        return "\n".join([*lines, *_variable_lines(plan), *command]) + "\n"
     return "\n".join([*lines, "exec " + quote_words(rank)]) + "\n"
 
 
@@ -140,6 +152,7 @@ def standalone_script(plan: Plan, run_dir: str) -> str:
         "# The rank script: every task runs it before the command.",
         *_file_lines(f"{run_dir}/rank.sh", rank_script(plan, facts)),
         *_container_file_lines(plan, run_dir),
+        *_variable_lines(plan),
         *_launch_lines(plan, run_dir, _command_lines(plan.launch, words, ("/bin/sh", f"{run_dir}/rank.sh"))),
         "",
         "# Caches of the ranks are removed from every node.",

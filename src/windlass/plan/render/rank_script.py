@@ -258,6 +258,8 @@ def setting_lines(setting: Setting) -> list[str]:
         if setting.origin.scope == "environment":
             return [*lines, f"# {setting.name} comes with the environment; its value is not written down"]
         return [*lines, f'export {setting.name}="$w_secret_env_{setting.name}"']
+    if setting.module and setting.value is None:
+        return [*lines, f"# {setting.name} is left to the module {quote(setting.module)}"]
     if setting.value is None:
         action = f"unset {setting.name}"
     else:
@@ -265,6 +267,9 @@ def setting_lines(setting: Setting) -> list[str]:
         head = f'"${{{setting.name}:+${setting.name}:}}"' if setting.append else ""
         tail = f'"${{{setting.name}:+:${setting.name}}}"' if setting.prepend else ""
         action = f"export {setting.name}={head}{value}{tail}"
+    if setting.module:
+        lines += comment(f"Left to the module {setting.module} where that sets it.")
+        action = f'[ -n "${{{setting.name}+set}}" ] || {action}'
     test = _runtime_test(setting)
     return [*lines, f"if {test}; then {action}; fi" if test else action]
 
