@@ -85,7 +85,7 @@ def test_calls_on_the_shared_file_system_do_not_grow_with_the_number_of_nodes(tm
 
 
 def test_concurrent_readers_of_a_chunk_cause_one_fetch(tmp_path: Path, tree: Path) -> None:
-    with peers(tmp_path / "c", 2, tree, chunk_bytes=CHUNK) as nodes:
+    with peers(tmp_path / "c", 2, tree, chunk_bytes=CHUNK, live=False) as nodes:
         key = keys_of(nodes[1], tree / "f3")[0]
         before = nodes[1].status()["calls"]["parent"]
         threads = [threading.Thread(target=fetch, args=(nodes[1], key)) for _ in range(16)]
@@ -94,7 +94,37 @@ def test_concurrent_readers_of_a_chunk_cause_one_fetch(tmp_path: Path, tree: Pat
         for thread in threads:
             thread.join(10)
         assert nodes[1].status()["calls"]["parent"] - before == 1
-        assert nodes[0].status()["source_bytes"] == CHUNK
+        assert nodes[0].status()["source_bytes"] == 3 * CHUNK + 3, "chunks beside it are read with it"
+
+
+def test_chunks_beside_one_that_is_wanted_come_with_it_in_one_read(tmp_path: Path) -> None:
+    file = tmp_path / "shared" / "library"
+    file.parent.mkdir()
+    file.write_bytes(os.urandom(11 * CHUNK + 5))
+    with peers(tmp_path / "c", 1, file.parent, chunk_bytes=CHUNK) as (peer,):
+        keys = keys_of(peer, file)
+        calls = peer.status()["source_calls"]
+        assert fetch(peer, keys[6]) == file.read_bytes()[6 * CHUNK : 7 * CHUNK]
+        wait_for(lambda: all(key in peer._store for key in keys[4:8]))
+        assert [key in peer._store for key in keys] == [False] * 4 + [True] * 4 + [False] * 4
+        assert peer.status()["source_calls"] - calls == 2 + 2, "open and fstat, read and fstat"
+        for index, key in enumerate(keys):
+            assert fetch(peer, key) == file.read_bytes()[index * CHUNK : (index + 1) * CHUNK]
+        assert peer.status()["source_bytes"] == 11 * CHUNK + 5, "nothing is read twice"
+
+
+def test_an_error_ends_the_wait_for_every_chunk_of_a_run(tmp_path: Path) -> None:
+    file = tmp_path / "shared" / "library"
+    file.parent.mkdir()
+    file.write_bytes(os.urandom(8 * CHUNK))
+    with peers(tmp_path / "c", 1, file.parent, chunk_bytes=CHUNK) as (peer,):
+        keys = keys_of(peer, file)
+        file.write_bytes(b"another")
+        for key in keys:
+            with pytest.raises(OSError) as caught:
+                fetch(peer, key)
+            assert caught.value.errno == errno.ESTALE
+        assert not peer.fetcher._fetcher, "nobody waits for ever"
 
 
 def test_several_readers_share_the_reading_of_a_large_file(tmp_path: Path) -> None:
@@ -159,13 +189,14 @@ def test_a_node_that_sends_wrong_bytes_is_caught_and_left_out(tmp_path: Path, tr
 
 def test_a_file_changed_under_the_job_is_an_error_everywhere_and_reported(tmp_path: Path, tree: Path) -> None:
     with peers(tmp_path / "c", 3, tree, fanout=1, chunk_bytes=CHUNK) as nodes:
+        (tree / "f4").write_bytes(os.urandom(9 * CHUNK))
         keys = keys_of(nodes[2], tree / "f4")
         first = fetch(nodes[2], keys[0])
         assert first == (tree / "f4").read_bytes()[:CHUNK]
-        (tree / "f4").write_bytes(os.urandom(3 * CHUNK + 4))
+        (tree / "f4").write_bytes(os.urandom(9 * CHUNK))
         for peer in nodes:
             with pytest.raises(OSError) as caught:
-                fetch(peer, keys[1])
+                fetch(peer, keys[8])
             assert caught.value.errno == errno.ESTALE
             assert peer.status()["changed"] >= 1
         assert fetch(nodes[0], keys[0]) == first, "what was read before stays as it was"
@@ -250,11 +281,11 @@ def test_what_is_here_does_not_wait_behind_a_slow_shared_file_system(tmp_path: P
     with peers(tmp_path / "c", 1, tree, chunk_bytes=CHUNK) as (peer,):
         held, slow, more = (keys_of(peer, tree / name)[0] for name in ("f1", "f2", "f3"))
         fetch(peer, held)
-        plain = peer._source.read
-        peer._source.read = lambda key: (time.sleep(1.0), plain(key))[1]  # type: ignore[method-assign]
+        plain = peer._source.read_run
+        peer._source.read_run = lambda key, count: (time.sleep(1.0), plain(key, count))[1]  # type: ignore[method-assign]
         fetch(peer, more)
         asked, answer = threading.Event(), threading.Event()
-        peer._source.read = lambda key: (asked.set(), answer.wait(60), plain(key))[2]  # type: ignore[method-assign]
+        peer._source.read_run = lambda key, count: (asked.set(), answer.wait(60), plain(key, count))[2]  # type: ignore[method-assign]
         link = local_link(peer)
         late, soon = Collect(), Collect()
         link.ask(wire.GET, slow, late)
@@ -272,8 +303,13 @@ def test_a_quick_read_is_done_by_the_thread_that_was_asked(tmp_path: Path, tree:
         fetch(peer, keys[0])
         peer.fetcher._last_read_s = 0.0
         names: list[str] = []
-        plain = peer._source.read
-        peer._source.read = lambda key: (names.append(threading.current_thread().name), plain(key))[1]  # type: ignore[method-assign, func-returns-value]
+        plain = peer._source.read_run
+
+        def noted(key: bytes, count: int) -> memoryview:
+            names.append(threading.current_thread().name)
+            return plain(key, count)
+
+        peer._source.read_run = noted  # type: ignore[method-assign]
         link = local_link(peer)
         for key in keys[1:]:
             peer.fetcher._last_read_s = 0.0

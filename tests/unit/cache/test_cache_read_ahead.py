@@ -53,7 +53,7 @@ def test_byte_code_of_two_interpreters_waits_for_whoever_asks(tmp_path: Path) ->
 
 
 def test_much_byte_code_waits_for_whoever_asks(tmp_path: Path) -> None:
-    code = package(tmp_path / "p", {f"m{n}.cpython-311.pyc": 300_000 for n in range(5)}) / "__pycache__"
+    code = package(tmp_path / "p", {f"m{n}.cpython-311.pyc": 1_000_000 for n in range(5)}) / "__pycache__"
     assert follow(os.fsencode(code), listing(code), CHUNK) == []
 
 
@@ -64,3 +64,19 @@ def test_byte_code_arrives_everywhere_although_nobody_asked_for_it(tmp_path: Pat
         wait_for(lambda: all(len(node._store) == 2 + 16 for node in nodes), 15.0)
         assert [len(node._store) for node in nodes] == [18, 18, 18]
         assert [node.status()["source_bytes"] > 0 for node in nodes] == [True, False, False]
+
+
+def test_packages_below_are_listed_and_their_code_comes_when_somebody_looks_into_them(tmp_path: Path) -> None:
+    root = tmp_path / "shared"
+    top = package(root / "p", {"a.cpython-311.pyc": 10})
+    below = package(top / "sub", {"b.cpython-311.pyc": 10})
+    (top / "include").mkdir()
+    with peers(tmp_path / "c", 2, root, chunk_bytes=CHUNK) as nodes:
+        assert nodes[1].fetcher.wait(directory_key(os.fsencode(top)), 15.0).error is None
+        listed = directory_key(os.fsencode(below))
+        wait_for(lambda: all(listed in node._store and len(node._store) == 4 for node in nodes), 15.0)
+        assert directory_key(os.fsencode(top / "include")) not in nodes[0]._store
+        nodes[0]._streams.looked_into(os.fsencode(below))
+        wait_for(lambda: all(len(node._store) == 6 for node in nodes), 15.0)
+        code = directory_key(os.fsencode(below / "__pycache__"))
+        assert all(code in node._store for node in nodes)

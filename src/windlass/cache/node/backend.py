@@ -20,7 +20,7 @@ from typing import Any
 
 from . import wire
 from .config import NodeConfig
-from .keys import BadKeyError, digest, directory_key
+from .keys import DIRECTORY, BadKeyError, digest, directory_key
 from .limits import TokenBucket, fallback_jitter_s
 from .link import Link, Reply, open_local_link
 from .listing import Listing
@@ -56,6 +56,7 @@ class Backend:
         self._readers = Pool(config.source_threads, "source")
         self._bucket = TokenBucket(config.fallback_rate, config.fallback_rate)
         self._touched: list[bytes] = []
+        self._asked: set[bytes] = set()
         self._news_lock = threading.Lock()
         self._closed = threading.Event()
         self.counters: dict[str, int] = {"hits": 0, "misses": 0, "hit_bytes": 0, "direct": 0, "errors": 0}
@@ -89,6 +90,7 @@ class Backend:
             return None
         listing = Listing(blob)
         self.touched(key)
+        self._tell_unasked(key)
         # Names and their table weigh about as much again as the listing itself, twice for short names.
         weight = len(blob) + 150 * len(listing)
         with self._lock:
@@ -97,6 +99,13 @@ class Backend:
             while self._listing_bytes > _LISTING_BYTES and len(self._listings) > 1:
                 self._listing_bytes -= self._listings.popitem(last=False)[1][1]
         return listing
+
+    def _tell_unasked(self, key: bytes) -> None:
+        """A folder that came before it was asked for is used: the peer process fetches what follows such a look."""
+        if key in self._asked:
+            self._asked.discard(key)
+        else:
+            self.will_want(key, 0)
 
     def read_into(self, key: bytes, offset: int, target: memoryview) -> int:
         got = self._store.read_into(key, offset, target)
@@ -124,6 +133,8 @@ class Backend:
     def fetch(self, key: bytes, done: Fetched, *, again: bool = False) -> None:
         """Brings an object here and calls `done` once, from another thread. `again`: it was brought and is gone."""
         self.counters["misses"] += 1
+        if key[0] == DIRECTORY:
+            self._asked.add(key)
         link = self._connect()
         kind = wire.GET_INLINE if again else wire.GET
         if link is None or not link.ask(kind, key, _FetchReply(self, key, done)):

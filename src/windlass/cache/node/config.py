@@ -48,7 +48,7 @@ class NodeConfig:
     fuse_threads: int = 0
     warm: bool = True
     live: bool = True
-    live_limit_bytes: int = 256 << 20
+    live_limit_bytes: int = 1 << 30
     fuse_flags_mask: int = 0xFFFFFFFFFFFFFFFF
     allow_other: bool = False
     owner_pids: tuple[int, ...] = ()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import stat
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from .config import REPLICATE, NodeConfig
-from .fetcher import Fetcher, FetchResult, Landing
+from .fetcher import Fetcher
+from .flight import FetchResult, Landing
 from .keys import CHUNK, DIRECTORY, MAX_CHUNK, NO_PIN, chunk_key, directory_key, stripe_of
 from .listing import Listing, attr_pin
 from .read_ahead import ReadAhead
@@ -30,14 +31,14 @@ class Driver:
         self._stripe = stripe
         self._log = mine
         self._live = config.live and config.placement == REPLICATE
-        self._live_left = min(config.live_limit_bytes, config.budget_bytes // 4)
+        self._live_left = min(config.live_limit_bytes, config.budget_bytes // 2)
         self._listing: tuple[bytes, Listing | None] = (b"", None)
         self._read_ahead: ReadAhead | None = None
         if config.placement == REPLICATE and not config.trace_in:
-            self._read_ahead = ReadAhead(fetcher, config.chunk_bytes, config.give_up_s)
+            self._read_ahead = ReadAhead(fetcher, store, config)
 
     def run(self) -> None:
-        """The planned part; what is read on demand follows through `was_read`, from the threads that read it."""
+        """The planned part; what is read on demand follows through `were_read`, from the threads that read it."""
         trace = self._read_trace()
         stripes = self._config.stripes
         wanted = [w for w in self._wanted(trace) if stripe_of(_unpinned_key(*w), stripes) == self._stripe]
@@ -47,19 +48,25 @@ class Driver:
         if not self._live:
             self._log.close()
 
-    def was_read(self, key: bytes, data: bytes | memoryview) -> None:
-        """This node read an object for somebody: in a job where all start alike, all will want it."""
+    def were_read(self, objects: Sequence[tuple[bytes, bytes | memoryview]]) -> None:
+        """This node read objects for somebody: in a job where all start alike, all will want them."""
         if self._read_ahead is not None:
-            self._read_ahead.was_read(key, data)
-        if not self._live or stripe_of(key, self._config.stripes) != self._stripe:
+            self._read_ahead.were_read(objects)
+        if not self._live:
             return
-        self._live_left -= len(data)
+        own = [(k, data) for k, data in objects if stripe_of(k, self._config.stripes) == self._stripe]
+        self._live_left -= sum(len(data) for _, data in own)
         if self._live_left < 0:
             self._live = False
             if self._log.plan_over:
                 self._log.close()
             return
-        self._log.offer(key)
+        if own:
+            self._log.offer(*(key for key, _ in own))
+
+    def looked_into(self, path: bytes) -> None:
+        if self._read_ahead is not None:
+            self._read_ahead.looked_into(path)
 
     def close(self) -> None:
         if self._read_ahead is not None:

@@ -13,13 +13,24 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
-from typing import NamedTuple
 
 from . import wire
 from .config import PARTITION, NodeConfig
-from .keys import CHUNK, DIRECTORY, BadKeyError, digest, parse_key, stripe_of
+from .flight import Counts, Done, FetchResult, Flight, Landing
+from .keys import (
+    CHUNK,
+    DIRECTORY,
+    BadKeyError,
+    chunk_count,
+    chunk_index,
+    digest,
+    file_size,
+    parse_key,
+    sibling_key,
+    stripe_of,
+)
 from .limits import Health, TokenBucket, fallback_jitter_s
 from .links import Links
 from .pool import Pool
@@ -35,57 +46,15 @@ log = logging.getLogger("windlass.cache")
 _FINAL = frozenset({errno.ESTALE, errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EINVAL})
 
 
+RUN_CHUNKS = 4  # chunks of a library that are read together: those beside one that is wanted mostly are, too
 _LATE = 1 << 30  # a position behind every route
 _SHORT_S = 0.002  # a read of the shared file system that is not worth waking another thread for
-
-
-class FetchResult(NamedTuple):
-    """An object is here: in the store (`data` None), or in hand where the store could not take it. Or it is not."""
-
-    digest: bytes = b""
-    data: bytes | None = None
-    error: OSError | None = None
-
-
-Done = Callable[[FetchResult], None]
-
-
-class Counts:
-    """What came from where."""
-
-    def __init__(self) -> None:
-        self.calls: dict[str, int] = {"local": 0, "parent": 0, "peer": 0, "shared": 0}
-        self.bytes: dict[str, int] = {"local": 0, "parent": 0, "peer": 0, "shared": 0}
-        self.fallbacks = 0
-        self.failovers = 0
-        self.corrupt = 0
-        self.changed = 0
-        self.errors = 0
-
-    def add(self, origin: str, size: int) -> None:
-        self.calls[origin] += 1
-        self.bytes[origin] += size
-
-
-class _Flight:
-    __slots__ = ("asked", "began", "deadline", "done", "generation", "key", "position", "route", "waiters")
-
-    def __init__(self, key: bytes, route: tuple[int, ...], deadline: float) -> None:
-        self.key = key
-        self.route = route
-        self.position = 0
-        self.waiters: list[Done] = []
-        self.deadline = deadline
-        self.done = False
-        self.asked = -1
-        self.began = perf_counter()
-        self.generation = 0
 
 
 class _FlightReply:
     """Frames of one GET of one flight. A reply that comes after the flight moved on is still used: bytes are bytes."""
 
-    def __init__(self, fetcher: Fetcher, flight: _Flight, node: int) -> None:
+    def __init__(self, fetcher: Fetcher, flight: Flight, node: int) -> None:
         self._fetcher = fetcher
         self._flight = flight
         self._node = node
@@ -107,26 +76,6 @@ class _FlightReply:
         self._fetcher.move_on(self._flight, self._generation)
 
 
-class Landing:
-    """A callback for an outcome that a thread waits for, or comes back for."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-        self._outcome: FetchResult | None = None
-
-    def __call__(self, outcome: FetchResult) -> None:
-        self._outcome = outcome
-        self._event.set()
-
-    def is_set(self) -> bool:
-        return self._event.is_set()
-
-    def wait(self, timeout_s: float) -> FetchResult | None:
-        """The outcome, or None where there is none in time."""
-        self._event.wait(timeout_s)
-        return self._outcome
-
-
 class Fetcher:
     def __init__(
         self, config: NodeConfig, source: Source, store: Store, links: Links, health: Health, timers: Timers
@@ -138,7 +87,7 @@ class Fetcher:
         self._health = health
         self._timers = timers
         self._lock = threading.Lock()
-        self._fetcher: dict[bytes, _Flight] = {}
+        self._fetcher: dict[bytes, Flight] = {}
         self._bucket = TokenBucket(config.fallback_rate, config.fallback_rate)
         self._random = random.Random(os.urandom(8))
         self._readers = Pool(config.source_threads, "source")
@@ -152,7 +101,7 @@ class Fetcher:
         )
         timers.after(1.0, self._sweep)
         self.coming: Callable[[bytes], bool] = lambda key: False
-        self.was_read: Callable[[bytes, bytes | memoryview], None] = lambda key, data: None
+        self.were_read: Callable[[Sequence[tuple[bytes, bytes | memoryview]]], None] = lambda objects: None
 
     def obtain(self, key: bytes, done: Done, *, idle: bool = False) -> None:
         """Calls `done` once, now or later, from any thread. Raises `BadKeyError` for a key that names nothing.
@@ -168,7 +117,7 @@ class Fetcher:
             if flight is not None:
                 flight.waiters.append(done)
                 return
-            flight = _Flight(key, self.route(key), time.monotonic() + self._config.give_up_s)
+            flight = Flight(key, self.route(key), time.monotonic() + self._config.give_up_s)
             flight.waiters.append(done)
             self._fetcher[key] = flight
         if key in self._store:  # it arrived between the look and the flight
@@ -220,12 +169,12 @@ class Fetcher:
 
     # One step further
 
-    def move_on(self, flight: _Flight, generation: int) -> None:
+    def move_on(self, flight: Flight, generation: int) -> None:
         if flight.generation == generation and not flight.done:
             self.counts.failovers += 1
             self._advance(flight)
 
-    def _advance(self, flight: _Flight) -> None:
+    def _advance(self, flight: Flight) -> None:
         while not flight.done:
             with self._lock:
                 flight.generation += 1
@@ -251,7 +200,7 @@ class Fetcher:
             self._go_to_source(flight)
         self._timers.after(1.0, self._sweep)
 
-    def _next_node(self, flight: _Flight) -> int | None:
+    def _next_node(self, flight: Flight) -> int | None:
         if time.monotonic() > flight.deadline:
             return None
         while flight.position < len(flight.route):
@@ -261,13 +210,13 @@ class Fetcher:
                 return node
         return None
 
-    def _open_and_ask(self, flight: _Flight, node: int) -> None:
+    def _open_and_ask(self, flight: Flight, node: int) -> None:
         link = self._links.open(node)
         if link is None or not link.ask(wire.GET, flight.key, _FlightReply(self, flight, node)):
             self.counts.failovers += 1
             self._advance(flight)
 
-    def _stop_waiting_for_stream(self, flight: _Flight, rounds: int) -> None:
+    def _stop_waiting_for_stream(self, flight: Flight, rounds: int) -> None:
         if flight.done:
             return
         if rounds and self.coming(flight.key):
@@ -275,7 +224,7 @@ class Fetcher:
         else:
             self._advance(flight)
 
-    def _go_to_source(self, flight: _Flight) -> None:
+    def _go_to_source(self, flight: Flight) -> None:
         if not flight.route:
             self._submit(self._readers, lambda: self._read_source(flight), flight)
             return
@@ -288,13 +237,13 @@ class Fetcher:
             delay += fallback_jitter_s(config.nodes, self._random)
         self._timers.after(delay, lambda: self._submit(self._readers, lambda: self._read_source(flight), flight))
 
-    def _submit(self, pool: Pool, job: Callable[[], None], flight: _Flight) -> None:
+    def _submit(self, pool: Pool, job: Callable[[], None], flight: Flight) -> None:
         try:
             pool.submit(lambda: self._guarded(job, flight))
         except RuntimeError:  # shutting down
             self.finish(flight, FetchResult(error=OSError(errno.ESHUTDOWN, "the cache is stopping")))
 
-    def _guarded(self, job: Callable[[], None], flight: _Flight) -> None:
+    def _guarded(self, job: Callable[[], None], flight: Flight) -> None:
         """A bug in one flight must not leave its readers waiting for ever."""
         try:
             job()
@@ -302,30 +251,106 @@ class Fetcher:
             log.exception("flight failed")
             self.finish(flight, FetchResult(error=OSError(errno.EIO, repr(error))))
 
-    def _read_source(self, flight: _Flight) -> None:
+    def _read_source(self, flight: Flight) -> None:
         if flight.done:
             return
-        began = STAGES.add("queue for a reader", flight.began)
+        STAGES.add("queue for a reader", flight.began)
+        is_own_chunk = flight.key[0] == CHUNK and not flight.route
+        self.read_run(self._with_neighbours(flight) if is_own_chunk and self._config.sparse else [flight], flight)
+
+    # Several at once
+
+    def claim(self, keys: Iterable[bytes]) -> list[Flight]:
+        """Flights for those objects that this node is the reader of, does not have, and nobody fetches yet. Whoever
+        claims them ends them, by `read_run`."""
+        claimed = []
+        for key in keys:
+            if key in self._store or self.route(key):
+                continue
+            flight = Flight(key, (), 0.0)
+            with self._lock:
+                if key in self._fetcher:
+                    continue
+                self._fetcher[key] = flight
+            if key in self._store:  # it arrived between the look and the flight
+                self.finish(flight, FetchResult(digest=self._store.digest_of(key) or b""))
+            else:
+                claimed.append(flight)
+        return claimed
+
+    def submit_run(self, run: Sequence[Flight]) -> None:
+        """`read_run` on a thread that reads the shared file system."""
         try:
-            data = self._source.read(flight.key)
-            now = STAGES.add("read folder" if flight.key[0] == DIRECTORY else "read chunk", began)
-            self._last_read_s = now - began
+            self._readers.submit(lambda: self.read_run(run))
+        except RuntimeError:
+            self._fail(run, OSError(errno.ESHUTDOWN, "the cache is stopping"))
+
+    def read_run(self, run: Sequence[Flight], first: Flight | None = None) -> None:
+        """Reads neighbouring chunks of one file at once, or one folder, and ends all their flights, whatever happens.
+        `first`, for which somebody waits, lands before the others."""
+        try:
+            self._read_run(run, first)
         except BadKeyError as error:
-            self.finish(flight, FetchResult(error=OSError(errno.EINVAL, str(error))))
-            return
+            self._fail(run, OSError(errno.EINVAL, str(error)))
         except OSError as error:
+            self._fail(run, error)
+        except Exception as error:
+            log.exception("flight failed")
+            self._fail(run, OSError(errno.EIO, repr(error)))
+
+    def _fail(self, run: Sequence[Flight], error: OSError) -> None:
+        for flight in run:
             self.finish(flight, FetchResult(error=error))
-            return
-        self.counts.add("shared", len(data))
-        stated = digest(flight.key, data)
-        STAGES.add("digest", now)
-        self.landed(flight.key, stated, data)
-        if not flight.route:
-            self.was_read(flight.key, data)
+
+    def _with_neighbours(self, flight: Flight) -> list[Flight]:
+        """The flight in the midst of those of the chunks around it that can be read with it."""
+        index = chunk_index(flight.key)
+        start = index - index % RUN_CHUNKS
+        end = min(start + RUN_CHUNKS, chunk_count(file_size(flight.key), self._config.chunk_bytes))
+        run = [flight]
+        for number in range(index + 1, end):
+            more = self.claim([sibling_key(flight.key, number)])
+            if not more:
+                break
+            run += more
+        for number in range(index - 1, start - 1, -1):
+            more = self.claim([sibling_key(flight.key, number)])
+            if not more:
+                break
+            run = more + run
+        return run
+
+    def _read_run(self, run: Sequence[Flight], first: Flight | None) -> None:
+        began = perf_counter()
+        key = run[0].key
+        data = self._source.read_run(key, len(run)) if key[0] == CHUNK else self._source.read(key)
+        now = STAGES.add("read folder" if key[0] == DIRECTORY else "read chunks", began)
+        self._last_read_s = now - began
+        step = self._config.chunk_bytes
+        parts = [data[place * step : (place + 1) * step] for place in range(len(run))] if len(run) > 1 else [data]
+        place = run.index(first) if first is not None else 0
+        # Who waits gets its own first. The others follow in one piece where they are one.
+        groups = ((place, place + 1), (place + 1, len(run)), (0, place)) if first is not None else ((0, len(run)),)
+        for start, end in groups:
+            if start < end:
+                whole = data[start * step : end * step] if len(run) > 1 else data
+                self._land_run(run[start:end], parts[start:end], whole)
+
+    def _land_run(self, run: Sequence[Flight], parts: Sequence[bytes | memoryview], whole: bytes | memoryview) -> None:
+        """Objects that this node read from the shared file system; `whole` is all of `parts`."""
+        began = perf_counter()
+        objects = [(flight.key, digest(flight.key, part), len(part)) for flight, part in zip(run, parts)]
+        STAGES.add("digest", began)
+        for _, _, size in objects:
+            self.counts.add("shared", size)
+        self.landed_run(objects, whole)
+        own = [(flight.key, part) for flight, part in zip(run, parts) if not flight.route]
+        if own:
+            self.were_read(own)
 
     # Arrivals
 
-    def received(self, flight: _Flight, node: int, body: memoryview, generation: int) -> None:
+    def received(self, flight: Flight, node: int, body: memoryview, generation: int) -> None:
         """An OBJECT from another node: used only if it is the right object and its digest is right."""
         began = STAGES.add("ask another node", flight.began)
         key, stated, data = wire.parse_object(body)
@@ -341,16 +366,28 @@ class Fetcher:
 
     def landed(self, key: bytes, stated: bytes, data: bytes | memoryview) -> None:
         """Verified bytes are here, asked for or pushed: keep them and tell who waits."""
-        began = perf_counter()
-        kept = self._store.put(key, stated, data, evict_first=self.is_anothers(key))
-        began = STAGES.add("store", began)
-        flight = self._fetcher.get(key)
-        if flight is not None:
-            in_hand = None if kept and not self._store.evicted else bytes(data)
-            self.finish(flight, FetchResult(digest=stated, data=in_hand))
-            STAGES.add("tell who waits", began)
+        self.landed_run([(key, stated, len(data))], data)
 
-    def finish(self, flight: _Flight, outcome: FetchResult) -> None:
+    def landed_run(self, objects: Sequence[tuple[bytes, bytes, int]], data: bytes | memoryview) -> None:
+        """`landed` for objects (key, digest, size) whose bytes follow each other in `data`."""
+        began = perf_counter()
+        key, stated, _ = objects[0]
+        others = self.is_anothers(key)
+        if len(objects) == 1:
+            kept = self._store.put(key, stated, data, evict_first=others)
+        else:
+            kept = self._store.put_run(objects, data, evict_first=others)
+        began = STAGES.add("store", began)
+        offset = 0
+        for key, stated, size in objects:
+            flight = self._fetcher.get(key)
+            if flight is not None:
+                in_hand = None if kept and not self._store.evicted else bytes(data[offset : offset + size])
+                self.finish(flight, FetchResult(digest=stated, data=in_hand))
+            offset += size
+        STAGES.add("tell who waits", began)
+
+    def finish(self, flight: Flight, outcome: FetchResult) -> None:
         with self._lock:
             if flight.done:
                 return

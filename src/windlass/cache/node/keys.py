@@ -92,6 +92,20 @@ def chunk_length(size: int, chunk_bytes: int, index: int) -> int:
     return max(0, min(chunk_bytes, size - index * chunk_bytes))
 
 
+def sibling_key(key: bytes, index: int) -> bytes:
+    """The key of another chunk of the same version of the same file."""
+    return key[:1] + index.to_bytes(4, "little") + key[5:]
+
+
+def chunk_index(key: bytes) -> int:
+    return int.from_bytes(key[1:5], "little")
+
+
+def file_size(key: bytes) -> int:
+    """Of the file of a chunk."""
+    return int.from_bytes(key[5:13], "little")
+
+
 def stripe_of(key: bytes, stripes: int) -> int:
     """Which reader of the shared file system an object belongs to; the version of a file plays no part in it.
 

@@ -15,8 +15,9 @@ from . import wire
 from .accept import Acceptor
 from .barrier import Barrier
 from .config import NodeConfig
-from .fetcher import Fetcher, FetchResult
-from .keys import CHUNK, BadKeyError, chunk_count, chunk_key, parse_key
+from .fetcher import Fetcher
+from .flight import FetchResult
+from .keys import CHUNK, DIRECTORY, HEAD_BYTES, BadKeyError, chunk_count, chunk_key, parse_key
 from .limits import Health
 from .link import Collect
 from .links import Links
@@ -34,6 +35,7 @@ from .tree import children
 
 log = logging.getLogger("windlass.cache")
 MAX_PREFETCH = 64
+_DIRECTORY = bytes([DIRECTORY])
 
 
 class Peer:
@@ -132,6 +134,8 @@ class Peer:
                 connection.later(lambda: answer(outcome))
 
         connection.asks(key)
+        if key[:1] == _DIRECTORY:
+            self._streams.looked_into(key[HEAD_BYTES:])
         try:
             self.fetcher.obtain(key, done, idle=connection.is_idle())
         except BadKeyError as error:
@@ -160,7 +164,8 @@ class Peer:
                 connection.send(wire.ERROR, request, wire.error_body(11, "evicted again and again"))
 
     def _prefetch(self, body: bytes) -> None:
-        """First key of a run of chunks and how many: fetched because the reader will want them soon."""
+        """First key of a run of chunks and how many: fetched because the reader will want them soon. Or a folder that a
+        program began to look into: what follows such a look is fetched."""
         if len(body) < 2:
             return
         try:
@@ -168,6 +173,7 @@ class Peer:
         except BadKeyError:
             return
         if key.kind != CHUNK:
+            self._streams.looked_into(key.path)
             return
         count = min(int.from_bytes(body[:2], "little"), MAX_PREFETCH)
         end = min(key.chunk + count, chunk_count(key.pin.size, self.config.chunk_bytes))

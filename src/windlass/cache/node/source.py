@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 
-from .keys import CHUNK, DIRECTORY, BadKeyError, Pin, chunk_length, parse_key
+from .keys import CHUNK, DIRECTORY, BadKeyError, Pin, parse_key
 from .listing import MAX_LISTING_BYTES, Entry, folder_attr, pack_attr, pack_listing
 from .roots import Root, link_text, names_above, root_of
 from .stages import STAGES
@@ -59,8 +59,17 @@ class Source:
         parsed = parse_key(key)
         if parsed.kind == DIRECTORY:
             return self._listing(parsed.path)
+        return self.read_run(key, 1)
+
+    def read_run(self, key: bytes, count: int) -> memoryview:
+        """The bytes of `count` chunks from that of `key` on, read at once; as `read` otherwise. Ends with the file."""
+        parsed = parse_key(key)
         assert parsed.kind == CHUNK
-        return self._chunk(parsed.path, parsed.pin, parsed.chunk)
+        begin = parsed.chunk * self._chunk_bytes
+        want = min(count * self._chunk_bytes, parsed.pin.size - begin)
+        if want <= 0:
+            raise BadKeyError("chunk %d lies beyond the end of %r" % (parsed.chunk, parsed.path))
+        return self._range(parsed.path, parsed.pin, begin, want)
 
     def close(self) -> None:
         with self._lock:
@@ -173,21 +182,18 @@ class Source:
 
     # Files
 
-    def _chunk(self, path: bytes, pin: Pin, index: int) -> memoryview:
-        want = chunk_length(pin.size, self._chunk_bytes, index)
-        if want == 0:
-            raise BadKeyError("chunk %d lies beyond the end of %r" % (index, path))
+    def _range(self, path: bytes, pin: Pin, begin: int, want: int) -> memoryview:
         # One buffer per thread: fresh memory for every chunk would cost more than the copy into it.
         buffer = getattr(self._mine, "buffer", None)
-        if buffer is None:
-            buffer = self._mine.buffer = memoryview(bytearray(self._chunk_bytes))
+        if buffer is None or len(buffer) < want:
+            buffer = self._mine.buffer = memoryview(bytearray(max(want, self._chunk_bytes)))
         began = perf_counter()
         held = self._file(path, pin)
         began = STAGES.add("source: open file", began)
         try:
             got = 0
             while got < want:
-                step = os.preadv(held.fd, [buffer[got:want]], index * self._chunk_bytes + got)
+                step = os.preadv(held.fd, [buffer[got:want]], begin + got)
                 if step == 0:
                     break
                 got += step

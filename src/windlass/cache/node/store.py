@@ -15,7 +15,7 @@ import os
 import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from windlass.procs.folders import private_folder
@@ -157,10 +157,19 @@ class Store:
     ) -> bool:
         """Keep an object; False where it does not fit, which is never an error. With `evict_first` (another node
         owns the object) it leaves before this node's own."""
+        return key in self._held or self.put_run([(key, digest, len(data))], data, evict_first=evict_first)
+
+    def put_run(
+        self,
+        objects: Sequence[tuple[bytes, bytes, int]],
+        data: bytes | bytearray | memoryview,
+        *,
+        evict_first: bool = False,
+    ) -> bool:
+        """Keep several objects (key, digest, size) whose bytes follow each other in `data`, with one write and one
+        beside the other. All or none; what was held already stays where it was."""
         size = len(data)
         with self._lock:
-            if key in self._held:
-                return True
             segment = self._room(size, evict_first)
             if segment is None:
                 self.refused += 1
@@ -185,8 +194,11 @@ class Store:
             self._leave(segment)
             if segment.gone:
                 return False
-            segment.keys.append(key)
-            self._held[key] = HeldObject(segment, offset, size, digest)
+            for key, digest, length in objects:
+                if key not in self._held:
+                    segment.keys.append(key)
+                    self._held[key] = HeldObject(segment, offset, length, digest)
+                offset += length
         return True
 
     def close(self) -> None:

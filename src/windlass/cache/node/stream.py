@@ -51,7 +51,7 @@ class Streams:
                 threading.Thread(target=self._follow, args=(stripe, route), name="follow", daemon=True).start()
             else:
                 driver = Driver(config, self._fetcher, self._store, stripe, self.logs[stripe])
-                self._fetcher.was_read = driver.was_read  # a node is the reader of one stripe at most
+                self._fetcher.were_read = driver.were_read  # a node is the reader of one stripe at most
                 self._driver = driver
                 threading.Thread(target=driver.run, name="drive", daemon=True).start()
 
@@ -64,6 +64,11 @@ class Streams:
 
     def coming(self, key: bytes) -> bool:
         return self.logs[stripe_of(key, self._config.stripes)].awaits(key)
+
+    def looked_into(self, path: bytes) -> None:
+        """A program of this node looks into a folder that came before it was asked for."""
+        if self._driver is not None:
+            self._driver.looked_into(path)
 
     def status(self) -> dict[str, object]:
         """`ended`: the planned part is over; more may follow as it is read."""

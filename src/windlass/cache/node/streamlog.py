@@ -58,11 +58,11 @@ class StreamLog:
             self.items.append(key)
             self._step()
 
-    def offer(self, key: bytes) -> None:
+    def offer(self, *keys: bytes) -> None:
         """Something outside the plan that all will want: it follows when the plan is over."""
         with self._changed:
-            if not self.closed and stream_key(key) not in self._places:
-                self._later.append(key)
+            if not self.closed:
+                self._later += [key for key in keys if stream_key(key) not in self._places]
                 self._step()
 
     def give_up_plan(self) -> None:

@@ -71,7 +71,9 @@ class Warmer:
             if key == _PLAN_OVER:
                 self._end_of_plan()
                 continue
-            if self._records and (self._ended or not self._wanted):
+            planned = self._wanted and not self._ended
+            # A folder that nobody planned is only learned: the first look into it has to come here, and is a hint.
+            if not planned and (self._records or key[0] == DIRECTORY):
                 continue
             began = perf_counter()
             try:
