@@ -7,8 +7,12 @@ Every function takes the environment to work with (`environ`, by default a copy 
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from windlass.agents.cache_service import cache_sidecar
 from windlass.model.plan import Plan
@@ -16,14 +20,17 @@ from windlass.model.record import RunRecord
 from windlass.model.request import Request
 from windlass.plan.render.rank_script import JobFacts
 from windlass.run import new, planning, submit
+from windlass.run import selftest as rank_program
 from windlass.run.execute import Sidecar
-from windlass.run.folder import RunFolder, open_folder
+from windlass.run.folder import RunFolder, make_folder, open_folder, read_plan
 from windlass.run.once import run_once
 from windlass.run.output import OutputView, ViewMaker, terminal_view
 from windlass.run.planning import PlannedRequest
 from windlass.run.run import Run
+from windlass.run.selftest_bundle import write_bundle
+from windlass.run.selftest_findings import judge
 from windlass.run.submit import Submission
-from windlass.settings import current_environ
+from windlass.settings import current_environ, read_settings
 from windlass.supervise import saved
 from windlass.supervise.attempts import own
 from windlass.supervise.supervised import run_supervised
@@ -36,12 +43,14 @@ __all__ = [
     "Run",
     "RunFolder",
     "RunRecord",
+    "SelfTest",
     "Submission",
     "new_run",
     "plan_request",
     "resume",
     "run",
     "saved_run",
+    "selftest",
     "start",
     "submit_request",
     "terminal_view",
@@ -114,6 +123,36 @@ def resume(
         opened, _given(environ), view or silent_view, nodes=nodes, ranks_per_node=ranks_per_node, quiet=quiet
     )
     return start(ready) if isinstance(ready, Run) else ready
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SelfTest:
+    """A self-test that has run. Each finding says `what`, whether it is `ok`, and what was `seen`."""
+
+    record: RunRecord
+    findings: list[dict[str, object]]
+    bundle: Path
+
+
+def selftest(
+    request: Request,
+    *,
+    environ: Mapping[str, str] | None = None,
+    view: ViewMaker | None = None,
+    bundle: str | Path | None = None,
+) -> SelfTest:
+    """Run windlass's own small script in the place of the request's command, hold what its ranks saw against the plan,
+    and write an archive of it all to `bundle` (by default a file of this folder, named after site and time)."""
+    environ = _given(environ)
+    folder = make_folder(request.run_dir, read_settings(environ).runs_dir, "selftest")
+    script = folder.write("selftest.py", Path(rank_program.__file__).read_text())  # a container sees the run folder
+    request = msgspec.structs.replace(request, kind="script", command=(str(script),), run_dir=str(folder.path))
+    record = run(request, environ=environ, view=view)
+    plan = read_plan(folder.path)
+    findings = judge(plan, folder)
+    path = Path(bundle or f"windlass-selftest-{plan.site}-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz")
+    write_bundle(path, folder, findings, environ)
+    return SelfTest(record=record, findings=findings, bundle=path)
 
 
 def submit_request(

@@ -1,0 +1,59 @@
+"""What a self-test showed: the plan held against what its ranks saw."""
+
+from __future__ import annotations
+
+import json
+
+from windlass.failure.ends import read_seats
+from windlass.failure.rank_logs import rank_logs
+from windlass.model.plan import Plan
+from windlass.notation.cpulist import format_cpulist, parse_cpulist
+from windlass.run.folder import RunFolder
+from windlass.run.selftest import MARK
+
+
+def reports(plan: Plan, folder: RunFolder) -> list[dict[str, object]]:
+    """What the ranks said, by rank."""
+    lines = rank_logs(plan, folder.path).lines()
+    found = [json.loads(text[len(MARK) :]) for _, text in lines if text.startswith(MARK)]
+    return sorted(found, key=lambda report: int(report["rank"]))
+
+
+def judge(plan: Plan, folder: RunFolder) -> list[dict[str, object]]:
+    """The plan held against what the ranks saw."""
+    said = reports(plan, folder)
+    rows: list[dict[str, object]] = [
+        {"what": "ranks that reported", "ok": len(said) == plan.world_size, "seen": f"{len(said)} of {plan.world_size}"}
+    ]
+    planned = {rank.local_rank: rank.cpus for rank in plan.binding.ranks}
+    seats = sorted(read_seats(folder.part("where")))
+    wrong = [
+        f"rank {seat.rank}: {seat.cpus} instead of {format_cpulist(planned[seat.rank % plan.ranks_per_node])}"
+        for seat in seats
+        if planned.get(seat.rank % plan.ranks_per_node)
+        and set(parse_cpulist(seat.cpus)) != set(planned[seat.rank % plan.ranks_per_node])
+    ]
+    rows.append({"what": "binding as planned", "ok": not wrong, "seen": "; ".join(wrong[:4]) or "every rank"})
+    torch_said = [report["torch"] for report in said if isinstance(report["torch"], dict)]
+    right = [answer for answer in torch_said if answer.get("all_reduce_right")]
+    missing = [answer for answer in torch_said if "missing" in answer]
+    if torch_said and not missing:
+        failed = next((answer.get("failed") for answer in torch_said if answer.get("failed")), None)
+        rows.append(
+            {"what": "all-reduce", "ok": len(right) == len(said), "seen": failed or f"right on {len(right)} ranks"}
+        )
+        rows.append({"what": "transport", "ok": True, "seen": _transport(folder, torch_said)})
+    else:
+        rows.append(
+            {"what": "all-reduce", "ok": True, "seen": "not tried: torch is not installed for this interpreter"}
+        )
+    return rows
+
+
+def _transport(folder: RunFolder, answers: list[dict[str, object]]) -> str:
+    """What moved the bytes, from the collective library's own log where there is one."""
+    for file in sorted(folder.part("comm").iterdir()):
+        for line in file.read_text(errors="replace").splitlines():
+            if "Using network" in line:
+                return line.split("Using network", 1)[1].strip()
+    return str(answers[0].get("backend"))
