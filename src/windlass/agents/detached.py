@@ -24,18 +24,21 @@ from windlass.agents.command import stop_argv, tool_argv
 from windlass.agents.control import BUNDLE_FILE, Agents
 from windlass.agents.interpreter import ARCHIVE
 from windlass.cache.node.config import state_folder
-from windlass.errors import MachineError, WindlassError
+from windlass.errors import MachineError, UsageError, WindlassError
 from windlass.model.jsontext import from_json, to_json
 from windlass.model.plan import Plan
+from windlass.model.request import Request
 from windlass.notation.hostlist import expand_hostlist
 from windlass.plan.cache import agents_folder
 from windlass.plan.inputs import Secrets
 from windlass.plan.node_step import plan_node_step
 from windlass.plan.render.rank_script import JobFacts
 from windlass.procs.identity import start_of
-from windlass.run.folder import RunFolder, read_plan
+from windlass.run.folder import PLAN_FILE, RunFolder, make_folder, open_folder, read_plan
 from windlass.run.node_step import run_node_step, write_host_file
+from windlass.run.planning import plan_request
 from windlass.run.rendezvous import plan_hosts
+from windlass.settings import read_settings
 
 _FILE = "agents.json"
 _STATUS_S = 30.0
@@ -70,13 +73,22 @@ class DetachedCache:
     def view(self, node: int | str) -> str:
         return f"{state_folder(self.agents, self.step.run_id, node)}/view"
 
+    @property
+    def view_word(self) -> str:
+        """The view as a task's shell can name it, whatever node it is on; NODE where the launcher gives no number."""
+        return self.view({"srun": "$SLURM_NODEID", "local": "0"}.get(self.plan.launcher, "NODE"))
 
-def start_detached(plan: Plan, folder: RunFolder, environ: Mapping[str, str], traces_dir: Path) -> DetachedCache:
-    """Start the agents and leave them running; all nodes are up on return. Raises where one is not, and leaves none."""
+
+def start_detached(request: Request, environ: Mapping[str, str]) -> DetachedCache:
+    """Start the agents of a request's cache and leave them running; all nodes are up on return. Raises where one is
+    not, and leaves none."""
+    settings = read_settings(environ)
+    plan = plan_request(request, environ, here=True).plan
+    folder = make_folder(request.run_dir, settings.runs_dir, plan.name)
     hosts = plan_hosts(plan)
     facts = JobFacts(run_dir=str(folder.path), run_id=folder.run_id, uid=os.getuid())
     write_host_file(plan, folder, hosts)
-    agents = cache_agents(plan, folder, facts, hosts, environ, traces_dir)
+    agents = cache_agents(plan, folder, facts, hosts, environ, settings.traces_dir)
     agents.start(detached=True)
     return detach(plan, folder, agents, facts)
 
@@ -104,6 +116,25 @@ def detached_caches(folders: Iterable[RunFolder]) -> list[DetachedCache]:
             step = from_json(folder.part(_FILE).read_bytes(), _Step)
             found.append(DetachedCache(folder=folder, plan=read_plan(folder.path), step=step))
     return found
+
+
+def find_detached(wanted: str | None, runs_dir: Path) -> DetachedCache:
+    """The cache that is meant: that of the run named, or the only one that was started by hand."""
+    if wanted is not None:
+        held = detached_caches([open_folder(wanted)])
+        if not held:
+            raise UsageError(f"{wanted} has no cache that was started by hand", hint="see `windlass cache start`")
+        return held[0]
+    folders = [RunFolder(path.parent) for path in sorted(runs_dir.expanduser().glob(f"*/{PLAN_FILE}"))]
+    held = detached_caches(folders)
+    if len(held) == 1:
+        return held[0]
+    if not held:
+        raise UsageError(
+            f"no cache is up for a run in {runs_dir}", hint="start one with `windlass cache start --root PATH`"
+        )
+    names = ", ".join(os.fspath(one.folder.path) for one in held)
+    raise UsageError("several caches are up", hint=f"say which: {names}")
 
 
 def status_of(held: DetachedCache, environ: Mapping[str, str]) -> list[dict[str, Any]]:

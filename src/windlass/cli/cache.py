@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from windlass.agents.cache_status import status_text, totals
-from windlass.agents.detached import DetachedCache, detached_caches, start_detached, status_of, stop_detached
+from windlass.agents.detached import find_detached, start_detached, status_of, stop_detached
 from windlass.cache.traces import drop_trace, list_traces, show_trace
 from windlass.cli.option_groups import add_request_options
 from windlass.cli.options import request_from
@@ -23,9 +23,7 @@ from windlass.errors import UsageError
 from windlass.notation.counts import counted
 from windlass.notation.sizes import size_text
 from windlass.plan.cache import VIEW_VARIABLE
-from windlass.run.folder import PLAN_FILE, RunFolder, make_folder, open_folder
-from windlass.run.planning import plan_request
-from windlass.settings import Settings, current_environ, read_settings
+from windlass.settings import current_environ, read_settings
 
 _ACTIONS = ("start", "status", "stop", "trace")
 
@@ -62,9 +60,9 @@ def main(args: argparse.Namespace) -> Result:
     if args.action == "trace":
         return _trace(args, settings.traces_dir)
     if args.action == "start":
-        return _start(args, settings)
+        return _start(args)
     environ = current_environ()
-    held = _choose(args.run, settings.runs_dir)
+    held = find_detached(args.run, settings.runs_dir)
     if args.action == "stop":
         stop_detached(held, environ)
         return Result(text=f"the cache of {held.folder.path} is stopped", data={"run_dir": str(held.folder.path)})
@@ -75,49 +73,27 @@ def main(args: argparse.Namespace) -> Result:
     return Result(text=status_text(nodes), data={"nodes": nodes, "total": totals(nodes)})
 
 
-def _start(args: argparse.Namespace, settings: Settings) -> Result:
+def _start(args: argparse.Namespace) -> Result:
     if not args.cache:
         raise UsageError("no folder to show", hint="windlass cache start --root /path/to/env")
     environ = current_environ()
     args.name = args.name or "cache"
-    plan = plan_request(request_from(args, environ), environ, here=True).plan
-    folder = make_folder(args.run_dir, settings.runs_dir, plan.name)
     began = time.monotonic()
-    held = start_detached(plan, folder, environ, settings.traces_dir)
+    held = start_detached(request_from(args, environ), environ)
     seconds = time.monotonic() - began
+    plan, folder, view = held.plan, held.folder.path, held.view_word
     root = plan.cache.roots[0].path if plan.cache else ""
-    number = "$SLURM_NODEID" if plan.launcher == "srun" else "0" if plan.launcher == "local" else "NODE"
-    view = held.view(number)
     text = "\n".join(
         (
             f"the cache is up on {counted(plan.nodes, 'node')} after {seconds:.1f} s",
             f"on each node {root} can be read as",
             f"  {view}{root}",
             f"inside a task:  export {VIEW_VARIABLE}={view}",
-            f"look at it: windlass cache status   end it: windlass cache stop   (run folder {folder.path})",
+            f"look at it: windlass cache status   end it: windlass cache stop   (run folder {folder})",
         )
     )
-    data = {"run_dir": str(folder.path), "view": view, "nodes": plan.nodes, "seconds": round(seconds, 3)}
+    data = {"run_dir": str(folder), "view": view, "nodes": plan.nodes, "seconds": round(seconds, 3)}
     return Result(text=text, data=data)
-
-
-def _choose(wanted: str | None, runs_dir: Path) -> DetachedCache:
-    """The cache that is meant: the one named, or the only one that was started here."""
-    if wanted is not None:
-        held = detached_caches([open_folder(wanted)])
-        if not held:
-            raise UsageError(f"{wanted} has no cache that was started by hand", hint="see `windlass cache start`")
-        return held[0]
-    folders = [RunFolder(path.parent) for path in sorted(runs_dir.expanduser().glob(f"*/{PLAN_FILE}"))]
-    held = detached_caches(folders)
-    if len(held) == 1:
-        return held[0]
-    if not held:
-        raise UsageError(
-            f"no cache is up for a run in {runs_dir}", hint="start one with `windlass cache start --root PATH`"
-        )
-    names = ", ".join(os.fspath(one.folder.path) for one in held)
-    raise UsageError("several caches are up", hint=f"say which: {names}")
 
 
 def _trace(args: argparse.Namespace, folder: Path) -> Result:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -19,7 +18,7 @@ from windlass.failure.verdict import Verdict, attempt_folders, read_verdict
 from windlass.run.folder import RunFolder
 from windlass.settings import Settings, current_environ, read_settings
 from windlass.supervise.attempts import records
-from windlass.supervise.runs import RunState, cleanable, find_run, find_runs, holds_snapshots, state_of
+from windlass.supervise.runs import RunState, choose_cleanable, find_run, find_runs, state_of
 from windlass.supervise.stop import stop_run
 
 _DAY_S = 86400.0
@@ -137,16 +136,13 @@ def _stop(folder: RunFolder, environ: dict[str, str]) -> Result:
 def _clean(args: argparse.Namespace, settings: Settings, environ: dict[str, str]) -> Result:
     if not re.fullmatch(r"\d+(\.\d+)?", args.older_than) or args.keep < 0:
         raise UsageError(f"--older-than {args.older_than} --keep {args.keep}", hint="give days and a count, 0 or more")
-    folders = {str(folder.path): folder for folder in find_runs(settings.runs_dir)}
-    states = [state_of(folder, environ) for folder in folders.values()]
-    chosen = cleanable(states, older_s=float(args.older_than) * _DAY_S, keep=args.keep, failed=args.failed)
-    kept = [state for state in chosen if holds_snapshots(folders[state.path])]
-    gone = [state for state in chosen if state not in kept]
-    lines = [f"{'removed' if args.yes else 'would remove'} {state.path} ({state.state})" for state in gone]
-    lines += [f"kept {state.path}: it holds its snapshots" for state in kept]
+    older_s = float(args.older_than) * _DAY_S
+    chosen = choose_cleanable(settings.runs_dir, environ, older_s=older_s, keep=args.keep, failed=args.failed)
+    lines = [f"{'removed' if args.yes else 'would remove'} {state.path} ({state.state})" for state in chosen.gone]
+    lines += [f"kept {state.path}: it holds its snapshots" for state in chosen.kept]
     if args.yes:
-        for state in gone:
-            shutil.rmtree(state.path)
-    elif gone:
+        chosen.remove()
+    elif chosen.gone:
         lines.append("nothing was removed: say --yes to do it")
-    return Result(text="\n".join(lines) or "nothing to remove", data=[msgspec.to_builtins(state) for state in gone])
+    data = [msgspec.to_builtins(state) for state in chosen.gone]
+    return Result(text="\n".join(lines) or "nothing to remove", data=data)

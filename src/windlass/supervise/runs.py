@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -197,3 +199,26 @@ def cleanable(
     ended = {"done", "failed", "stopped", "killed"} if failed else {"done"}
     newest = sorted(states, key=lambda state: state.changed, reverse=True)[:keep]
     return [s for s in states if s.state in ended and at - s.changed >= older_s and s not in newest]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cleaning:
+    """Runs whose folders may go, and those that would but for the snapshots that they hold."""
+
+    gone: tuple[RunState, ...]
+    kept: tuple[RunState, ...]
+
+    def remove(self) -> None:
+        for state in self.gone:
+            shutil.rmtree(state.path)
+
+
+def choose_cleanable(
+    runs_dir: Path, environ: Mapping[str, str], *, older_s: float, keep: int, failed: bool
+) -> Cleaning:
+    """What `runs clean` would remove. Removes nothing."""
+    folders = {str(folder.path): folder for folder in find_runs(runs_dir)}
+    states = [state_of(folder, environ) for folder in folders.values()]
+    chosen = cleanable(states, older_s=older_s, keep=keep, failed=failed)
+    kept = tuple(state for state in chosen if holds_snapshots(folders[state.path]))
+    return Cleaning(gone=tuple(state for state in chosen if state not in kept), kept=kept)
