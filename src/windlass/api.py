@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from windlass.agents.cache_service import cache_sidecar
+from windlass.agents.sampler import SamplerSidecar, sampler_agents, samples
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.model.request import Request
@@ -174,5 +175,8 @@ def _given(environ: Mapping[str, str] | None) -> Mapping[str, str]:
 
 def _sidecar(run: Run, facts: JobFacts, hosts: tuple[str, ...]) -> Sidecar | None:
     if run.plan.cache is None:
-        return None
+        if not samples(run.plan):
+            return None
+        agents = sampler_agents(run.plan, run.folder, facts, hosts, run.environ)
+        return SamplerSidecar(agents, None, run.plan, run.folder, run.view, hosts)
     return cache_sidecar(run.plan, run.folder, facts, hosts, run.view, run.environ, quiet=run.quiet)

@@ -9,6 +9,7 @@ from typing import Any
 import windlass.cache.node
 from windlass.agents.bundle import ServiceSpec
 from windlass.agents.control import Agents, agents_spec
+from windlass.agents.sampler import SAMPLER_PACKAGES, SamplerSidecar, sampler_service, samples
 from windlass.agents.shims import environment_front
 from windlass.cache.traces import environment_identity, trace_path
 from windlass.errors import WindlassError
@@ -17,6 +18,7 @@ from windlass.model.plan import CachePlan, Plan
 from windlass.notation.counts import counted
 from windlass.notation.sizes import size_text
 from windlass.plan.render.rank_script import JobFacts
+from windlass.run.execute import Sidecar
 from windlass.run.folder import RunFolder
 from windlass.run.output import OutputView
 from windlass.settings import read_settings
@@ -58,8 +60,8 @@ def cache_agents(
 ) -> Agents:
     """The agents of a plan with a cache."""
     assert plan.cache is not None
-    services = (cache_service(plan.cache, traces_dir),)
-    spec = agents_spec(plan, facts, hosts, services, PACKAGES)
+    services = (cache_service(plan.cache, traces_dir), *((sampler_service(len(hosts)),) if samples(plan) else ()))
+    spec = agents_spec(plan, facts, hosts, services, {**PACKAGES, **SAMPLER_PACKAGES})
     return Agents(spec, folder, environ)
 
 
@@ -72,10 +74,11 @@ def cache_sidecar(
     environ: Mapping[str, str],
     *,
     quiet: bool,
-) -> CacheSidecar:
+) -> Sidecar:
     """What `run.execute` needs to run a plan with a cache."""
     agents = cache_agents(plan, folder, facts, hosts, environ, read_settings(environ).traces_dir)
-    return CacheSidecar(agents, folder, view, hosts, quiet=quiet)
+    sidecar = CacheSidecar(agents, folder, view, hosts, quiet=quiet)
+    return SamplerSidecar(agents, sidecar, plan, folder, view, hosts) if samples(plan) else sidecar
 
 
 class CacheSidecar:

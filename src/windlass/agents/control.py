@@ -35,6 +35,10 @@ LOG_FILE = "agents.log"
 _KEY_BYTES = 32
 _POLL_S = 0.02
 _END_S = 20.0
+_MAX_OUT_BYTES = 8 << 20
+"""What the agents said is read and dropped beyond this: samplers go on for days."""
+STREAMED = frozenset({"sampler"})
+"""Services whose texts are taken as they come, and not kept."""
 Lines = list[dict[str, Any]]
 
 
@@ -90,6 +94,8 @@ class Agents:
         self._running: RunningStep | None = None
         self._read = 0
         self.lines: Lines = []
+        self.streamed: Lines = []
+        """Texts of streamed services that nobody has taken yet."""
 
     def start(self, stopping: Callable[[], bool] = lambda: False, *, detached: bool = False) -> bool:
         """Start and wait until every node is up; False where `stopping` became true first.
@@ -201,7 +207,11 @@ class Agents:
                     break
                 self._read += len(raw)
                 with contextlib.suppress(ValueError):
-                    self.lines.append(json.loads(raw[raw.index(b"{") :]))
+                    line = json.loads(raw[raw.index(b"{") :])
+                    (self.streamed if line.get("service") in STREAMED else self.lines).append(line)
+            if self._read > _MAX_OUT_BYTES and os.fstat(stream.fileno()).st_size == self._read:
+                os.truncate(stream.name, 0)  # its writer appends
+                self._read = 0
 
     def stop(self, patience_s: float = _END_S) -> None:
         """Ask the agents to end, wait, insist. Never raises."""

@@ -10,6 +10,7 @@ from typing import Any
 from windlass.agents.bundle import ServiceSpec
 from windlass.agents.cache_service import PACKAGES, CacheSidecar, cache_service
 from windlass.agents.control import LOG_FILE, Agents, agents_spec
+from windlass.agents.sampler import SAMPLER_PACKAGES, sampler_service, samples
 from windlass.errors import DeadlineError, MachineError
 from windlass.launchers import get_launcher
 from windlass.model.plan import Plan
@@ -40,11 +41,11 @@ def heartbeat_agents(
 ) -> Agents:
     """Agents with the watch, and with the cache where the plan has one."""
     watch = ServiceSpec(name=HEARTBEAT, entry=_ENTRY, settings={"mark": place_mark(facts), "silent_s": silent_s})
-    services: tuple[ServiceSpec, ...] = (watch,)
+    services: tuple[ServiceSpec, ...] = (watch, *((sampler_service(len(hosts)),) if samples(plan) else ()))
     if plan.cache is not None:
-        services = (cache_service(plan.cache, read_settings(environ).traces_dir), watch)
+        services = (cache_service(plan.cache, read_settings(environ).traces_dir), *services)
     # The service of the cache imports its package; the bundle holds both, used or not: it is a few kilobytes.
-    spec = agents_spec(plan, facts, hosts, services, PACKAGES)
+    spec = agents_spec(plan, facts, hosts, services, {**PACKAGES, **SAMPLER_PACKAGES})
     return Agents(spec, folder, environ)
 
 

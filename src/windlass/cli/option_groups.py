@@ -173,6 +173,7 @@ def _add_name(group: Group) -> None:
 
 def _add_run(run: Group) -> None:
     _add_name(run)
+    run.add_argument("--watch", action="store_true", help="look at nodes and steps while it runs, for `windlass watch`")
     run.add_argument("--run-dir", metavar="DIR", help="folder of this run (default: runs/NAME-TIME)")
     run.add_argument("--no-placeholders", action="store_true", help="leave {rank} and the like in arguments alone")
     run.add_argument(

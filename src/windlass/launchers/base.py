@@ -86,6 +86,8 @@ class NodeStepSpec(msgspec.Struct, frozen=True, kw_only=True):
     host_file: str | None = None
     """Where the runtime may write the hosts, for launchers that read them from a file; None: said as arguments."""
     name: str = "windlass-step"
+    devices: bool = False
+    """The task looks at the devices of the node, which the ranks use; else it sees none where that can be said."""
     executable: str = ""
     """The site's launcher; empty: the usual name."""
     environment_names: tuple[str, ...] = ()

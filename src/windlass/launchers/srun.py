@@ -180,7 +180,8 @@ def _node_step(spec: NodeStepSpec, executable: str) -> Iterator[Argument]:
     yield words("--overlap", "runs beside the ranks on the same CPUs")
     yield words("--mem=0", "takes no share of the memory from the ranks")
     yield words("--cpu-bind=none", "srun binds nothing")
-    yield words("--gres=none", "needs no device")
+    if not spec.devices:  # without a word a step sees the devices of the job, and shares them
+        yield words("--gres=none", "needs no device")
     yield words("--kill-on-bad-exit=0", "what fails on one node must not end it on the others")
     yield words("--wait=0", "a task that ends first is no reason to kill the others")
     yield words("--export=ALL", "the environment travels, also where the job was sent without it")

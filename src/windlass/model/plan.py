@@ -200,7 +200,7 @@ class CachePlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     origin: Origin = BUILTIN
 
 
-AgentService = Literal["cache", "heartbeat", "stage"]
+AgentService = Literal["cache", "heartbeat", "sampler", "stage"]
 
 
 class AgentsPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

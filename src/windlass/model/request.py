@@ -81,6 +81,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stage: tuple[str, ...] = ()
     """Files and folders that `windlass stage` pushes to the nodes."""
 
+    watch: bool = False
+    """Sample the nodes and the ranks' steps while they run."""
+
     restarts: int | None = None
     """How often a failed run is started again, in a row and without a newer snapshot in between."""
     spares: int = 0

@@ -31,7 +31,7 @@ def plan_agents(plan: Plan) -> AgentsPlan | None:
     cpus, cpus_because = _cpus(plan)
     return AgentsPlan(
         services=services,
-        launch=plan_node_step(plan, "agents", host_file=HOSTS_FILE).arguments,
+        launch=_step(plan, services).arguments,
         cpus=cpus,
         cpus_because=cpus_because,
         interpreter=_INTERPRETER,
@@ -44,8 +44,13 @@ def plan_agents(plan: Plan) -> AgentsPlan | None:
 def agents_step(plan: Plan) -> NodeStep:
     """The node step that holds the agents, as the plan has it."""
     assert plan.agents is not None
-    step = plan_node_step(plan, "agents", host_file=HOSTS_FILE)
+    step = _step(plan, plan.agents.services)
     return msgspec.structs.replace(step, arguments=plan.agents.launch)
+
+
+def _step(plan: Plan, services: tuple[AgentService, ...]) -> NodeStep:
+    """Samplers have to see the devices that they tell of."""
+    return plan_node_step(plan, "agents", host_file=HOSTS_FILE, devices="sampler" in services)
 
 
 def needs_agents(request: Request) -> bool:
@@ -58,6 +63,7 @@ def _services(request: Request) -> tuple[AgentService, ...]:
     wanted: tuple[tuple[AgentService, bool], ...] = (
         ("cache", bool(request.cache)),
         ("heartbeat", request.supervised),
+        ("sampler", request.watch),
     )
     return tuple(name for name, asked in wanted if asked)
 
@@ -65,6 +71,7 @@ def _services(request: Request) -> tuple[AgentService, ...]:
 _REASONS: dict[AgentService, str] = {
     "cache": "the nodes read the folders of --cache once and hand them on",
     "heartbeat": "a rank that hangs or dies is noticed on its node, and the run can start again",
+    "sampler": "nodes and steps are looked at every few seconds, for `windlass watch`",
     "stage": "the nodes hand on what they get",
 }
 
@@ -76,6 +83,7 @@ def _flags(request: Request) -> tuple[str, ...]:
         "--spares": request.spares,
         "--hang-after": request.hang_after_s,
         "--until-done": request.until_done,
+        "--watch": request.watch,
         "windlass stage": request.stage,
     }
     return tuple(name for name, value in asked.items() if value)

@@ -28,10 +28,11 @@ def plan_node_step(
     hosts: tuple[str, ...] | None = None,
     nodes: int | None = None,
     host_file: str | None = None,
+    devices: bool = False,
 ) -> NodeStep:
     """One task on each node of the plan, or on these hosts, or on so many nodes of it, by the launcher that the ranks'
     own step finds. `host_file` is a name in the run folder for launchers that read hosts from a file; without it they
-    are said as arguments."""
+    are said as arguments. `devices`: the task looks at the ranks' devices."""
     if hosts is None:
         hosts = expand_hostlist(plan.hosts) if plan.hosts else ()
     spec = NodeStepSpec(
@@ -39,6 +40,7 @@ def plan_node_step(
         hosts=hosts,
         host_file=f"{{run_dir}}/{host_file}" if host_file else None,
         name=f"{plan.name}-{purpose}",
+        devices=devices,
         executable=plan.launch[0].words[0] if plan.launch else "",
         environment_names=travelling_names(plan.cache_root),
     )

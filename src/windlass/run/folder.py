@@ -28,7 +28,7 @@ RESULT_FILE = "result.json"
 AGENT_FILE = "agent.pyz"
 RUN_ID_FILE = "run-id"
 _PARTS = ("out", "where", "ends", "comm")
-_OF_ATTEMPT = ("launcher.log", "agents.log", "agents.out", "evidence", "flight", "verdict.json")
+_OF_ATTEMPT = ("watch", "launcher.log", "agents.log", "agents.out", "evidence", "flight", "verdict.json")
 """What one start leaves beside the parts."""
 _log = logging.getLogger("windlass")
 

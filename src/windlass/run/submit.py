@@ -99,6 +99,8 @@ def _standalone_request(request: Request, standalone: bool) -> Request:
             "--standalone and --host-libs: each node has to look for what the libraries need",
             hint="leave --standalone out: windlass has to run in the job",
         )
+    if request.watch:
+        raise UsageError("--standalone with --watch: nobody would be there to look", hint="leave one of them out")
     if request.supervised:
         raise UsageError(
             "--standalone with --restarts, --spares, --hang-after or --until-done: nobody would be there to do it",

@@ -9,6 +9,7 @@ import time
 import msgspec
 
 from windlass.agents.heartbeat import HeartbeatSidecar, heartbeat_agents, heartbeats_folder
+from windlass.agents.sampler import SamplerSidecar, samples
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.plan.render.rank_script import JobFacts
@@ -46,7 +47,8 @@ def run_supervised(run: Run) -> RunRecord:
         agents = heartbeat_agents(plan, folder, facts, hosts, environ, plan.request.hang_after_s)
         sidecar = HeartbeatSidecar(agents, plan, folder, view, hosts, quiet=run.quiet)
         watch.signs = sidecar
-        return execute(this, facts, hosts, sidecar, watch, last=False), sidecar
+        beside = SamplerSidecar(agents, sidecar, plan, folder, view, hosts) if samples(plan) else sidecar
+        return execute(this, facts, hosts, beside, watch, last=False), sidecar
 
     values = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
     try:

@@ -18,7 +18,7 @@ from windlass.procs.locks import is_locked, take_lock
 
 _GATE_S = 60.0
 _LEAVE_S = 2.0
-_PARTS = ("a", "c", "w")
+_PARTS = ("a", "c", "h", "w")
 _NAME = re.compile(r"(windlass-\d+-)[0-9A-Za-z-]+(\.agents)")
 
 
@@ -114,7 +114,8 @@ def sweep_other_runs(base: str) -> None:
             try:
                 sweep(other)
                 if not os.path.isdir(os.path.join(other, "a")) or not os.listdir(os.path.join(other, "a")):
-                    shutil.rmtree(os.path.join(other, "w"), ignore_errors=True)
+                    for part in ("h", "w"):
+                        shutil.rmtree(os.path.join(other, part), ignore_errors=True)
             finally:
                 os.close(gate)
         leave(other)

@@ -229,6 +229,8 @@ class _Host:
                 ended[name] = service.end()
             except Exception as error:
                 ended[name] = {"error": str(error)[:200]}
+            for text in getattr(service, "last_news", list)():  # of those that know more when they have ended
+                say(node=self._node.number, service=name, news=text)
         return ended
 
 

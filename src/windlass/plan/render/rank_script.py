@@ -20,7 +20,7 @@ from windlass.model.plan import Plan, Setting
 from windlass.notation.counts import counted
 from windlass.notation.cpulist import format_cpulist
 from windlass.notation.shell import comment, expandable, fillable, quote
-from windlass.plan.cache import command_lines, view_lines
+from windlass.plan.cache import agents_folder, command_lines, view_lines
 
 _NO_ALARM = (
     "# At its time limit the launcher sends SIGALRM to all processes: the rank hears it as SIGTERM.",
@@ -36,6 +36,8 @@ EXIT_BROKEN = 70
 
 
 JOB_FILE = "job.env"
+HOOK_FOLDER = "h"
+"""Of the agents' folder on a node: what the sampler lays out for the ranks."""
 
 
 class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +73,7 @@ def rank_script(plan: Plan, job: JobFacts) -> str:
         _environment(plan),
         _rank_variables(),
         _watch_variables(job),
+        hook_lines(plan, job),
         view_lines(plan, job.uid, job.run_id),
         _command(plan, job),
         _traps(plan),
@@ -319,6 +322,24 @@ def _watch_variables(job: JobFacts) -> list[str]:
             'if [ -d "$w_beats" ]; then export WINDLASS_HEARTBEAT=$w_beats/$w_rank; fi',
         ]
     return lines
+
+
+def hook_lines(plan: Plan, job: JobFacts) -> list[str]:
+    """The start-up hook in front of PYTHONPATH, where the sampler of this node has laid it; else the rank runs without.
+    A cache's view stands behind it: it changes paths of its own roots alone."""
+    if plan.agents is None or "sampler" not in plan.agents.services:
+        return []
+    folder = f"{agents_folder(plan, job.uid, job.run_id)}/{HOOK_FOLDER}/{job.run_id}."
+    return [
+        "",
+        "# For windlass watch: Python finds a start-up hook, and writes its steps into a folder of this node.",
+        f'w_hook={expandable(folder)}"$w_node_rank"',
+        'if [ -d "$w_hook/python" ]; then',
+        '  echo "$$" > "$w_hook/pids/$w_rank"',
+        "  export WINDLASS_STEPS=$w_hook/steps",
+        '  export PYTHONPATH="$w_hook/python${PYTHONPATH:+:$PYTHONPATH}"',
+        "fi",
+    ]
 
 
 def _command(plan: Plan, job: JobFacts) -> list[str]:

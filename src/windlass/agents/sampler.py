@@ -1,0 +1,116 @@
+"""The samplers of a run: their service on every node, and the one place that folds what they send."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import windlass.observe.node
+from windlass.agents.bundle import ServiceSpec
+from windlass.agents.control import Agents, agents_spec
+from windlass.errors import DeadlineError, MachineError
+from windlass.model.plan import Plan
+from windlass.observe.fold import JobFiles, JobFold, interval_s
+from windlass.plan.render.rank_script import JobFacts
+from windlass.run.execute import Sidecar
+from windlass.run.folder import RunFolder
+from windlass.run.output import OutputView
+
+SAMPLER = "sampler"
+_ENTRY = "windlass.observe.node.sampler:make"
+_NODE = Path(windlass.observe.node.__path__[0])
+SAMPLER_PACKAGES = {"windlass.observe.node": _NODE}
+_HOOK = {"sitecustomize.py": "sitecustomize.py", "windlass_recorder.py": "recorder.py"}
+_END_S = 5.0
+
+
+def samples(plan: Plan) -> bool:
+    return plan.agents is not None and SAMPLER in plan.agents.services
+
+
+def sampler_service(nodes: int) -> ServiceSpec:
+    """What every node's sampler is told; the start-up hook travels with it."""
+    hook = {name: (_NODE / source).read_text(encoding="utf-8") for name, source in _HOOK.items()}
+    return ServiceSpec(name=SAMPLER, entry=_ENTRY, settings={"interval_s": interval_s(nodes), "hook": hook})
+
+
+def sampler_agents(
+    plan: Plan, folder: RunFolder, facts: JobFacts, hosts: tuple[str, ...], environ: Mapping[str, str]
+) -> Agents:
+    """Agents with the samplers alone."""
+    spec = agents_spec(plan, facts, hosts, (sampler_service(len(hosts)),), SAMPLER_PACKAGES)
+    return Agents(spec, folder, environ)
+
+
+class SamplerSidecar:
+    """`run.execute.Sidecar`: the samplers while the ranks run, beside an `inner` sidecar of the same agents."""
+
+    def __init__(
+        self,
+        agents: Agents,
+        inner: Sidecar | None,
+        plan: Plan,
+        folder: RunFolder,
+        view: OutputView,
+        hosts: tuple[str, ...],
+    ) -> None:
+        self._agents = agents
+        self._inner = inner
+        self._view = view
+        self._every_s = interval_s(len(hosts))
+        self._fold = JobFold(plan.name, hosts, self._every_s)
+        self._files: JobFiles | None = JobFiles(folder.path, every_s=self._every_s)
+        self._hosts = hosts
+        self._told = 0
+        self._due = 0.0
+
+    def start(self, stopping: Callable[[], bool]) -> bool:
+        """Samplers that cannot start are no reason not to run."""
+        if self._inner is not None:
+            return self._inner.start(stopping)
+        try:
+            return self._agents.start(stopping)
+        except (MachineError, DeadlineError) as error:
+            self._view.note(f"windlass: nothing is sampled, going on without: {error.message}")
+            self._files = None
+            return True
+
+    def poll(self) -> None:
+        if self._inner is not None:
+            self._inner.poll()
+        else:
+            self._agents.hear()
+        self._take()
+        now = time.monotonic()
+        if now >= self._due:
+            self._due = now + self._every_s
+            self._write(ended=False)
+
+    def stop(self) -> None:
+        if self._inner is not None:
+            self._inner.stop()
+        else:
+            self._agents.stop(_END_S)
+        self._take()
+        self._write(ended=True)
+
+    def _take(self) -> None:
+        fresh, self._agents.streamed = self._agents.streamed, []
+        for line in fresh:
+            if line.get("service") == SAMPLER and isinstance(line.get("news"), str):
+                self._fold.take(line["node"], line["news"])
+        if self._inner is None:
+            told, self._told = self._agents.lines[self._told :], len(self._agents.lines)
+            for line in told:
+                if "agent" in line:
+                    self._view.note(f"windlass: the agent on {self._hosts[line['node']]} {line['agent']}")
+
+    def _write(self, *, ended: bool) -> None:
+        if self._files is None:
+            return
+        try:
+            self._files.write(self._fold.job(time.time(), ended=ended))
+        except OSError as error:
+            self._view.note(f"windlass: what the samplers said cannot be written: {error.strerror}")
+            self._files = None
