@@ -178,5 +178,5 @@ def _sidecar(run: Run, facts: JobFacts, hosts: tuple[str, ...]) -> Sidecar | Non
         if not samples(run.plan):
             return None
         agents = sampler_agents(run.plan, run.folder, facts, hosts, run.environ)
-        return SamplerSidecar(agents, None, run.plan, run.folder, run.view, hosts)
+        return SamplerSidecar(agents, None, run.plan, run.folder, run.view, hosts, quiet=run.quiet)
     return cache_sidecar(run.plan, run.folder, facts, hosts, run.view, run.environ, quiet=run.quiet)

@@ -78,7 +78,7 @@ def cache_sidecar(
     """What `run.execute` needs to run a plan with a cache."""
     agents = cache_agents(plan, folder, facts, hosts, environ, read_settings(environ).traces_dir)
     sidecar = CacheSidecar(agents, folder, view, hosts, quiet=quiet)
-    return SamplerSidecar(agents, sidecar, plan, folder, view, hosts) if samples(plan) else sidecar
+    return SamplerSidecar(agents, sidecar, plan, folder, view, hosts, quiet=quiet) if samples(plan) else sidecar
 
 
 class CacheSidecar:

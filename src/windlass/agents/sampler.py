@@ -11,7 +11,9 @@ from windlass.agents.bundle import ServiceSpec
 from windlass.agents.control import Agents, agents_spec
 from windlass.errors import DeadlineError, MachineError
 from windlass.model.plan import Plan
+from windlass.observe.findings import find
 from windlass.observe.fold import JobFiles, JobFold, interval_s
+from windlass.observe.job import Job
 from windlass.plan.render.rank_script import JobFacts
 from windlass.run.execute import Sidecar
 from windlass.run.folder import RunFolder
@@ -23,6 +25,7 @@ _NODE = Path(windlass.observe.node.__path__[0])
 SAMPLER_PACKAGES = {"windlass.observe.node": _NODE}
 _HOOK = {"sitecustomize.py": "sitecustomize.py", "windlass_recorder.py": "recorder.py"}
 _END_S = 5.0
+_TELL_S = 60.0
 
 
 def samples(plan: Plan) -> bool:
@@ -54,6 +57,8 @@ class SamplerSidecar:
         folder: RunFolder,
         view: OutputView,
         hosts: tuple[str, ...],
+        *,
+        quiet: bool = False,
     ) -> None:
         self._agents = agents
         self._inner = inner
@@ -64,6 +69,9 @@ class SamplerSidecar:
         self._hosts = hosts
         self._told = 0
         self._due = 0.0
+        self._quiet = quiet
+        self._worst = ""
+        self._said = 0.0
 
     def start(self, stopping: Callable[[], bool]) -> bool:
         """Samplers that cannot start are no reason not to run."""
@@ -110,7 +118,20 @@ class SamplerSidecar:
         if self._files is None:
             return
         try:
-            self._files.write(self._fold.job(time.time(), ended=ended))
+            job = self._fold.job(time.time(), ended=ended)
+            self._files.write(job)
         except OSError as error:
             self._view.note(f"windlass: what the samplers said cannot be written: {error.strerror}")
             self._files = None
+            return
+        if not self._view.show_job(job) and not self._quiet:
+            self._tell(job)
+
+    def _tell(self, job: Job) -> None:
+        """A log gets a line when something bad begins, and the worst of all at the end."""
+        worst = find(job)[0]
+        now = time.monotonic()
+        begins = worst.level == "bad" and worst.kind != self._worst and now - self._said > _TELL_S
+        if begins or (job.ended and worst.kind not in {"starting", "ended"} and any(rank.steps for rank in job.ranks)):
+            self._worst, self._said = worst.kind, now
+            self._view.note(f"windlass: {worst.text}" + (f" ({worst.hint})" if worst.hint else ""))

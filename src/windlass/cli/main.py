@@ -25,6 +25,8 @@ _COMMANDS = {
     "diff": ("windlass.cli.diff", "compare two saved plans"),
     "sites": ("windlass.cli.sites", "the catalog of machines: list, show, detect, check"),
     "logs": ("windlass.cli.logs", "output of one rank or of all, and where each rank was"),
+    "watch": ("windlass.cli.watch", "what a job does now: what is worst, busy, power, memory, step times"),
+    "exec": ("windlass.cli.exec", "run a command beside the ranks, on a node of a running job"),
     "runs": ("windlass.cli.runs", "history of runs: list, show, resume, stop, clean"),
     "report": ("windlass.cli.report", "what a run did, why it was slow and what to try: one page"),
     "nodes": ("windlass.cli.nodes", "nodes that failed and are avoided: list, forgive"),

@@ -9,6 +9,7 @@ from windlass import api
 from windlass.cli.option_groups import add_request_options
 from windlass.cli.options import parse_with_command, request_from
 from windlass.cli.result import Result
+from windlass.cli.watch_view import WatchView, watch_view
 from windlass.errors import UsageError
 from windlass.settings import current_environ
 
@@ -38,10 +39,17 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
 
 def main(args: argparse.Namespace) -> Result:
     environ = current_environ()
+    drawn: list[WatchView] = []
     view = api.terminal_view(args.show, sys.stdout, sys.stderr)
+    if args.watch and sys.stdout.isatty():
+        view = watch_view(args.show, environ, drawn)
     if args.plan:
         run = api.saved_run(args.plan, environ=environ, view=view, run_dir=args.run_dir, quiet=args.quiet)
     else:
         request = request_from(args, environ)
         run = api.new_run(request, environ=environ, view=view, allow_login=args.allow_login, quiet=args.quiet)
-    return Result(data=None, exit_code=api.start(run).exit_code)
+    try:
+        return Result(data=None, exit_code=api.start(run).exit_code)
+    finally:
+        for screen in drawn:
+            screen.close()

@@ -91,6 +91,10 @@ class OutputView:
         label = f"[{rank:>{self._width}}]"
         return f"\x1b[2m{label}\x1b[0m " if self._tint else f"{label} "
 
+    def show_job(self, job: object) -> bool:
+        """What the samplers have seen of the whole job, for a view that draws it; False: this one shows lines."""
+        return False
+
     def note(self, text: str) -> None:
         """Words of windlass or of the launcher; control characters of others cannot move the cursor."""
         safe = for_terminal(text, coloured=True).encode("utf-8", "replace").decode()

@@ -215,6 +215,10 @@ class Scheduler(ABC):
     def parse_address(self, output: str) -> str | None:
         return None
 
+    def job_environ(self, job_id: str) -> Mapping[str, str] | None:
+        """Variables that let a launcher outside of a running job start a step in it; None where only the job can."""
+        return None
+
     def kill_step_argv(self, environ: Mapping[str, str], step_name: str) -> tuple[str, ...] | None:
         """A command that kills, at once and on all nodes, what the launcher started under this name, or None."""
         return None

@@ -217,6 +217,9 @@ class Slurm(Scheduler):
     def parse_queues(self, output: str) -> tuple[QueueSpec, ...]:
         return parse_slurm_partitions(output)
 
+    def job_environ(self, job_id: str) -> Mapping[str, str] | None:
+        return {"SLURM_JOB_ID": job_id, "SLURM_JOBID": job_id}
+
     def kill_step_argv(self, environ: Mapping[str, str], step_name: str) -> tuple[str, ...] | None:
         job_id = environ.get("SLURM_JOB_ID")
         return ("sh", "-c", _KILL_STEP, "sh", job_id, step_name) if job_id else None

@@ -47,7 +47,11 @@ def run_supervised(run: Run) -> RunRecord:
         agents = heartbeat_agents(plan, folder, facts, hosts, environ, plan.request.hang_after_s)
         sidecar = HeartbeatSidecar(agents, plan, folder, view, hosts, quiet=run.quiet)
         watch.signs = sidecar
-        beside = SamplerSidecar(agents, sidecar, plan, folder, view, hosts) if samples(plan) else sidecar
+        beside = (
+            sidecar
+            if not samples(plan)
+            else SamplerSidecar(agents, sidecar, plan, folder, view, hosts, quiet=run.quiet)
+        )
         return execute(this, facts, hosts, beside, watch, last=False), sidecar
 
     values = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}

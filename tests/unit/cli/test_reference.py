@@ -18,7 +18,7 @@ DOCS = SRC.parent / "docs"
 PAGE = (DOCS / "reference" / "commands.md").read_text()
 
 
-COMMANDS = ["run", "plan", "submit", "alloc", "explain", "diff", "logs", "selftest", "doctor"]
+COMMANDS = ["run", "plan", "submit", "alloc", "explain", "diff", "logs", "selftest", "doctor", "watch", "exec"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,0 +1,84 @@
+"""A terminal that is drawn anew again and again, and left as it was found."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Iterator, Mapping
+from typing import TextIO
+
+_ENTER = "\x1b[?1049h\x1b[?25l"
+_LEAVE = "\x1b[?25h\x1b[?1049l"
+_LOOK_S = 0.2
+
+
+def in_colour(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """Whether to colour: on a terminal that can, unless NO_COLOR says not to."""
+    return stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM", "") not in {"", "dumb"}
+
+
+def size(stream: TextIO) -> tuple[int, int]:
+    """Columns and lines; 80 and 24 where nobody knows."""
+    with contextlib.suppress(OSError, ValueError):
+        columns, lines = os.get_terminal_size(stream.fileno())
+        if columns and lines:
+            return columns, lines
+    return 80, 24
+
+
+class Screen:
+    """Draws whole frames on a terminal. `leave` gives the terminal back, more than once is fine."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._entered = False
+
+    def draw(self, text: str) -> None:
+        if not self._entered:
+            self._entered = True
+            self._write(_ENTER)
+        lines = text.rstrip("\n").split("\n")
+        self._write("\x1b[H" + "\x1b[K\r\n".join(lines) + "\x1b[K\x1b[J")
+
+    def leave(self) -> None:
+        if self._entered:
+            self._entered = False
+            self._write(_LEAVE)
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # a terminal that was closed
+            self._stream.write(text)
+            self._stream.flush()
+
+
+@contextlib.contextmanager
+def keys() -> Iterator[None]:
+    """Single keys arrive at once and are not shown; Ctrl-C stays what it is."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    try:
+        tty.setcbreak(sys.stdin)
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def wait(seconds: float, stream: TextIO) -> bool:
+    """Wait so long, or until the terminal has another size. True where somebody pressed q."""
+    end = time.monotonic() + seconds
+    before = size(stream)
+    while (left := end - time.monotonic()) > 0 and size(stream) == before:
+        if not sys.stdin.isatty():
+            time.sleep(min(left, _LOOK_S))
+        elif select.select([sys.stdin], [], [], min(left, _LOOK_S))[0]:
+            pressed = os.read(sys.stdin.fileno(), 64)
+            if not pressed or b"q" in pressed.lower():
+                return True
+    return False

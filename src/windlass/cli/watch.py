@@ -1,0 +1,123 @@
+"""What is the job doing: the worst thing first and what to do about it, then busy, power, memory and step times.
+
+Without RUN the last run. It needs a run that was started with --watch; of others it says what there is. q ends it."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from windlass.cli import terminal
+from windlass.cli.metrics_port import MetricsPort
+from windlass.cli.result import Result
+from windlass.errors import MachineError, UsageError
+from windlass.notation.terminal import for_terminal
+from windlass.observe.demo import demo_job
+from windlass.observe.findings import Finding, find
+from windlass.observe.job import Job
+from windlass.observe.prometheus import exposition_text
+from windlass.observe.screen import screen_text
+from windlass.procs.atomic import replace_file
+from windlass.settings import current_environ, read_settings
+from windlass.supervise.runs import find_run
+from windlass.supervise.watched import watched
+
+_MAX_DEMO_NODES = 100_000
+Seen = tuple[Job, tuple[Finding, ...]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", nargs="?", metavar="RUN", help="a run folder or its name (default: the last run)")
+    parser.add_argument("--once", action="store_true", help="show it once and end")
+    parser.add_argument("--json", action="store_true", help="findings and all rows, once")
+    parser.add_argument("--every", type=float, metavar="S", help="seconds between two looks (default: as samples come)")
+    parser.add_argument("--demo", nargs="?", const="8", metavar="NODES", help="show a job that does not exist")
+    parser.add_argument("--prometheus", metavar="FILE", help="write the figures to a text file as well, at every look")
+    parser.add_argument(
+        "--prometheus-port", type=int, metavar="PORT", help="and offer them on this port of this machine"
+    )
+
+
+def main(args: argparse.Namespace) -> Result:
+    environ = current_environ()
+    look = _look(args, environ)
+    _check(args)
+    if args.once or args.json:
+        job, findings = look()
+        _export(args, job, findings)
+        width, _ = terminal.size(sys.stdout) if sys.stdout.isatty() else (80, 24)
+        colour = terminal.in_colour(sys.stdout, environ)
+        text = screen_text(job, findings, width=width, colour=colour)
+        return Result(text=text, data={"worst": findings[0], "findings": findings, "job": job}, coloured=True)
+    return _follow(args, look, environ)
+
+
+def _look(args: argparse.Namespace, environ: Mapping[str, str]) -> Callable[[], Seen]:
+    if args.demo is not None:
+        if args.run is not None:
+            raise UsageError("--demo and a run were given", hint="leave one of them out")
+        if not re.fullmatch(r"\d{1,6}", args.demo) or not 1 <= int(args.demo) <= _MAX_DEMO_NODES:
+            raise UsageError(f"--demo {args.demo}", hint=f"give a number of nodes, up to {_MAX_DEMO_NODES}")
+        nodes = int(args.demo)
+
+        def demo() -> Seen:
+            job = demo_job(nodes, time.time())
+            return job, find(job)
+
+        return demo
+    folder = find_run(args.run, read_settings(environ).runs_dir)
+    return lambda: watched(folder, environ)
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.every is not None and not 0.2 <= args.every <= 3600:
+        raise UsageError(f"--every {args.every:g}", hint="give seconds, from 0.2 to 3600")
+    if args.prometheus_port is not None and not 0 < args.prometheus_port < 65536:
+        raise UsageError(f"--prometheus-port {args.prometheus_port}", hint="give a number from 1 to 65535")
+    if args.prometheus_port is not None and (args.once or args.json):
+        raise UsageError("--prometheus-port with --once", hint="a port is there as long as windlass watch runs")
+
+
+def _follow(args: argparse.Namespace, look: Callable[[], Seen], environ: Mapping[str, str]) -> Result:
+    """Draw until the run has ended or somebody leaves; a pipe gets one frame after another."""
+    screen = terminal.Screen(sys.stdout) if sys.stdout.isatty() else None
+    colour = terminal.in_colour(sys.stdout, environ)
+    served: list[str] = [""]
+    with MetricsPort(args.prometheus_port, lambda: served[0]), terminal.keys():
+        try:
+            while True:
+                job, findings = look()
+                served[0] = _export(args, job, findings)
+                width, height = terminal.size(sys.stdout)
+                if screen is not None:
+                    text = screen_text(job, findings, width=width, height=height, colour=colour)
+                    screen.draw(for_terminal(text, coloured=True))
+                else:
+                    sys.stdout.write(screen_text(job, findings) + "\n")
+                    sys.stdout.flush()
+                if job.ended or terminal.wait(args.every or max(1.0, job.interval_s), sys.stdout):
+                    break
+        except KeyboardInterrupt as interrupt:
+            if hasattr(interrupt, "signal"):  # asked to end by another signal than the one that everybody uses to leave
+                raise
+        finally:
+            if screen is not None:
+                screen.leave()
+    return Result(text=screen_text(job, findings, width=width, colour=colour) if screen else "", coloured=True)
+
+
+def _export(args: argparse.Namespace, job: Job, findings: tuple[Finding, ...]) -> str:
+    if args.prometheus is None and args.prometheus_port is None:
+        return ""
+    text = exposition_text(job, findings)
+    if args.prometheus is not None:
+        path = Path(args.prometheus).expanduser()
+        try:
+            replace_file(path, text.encode(), 0o644)
+        except OSError as error:
+            raise MachineError(f"cannot write {path}: {error.strerror}", hint="--prometheus wants a file") from error
+    return text
