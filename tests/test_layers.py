@@ -42,8 +42,9 @@ LAYERS = {
     "report": 8,
     "api": 8,
     "bench": 9,
-    "cli": 10,
-    "__main__": 11,
+    "tune": 10,
+    "cli": 11,
+    "__main__": 12,
 }
 SAME_LAYER = {
     ("settings", "errors"),

@@ -32,6 +32,7 @@ _COMMANDS = {
     "nodes": ("windlass.cli.nodes", "nodes that failed and are avoided: list, forgive"),
     "doctor": ("windlass.cli.doctor", "check this machine or every node of this allocation, before a run"),
     "bench": ("windlass.cli.bench", "measure collectives, training steps, input and scaling; report and compare"),
+    "tune": ("windlass.cli.tune", "search the settings that are best for your script, inside one allocation"),
     "cache": ("windlass.cli.cache", "the cooperative cache by hand: start, status, stop, traces"),
     "stage": ("windlass.cli.stage", "push folders, archives and images to storage of the nodes"),
     "init": ("windlass.cli.init", "keep your account, partition and folder of runs; adopt an unknown cluster"),

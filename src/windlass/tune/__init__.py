@@ -1,0 +1,1 @@
+"""Finding the settings that are best for one script on one allocation, by trying them."""
