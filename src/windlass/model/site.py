@@ -300,6 +300,8 @@ class QueueSpec(_Table, frozen=True, kw_only=True):
     """For those who name it: by request only, one job per user, or not for training. Never chosen for anybody."""
     devices: bool = True
     """False for nodes without accelerators."""
+    gpus: tuple[int, ...] = ()
+    """A chunk of this queue is one GPU of a node (PBS), and a job has one of these numbers of them."""
     firm: bool = True
     """False where the limits are somebody's report: a job beyond them gets a warning, not an error."""
     note: str = ""

@@ -18,6 +18,7 @@ from windlass.model.topology import Topology
 from windlass.notation.shell import NAME
 from windlass.plan.argument_edits import edit_arguments
 from windlass.plan.inputs import PlanningContext
+from windlass.plan.queues import queue_gpus
 from windlass.plan.shape import Shape
 from windlass.schedulers import get_scheduler
 from windlass.schedulers.base import JobSpec
@@ -124,12 +125,14 @@ def batch_directives(
         return ()
     site = context.site
     scheduler = get_scheduler(shape.scheduler)
+    gpus = queue_gpus(site, shape.partition, shape.gpus_per_node)
     spec = JobSpec(
         name=shape.name,
         nodes=shape.nodes + request.spares,
         ranks_per_node=shape.ranks_per_node,
         cpus_per_rank=None if site.file.scheduler.whole_nodes else shape.cpus_per_rank(binding),
         gpus_per_node=shape.gpus_per_node,
+        gpu_chunks=gpus,
         partition=shape.partition,
         qos=shape.qos,
         account=request.account,

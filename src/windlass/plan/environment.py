@@ -62,6 +62,7 @@ def plan_environment(
         choose.settings_that_hold(site.file.settings, facts),
         choose.settings_that_hold(preset.settings, facts) if preset else (),
         container_settings,
+        ranks.thread_settings(binding, context.topology, request.threads) if request.threads else (),
     )
     made = choose.leave_to_modules(choose.layer(*groups), site.file.modules, facts.modules)
     chosen = choose.with_users_values(made, context.users_environment)

@@ -17,6 +17,8 @@ from windlass.model.site import QueueSpec, Site
 from windlass.notation.counts import counted
 from windlass.schedulers.walltime import clock_text, parse_walltime
 
+_SHORT_S = 3600
+
 
 class QueueChoice(msgspec.Struct, frozen=True, kw_only=True):
     """What the job names; None leaves it to the scheduler."""
@@ -48,7 +50,7 @@ def choose_queue(request: Request, site: Site, nodes: int) -> QueueChoice:
         wanted = _default(table, default)
         return msgspec.structs.replace(given, remarks=tuple(_checked(site, wanted, nodes, seconds, chosen=True)))
     if chosen.default or chosen.name == default:
-        return given
+        return msgspec.structs.replace(given, remarks=_short(site, chosen, nodes, seconds))
     note = Remark(level="note", text=f"{chosen.kind} {chosen.name}: {_because(site, chosen, default, nodes, seconds)}")
     if chosen.kind == "qos":
         return QueueChoice(partition=given.partition, qos=chosen.name, remarks=(note,))
@@ -64,6 +66,31 @@ def refuse_incomplete(request: Request, site: Site) -> None:
         )
     if spec.time_required and not request.time:
         raise UsageError(f"{site.name} refuses jobs without a time limit", hint="add --time, e.g. --time 1h")
+
+
+def queue_gpus(site: Site, name: str | None, gpus: int | None) -> bool:
+    """Whether this queue counts GPUs instead of nodes. Raises `UsageError` for a number that it does not give."""
+    queue = next((q for q in site.file.queues if q.name == name and q.kind != "qos"), None)
+    if queue is None or not queue.gpus:
+        return False
+    if gpus not in queue.gpus:
+        given = ", ".join(str(count) for count in queue.gpus)
+        raise UsageError(
+            f"{site.name}: queue {queue.name} gives {given} GPUs, not {gpus or 0}", hint="say one with --gpus-per-node"
+        )
+    return True
+
+
+def _short(site: Site, queue: QueueSpec, nodes: int, seconds: int | None) -> tuple[Remark, ...]:
+    """A job that says no time goes where it ends soon, though another queue would let it run on."""
+    if seconds is not None or queue.time_max is None or parse_walltime(queue.time_max) > _SHORT_S:
+        return ()
+    others = (q for q in site.file.queues if q.kind == queue.kind and q.devices and not q.by_name)
+    longer = [q.name for q in others if q is not queue and _problem(q, nodes, _SHORT_S + 1) is None]
+    if not longer:
+        return ()
+    text = f"without --time the job goes to {queue.kind} {queue.name}, which ends it after {queue.time_max}"
+    return (Remark(level="note", text=text, hint=f"--time 2h takes {longer[0]}"),)
 
 
 def _named(site: Site, name: str | None, kinds: tuple[str, ...], flag: str, remarks: list[Remark]) -> QueueSpec | None:

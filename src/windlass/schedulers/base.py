@@ -58,6 +58,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     ranks_per_node: int
     cpus_per_rank: int | None = None
     gpus_per_node: int | None = None
+    gpu_chunks: bool = False
+    """The queue counts GPUs of one node and not nodes (PBS)."""
     partition: str | None = None
     qos: str | None = None
     account: str | None = None

@@ -167,7 +167,8 @@ class Pbs(Scheduler):
         )
 
     def directives(self, spec: JobSpec, site: SchedulerSpec) -> tuple[Argument, ...]:
-        return with_site(_directives(spec, site), site.directives)
+        own = tuple(a for a in site.directives if not (spec.gpu_chunks and a.key == "-l place"))
+        return with_site(_directives(spec, site), own)
 
     def path_word(self, path: str) -> str:
         if not _PLAIN_PATH.match(path):
@@ -252,10 +253,15 @@ def _directives(spec: JobSpec, site: SchedulerSpec) -> Iterator[Argument]:
     if spec.qos:
         raise UsageError("PBS has no quality of service", hint="name a queue, or say it by --directive")
     yield Argument(words=("-N", _job_name(spec.name)), because="the name in the queue")
-    yield Argument(
-        words=("-l", f"select={_select(spec, site)}"), because=f"{counted(spec.nodes, 'node')}, one chunk on each"
-    )
-    yield Argument(words=("-l", "place=scatter"), because="chunks on different hosts; without it they may share one")
+    if spec.gpu_chunks:
+        yield Argument(
+            words=("-l", f"select={spec.gpus_per_node}"), because="this queue gives GPUs of one node, a chunk for each"
+        )
+    else:
+        chunks = f"{counted(spec.nodes, 'node')}, one chunk on each"
+        yield Argument(words=("-l", f"select={_select(spec, site)}"), because=chunks)
+        because = "chunks on different hosts; without it they may share one"
+        yield Argument(words=("-l", "place=scatter"), because=because)
     if spec.time:
         yield Argument(
             words=("-l", f"walltime={clock_text(parse_walltime(spec.time))}"),

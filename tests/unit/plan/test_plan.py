@@ -278,3 +278,30 @@ def test_launchers_without_words_for_binding_refuse_a_variable() -> None:
         plan_for("sophia", nodes=2, cpu_bind="env:CPU_BIND")
     with pytest.raises(UsageError, match="not the name of a variable"):
         plan_for("lumi", nodes=2, cpu_bind="env:")
+
+
+@pytest.mark.parametrize(
+    ("site", "options", "expected"),
+    [
+        ("clariden", {}, {"OMP_NUM_THREADS": "8"}),
+        ("clariden", {"threads": 4}, {"OMP_NUM_THREADS": "4"}),
+        ("polaris", {}, {"ftp_proxy": "http://proxy.alcf.anl.gov:3128"}),
+        ("aurora", {"options": ("ccl-root",)}, {"CPATH": "${CCL_ROOT}/include", "LIBRARY_PATH": "${CCL_ROOT}/lib"}),
+    ],
+)
+def test_values_of_the_sites_own_pages(site: str, options: dict[str, object], expected: dict[str, str]) -> None:
+    plan, _ = plan_for(site, nodes=2, **options)
+    settings = {setting.name: setting.value for setting in plan.environment}
+    assert {name: settings.get(name) for name in expected} == expected
+
+
+def test_nodes_of_polaris_are_not_reached_through_the_proxy() -> None:
+    plan, _ = plan_for("polaris", nodes=2)
+    assert "*.polaris.alcf.anl.gov" in str({s.name: s.value for s in plan.environment}["no_proxy"]).split(",")
+
+
+@pytest.mark.parametrize("image", ["mine.sif", "/appl/local/laifs/containers/lumi-multitorch-x.sif"])
+def test_lumi_binds_its_software_into_containers(image: str) -> None:
+    plan, _ = plan_for("lumi", nodes=2, container=image)
+    assert plan.container is not None
+    assert ("/appl", True) in {(mount.source, mount.optional) for mount in plan.container.mounts}

@@ -139,3 +139,24 @@ def test_every_queue_of_the_catalog_takes_a_job_of_its_own_limits(site: str) -> 
         nodes = queue.nodes_max or max(queue.nodes_min or 1, last + 1)
         plan = planned(site, nodes=nodes, time=queue.time_max, **name)
         assert not [remark for remark in plan.remarks if remark.level == "warning" and queue.name in remark.text]
+
+
+def test_a_queue_that_counts_gpus_is_asked_for_gpus_of_one_node() -> None:
+    """Sophia's select counts nodes in one queue and GPUs in the other."""
+    by_node = directives(planned("sophia", nodes=2, time="1h"))
+    assert "-l select=2 " in by_node and "-l place=scatter" in by_node and "-q by-node" in by_node
+    by_gpu = directives(planned("sophia", partition="by-gpu", gpus_per_node=4, time="1h"))
+    assert "-l select=4 " in by_gpu and "place=" not in by_gpu
+    with pytest.raises(UsageError, match="gives 1, 2, 4, 8 GPUs, not 3"):
+        planned("sophia", partition="by-gpu", gpus_per_node=3, time="1h")
+
+
+def test_a_job_without_a_time_is_told_that_its_queue_ends_it_soon() -> None:
+    assert "note: without --time the job goes to qos debug" in notes(planned("perlmutter", nodes=2))
+    assert "without --time" not in notes(planned("perlmutter", nodes=2, time="20m"))
+    assert "without --time" not in notes(planned("frontier", nodes=2))
+
+
+def test_limits_that_are_a_report_warn_and_do_not_refuse() -> None:
+    assert "warning: perlmutter: qos regular gives at most" in notes(planned("perlmutter", qos="regular", time="3d"))
+    assert "is not among" not in notes(planned("perlmutter", qos="preempt", time="2h"))

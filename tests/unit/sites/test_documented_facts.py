@@ -262,11 +262,11 @@ def test_no_rate_is_given_where_none_is_known() -> None:
 
 
 def test_lumi_binds_the_fabric_only_across_nodes_and_pfs_always() -> None:
-    data = ["/pfs", "/scratch", "/flash", "/project", "/projappl"]
+    data = ["/pfs", "/scratch", "/flash", "/project", "/projappl", "/appl"]
     fabric = ["/var/spool/slurmd", "/opt/cray", "/usr/lib64/libcxi.so.1"]
     assert binds("lumi", "singularity", nodes=1) == data
     many = binds("lumi", "singularity", nodes=2)
-    assert many[:3] == fabric and many[-5:] == data
+    assert many[:3] == fabric and many[-6:] == data
     spec = load_site("lumi").file.containers[0]
     assert (spec.activate, spec.device_flag, spec.verb) == ("$WITH_CONDA", False, "exec")
     assert load_site("lumi").file.storage.links["/flash"] == "/pfs"

@@ -38,6 +38,13 @@ def test_a_page_says_what_was_never_run(name: str) -> None:
     assert any(text in page_of(name) for text in words)
 
 
+@pytest.mark.parametrize("name", [name for name in site_names() if name not in GENERIC])
+def test_a_page_and_the_catalog_tell_what_makes_a_step_fast(name: str) -> None:
+    told = [note for note in load_site(name).file.notes if note.topic == "precision and layout"]
+    assert told and all(word in told[0].verdict for word in ("bf16", "channels_last"))
+    assert all(word in page_of(name) for word in ("bf16", "channels_last"))
+
+
 @pytest.mark.parametrize("path", sorted(PAGES.glob("*.md")), ids=lambda path: path.stem)
 def test_site_files_in_the_pages_pass_the_check(path: Path) -> None:
     blocks = re.findall(r"```toml\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL)
