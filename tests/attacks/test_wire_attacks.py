@@ -307,14 +307,15 @@ def test_an_answer_that_was_changed_on_the_way_is_not_used() -> None:
     """The reading side: every bit of a head, key or digest that is flipped ends the link; no reply is delivered."""
     chance = random.Random(SEED)
     key, digest, data = directory_key(b"/r"), bytes(32), b"d" * 50
-    prefix = wire.object_prefix(key, digest)
+    kinds = (wire.OBJECT, wire.object_prefix(key, digest)), (wire.BATCH, wire.batch_prefix([(key, digest, len(data))]))
     caught = 0
-    for _ in range(500):
+    for number in range(500):
+        kind, prefix = kinds[number % 2]
         left, right = socket.socketpair()
         with left, right:
             keys = SessionKeys(b"a" * 32, b"b" * 32)
             called, caller = Channel(left, 0, keys, called=True), Channel(right, 0, keys)
-            frame = bytearray(called.seal(wire.head(wire.OBJECT, 1, len(prefix) + len(data)), prefix) + prefix + data)
+            frame = bytearray(called.seal(wire.head(kind, 1, len(prefix) + len(data)), prefix) + prefix + data)
             frame[chance.randrange(len(frame) - len(data))] ^= 1 << chance.randrange(8)
             left.sendall(bytes(frame))
             left.shutdown(socket.SHUT_WR)

@@ -12,9 +12,8 @@ import pytest
 
 from fuse.caches import peers, wait_for
 from windlass.cache.node.elf import names_of, parse_dynamic, parse_segments, written
-from windlass.cache.node.keys import HEAD_BYTES, chunk_key, directory_key
+from windlass.cache.node.keys import HEAD_BYTES, Pin, chunk_key, directory_key, runs
 from windlass.cache.node.listing import Listing, attr_pin
-from windlass.cache.node.read_ahead import runs
 
 CHUNK = 4096
 NO_LIBRARIES = [b"", b"\x7fELF", b"#!/bin/sh\n" * 50, b"\x7fELF" + bytes(4092), b"\x7fELF\x02\x01" + b"\xff" * 4090]
@@ -108,8 +107,6 @@ def test_opening_a_library_brings_its_tables_and_those_of_what_it_needs_and_not_
 
 
 def test_runs_are_neighbouring_chunks_of_one_version_of_one_file(tmp_path: Path) -> None:
-    from windlass.cache.node.keys import Pin
-
     one, other = Pin(100, 1, 2), Pin(100, 9, 2)
     keys = [chunk_key(b"/a", one, n) for n in (0, 1, 2, 4, 5)]
     keys += [chunk_key(b"/a", other, 6), chunk_key(b"/b", other, 7), directory_key(b"/c"), directory_key(b"/d")]

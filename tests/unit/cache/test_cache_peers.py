@@ -232,6 +232,41 @@ def test_a_trace_is_pushed_to_all_nodes_without_being_asked(tmp_path: Path, tree
         assert read == sum((tree / name).stat().st_size for name in ("f5", "f1", "f9"))
 
 
+def test_a_trace_travels_in_few_frames_and_is_read_in_few_calls(tmp_path: Path) -> None:
+    root = tmp_path / "shared"
+    root.mkdir()
+    (root / "large").write_bytes(os.urandom(40 * CHUNK + 7))
+    record(root, ["large"], CHUNK, tmp_path / "trace.json")
+    with peers(tmp_path / "c", 3, root, trace_in=str(tmp_path / "trace.json"), chunk_bytes=CHUNK, fanout=1) as nodes:
+        wait_for(lambda: all(p.status()["push"]["ended"] for p in nodes), what="push")
+        for peer in nodes:
+            keys = keys_of(peer, root / "large")
+            places = [peer._store.place_of(key) for key in keys]
+            assert all(place is not None for place in places)
+            assert b"".join(peer._store.read(key) or b"" for key in keys) == (root / "large").read_bytes()
+            assert [peer._store.digest_of(key) for key in keys] == [nodes[0]._store.digest_of(key) for key in keys]
+        offsets = [place.offset for place in places if place is not None]
+        assert offsets == [offsets[0] + CHUNK * n for n in range(41)], "they lie beside each other"
+        # The names: open, fstat and two reads and one look; the file: open, fstat, one read and one fstat.
+        assert nodes[0].status()["source_calls"] <= 10
+
+
+def test_wrong_bytes_in_the_midst_of_a_batch_are_not_kept(tmp_path: Path, tree: Path) -> None:
+    with peers(tmp_path / "c", 2, tree, chunk_bytes=CHUNK, live=False) as nodes:
+        keys = keys_of(nodes[1], tree / "f3")[:3]
+        parts = [(tree / "f3").read_bytes()[CHUNK * n : CHUNK * (n + 1)] for n in range(3)]
+        prefix = wire.batch_prefix((key, digest(key, part), len(part)) for key, part in zip(keys, parts, strict=True))
+        log = nodes[1]._streams.logs[0]
+        before = len(log.items)
+        body = prefix + parts[0] + bytes(CHUNK) + parts[2]
+        assert not nodes[1]._streams.batch_arrived(log, 0, memoryview(body))
+        assert [key in nodes[1]._store for key in keys] == [True, False, False]
+        assert log.items[before:] == keys[:1]
+        assert nodes[1].status()["corrupt"] == 1
+        assert nodes[1]._streams.batch_arrived(log, 0, memoryview(prefix + b"".join(parts)))
+        assert [nodes[1]._store.read(key) for key in keys] == parts
+
+
 def test_a_trace_of_files_that_are_gone_pushes_the_rest(tmp_path: Path, tree: Path) -> None:
     record(tree, ["f5", "f1", "f9"], CHUNK, tmp_path / "trace.json")
     (tree / "f1").unlink()

@@ -36,6 +36,37 @@ def test_any_body_is_an_object_or_refused(data: bytes) -> None:
         assert len(key) + len(digest) + len(rest) + 2 == len(data)
 
 
+@given(st.lists(st.tuples(st.binary(min_size=1, max_size=40), st.binary(max_size=200)), max_size=64))
+def test_a_batch_gives_back_its_objects_and_the_tag_covers_all_but_their_data(
+    objects: list[tuple[bytes, bytes]],
+) -> None:
+    described = [(key, bytes([len(key)]) * 32, len(data)) for key, data in objects]
+    prefix = wire.batch_prefix(described)
+    body = prefix + b"".join(data for _, data in objects)
+    found = wire.parse_batch(memoryview(body))
+    assert [(key, bytes(data)) for key, _, data in found] == objects
+    assert [digest for _, digest, _ in found] == [digest for _, digest, _ in described]
+    assert wire.covered_by_tag(wire.BATCH, body) == prefix
+    for wrong in (body[:-1], body + b"x"):
+        with pytest.raises(ProtocolError):
+            wire.parse_batch(memoryview(wrong))
+
+
+@given(st.binary(max_size=300))
+def test_any_body_is_a_batch_or_refused(data: bytes) -> None:
+    with contextlib.suppress(ProtocolError):
+        found = wire.parse_batch(memoryview(data))
+        assert sum(len(rest) for _, _, rest in found) <= len(data)
+    with contextlib.suppress(ProtocolError):
+        assert len(wire.covered_by_tag(wire.BATCH, data)) <= len(data)
+
+
+def test_a_batch_of_too_many_objects_is_refused() -> None:
+    prefix = wire.batch_prefix((b"k", bytes(32), 0) for _ in range(wire.BATCH_OBJECTS + 1))
+    with pytest.raises(ProtocolError):
+        wire.parse_batch(memoryview(prefix))
+
+
 @given(st.lists(st.binary(max_size=3000), max_size=20), st.integers(0, 2**32))
 def test_frames_arrive_whole_however_the_stream_is_cut(bodies: list[bytes], seed: int) -> None:
     stream = b"".join(wire.head(wire.ANSWER, i, len(b)) + b for i, b in enumerate(bodies))

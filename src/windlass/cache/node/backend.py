@@ -15,7 +15,7 @@ import random
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import wire
@@ -119,6 +119,10 @@ class Backend:
         part = data[offset : offset + len(target)]
         target[: len(part)] = part
         return len(part)
+
+    def read_run_into(self, keys: Sequence[bytes], target: memoryview) -> int:
+        """As `read_into` for whole objects that follow each other; -1 where they do not lie so."""
+        return self._store.read_run_into(keys, target)
 
     def will_want(self, key: bytes, count: int) -> None:
         link = self._link

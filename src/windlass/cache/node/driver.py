@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import stat
 from collections import deque
@@ -10,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from .config import REPLICATE, NodeConfig
 from .fetcher import Fetcher
 from .flight import FetchResult, Landing
-from .keys import CHUNK, DIRECTORY, MAX_CHUNK, NO_PIN, chunk_key, directory_key, stripe_of
+from .keys import CHUNK, DIRECTORY, MAX_CHUNK, NO_PIN, chunk_key, directory_key, runs, stripe_of
 from .listing import Listing, attr_pin
 from .read_ahead import ReadAhead
 from .store import Store
@@ -19,6 +20,8 @@ from .trace import BadTraceError, Touch, Trace, read_trace
 
 log = logging.getLogger("windlass.cache")
 _AHEAD = 32
+_FOLDERS_AHEAD = 64
+_RUN_BYTES = 1 << 20
 
 
 class Driver:
@@ -92,27 +95,45 @@ class Driver:
 
     def _fill(self, wanted: list[tuple[Touch, int]]) -> None:
         """Reads ahead with several requests under way, and logs in the order of the trace."""
-        under_way: deque[tuple[bytes | None, Landing]] = deque()
-        for touch, index in wanted:
+        under_way: deque[list[tuple[bytes | None, Landing]]] = deque()
+        folders = iter([directory_key(touch.path) for touch, _ in wanted if touch.is_directory])
+        for key in itertools.islice(folders, _FOLDERS_AHEAD):
+            self._fetcher.obtain(key, lambda outcome: None)
+        for unit in _units(wanted, max(1, _RUN_BYTES // self._config.chunk_bytes)):
             if self._log.closed:
                 return
-            key = self._key_of(touch, index)
-            landing = Landing()
-            if key is None:
-                landing(FetchResult(error=FileNotFoundError()))
-            else:
-                self._fetcher.obtain(key, landing)
-            under_way.append((key, landing))
-            while len(under_way) > _AHEAD or (under_way and under_way[0][1].is_set()):
+            if unit[0][0].is_directory:  # one more of those whose listings are fetched before their turn
+                for key in itertools.islice(folders, 1):
+                    self._fetcher.obtain(key, lambda outcome: None)
+            under_way.append(self._begin([self._key_of(touch, index) for touch, index in unit]))
+            while len(under_way) > _AHEAD or (under_way and all(landing.is_set() for _, landing in under_way[0])):
                 self._log_first(under_way)
         while under_way and not self._log.closed:
             self._log_first(under_way)
 
-    def _log_first(self, under_way: deque[tuple[bytes | None, Landing]]) -> None:
-        key, landing = under_way.popleft()
-        outcome = landing.wait(self._config.give_up_s)
-        landed = outcome is not None and outcome.error is None and key is not None and key in self._store
-        self._log.add(key if landed else None)
+    def _begin(self, keys: list[bytes | None]) -> list[tuple[bytes | None, Landing]]:
+        """Starts to fetch neighbouring objects, those that nobody else fetches in one read."""
+        known = [key for key in keys if key is not None]
+        claimed = {flight.key: flight for flight in self._fetcher.claim(known)}
+        unit = []
+        for key in keys:
+            landing = Landing()
+            unit.append((key, landing))
+            if key is None:
+                landing(FetchResult(error=FileNotFoundError()))
+            else:
+                self._fetcher.obtain(key, landing)
+        for run in runs(list(claimed), len(keys)):
+            self._fetcher.submit_run([claimed[key] for key in run])
+        return unit
+
+    def _log_first(self, under_way: deque[list[tuple[bytes | None, Landing]]]) -> None:
+        came: list[bytes | None] = []
+        for key, landing in under_way.popleft():
+            outcome = landing.wait(self._config.give_up_s)
+            landed = outcome is not None and outcome.error is None and key is not None and key in self._store
+            came.append(key if landed else None)
+        self._log.add(*came)
 
     def _key_of(self, touch: Touch, index: int) -> bytes | None:
         """The key of today's version, from today's listing; None for what is no longer there."""
@@ -141,6 +162,18 @@ class Driver:
             return Listing(outcome.data)
         blob = self._store.read(key)
         return Listing(blob) if blob is not None else None
+
+
+def _units(wanted: Sequence[tuple[Touch, int]], most: int) -> Iterator[list[tuple[Touch, int]]]:
+    """Chunks of a range together, up to `most`; a folder by itself."""
+    unit: list[tuple[Touch, int]] = []
+    for touch, index in wanted:
+        if unit and (unit[-1] != (touch, index - 1) or len(unit) == most):
+            yield unit
+            unit = []
+        unit.append((touch, index))
+    if unit:
+        yield unit
 
 
 def _place(touch: Touch, index: int) -> StreamKey:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 DIRECTORY = 1
@@ -104,6 +105,21 @@ def chunk_index(key: bytes) -> int:
 def file_size(key: bytes) -> int:
     """Of the file of a chunk."""
     return int.from_bytes(key[5:13], "little")
+
+
+def runs(keys: Sequence[bytes], most: int) -> list[list[bytes]]:
+    """Neighbouring chunks of one file together, up to `most`; the order stays."""
+    found: list[list[bytes]] = []
+    for key in keys:
+        if found and len(found[-1]) < most and _follows(found[-1][-1], key):
+            found[-1].append(key)
+        else:
+            found.append([key])
+    return found
+
+
+def _follows(key: bytes, later: bytes) -> bool:
+    return key[0] == CHUNK and sibling_key(key, chunk_index(key) + 1) == later
 
 
 def stripe_of(key: bytes, stripes: int) -> int:

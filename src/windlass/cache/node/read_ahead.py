@@ -24,7 +24,6 @@ from .elf import HEAD_BYTES as ELF_HEAD_BYTES
 from .elf import Range, Segments, names_of, parse_dynamic, parse_segments, written
 from .fetcher import Fetcher
 from .keys import (
-    CHUNK,
     DIRECTORY,
     HEAD_BYTES,
     chunk_count,
@@ -32,6 +31,7 @@ from .keys import (
     chunk_key,
     directory_key,
     file_size,
+    runs,
     sibling_key,
 )
 from .listing import Listing, attr_pin
@@ -197,21 +197,6 @@ class ReadAhead:
     def _submit(self, job: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the cache is stopping
             self._askers.submit(job)
-
-
-def runs(keys: Sequence[bytes], most: int) -> list[list[bytes]]:
-    """Neighbouring chunks of one file together, up to `most`; the order stays."""
-    found: list[list[bytes]] = []
-    for key in keys:
-        if found and len(found[-1]) < most and _follows(found[-1][-1], key):
-            found[-1].append(key)
-        else:
-            found.append([key])
-    return found
-
-
-def _follows(key: bytes, later: bytes) -> bool:
-    return key[0] == CHUNK and sibling_key(key, chunk_index(key) + 1) == later
 
 
 def follow(path: bytes, listing: Listing, chunk_bytes: int) -> list[bytes]:

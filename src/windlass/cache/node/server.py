@@ -7,7 +7,7 @@ import os
 import queue
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from . import wire
@@ -107,17 +107,28 @@ class Inbound:
 
     def send_file(self, request: int, prefix: bytes, held: HeldObject, *, last: bool = True) -> None:
         """Sends an OBJECT whose data lies in the store, without bringing it into this process."""
-        size = held.size
+        self._send_stored(wire.OBJECT, request, prefix, [(held.fd, held.offset, held.size)], last=last)
+
+    def send_batch(self, request: int, objects: Sequence[tuple[bytes, HeldObject]]) -> None:
+        """Sends objects of the store as one frame of a stream; what lies beside each other there goes in one piece."""
+        prefix = wire.batch_prefix((key, held.digest, held.size) for key, held in objects)
+        self._send_stored(wire.BATCH, request, prefix, pieces([held for _, held in objects]), last=False)
+
+    def _send_stored(
+        self, kind: int, request: int, prefix: bytes, parts: Sequence[tuple[int, int, int]], *, last: bool
+    ) -> None:
+        size = sum(length for _, _, length in parts)
         try:
             with self._send_lock:
-                head = self._channel.seal(wire.head(wire.OBJECT, request, len(prefix) + size), prefix)
-                self._connection.sendall(head + prefix, socket.MSG_MORE)
-                sent = 0
-                while sent < size:
-                    step = os.sendfile(self._connection.fileno(), held.fd, held.offset + sent, size - sent)
-                    if step == 0:
-                        raise ConnectionError("stored object shrank")
-                    sent += step
+                head = self._channel.seal(wire.head(kind, request, len(prefix) + size), prefix)
+                self._connection.sendall(head + prefix, socket.MSG_MORE if size else 0)
+                for fd, offset, length in parts:
+                    sent = 0
+                    while sent < length:
+                        step = os.sendfile(self._connection.fileno(), fd, offset + sent, length - sent)
+                        if step == 0:
+                            raise ConnectionError("stored object shrank")
+                        sent += step
         except OSError:
             self.close()
         if last:
@@ -138,3 +149,15 @@ class Inbound:
             except Exception:  # out of descriptors, say: the other side asks elsewhere
                 log.exception("answer failed")
                 self.close()
+
+
+def pieces(held: Iterable[HeldObject]) -> list[tuple[int, int, int]]:
+    """Descriptor, offset and length of objects, in order; neighbours in one segment are one piece."""
+    found: list[tuple[int, int, int]] = []
+    for each in held:
+        fd, offset, length = found[-1] if found else (-1, 0, 0)
+        if fd == each.fd and offset + length == each.offset:
+            found[-1] = (fd, offset, length + each.size)
+        elif each.size:
+            found.append((each.fd, each.offset, each.size))
+    return found

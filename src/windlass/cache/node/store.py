@@ -329,6 +329,22 @@ class StoreReader:
             return 0
         return os.preadv(file.fd, [target[:want]], place.offset + offset)
 
+    def read_run_into(self, keys: Sequence[bytes], target: memoryview) -> int:
+        """Bytes of objects that lie beside each other in one segment; -1 where they do not, or one is not held."""
+        places = [self._places.get(key) for key in keys]
+        first = places[0]
+        end = first.offset if first is not None else 0
+        for place in places:
+            if first is None or place is None or place.segment != first.segment or place.pid != first.pid:
+                return -1
+            if place.offset != end:
+                return -1
+            end += place.size
+        if first is None or end - first.offset > len(target):
+            return -1
+        file = self._files.get((first.pid, first.segment)) or self._opened(first)
+        return os.preadv(file.fd, [target[: end - first.offset]], first.offset) if file is not None else -1
+
     def read(self, key: bytes) -> bytes | None:
         """A whole object, or None."""
         place = self._places.get(key)

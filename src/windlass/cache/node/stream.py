@@ -21,11 +21,11 @@ from .limits import Health
 from .links import Links
 from .server import Inbound
 from .stages import STAGES
-from .store import Store
+from .store import HeldObject, Store
 from .streamlog import StreamLog, dump_plan, parse_plan
 from .tree import tree_route
 
-_GATHER_S = 0.005
+_GATHER_S = 0.002
 
 
 class Streams:
@@ -95,8 +95,7 @@ class Streams:
         inbound.send(wire.PLAN, request, dump_plan(source.plan or []), last=False)
         while not inbound.closed:
             if position < len(source.items):
-                self._feed_one(inbound, request, source.items[position])
-                position += 1
+                position += self._feed_some(inbound, request, source.items, position)
             elif source.closed:
                 inbound.send(wire.END, request)
                 return
@@ -113,18 +112,42 @@ class Streams:
         if key is None or held is None:
             inbound.send(wire.SKIP, request, key or b"", last=False)
             return
-        began = perf_counter()
         try:
             inbound.send_file(request, wire.object_prefix(key, held.digest), held, last=False)
         finally:
             self._store.release(held)
+
+    def _feed_some(self, inbound: Inbound, request: int, items: list[bytes | None], position: int) -> int:
+        """Sends what can go in one frame; returns how many items that were."""
+        began = perf_counter()
+        batch: list[tuple[bytes, HeldObject]] = []
+        left = wire.BATCH_BYTES
+        try:
+            for key in items[position : position + wire.BATCH_OBJECTS]:
+                held = self._store.hold(key) if key is not None and not inbound.has_asked(key) else None
+                if key is None or held is None:
+                    break
+                batch.append((key, held))
+                left -= held.size
+                if left < 0:
+                    break
+            if left < 0 and len(batch) > 1:  # the last one is too much, and goes with the next
+                self._store.release(batch.pop()[1])
+            if len(batch) < 2:
+                self._feed_one(inbound, request, items[position])
+                return 1
+            inbound.send_batch(request, batch)
+            return len(batch)
+        finally:
+            for _, held in batch:
+                self._store.release(held)
             STAGES.add("send the push", began)
 
     def _tell_local(self, inbound: Inbound, request: int, source: StreamLog, position: int) -> None:
         """The mount process reads the store itself: it only needs to know what is where. SKIP ends the planned part."""
         planned = True
         while not inbound.closed:
-            news = source.items[position : position + 64]
+            news = source.items[position : position + 256]
             position += len(news)
             keys = [key for key in news if key is not None and not inbound.has_asked(key)]
             held = [(key, place.pack()) for key in keys if (place := self._store.place_of(key)) is not None]
@@ -181,6 +204,39 @@ class Streams:
         mine.add(key)
         return True
 
+    def batch_arrived(self, mine: StreamLog, node: int, body: memoryview) -> bool:
+        """Pushed objects in one frame. False where the bytes of one are wrong; those before it are right and kept."""
+        objects = wire.parse_batch(body)
+        start = end = len(body) - sum(len(data) for _, _, data in objects)  # of the bytes of `run`
+        run: list[tuple[bytes, bytes, int]] = []
+        for position, (key, stated, data) in enumerate(objects):
+            if key in self._store:
+                self._keep(node, run, body[start:end])
+                run = []
+                start = end = end + len(data)
+                continue
+            began = perf_counter()
+            right = digest(key, data) == stated
+            STAGES.add("digest of the push", began)
+            if not right:
+                self._keep(node, run, body[start:end])
+                mine.add(*(key for key, _, _ in objects[:position]))
+                self._fetcher.wrong_bytes(node)
+                return False
+            run.append((key, stated, len(data)))
+            end += len(data)
+        self._keep(node, run, body[start:end])
+        mine.add(*(key for key, _, _ in objects))
+        return True
+
+    def _keep(self, node: int, run: list[tuple[bytes, bytes, int]], data: memoryview) -> None:
+        """Objects (key, digest, size) whose bytes follow each other in `data`."""
+        for key, _, size in run:
+            self._fetcher.count_pushed(node, key, size)
+            self.pushed_bytes += size
+        if run:
+            self._fetcher.landed_run(run, data)
+
 
 def _wait_and_gather(source: StreamLog, position: int) -> None:
     """Objects come one by one: a short wait makes one wake-up of many, here and down the tree."""
@@ -200,6 +256,10 @@ class _StreamReply:
             self._mine.start(parse_plan(bytes(body)))
         elif kind == wire.OBJECT:
             if not self._streams.arrived(self._mine, self._node, body):
+                self.over.set()
+                return True
+        elif kind == wire.BATCH:
+            if not self._streams.batch_arrived(self._mine, self._node, body):
                 self.over.set()
                 return True
         elif kind == wire.SKIP:

@@ -53,9 +53,9 @@ class StreamLog:
                 self._places = {place: position for position, place in enumerate(plan)}
                 self._step()
 
-    def add(self, key: bytes | None) -> None:
+    def add(self, *keys: bytes | None) -> None:
         with self._changed:
-            self.items.append(key)
+            self.items += keys
             self._step()
 
     def offer(self, *keys: bytes) -> None:

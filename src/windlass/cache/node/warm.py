@@ -18,14 +18,15 @@ from . import wire
 from .backend import Backend
 from .config import NodeConfig
 from .fuse import Server
-from .keys import DIRECTORY, parse_key
+from .keys import DIRECTORY, parse_key, runs
 from .memory import memory_left
 from .stages import STAGES
 from .store import parse_location
-from .view import View
+from .view import Node, View
 
 log = logging.getLogger("windlass.cache")
-_PLAN_OVER = b""
+_PLAN_OVER: list[bytes] = []
+_RUN_BYTES = 1 << 20
 
 
 class Warmer:
@@ -36,8 +37,9 @@ class Warmer:
         self._view = view
         self._backend = backend
         self._server = server
-        self._keys: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._buffer = memoryview(bytearray(config.chunk_bytes))
+        self._keys: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
+        self._run_chunks = max(1, _RUN_BYTES // config.chunk_bytes)
+        self._buffer = memoryview(bytearray(self._run_chunks * config.chunk_bytes))
         self._left = memory_left() // 4  # pages can be dropped again, but not for free
         self._wanted = config.warm and bool(config.trace_in)
         # What is warmed is never asked for, and so not recorded: the node that writes the trace warms what an older
@@ -64,27 +66,32 @@ class Warmer:
     def _run(self) -> None:
         open_streams = self._config.stripes
         while open_streams:
-            key = self._keys.get()
-            if key is None:
+            keys = self._keys.get()
+            if keys is None:
                 open_streams -= 1
-                continue
-            if key == _PLAN_OVER:
+            elif keys is _PLAN_OVER:
                 self._end_of_plan()
-                continue
+            elif not self._warm_all(keys):
+                break
+        while self._planned_left:
+            self._end_of_plan()
+
+    def _warm_all(self, keys: list[bytes]) -> bool:
+        """False where the mount is gone."""
+        for run in runs(keys, self._run_chunks):
             planned = self._wanted and not self._ended
             # A folder that nobody planned is only learned: the first look into it has to come here, and is a hint.
-            if not planned and (self._records or key[0] == DIRECTORY):
+            if not planned and (self._records or run[0][0] == DIRECTORY):
                 continue
             began = perf_counter()
             try:
-                self._warm(key)
-                STAGES.add("warm a folder" if key[0] == DIRECTORY else "warm pages", began)
+                self._warm(run)
+                STAGES.add("warm a folder" if run[0][0] == DIRECTORY else "warm pages", began)
             except OSError as error:
                 if error.errno in (107, 103, 19):  # ENOTCONN, ECONNABORTED, ENODEV: unmounted
-                    break
+                    return False
                 log.debug("not warmed: %s", error)
-        while self._planned_left:
-            self._end_of_plan()
+        return True
 
     def _end_of_plan(self) -> None:
         self._planned_left -= 1
@@ -92,8 +99,8 @@ class Warmer:
             self._ended = True
             self._backend.send_news()
 
-    def _warm(self, key: bytes) -> None:
-        parsed = parse_key(key)
+    def _warm(self, run: list[bytes]) -> None:
+        parsed = parse_key(run[0])
         if parsed.kind == DIRECTORY:
             # Through the mount, on purpose: the answer to this listing is what fills the kernel's table of names.
             with os.scandir(self._config.mount.encode() + parsed.path) as entries:
@@ -107,18 +114,28 @@ class Warmer:
             node = self._view.known(parsed.path)
         if node is None or self._left < self._config.chunk_bytes:
             return
-        size = self._backend.read_into(key, 0, self._buffer)
+        if self._store_pages(node, parsed.chunk, run) < 0:
+            for index, key in enumerate(run):
+                self._store_pages(node, parsed.chunk + index, [key])
+
+    def _store_pages(self, node: Node, chunk: int, run: list[bytes]) -> int:
+        """Bytes given to the kernel at once; -1 where they do not lie together in the store."""
+        if len(run) == 1:
+            size = self._backend.read_into(run[0], 0, self._buffer)
+        else:
+            size = self._backend.read_run_into(run, self._buffer)
         if size > 0:
-            self._server.store_pages(node, parsed.chunk * self._config.chunk_bytes, self._buffer[:size])
+            self._server.store_pages(node, chunk * self._config.chunk_bytes, self._buffer[:size])
             self._left -= size
-            self._objects += 1
+            self._objects += len(run)
             self._bytes += size
+        return size
 
 
 class _Arrivals:
     """Frames of keys from the peer process."""
 
-    def __init__(self, backend: Backend, keys: queue.SimpleQueue[bytes | None]) -> None:
+    def __init__(self, backend: Backend, keys: queue.SimpleQueue[list[bytes] | None]) -> None:
         self._backend = backend
         self._keys = keys
 
@@ -127,7 +144,7 @@ class _Arrivals:
             parts = wire.split_keys(bytes(body))
             for key, place in zip(parts[::2], parts[1::2]):
                 self._backend.learn(key, parse_location(place))
-                self._keys.put(key)
+            self._keys.put(parts[::2])
             return False
         if kind == wire.SKIP:
             self._keys.put(_PLAN_OVER)
