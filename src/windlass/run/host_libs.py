@@ -14,7 +14,9 @@ from typing import Any
 import msgspec
 
 import windlass.images.node
-from windlass.containers.image import looked_up
+from windlass.containers import get_runtime
+from windlass.containers.binds import expanded
+from windlass.containers.image import image_kind, looked_up
 from windlass.errors import CommandError, MachineError, UsageError
 from windlass.images.inspect import inspect_image
 from windlass.images.node.decide import BEHIND, FRONT, ImageFacts, facts_as_json
@@ -101,9 +103,14 @@ def _image_facts(run: Run, facts: JobFacts) -> ImageFacts:
     """By its files where the image is a file or a folder, else by a probe in it on one node."""
     container = run.plan.container
     assert container is not None
-    if looked_up(container.image):
-        _, found = inspect_image(container.image, run.environ)
-        return found
+    if looked_up(container.image) and image_kind(container.image) != "edf":
+        path = expanded(container.image, run.environ) or container.image
+        return inspect_image(path, run.environ)[1]
+    if get_runtime(container.runtime).starts_task:
+        raise UsageError(
+            f"--host-libs: {container.image} cannot be looked into before the container engine starts it",
+            hint="import it to a .sqsh file and give that, or turn on the engine's own hook (com.hooks.cxi.enabled)",
+        )
     return _probed(run, facts, container)
 
 
