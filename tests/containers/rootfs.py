@@ -24,7 +24,7 @@ def make_rootfs(root: Path) -> Path:
     for name in PROGRAMS:
         found = shutil.which(name, path="/usr/bin:/bin")
         assert found, f"no {name} on this machine"
-        _copy_program(Path(found), root / "usr/bin" / name, root)
+        copy_program(Path(found), root / "usr/bin" / name, root)
     _copy_python(root)
     return root
 
@@ -34,7 +34,7 @@ def python_inside() -> str:
     return str(Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}")
 
 
-def _copy_program(source: Path, target: Path, root: Path) -> None:
+def copy_program(source: Path, target: Path, root: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(source.resolve(), target)
     listing = subprocess.run(["ldd", str(source)], capture_output=True, text=True, timeout=30).stdout
@@ -49,7 +49,7 @@ def _copy_python(root: Path) -> None:
     """The interpreter and its standard library, without what is never imported here."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     base = Path(sys.base_prefix)
-    _copy_program(base / "bin" / version, root / python_inside().lstrip("/"), root)
+    copy_program(base / "bin" / version, root / python_inside().lstrip("/"), root)
     unwanted = shutil.ignore_patterns(
         "site-packages", "dist-packages", "test", "idlelib", "ensurepip", "__pycache__", "*.a"
     )
@@ -57,4 +57,4 @@ def _copy_python(root: Path) -> None:
     shutil.copytree(library, root / str(library).lstrip("/"), ignore=unwanted, dirs_exist_ok=True)
     for extension in (library / "lib-dynload").glob("*.so"):
         if extension.name.startswith(("math", "_struct", "_posixsubprocess", "select", "_socket", "_json", "fcntl")):
-            _copy_program(extension, root / str(extension).lstrip("/"), root)
+            copy_program(extension, root / str(extension).lstrip("/"), root)

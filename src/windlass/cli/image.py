@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 from windlass.cli.result import Result
 from windlass.errors import UsageError
+from windlass.images.build import BUILDERS, build_image, choose_builder, write_context
 from windlass.images.check import check_image, check_text
+from windlass.images.host_script import HOST_KEYS, host_script_text
 from windlass.images.inject import injection_text, plan_injection, require_host_libraries
 from windlass.images.inspect import inspect_image
+from windlass.images.recipe import Recipe, make_recipe
+from windlass.images.render import containerfile_text, edf_text, singularity_text
+from windlass.images.spec import EXTRAS, load_spec, load_versions, spec_names
 from windlass.model.site import Site
 from windlass.settings import current_environ, read_settings
 from windlass.sites.catalog import load_site
 
+FORMATS = ("containerfile", "singularity", "edf", "script")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    sub = parser.add_subparsers(dest="action", required=True, metavar="check IMAGE | inject IMAGE")
+    sub = parser.add_subparsers(
+        dest="action", required=True, metavar="plan SPEC | build SPEC | check IMAGE | inject IMAGE"
+    )
+    _add_recipe_options(sub)
     check = sub.add_parser("check", help="what is inside, and what will happen with it on a site")
     inject = sub.add_parser("inject", help="what of the host would be put into it, in which order, and why")
     for box in (check, inject):
@@ -27,8 +40,93 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         box.add_argument("--json", action="store_true")
 
 
+def _add_recipe_options(sub: Any) -> None:
+    plan = sub.add_parser("plan", help="the recipe of an image as text, each step with its reason")
+    build = sub.add_parser("build", help="build it with the builder that is here")
+    for box in (plan, build):
+        box.add_argument("spec", help=f"{', '.join(spec_names())}, or a TOML file of yours")
+        box.add_argument("--with", dest="extras", metavar="LIST", help=f"steps: {','.join(EXTRAS)}; none: no step")
+        box.add_argument(
+            "--set", action="append", default=[], metavar="NAME=VALUE", help="another version of a component"
+        )
+        box.add_argument("--json", action="store_true")
+    plan.add_argument("--format", choices=FORMATS, default=FORMATS[0])
+    plan.add_argument("--site", metavar="NAME", help="whose modules and paths --format script takes")
+    plan.add_argument("--output", metavar="DIR", help="write the recipe and all files that a build needs")
+    build.add_argument("--tag", metavar="NAME", help="name of the image (default: localhost/windlass/SPEC:latest)")
+    build.add_argument("--builder", choices=BUILDERS, help="default: the first that is here")
+    build.add_argument("--builder-arg", action="append", default=[], metavar="WORD", help="a word for the builder")
+    build.add_argument(
+        "--host-libs", metavar="DIR", help="derive an image with these libraries of the host in it (-ss)"
+    )
+    build.add_argument("--sif", metavar="FILE", help="write it as a SIF file too")
+    build.add_argument("--log", metavar="FILE", help="where to keep the builder's output")
+
+
 def main(args: argparse.Namespace) -> Result:
-    return _check(args) if args.action == "check" else _inject(args)
+    actions = {"plan": _plan, "build": _build, "check": _check, "inject": _inject}
+    return actions[args.action](args)
+
+
+def _chosen(args: argparse.Namespace) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in args.set:
+        name, equals, value = text.partition("=")
+        if not equals or not name or not value:
+            raise UsageError(f"--set {text}: not NAME=VALUE", hint="as in --set libfabric=2.2.0")
+        found[name] = value
+    return found
+
+
+def _recipe(args: argparse.Namespace, chosen: dict[str, str]) -> Recipe:
+    extras = None
+    if args.extras is not None:
+        extras = tuple(n for n in args.extras.split(",") if n) if args.extras != "none" else ()
+    return make_recipe(load_spec(args.spec), extras, chosen)
+
+
+def _plan(args: argparse.Namespace) -> Result:
+    chosen = _chosen(args)
+    for_host = {name: chosen.pop(name) for name in HOST_KEYS if name in chosen and args.format == "script"}
+    recipe = _recipe(args, chosen)
+    if args.output:
+        write_context(recipe, Path(args.output).expanduser())
+        return Result(
+            text=f"written to {args.output}: Containerfile, image.def, windlass-entry, sbom.json", data=recipe
+        )
+    if args.format == "script":
+        site = _site(args.site)
+        if site is None:
+            raise UsageError("--format script needs --site NAME", hint="its modules and its libfabric are taken")
+        return Result(text=host_script_text(recipe, site, load_versions(), for_host), data=recipe)
+    texts = {"containerfile": containerfile_text, "singularity": singularity_text}
+    text = edf_text(recipe, f"{recipe.name}.sqsh") if args.format == "edf" else texts[args.format](recipe)
+    return Result(text=text, data=recipe)
+
+
+def _build(args: argparse.Namespace) -> Result:
+    environ = current_environ()
+    recipe = _recipe(args, _chosen(args))
+    builder = choose_builder(args.builder, environ)
+    for warning in recipe.warnings:
+        print(f"windlass: warning: {warning}", file=sys.stderr)
+    log = (
+        Path(args.log).expanduser() if args.log else Path(f"windlass-build-{recipe.name}-{time.strftime('%H%M%S')}.log")
+    )
+    built = build_image(
+        recipe,
+        tag=args.tag or f"localhost/windlass/{recipe.name}:latest",
+        builder=builder,
+        environ=environ,
+        log=log.absolute(),
+        host_libs=args.host_libs or "",
+        sif=args.sif or "",
+        options=tuple(args.builder_arg),
+    )
+    lines = [f"built {built.image} with {built.builder}; log: {built.log}"]
+    lines += [f"with the host's libraries: {built.variant}"] if built.variant else []
+    lines += [f"as a file: {built.sif}"] if built.sif else []
+    return Result(text="\n".join(lines), data=built)
 
 
 def _site(name: str | None) -> Site | None:

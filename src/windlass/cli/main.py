@@ -37,7 +37,10 @@ _COMMANDS = {
     "stage": ("windlass.cli.stage", "push folders, archives and images to storage of the nodes"),
     "init": ("windlass.cli.init", "keep your account, partition and folder of runs; adopt an unknown cluster"),
     "completion": ("windlass.cli.completion", "completion of commands, options, sites and runs for your shell"),
-    "image": ("windlass.cli.image", "container images: what is in them, what of the host's network they will use"),
+    "image": (
+        "windlass.cli.image",
+        "container images: recipes, builds, checks; what of the host's network they will use",
+    ),
     "selftest": ("windlass.cli.selftest", "a bundle that shows what a machine really does with a plan"),
 }
 

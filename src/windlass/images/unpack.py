@@ -28,7 +28,7 @@ MAX_TOTAL = 4 << 30
 _TIMEOUT_S = 900.0
 _LIBRARY = re.compile(
     r"(usr/|usr/local/|container/hpc/|opt/[^/]+/(?:[^/]+/)?)?(lib|lib64)(/[\w.-]+-linux-gnu\w*)?(/[^/]+)?/[^/]*\.so[^/]*\Z"
-    r"|usr/local/cuda[^/]*/compat/(lib(\.real)?/)?libcuda\.so[^/]*\Z|lib/ld-musl-[^/]*\Z"
+    r"|container/host-libs/[^/]*\.so[^/]*\Z|usr/local/cuda[^/]*/compat/(lib(\.real)?/)?libcuda\.so[^/]*\Z|lib/ld-musl-[^/]*\Z"
 )
 _OTHER = re.compile(
     r"(usr/)?etc/(ld\.so\.conf(\.d/[^/]+)?|os-release)\Z|usr/lib/os-release\Z|(usr/)?bin/(sh|env|bash|dash|busybox)\Z"

@@ -25,20 +25,20 @@ class Misfit(msgspec.Struct, frozen=True, kw_only=True):
     hint: str = ""
 
 
-def misfits(data: Mapping[str, Any]) -> Iterator[Misfit]:
+def misfits(data: Mapping[str, Any], kind: type[msgspec.Struct] = SiteFile) -> Iterator[Misfit]:
     """Everything in a file's table that does not fit the schema."""
-    yield from _struct((), data, _schema())
+    yield from _struct((), data, _schema(kind))
 
 
-@lru_cache(maxsize=1)
-def _schema() -> types.StructType:
-    schema = types.type_info(SiteFile)
+@lru_cache(maxsize=4)
+def _schema(kind: type[msgspec.Struct]) -> types.StructType:
+    schema = types.type_info(kind)
     assert isinstance(schema, types.StructType)
     return schema
 
 
 def _struct(path: Path, value: Mapping[str, Any], schema: types.StructType) -> Iterator[Misfit]:
-    fields = {field.name: field for field in schema.fields if field.name not in _FILLED_IN}
+    fields = {field.encode_name: field for field in schema.fields if field.name not in _FILLED_IN}
     for key, item in value.items():
         if key in fields:
             yield from _fit((*path, key), item, fields[key].type)

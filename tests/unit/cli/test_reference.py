@@ -30,6 +30,15 @@ def test_every_option_is_on_the_page(command: str) -> None:
     assert missing == []
 
 
+@pytest.mark.parametrize("action", ["plan", "build", "check", "inject"])
+def test_every_option_of_image_is_on_the_page(action: str) -> None:
+    parser = argparse.ArgumentParser()
+    import_module("windlass.cli.image").add_arguments(parser)
+    choices = next(a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    names = {name for a in choices[action]._actions for name in a.option_strings if name not in {"-h", "--help"}}
+    assert sorted(name for name in names if not re.search(rf"{re.escape(name)}\b", PAGE)) == []
+
+
 @pytest.mark.parametrize(
     "names",
     [

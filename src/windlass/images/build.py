@@ -1,0 +1,207 @@
+"""Builds a recipe with the builder that is here. A failed build keeps its log and leaves nothing under the final name.
+
+The image is built under a name of its own and gets its final name in one step, when all of it, also what is derived
+from it, is done.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from windlass.errors import CommandError, MachineError, UsageError
+from windlass.images.host_variant import host_variant_files
+from windlass.images.recipe import Recipe, sbom
+from windlass.images.render import context_files
+from windlass.procs.atomic import replace_file
+from windlass.procs.command import Done, run_command, which
+
+BUILDERS = ("podman", "buildah", "docker", "apptainer")
+_ENTRY = Path(__file__).parent / "data" / "entry.sh"
+_BUILD_S = 6 * 3600.0
+_SHORT_S = 600.0
+
+
+class Built(msgspec.Struct, frozen=True, kw_only=True):
+    """What a build has made."""
+
+    image: str
+    builder: str
+    log: str
+    variant: str = ""
+    """The derived image with the host's libraries, where --host-libs asked for it."""
+    sif: str = ""
+
+
+def entry_script() -> str:
+    return _ENTRY.read_text(encoding="utf-8")
+
+
+def choose_builder(wanted: str | None, environ: Mapping[str, str]) -> tuple[str, str]:
+    """Name and path of the builder. Raises `MachineError` where there is none."""
+    names = (wanted,) if wanted else BUILDERS
+    for name in names:
+        found = which(name, environ)
+        if found:
+            return name, found
+    what = f"no {wanted}" if wanted else f"none of {', '.join(BUILDERS)}"
+    raise MachineError(
+        f"{what} on this machine to build with",
+        hint="`windlass image plan SPEC --output DIR` writes the recipe for another machine",
+    )
+
+
+def write_context(recipe: Recipe, folder: Path) -> None:
+    """Everything that a build needs, as files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in context_files(recipe, entry_script(), sbom(recipe)).items():
+        replace_file(folder / name, text.encode(), mode=0o644)
+
+
+def build_image(
+    recipe: Recipe,
+    *,
+    tag: str,
+    builder: tuple[str, str],
+    environ: Mapping[str, str],
+    log: Path,
+    host_libs: str = "",
+    sif: str = "",
+    options: tuple[str, ...] = (),
+) -> Built:
+    """Build it. Raises `UsageError` for host libraries that are not whole, `CommandError` with the log's place for a
+    build that fails."""
+    name, program = builder
+    extra = host_variant_files(recipe, host_libs) if host_libs else None
+    if name == "apptainer" and host_libs:
+        raise UsageError("--host-libs with apptainer", hint="build with podman, buildah or docker, and add --sif")
+    if sif and name != "apptainer" and which("apptainer", environ) is None and which("singularity", environ) is None:
+        raise MachineError(
+            "--sif: no apptainer and no singularity on this machine", hint="leave --sif out, convert later"
+        )
+    with tempfile.TemporaryDirectory(prefix="windlass-build-") as folder:
+        context = Path(folder) / "context"
+        write_context(recipe, context)
+        job = _Job(name, program, environ, log, options)
+        if name == "apptainer":
+            return _build_sif(job, recipe, context, sif or f"{recipe.name}.sif")
+        partial = f"localhost/windlass-build:{Path(folder).name.rpartition('-')[2].lower()}-{os.getpid()}"
+        try:
+            job.build(partial, context)
+            variant = ""
+            if extra is not None:
+                variant = _variant(job, partial, Path(folder) / "variant", extra, _ss_tag(tag))
+            job.run("tag", partial, tag)
+        finally:
+            job.run("rmi", partial, check=False)
+        made = _to_sif(job, variant or tag, Path(folder), sif) if sif else ""
+    return Built(image=tag, builder=name, log=str(log), variant=variant, sif=made)
+
+
+def _ss_tag(tag: str) -> str:
+    """`name:tag` as `name-ss:tag`."""
+    name, colon, version = tag.rpartition(":")
+    if not colon or "/" in version:
+        return f"{tag}-ss"
+    return f"{name}-ss:{version}"
+
+
+class _Job:
+    """Commands of one builder, each of whose words goes to the log."""
+
+    def __init__(
+        self, name: str, program: str, environ: Mapping[str, str], log: Path, options: tuple[str, ...]
+    ) -> None:
+        self.name, self.program, self.environ, self.log, self.options = name, program, environ, log, options
+
+    def build(self, tag: str, context: Path) -> None:
+        verb = ("bud",) if self.name == "buildah" else ("build",)
+        argv = (*verb, *self.options, "-t", tag, "-f", str(context / "Containerfile"), str(context))
+        self.run(*argv, timeout_s=_BUILD_S)
+
+    def run(self, *words: str, check: bool = True, timeout_s: float = _SHORT_S, program: str = "") -> Done:
+        argv = (program or self.program, *words)
+        try:
+            done = run_command(argv, timeout_s=timeout_s, env=self.environ, check=False)
+        except CommandError as error:
+            self._note(argv, error.output, error.message)
+            raise
+        if check or done.code == 0:
+            self._note(argv, done.stdout, done.stderr)
+        if check and done.code != 0:
+            said = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
+            raise CommandError(
+                f"the build failed: {said}",
+                argv=argv,
+                code=done.code,
+                output=(done.stdout + done.stderr).strip(),
+                hint=f"all of its output: {self.log}",
+            )
+        return done
+
+    def _note(self, argv: tuple[str, ...], *texts: str) -> None:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("a", errors="surrogateescape") as stream:
+            stream.write(f"$ {' '.join(argv)}\n")
+            stream.writelines(text if text.endswith("\n") else f"{text}\n" for text in texts if text)
+
+
+def _variant(job: _Job, base: str, context: Path, files: dict[str, Path], tag: str) -> str:
+    """The image with the host's libraries inside, from the one that was just built."""
+    (context / "libs").mkdir(parents=True)
+    for name, source in files.items():
+        shutil.copyfile(source, context / "libs" / name)
+    lines = [
+        f"FROM {base}",
+        "# The host's network libraries, in front of the image's own.",
+        "COPY libs /container/host-libs",
+        'ENV LD_LIBRARY_PATH="/container/host-libs${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"',
+        'LABEL windlass.host-libs="' + ",".join(sorted(files)) + '"',
+    ]
+    (context / "Containerfile").write_text("\n".join(lines) + "\n")
+    partial = f"{base}-ss"
+    try:
+        job.build(partial, context)
+        job.run("tag", partial, tag)
+    finally:
+        job.run("rmi", partial, check=False)
+    return tag
+
+
+def _to_sif(job: _Job, tag: str, folder: Path, sif: str) -> str:
+    """The image as a SIF file, by apptainer or singularity, through an archive; the file is whole or not there."""
+    program = which("apptainer", job.environ) or which("singularity", job.environ) or "apptainer"
+    archive = folder / "image.tar"
+    if job.name == "buildah":
+        job.run("push", tag, f"docker-archive:{archive}")
+    else:
+        job.run("save", "--format" if job.name == "podman" else "-o", *_save_words(job.name, archive), tag)
+    return _apptainer_build(job, program, f"docker-archive://{archive}", sif)
+
+
+def _save_words(builder: str, archive: Path) -> tuple[str, ...]:
+    return ("docker-archive", "-o", str(archive)) if builder == "podman" else (str(archive),)
+
+
+def _build_sif(job: _Job, recipe: Recipe, context: Path, sif: str) -> Built:
+    made = _apptainer_build(job, job.program, "image.def", sif, cwd=context)
+    return Built(image=made, builder=job.name, log=str(job.log), sif=made)
+
+
+def _apptainer_build(job: _Job, program: str, source: str, sif: str, cwd: Path | None = None) -> str:
+    final = Path(sif).absolute()
+    partial = final.with_name(f".{final.name}.{os.getpid()}")
+    words = ("build", "--force", *job.options, str(partial), source)
+    try:
+        if cwd is not None:
+            words = ("build", "--force", *job.options, str(partial), str(cwd / source))
+        job.run(*words, program=program, timeout_s=_BUILD_S)
+        partial.replace(final)
+    finally:
+        partial.unlink(missing_ok=True)
+    return str(final)

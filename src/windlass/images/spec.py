@@ -1,0 +1,187 @@
+"""Specifications of images: TOML with a closed schema, and the table of versions. Reads files, decides nothing else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from windlass.errors import ConfigError, UsageError, nearest
+from windlass.sites.lines import line_index, line_of
+from windlass.sites.shape import misfits
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_DATA = Path(__file__).parent / "data"
+EXTRAS = ("mpi", "ofi", "nccl-tests", "deepspeed", "horovod")
+Extra = Literal["mpi", "ofi", "nccl-tests", "deepspeed", "horovod"]
+
+
+class _Table(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A TOML table that refuses keys it does not know."""
+
+
+class RemoveSpec(_Table, frozen=True, kw_only=True):
+    """Something of the base that is in the way."""
+
+    path: str
+    because: str
+
+
+class EnvironmentSpec(_Table, frozen=True, kw_only=True):
+    name: str
+    value: str
+    because: str
+
+
+class StepSpec(_Table, frozen=True, kw_only=True):
+    """A step of the user's own, after all others: commands for `sh`, each of which must succeed."""
+
+    name: str
+    because: str
+    run: tuple[str, ...]
+
+
+class ImageSpec(_Table, frozen=True, kw_only=True):
+    """What to build, on what."""
+
+    name: str
+    base: str
+    """A name with a tag or, better, a digest."""
+    title: str = ""
+    gpu: Literal["", "nvidia", "amd"] = ""
+    gpu_home: str = ""
+    fabric: Literal["", "slingshot"] = ""
+    framework: Literal["", "pytorch", "tensorflow"] = ""
+    prefix: str = "/container/hpc"
+    packages: tuple[str, ...] = ()
+    """More Debian packages for the image."""
+    with_: tuple[Extra, ...] = msgspec.field(default=(), name="with")
+    versions: dict[str, str] = {}
+    remove: tuple[RemoveSpec, ...] = ()
+    environment: tuple[EnvironmentSpec, ...] = ()
+    steps: tuple[StepSpec, ...] = ()
+    built: str = ""
+    """What of it was not built by us."""
+    source: str = ""
+
+
+class Component(_Table, frozen=True, kw_only=True):
+    """Where a component comes from."""
+
+    version: str
+    url: str
+    commits: dict[str, str] = {}
+    """Version to the commit that pins it."""
+
+
+class KnownCombination(_Table, frozen=True, kw_only=True):
+    """Versions that somebody runs together; `*` is any."""
+
+    who: str
+    base: str
+    libcxi: str
+    libfabric: str
+    plugin: str
+    mpi: str
+    source: str
+
+
+class Versions(_Table, frozen=True, kw_only=True):
+    components: dict[str, Component]
+    known: tuple[KnownCombination, ...]
+
+
+def spec_names() -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in (_DATA / "specs").glob("*.toml")))
+
+
+def load_spec(name: str) -> ImageSpec:
+    """A spec by its name, or the user's own file. Raises `UsageError` for an unknown name, `ConfigError` with the line
+    for a file that does not fit."""
+    if name in spec_names():
+        path = _DATA / "specs" / f"{name}.toml"
+    elif name.endswith(".toml") or "/" in name:
+        path = Path(name).expanduser()
+    else:
+        close = nearest(name, spec_names())
+        hint = f"did you mean {close}? " if close else ""
+        raise UsageError(
+            f"there is no image specification {name!r}",
+            hint=f"{hint}known: {', '.join(spec_names())}; or a file of yours, NAME.toml",
+        )
+    return parse_spec(_text(path), str(path))
+
+
+def parse_spec(text: str, file: str) -> ImageSpec:
+    """A spec from its text. Raises `ConfigError` that names file, line and key."""
+    try:
+        data = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{file}: not TOML: {error}", hint="see `windlass image plan debian` for an example"
+        ) from error
+    lines = line_index(text)
+    for misfit in misfits(data, ImageSpec):
+        where = ".".join(str(part) for part in misfit.path)
+        at = line_of(lines, misfit.path)
+        raise ConfigError(
+            f"{file}, line {at}: {where + ': ' if where else ''}{misfit.message}", hint=misfit.hint or None
+        )
+    spec = msgspec.convert(data, ImageSpec)
+    _refuse_strange(spec, file, lambda *key: line_of(lines, key))
+    return spec
+
+
+def _refuse_strange(spec: ImageSpec, file: str, line: Callable[..., int]) -> None:
+    """Values that would break the lines of a recipe, or mean another thing there."""
+    for key, value in (("base", spec.base), ("prefix", spec.prefix), ("name", spec.name)):
+        if not value or any(char.isspace() or char in "\"'$`\\;&|<>" for char in value):
+            raise ConfigError(f"{file}, line {line(key)}: {key}: {value!r} cannot be", hint="no blanks, quotes or $")
+    if not spec.prefix.startswith("/"):
+        raise ConfigError(f"{file}, line {line('prefix')}: prefix: {spec.prefix} is not a full path")
+    unknown = [name for name in spec.versions if name not in load_versions().components]
+    if unknown:
+        close = nearest(unknown[0], load_versions().components)
+        raise ConfigError(
+            f"{file}, line {line('versions', unknown[0])}: versions: unknown component {unknown[0]!r}",
+            hint=f"did you mean {close!r}?" if close else f"known: {', '.join(load_versions().components)}",
+        )
+    for step in spec.steps:
+        if any("\n" in command for command in step.run):
+            raise ConfigError(f"{file}, line {line('steps')}: step {step.name!r}: a command of several lines")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        said = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise UsageError(
+            f"{path}: cannot be read: {said}", hint=f"specs of windlass: {', '.join(spec_names())}"
+        ) from error
+
+
+def load_versions() -> Versions:
+    """The table of versions."""
+    text = _text(_DATA / "versions.toml")
+    return msgspec.convert(tomllib.loads(text), Versions)
+
+
+def known_combination(versions: Versions, chosen: Mapping[str, str], base: str) -> KnownCombination | None:
+    """The row that these versions are in; `chosen` has libcxi, libfabric, plugin and mpi, empty where not built."""
+    for row in versions.known:
+        fits = fnmatchcase(base, row.base) and all(
+            not chosen.get(key) or fnmatchcase(chosen[key], getattr(row, key))
+            for key in ("libcxi", "libfabric", "plugin", "mpi")
+        )
+        if fits:
+            return row
+    return None
