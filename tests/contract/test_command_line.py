@@ -16,6 +16,7 @@ SUB_COMMANDS = {
     "sites": ("list", "detect", "show", "check"),
     "runs": ("list", "show", "resume", "stop", "clean"),
     "nodes": ("list", "forgive"),
+    "image": ("plan", "build", "check", "inject"),
     "cache": ("start", "status", "stop", "trace"),
     "bench": (
         *("start", "collectives", "matmul", "ddp", "synthetic", "llm", "io", "scale"),
