@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from windlass.errors import ConfigError
 
 _LARGEST_CPU = 65535
-_NUMBER = re.compile(r"[0-9]{1,9}\Z")
+_NUMBER = re.compile(r"[0-9]{1,18}\Z")
 
 
 def parse_cpulist(text: str) -> tuple[int, ...]:
