@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from windlass.model.condition import ALWAYS, When
+from windlass.model.hardware import FabricSpec
 from windlass.model.origin import Origin
-from windlass.model.site import FabricSpec, QueueSpec, Site, SourceSpec
+from windlass.model.site import QueueSpec, Site, SourceSpec
 from windlass.notation.counts import counted
 from windlass.notation.shell import quote_words
 from windlass.sites.adopted import Measurements

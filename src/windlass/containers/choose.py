@@ -81,17 +81,16 @@ def plan_container(
         raise UsageError(f"--container {image}: {wrong}", hint=f"--runtime chooses among {', '.join(runtime_names())}")
     _refuse_bytes(backend, (image, cwd, *binds, *command))
     image = _image_path(image, cwd)
-    if check_paths:
-        _look_for_image(image, backend, environ)
     mounts, notes = _mounts(backend, spec, storage, facts, _Wish(binds=binds, cwd=cwd, needs=needs), check_paths)
     if check_paths:
+        _look_for_image(image, backend, environ)
         mounts = _settled(mounts, backend, image, environ)
     arguments, device_flag = _arguments(backend, spec, facts, extra_arguments)
     settings = _settings(backend, spec, arguments, here=check_paths)
     note = strategy_note(mounts, arguments, spec.annotations, spec.modules, facts.nodes)
     taken = host_libs_plan(host_libraries or HostLibrariesSpec(), host_libs, note, facts, host_libs_origin)
-    if taken is not None:
-        note = host_libs_note(taken)
+    note = host_libs_note(taken) if taken is not None else note
+    inside = tuple(setting_of(s) for s in settings if s.name in INSIDE_ONLY and holds(s.when, facts))
     plan = ContainerPlan(
         runtime=name,
         image=image,
@@ -99,22 +98,18 @@ def plan_container(
         verb=spec.verb,
         arguments=arguments,
         mounts=mounts,
-        settings=(
-            *(setting_of(s) for s in settings if s.name in INSIDE_ONLY and holds(s.when, facts)),
-            *host_libs_settings(taken),
-        ),
+        settings=(*inside, *host_libs_settings(taken)),
         host_libs=taken,
         device_flag=device_flag,
         activate=spec.activate if _any_match(spec.activate_images or ("*",), image) else "",
         annotations=spec.annotations,
         note=". ".join(part for part in (note, spec.note) if part),
     )
-    remarks = [Remark(level="note", text=f"container: {text}") for text in notes]
     return ContainerChoice(
         plan=plan,
         settings=tuple(s for s in settings if s.name not in INSIDE_ONLY),
         modules=spec.modules,
-        remarks=tuple(remarks),
+        remarks=tuple(Remark(level="note", text=f"container: {text}") for text in notes),
     )
 
 

@@ -13,14 +13,12 @@ from typing import Literal
 import msgspec
 
 from windlass.model.condition import ALWAYS, When
+from windlass.model.hardware import DeviceSpec, FabricSpec, NodeSpec, PeakSpec, ReferenceSpec
 from windlass.model.origin import Argument, Grade, Origin
+from windlass.model.table import Table
 
 
-class _Table(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A TOML table that refuses keys it does not know."""
-
-
-class SourceSpec(_Table, frozen=True, kw_only=True):
+class SourceSpec(Table, frozen=True, kw_only=True):
     """Where facts were read. `checked` is the date of the copy, `grade` how far to trust it."""
 
     where: str
@@ -28,7 +26,7 @@ class SourceSpec(_Table, frozen=True, kw_only=True):
     grade: Grade = "site"
 
 
-class SettingSpec(_Table, frozen=True, kw_only=True):
+class SettingSpec(Table, frozen=True, kw_only=True):
     """An environment variable. A missing `value` unsets it."""
 
     name: str
@@ -59,7 +57,7 @@ def argument_key(words: tuple[str, ...]) -> str:
     return f"{first} {value.split('=', 1)[0]}".strip()
 
 
-class ArgumentSpec(_Table, frozen=True, kw_only=True):
+class ArgumentSpec(Table, frozen=True, kw_only=True):
     """Words of a batch directive or of the launcher's command line."""
 
     words: tuple[str, ...]
@@ -91,7 +89,7 @@ def with_site(defaults: Iterable[Argument], own: tuple[ArgumentSpec, ...]) -> tu
     )
 
 
-class DetectSpec(_Table, frozen=True, kw_only=True):
+class DetectSpec(Table, frozen=True, kw_only=True):
     """Evidence that this is the machine. Never one host prefix alone: `hostnames` count only beside something else.
 
     Host names and values of variables are regular expressions that must match as a whole; domains are suffixes."""
@@ -107,7 +105,7 @@ class DetectSpec(_Table, frozen=True, kw_only=True):
     source: str = ""
 
 
-class SchedulerSpec(_Table, frozen=True, kw_only=True):
+class SchedulerSpec(Table, frozen=True, kw_only=True):
     kind: Literal["slurm", "pbs", "flux", "none"] = "none"
     default_partition: str | None = None
     account_required: bool = False
@@ -121,7 +119,7 @@ class SchedulerSpec(_Table, frozen=True, kw_only=True):
     source: str = ""
 
 
-class LauncherSpec(_Table, frozen=True, kw_only=True):
+class LauncherSpec(Table, frozen=True, kw_only=True):
     kind: Literal["srun", "pals", "hydra", "openmpi", "flux", "local"] = "local"
     executable: str | None = None
     mpi: str | None = None
@@ -130,7 +128,7 @@ class LauncherSpec(_Table, frozen=True, kw_only=True):
     source: str = ""
 
 
-class RendezvousSpec(_Table, frozen=True, kw_only=True):
+class RendezvousSpec(Table, frozen=True, kw_only=True):
     """How ranks find each other: the first host's name, changed to a name on the fabric."""
 
     suffix: str = ""
@@ -145,7 +143,7 @@ class RendezvousSpec(_Table, frozen=True, kw_only=True):
     source: str = ""
 
 
-class PresetSpec(_Table, frozen=True, kw_only=True):
+class PresetSpec(Table, frozen=True, kw_only=True):
     """A binding that cannot be computed, as a named list: CPUs of each local rank, separated by colons."""
 
     name: str
@@ -166,7 +164,7 @@ class PresetSpec(_Table, frozen=True, kw_only=True):
     origin: Origin | None = None
 
 
-class BindingSpec(_Table, frozen=True, kw_only=True):
+class BindingSpec(Table, frozen=True, kw_only=True):
     order: Literal["device", "core"] = "device"
     """`device`: rank i sits next to device i. `core`: rank i has the i-th cores, and the devices are renumbered."""
     threads: Literal["first", "all"] = "all"
@@ -180,111 +178,14 @@ class BindingSpec(_Table, frozen=True, kw_only=True):
     source: str = ""
 
 
-class DeviceSpec(_Table, frozen=True, kw_only=True):
-    """Devices of a node of this hardware, and how a process is told which to use."""
-
-    vendor: Literal["nvidia", "amd", "intel"] | None = None
-    name: str = ""
-    unit: Literal["tile", "card"] = "card"
-    """What one torch device is by default."""
-    visibility: str | None = None
-    """The one variable that selects devices."""
-    mode: Literal["all", "one"] = "all"
-    by_launcher: bool = False
-    """With `--devices one` the launcher's own flags choose the device (Frontier's closest)."""
-    memory_gb: float | None = None
-    memory_tbs: float | None = None
-    """Memory bandwidth of one torch device, TB/s."""
-    torch_type: Literal["cuda", "xpu", "cpu"] | None = None
-    backend: str = ""
-    """Collective backend for `torch.distributed`, where the site names one (`nccl`, `xccl`)."""
-    source: str = ""
-
-
-class DomainSpec(_Table, frozen=True, kw_only=True):
-    """A NUMA domain: its CPUs (all hardware threads), socket, devices (in the hardware's default unit), interfaces.
-
-    Where the domain has several last-level caches, its devices are listed in the order of those caches."""
-
-    cpus: str
-    socket: int = 0
-    devices: tuple[int, ...] = ()
-    nics: tuple[str, ...] = ()
-
-
-class NodeSpec(_Table, frozen=True, kw_only=True):
-    """One node of this hardware, as its documentation describes it."""
-
-    arch: str = ""
-    cpu: str = ""
-    cores: int = 0
-    threads_per_core: int = 1
-    adjacent_threads: bool = False
-    """Threads of a core have neighbouring numbers (0 and 1, 2 and 3); else first threads come before second ones."""
-    domains: tuple[DomainSpec, ...] = ()
-    l3: tuple[str, ...] = ()
-    """CPU lists of the last-level caches, where they are smaller than a NUMA domain."""
-    reserved: str = ""
-    tiles_per_card: int = 1
-    memory_gb: float | None = None
-    nics: tuple[str, ...] = ()
-    """Interfaces whose domain is not documented."""
-    nic_gbits: float | None = None
-    nic_by_core: bool = False
-    """Within a domain, core c is served by interface c modulo their number."""
-    source: str = ""
-
-
-class PeakSpec(_Table, frozen=True, kw_only=True):
-    """Dense peak of one torch device, for utilisation. Numbers in TFLOP/s and TB/s."""
-
-    precision: str
-    tflops: float
-    source: str
-    note: str = ""
-
-
-class ReferenceSpec(_Table, frozen=True, kw_only=True):
-    """A figure that somebody measured on a healthy machine of this kind, to compare one's own with."""
-
-    what: str
-    """`all_reduce busbw`, `import torch`, `resnet50 images/s`."""
-    value: float
-    unit: str
-    nodes: int | None = None
-    ranks_per_node: int | None = None
-    note: str = ""
-    source: str
-
-
-class PluginSpec(_Table, frozen=True, kw_only=True):
-    """Something that brings the fabric's plugin into the ranks: a module, a runtime's option, an image."""
-
-    by: str
-    when: When = ALWAYS
-    images: tuple[str, ...] = ()
-    """Glob patterns of the images that hold it; without any, whichever image it is."""
-    source: str = ""
-
-
-class FabricSpec(_Table, frozen=True, kw_only=True):
-    """What NCCL or RCCL need to use the fabric between nodes. Without the plugin they use TCP, and do not say so."""
-
-    plugin: str = ""
-    """The plugin's library; empty where none is needed."""
-    plugins: tuple[PluginSpec, ...] = ()
-    remedy: str = ""
-    source: str = ""
-
-
-class QueueBinSpec(_Table, frozen=True, kw_only=True):
+class QueueBinSpec(Table, frozen=True, kw_only=True):
     """A queue's time limit for jobs of at most `nodes_max` nodes."""
 
     nodes_max: int
     time_max: str
 
 
-class QueueSpec(_Table, frozen=True, kw_only=True):
+class QueueSpec(Table, frozen=True, kw_only=True):
     """A partition, queue or QOS, and what it takes. `plan/queues.py` chooses and checks by it."""
 
     name: str
@@ -308,7 +209,7 @@ class QueueSpec(_Table, frozen=True, kw_only=True):
     source: str = ""
 
 
-class BindSpec(_Table, frozen=True, kw_only=True):
+class BindSpec(Table, frozen=True, kw_only=True):
     """A host path that a container needs."""
 
     source_path: str
@@ -323,7 +224,7 @@ class BindSpec(_Table, frozen=True, kw_only=True):
     origin: Origin | None = None
 
 
-class ContainerSpec(_Table, frozen=True, kw_only=True):
+class ContainerSpec(Table, frozen=True, kw_only=True):
     """What a site's container runtime needs at run time."""
 
     runtime: str
@@ -347,7 +248,7 @@ class ContainerSpec(_Table, frozen=True, kw_only=True):
     source: str = ""
 
 
-class HostLibrariesSpec(_Table, frozen=True, kw_only=True):
+class HostLibrariesSpec(Table, frozen=True, kw_only=True):
     """Network libraries that a container must take from the host, where the image does not bring the fabric itself."""
 
     names: tuple[str, ...] = ()
@@ -360,7 +261,7 @@ class HostLibrariesSpec(_Table, frozen=True, kw_only=True):
     source: str = ""
 
 
-class StorageSpec(_Table, frozen=True, kw_only=True):
+class StorageSpec(Table, frozen=True, kw_only=True):
     home: str = ""
     scratch: str = ""
     """Shared and large; run folders and caches of downloads belong here."""
@@ -378,7 +279,7 @@ class StorageSpec(_Table, frozen=True, kw_only=True):
     source: str = ""
 
 
-class ModuleSpec(_Table, frozen=True, kw_only=True):
+class ModuleSpec(Table, frozen=True, kw_only=True):
     use: tuple[str, ...] = ()
     load: tuple[str, ...] = ()
     because: str = ""
@@ -396,7 +297,7 @@ class ModuleSpec(_Table, frozen=True, kw_only=True):
     source: str = ""
 
 
-class PrologueSpec(_Table, frozen=True, kw_only=True):
+class PrologueSpec(Table, frozen=True, kw_only=True):
     """A line of shell that a job at this site needs before its ranks start."""
 
     line: str
@@ -406,7 +307,7 @@ class PrologueSpec(_Table, frozen=True, kw_only=True):
     origin: Origin | None = None
 
 
-class NoteSpec(_Table, frozen=True, kw_only=True):
+class NoteSpec(Table, frozen=True, kw_only=True):
     """Where sources contradict each other, or something worth knowing: the verdict and the alternatives."""
 
     topic: str
@@ -419,7 +320,7 @@ class NoteSpec(_Table, frozen=True, kw_only=True):
     source: str = ""
 
 
-class SiteFile(_Table, frozen=True, kw_only=True):
+class SiteFile(Table, frozen=True, kw_only=True):
     """One file. `kind` says which scope it fills."""
 
     kind: Literal["site", "hardware", "network", "overlay"] = "site"
@@ -464,7 +365,7 @@ class SiteFile(_Table, frozen=True, kw_only=True):
     partitions: dict[str, PartitionSpec] = {}
 
 
-class PartitionSpec(_Table, frozen=True, kw_only=True):
+class PartitionSpec(Table, frozen=True, kw_only=True):
     """What differs in one partition or queue."""
 
     hardware: str | None = None

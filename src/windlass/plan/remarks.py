@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
 from windlass.model.condition import Facts, holds
+from windlass.model.hardware import PluginSpec, ReferenceSpec
 from windlass.model.plan import Binding, Remark, Setting
 from windlass.model.request import Request
-from windlass.model.site import PluginSpec, ReferenceSpec, Site
+from windlass.model.site import Site
 from windlass.model.topology import Topology
 from windlass.plan.inputs import PlanningContext
 from windlass.plan.shape import Shape

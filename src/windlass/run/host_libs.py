@@ -24,7 +24,8 @@ from windlass.images.probe import PROBE, parse_probe
 from windlass.model.plan import ContainerPlan, HostLibs, Plan
 from windlass.notation.counts import counted
 from windlass.plan.node_step import plan_node_step
-from windlass.plan.render.rank_script import JobFacts, cache_parent, container_script
+from windlass.plan.render.container import container_script
+from windlass.plan.render.rank_script import JobFacts, cache_parent
 from windlass.run.node_step import run_node_step
 from windlass.run.rendezvous import plan_hosts
 from windlass.run.run import Run
@@ -117,7 +118,7 @@ def _image_facts(run: Run, facts: JobFacts) -> ImageFacts:
 def _probed(run: Run, facts: JobFacts, container: ContainerPlan) -> ImageFacts:
     bare = msgspec.structs.replace(container, settings=(), activate="")
     plan = msgspec.structs.replace(run.plan, container=bare, environment=())
-    text = container_script(plan, facts, ("sh", "-c", PROBE))
+    text = container_script(plan, facts.run_dir, ("sh", "-c", PROBE))
     path = run.folder.write(PROBE_FILE, text, mode=0o700)
     step = plan_node_step(run.plan, "image", hosts=_one_host(run.plan), nodes=1, host_file="probe-hosts")
     try:

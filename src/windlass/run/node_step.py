@@ -23,7 +23,7 @@ from windlass.model.plan import Plan
 from windlass.notation.cpulist import format_cpulist
 from windlass.notation.hostlist import expand_hostlist
 from windlass.plan.render.batch_script import step_name
-from windlass.plan.render.rank_script import wrap_spec
+from windlass.plan.render.container import wrap_spec
 from windlass.procs.command import Done, pdeathsig, run_command
 from windlass.run.folder import RunFolder
 from windlass.schedulers import get_scheduler

@@ -16,7 +16,7 @@ import windlass
 from windlass.errors import UsageError
 from windlass.model.plan import Plan, Setting, plan_to_json
 from windlass.model.secrets import MASK, mask_text
-from windlass.plan.render.rank_script import setting_lines
+from windlass.plan.render.variables import setting_lines
 from windlass.run.folder import RunFolder, read_plan
 from windlass.run.selftest import VARIABLES
 from windlass.run.selftest_findings import reports

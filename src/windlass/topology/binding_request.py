@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from windlass.errors import UsageError, unknown_name
+from windlass.model.hardware import DeviceSpec
 from windlass.model.origin import BUILTIN, Origin
-from windlass.model.site import BindingSpec, DeviceSpec, PresetSpec
+from windlass.model.site import BindingSpec, PresetSpec
 from windlass.model.topology import DeviceUnit, Topology
 from windlass.notation.cpulist import parse_bindings, parse_cpulist
 from windlass.notation.shell import NAME

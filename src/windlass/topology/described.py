@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from windlass.errors import ConfigError
-from windlass.model.site import DeviceSpec, DomainSpec, NodeSpec
+from windlass.model.hardware import DeviceSpec, DomainSpec, NodeSpec
 from windlass.model.topology import Core, Device, DeviceUnit, Nic, Topology
 from windlass.notation.cpulist import format_cpulist, parse_cpulist
 from windlass.topology.nearest import fabric_nics

@@ -12,7 +12,7 @@ from windlass.environment.caches import cache_dirs, cache_settings, cache_variab
 from windlass.environment.ranks import RANK_VARIABLES, rank_variable_names, thread_settings, visibility_settings
 from windlass.model.plan import Binding, RankBinding
 from windlass.notation.shell import fillable
-from windlass.plan.render.rank_script import setting_lines
+from windlass.plan.render.variables import setting_lines
 
 
 @pytest.mark.parametrize(

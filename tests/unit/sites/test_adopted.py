@@ -7,8 +7,9 @@ from pathlib import Path
 
 import msgspec
 
+from windlass.model.hardware import DeviceSpec, DomainSpec, NodeSpec
 from windlass.model.request import PartitionOffer
-from windlass.model.site import DeviceSpec, DomainSpec, NodeSpec, QueueSpec
+from windlass.model.site import QueueSpec
 from windlass.sites.adopted import Measurements, queues_of, site_file_text
 from windlass.sites.catalog import load_site
 from windlass.sites.check import check_file

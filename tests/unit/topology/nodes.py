@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from windlass.model.site import DeviceSpec, DomainSpec, NodeSpec, PresetSpec
+from windlass.model.hardware import DeviceSpec, DomainSpec, NodeSpec
+from windlass.model.site import PresetSpec
 from windlass.model.topology import Topology
 from windlass.topology.described import topology_from_spec
 

@@ -17,8 +17,9 @@ from unit.topology.nodes import (
     workstation,
 )
 from windlass.errors import ConfigError, UsageError
+from windlass.model.hardware import DeviceSpec, DomainSpec, NodeSpec
 from windlass.model.plan import Binding
-from windlass.model.site import DeviceSpec, DomainSpec, NodeSpec, PresetSpec
+from windlass.model.site import PresetSpec
 from windlass.model.topology import Topology
 from windlass.notation.cpulist import format_bindings, parse_cpulist
 from windlass.topology.bind import bind

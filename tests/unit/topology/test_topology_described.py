@@ -7,7 +7,8 @@ import pytest
 
 from unit.topology.nodes import AURORA_NODE, MAX_1550, MI250X, MI250X_NODE, aurora, gh200, lumi, perlmutter, workstation
 from windlass.errors import ConfigError
-from windlass.model.site import BindingSpec, DeviceSpec, DomainSpec, NodeSpec
+from windlass.model.hardware import DeviceSpec, DomainSpec, NodeSpec
+from windlass.model.site import BindingSpec
 from windlass.notation.cpulist import format_bindings
 from windlass.topology.bind import bind
 from windlass.topology.binding_request import BindingRequest, binding_request_from_site

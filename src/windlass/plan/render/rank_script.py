@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import msgspec
 
-from windlass.containers import get_runtime
-from windlass.containers.base import OptionalArgument, WrapSpec
 from windlass.environment.caches import CACHE_DIR_VARIABLE
-from windlass.environment.ranks import RANK_VARIABLES, rank_variable_names
+from windlass.environment.ranks import RANK_VARIABLES
 from windlass.launchers import get_launcher
 from windlass.launchers.base import LAST_LINE, SIGNAL_FILE
-from windlass.model.origin import Argument
-from windlass.model.plan import Plan, Setting
+from windlass.model.plan import Plan
 from windlass.notation.counts import counted
 from windlass.notation.cpulist import format_cpulist
 from windlass.notation.shell import comment, expandable, fillable, quote
 from windlass.plan.cache import agents_folder, command_lines, view_lines
+from windlass.plan.render.container import container_lines
+from windlass.plan.render.variables import environment_lines
 
 _NO_ALARM = (
     "# At its time limit the launcher sends SIGALRM to all processes: the rank hears it as SIGTERM.",
@@ -70,7 +69,7 @@ def rank_script(plan: Plan, job: JobFacts) -> str:
         _limits(plan),
         _caches(plan, job),
         _seat(plan),
-        _environment(plan),
+        environment_lines(plan),
         _rank_variables(),
         _watch_variables(job),
         hook_lines(plan, job),
@@ -214,85 +213,6 @@ def _seat(plan: Plan) -> list[str]:
     return lines
 
 
-def _environment(plan: Plan) -> list[str]:
-    lines = ["", "# Variables of the plan, each with its reason."]
-    if any(setting.when.found for setting in plan.environment):
-        lines += [
-            "w_found() {  # is library $1 in LD_LIBRARY_PATH or in one of the other folders?",
-            '  w_name=$1; shift; w_dirs=${LD_LIBRARY_PATH-}; for w_dir in "$@"; do w_dirs=$w_dirs:$w_dir; done',
-            "  w_ifs=$IFS; IFS=:; set -f; w_answer=1",
-            '  for w_dir in $w_dirs; do [ -n "$w_dir" ] && [ -e "$w_dir/$w_name" ] && w_answer=0 && break; done',
-            "  IFS=$w_ifs; set +f; return $w_answer",
-            "}",
-        ]
-    if any(setting.secret for setting in plan.environment) or plan.secret_words:
-        lines.append('. "$WINDLASS_RUN_DIR/secrets.sh" || w_fail "cannot read the secrets file of this run"')
-    logged = plan.request.comm_log
-    # A library is looked for when every path is set, whichever file names it first.
-    for setting in sorted(plan.environment, key=lambda setting: setting.when.found is not None):
-        if setting.origin.where == "--comm-log" and logged is not None and logged != "all":
-            continue
-        lines += setting_lines(setting)
-    if logged is not None and logged != "all":
-        lines += [f'case "$w_rank" in {"|".join(logged.split(","))})']
-        for setting in plan.environment:
-            if setting.origin.where == "--comm-log":
-                lines += ["  " + line for line in setting_lines(setting)]
-        lines += ["esac"]
-    return [*lines, *_missing_plugins(plan)]
-
-
-def _missing_plugins(plan: Plan) -> list[str]:
-    """The first rank says when a library that settings wait for is not there: NCCL and RCCL do not."""
-    if plan.nodes < 2 or plan.container is not None:  # inside a container the host's folders say nothing
-        return []
-    tests = {_runtime_test(s): s.when.found for s in plan.environment if s.when.found}
-    return [
-        f'if [ "$w_rank" = 0 ] && ! {{ {test}; }}; then echo "windlass: warning:" {quote(name)}'
-        ' "is not on $w_host: without their plugin NCCL and RCCL use TCP between nodes" >&2; fi'
-        for test, name in tests.items()
-    ]
-
-
-def setting_lines(setting: Setting) -> list[str]:
-    """A variable of the plan as shell lines, with its reason."""
-    lines = comment(f"{setting.because} ({setting.origin.text()})")
-    if setting.secret:
-        if setting.origin.scope == "environment":
-            return [*lines, f"# {setting.name} comes with the environment; its value is not written down"]
-        return [*lines, f'export {setting.name}="$w_secret_env_{setting.name}"']
-    if setting.module and setting.value is None:
-        return [*lines, f"# {setting.name} is left to the module {quote(setting.module)}"]
-    if setting.value is None:
-        action = f"unset {setting.name}"
-    else:
-        value = _value_word(setting.value, setting)
-        head = f'"${{{setting.name}:+${setting.name}:}}"' if setting.append else ""
-        tail = f'"${{{setting.name}:+:${setting.name}}}"' if setting.prepend else ""
-        action = f"export {setting.name}={head}{value}{tail}"
-    if setting.module:
-        lines += comment(f"Left to the module {setting.module} where that sets it.")
-        action = f'[ -n "${{{setting.name}+set}}" ] || {action}'
-    test = _runtime_test(setting)
-    return [*lines, f"if {test}; then {action}; fi" if test else action]
-
-
-def _value_word(value: str, setting: Setting) -> str:
-    if setting.expand:
-        return fillable(value, expand=True)
-    return fillable(value) if setting.fill else quote(value)
-
-
-def _runtime_test(setting: Setting) -> str:
-    tests = []
-    if setting.when.exists is not None:
-        tests.append(f"[ -e {expandable(setting.when.exists)} ]")
-    if setting.when.found is not None:
-        folders = " ".join(expandable(folder) for folder in setting.when.found_in)
-        tests.append(f"w_found {quote(setting.when.found)} {folders}".rstrip())
-    return " && ".join(tests)
-
-
 def _rank_variables() -> list[str]:
     lines = ["", "# What frameworks look for."]
     return [*lines, *(f"export {variable.name}={fillable(variable.value)}" for variable in RANK_VARIABLES)]
@@ -357,48 +277,7 @@ def _command(plan: Plan, job: JobFacts) -> list[str]:
     lines += [f"  {word} \\" for word in words[:-1]] + [f"  {words[-1]}"]
     lines += command_lines(plan)
     if plan.container is not None:
-        lines += _container(plan, job)
-    return lines
-
-
-def wrap_spec(plan: Plan, run_dir: str) -> WrapSpec:
-    """What the container runtime of this plan has to wrap."""
-    assert plan.container is not None
-    vendor = plan.topology.devices[0].vendor if plan.topology.devices else None
-    return WrapSpec(
-        container=plan.container,
-        cwd=plan.request.cwd,
-        run_dir=run_dir,
-        vendor=vendor,
-        settings=plan.environment,
-        rank_variables=rank_variable_names(),
-    )
-
-
-def _container(plan: Plan, job: JobFacts) -> list[str]:
-    assert plan.container is not None
-    runtime = get_runtime(plan.container.runtime)
-    spec = wrap_spec(plan, job.run_dir)
-    lines = ["# The container around it; ranks, devices and rendezvous were computed outside and go in with it."]
-    for setting in runtime.host_settings(spec):
-        lines += setting_lines(setting)
-    return [*lines, *_wrap_lines(runtime.wrap(spec))]
-
-
-def container_script(plan: Plan, job: JobFacts, command: tuple[str, ...]) -> str:
-    """A command in the plan's container and nothing of a rank around it, as a script for one node."""
-    lines = ["#!/bin/sh", "set -- " + " ".join(quote(word) for word in command), *_container(plan, job), 'exec "$@"']
-    return "\n".join(lines) + "\n"
-
-
-def _wrap_lines(arguments: tuple[Argument, ...]) -> list[str]:
-    """The words in front of the command, last first, so that an optional one can first ask the node."""
-    lines: list[str] = []
-    for argument in reversed(arguments):
-        put = "set -- " + " ".join(expandable(word) for word in argument.words) + ' "$@"'
-        if isinstance(argument, OptionalArgument):
-            put = f"if [ -e {expandable(argument.exists)} ]; then {put}; fi"
-        lines.append(put)
+        lines += container_lines(plan, job.run_dir)
     return lines
 
 

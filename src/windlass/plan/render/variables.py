@@ -1,0 +1,86 @@
+"""The variables of a plan as lines of shell, each with its reason and with its test where it waits for a library."""
+
+from __future__ import annotations
+
+from windlass.model.plan import Plan, Setting
+from windlass.notation.shell import comment, expandable, fillable, quote
+
+
+def environment_lines(plan: Plan) -> list[str]:
+    """The section of the rank script that sets the plan's variables."""
+    lines = ["", "# Variables of the plan, each with its reason."]
+    if any(setting.when.found for setting in plan.environment):
+        lines += [
+            "w_found() {  # is library $1 in LD_LIBRARY_PATH or in one of the other folders?",
+            '  w_name=$1; shift; w_dirs=${LD_LIBRARY_PATH-}; for w_dir in "$@"; do w_dirs=$w_dirs:$w_dir; done',
+            "  w_ifs=$IFS; IFS=:; set -f; w_answer=1",
+            '  for w_dir in $w_dirs; do [ -n "$w_dir" ] && [ -e "$w_dir/$w_name" ] && w_answer=0 && break; done',
+            "  IFS=$w_ifs; set +f; return $w_answer",
+            "}",
+        ]
+    if any(setting.secret for setting in plan.environment) or plan.secret_words:
+        lines.append('. "$WINDLASS_RUN_DIR/secrets.sh" || w_fail "cannot read the secrets file of this run"')
+    logged = plan.request.comm_log
+    # A library is looked for when every path is set, whichever file names it first.
+    for setting in sorted(plan.environment, key=lambda setting: setting.when.found is not None):
+        if setting.origin.where == "--comm-log" and logged is not None and logged != "all":
+            continue
+        lines += setting_lines(setting)
+    if logged is not None and logged != "all":
+        lines += [f'case "$w_rank" in {"|".join(logged.split(","))})']
+        for setting in plan.environment:
+            if setting.origin.where == "--comm-log":
+                lines += ["  " + line for line in setting_lines(setting)]
+        lines += ["esac"]
+    return [*lines, *_missing_plugins(plan)]
+
+
+def _missing_plugins(plan: Plan) -> list[str]:
+    """The first rank says when a library that settings wait for is not there: NCCL and RCCL do not."""
+    if plan.nodes < 2 or plan.container is not None:  # inside a container the host's folders say nothing
+        return []
+    tests = {_runtime_test(s): s.when.found for s in plan.environment if s.when.found}
+    return [
+        f'if [ "$w_rank" = 0 ] && ! {{ {test}; }}; then echo "windlass: warning:" {quote(name)}'
+        ' "is not on $w_host: without their plugin NCCL and RCCL use TCP between nodes" >&2; fi'
+        for test, name in tests.items()
+    ]
+
+
+def setting_lines(setting: Setting) -> list[str]:
+    """A variable of the plan as shell lines, with its reason."""
+    lines = comment(f"{setting.because} ({setting.origin.text()})")
+    if setting.secret:
+        if setting.origin.scope == "environment":
+            return [*lines, f"# {setting.name} comes with the environment; its value is not written down"]
+        return [*lines, f'export {setting.name}="$w_secret_env_{setting.name}"']
+    if setting.module and setting.value is None:
+        return [*lines, f"# {setting.name} is left to the module {quote(setting.module)}"]
+    if setting.value is None:
+        action = f"unset {setting.name}"
+    else:
+        value = _value_word(setting.value, setting)
+        head = f'"${{{setting.name}:+${setting.name}:}}"' if setting.append else ""
+        tail = f'"${{{setting.name}:+:${setting.name}}}"' if setting.prepend else ""
+        action = f"export {setting.name}={head}{value}{tail}"
+    if setting.module:
+        lines += comment(f"Left to the module {setting.module} where that sets it.")
+        action = f'[ -n "${{{setting.name}+set}}" ] || {action}'
+    test = _runtime_test(setting)
+    return [*lines, f"if {test}; then {action}; fi" if test else action]
+
+
+def _value_word(value: str, setting: Setting) -> str:
+    if setting.expand:
+        return fillable(value, expand=True)
+    return fillable(value) if setting.fill else quote(value)
+
+
+def _runtime_test(setting: Setting) -> str:
+    tests = []
+    if setting.when.exists is not None:
+        tests.append(f"[ -e {expandable(setting.when.exists)} ]")
+    if setting.when.found is not None:
+        folders = " ".join(expandable(folder) for folder in setting.when.found_in)
+        tests.append(f"w_found {quote(setting.when.found)} {folders}".rstrip())
+    return " && ".join(tests)
