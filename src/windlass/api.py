@@ -6,6 +6,7 @@ Every function takes the environment to work with (`environ`, by default a copy 
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import time
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ import msgspec
 
 from windlass.agents.cache_service import cache_sidecar
 from windlass.agents.sampler import SamplerSidecar, sampler_agents, samples
+from windlass.errors import MachineError
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.model.request import Request
@@ -27,6 +29,7 @@ from windlass.run.folder import RunFolder, make_folder, open_folder, read_plan
 from windlass.run.once import run_once
 from windlass.run.output import OutputView, ViewMaker, terminal_view
 from windlass.run.planning import PlannedRequest
+from windlass.run.rendezvous import plan_hosts
 from windlass.run.run import Run
 from windlass.run.selftest_bundle import write_bundle
 from windlass.run.selftest_findings import judge
@@ -34,7 +37,10 @@ from windlass.run.submit import Submission
 from windlass.settings import current_environ, read_settings
 from windlass.supervise import saved
 from windlass.supervise.attempts import own
+from windlass.supervise.replan import next_plan, spare_hosts
 from windlass.supervise.supervised import run_supervised
+
+_MAX_CHECKS = 3
 
 __all__ = [
     "OutputView",
@@ -93,6 +99,7 @@ def start(run: Run) -> RunRecord:
     """Start a run and stay until it has ended: once, or supervised where its request asks for that. Returns the record,
     also of a run that failed; raises where it could not be started. Nothing of it is left on return."""
     own(run.folder, run.plan.job_id)
+    run = _checked(run) if run.plan.request.check else run
     return run_supervised(run) if run.plan.request.supervised else run_once(run, _sidecar)
 
 
@@ -171,6 +178,33 @@ def silent_view(plan: Plan) -> OutputView:
 
 def _given(environ: Mapping[str, str] | None) -> Mapping[str, str]:
     return current_environ() if environ is None else environ
+
+
+def _checked(run: Run) -> Run:
+    """The run on nodes that passed the quick checks: spare ones take the place of those that did not."""
+    from windlass.doctor.before_run import bad_nodes_of  # here: only a run with --check pays for it
+
+    bad: dict[str, str] = {}
+    for _ in range(_MAX_CHECKS):
+        if not run.quiet:
+            run.view.note("windlass: checking the nodes before the ranks start")
+        found = bad_nodes_of(run)
+        if not found:
+            return run
+        bad |= found
+        spare = spare_hosts(run.plan, run.context, frozenset(bad))
+        gone = [host for host in plan_hosts(run.plan) if host in bad]
+        if len(gone) > spare:
+            raise MachineError(
+                f"{gone[0]} must not be used ({bad[gone[0]]}), and no spare node can take its place",
+                hint="ask for more nodes with --spares K; `windlass nodes forgive` uses it again",
+            )
+        context = msgspec.structs.replace(run.context, bad_hosts=(*run.context.bad_hosts, *found))
+        plan = next_plan(run.plan, context, frozenset(bad))
+        run.view.note(f"windlass: a spare node takes the place of {', '.join(gone)}" if gone else "windlass: go on")
+        run = dataclasses.replace(run, plan=plan, context=context)
+        run.folder.save_plan(plan, run.secrets)
+    raise MachineError("the check finds another bad node each time", hint="`windlass doctor` shows them all")
 
 
 def _sidecar(run: Run, facts: JobFacts, hosts: tuple[str, ...]) -> Sidecar | None:

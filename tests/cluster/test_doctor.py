@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cluster.command import allocated
+from cluster.command import SHOW, allocated, json_lines
 from cluster.slurm import Ended, SlurmCluster
+from requirements import require_torch
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(180)]
 
@@ -59,3 +61,84 @@ def test_planted_faults_have_names(slurm: SlurmCluster, hostile_dir: Path) -> No
     assert interface["hosts"] == "nid[0001-0002]" and "NCCL_SOCKET_IFNAME=hsn9 matches none of" in interface["seen"]
     (setting,) = _checks(done, "settings")
     assert setting["status"] == "fail" and "memhooks" in setting["seen"]
+
+
+def _script(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def test_ranks_that_get_other_cpus_than_planned_are_found(slurm_bound: SlurmCluster, hostile_dir: Path) -> None:
+    python = _script(hostile_dir, "python", f'#!/bin/sh\nexec taskset -c 0 {sys.executable} "$@"\n')
+    with allocated(slurm_bound, hostile_dir, "-N2", "--exclusive") as job:
+        done = job.windlass("doctor", "--quick", "--json", "-r", "1", "--python", str(python))
+    assert done.code == 1, done.text
+    (found,) = _checks(done, "affinity")
+    assert (found["hosts"], found["status"]) == ("nid[0001-0002]", "fail")
+    assert found["seen"].startswith("local rank 0 is on CPUs 0 instead of 0-")
+    assert _checks(done, "ranks")[0]["status"] == "ok"
+
+
+OTHER_PYTHON = """#!/bin/sh
+[ "$SLURMD_NODENAME" = nid0002 ] && exec /usr/bin/python3 "$@"
+exec {python} "$@"
+"""
+
+
+def test_a_check_before_the_run_leaves_a_bad_node_out(slurm: SlurmCluster, hostile_dir: Path) -> None:
+    """One node finds another Python, with another torch (none)."""
+    require_torch()
+    python = _script(hostile_dir, "python", OTHER_PYTHON.format(python=sys.executable))
+    state = {"WINDLASS_STATE": str(hostile_dir / "state")}
+    words = ("-r", "1", "--python", str(python), "--show", "all", str(SHOW))
+    with allocated(slurm, hostile_dir, "-N4", "--exclusive") as job:
+        done = job.windlass("run", "--check", "--spares", "1", *words, env=state)
+        again = job.windlass("run", "--check", "--hosts", "nid[0001-0003]", "--nodes", "3", *words, env=state)
+        listed = job.windlass("nodes", "list", "--json", env=state)
+    assert done.code == 0, done.text
+    assert sorted(line["host"] for line in json_lines(done.stdout)) == ["nid0001", "nid0003", "nid0004"]
+    assert "a spare node takes the place of nid0002" in done.stderr
+    (node,) = json.loads(listed.stdout)
+    assert node["host"] == "nid0002" and node["reason"].startswith("same environment: ")
+    assert again.code != 0 or "nid0002" not in again.stdout, again.text
+    assert not (next((hostile_dir / "runs").iterdir()) / "check").exists()
+
+
+SLOW = """
+import os
+if os.environ.get("SLURMD_NODENAME") == "nid0003":
+    import threading, time
+    def slow():
+        import sys
+        while "torch.distributed.distributed_c10d" not in sys.modules or not hasattr(
+            sys.modules["torch.distributed.distributed_c10d"], "destroy_process_group"
+        ):
+            time.sleep(0.01)
+        import torch.distributed as dist
+        quick = dist.all_reduce
+        def all_reduce(*words, **named):
+            time.sleep(0.5)
+            return quick(*words, **named)
+        dist.all_reduce = all_reduce
+    threading.Thread(target=slow, daemon=True).start()
+"""
+
+
+@pytest.mark.slow
+def test_the_slow_node_of_four_is_found_and_remembered(slurm: SlurmCluster, hostile_dir: Path) -> None:
+    """Real gloo ranks; on one node every all-reduce starts half a second late."""
+    require_torch()
+    (hostile_dir / "usercustomize.py").write_text(SLOW)
+    (hostile_dir / "sitecustomize.py").write_text(SLOW)
+    state = {"WINDLASS_STATE": str(hostile_dir / "state")}
+    words = ("doctor", "--full", "--json", "-r", "1", "--python", sys.executable)
+    with allocated(slurm, hostile_dir, "-N4", "--exclusive") as job:
+        done = job.windlass(*words, "--env-prepend", f"PYTHONPATH={hostile_dir}", env=state, timeout_s=150)
+        listed = job.windlass("nodes", "list", "--json", env=state)
+    assert done.code == 1, done.text
+    (found,) = _checks(done, "slow node")
+    assert (found["hosts"], found["status"]) == ("nid0003", "fail"), done.text
+    (node,) = json.loads(listed.stdout)
+    assert node["host"] == "nid0003" and "slow node" in node["reason"]

@@ -159,6 +159,9 @@ def _add_supervision(alive: Group) -> None:
         "--hang-after", type=float, metavar="S", help="no step and no output for S seconds is a hang: end it, say where"
     )
     alive.add_argument(
+        "--check", action="store_true", help="look at the nodes before the ranks start; spare ones replace bad ones"
+    )
+    alive.add_argument(
         "--until-done", action="store_true", help="when the time is nearly up, save and submit the job again"
     )
 

@@ -29,7 +29,7 @@ _FOR_OTHERS = ("--arg", "--directive", "--container-arg")
 _AS_WRITTEN = (
     *("site", "scheduler", "launcher", "hosts", "partition", "qos", "account", "time"),
     *("nodes", "ranks_per_node", "gpus_per_node", "ranks_per_device", "cpu_bind", "devices", "device_unit", "threads"),
-    *("container", "runtime", "no_modules", "mpi", "master_port", "run_dir", "until_done", "watch"),
+    *("container", "runtime", "no_modules", "mpi", "master_port", "run_dir", "until_done", "watch", "check"),
     *("cache_placement", "cache_store", "cache_allow_other"),
 )
 """Options that are a value of the request under the same name."""

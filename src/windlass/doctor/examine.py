@@ -14,11 +14,13 @@ import msgspec
 from windlass.doctor.finding import Finding, Health, failing_hosts, fold, worst
 from windlass.doctor.nodes import check_nodes
 from windlass.doctor.plan_checks import check_plan
+from windlass.doctor.ranks import examine_ranks
 from windlass.errors import MachineError
 from windlass.model.plan import Plan
 from windlass.model.request import Request
 from windlass.plan.inputs import PlanningContext
 from windlass.plan.plan import make_plan
+from windlass.run.bad_nodes import remember_node
 from windlass.run.context import gather_context
 from windlass.run.folder import RunFolder, make_folder
 from windlass.run.rendezvous import is_free, master_address, master_port, plan_hosts
@@ -61,7 +63,11 @@ def examine(request: Request, environ: Mapping[str, str], level: Level, tell: Te
             with contextlib.suppress(OSError):
                 if not there:
                     folder.path.parent.rmdir()
-    return health_of(patient, findings, level, time.monotonic() - began)
+    health = health_of(patient, findings, level, time.monotonic() - began)
+    if level == "full":
+        for host, reason in health.bad_nodes.items():
+            remember_node(settings.state_dir, site=health.site, host=host, reason=reason)
+    return health
 
 
 def admit(request: Request, context: PlanningContext, folder: RunFolder, environ: Mapping[str, str]) -> Patient:
@@ -86,7 +92,11 @@ def findings_of(patient: Patient, level: Level, tell: Tell) -> list[Finding]:
     meeting, trouble = rendezvous(patient)
     findings += trouble
     findings += check_nodes(patient.plan, patient.context, patient.folder, patient.environ, patient.hosts, meeting)
-    return findings
+    if patient.login:
+        findings.append(Finding(name="ranks", status="not applicable", seen="not inside a job: none was started"))
+        return findings
+    tell("starting ranks" if level == "quick" else "timing all-reduces")
+    return findings + examine_ranks(patient, level)
 
 
 def rendezvous(patient: Patient) -> tuple[tuple[str, int] | None, list[Finding]]:

@@ -13,6 +13,8 @@ from windlass.notation.hostlist import fold_hostlist
 
 Status = Literal["ok", "warn", "fail", "not applicable"]
 WORST: tuple[Status, ...] = ("fail", "warn", "ok", "not applicable")
+_ASKED_ONE = frozenset({"home", "port"})
+"""What the first node answers for all: not its own fault."""
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
@@ -92,7 +94,7 @@ def failing_hosts(findings: Iterable[Finding], hosts: tuple[str, ...]) -> Mappin
     the reason."""
     failed: dict[str, dict[str, str]] = {}
     for finding in findings:
-        if finding.status == "fail" and finding.host:
+        if finding.status == "fail" and finding.host and finding.name not in _ASKED_ONE:
             failed.setdefault(finding.name, {}).setdefault(finding.host, finding.seen)
     odd: dict[str, str] = {}
     for name, seen in failed.items():

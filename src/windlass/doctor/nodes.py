@@ -7,7 +7,7 @@ import json
 import secrets
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import msgspec
 
 from windlass.agents.command import script_argv
 from windlass.doctor.finding import Finding
+from windlass.doctor.node.parts import join_parts
 from windlass.model.plan import Plan
 from windlass.plan.inputs import PlanningContext
 from windlass.run.folder import RunFolder
@@ -75,6 +76,7 @@ def node_spec(
     site = context.site.file
     return {
         "nodes": len(hosts) or 1,
+        "first": 0,
         "seconds": _CHECK_S,
         "devices": expected,
         "nics": [nic.name for nic in plan.topology.nics] if site.node.nics else [],
@@ -95,31 +97,34 @@ def check_nodes(
     meeting: tuple[str, int] | None,
 ) -> list[Finding]:
     """Run them on these hosts. A node that does not answer is a finding. Never raises."""
-    spec = json.dumps(node_spec(plan, context, hosts, meeting), separators=(",", ":"))
+    spec = node_spec(plan, context, hosts, meeting)
     source = carried_program("main")
+    order = {host: index for index, host in enumerate(hosts)}
 
-    def program(place: tuple[str, ...]) -> tuple[str, ...]:
-        return script_argv(source, sys.executable, spec, ",".join(place))
+    def program(place: tuple[str, ...], asked: tuple[str, ...]) -> tuple[str, ...]:
+        alone = {"first": order[asked[0]], "meeting": None} if len(asked) < len(hosts) else {}
+        told = json.dumps({**spec, **alone}, separators=(",", ":"))
+        return script_argv(source, sys.executable, told, ",".join(place))
 
     deadline_s = min(_STEP_S + _PER_NODE_S * len(hosts), _MAX_STEP_S)
     answers = ask_nodes(plan, folder, environ, program, purpose="doctor", deadline_s=deadline_s, hosts=hosts)
-    findings = [_silent(host) for host in hosts if host not in answers.answered]
-    order = {host: index for index, host in enumerate(hosts)}
-    for line in sorted(answers.lines, key=lambda line: order.get(str(line.get("host")), len(hosts))):
-        found = unpacked(line)
-        host = str(line.get("host", "")) if len(hosts) > 1 else ""
-        findings += [msgspec.structs.replace(finding, host=host) for finding in found]
+    parts: dict[str, list[Mapping[str, Any]]] = {host: [] for host in hosts}
+    for line in answers.lines:
+        parts.setdefault(str(line.get("host", "")), []).append(line)
+    findings: list[Finding] = []
+    for host, lines in parts.items():
+        found = unpacked(lines)
+        named = [_silent(host)] if found is None else found
+        findings += [msgspec.structs.replace(one, host=host if len(hosts) > 1 else "") for one in named]
     return findings
 
 
-def unpacked(line: Mapping[str, Any]) -> list[Finding]:
-    """The findings in what one node said; none in what cannot be read."""
+def unpacked(lines: Sequence[Mapping[str, Any]]) -> list[Finding] | None:
+    """The findings in what one node said, in the parts of `node.main.lines_of`; None where a part is missing."""
     try:
-        packed = line.get("packed")
-        said = json.loads(zlib.decompress(base64.b64decode(packed))) if packed else line
-        return msgspec.convert(said.get("findings", []), list[Finding])
-    except (ValueError, zlib.error, msgspec.ValidationError):
-        return []
+        return msgspec.convert(join_parts(lines), list[Finding])
+    except (ValueError, msgspec.ValidationError):
+        return None
 
 
 def _silent(host: str) -> Finding:

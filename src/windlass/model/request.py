@@ -78,6 +78,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Let root enter the view."""
     cache_trace: bool = True
 
+    check: bool = False
+    """Look at the nodes before the ranks start, and leave out those that are not well."""
+
     stage: tuple[str, ...] = ()
     """Files and folders that `windlass stage` pushes to the nodes."""
 

@@ -23,8 +23,9 @@ from windlass.run.node_step import run_node_step
 ALONE_S = 10.0
 _MAX_ALONE = 16
 
-Program = Callable[[tuple[str, ...]], tuple[str, ...]]
-"""The argv of the program, by the variables in which a task finds its node's number."""
+Program = Callable[[tuple[str, ...], tuple[str, ...]], tuple[str, ...]]
+"""The argv of the program, by the variables in which a task finds its node's number, and the hosts that are asked now.
+Lines should be shorter than 1,024 bytes: Slurm hands output on in pieces of that size, and mixes those of two nodes."""
 
 
 class NodeAnswers(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +77,7 @@ def _ask(
     try:
         step = plan_node_step(plan, purpose, hosts=hosts, host_file=f"{purpose}-hosts")
         done = run_node_step(
-            step, program(step.place), environ=environ, timeout_s=deadline_s, folder=folder, check=False
+            step, program(step.place, hosts), environ=environ, timeout_s=deadline_s, folder=folder, check=False
         )
         said, complaints = done.stdout, done.stderr.splitlines()
     except WindlassError as error:

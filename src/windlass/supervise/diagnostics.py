@@ -26,7 +26,7 @@ def diagnose_nodes(
     source, shared = Path(diagnostics.__file__).read_text(), Path(marks.__file__).read_text()
     modules = ((marks.__name__, shared),)
 
-    def program(place: tuple[str, ...]) -> tuple[str, ...]:
+    def program(place: tuple[str, ...], _: tuple[str, ...]) -> tuple[str, ...]:
         names = ",".join(place)
         return script_argv(source, sys.executable, what, str(folder.path), names, *words, modules=modules)
 

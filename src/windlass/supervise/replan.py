@@ -30,7 +30,7 @@ def next_plan(plan: Plan, context: PlanningContext, bad: frozenset[str]) -> Plan
     """The same plan for hosts without the bad ones. What is secret in it stays as it was."""
     used = expand_hostlist(plan.hosts) if plan.hosts else ()
     if bad & set(used) and context.allocation is not None:
-        plan = on_hosts(plan, context, choose_hosts(usable_hosts(context, bad), plan.nodes))
+        plan = on_hosts(plan, context, choose_hosts(usable_hosts(context, bad), plan.nodes, context.bad_hosts))
     words = get_launcher(plan.launcher).again
     if not words or any(argument.words == words for argument in plan.launch):
         return plan

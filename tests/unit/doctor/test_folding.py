@@ -6,7 +6,7 @@ import json
 
 from windlass.doctor.finding import Finding, Health, Status, failing_hosts, fold, health_lines, worst
 from windlass.doctor.node.finding import ok
-from windlass.doctor.node.main import line_of
+from windlass.doctor.node.main import lines_of
 from windlass.doctor.nodes import carried_program, unpacked
 
 HOSTS = tuple(f"nid{number:04d}" for number in range(1, 1001))
@@ -56,14 +56,15 @@ def test_a_node_is_to_blame_where_the_others_are_well_and_the_plan_where_all_fai
     assert failing_hosts(alone, ("a",)) == {}
 
 
-def test_what_a_node_says_is_read_back_short_or_packed() -> None:
-    for count in (1, 60):
-        answer = {"node": 3, "done": True, "findings": [ok(f"check {n}", "seen " * 9, free=n) for n in range(count)]}
-        found = unpacked(json.loads(line_of(answer)))
-        assert [finding.name for finding in found] == [f"check {n}" for n in range(count)]
+def test_what_a_node_says_is_read_back_from_its_parts() -> None:
+    for count in (1, 600):
+        lines = lines_of(3, "n", [ok(f"check {n}", f"seen {n * 7919} " * 9, free=n) for n in range(count)])
+        found = unpacked([json.loads(line) for line in reversed(lines)])
+        assert found is not None and [finding.name for finding in found] == [f"check {n}" for n in range(count)]
         assert found[0].facts == {"free": 0}
-    assert unpacked({"packed": "AAAA"}) == []
-    assert unpacked({"findings": [{"name": 1}]}) == []
+        if count > 1:
+            assert unpacked([json.loads(line) for line in lines[1:]]) is None
+    assert unpacked([]) is None and unpacked([{"packed": "AAAA", "part": 0, "parts": 1}]) is None
 
 
 def test_the_program_for_the_nodes_fits_into_an_argument() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from windlass.doctor.node import interfaces, leftovers, limits, meeting, mounts, space
 from windlass.doctor.node.finding import Finding, ok
-from windlass.doctor.node.main import line_of, place_of, run_checks
+from windlass.doctor.node.main import lines_of, place_of, run_checks
 
 UP = {"lo": "up", "eth0": "up", "hsn0": "up", "hsn1": "down", "docker0": "up"}
 
@@ -249,8 +249,8 @@ def test_a_check_that_hangs_or_breaks_does_not_hide_the_others() -> None:
     assert "ValueError: no such thing" in found[2]["seen"]
 
 
-def test_a_node_finds_its_place_and_answers_in_one_short_line() -> None:
+def test_a_node_finds_its_place_and_answers_in_short_lines() -> None:
     assert place_of(["A", "B"], {"B": "7"}) == 7
-    long = {"node": 3, "host": "n", "done": True, "findings": [ok("x", "y" * 500) for _ in range(40)]}
-    line = line_of(long)
-    assert line.count(b"\n") == 1 and len(line) < 4096
+    lines = lines_of(3, "nid0417", [ok(f"check {n}", f"{n * 7919} " * 50) for n in range(200)])
+    assert len(lines) > 1 and all(line.count(b"\n") == 1 and len(line) < 1024 for line in lines)
+    assert [b'"done"' in line for line in lines] == [False] * (len(lines) - 1) + [True]

@@ -58,7 +58,7 @@ def check_named(variables: Sequence[tuple[str, str]], found: dict[str, str], alo
     if bad or poor:
         remedy = "name an interface that is there (`ip -br link`), or leave the variable unset"
         return (fail if bad else warn)("interface variables", "; ".join(bad + poor), remedy)
-    return ok("interface variables", ", ".join("%s=%s" % pair for pair in variables))
+    return ok("interface variables", ", ".join("%s=%s" % (name, value) for name, value in variables))
 
 
 def matching(variable: str, value: str, found: dict[str, str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""All checks of one node, side by side, and one line of JSON with what they found.
+"""All checks of one node, side by side, and a few lines of JSON with what they found.
 
 A check that hangs (a dead file system, a driver that does not answer) is a finding, and delays nobody: each has a
 thread of its own, and the process leaves without those that are still waiting.
@@ -6,13 +6,11 @@ thread of its own, and the process leaves without those that are still waiting.
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import socket
 import threading
 import time
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,14 +20,12 @@ from windlass.doctor.node.interfaces import check_named, check_nics, has_rdma, s
 from windlass.doctor.node.leftovers import check_leftovers, processes_of
 from windlass.doctor.node.limits import judge_limits, read_limits
 from windlass.doctor.node.meeting import check_meeting
+from windlass.doctor.node.parts import parts_of
 from windlass.doctor.node.space import check_home, check_local_space
 
 Spec = dict[str, Any]
 """What the login side tells: see `windlass.doctor.nodes.node_spec`."""
 Check = Callable[[], Sequence[Finding]]
-
-_LONG = 2000
-"""A launcher may mix what nodes write at once, but not below the size of a pipe's page."""
 
 
 def node_checks(spec: Spec, node: int) -> list[tuple[str, Check]]:
@@ -80,21 +76,19 @@ def place_of(variables: Sequence[str], environ: dict[str, str]) -> int:
     return next((int(environ[name]) for name in variables if environ.get(name, "").isdigit()), 0)
 
 
-def line_of(answer: dict[str, Any]) -> bytes:
-    """One line of JSON; what is long is packed, see `_LONG`."""
-    text = json.dumps(answer, separators=(",", ":"))
-    if len(text) > _LONG:
-        packed = base64.b64encode(zlib.compress(text.encode(), 9)).decode()
-        text = json.dumps({"node": answer["node"], "done": True, "packed": packed}, separators=(",", ":"))
-    return text.encode() + b"\n"
+def lines_of(node: int, host: str, findings: list[Finding]) -> list[bytes]:
+    """The answer of a node as short lines of JSON: its findings in parts, the last of which says that it is."""
+    parts = parts_of(findings)
+    parts[-1]["done"] = True
+    lines = ({"node": node, "host": host, **part} for part in parts)
+    return [json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines]
 
 
 def main(words: list[str]) -> int:
     spec: Spec = json.loads(words[0])
-    node = place_of(words[1].split(","), dict(os.environ))
-    findings = run_checks(node_checks(spec, node), spec["seconds"])
+    place = place_of(words[1].split(","), dict(os.environ))
+    findings = run_checks(node_checks(spec, place + spec["first"]), spec["seconds"])
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
-    data = line_of({"node": node, "host": host, "done": True, "findings": findings})
-    while data:
-        data = data[os.write(1, data) :]
+    for line in lines_of(place, host, findings):
+        os.write(1, line)  # less than a pipe's page: whole, or not at all
     os._exit(0)  # not by way of threads that still wait for a dead file system

@@ -36,9 +36,9 @@ def hold(port: int, word: str, callers: int, seconds: float, clock: Clock = time
         came = _serve(server, word, callers, seconds, clock)
     found = [ok("port", "%d is free on the first node" % port)]
     if callers and came < callers:
-        found.append(ok("rendezvous", "first node; %d of %d others called it" % (came, callers)))
+        found.append(ok("rendezvous", "the first node; %d of %d others came" % (came, callers)))
     elif callers:
-        found.append(ok("rendezvous", "first node; all others called it"))
+        found.append(ok("rendezvous", "every node reaches the first one"))
     return found
 
 
@@ -122,7 +122,7 @@ def call(address: str, port: int, word: str, seconds: float, clock: Clock = time
         if skew is None:
             seen = "somebody else answers on port %d of %s" % (port, address)
             return [fail("rendezvous", seen, "leave --master-port out, or choose another")]
-        return [ok("rendezvous", "the first node is reached at its rendezvous address"), judge_skew(skew)]
+        return [ok("rendezvous", "reaches the first node at its rendezvous address"), judge_skew(skew)]
     if where.startswith("127.") or where == "::1":
         seen = "%s is %s here: this node waits for itself" % (address, where)
         return [fail("rendezvous", seen, "mend /etc/hosts, or use the fabric's name (`rendezvous.suffix` of the site)")]

@@ -1,0 +1,93 @@
+"""What a log of NCCL or RCCL (`NCCL_DEBUG=INFO`) says about the way that the bytes really took. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import msgspec
+
+_NETWORK = re.compile(r"Using network (.+?)\s*$|(?:Initialized|Assigned) NET plugin (\S.*?)(?: to comm.*)?\s*$")
+_PLUGIN = re.compile(r"NET/OFI (?:Initializing|Using) (aws-ofi-[nr]ccl) ?(\S+)?")
+_PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([\w;]+)")
+_USING = re.compile(r"NET/(\w+) ?: Using ((?:\[\d+\]\S+\s*)+)")
+_ENTRY = re.compile(r"\[\d+\]([\w.-]+):")
+_BOOTSTRAP = re.compile(r"Bootstrap ?: Using (?:\[\d+\])?([\w.-]+):")
+_CHANNEL = re.compile(r"via NET/(\S+?)(/GDRDMA)?(?:\(|\s|$)")
+_VERSION = re.compile(r"\b(NCCL|RCCL) version ([\w.+:-]+)")
+_MISSING = re.compile(
+    r"NET/Plugin ?: ?(?:No plugin found|Plugin load .* returned \d|Could not find: )|No plugin found \(lib[nr]ccl-net"
+)
+_NOT_FOUND = re.compile(r"(?:WARN|Error).*network (.+?) not found")
+_NOWHERE = ("lo", "docker", "virbr", "veth", "podman")
+
+
+class Transport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The way between nodes, as far as the log tells; empty fields are untold."""
+
+    library: str = ""
+    network: str = ""
+    """`AWS Libfabric`, `IB`, `Socket`."""
+    plugin: str = ""
+    provider: str = ""
+    interfaces: tuple[str, ...] = ()
+    bootstrap: str = ""
+    direct: bool | None = None
+    """The NIC reads device memory itself (GPUDirect); None where no channel between nodes was logged."""
+    plugin_missing: bool = False
+    """The library looked for a plugin and found none. Normal with InfiniBand, which it speaks itself."""
+    forced_missing: str = ""
+    """A network that NCCL_NET forces and that is not there."""
+
+    @property
+    def is_tcp(self) -> bool:
+        return self.network == "Socket"
+
+
+def parse_comm_log(lines: Iterable[str]) -> Transport:
+    """What these lines tell; lines of other programs do no harm."""
+    found: dict[str, object] = {}
+    interfaces: dict[str, None] = {}
+    direct: list[bool] = []
+    for line in lines:
+        if match := _VERSION.search(line):
+            found.setdefault("library", f"{match[1]} {match[2]}")
+        if match := _NOT_FOUND.search(line):
+            found["forced_missing"] = match[1]
+        elif match := _NETWORK.search(line):
+            found["network"] = (match[1] or match[2]).strip()
+        if match := _PLUGIN.search(line):
+            found["plugin"] = " ".join(part for part in match.groups() if part)
+        if match := _PROVIDER.search(line):
+            found["provider"] = match[1]
+        if match := _USING.search(line):
+            interfaces |= dict.fromkeys(_ENTRY.findall(match[2]))
+        if match := _BOOTSTRAP.search(line):
+            found.setdefault("bootstrap", match[1])
+        if match := _CHANNEL.search(line):
+            direct.append(match[2] is not None)
+        if _MISSING.search(line):
+            found["plugin_missing"] = True
+    if found.get("plugin"):
+        found["plugin_missing"] = False
+    told = {**found, "interfaces": tuple(interfaces), "direct": any(direct) if direct else None}
+    return msgspec.convert(told, Transport)
+
+
+def transport_text(way: Transport) -> str:
+    """One line for people."""
+    parts = [way.network or "unknown"]
+    if way.plugin:
+        parts.append(way.plugin)
+    if way.provider:
+        parts.append(f"provider {way.provider}")
+    if way.interfaces:
+        parts.append(f"over {', '.join(way.interfaces)}")
+    if way.direct is not None:
+        parts.append("GPUDirect" if way.direct else "no GPUDirect")
+    return ", ".join(parts)
+
+
+def leads_nowhere(interface: str) -> bool:
+    """Interfaces that do not reach another node."""
+    return interface.startswith(_NOWHERE) and not interface.startswith("lom")

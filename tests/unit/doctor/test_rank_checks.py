@@ -1,0 +1,207 @@
+"""What ranks say about themselves, against the plan: affinity, Python, torch, the place of the environment, plugins."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from planning import plan_for
+from windlass.doctor import rank_checks
+from windlass.doctor.node import environment, mounts, plugins
+from windlass.model.plan import Plan
+from windlass.plan.inputs import PlanningContext
+from windlass.sites.catalog import load_site
+
+
+def _plan(site: str = "frontier", **options: Any) -> Plan:
+    return plan_for(site, "train.py", kind="script", **{"nodes": 2, "account": "A", **options})[0]
+
+
+def _context(site: str, plan: Plan) -> PlanningContext:
+    return PlanningContext(site=load_site(site), topology=plan.topology)
+
+
+def _reports(plan: Plan, **wrong: list[int]) -> dict[int, dict[str, Any]]:
+    planned = {rank.local_rank: list(rank.cpus) for rank in plan.binding.ranks}
+    return {
+        rank: {
+            "local_rank": rank % plan.ranks_per_node,
+            "cpus": wrong.get(f"r{rank}", planned[rank % plan.ranks_per_node]),
+        }
+        for rank in range(plan.world_size)
+    }
+
+
+def _node(rank: int) -> str:
+    return f"n{rank // 8}"
+
+
+def test_ranks_on_the_cpus_of_the_plan_are_well() -> None:
+    plan = _plan()
+    found = rank_checks.check_affinity(plan, _reports(plan), _node)
+    assert [(f.host, f.status) for f in found] == [("n0", "ok"), ("n1", "ok")]
+
+
+def test_a_rank_that_is_pinned_to_one_core_is_named_with_its_node() -> None:
+    plan = _plan()
+    found = rank_checks.check_affinity(plan, _reports(plan, r11=[5]), _node)
+    assert [(f.host, f.status) for f in found] == [("n0", "ok"), ("n1", "fail")]
+    assert found[1].seen.startswith("local rank 3 is on CPUs 5 instead of ")
+
+
+def test_unbound_ranks_with_one_cpu_each_are_told() -> None:
+    plan = _plan(cpu_bind="none")
+    reports = {rank: {"local_rank": rank % 8, "cpus": [0]} for rank in range(16)}
+    found = rank_checks.check_affinity(plan, reports, _node)
+    assert {f.status for f in found} == {"fail"} and "pinned to one CPU" in found[0].seen
+
+
+def _environment(folder: Path) -> Path:
+    (folder / "bin").mkdir(parents=True)
+    (folder / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    (folder / "bin" / "python").symlink_to(sys.executable)
+    return folder / "bin" / "python"
+
+
+def test_the_wrong_python_is_found(tmp_path: Path) -> None:
+    mine, other = _environment(tmp_path / "mine"), _environment(tmp_path / "other")
+    plan = msgspec.structs.replace(_plan(), command=(str(mine), "train.py"))
+    right = {"python": {"executable": str(mine), "prefix": str(tmp_path / "mine"), "version": "3.11.2"}}
+    wrong = {"python": {"executable": str(other), "prefix": str(tmp_path / "other"), "version": "3.11.2"}}
+    assert rank_checks.check_python(plan, right, {}).status == "ok"
+    found = rank_checks.check_python(plan, wrong, {})
+    assert found.status == "fail" and f"where the plan has {mine}" in found.seen
+    active = rank_checks.check_python(plan, right, {"VIRTUAL_ENV": str(tmp_path / "other")})
+    assert active.status == "warn" and "is active here" in active.seen
+
+
+def test_a_wrapper_that_the_user_names_may_start_any_python(tmp_path: Path) -> None:
+    wrapper = tmp_path / "python"
+    wrapper.write_text('#!/bin/sh\nexec python3 "$@"\n')
+    assert rank_checks.same_python(str(wrapper), "/usr/bin/python3", "/usr")
+
+
+@pytest.mark.parametrize(
+    ("torch", "driver", "status", "word"),
+    [
+        ({}, "", "fail", "no torch"),
+        ({"version": "2.9.0+cpu", "folder": "/t"}, "", "fail", "on nodes with devices of nvidia"),
+        ({"version": "2.9.0", "cuda": "12.8", "folder": "/t"}, "470.57.02", "fail", "the driver is 470.57.02"),
+        ({"version": "2.9.0", "cuda": "12.8", "folder": "/t"}, "570.124.06", "ok", "2.9.0 for cuda 12.8"),
+        ({"version": "2.9.0", "cuda": "13.0", "folder": "/t"}, "570.124.06", "fail", "the driver is"),
+        ({"version": "2.9.0", "hip": "6.4", "folder": "/t"}, "570.124.06", "fail", "devices of nvidia"),
+    ],
+)
+def test_torch_must_fit_the_devices_and_their_driver(
+    torch: dict[str, str], driver: str, status: str, word: str
+) -> None:
+    found = rank_checks.check_torch(_plan("perlmutter"), {"torch": torch, "driver": driver})
+    assert found.status == status and word in found.seen
+
+
+def test_versions_are_read_without_importing_torch() -> None:
+    text = "__version__ = '2.9.0+cu128'\ndebug = False\ncuda: Optional[str] = '12.8'\nhip: Optional[str] = None\n"
+    assert environment.parse_torch_version(text) == {"version": "2.9.0+cu128", "cuda": "12.8"}
+    driver = "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  570.124.06  Release Build\nGCC version: 12\n"
+    assert environment.parse_driver(driver) == "570.124.06"
+    assert environment.parse_driver("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.161.08  Tue\n") == "535.161.08"
+
+
+LUSTRE = "22 1 254:1 / / rw - ext4 /dev/vda1 rw\n31 22 0:40 / {} rw - lustre 10.0.0.1@o2ib:/scratch rw,flock\n"
+
+
+@pytest.mark.parametrize(("nodes", "status"), [(1, "ok"), (512, "warn")])
+def test_an_environment_on_a_shared_file_system_is_told_with_the_way_out(
+    tmp_path: Path, nodes: int, status: str
+) -> None:
+    (tmp_path / "lib").write_text("x")
+    there = mounts.parse_mountinfo(LUSTRE.format(str(tmp_path).replace(" ", "\\040")))
+    place = environment.place_facts(str(tmp_path), there)
+    found = rank_checks.check_place({"places": [{**place, "look_us": 20.0}], "import_s": 3.0}, nodes, "default")
+    assert found.status == status and "is on Lustre" in found.seen
+    assert (f"--cache {tmp_path}" in found.remedy) == (status == "warn")
+
+
+def test_a_slow_disk_is_told_by_what_an_import_costs_there() -> None:
+    place = {"path": "/env", "kind": "shared", "file_system": "NFS", "mount": "/", "look_us": 2000.0}
+    found = rank_checks.check_place({"places": [place]}, 1, "quick")
+    assert found.status == "warn" and "`import torch` takes about 35 s" in found.seen
+    local = {**place, "kind": "local", "look_us": 5.0}
+    assert rank_checks.check_place({"places": [local], "import_s": 42.0}, 1, "default").status == "warn"
+    assert rank_checks.check_place({"places": [local], "import_s": 2.0}, 64, "default").status == "ok"
+
+
+def _library(folder: Path, name: str) -> Path:
+    """A real shared library under another name."""
+    import _ctypes
+
+    folder.mkdir()
+    return Path(shutil.copy(_ctypes.__file__, folder / name))
+
+
+def test_the_plugin_and_a_second_one_beside_it_are_found(tmp_path: Path) -> None:
+    first = _library(tmp_path / "a", "libnccl-net.so")
+    shutil.copy(first, tmp_path / "a" / "libnccl-net-ofi.so")
+    second = _library(tmp_path / "b", "libnccl-net.so")
+    path = f"{tmp_path / 'a'}:{tmp_path / 'none'}:{tmp_path / 'b'}"
+    assert plugins.find_plugins({"LD_LIBRARY_PATH": path}) == [str(first), str(second)]
+    facts = plugins.plugin_facts({"LD_LIBRARY_PATH": path})
+    assert facts["error"] == ""
+    plan = _plan("perlmutter")
+    context = _context("perlmutter", plan)
+    found = rank_checks.check_plugin(plan, context, {"network": facts})
+    assert found.status == "warn" and str(second) in found.seen and "second one" in found.seen
+    alone = rank_checks.check_plugin(plan, context, {"network": {**facts, "found": [str(first)]}})
+    assert alone.status == "ok"
+
+
+def test_a_plugin_that_does_not_load_says_why(tmp_path: Path) -> None:
+    (tmp_path / "libnccl-net.so").write_bytes(b"not a library")
+    facts = plugins.plugin_facts({"LD_LIBRARY_PATH": str(tmp_path)})
+    plan = _plan("perlmutter")
+    found = rank_checks.check_plugin(plan, _context("perlmutter", plan), {"network": facts})
+    assert found.status == "fail" and "does not load" in found.seen and "file too short" in found.seen
+
+
+@pytest.mark.parametrize(
+    ("site", "nodes", "status"),
+    [("perlmutter", 2, "fail"), ("perlmutter", 1, "not applicable"), ("leonardo", 2, "not applicable")],
+)
+def test_a_missing_plugin_fails_only_where_the_fabric_needs_one(site: str, nodes: int, status: str) -> None:
+    plan = _plan(site, nodes=nodes)
+    assert rank_checks.check_plugin(plan, _context(site, plan), {"network": {"found": []}}).status == status
+
+
+def test_providers_of_libfabric_are_compared_with_the_fabric() -> None:
+    text = "cxi:\n    version: 112.0\ntcp;ofi_rxm:\n    version: 122.0\ntcp:\n    version: 122.0\n"
+    providers = plugins.parse_providers(text)
+    assert providers == ["cxi", "tcp", "tcp;ofi_rxm"]
+    plan = _plan()
+    context = _context("frontier", plan)
+    assert rank_checks.check_providers(plan, context, {"network": {"providers": providers}}).status == "ok"
+    found = rank_checks.check_providers(plan, context, {"network": {"providers": ["tcp"]}})
+    assert found.status == "fail" and "cxi is missing" in found.seen
+
+
+def test_another_environment_on_one_node_is_found() -> None:
+    first = {
+        rank: {"python": {"version": "3.11.2"}, "torch": {"version": "2.9.0" if rank != 16 else "2.4.0"}}
+        for rank in range(0, 32, 8)
+    }
+    (found,) = rank_checks._same_everywhere(first, _node)
+    assert (found.host, found.status) == ("n2", "fail")
+    assert "torch 2.4.0, where most nodes have Python 3.11.2, torch 2.9.0" in found.seen
+
+
+def test_a_look_at_files_is_timed(tmp_path: Path) -> None:
+    assert environment.look_us(str(tmp_path)) == 0.0
+    for number in range(5):
+        (tmp_path / str(number)).touch()
+    assert environment.look_us(str(tmp_path)) > 0
+    assert environment.torch_facts().get("folder", os.sep).startswith(os.sep)
