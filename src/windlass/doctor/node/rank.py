@@ -7,6 +7,7 @@ rank of a node also tells what is the same for all of its ranks.
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import json
 import os
 import socket
@@ -50,7 +51,7 @@ def main(words: list[str]) -> int:
     if spec["level"] != "quick":
         began = time.perf_counter()
         try:
-            import torch
+            torch = importlib.import_module("torch")  # the user's own, where there is one
         except Exception as error:  # a broken installation raises anything
             found["import_error"] = "%s: %s" % (type(error).__name__, error)
         else:
