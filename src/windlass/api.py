@@ -159,7 +159,7 @@ def selftest(
     plan = read_plan(folder.path)
     findings = judge(plan, folder)
     path = Path(bundle or f"windlass-selftest-{plan.site}-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz")
-    write_bundle(path, folder, findings, environ)
+    write_bundle(path, folder, findings, environ, request.env)
     return SelfTest(record=record, findings=findings, bundle=path)
 
 

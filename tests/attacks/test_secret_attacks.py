@@ -130,7 +130,8 @@ def test_masking_is_quick_on_long_and_hostile_text() -> None:
 
 def test_the_selftest_bundle_holds_no_value_of_the_users_variables(tmp_path: Path) -> None:
     bare = tmp_path / "bare-python"
-    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "$@"\n')
+    said = 'echo "cannot log in with $FIGSHARE_TOKEN" > "$WINDLASS_RUN_DIR/comm/library"'
+    bare.write_text(f'#!/bin/sh\n{said}\nexec "{sys.executable}" -I -S "$@"\n')
     bare.chmod(0o755)
     given = {
         "PLAIN": f"{S}-1",
@@ -155,6 +156,7 @@ def test_the_selftest_bundle_holds_no_value_of_the_users_variables(tmp_path: Pat
         files = {entry.name: bundle.extractfile(entry) for entry in bundle.getmembers() if entry.isfile()}
         texts = {name: file.read().decode() for name, file in files.items() if file}
     assert not [name for name, text in texts.items() if S in text]
+    assert MASK in texts["selftest/comm/library"], "a known secret is hidden whoever says it"
     record("secrets in the selftest bundle", expected="none", seen="none", variables=len(given) + len(outside))
     assert MASK in texts["selftest/rank.sh"] and "INFO" in texts["selftest/rank.sh"]
 

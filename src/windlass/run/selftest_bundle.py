@@ -7,7 +7,7 @@ import io
 import json
 import tarfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 
 import msgspec
@@ -15,7 +15,7 @@ import msgspec
 import windlass
 from windlass.errors import UsageError
 from windlass.model.plan import Plan, Setting, plan_to_json
-from windlass.model.secrets import MASK, mask_text
+from windlass.model.secrets import MASK, is_secret, mask_text
 from windlass.plan.render.variables import setting_lines
 from windlass.run.folder import RunFolder, read_plan
 from windlass.run.selftest import VARIABLES
@@ -29,10 +29,16 @@ _SHORT = 3
 
 
 def write_bundle(
-    bundle: Path, folder: RunFolder, findings: list[dict[str, object]], environ: Mapping[str, str]
+    bundle: Path,
+    folder: RunFolder,
+    findings: list[dict[str, object]],
+    environ: Mapping[str, str],
+    given: Iterable[tuple[str, str]] = (),
 ) -> None:
     """One archive with the plan, the scripts, what ranks said and what was made of it; it is sent to strangers, so of
-    the user's own variables it has the values of `VARIABLES` only."""
+    the user's own variables it has the values of `VARIABLES` only, and secrets of `environ` and `given` (--env) nowhere,
+    whoever said them: a library's error may hold any variable."""
+    known = {value for name, value in (*environ.items(), *given) if is_secret(name, value)}
     plan = read_plan(folder.path)
     about = {
         "windlass": windlass.__version__,
@@ -51,7 +57,7 @@ def write_bundle(
     try:
         with tarfile.open(bundle, "w:gz") as archive:
             for name, text in files.items():
-                data = _scrubbed(text, plan, shown).encode("utf-8", "surrogateescape")
+                data = _scrubbed(text, plan, shown, known).encode("utf-8", "surrogateescape")
                 entry = tarfile.TarInfo(f"selftest/{name}")
                 entry.size, entry.mtime = len(data), int(time.time())
                 archive.addfile(entry, io.BytesIO(data))
@@ -84,9 +90,10 @@ def _without_values(plan: Plan) -> Plan:
     return msgspec.structs.replace(plan, environment=settings, request=msgspec.structs.replace(plan.request, env=env))
 
 
-def _scrubbed(text: str, plan: Plan, shown: Plan) -> str:
-    """The text with what `shown` hides of `plan` hidden too, wherever a script, a launcher or a rank said it again."""
-    hidden: set[str] = set()
+def _scrubbed(text: str, plan: Plan, shown: Plan, known: Set[str]) -> str:
+    """The text with what `shown` hides of `plan` hidden too, wherever a script, a launcher or a rank said it again, and
+    with secrets that are `known`."""
+    hidden = set(known)
     for setting, masked in zip(plan.environment, shown.environment, strict=True):
         if setting.value is not None and setting != masked:
             text = text.replace(setting_lines(setting)[-1], setting_lines(masked)[-1])
