@@ -115,6 +115,8 @@ def test_a_part_that_a_stranger_put_into_the_fast_tier_is_not_drained(tmp_path: 
         if part == "link":
             (path / "x").rename(tmp_path / "elsewhere")
             (path / "x").symlink_to(tmp_path / "elsewhere")
+            with pytest.raises(UntrustedError, match="is a link"):
+                open_own(path / "x")
         else:
             os.chown(path / (store.MANIFEST if part == "manifest" else "x"), UID, UID)
         assert tier.finish_drain(tmp_path, -1, ALONE) is None
@@ -269,7 +271,7 @@ def test_changed_manifests_end_in_a_sentence(tmp_path: Path) -> None:
         [1, 2, 3],
         {"a": 1},
     ]
-    for _ in range(2000):
+    for _ in range(1000):
         changed = json.loads(json.dumps(body))
         for _ in range(rng.randint(1, 3)):
             key = rng.choice(sorted(changed))

@@ -36,8 +36,8 @@ def write_bundle(
     given: Iterable[tuple[str, str]] = (),
 ) -> None:
     """One archive with the plan, the scripts, what ranks said and what was made of it; it is sent to strangers, so of
-    the user's own variables it has the values of `VARIABLES` only, and secrets of `environ` and `given` (--env) nowhere,
-    whoever said them: a library's error may hold any variable."""
+    the user's own variables it has the values of `VARIABLES` only. Secrets of `environ` and `given` (--env) are nowhere
+    in it, whoever said them: a library's error may hold any variable."""
     known = {value for name, value in (*environ.items(), *given) if is_secret(name, value)}
     plan = read_plan(folder.path)
     about = {
