@@ -119,7 +119,7 @@ def test_rows_of_the_command_are_json(environment: Path, tmp_path: Path, capsys:
     assert [row.figures["seconds"].value for row in kept.rows] == [row["seconds"] for row in rows]
     cold = next(row for row in kept.rows if row.labels["case"] == "cache" and row.labels["nodes"] == 2)
     stages = {name for name in cold.figures if name.startswith("stage ")}
-    assert {"stage root peer: read folder", "stage root peer: digest", "stage node mount: miss of a name"} <= stages
+    assert {"stage root peer: read folder", "stage root peer: digest", "stage node mount: lookup"} <= stages
     assert not list(tmp_path.glob("windlass-bench.*"))
 
 
