@@ -6,6 +6,8 @@ On a shared file system these caches race between ranks and fill the home quota;
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from windlass.model.condition import When
 from windlass.model.plan import CacheDir, Setting
 from windlass.model.site import Site
@@ -81,6 +83,7 @@ _BY_VENDOR = {
 
 _DOWNLOADS = (
     ("HF_HOME", "huggingface", "models and data sets fill the home quota; every node needs the same copy"),
+    ("HF_DATASETS_CACHE", "huggingface/datasets", "data sets fill the home quota too"),
     ("TORCH_HOME", "torch", "torch hub's downloads fill the home quota"),
 )
 
@@ -110,20 +113,40 @@ def cache_settings(dirs: tuple[CacheDir, ...]) -> tuple[Setting, ...]:
     )
 
 
-def download_settings(site: Site) -> tuple[Setting, ...]:
-    """Where downloads go: the site's scratch, where it names one. They are shared, so they are not node-local. A job
-    that was sent without the environment may not know where scratch is: then they stay where the libraries put them."""
-    scratch = site.file.storage.scratch
-    if not scratch:
+def download_settings(
+    site: Site, account: str | None, *, container: bool = False, decided: Container[str] = ()
+) -> tuple[Setting, ...]:
+    """Where downloads go: the site's scratch, or a folder of the project. They are shared, so they are not node-local.
+    A job that was sent without the environment may not know where scratch is, and not every project has a folder there:
+    then they stay where the libraries put them. `decided`: variables that the user has a say in."""
+    storage = site.file.storage
+    place = storage.scratch or storage.downloads
+    if not place or ("{account" in place and not account):
         return ()
+    if container and not storage.scratch and not _is_bound(site, place):
+        return ()
+    names = {"{account}": account or "", "{account_lower}": (account or "").lower()}
+    for name, value in names.items():
+        place = place.replace(name, value)
+    place = place.rstrip("/")
+    # What is the user's own below a project's folder is made by whoever downloads first.
+    there = When(exists=place.removesuffix("/${USER}"))
+    origin = site.origin_of("storage.scratch" if storage.scratch else "storage.downloads")
     return tuple(
         Setting(
             name=name,
-            value=f"{scratch.rstrip('/')}/.cache/{folder}",
+            value=f"{place}/.cache/{folder}",
             because=because,
             expand=True,
-            when=When(exists=scratch),
-            origin=site.origin_of("storage.scratch"),
+            when=there,
+            origin=origin,
         )
         for name, folder, because in _DOWNLOADS
+        if name != "HF_DATASETS_CACHE" or "HF_HOME" not in decided  # it lies beside the models
     )
+
+
+def _is_bound(site: Site, place: str) -> bool:
+    """Whether the site's containers see the place."""
+    paths = (bind.source_path.rstrip("/") for box in site.file.containers for bind in box.binds)
+    return any(place.startswith(f"{path}/") for path in paths)

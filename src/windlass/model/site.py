@@ -265,6 +265,11 @@ class StorageSpec(Table, frozen=True, kw_only=True):
     home: str = ""
     scratch: str = ""
     """Shared and large; run folders and caches of downloads belong here."""
+    downloads: str = ""
+    """Where models and data sets are downloaded to, where that is not below `scratch`; `{account}` is the
+    job's, `{account_lower}` the same in small letters."""
+    system: tuple[str, ...] = ()
+    """Folders of the machine's own software, which every node has or reads fast: they need no cache."""
     local: str = "/tmp"
     """Node-local, for JIT caches."""
     local_kind: Literal["memory", "disk", "unknown"] = "unknown"

@@ -34,7 +34,12 @@ def plan_environment(
             context.topology, site.file.devices.vendor or shape.vendor, shape.nodes * shape.ranks_per_node
         ),
         *caches.cache_settings(caches.cache_dirs(shape.vendor)),
-        *caches.download_settings(site),
+        *caches.download_settings(
+            site,
+            request.account,
+            container=facts.container,
+            decided={*context.users_environment, *request.unset, *(name for name, _ in request.env)},
+        ),
         *_visibility(site, shape, binding, context.topology),
         *_offline(site),
     ]

@@ -33,6 +33,7 @@ def plan_remarks(
         *_told_notes(site, facts),
         *_slow_start(request, context, shape),
         *_preset_note(site, facts),
+        *_needless_cache(request, context),
         *_over_tcp(request, context, shape, facts, environment),
         *_settings(environment),
         *_replaced_paths(request),
@@ -82,6 +83,18 @@ def _slow_start(request: Request, context: PlanningContext, shape: Shape) -> Ite
         text=f"the environment is on {system} ({path}): {_figure(worst, shape.nodes)}",
         hint="--cache ENVIRONMENT reads it once for all nodes",
     )
+
+
+def _needless_cache(request: Request, context: PlanningContext) -> Iterator[Remark]:
+    """Software of the machine itself behind --cache: it costs memory and gains nothing."""
+    for path in request.cache:
+        system = next((s for s in context.site.file.storage.system if _is_below(f"{path}/", s)), None)
+        if system is not None:
+            yield Remark(
+                level="note",
+                text=f"--cache {path} is the machine's own software ({system}), which needs no cache",
+                hint="leave it out: --cache is for environments and data of your own",
+            )
 
 
 def _file_system(context: PlanningContext) -> tuple[str, str] | None:

@@ -142,6 +142,10 @@ def ask_offers(
     return (), [Remark(level="warning", text=text, hint=hint)]
 
 
+_DOUBTED = frozenset({"unconfirmed", "community", "derived"})
+"""Grades of a map that neither the site nor the vendor has published: a look at the node decides."""
+
+
 def choose_topology(site: Site, seen: Topology | None) -> tuple[Topology, list[Remark]]:
     """The site's documented node, held against one that was looked at (`seen`); the latter where the site has none,
     differs or is not confirmed; an unknown node where we could neither look nor read."""
@@ -155,7 +159,7 @@ def choose_topology(site: Site, seen: Topology | None) -> tuple[Topology, list[R
     if described is None:
         return seen, []
     if set(seen.cpus) == set(described.cpus) and len(seen.devices) in {0, len(described.devices)}:
-        if seen.devices and site.origin_of("node.domains").grade == "unconfirmed":
+        if seen.devices and site.origin_of("node.domains").grade in _DOUBTED:
             return _seen_over_unconfirmed(site, seen, described)
         return msgspec.structs.replace(described, allowed=seen.allowed, probed=True), []
     text = (

@@ -128,6 +128,15 @@ export MPLCONFIGDIR="${WINDLASS_CACHE_DIR-}"/matplotlib
 export NEO_CACHE_DIR="${WINDLASS_CACHE_DIR-}"/neo
 # SYCL's persistent device code in home is written by every rank (builtin: windlass)
 export SYCL_CACHE_DIR="${WINDLASS_CACHE_DIR-}"/sycl
+# models and data sets fill the home quota; every node needs the same copy (site aurora: ALCF user guide,
+# aurora/data-management/lustre/flare.md and daos/daos-overview.md, checked 2026-08-19)
+if [ -e /lus/flare/projects/ACCOUNT ]; then export HF_HOME=/lus/flare/projects/ACCOUNT/"${USER-}"/.cache/huggingface; fi
+# data sets fill the home quota too (site aurora: ALCF user guide, aurora/data-management/lustre/flare.md and
+# daos/daos-overview.md, checked 2026-08-19)
+if [ -e /lus/flare/projects/ACCOUNT ]; then export HF_DATASETS_CACHE=/lus/flare/projects/ACCOUNT/"${USER-}"/.cache/huggingface/datasets; fi
+# torch hub's downloads fill the home quota (site aurora: ALCF user guide, aurora/data-management/lustre/flare.md
+# and daos/daos-overview.md, checked 2026-08-19)
+if [ -e /lus/flare/projects/ACCOUNT ]; then export TORCH_HOME=/lus/flare/projects/ACCOUNT/"${USER-}"/.cache/torch; fi
 # Gloo would otherwise take whatever interface the host name resolves to (network slingshot-11: Gloo takes exact
 # interface names, no prefixes and no exclusion lists; hsn0 is the first fabric interface, checked 2026-11-15)
 if [ -e /sys/class/net/hsn0 ]; then export GLOO_SOCKET_IFNAME=hsn0; fi

@@ -127,6 +127,15 @@ export MIOPEN_USER_DB_PATH="${WINDLASS_CACHE_DIR-}"/miopen
 # MIOpen keeps SQLite files, which break on shared file systems; the folder must exist beforehand (builtin:
 # windlass)
 export MIOPEN_CUSTOM_CACHE_DIR="${WINDLASS_CACHE_DIR-}"/miopen
+# models and data sets fill the home quota; every node needs the same copy (site frontier: OLCF user documentation,
+# software/python/index.rst and sbcast_conda.rst, checked 2026-07-22)
+if [ -e /lustre/orion/account/scratch ]; then export HF_HOME=/lustre/orion/account/scratch/"${USER-}"/.cache/huggingface; fi
+# data sets fill the home quota too (site frontier: OLCF user documentation, software/python/index.rst and
+# sbcast_conda.rst, checked 2026-07-22)
+if [ -e /lustre/orion/account/scratch ]; then export HF_DATASETS_CACHE=/lustre/orion/account/scratch/"${USER-}"/.cache/huggingface/datasets; fi
+# torch hub's downloads fill the home quota (site frontier: OLCF user documentation, software/python/index.rst and
+# sbcast_conda.rst, checked 2026-07-22)
+if [ -e /lustre/orion/account/scratch ]; then export TORCH_HOME=/lustre/orion/account/scratch/"${USER-}"/.cache/torch; fi
 # since Slurm 22.05 an srun inside the job does not inherit --cpus-per-task (builtin: windlass)
 export SRUN_CPUS_PER_TASK=7
 # rings may cross NICs, which was found faster on large systems (network slingshot-11: HewlettPackard/shs-ccl-docs:

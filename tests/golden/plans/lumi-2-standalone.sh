@@ -119,6 +119,16 @@ export MIOPEN_USER_DB_PATH="${WINDLASS_CACHE_DIR-}"/miopen
 # MIOpen keeps SQLite files, which break on shared file systems; the folder must exist beforehand (builtin:
 # windlass)
 export MIOPEN_CUSTOM_CACHE_DIR="${WINDLASS_CACHE_DIR-}"/miopen
+# models and data sets fill the home quota; every node needs the same copy (site lumi: LUMI user guide:
+# hardware/lumig.md, runjobs/scheduled-jobs/partitions.md, distribution-binding.md, storage/index.md, checked
+# 2024-10-15)
+if [ -e /scratch/ACCOUNT ]; then export HF_HOME=/scratch/ACCOUNT/"${USER-}"/.cache/huggingface; fi
+# data sets fill the home quota too (site lumi: LUMI user guide: hardware/lumig.md,
+# runjobs/scheduled-jobs/partitions.md, distribution-binding.md, storage/index.md, checked 2024-10-15)
+if [ -e /scratch/ACCOUNT ]; then export HF_DATASETS_CACHE=/scratch/ACCOUNT/"${USER-}"/.cache/huggingface/datasets; fi
+# torch hub's downloads fill the home quota (site lumi: LUMI user guide: hardware/lumig.md,
+# runjobs/scheduled-jobs/partitions.md, distribution-binding.md, storage/index.md, checked 2024-10-15)
+if [ -e /scratch/ACCOUNT ]; then export TORCH_HOME=/scratch/ACCOUNT/"${USER-}"/.cache/torch; fi
 # since Slurm 22.05 an srun inside the job does not inherit --cpus-per-task (builtin: windlass)
 export SRUN_CPUS_PER_TASK=7
 # lets the NIC read device memory directly up to the host bridge; the default (PXB) is too near for these nodes

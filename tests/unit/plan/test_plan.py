@@ -305,3 +305,39 @@ def test_lumi_binds_its_software_into_containers(image: str) -> None:
     plan, _ = plan_for("lumi", nodes=2, container=image)
     assert plan.container is not None
     assert ("/appl", True) in {(mount.source, mount.optional) for mount in plan.container.mounts}
+
+
+@pytest.mark.parametrize(
+    ("site", "options", "place"),
+    [
+        ("frontier", {"account": "ABC123"}, "/lustre/orion/abc123/scratch/${USER}"),
+        ("aurora", {"account": "Proj"}, "/lus/flare/projects/Proj/${USER}"),
+        ("lumi", {"account": "project_1"}, "/scratch/project_1/${USER}"),
+        ("lumi", {"account": "project_1", "container": "x.sif"}, "/scratch/project_1/${USER}"),
+        ("perlmutter", {}, "${PSCRATCH}"),
+    ],
+)
+def test_models_and_data_sets_are_not_downloaded_to_a_small_or_slow_home(
+    site: str, options: dict[str, object], place: str
+) -> None:
+    plan, _ = plan_for(site, nodes=2, **options)
+    settings = {setting.name: setting for setting in plan.environment}
+    assert settings["HF_HOME"].value == f"{place}/.cache/huggingface"
+    assert settings["HF_DATASETS_CACHE"].value == f"{place}/.cache/huggingface/datasets"
+    assert settings["HF_HOME"].when.exists == place.removesuffix("/${USER}"), "only where it is there"
+
+
+@pytest.mark.parametrize(
+    ("options", "users"),
+    [
+        ({}, {}),  # nobody knows whose folder
+        ({"account": "a", "container": "x.sif"}, {}),  # the container does not see it
+        ({"account": "a"}, {"HF_HOME": "/mine"}),  # data sets go beside the models
+        ({"account": "a", "env": (("HF_HOME", "/mine"),)}, {}),
+    ],
+)
+def test_data_sets_stay_beside_models_and_where_they_can_be_seen(
+    options: dict[str, object], users: dict[str, str]
+) -> None:
+    plan, _ = plan_for("frontier", nodes=2, users=users, **options)
+    assert "HF_DATASETS_CACHE" not in {setting.name for setting in plan.environment}

@@ -109,3 +109,9 @@ def test_several_nodes_without_the_fabrics_plugin_are_warned_of_tcp(
 )
 def test_nothing_is_said_of_tcp_where_the_plugin_comes_or_none_is_needed(site: str, options: dict[str, object]) -> None:
     assert "over TCP" not in remarks(site, **{"nodes": 2, **options})
+
+
+def test_software_of_the_machine_itself_needs_no_cache() -> None:
+    said = "the machine's own software"
+    assert said in remarks("aurora", nodes=8192, cache=("/opt/aurora/25.190.0/frameworks",))
+    assert said not in remarks("aurora", nodes=8192, cache=("/lus/flare/projects/p/venv",))

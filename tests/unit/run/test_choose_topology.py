@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from windlass.model.topology import Topology
 from windlass.run.context import choose_topology
@@ -32,6 +33,16 @@ def test_a_map_that_is_not_confirmed_gives_way_to_what_the_node_shows() -> None:
             "as seen on this node: device 2 in 5, 3 in 7",
         )
     ]
+
+
+@pytest.mark.parametrize("name", ["perlmutter", "leonardo", "sophia"])
+def test_maps_that_only_users_or_we_have_drawn_give_way_too(name: str) -> None:
+    first = topology_from_spec(load_site(name).file.node, load_site(name).file.devices).devices
+    other = next(device.numa for device in reversed(first) if device.numa != first[0].numa) if name != "leonardo" else 1
+    assert other is not None
+    chosen, remarks = choose_topology(load_site(name), seen_with(name, {0: other}))
+    assert next(device.numa for device in chosen.devices if device.index == 0) == other
+    assert f"device 0 in {other}" in remarks[0].text
 
 
 def test_nothing_is_said_where_the_node_confirms_the_map() -> None:
