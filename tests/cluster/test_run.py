@@ -237,3 +237,21 @@ def test_long_lines_stay_whole_on_the_terminal_and_in_the_logs(slurm: SlurmClust
         kept = job.windlass("logs", str(only_run(hostile_dir).path), "--rank", "3")
     assert [line.removeprefix("[0] ") for line in done.stdout.splitlines()] == expected
     assert [line.removeprefix("[3] ") for line in kept.stdout.splitlines()] == expected
+
+
+def test_folders_for_caches_are_gone_from_every_node(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """Also where nothing was written into those of the first node."""
+    site = tmp_path / "site.toml"
+    local = f"{tmp_path}/local-${{SLURMD_NODENAME}}"
+    site.write_text(f'name = "here"\nextends = "generic-slurm"\n[storage]\nlocal = "{local}"\n')
+    nodes = [tmp_path / f"local-nid000{number}" for number in (1, 2)]
+    for node in nodes:
+        node.mkdir()
+    made = '[ "$RANK" = 0 ] || touch "$TRITON_CACHE_DIR/kernel"; echo "$WINDLASS_CACHE_DIR"'
+    kept = str(tmp_path / "kept")
+    with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
+        words = ("--site-file", str(site), "-r", "1", "--show", "all", "--keep-caches", kept, "--", "sh", "-c", made)
+        done = job.windlass("run", *words)
+    assert done.code == 0, done.text
+    assert sorted(line.split("/")[-3] for line in done.stdout.splitlines()) == [node.name for node in nodes], done.text
+    assert [list(node.iterdir()) for node in nodes] == [[], []]

@@ -13,12 +13,15 @@ from string import Template
 
 from windlass.errors import WindlassError
 from windlass.model.plan import Plan
+from windlass.notation.hostlist import expand_hostlist
+from windlass.notation.shell import expandable
 from windlass.plan.node_step import plan_node_step
-from windlass.plan.render.rank_script import JobFacts, cache_parent
+from windlass.plan.render.rank_script import JobFacts, cache_parent, kept_folder
 from windlass.procs.identity import start_of
 from windlass.run.folder import RunFolder
 from windlass.run.node_step import run_node_step
 from windlass.run.output import OutputView
+from windlass.run.rendezvous import is_this_host
 
 _KEEP_FILE = "caches.tar"
 _OWNER_FILE = ".owner"
@@ -55,20 +58,20 @@ def _owner_is_dead(folder: Path) -> bool:
 
 
 def finish_caches(plan: Plan, folder: RunFolder, facts: JobFacts, environ: Mapping[str, str], view: OutputView) -> None:
-    """Save the first node's caches for the next job (--keep-caches), then remove them from this node. Never raises:
+    """Save the first node's caches for the next job (--keep-caches), then remove them from all nodes. Never raises:
     the run has ended, and a cache is only a cache."""
     parent = local_parent(plan, facts, environ)
-    if not parent.is_dir() or parent.is_symlink():
+    if parent.is_symlink() or not plan.caches:
         return
     try:
-        if plan.keep_caches:
+        if plan.keep_caches and parent.is_dir():
             _save(parent / "n0", Path(plan.keep_caches))
     except OSError as error:
         view.note(f"windlass: the caches could not be saved to {plan.keep_caches}: {error.strerror or error}")
-    elsewhere = plan.nodes > 1 and any(path.is_file() and path.name != _OWNER_FILE for path in parent.rglob("*"))
-    shutil.rmtree(parent, ignore_errors=True)
-    if elsewhere:
-        _remove_elsewhere(plan, folder, parent, environ, view)
+    held = parent.is_dir() and any(path.is_file() and path.name != _OWNER_FILE for path in parent.rglob("*"))
+    remove_caches(plan, facts, environ)
+    if plan.hosts and (plan.nodes > 1 or not is_this_host(expand_hostlist(plan.hosts)[0], environ)):
+        _remove_elsewhere(plan, folder, facts, environ, view, worth_a_word=held)
 
 
 def remove_caches(plan: Plan, facts: JobFacts, environ: Mapping[str, str]) -> None:
@@ -76,19 +79,37 @@ def remove_caches(plan: Plan, facts: JobFacts, environ: Mapping[str, str]) -> No
     parent = local_parent(plan, facts, environ)
     if parent.is_dir() and not parent.is_symlink():
         shutil.rmtree(parent, ignore_errors=True)
+    kept = Path(Template(kept_folder(plan, facts)).safe_substitute(environ))
+    with contextlib.suppress(OSError):
+        for link in kept.iterdir():
+            if link.is_symlink() and link.readlink().is_relative_to(parent):
+                link.unlink()
+        kept.rmdir()
 
 
 def _remove_elsewhere(
-    plan: Plan, folder: RunFolder, parent: Path, environ: Mapping[str, str], view: OutputView
+    plan: Plan,
+    folder: RunFolder,
+    facts: JobFacts,
+    environ: Mapping[str, str],
+    view: OutputView,
+    *,
+    worth_a_word: bool,
 ) -> None:
-    """Remove the caches of the other nodes too. Only where this node's held files: then theirs do, and a step on all
-    nodes is worth its time; empty folders are left to the nodes' own cleaning."""
+    """Remove the caches of the other nodes too: each rank script has made folders, and what lies in them is not known
+    here. Where there were no files on this node, a step that fails is not `worth_a_word`."""
+    text = (
+        f"rm -rf {expandable(cache_parent(plan, facts))}; w_kept={expandable(kept_folder(plan, facts))}; "
+        '[ -O "$w_kept" ] && [ ! -L "$w_kept" ] && cd "$w_kept" || exit 0; '
+        'for w_link in *; do [ -e "$w_link" ] || rm -f "$w_link"; done; cd /; rmdir "$w_kept" 2>/dev/null; :'
+    )
     try:
         step = plan_node_step(plan, "end", host_file="step-hosts")
-        program = ("/bin/rm", "-rf", str(parent))
-        run_node_step(step, program, environ=environ, timeout_s=_REMOVE_TIMEOUT_S, folder=folder)
+        run_node_step(step, ("/bin/sh", "-c", text), environ=environ, timeout_s=_REMOVE_TIMEOUT_S, folder=folder)
     except WindlassError as error:
-        view.note(f"windlass: caches may be left in {parent} on the other nodes: {error.message}")
+        if worth_a_word:
+            where = local_parent(plan, facts, environ)
+            view.note(f"windlass: caches may be left in {where} on the other nodes: {error.message}")
 
 
 def _exact_time(source: Path) -> Callable[[tarfile.TarInfo], tarfile.TarInfo]:

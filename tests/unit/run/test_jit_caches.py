@@ -15,8 +15,9 @@ import pytest
 
 from planning import plan_for
 from unit.cli.typed import run_here
+from windlass.launchers import get_launcher
 from windlass.model.plan import Plan
-from windlass.plan.render.rank_script import JobFacts
+from windlass.plan.render.rank_script import JobFacts, rank_script
 from windlass.run.folder import make_folder
 from windlass.run.jit_caches import claim_caches, finish_caches, local_parent, remove_caches
 from windlass.run.output import OutputView
@@ -150,3 +151,55 @@ def test_every_cache_is_there_before_the_command_starts_and_gone_after_it(tmp_pa
     folder = Path(ended.stdout.removeprefix("[0] ").strip())
     assert folder.parent.name == "n0"
     assert not folder.parent.parent.exists()
+
+
+# What ninja and torch's extensions do: what was built is good where path and time are those that were written down.
+_BUILD = """
+import json, os, pathlib
+folder = pathlib.Path(os.environ["TORCH_EXTENSIONS_DIR"]) / "mine"
+folder.mkdir(exist_ok=True)
+log, built = folder / "log", folder / "mine.so"
+def state():
+    return [str(built), built.stat().st_mtime_ns]
+if log.exists() and built.exists() and json.loads(log.read_text()) == state():
+    print("nothing to build in", folder)
+else:
+    built.write_text("code")
+    log.write_text(json.dumps(state()))
+    print("built in", folder)
+"""
+
+
+def test_an_extension_that_was_built_is_found_by_the_same_path_in_the_next_run(tmp_path: Path) -> None:
+    (tmp_path / "build.py").write_text(_BUILD)
+    words = ("-q", "--keep-caches", "kept", "--python", sys.executable, "build.py")
+    first = run_here(*words, cwd=tmp_path)
+    second = run_here(*words, cwd=tmp_path)
+    assert first.stdout.startswith("[0] built in "), first.text
+    assert second.stdout == first.stdout.replace("built in", "nothing to build in"), second.text
+    kept = Path(first.stdout.split()[-1]).parents[2]
+    assert kept.name == f"windlass-{os.getuid()}-kept"
+
+
+def test_two_runs_that_keep_caches_in_one_place_do_not_share_a_folder(tmp_path: Path) -> None:
+    plan, facts, view, _ = _run(tmp_path, keep_caches=str(tmp_path / "kept"))
+    environ = {**os.environ, **_environ(tmp_path), "WINDLASS_RANK": "0"}
+    found = []
+    for run_id in ("one", "two"):
+        mine = msgspec.structs.replace(facts, run_id=run_id, master_addr="h", master_port=1, job_id="j")
+        claim_caches(plan, mine, environ)
+        request = msgspec.structs.replace(plan.request, cwd=str(tmp_path))
+        shown = msgspec.structs.replace(plan, request=request, command=("sh", "-c", "echo $WINDLASS_CACHE_DIR"))
+        names = get_launcher("local").variables
+        own = {names.rank[0]: "0", names.local_rank[0]: "0", names.node_rank[0]: "0", names.world_size[0]: "1"}
+        (tmp_path / "where").mkdir(exist_ok=True)
+        done = subprocess.run(
+            ["sh", "-c", rank_script(shown, mine)], env=environ | own, capture_output=True, text=True, timeout=30
+        )
+        assert done.returncode == 0, done.stderr
+        found.append(Path(done.stdout.strip()))
+    assert [path.parent.name for path in found] == [f"windlass-{os.getuid()}-kept", f"windlass-{os.getuid()}-two"]
+    for run_id in ("two", "one"):
+        mine = msgspec.structs.replace(facts, run_id=run_id)
+        finish_caches(plan, make_folder(str(tmp_path / run_id), tmp_path, "x"), mine, environ, view)
+    assert list((tmp_path / "local").iterdir()) == []
