@@ -11,6 +11,7 @@ import pytest
 from cluster.command import SHOW, TRAIN, Allocation, Run, allocated, json_lines, only_run, rank_lines
 from cluster.slurm import SlurmCluster
 from requirements import require_torch
+from waiting import wait_until
 from windlass.notation.cpulist import format_cpulist
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(180)]
@@ -255,3 +256,18 @@ def test_folders_for_caches_are_gone_from_every_node(slurm: SlurmCluster, tmp_pa
     assert done.code == 0, done.text
     assert sorted(line.split("/")[-3] for line in done.stdout.splitlines()) == [node.name for node in nodes], done.text
     assert [list(node.iterdir()) for node in nodes] == [[], []]
+
+
+def test_a_second_run_takes_the_node_that_is_free(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """A step on the first node would wait behind the first run."""
+    waits = "touch first; while [ ! -e second ]; do sleep 0.1; done"
+    with (
+        allocated(slurm, tmp_path, "-N2", "--exclusive") as job,
+        job.popen("-N", "1", "--", "sh", "-c", waits) as first,
+    ):
+        wait_until((tmp_path / "first").exists, timeout_s=60, what="the first run is there")
+        done = job.windlass("run", "-N", "1", "-r", "1", "--", "sh", "-c", "echo on $SLURMD_NODENAME; touch second")
+        assert done.code == 0, done.text
+        assert "on nid0002" in done.stdout, done.text
+        said = first.communicate(timeout=60)
+        assert first.returncode == 0, said

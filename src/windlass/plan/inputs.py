@@ -37,6 +37,8 @@ class PlanningContext(msgspec.Struct, frozen=True, kw_only=True):
     """Prefixes of environments that the ranks may use."""
     bad_hosts: tuple[str, ...] = ()
     """Nodes of this site that failed lately (see run.bad_nodes)."""
+    busy_hosts: tuple[str, ...] = ()
+    """Nodes of the allocation on which something runs already, where a part of it is asked for."""
     on_node: bool = False
     """This process is on a node that will run ranks: paths of images and binds can be checked."""
     taken_ports: tuple[int, ...] = ()
@@ -45,6 +47,11 @@ class PlanningContext(msgspec.Struct, frozen=True, kw_only=True):
     """How the site was found, where nobody named it."""
     remarks: tuple[Remark, ...] = ()
     """What was noticed while the context was gathered."""
+
+    @property
+    def avoided_hosts(self) -> tuple[str, ...]:
+        """Nodes of the allocation that are taken only where there are no others."""
+        return (*self.busy_hosts, *self.bad_hosts)
 
 
 class Secrets(msgspec.Struct, frozen=True, kw_only=True):

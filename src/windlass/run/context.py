@@ -112,12 +112,28 @@ def gather_context(request: Request, settings: Settings, *, environ: Mapping[str
         cache_roots=roots,
         cache_environments=_cache_environments(request, python, environ) if roots else (),
         bad_hosts=bad_hosts(settings.state_dir, site.name) if site.file.scheduler.kind != "none" or allocation else (),
+        busy_hosts=busy_hosts(request, allocation, environ) if allocation else (),
         environ=environ,
         on_node=on_node,
         taken_ports=taken,
         detection=detection,
         remarks=tuple(remarks),
     )
+
+
+def busy_hosts(request: Request, allocation: Allocation, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Nodes of the allocation on which another run is, where the request leaves a choice: a step that shares a node
+    would wait for it. None where the scheduler does not answer."""
+    if request.hosts or not request.nodes or request.nodes >= len(allocation.hosts):
+        return ()
+    scheduler = get_scheduler(allocation.scheduler)
+    argv = scheduler.busy_argv(environ)
+    if argv is None:
+        return ()
+    try:
+        return scheduler.parse_busy(run_command(argv, timeout_s=_ASK_TIMEOUT_S, env=environ).stdout, environ)
+    except WindlassError:
+        return ()
 
 
 def ask_offers(

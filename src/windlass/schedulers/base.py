@@ -194,6 +194,14 @@ class Scheduler(ABC):
         """One offer per partition; lines that cannot be read are left out."""
         return ()
 
+    def busy_argv(self, environ: Mapping[str, str]) -> tuple[str, ...] | None:
+        """A command that tells which nodes of the job run something already; None where none does."""
+        return None
+
+    def parse_busy(self, output: str, environ: Mapping[str, str]) -> tuple[str, ...]:
+        """The nodes that a step of the job holds, other than the one that this process is in."""
+        return ()
+
     def queues_argv(self) -> tuple[tuple[str, ...], ...]:
         """Commands that tell the limits of each partition or queue; `parse_queues` reads their outputs, joined."""
         return ()

@@ -211,6 +211,17 @@ class Slurm(Scheduler):
     def parse_offers(self, output: str) -> tuple[PartitionOffer, ...]:
         return offers_of(_node_groups(output))
 
+    def busy_argv(self, environ: Mapping[str, str]) -> tuple[str, ...] | None:
+        job_id = environ.get("SLURM_JOB_ID")
+        return ("squeue", "--noheader", "--steps", f"--jobs={job_id}", "--format=%i %N") if job_id else None
+
+    def parse_busy(self, output: str, environ: Mapping[str, str]) -> tuple[str, ...]:
+        """Numbered steps hold nodes; `1234.batch`, `1234.extern` and `1234.interactive` do not."""
+        own = environ.get("SLURM_STEP_ID")
+        found = [line.split() for line in output.splitlines()]
+        steps = [(fields[0].rpartition(".")[2], fields[1]) for fields in found if len(fields) == 2]
+        return tuple(host for step, hosts in steps if step.isdecimal() and step != own for host in _hosts(hosts))
+
     def queues_argv(self) -> tuple[tuple[str, ...], ...]:
         return (("scontrol", "--oneliner", "show", "partition"),)
 
@@ -223,6 +234,14 @@ class Slurm(Scheduler):
     def kill_step_argv(self, environ: Mapping[str, str], step_name: str) -> tuple[str, ...] | None:
         job_id = environ.get("SLURM_JOB_ID")
         return ("sh", "-c", _KILL_STEP, "sh", job_id, step_name) if job_id else None
+
+
+def _hosts(text: str) -> tuple[str, ...]:
+    """The hosts of a step; none where what stands there is no list of hosts (`(null)`)."""
+    try:
+        return expand_hostlist(text)
+    except UsageError:
+        return ()
 
 
 def _node_groups(output: str) -> Iterator[NodeGroup]:

@@ -41,7 +41,7 @@ def next_plan(plan: Plan, context: PlanningContext, bad: frozenset[str]) -> Plan
 def in_job(plan: Plan, context: PlanningContext) -> Plan:
     """A saved plan in the job that it runs in now: on this job's hosts, those that failed lately left to the end."""
     assert context.allocation is not None
-    return on_hosts(plan, context, choose_hosts(context.allocation.hosts, plan.nodes, context.bad_hosts))
+    return on_hosts(plan, context, choose_hosts(context.allocation.hosts, plan.nodes, context.avoided_hosts))
 
 
 def on_hosts(plan: Plan, context: PlanningContext, hosts: tuple[str, ...]) -> Plan:
