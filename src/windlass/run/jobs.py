@@ -150,8 +150,13 @@ class LauncherJob(Job):
         if code is not None:
             self.done, self.code = True, code
             self.failing = self.failing or code != 0 or (self._carried and any_failed(self.folder.path))
-        elif not self.failing and self.plan.parent and (self._carried or not self.launcher.ends_others):
+        elif not self.failing and self.plan.parent and (self._carried or self._ends_others):
             self._look_for_failed_rank()
+
+    @property
+    def _ends_others(self) -> bool:
+        """Whether we end the ranks when one has failed: the launcher would not, or would give them no time."""
+        return not self.launcher.ends_others or self.launcher.hurries
 
     def _look_for_failed_rank(self) -> None:
         """A launcher that leaves the others running when one rank fails is told to end them; the ranks report it."""
@@ -163,8 +168,9 @@ class LauncherJob(Job):
             self._left_s = self._left_s or now
             if self._carried and now - self._left_s < self.plan.grace_s:
                 return  # it left because it was asked to, and the others may need longer
-            self.failing = True
+            self.failing = self._carried  # who was asked already, and has had the time, is asked no more
             self.ask_to_stop(signal.SIGTERM)
+            self.failing = True
 
     def tail(self) -> bool:
         return self._tail.poll() if self._tail else False

@@ -78,3 +78,32 @@ def test_every_rank_is_asked_and_saves_in_its_own_time(
     assert {name for name, _ in saved.values()} == {arrives}
     assert arrives == "SIGTERM" or {lives for _, lives in saved.values()} == {"True"}, "a helper was hit"
     assert child.returncode == code, said
+
+
+# Rank 1 fails when rank 0 is up, which then takes longer than a launcher waits by itself.
+FAILS = """
+import os, pathlib, signal, sys, time
+up = pathlib.Path("up")
+def asked(number, frame):
+    time.sleep(3)
+    pathlib.Path("saved").touch()
+    sys.exit(0)
+if os.environ["RANK"] == "1":
+    while not up.exists():
+        time.sleep(0.05)
+    sys.exit(7)
+signal.signal(signal.SIGTERM, asked)
+up.touch()
+time.sleep(100)
+"""
+
+
+def test_the_others_have_their_time_when_a_rank_fails_under_open_mpi(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(FAILS)
+    words = ("run", "--site", "workstation", "--launcher", "openmpi", "-r", "2", "--grace", "60", "--run-dir", "run")
+    argv = (sys.executable, "-m", "windlass", *words, "train.py")
+    env = _environ("openmpi", tmp_path)
+    done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=150)
+    assert (tmp_path / "saved").exists(), done.stderr
+    assert done.returncode == 7, done.stderr
+    assert "rank 1" in done.stderr and "exited with code 7" in done.stderr

@@ -32,6 +32,14 @@ _LAST_LINE = (
     f"printf '\\{ord(LAST_LINE):03o}\\n'; printf '\\{ord(LAST_LINE):03o}\\n' >&2",
 )
 _ALARM = ("trap 'w_forward TERM' ALRM",)
+_LATE_END = (
+    "# The launcher kills the other ranks soon after it sees this one fail: windlass, which reads the line above, may",
+    "# ask them first. Then all leave without a code, and none is hurried.",
+    "w_tries=0",
+    'while [ "$w_code" -ne 0 ] && [ -z "$w_asked" ] && [ "$w_tries" -lt 30 ]; do',
+    "  (PATH=$w_path; sleep 0.1); w_tries=$((w_tries + 1))",
+    "done",
+)
 EXIT_BROKEN = 70
 """Exit code of a rank script that cannot start the command for a reason of its own."""
 
@@ -386,6 +394,7 @@ def _start(plan: Plan, *, watched: bool) -> list[str]:
         'printf \'%s\\t%s\\t%s\\t%s\\n\' "$(PATH=$w_path; date +%s.%N)" "$w_rank" "$w_host" "$w_code"'
         ' >> "$WINDLASS_RUN_DIR/ends/$w_node_rank" 2>/dev/null || :',
         *(_LAST_LINE if launcher.glues_last_lines and watched else ()),
+        *(_LATE_END if launcher.hurries and carrier and watched else ()),
         "trap - HUP INT TERM USR1 USR2",
         *(['[ -z "$w_asked" ] || exit 0'] if carrier else []),
         'exit "$w_code"',
