@@ -21,14 +21,13 @@ _SCRIPT = """\
 \"\"\"One rank of a benchmark: rank.py PROGRAM OPTIONS. Runs the copy of windlass beside it.\"\"\"
 import json
 import sys
-from importlib import import_module
 from pathlib import Path
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from windlass.bench.rank import leave
+from windlass.bench.rank import leave, run_program
 
-leave(import_module(f"windlass.bench.{sys.argv[1]}.rank").main(json.loads(sys.argv[2])))
+leave(run_program(sys.argv[1], json.loads(sys.argv[2])))
 """
 
 

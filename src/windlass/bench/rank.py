@@ -8,10 +8,11 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, NoReturn
 
 from windlass.bench.messages import MessageWriter
-from windlass.errors import WindlassError
+from windlass.errors import MachineError, WindlassError
 
 # What decides the speed of collectives and threads. Everything else stays unsaid: an environment holds secrets.
 _ALLOWED = re.compile(
@@ -74,6 +75,25 @@ def about_torch(device: Any, backend: str | None) -> dict[str, Any]:
         "environment": allowed_environment(),
         "backend": backend,
     }
+
+
+def run_program(program: str, values: dict[str, Any]) -> int:
+    """Run a rank's program to its end and return its exit code. A Python without torch is told of in a sentence."""
+    try:
+        code: int = import_module(f"windlass.bench.{program}.rank").main(values)
+        return code
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "torch":
+            raise
+        return guarded(_without_torch)
+
+
+def _without_torch(_: MessageWriter) -> None:
+    raise MachineError(
+        f"{sys.executable} has no torch, which this benchmark measures",
+        hint=f"install it there ({sys.executable} -m pip install torch), or name an interpreter that has it with "
+        "--python or --activate",
+    )
 
 
 def guarded(work: Callable[[MessageWriter], None]) -> int:

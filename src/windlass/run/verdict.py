@@ -12,7 +12,7 @@ from windlass.errors import MachineError
 from windlass.failure.decide import Options
 from windlass.failure.evidence import observe
 from windlass.failure.rank_logs import rank_logs
-from windlass.failure.root_cause import RESUME_ME
+from windlass.failure.root_cause import RESUME_ME, Observed, first_end
 from windlass.failure.snapshot_ledger import read_ledger
 from windlass.failure.verdict import VERDICT_FILE, Attempt, Verdict, attempt_folders, judge, past_attempts
 from windlass.model.jsontext import to_json
@@ -49,13 +49,22 @@ def judge_run(plan: Plan, folder: RunFolder, record: RunRecord, deadline_s: floa
     )
     stopped = record.outcome == "stopped"
     seen = observe(rank_logs(plan, folder.path), record.exit_code, record.failure, stopped=stopped)
-    if record.exit_code == 128 + signal.SIGTERM and stopped and is_late(deadline_s):
+    if is_late(deadline_s) and _ended_by_scheduler(seen, record):
         seen = msgspec.structs.replace(seen, job="over")
     elif record.exit_code == RESUME_ME and ranks_saw_time_up(folder, started):
         seen = msgspec.structs.replace(seen, time_up=True)
     verdict = judge(attempt, seen, past_attempts(folder.path), lambda _: Options(several_hosts=plan.nodes > 1))
     save_verdict(folder, verdict)
     return verdict
+
+
+def _ended_by_scheduler(seen: Observed, record: RunRecord) -> bool:
+    """Whether windlass or the ranks were told to end (`salloc` sends a hang-up, Slurm ends the step itself), and no
+    rank failed by itself."""
+    if record.outcome == "stopped":
+        return record.exit_code in {128 + signal.SIGTERM, 128 + signal.SIGHUP}
+    end = first_end(seen)
+    return end is None or end.signal == signal.SIGTERM
 
 
 def save_verdict(folder: RunFolder, verdict: Verdict) -> None:

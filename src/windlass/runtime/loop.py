@@ -38,6 +38,7 @@ class Options:
     keep: int
     fast_root: Path | None
     background: bool
+    wait_for_save: bool
     wait_s: float
 
 
@@ -73,6 +74,7 @@ class Loop:
         self._last: int | None = None
         self._save_s = 0.0
         self._failures = 0
+        self._told_late = False
         self._failure: WindlassError | None = None
 
     def load(self) -> Loaded | None:
@@ -161,8 +163,28 @@ class Loop:
                 self._raise_failure()
         if reason and step != self._last:
             self._leave(saver, step, REASONS[reason])
-        if agreed_due and not busy and not saver.under_way:
+        late = bool(agreed_due) and saver.under_way
+        if late:
+            self._still_saving(saver, step)
+        waited = late and self._options.wait_for_save
+        if agreed_due and (waited or not busy) and not saver.under_way:
             self._save(saver, step, background=self._options.background)
+
+    def _still_saving(self, saver: Saver, step: int) -> None:
+        """A snapshot is due before the last one is written: wait for it, or tell once what leaving it out means."""
+        options = self._options
+        if options.wait_for_save:
+            self._note(saver.finish())
+            if self._failures >= _FAILURES:
+                self._raise_failure()
+        elif not self._told_late and self._peers.is_main:
+            interval = f"{options.every_steps} steps" if options.every_steps else f"{options.every_s:g} s"
+            say(
+                f"at step {step} the last snapshot is still being written, more than {interval} after it began: those "
+                "that are due meanwhile are left out, and a failure costs more than one interval (make it longer, "
+                "or give wait_for_save=True)"
+            )
+            self._told_late = True
 
     def _save(self, saver: Saver, step: int, *, background: bool) -> None:
         self._pace.saving(time.monotonic())

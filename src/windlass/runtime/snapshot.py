@@ -26,8 +26,9 @@ class Snapshot:
 
     `every_s` or `every_steps`: how often; `keep`: how many good ones stay; `loader`: anything with `state_dict` and
     `load_state_dict` that knows the data position; `also`: more of those by name (schedulers, scalers);
-    `fast`: a node-local folder that is written first; `background=False`: saves block; `wait_s`: the deadline of
-    every wait for other ranks and for the disk.
+    `fast`: a node-local folder that is written first; `background=False`: saves block; `wait_for_save=True`: one that
+    is due while the last is still being written waits for it, where it would be left out otherwise; `wait_s`: the
+    deadline of every wait for other ranks and for the disk.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Snapshot:
         keep: int = 3,
         fast: str | os.PathLike[str] | None = None,
         background: bool = True,
+        wait_for_save: bool = False,
         wait_s: float = 1800.0,
     ) -> None:
         if every_s is None and every_steps is None:
@@ -62,6 +64,7 @@ class Snapshot:
             keep=keep,
             fast_root=None if fast is None else Path(fast).expanduser(),
             background=background,
+            wait_for_save=wait_for_save,
             wait_s=wait_s,
         )
         self._loop: Loop | None = None

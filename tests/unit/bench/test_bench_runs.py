@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -170,3 +171,12 @@ def test_an_interrupt_of_two_training_ranks_keeps_the_steps_that_were_measured(t
     assert row["labels"]["ranks"] == 2
     assert "ended early; these are the first" in out
     assert record["options"]["precision"] == "fp32", "what the ranks decided is in the record"
+
+
+def test_a_python_without_torch_is_named_with_what_to_install(tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare", symlinks=True)
+    python = str(tmp_path / "bare" / "bin" / "python")
+    done = bench(tmp_path, "matmul", "-r", "1", "--size", "64", "--python", python)
+    assert done.returncode == 3, done.stderr
+    assert f"{python} has no torch" in done.stderr and "-m pip install torch" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -190,6 +191,28 @@ def test_a_run_that_was_stopped_says_so(folder: RunFolder) -> None:
     assert (
         _words(verdict, _record("stopped", 143), folder) == f"windlass: stopped after 1.2 s; run folder {folder.path}"
     )
+
+
+_ABORTED = RankFailure(rank=None, said="Job step aborted: Waiting up to 32 seconds for job step to finish.")
+
+
+@pytest.mark.parametrize(
+    ("record", "late", "kind"),
+    [
+        (_record(failure=_ABORTED), True, "walltime"),  # as in `salloc`: Slurm ends the step, windlass hears nothing
+        (_record(failure=_ABORTED), False, "transient"),
+        (_record("stopped", 128 + signal.SIGHUP), True, "walltime"),
+        (_record("stopped", 128 + signal.SIGTERM), True, "walltime"),
+        (_record("stopped", 128 + signal.SIGINT), True, "stopped"),
+        (_record("stopped", 128 + signal.SIGTERM), False, "stopped"),
+        (_record(failure=RankFailure(rank=1, code=3)), True, "user"),
+    ],
+)
+def test_the_end_of_the_allocation_is_told_from_other_ends(
+    folder: RunFolder, record: RunRecord, late: bool, kind: str
+) -> None:
+    verdict = judge_run(_plan("srun"), folder, record, time.time() + (0 if late else 600))
+    assert verdict.cause.kind == kind
 
 
 def test_progress_is_counted_from_the_ledger_of_snapshots(folder: RunFolder) -> None:

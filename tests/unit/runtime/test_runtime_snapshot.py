@@ -241,3 +241,22 @@ def test_a_snapshot_works_outside_the_main_thread_where_no_handler_is_allowed(tm
     thread.start()
     thread.join(60)
     assert failures == [] and store.list_snapshots(tmp_path)[0].step == 3
+
+
+@pytest.mark.parametrize("wait_for_save", [False, True])
+def test_snapshots_slower_than_their_interval_are_told_of_once_or_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], wait_for_save: bool
+) -> None:
+    """16 MB are not written between two steps that do nothing."""
+    folder, steps = tmp_path / "ckpt", 6
+    model = nn.Linear(2048, 2048)
+    snapshot = Snapshot(folder, model=model, every_steps=1, keep=steps, wait_for_save=wait_for_save)
+    for step in snapshot.resume(steps):
+        snapshot.step(step)
+    said = capsys.readouterr().err
+    saved = len([entry for entry in folder.iterdir() if entry.is_dir()])
+    if wait_for_save:
+        assert saved == steps
+    else:
+        assert saved < steps
+    assert said.count("still being written") == (0 if wait_for_save else 1), said
