@@ -222,6 +222,7 @@ def test_a_step_of_the_real_slurm_is_killed_by_its_name_and_nothing_else(slurm: 
 @pytest.mark.slurm
 def test_the_address_of_a_node_comes_from_the_real_scontrol(slurm: SlurmCluster) -> None:
     scheduler = get_scheduler("slurm")
-    argv = scheduler.address_argv("nid0002")
+    argv = scheduler.addresses_argv(("nid0002", "nid0003"))
     assert argv is not None
-    assert scheduler.parse_address(slurm.run(argv, check=True).stdout) == "127.0.0.12"
+    found = scheduler.parse_addresses(slurm.run(argv, check=True).stdout)
+    assert found == {"nid0002": "127.0.0.12", "nid0003": "127.0.0.13"}

@@ -61,7 +61,7 @@ def cache_agents(
     """The agents of a plan with a cache."""
     assert plan.cache is not None
     services = (cache_service(plan.cache, traces_dir), *((sampler_service(len(hosts)),) if samples(plan) else ()))
-    spec = agents_spec(plan, facts, hosts, services, {**PACKAGES, **SAMPLER_PACKAGES})
+    spec = agents_spec(plan, facts, hosts, services, {**PACKAGES, **SAMPLER_PACKAGES}, environ)
     return Agents(spec, folder, environ)
 
 

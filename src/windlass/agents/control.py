@@ -28,6 +28,7 @@ from windlass.plan.cache import agents_folder
 from windlass.plan.render.rank_script import JobFacts
 from windlass.run.folder import AGENT_FILE, RunFolder
 from windlass.run.node_step import RunningStep, start_node_step
+from windlass.run.rendezvous import host_addresses
 
 BUNDLE_FILE = AGENT_FILE
 OUT_FILE = "agents.out"
@@ -56,26 +57,20 @@ class AgentsSpec:
     ready_s: float
 
 
-def addresses(plan: Plan, hosts: tuple[str, ...]) -> tuple[str, ...]:
-    """The hosts by their names on the fabric, by the rule that the ranks use too."""
-    rule = plan.rendezvous
-    short = rule.short_name or bool(rule.suffix)
-    return tuple((host.split(".", 1)[0] if short else host) + rule.suffix for host in hosts)
-
-
 def agents_spec(
     plan: Plan,
     facts: JobFacts,
     hosts: tuple[str, ...],
     services: tuple[ServiceSpec, ...],
     packages: Mapping[str, Path],
+    environ: Mapping[str, str],
 ) -> AgentsSpec:
     """The agents of a plan with these services, which are those that it names."""
     assert plan.agents is not None
     return AgentsSpec(
         step=agents_step(plan),
         run_id=facts.run_id,
-        hosts=addresses(plan, hosts),
+        hosts=host_addresses(plan, hosts, environ),
         folder=agents_folder(plan, facts.uid, facts.run_id),
         cpus=plan.agents.cpus,
         services=services,

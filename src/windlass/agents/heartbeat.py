@@ -45,7 +45,7 @@ def heartbeat_agents(
     if plan.cache is not None:
         services = (cache_service(plan.cache, read_settings(environ).traces_dir), *services)
     # The service of the cache imports its package; the bundle holds both, used or not: it is a few kilobytes.
-    spec = agents_spec(plan, facts, hosts, services, {**PACKAGES, **SAMPLER_PACKAGES})
+    spec = agents_spec(plan, facts, hosts, services, {**PACKAGES, **SAMPLER_PACKAGES}, environ)
     return Agents(spec, folder, environ)
 
 

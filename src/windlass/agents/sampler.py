@@ -42,7 +42,7 @@ def sampler_agents(
     plan: Plan, folder: RunFolder, facts: JobFacts, hosts: tuple[str, ...], environ: Mapping[str, str]
 ) -> Agents:
     """Agents with the samplers alone."""
-    spec = agents_spec(plan, facts, hosts, (sampler_service(len(hosts)),), SAMPLER_PACKAGES)
+    spec = agents_spec(plan, facts, hosts, (sampler_service(len(hosts)),), SAMPLER_PACKAGES, environ)
     return Agents(spec, folder, environ)
 
 

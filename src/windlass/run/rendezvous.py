@@ -54,35 +54,59 @@ def master_address(plan: Plan, hosts: tuple[str, ...], environ: Mapping[str, str
     if plan.nodes == 1 or not hosts:
         return LOOPBACK
     rule = plan.rendezvous
-    first = hosts[0]
-    if first.replace(".", "").isdecimal():  # an address, given with --hosts: no part of it is a name
-        return first
-    name = (first.split(".", 1)[0] if rule.short_name or rule.suffix else first) + rule.suffix
-    if rule.address == "ip" and rule.interface and is_this_host(first, environ):
+    if rule.address == "ip" and rule.interface and not _is_address(hosts[0]) and is_this_host(hosts[0], environ):
         own = interface_address(rule.interface)
         if own:
             return own
-    for candidate in (name, first) if not rule.suffix else (name,):  # with a suffix, only the fabric will do
-        if resolves(candidate):
-            return candidate
-    told = _ask_scheduler(plan, first, environ)
-    if told:
-        return told
+    found = _resolvable(plan, hosts[:1], environ)
+    if found is not None:
+        return found[0]
     raise MachineError(
-        f"the first host's name {name!r} does not resolve here, so ranks could not find each other",
+        f"the first host's name {_by_rule(plan, hosts[0])!r} does not resolve here, so ranks could not find each other",
         hint="check `rendezvous.suffix` of the site (`windlass sites show`), or give a site file with the right one",
     )
 
 
-def _ask_scheduler(plan: Plan, host: str, environ: Mapping[str, str]) -> str | None:
+def host_addresses(plan: Plan, hosts: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str, ...]:
+    """All hosts by the names or addresses under which they find each other, found as that of the first one is for the
+    ranks; by the site's rule where nothing resolves."""
+    found = _resolvable(plan, hosts, environ) if len(hosts) > 1 else None
+    return found or tuple(_by_rule(plan, host) for host in hosts)
+
+
+def _resolvable(plan: Plan, hosts: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The hosts by the first kind of name under which the first one resolves; None where none does."""
+    named = tuple(_by_rule(plan, host) for host in hosts)
+    for candidates in (
+        (named, hosts) if not plan.rendezvous.suffix else (named,)
+    ):  # with a suffix, only the fabric will do
+        if _is_address(candidates[0]) or resolves(candidates[0]):
+            return candidates
+    told = _ask_scheduler(plan, hosts, environ)
+    return told if told is not None and resolves(told[0]) else None
+
+
+def _by_rule(plan: Plan, host: str) -> str:
+    rule = plan.rendezvous
+    if _is_address(host):
+        return host
+    return (host.split(".", 1)[0] if rule.short_name or rule.suffix else host) + rule.suffix
+
+
+def _is_address(host: str) -> bool:
+    """Given with --hosts: no part of it is a name."""
+    return host.replace(".", "").isdecimal()
+
+
+def _ask_scheduler(plan: Plan, hosts: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str, ...] | None:
     scheduler = get_scheduler(plan.scheduler)
-    argv = scheduler.address_argv(host)
+    argv = scheduler.addresses_argv(hosts)
     if argv is None:
         return None
     with contextlib.suppress(WindlassError):
-        address = scheduler.parse_address(run_command(argv, timeout_s=10, env=environ).stdout)
-        if address and resolves(address):
-            return address
+        known = scheduler.parse_addresses(run_command(argv, timeout_s=10, env=environ).stdout)
+        if all(host in known for host in hosts):
+            return tuple(known[host] for host in hosts)
     return None
 
 

@@ -218,12 +218,13 @@ class Scheduler(ABC):
         """How often this job had been put back into the queue when this start of it began, from inside it."""
         return 0
 
-    def address_argv(self, host: str) -> tuple[str, ...] | None:
-        """A command that tells the network address of a node whose name does not resolve, or None."""
+    def addresses_argv(self, hosts: tuple[str, ...]) -> tuple[str, ...] | None:
+        """A command that tells the network addresses of nodes whose names do not resolve, or None."""
         return None
 
-    def parse_address(self, output: str) -> str | None:
-        return None
+    def parse_addresses(self, output: str) -> dict[str, str]:
+        """The address of each node that is told."""
+        return {}
 
     def job_environ(self, job_id: str) -> Mapping[str, str] | None:
         """Variables that let a launcher outside of a running job start a step in it; None where only the job can."""

@@ -198,12 +198,11 @@ class Slurm(Scheduler):
         count = environ.get("SLURM_RESTART_COUNT", "")
         return int(count) if count.isdecimal() else 0
 
-    def address_argv(self, host: str) -> tuple[str, ...] | None:
-        return ("scontrol", "--oneliner", "show", "node", host)
+    def addresses_argv(self, hosts: tuple[str, ...]) -> tuple[str, ...] | None:
+        return ("scontrol", "--oneliner", "show", "node", fold_hostlist(hosts))
 
-    def parse_address(self, output: str) -> str | None:
-        match = re.search(r"\bNodeAddr=(\S+)", output)
-        return match.group(1) if match else None
+    def parse_addresses(self, output: str) -> dict[str, str]:
+        return dict(re.findall(r"^NodeName=(\S+) .*\bNodeAddr=(\S+)", output, re.MULTILINE))
 
     def offers_argv(self) -> tuple[str, ...]:
         return ("sinfo", "--noheader", "--format=%P|%D|%c|%G")

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
 from planning import plan_for
 from windlass.errors import MachineError
 from windlass.run.remote import taken_ports
-from windlass.run.rendezvous import interface_address, is_free, is_this_host, master_address, master_port, resolves
+from windlass.run.rendezvous import (
+    host_addresses,
+    interface_address,
+    is_free,
+    is_this_host,
+    master_address,
+    master_port,
+    resolves,
+)
 
 
 def test_one_node_meets_on_the_loopback() -> None:
@@ -93,3 +102,20 @@ def test_a_port_on_which_somebody_listens_is_not_free(address: str) -> None:
         assert not is_free(port)
         assert port in taken_ports()
     assert is_free(port)
+
+
+def test_agents_find_each_other_as_ranks_do_where_names_do_not_resolve(tmp_path: Path) -> None:
+    """Slurm knows addresses of nodes that no name service knows."""
+    hosts = ("nid0001.invalid", "nid0002.invalid")
+    lines = [
+        f"NodeName={host} Arch=x86_64 NodeAddr=127.0.0.{at} NodeHostName={host}" for at, host in enumerate(hosts, 11)
+    ]
+    program = tmp_path / "scontrol"
+    program.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines))
+    program.chmod(0o755)
+    plan, _ = plan_for("generic-slurm", "true", nodes=2, ranks_per_node=1)
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    assert master_address(plan, hosts, environ) == "127.0.0.11"
+    assert host_addresses(plan, hosts, environ) == ("127.0.0.11", "127.0.0.12")
+    assert host_addresses(plan, ("localhost", "b"), {"PATH": ""}) == ("localhost", "b")
+    assert host_addresses(plan, hosts, {"PATH": ""}) == ("nid0001", "nid0002"), "by the rule, where nobody knows better"

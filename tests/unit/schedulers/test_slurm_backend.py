@@ -156,5 +156,5 @@ def test_directives_say_the_request_in_slurms_words() -> None:
 
 
 def test_the_address_of_a_node_is_found() -> None:
-    assert Slurm().parse_address(MESSAGES["scontrol-node"].stdout) == "host1"
-    assert Slurm().parse_address("Node nid9 not found") is None
+    assert Slurm().parse_addresses(MESSAGES["scontrol-node"].stdout) == {"nid0001": "host1"}
+    assert Slurm().parse_addresses("Node nid9 not found") == {}
