@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from cluster.command import allocated, only_run
+from cluster.slurm import SlurmCluster
 from containers.podman import podman_with
 from containers.toys import add_old_fabric, copy_root, libfabric, library, new_host, require_compiler
 from requirements import require_containers
@@ -144,3 +146,22 @@ def test_two_plugins_and_a_missing_library_are_found_by_the_check(image: Path, t
     assert "libnccl-net-ofi.so needs libgone.so.7, which the image lacks" in done.stdout
     assert "its libfabric has no cxi provider" in done.stdout
     assert "verdict on frontier: error" in done.stdout
+
+
+@pytest.mark.slurm
+@pytest.mark.timeout(180)
+def test_every_node_of_a_job_finds_the_libraries_for_itself(
+    slurm: SlurmCluster, image: Path, host: tuple[Path, Path], tmp_path: Path
+) -> None:
+    require_containers()
+    with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
+        options = ("--ranks-per-node", "1", "--show", "all", "--container", str(image))
+        options = (*options, "--host-libs", f"{host[0]}:{host[1]}")
+        done = job.windlass("run", *options, "--", "fi_toy", "cxi", env={"USER": "root"})
+    assert done.code == 0, done.text
+    assert done.stdout.count("libfabric 2: tcp cxi") == 2, done.text
+    record = json.loads((only_run(tmp_path).path / "host-libs.json").read_text())
+    assert sorted(answer["node"] for answer in record) == ["nid0001", "nid0002"]
+    left = re.search(r"(/\S+/windlass-\d+-[0-9a-f]+)/host-libs", done.stdout)
+    assert left is not None
+    assert not Path(left[1]).exists()

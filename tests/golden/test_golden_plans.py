@@ -63,7 +63,12 @@ def test_scripts_of_the_main_sites_are_as_reviewed(site: str) -> None:
 
 @pytest.mark.parametrize(
     ("site", "image"),
-    [("lumi", "/images/torch.sif"), ("frontier", "/images/torch.sif"), ("hpe-gh200", "/images/torch.sif")],
+    [
+        ("lumi", "/images/torch.sif"),
+        ("frontier", "/images/torch.sif"),
+        ("hpe-gh200", "/images/torch.sif"),
+        ("elcapitan", "/images/torch.sif"),
+    ],
 )
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_container_plans_are_as_reviewed(site: str, image: str, nodes: int) -> None:
@@ -87,6 +92,6 @@ def test_no_reviewed_plan_is_left_over() -> None:
     """A file that no test writes any more is a claim that nobody checks."""
     expected = {f"{site}-{nodes}.txt" for site, nodes in CASES}
     expected |= {f"{site}-2-{kind}.sh" for site in MAIN for kind in ("batch", "standalone")}
-    expected |= {f"{site}-{n}-container.txt" for site in ("lumi", "frontier", "hpe-gh200") for n in (1, 2)}
+    expected |= {f"{site}-{n}-container.txt" for site in ("lumi", "frontier", "hpe-gh200", "elcapitan") for n in (1, 2)}
     expected |= {f"{site}-2-{kind}.txt" for site in WITH_AGENTS for kind in AGENTS}
     assert {path.name for path in FOLDER.iterdir()} == expected

@@ -82,14 +82,33 @@ def place(decision: Decision, parent: str) -> str:
         for entry in decision.placed:
             if entry.where != IMAGE:
                 _copy(entry.source, os.path.join(partial, entry.where), entry.name)
-        try:
-            os.rename(partial, final)
-        except OSError:  # of an earlier start of this run
-            shutil.rmtree(final)
-            os.rename(partial, final)
+        _give_name(partial, final)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return final
+
+
+def _give_name(partial: str, final: str) -> None:
+    """One step. What is there already, of an earlier start of the run or of another node that shares the folder, stays
+    where it is the same: ranks may have it open."""
+    try:
+        os.rename(partial, final)
+    except OSError:
+        if _listing(final) == _listing(partial):
+            return
+        old = "%s.old" % partial
+        os.rename(final, old)
+        os.rename(partial, final)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _listing(folder: str) -> List[Tuple[str, int]]:
+    found = []
+    for where in (FRONT, BEHIND):
+        place = os.path.join(folder, where)
+        names = os.listdir(place) if os.path.isdir(place) else []
+        found += [("%s/%s" % (where, name), os.stat(os.path.join(place, name)).st_size) for name in names]
+    return sorted(found)
 
 
 def _copy(source: str, folder: str, name: str) -> None:
