@@ -22,7 +22,7 @@ from windlass.supervise.runs import state_of
 
 RANK_PID = "WINDLASS_RANK_PID"
 _POLL_S = 0.05
-_STOP_S = 5.0
+_STOP_S = 2.0
 
 # The process of the rank: below its script, through wrappers, to the first Python or else the last one.
 _FIND_RANK = (
