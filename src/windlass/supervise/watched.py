@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from windlass.errors import WindlassError
 from windlass.failure.ends import read_seats
 from windlass.notation.hostlist import expand_hostlist
-from windlass.observe.findings import Finding, find
+from windlass.observe.findings import Finding, Level, find
 from windlass.observe.job import Job, NodeRow, Note, RankRow, read_job
 from windlass.run.folder import RunFolder, read_plan
 from windlass.supervise.runs import RunState, state_of
@@ -24,9 +24,11 @@ def watched(folder: RunFolder, environ: Mapping[str, str]) -> tuple[Job, tuple[F
         trouble = "" if job else "nothing was sampled: the run was started without --watch"
     except WindlassError as error:
         job, trouble = None, error.message
-    if job is not None and (job.ended or time.time() - job.at < max(_STALE_S, 4 * job.interval_s)):
+    if job is not None and not job.ended and time.time() - job.at < max(_STALE_S, 4 * job.interval_s):
         return job, find(job)
     state = state_of(folder, environ)
+    if job is not None and job.ended and state.state in {"done", "running"}:  # it says so a moment before its record
+        return job, find(job)
     if job is None:
         job = _unsampled(folder, state, trouble)
         return job, (_about(state), *(f for f in find(job) if f.kind == "note"))
@@ -38,12 +40,14 @@ def watched(folder: RunFolder, environ: Mapping[str, str]) -> tuple[Job, tuple[F
             hint="is the windlass of the run stopped, or the file system of its folder slow?",
         )
         return job, (stale, *find(job))
-    return job, (_about(state), *(finding for finding in find(job) if finding.kind not in {"lost", "stalled"}))
+    known = {"lost", "stalled", "ended", "starting", "steady"}
+    return job, (_about(state), *(finding for finding in find(job) if finding.kind not in known))
 
 
 def _about(state: RunState) -> Finding:
     words = f"the run is {state.state}" + (f": {state.why}" if state.why else "")
-    return Finding(level="ok" if state.state == "done" else "note", kind="state", text=words)
+    level: Level = "ok" if state.state == "done" else "bad" if state.state in {"failed", "killed"} else "note"
+    return Finding(level=level, kind="state", text=words)
 
 
 def _unsampled(folder: RunFolder, state: RunState, trouble: str) -> Job:

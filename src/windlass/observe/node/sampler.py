@@ -23,6 +23,7 @@ HOOK_FOLDER = "h"
 MAX_TEXT = 640
 ACTIVITIES = ("steps", "python", "command", "ended")
 _PARTS = ("python", "steps", "pids")
+_FIRST_S = 0.2
 
 
 def make(node: Any, settings: dict[str, Any]) -> SamplerService:
@@ -61,7 +62,10 @@ class SamplerService:
         return said
 
     def _run(self) -> None:
-        while not self._stop.wait(float(self._settings["interval_s"])):
+        every_s = float(self._settings["interval_s"])
+        due_s = min(_FIRST_S, every_s)
+        while not self._stop.wait(due_s):
+            due_s = every_s
             try:
                 texts = self._sampler.look()
             except Exception as error:  # a node whose figures fail is a note, not a lost agent
@@ -78,7 +82,7 @@ class SamplerService:
     def last_news(self) -> list[str]:
         """What the ranks have done to their end; the folder is gone afterwards."""
         try:
-            texts = self.news() + self._sampler.ranks_texts()
+            texts = self.news() + self._sampler.last_texts()
         except Exception:
             texts = []
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -109,6 +113,11 @@ class Sampler:
             for device in self._devices.read()
         ]
         return [*texts, *_packed("D", rows), *self.ranks_texts(pids), *self._notes()]
+
+    def last_texts(self) -> list[str]:
+        """Node and ranks, without asking the devices' tools, which may take their time."""
+        pids = self._pids()
+        return [self._node_text(next(iter(pids.values()), None)), *self.ranks_texts(pids)]
 
     def _node_text(self, pid: int | None) -> str:
         now, counted = time.monotonic(), host.counters(self._root)

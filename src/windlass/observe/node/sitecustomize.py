@@ -111,14 +111,16 @@ def _after_step(optimizer: "Any", args: "Any", kwargs: "Any") -> "Any":
 
 
 def _watch_loaders(module: "Any") -> "Any":
-    """The wait for the next batch, and for the workers that an epoch starts with."""
+    """The wait for the next batch, and for the workers that an epoch starts with. A thread that fetches ahead waits for
+    nobody: only the thread that began the program is timed."""
+    from _thread import get_ident
     from functools import wraps
     from time import perf_counter
 
     def timed(method: "Any") -> "Any":
         @wraps(method)
         def wrapper(self: "Any", *args: "Any", **kwargs: "Any") -> "Any":
-            if inside:
+            if inside or get_ident() != main:
                 return method(self, *args, **kwargs)
             inside.append(1)
             begin = perf_counter()
@@ -130,6 +132,7 @@ def _watch_loaders(module: "Any") -> "Any":
 
         return wrapper
 
+    main = get_ident()
     inside: "list[int]" = []
     module._BaseDataLoaderIter.__next__ = timed(module._BaseDataLoaderIter.__next__)
     module.DataLoader.__iter__ = timed(module.DataLoader.__iter__)
