@@ -12,7 +12,7 @@ TORCH  := $(shell sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 
 help:
 	@echo "make install    .venv with the windlass command in it"
-	@echo "make demo       a small real training with 2 ranks on this machine (installs torch into .venv)"
+	@echo "make demo       a small real training with 2 ranks that loses one on the way (installs torch into .venv)"
 	@echo "make test       everything but the slow tests; sets up what it needs, Debian packages too when root"
 	@echo "make test-all   the slow tests too"
 	@echo "make test-flux FLUX_PREFIX=DIR   the tests of launchers and schedulers in a real Flux (see CONTRIBUTING.md)"
@@ -44,7 +44,10 @@ lint: $(VENV)/.tools
 	$(BIN)/mypy
 
 demo: $(VENV)/.torch
-	$(BIN)/windlass run --ranks-per-node 2 examples/ddp/train.py
+	$(BIN)/windlass run --ranks-per-node 2 --restarts 2 --watch examples/multinode/survive.py --lose-rank-at 250
+	@echo
+	$(BIN)/windlass report
+	@echo 'next: . $(BIN)/activate, then `windlass`'
 
 packages:
 	@scripts/debian-packages.sh

@@ -97,7 +97,7 @@ def gather(folder: RunFolder, environ: Mapping[str, str], *, against: RunFolder 
     state = state_of(folder, environ)
     last = ends[-1] if ends else None
     seconds = sum(record.seconds for record in ends) if ends else None
-    began = _moment(ends[0].started) if ends else None
+    began = _moment(ends[-1].started) if ends else None  # samples are of the last start
     steps = [rank.step_ms for rank in measured.ranks if rank.step_ms is not None]
     tails = [rank.p95_ms for rank in measured.ranks if rank.p95_ms is not None]
     devices = plan.nodes * len({device for rank in plan.binding.ranks for device in rank.devices})
@@ -132,7 +132,7 @@ def gather(folder: RunFolder, environ: Mapping[str, str], *, against: RunFolder 
         wait_share=share_of(measured, "wait_share"),
         comm_share=share_of(measured, "comm_share"),
         saved_step=newest_step(read_ledger(folder.path)),
-        findings=find(Subject(plan=plan, measured=measured, seconds=seconds, started=began)),
+        findings=find(Subject(plan=plan, measured=measured, seconds=last.seconds if last else None, started=began)),
         attempts=_attempts(folder, notes),
         measured=measured,
         notes=(*notes, *measured.notes),

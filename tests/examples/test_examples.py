@@ -1,0 +1,74 @@
+"""Every example runs with the command that its README shows, at a small size."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from requirements import hydra_mpiexec, require_mpi, require_torch
+from unit.cli.typed import windlass
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(autouse=True)
+def _torch() -> None:
+    require_torch()
+
+
+def test_every_folder_is_in_the_list_and_has_a_readme_with_a_command() -> None:
+    listed = (EXAMPLES / "README.md").read_text()
+    folders = sorted(path.name for path in EXAMPLES.iterdir() if path.is_dir() and path.name != "__pycache__")
+    assert [name for name in folders if f"]({name}/)" not in listed] == []
+    assert [name for name in folders if "windlass run" not in (EXAMPLES / name / "README.md").read_text()] == []
+
+
+def test_a_training_goes_on_from_its_own_snapshot_file(tmp_path: Path) -> None:
+    words = ("run", "-r", "2", str(EXAMPLES / "multinode/multinode.py"))
+    meet = ("--master_addr={master_addr}", "--master_port={master_port}")
+    first = windlass(*words, "2", "1", *meet, cwd=tmp_path, timeout_s=200)
+    assert first.code == 0, first.text
+    assert "ranks 2" in first.stdout
+    second = windlass(*words, "3", "1", *meet, cwd=tmp_path, timeout_s=200)
+    assert "going on from epoch 2" in second.stdout
+    assert re.findall(r"epoch (\d+)  ", second.stdout) == ["2"]
+
+
+def test_a_run_that_loses_a_rank_ends_well_and_its_report_tells(tmp_path: Path) -> None:
+    small = ("--steps", "30", "--width", "16", "--batch-size", "8", "--save-every", "5", "--lose-rank-at", "12")
+    words = ("run", "-r", "2", "--restarts", "2", "--watch", "--run-dir", "r", str(EXAMPLES / "multinode/survive.py"))
+    done = windlass(*words, *small, cwd=tmp_path, timeout_s=200)
+    assert done.code == 0, done.text
+    assert "this time from step" in done.stdout
+    told = windlass("report", "r", cwd=tmp_path)
+    assert "restarts:       1" in told.stdout
+    assert "was killed by SIGKILL" in told.stdout
+    assert (tmp_path / "r" / "report.html").exists()
+
+
+def test_images_are_classified_from_a_folder_by_a_script_that_wants_its_rank(tmp_path: Path) -> None:
+    make = [sys.executable, str(EXAMPLES / "imagenet/make_data.py"), "data", "4", "16"]
+    subprocess.run(make, cwd=tmp_path, check=True, timeout=60)
+    who = ("--rank={rank}", "--world-size={world_size}", "--gpu={local_rank}")
+    meet = "--dist-url=tcp://{master_addr}:{master_port}"
+    done = windlass(
+        "run", "-r", "2", str(EXAMPLES / "imagenet/main.py"), *who, meet, "data", cwd=tmp_path, timeout_s=200
+    )
+    assert done.code == 0, done.text
+    assert "images/s" in done.stdout
+
+
+@pytest.mark.mpi
+def test_a_script_that_knows_mpi_alone_sums_over_its_ranks(tmp_path: Path) -> None:
+    require_mpi()
+    path = {"PATH": f"{hydra_mpiexec().parent}:{os.environ['PATH']}"}
+    words = ("run", "-r", "2", "--launcher", "hydra", str(EXAMPLES / "allreduce/allreduce.py"))
+    done = windlass(*words, cwd=tmp_path, env=path)
+    assert done.code == 0, done.text
+    assert "2 ranks: the sum is 1 everywhere" in done.stdout
