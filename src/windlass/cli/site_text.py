@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from windlass.model.condition import ALWAYS, When
-from windlass.model.hardware import FabricSpec
+from windlass.model.hardware import DeviceSpec, FabricSpec, PeakSpec, ReferenceSpec
 from windlass.model.origin import Origin
-from windlass.model.site import QueueSpec, Site, SourceSpec
+from windlass.model.site import ArgumentSpec, ModuleSpec, QueueSpec, Site, SourceSpec
 from windlass.notation.counts import counted
 from windlass.notation.shell import quote_words
 from windlass.sites.adopted import Measurements
@@ -26,9 +26,9 @@ def site_text(site: Site) -> str:
     sections = (
         ("machine", _machine(site)),
         ("queues", [_queue(q) for q in file.queues]),
-        ("batch directives", [_words(a.words, a.because, a.when, a.origin) for a in file.scheduler.directives]),
-        ("launcher arguments", [_words(a.words, a.because, a.when, a.origin) for a in file.launcher.arguments]),
-        ("modules", [_modules(m.use, m.load, m.because, m.when, m.default) for m in file.modules]),
+        ("batch directives", _flat(_argument(a) for a in file.scheduler.directives)),
+        ("launcher arguments", _flat(_argument(a) for a in file.launcher.arguments)),
+        ("modules", _flat(_modules(m) for m in file.modules)),
         ("variables", _flat(_setting(s.name, s.value, s.because, s.when, s.origin, s.note) for s in file.settings)),
         (
             "binding presets",
@@ -36,6 +36,8 @@ def site_text(site: Site) -> str:
         ),
         ("containers", _flat(_container(site))),
         ("storage", _storage(site)),
+        ("peak rates of one device", [_peak(peak) for peak in file.peaks]),
+        ("measured by others", [_reference(reference) for reference in file.references]),
         ("notes", _flat(_note(n.topic, n.verdict, n.alternatives) for n in file.notes)),
         ("node", _node(site)),
         ("sources", [_source(key, spec) for key, spec in file.sources.items()]),
@@ -89,6 +91,32 @@ def _setting(name: str, value: str | None, because: str, when: When, origin: Ori
     return [*lines, f"    note: {note}"] if note else lines
 
 
+def _argument(spec: ArgumentSpec) -> list[str]:
+    line = _words(spec.words, spec.because, spec.when, spec.origin)
+    return [line, f"    note: {spec.note}"] if spec.note else [line]
+
+
+def _peak(peak: PeakSpec) -> str:
+    return f"{peak.precision:<6}{peak.tflops:g} TFLOP/s" + (f"  ({peak.note})" if peak.note else "")
+
+
+def _reference(reference: ReferenceSpec) -> str:
+    nodes = f" on {counted(reference.nodes, 'node')}" if reference.nodes else ""
+    ranks = f" x {counted(reference.ranks_per_node, 'rank')}" if reference.nodes and reference.ranks_per_node else ""
+    note = f"  ({reference.note})" if reference.note else ""
+    return f"{reference.what}{nodes}{ranks}: {reference.value:g} {reference.unit}{note}"
+
+
+def _devices(devices: DeviceSpec) -> str:
+    """`NVIDIA A100 (nvidia), cuda, nccl, 40 GB at 1.6 TB/s`."""
+    if not devices.vendor:
+        return ""
+    memory = f"{devices.memory_gb:g} GB" if devices.memory_gb else ""
+    speed = f" at {devices.memory_tbs:g} TB/s" if memory and devices.memory_tbs else ""
+    parts = (f"{devices.name} ({devices.vendor})", devices.torch_type, devices.backend, memory + speed)
+    return ", ".join(part for part in parts if part)
+
+
 def _machine(site: Site) -> list[str]:
     file = site.file
     rows = (
@@ -97,7 +125,8 @@ def _machine(site: Site) -> list[str]:
         ("largest", "largest_nodes", f"{file.largest_nodes} nodes" if file.largest_nodes else None),
         ("scheduler", "scheduler.kind", file.scheduler.kind),
         ("launcher", "launcher.kind", file.launcher.kind),
-        ("devices", "devices.name", f"{file.devices.name} ({file.devices.vendor})" if file.devices.vendor else None),
+        ("processors", "node.cpu", file.node.cpu),
+        ("devices", "devices.name", _devices(file.devices)),
         ("plugin", "fabric.plugin", _plugin(file.fabric)),
         ("rendezvous", "rendezvous.suffix", f"first host{file.rendezvous.suffix}"),
     )
@@ -119,9 +148,10 @@ def _queue(queue: QueueSpec) -> str:
     return "  ".join(part for part in (f"{queue.kind} {queue.name}", *said, *limits, queue.note) if part)
 
 
-def _modules(use: tuple[str, ...], load: tuple[str, ...], because: str, when: When, default: bool) -> str:
-    words = " ".join((*(f"use {path}" for path in use), *load))
-    return f"{words}{_when(when)}{'' if default else '   (only with --module)'}: {because}"
+def _modules(spec: ModuleSpec) -> list[str]:
+    words = " ".join((*(f"use {path}" for path in spec.use), *spec.load))
+    line = f"{words}{_when(spec.when)}{'' if spec.default else '   (only with --module)'}: {spec.because}"
+    return [line, f"    note: {spec.note}"] if spec.note else [line]
 
 
 def _preset(name: str, ranks: int, cpus: str, because: str, origin: Origin | None) -> list[str]:
@@ -147,6 +177,8 @@ def _storage(site: Site) -> list[str]:
     rows = (
         ("home", store.home),
         ("scratch", store.scratch),
+        ("downloads", store.downloads),
+        ("shared", " ".join(store.shared)),
         ("node-local", f"{store.local} ({store.local_kind})"),
         ("staging", store.stage),
         ("note", store.note),
