@@ -32,12 +32,12 @@ class TraceSummary:
     recorded_s: float
 
 
-def environment_identity(roots: Sequence[str], label: str = "") -> str:
-    """A short name for these roots as they are now; `label` tells programs apart that use one environment.
+def environment_identity(roots: Sequence[str]) -> str:
+    """A short name for these roots as they are now.
 
     Costs a handful of calls on the shared file system. Raises `MachineError` for a root that is not there.
     """
-    state = hashlib.sha256(label.encode())
+    state = hashlib.sha256()
     try:
         for root in declare_roots(list(roots)):
             state.update(root.view + b"\0" + root.real + b"\0")

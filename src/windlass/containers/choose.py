@@ -73,12 +73,9 @@ def plan_container(
     Raises `UsageError` for an unknown runtime, an image that the runtime cannot take or that is not there, and binds
     that cannot be expressed; `MachineError` for a path of the site that this machine lacks."""
     name = _runtime_name(image, runtime, specs)
-    backend = get_runtime(name)
+    backend = _backend(name, image)
     spec = _entry(name, image, specs)
     facts = msgspec.structs.replace(facts, container=True, runtime=name)
-    wrong = backend.check_image(image)
-    if wrong:
-        raise UsageError(f"--container {image}: {wrong}", hint=f"--runtime chooses among {', '.join(runtime_names())}")
     _refuse_bytes(backend, (image, cwd, *binds, *command))
     image = _image_path(image, cwd)
     mounts, notes = _mounts(backend, spec, storage, facts, _Wish(binds=binds, cwd=cwd, needs=needs), check_paths)
@@ -111,6 +108,15 @@ def plan_container(
         modules=spec.modules,
         remarks=tuple(Remark(level="note", text=f"container: {text}") for text in notes),
     )
+
+
+def _backend(name: str, image: str) -> Runtime:
+    """The runtime of this name, which can take this image."""
+    backend = get_runtime(name)
+    wrong = backend.check_image(image)
+    if wrong:
+        raise UsageError(f"--container {image}: {wrong}", hint=f"--runtime chooses among {', '.join(runtime_names())}")
+    return backend
 
 
 class _Wish(msgspec.Struct, frozen=True, kw_only=True):

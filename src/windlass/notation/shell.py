@@ -23,6 +23,7 @@ PLACEHOLDERS = (
     "job_id",
 )
 
+_COMMENT_WIDTH = 116
 _SAFE = re.compile(r"[A-Za-z0-9_@%+=:,./-]+\Z")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -88,16 +89,16 @@ def fillable(text: str, *, expand: bool = False) -> str:
     return "".join(out)
 
 
-def comment(text: str, *, width: int = 116, indent: str = "") -> list[str]:
+def comment(text: str) -> list[str]:
     """Text as comment lines. Control characters are shown escaped, so that no line of it can ever be executed."""
     safe = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
     lines: list[str] = []
     line = ""
     for word in safe.split(" "):
-        if line and len(indent) + len(line) + len(word) + 3 > width:
-            lines.append(f"{indent}# {line}")
+        if line and len(line) + len(word) + 3 > _COMMENT_WIDTH:
+            lines.append(f"# {line}")
             line = word
         else:
             line = f"{line} {word}" if line else word
-    lines.append(f"{indent}# {line}".rstrip())
+    lines.append(f"# {line}".rstrip())
     return lines

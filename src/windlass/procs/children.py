@@ -42,19 +42,16 @@ def start_child(
     *,
     env: Mapping[str, str],
     death: signal.Signals,
-    cwd: str | None = None,
     merge: bool = False,
-    stdin: int | None = subprocess.DEVNULL,
 ) -> subprocess.Popen[bytes]:
     """Start a long-lived child with pipes that do not block. Raises `CommandError` where it cannot start."""
     try:
         child = subprocess.Popen(
             argv,
-            stdin=stdin,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT if merge else subprocess.PIPE,
             env=dict(env),
-            cwd=cwd,
             start_new_session=True,
             preexec_fn=pdeathsig(death),  # noqa: PLW1509  one system call, and windlass has no threads here
         )

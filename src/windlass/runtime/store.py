@@ -192,17 +192,6 @@ def check_snapshot(snapshot: Path) -> Manifest:
     return manifest
 
 
-def newest_good(folder: Path) -> Found | None:
-    """The newest snapshot that passes its check, for tools that only look (a supervisor, a listing)."""
-    for found in list_snapshots(folder):
-        try:
-            check_snapshot(found.path)
-        except CorruptError:
-            continue
-        return found
-    return None
-
-
 def commit(folder: Path, saving: Path, manifest: Manifest) -> Path:
     """Make the snapshot written in `saving` visible under its final name. On raise nothing became visible."""
     target = folder / f"step-{manifest.step:09d}"

@@ -215,7 +215,7 @@ def _numas_of(topology: Topology, devices: tuple[Device, ...]) -> set[int]:
 
 
 def _listed_binding(topology: Topology, asked: BindingRequest, listed: tuple[tuple[int, ...], ...]) -> Binding:
-    """The user's own list. What cannot work is refused; an odd but possible choice is theirs (see `check_binding`)."""
+    """The user's own list. What cannot work is refused; an odd but possible choice is theirs (see `problems_of`)."""
     if len(listed) != asked.ranks_per_node:
         raise UsageError(
             f"--cpu-bind lists {len(listed)} ranks, but a node has {asked.ranks_per_node}",

@@ -24,13 +24,8 @@ class Problem:
     text: str
 
 
-def check_binding(binding: Binding, topology: Topology) -> tuple[str, ...]:
-    """What is wrong with a binding of this node, one sentence each; nothing where all invariants hold."""
-    return tuple(problem.text for problem in problems_of(binding, topology))
-
-
 def problems_of(binding: Binding, topology: Topology) -> tuple[Problem, ...]:
-    """As `check_binding`, with the kind of each problem."""
+    """What is wrong with a binding of this node; nothing where all invariants hold."""
     topology = in_unit(topology, binding.device_unit)
     return (
         *_numbering(binding),

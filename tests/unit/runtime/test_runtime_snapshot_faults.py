@@ -70,7 +70,7 @@ def test_a_full_disk_is_named_and_what_was_saved_stays(tmp_path: Path) -> None:
     assert "was not saved: rank 0: cannot write" in done.stderr and "No space left on device" in done.stderr
     assert "MachineError" in done.stderr
     assert saved_steps(kept) == [1]
-    assert store.newest_good(kept) is not None
+    assert store.check_snapshot(store.list_snapshots(kept)[0].path).step == 1
     assert sorted(p.name for p in kept.iterdir()) == ["step-000000001"]
 
 
@@ -128,8 +128,8 @@ def test_the_fast_tier_is_drained_to_the_shared_folder(tmp_path: Path) -> None:
     fast = tmp_path / "node{rank}"
     options = ("--kind", "fsdp", "--every-steps", 3, "--fast", fast, "--blocking")
     train(2, tmp_path / "ckpt", 8, *options)
-    found = store.newest_good(tmp_path / "ckpt")
-    assert found is not None and found.step == 7
+    found = store.list_snapshots(tmp_path / "ckpt")[0]
+    assert store.check_snapshot(found.path).step == 7
     shared = {p.name for p in found.path.glob("*.distcp")}
     parts = [{p.name for p in tmp_path.glob(f"node{rank}/windlass-*/step-*/*.distcp")} for rank in (0, 1)]
     assert parts[0] and parts[1] and parts[0] | parts[1] == shared and not parts[0] & parts[1]

@@ -28,12 +28,10 @@ def test_a_committed_snapshot_is_listed_and_whole(hostile_dir: Path) -> None:
     path = save(hostile_dir, 12)
     assert steps(hostile_dir) == [12]
     assert store.check_snapshot(path).step == 12
-    assert store.newest_good(hostile_dir) == store.list_snapshots(hostile_dir)[0]
 
 
 def test_a_folder_that_does_not_exist_has_no_snapshots(tmp_path: Path) -> None:
     assert store.list_snapshots(tmp_path / "none") == ()
-    assert store.newest_good(tmp_path / "none") is None
 
 
 def test_what_is_still_being_written_is_not_listed(tmp_path: Path) -> None:
@@ -84,13 +82,6 @@ def test_a_newer_format_is_refused_with_both_numbers(tmp_path: Path) -> None:
     _edit(path, "format", store.FORMAT + 1)
     with pytest.raises(VersionError, match=rf"format {store.FORMAT + 1}, this one reads {store.FORMAT}"):
         store.read_manifest(path)
-
-
-def test_the_newest_good_one_is_found_behind_a_damaged_one(tmp_path: Path) -> None:
-    save(tmp_path, 1)
-    (save(tmp_path, 2) / "part").write_bytes(b"")
-    found = store.newest_good(tmp_path)
-    assert found is not None and found.step == 1
 
 
 def test_prune_keeps_the_newest_and_one_bad_one(tmp_path: Path) -> None:

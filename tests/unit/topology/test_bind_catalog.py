@@ -8,7 +8,7 @@ from windlass.notation.cpulist import format_bindings
 from windlass.sites.catalog import load_site, site_names
 from windlass.topology.bind import bind
 from windlass.topology.binding_request import binding_request_from_site, effective_unit
-from windlass.topology.check import check_binding
+from windlass.topology.check import problems_of
 from windlass.topology.described import topology_from_spec
 from windlass.topology.units import in_unit
 
@@ -23,7 +23,7 @@ def test_the_documented_node_binds_one_rank_per_device(name: str) -> None:
         file.binding, file.devices, ranks_per_node=max(1, len(node.devices)), with_agent=True
     )
     binding = bind(node, asked)
-    assert check_binding(binding, in_unit(node, effective_unit(asked, node))) == ()
+    assert problems_of(binding, in_unit(node, effective_unit(asked, node))) == ()
     if node.cores and file.binding.launcher_binds:
         assert all(rank.cpus for rank in binding.ranks)
 

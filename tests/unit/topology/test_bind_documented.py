@@ -9,7 +9,7 @@ from windlass.model.plan import Binding
 from windlass.notation.cpulist import cpu_mask, format_bindings, format_cpulist
 from windlass.topology.bind import bind
 from windlass.topology.binding_request import BindingRequest, effective_unit
-from windlass.topology.check import check_binding
+from windlass.topology.check import problems_of
 from windlass.topology.units import in_unit
 
 
@@ -35,7 +35,7 @@ def test_lumi_rank_sits_next_to_the_gcd_of_its_number() -> None:
     assert devices(binding) == list(range(8))
     assert binding.visible == ()
     assert [rank.numa for rank in binding.ranks] == [(3,), (3,), (1,), (1,), (0,), (0,), (2,), (2,)]
-    assert check_binding(binding, lumi()) == ()
+    assert problems_of(binding, lumi()) == ()
 
 
 def test_frontier_keeps_all_devices_visible_by_default_and_uses_the_same_masks() -> None:
@@ -157,7 +157,7 @@ def test_aurora_composite_preset_counts_cards() -> None:
     assert effective_unit(asked, aurora()) == "card"
     binding = bind(aurora(), asked)
     assert devices(binding) == [0, 1, 2, 3, 4, 5]
-    assert check_binding(binding, in_unit(aurora(), "card")) == ()
+    assert problems_of(binding, in_unit(aurora(), "card")) == ()
 
 
 def test_a_preset_for_cards_is_not_taken_for_six_ranks_on_tiles() -> None:
@@ -173,10 +173,10 @@ def test_documented_presets_keep_the_invariants(name: str) -> None:
     preset = next(preset for preset in AURORA_PRESETS if preset.name == name)
     asked = BindingRequest(ranks_per_node=preset.ranks_per_node, presets=AURORA_PRESETS, cpu_bind=name)
     topology = in_unit(aurora(), effective_unit(asked, aurora()))
-    assert check_binding(bind(aurora(), asked), topology) == ()
+    assert problems_of(bind(aurora(), asked), topology) == ()
 
 
 def test_domains_without_device_lend_their_cores_to_the_socket() -> None:
     binding = bind(juwels(), BindingRequest(ranks_per_node=4, threads="first"))
     assert lists(binding) == "12-23:0-11:36-47:24-35"
-    assert check_binding(binding, juwels()) == ()
+    assert problems_of(binding, juwels()) == ()

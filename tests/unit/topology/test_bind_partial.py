@@ -24,7 +24,7 @@ from windlass.model.topology import Topology
 from windlass.notation.cpulist import format_bindings, parse_cpulist
 from windlass.topology.bind import bind
 from windlass.topology.binding_request import BindingRequest
-from windlass.topology.check import check_binding
+from windlass.topology.check import problems_of
 from windlass.topology.described import topology_from_spec
 
 
@@ -120,14 +120,14 @@ def test_two_dies_and_their_cores_of_a_shared_node() -> None:
     binding = bind(node, BindingRequest(ranks_per_node=2))
     assert lists(binding) == "1-7:9-15"
     assert binding.visible == (4, 5)
-    assert check_binding(binding, node) == ()
+    assert problems_of(binding, node) == ()
 
 
 def test_cores_far_from_the_device_are_taken_when_there_are_no_others() -> None:
     node = part(lumi(), allowed="1-7,9-15", devices=(0, 1))
     binding = bind(node, BindingRequest(ranks_per_node=2))
     assert lists(binding) == "1-7:9-15"
-    assert check_binding(binding, node) == ()
+    assert problems_of(binding, node) == ()
 
 
 def test_one_socket_only() -> None:
@@ -142,7 +142,7 @@ def test_a_domain_with_too_few_cores_makes_everybody_share_the_socket() -> None:
     binding = bind(node, BindingRequest(ranks_per_node=4, order="core", threads="first"))
     assert lists(binding) == "0-3:4-7:8-11:12-15"
     assert "socket" in binding.because
-    assert check_binding(binding, node) == ()
+    assert problems_of(binding, node) == ()
 
 
 def test_default_preset_gives_way_on_part_of_a_node() -> None:
@@ -150,7 +150,7 @@ def test_default_preset_gives_way_on_part_of_a_node() -> None:
     binding = bind(node, BindingRequest(ranks_per_node=12, presets=AURORA_PRESETS))
     assert binding.preset is None
     assert "preset ai needs the whole node" in binding.because
-    assert check_binding(binding, node) == ()
+    assert problems_of(binding, node) == ()
 
 
 def test_named_preset_is_refused_on_part_of_a_node() -> None:
@@ -213,7 +213,7 @@ def test_cores_set_aside_for_agent_and_communication_are_nobodys() -> None:
     asked = BindingRequest(ranks_per_node=12, threads="first", agent_cpus=(48, 49, 50, 51), comm_cpus=(42, 43, 94, 95))
     binding = bind(aurora(), asked)
     assert binding.agent_cpus == (48, 49, 50, 51)
-    assert check_binding(binding, aurora()) == ()
+    assert problems_of(binding, aurora()) == ()
     assert lists(binding).startswith("1-7:8-14:")
 
 
@@ -282,7 +282,7 @@ def test_a_list_on_reserved_or_foreign_cores_is_refused() -> None:
 
 def test_an_odd_list_is_the_users_own_choice_but_the_check_says_so() -> None:
     binding = bind(gh200(), BindingRequest(ranks_per_node=2, cpu_bind="72-80:72-75"))
-    assert len(check_binding(binding, gh200())) == 2
+    assert len(problems_of(binding, gh200())) == 2
 
 
 def test_an_unknown_binding_names_the_nearest() -> None:

@@ -9,7 +9,7 @@ from windlass.model.plan import Binding
 from windlass.model.topology import Core, Device, Nic, Topology
 from windlass.topology.bind import bind
 from windlass.topology.binding_request import BindingRequest
-from windlass.topology.check import check_binding
+from windlass.topology.check import problems_of
 from windlass.topology.draw import draw_node
 from windlass.topology.units import in_unit
 
@@ -92,7 +92,7 @@ def bound(binding: Binding) -> bool:
 def test_computed_bindings_keep_every_invariant(case: tuple[Topology, BindingRequest]) -> None:
     topology, asked = case
     binding = bind(topology, asked)
-    assert check_binding(binding, topology) == ()
+    assert problems_of(binding, topology) == ()
 
 
 @settings(max_examples=300, deadline=None)

@@ -26,7 +26,7 @@ from windlass.model.topology import Topology
 from windlass.notation.cpulist import format_bindings, format_cpulist
 from windlass.topology.bind import bind
 from windlass.topology.binding_request import BindingRequest
-from windlass.topology.check import check_binding
+from windlass.topology.check import problems_of
 from windlass.topology.probe import probe_topology
 from windlass.topology.probe_cpus import AllowedBy
 
@@ -103,7 +103,7 @@ def test_probed_nodes_bind_within_the_invariants(name: str, tmp_path: Path) -> N
     node = probed(MACHINES[name](tmp_path / "node"))
     for order in ("device", "core"):
         asked = BindingRequest(ranks_per_node=max(1, len(node.devices)), order="core" if order == "core" else "device")
-        assert check_binding(bind(node, asked), node) == ()
+        assert problems_of(bind(node, asked), node) == ()
 
 
 def test_this_machine_agrees_with_the_scheduler_of_its_kernel() -> None:

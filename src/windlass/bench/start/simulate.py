@@ -293,11 +293,10 @@ def predict(
     machine: Machine | None = None,
     draws: int = 60,
     seed: int = 1,
-    fanout: int | None = None,
 ) -> list[Predicted]:
     """The range of one way over draws from the assumptions. The same seed gives the same answer."""
     asked, world = program or Program(), machine or Machine()
-    width = fanout or (2 if way == "copper" else 4)
+    width = 2 if way == "copper" else 4
     out = []
     for nodes in sizes:
         chance = random.Random(f"{seed} {nodes}")

@@ -56,7 +56,11 @@ def busy_us(intervals: list[tuple[float, float]]) -> float:
     return total
 
 
-def profiled(work: Callable[[], None], device: Device, *, top: int = 80) -> Breakdown | None:
+_LARGEST = 80
+"""How many kernels are named, by the time they take together."""
+
+
+def profiled(work: Callable[[], None], device: Device) -> Breakdown | None:
     """Run the work once under the profiler; None on the CPU, whose kernels it does not time apart."""
     if device.kind == "cpu":
         work()
@@ -66,10 +70,10 @@ def profiled(work: Callable[[], None], device: Device, *, top: int = 80) -> Brea
     with profile(activities=[accelerator]) as trace:
         work()
         synchronize(device)
-    return _summarise(trace, top)
+    return _summarise(trace)
 
 
-def _summarise(trace: Any, top: int) -> Breakdown | None:
+def _summarise(trace: Any) -> Breakdown | None:
     intervals: list[tuple[float, float]] = []
     by_name: dict[str, list[float]] = defaultdict(list)
     for event in trace.events():
@@ -84,7 +88,7 @@ def _summarise(trace: Any, top: int) -> Breakdown | None:
     for name, times in by_name.items():
         kinds[kind_of(name)] += sum(times) / 1e3
     span = max(stop for _, stop in intervals) - min(start for start, _ in intervals)
-    largest = sorted(by_name.items(), key=lambda item: -sum(item[1]))[:top]
+    largest = sorted(by_name.items(), key=lambda item: -sum(item[1]))[:_LARGEST]
     return Breakdown(
         span_ms=span / 1e3,
         idle_ms=(span - busy_us(intervals)) / 1e3,

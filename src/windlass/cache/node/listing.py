@@ -39,7 +39,7 @@ def pack_attr(status: os.stat_result, *, salt: int = 0, size: int | None = None)
     ctime, ctime_rest = divmod(status.st_ctime_ns, 10**9)
     mask = (1 << 64) - 1
     return ATTR.pack(
-        (status.st_ino ^ salt) & mask,
+        (status.st_ino) & mask,
         status.st_size if size is None else size,
         getattr(status, "st_blocks", (status.st_size + 511) // 512),
         mtime & mask,
@@ -69,11 +69,11 @@ def attr_mode(attr: bytes) -> int:
     return int.from_bytes(attr[_MODE_AT : _MODE_AT + 4], "little")
 
 
-def attr_pin(attr: bytes, salt: int = 0) -> Pin:
+def attr_pin(attr: bytes) -> Pin:
     ino, size, _, _, mtime, _, _, mtime_rest = struct.unpack_from("<6Q2I", attr)
     if mtime >> 63:
         mtime -= 1 << 64
-    return Pin(size, mtime * 10**9 + mtime_rest, ino ^ salt)
+    return Pin(size, mtime * 10**9 + mtime_rest, ino)
 
 
 class Listing:
