@@ -27,6 +27,9 @@ from windlass.plan.render.rank_script import JobFacts, rank_script
 SHELL_BY_DESIGN = ("prologue.line", "container.activate")
 """A line of shell that the site or the user wrote for the job."""
 TOOLS = ("awk", "cat", "chmod", "date", "grep", "head", "mkdir", "rm", "sleep", "tar", "touch", "true", "uname")
+OWN_PLACES = ("WINDLASS_RANK", "WINDLASS_LOCAL_RANK", "WINDLASS_NODE_RANK", "RANK", "LOCAL_RANK", "GROUP_RANK")
+GAVE_UP = 70
+"""Exit code of a rank script that ended before the user's command."""
 MARK = "ran-by-the-plan"
 HOSTILE = (
     f"x\ntouch {MARK}\n",
@@ -123,14 +126,14 @@ def tools(tmp_path: Path) -> Path:
     return folder
 
 
-def run(text: str, shell: str, cwd: Path, tools: Path) -> None:
+def run(text: str, shell: str, cwd: Path, tools: Path) -> int:
     script = cwd / "script"
     script.write_bytes(text.encode("utf-8", "surrogateescape"))
     places = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "PALS_RANKID", "PALS_LOCAL_RANKID", "PALS_NODEID")
-    env = {"PATH": str(tools), "TMPDIR": str(cwd), **dict.fromkeys((*places, "RANK", "LOCAL_RANK", "GROUP_RANK"), "0")}
-    subprocess.run(
+    env = {"PATH": str(tools), "TMPDIR": str(cwd), **dict.fromkeys((*places, *OWN_PLACES), "0")}
+    return subprocess.run(
         [shell, str(script)], cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False
-    )
+    ).returncode
 
 
 SLOW = tuple(pytest.param(kind, marks=pytest.mark.slow) for kind in ("pals", "container"))
@@ -141,10 +144,15 @@ def test_no_text_of_a_plan_is_run_by_a_shell(kind: str, tmp_path: Path, tools: P
     body = json.loads(plan_to_json(plans()[kind]))
     cwd = tmp_path / "cwd"
     cwd.mkdir()
-    (cwd / "local").mkdir()
+    view = cwd / "local" / f"windlass-{os.getuid()}-run-1.agents" / "c" / "run-1.0" / "view"
+    (view / "env").mkdir(parents=True)
     body["cache_root"] = str(cwd / "local")
     body["request"]["cwd"] = str(cwd)
     executed = 0
+    facts = JobFacts(run_dir=str(cwd / "run"), run_id="run-1", uid=os.getuid(), master_addr="h", master_port=1)
+    as_it_was = rank_script(plan_from_json(json.dumps(body).encode()), facts)
+    if kind != "container":  # the image is not there
+        assert run(as_it_was, "/bin/sh", cwd, tools) != GAVE_UP, "the script gets as far as the command"
     for path in fields(body):
         for hostile in HOSTILE:
             try:
@@ -186,7 +194,7 @@ def test_keep_caches_with_a_command_in_its_name_runs_nothing(tmp_path: Path, too
     cwd = tmp_path / "cwd"
     cwd.mkdir()
     facts = JobFacts(run_dir=str(cwd), run_id="run-1", uid=os.getuid(), master_addr="h", master_port=1)
-    run(rank_script(plan, facts), "/bin/sh", cwd, tools)
+    assert run(rank_script(plan, facts), "/bin/sh", cwd, tools) != GAVE_UP
     assert not any(cwd.glob(MARK))
 
 
