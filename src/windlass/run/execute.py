@@ -17,11 +17,13 @@ from windlass.errors import MachineError
 from windlass.failure.ends import read_seats
 from windlass.failure.evidence import first_failure, observe
 from windlass.failure.rank_logs import rank_logs
+from windlass.launchers import get_launcher
 from windlass.model.plan import Plan
 from windlass.model.record import RECORD_VERSION, Outcome, RankFailure, RunRecord
 from windlass.notation.cpulist import format_cpulist
 from windlass.notation.shell import quote
 from windlass.plan.render.batch_script import launch_argv, launch_script
+from windlass.plan.render.live_lines import LIVE_FOLDER
 from windlass.plan.render.rank_script import JobFacts, rank_script
 from windlass.procs.children import adopt_orphans
 from windlass.run.folder import RunFolder
@@ -43,6 +45,9 @@ _DRAIN_S = 0.5
 def prepare(run: Run, facts: JobFacts, hosts: tuple[str, ...]) -> None:
     """Write the scripts of a run into its folder."""
     plan, folder = run.plan, run.folder
+    if get_launcher(plan.launcher).output == "files" and (live := run.view.live_ranks(plan.world_size)):
+        folder.part(LIVE_FOLDER).mkdir(mode=0o700, exist_ok=True)
+        facts = msgspec.structs.replace(facts, live=live)
     folder.write("rank.sh", rank_script(plan, facts), mode=0o700)
     folder.write("launch.sh", launch_script(plan, str(folder.path)), mode=0o700)
     write_host_file(plan, folder, hosts)

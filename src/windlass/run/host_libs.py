@@ -25,7 +25,8 @@ from windlass.model.plan import ContainerPlan, HostLibs, Plan
 from windlass.notation.counts import counted
 from windlass.plan.node_step import plan_node_step
 from windlass.plan.render.container import container_script
-from windlass.plan.render.rank_script import JobFacts, cache_parent
+from windlass.plan.render.jit_cache_lines import cache_parent
+from windlass.plan.render.rank_script import JobFacts
 from windlass.run.node_step import run_node_step
 from windlass.run.rendezvous import plan_hosts
 from windlass.run.run import Run

@@ -18,7 +18,9 @@ from windlass.launchers.base import LAST_LINE, SIGNAL_FILE, Launcher, LineReader
 from windlass.model.plan import Plan
 from windlass.model.record import RankFailure
 from windlass.plan.render.batch_script import has_prologue
+from windlass.plan.render.live_lines import LIVE_FOLDER
 from windlass.procs.children import signal_group, start_child
+from windlass.run.bars import LiveBars
 from windlass.run.folder import RunFolder
 from windlass.run.output import Lines, NodeLogs, OutputView, Tail
 
@@ -96,7 +98,9 @@ class LauncherJob(Job):
         self._log: TextIO | None = None
         self._logs: NodeLogs | None = None
         self._tail: Tail | None = None
+        self._bars: LiveBars | None = None
         if self.launcher.output == "files":
+            self._bars = LiveBars(folder.part(LIVE_FOLDER), view.live_ranks(plan.world_size), view)
             self._tail = Tail(plan, folder.part("out"), self.launcher, view)
         else:
             self._logs = NodeLogs(folder.part("out"), self.launcher, plan.ranks_per_node)
@@ -173,7 +177,10 @@ class LauncherJob(Job):
             self.failing = True
 
     def tail(self) -> bool:
-        return self._tail.poll() if self._tail else False
+        moved = self._tail.poll() if self._tail else False
+        if self._bars and not self.done:
+            self._bars.poll()
+        return moved
 
     def ask_to_stop(self, sig: signal.Signals) -> None:
         """Launchers take SIGTERM as "end the ranks"; some take an interrupt only as a question. One that would not wait
@@ -213,7 +220,7 @@ class LauncherJob(Job):
         for reader in self._readers:
             for rank, text in reader.flush():
                 self._take(rank, text)
-        for part in (self._log, self._logs, self._tail):
+        for part in (self._log, self._logs, self._tail, self._bars):
             if part is not None:
                 part.close()
 

@@ -20,6 +20,7 @@ from windlass.notation.terminal import for_terminal
 _READ_BYTES = 1 << 16
 _LONGEST_LINE = 1 << 20
 _MAX_OPEN = 256
+_MAX_LIVE = 4
 _COLUMNS = 80
 
 
@@ -60,6 +61,11 @@ class OutputView:
         if self._out in self._broken:
             return False
         return rank is not None and (self._shown is None or rank in self._shown)
+
+    def live_ranks(self, world_size: int) -> tuple[int, ...]:
+        """The few ranks whose lines a person wants to see while they grow: on a terminal alone."""
+        shown = range(world_size) if self._shown is None else sorted(self._shown)
+        return tuple(shown) if self._tint and len(shown) <= _MAX_LIVE else ()
 
     @property
     def shown(self) -> frozenset[int] | None:

@@ -18,7 +18,7 @@ import time
 def main(together=False):
     if together:
         import torch.distributed
-    time.sleep(2)
+    time.sleep(1.5)
 main()
 """
 TOGETHER = """
@@ -32,7 +32,7 @@ import os, socket, time  # not with torch.distributed
 with socket.socket() as mine:
     mine.bind(("127.0.0.1", 0))
     mine.listen()
-    time.sleep(2)
+    time.sleep(1.5)
 """
 
 

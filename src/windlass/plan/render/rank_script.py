@@ -7,11 +7,8 @@ failed. Pure text; `tests` run it through real shells.
 
 from __future__ import annotations
 
-import hashlib
-
 import msgspec
 
-from windlass.environment.caches import CACHE_DIR_VARIABLE
 from windlass.environment.ranks import RANK_VARIABLES
 from windlass.launchers import get_launcher
 from windlass.launchers.base import LAST_LINE, SIGNAL_FILE
@@ -21,6 +18,8 @@ from windlass.notation.cpulist import format_cpulist
 from windlass.notation.shell import comment, expandable, fillable, quote
 from windlass.plan.cache import agents_folder, command_lines, view_lines
 from windlass.plan.render.container import container_lines
+from windlass.plan.render.jit_cache_lines import cache_lines
+from windlass.plan.render.live_lines import LIVE_END, live_command, live_start
 from windlass.plan.render.variables import environment_lines
 
 _NO_ALARM = (
@@ -67,6 +66,8 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Which start of the run this is, where somebody watches it and may start it again."""
     deadline_s: float | None = None
     """When the allocation ends, in seconds since 1970."""
+    live: tuple[int, ...] = ()
+    """Ranks on a terminal whose lines are seen while they grow, where the launcher hands on whole lines alone."""
     beats: str | None = None
     """Folder on each node for the ranks' signs of life, but for the node's number at its end."""
 
@@ -77,7 +78,7 @@ def rank_script(plan: Plan, job: JobFacts) -> str:
         _head(plan),
         _place(plan, job),
         _limits(plan),
-        _caches(plan, job),
+        cache_lines(plan, job),
         _seat(plan),
         environment_lines(plan),
         _rank_variables(),
@@ -87,7 +88,9 @@ def rank_script(plan: Plan, job: JobFacts) -> str:
         _command(plan, job),
         _traps(plan),
         _where(plan),
-        _start(plan, watched=job.job_file is None),
+        live_start(job.live),
+        live_command(job.live) if job.live and not plan.parent else [],
+        _start(plan, watched=job.job_file is None, live=bool(job.live)),
     ]
     return "\n".join(line for section in sections for line in section) + "\n"
 
@@ -162,71 +165,6 @@ def _limits(plan: Plan) -> list[str]:
         lines += comment(limit.because)
         lines.append(f"ulimit {' '.join(quote(word) for word in limit.words)} 2>/dev/null || :")
     return lines
-
-
-def cache_parent(plan: Plan, job: JobFacts) -> str:
-    """The folder on each node that holds this run's caches; `${NAME}` in the site's root is expanded on the node."""
-    return f"{plan.cache_root.rstrip('/')}/{job.jit_folder or f'windlass-{job.uid}-{job.run_id}'}"
-
-
-def kept_folder(plan: Plan, job: JobFacts) -> str:
-    """The folder on each node with the paths that are the same in every job of this user."""
-    return f"{plan.cache_root.rstrip('/')}/windlass-{job.uid}-kept"
-
-
-def _same_path(plan: Plan, job: JobFacts) -> tuple[list[str], list[str]]:
-    """Lines for the first rank of a node, and for all of them: a link to this run's caches by a path that the next job
-    has too. Where another job on this node holds it, the run's own path has to do."""
-    if job.jit_folder is not None or not plan.keep_caches:
-        return [], []
-    name = hashlib.sha256(plan.keep_caches.encode("utf-8", "surrogateescape")).hexdigest()[:8]
-    first = [
-        f"  w_kept={expandable(kept_folder(plan, job))}",
-        '  mkdir -m 700 "$w_kept" 2>/dev/null',
-        f'  if [ -O "$w_kept" ] && [ ! -L "$w_kept" ] && [ ! -d "$w_kept/{name}-n$w_node_rank" ]; then',
-        f'    rm -f "$w_kept/{name}-n$w_node_rank"; ln -s "${CACHE_DIR_VARIABLE}" "$w_kept/{name}-n$w_node_rank"',
-        "  fi",
-    ]
-    every = [
-        "# Build tools write down the path of what they built, and build again where it is another one.",
-        f"w_kept={expandable(kept_folder(plan, job))}",
-        f'if [ -O "$w_kept" ] && [ ! -L "$w_kept" ] && [ "$w_kept/{name}-n$w_node_rank" -ef "${CACHE_DIR_VARIABLE}" ]; '
-        f"then {CACHE_DIR_VARIABLE}=$w_kept/{name}-n$w_node_rank; fi",
-    ]
-    return first, every
-
-
-def _caches(plan: Plan, job: JobFacts) -> list[str]:
-    if not plan.caches:
-        return []
-    subdirs = " ".join(f'"${CACHE_DIR_VARIABLE}"/{quote(entry.subdir)}' for entry in plan.caches)
-    lines = [
-        "",
-        "# Caches of compilers and libraries: on this node, for this run, made before any rank needs them.",
-        f"w_parent={expandable(cache_parent(plan, job))}",
-        f"export {CACHE_DIR_VARIABLE}=$w_parent/n$w_node_rank",
-        'mkdir -m 700 "$w_parent" 2>/dev/null || [ -d "$w_parent" ] || w_fail "cannot make $w_parent"',
-        '[ -O "$w_parent" ] && [ ! -L "$w_parent" ] || w_fail "$w_parent belongs to somebody else"',
-    ]
-    if plan.keep_caches:
-        archive = quote(plan.keep_caches.rstrip("/") + "/caches.tar")
-        first, every = _same_path(plan, job)
-        lines += [
-            "# Saved caches of an earlier job: the first rank of the node unpacks them, the others wait for it.",
-            'if [ "$w_local_rank" = 0 ]; then',
-            f'  mkdir -p "${CACHE_DIR_VARIABLE}"',
-            f'  if [ -r {archive} ]; then tar -C "${CACHE_DIR_VARIABLE}" -xf {archive} ||'
-            f' echo "windlass: cannot unpack" {archive}", going on without" >&2; fi',
-            *first,
-            f'  : > "${CACHE_DIR_VARIABLE}/.ready"',
-            "else",
-            "  w_tries=0",
-            f'  until [ -e "${CACHE_DIR_VARIABLE}/.ready" ] || [ $w_tries -ge 600 ]; do'
-            " sleep 0.2; w_tries=$((w_tries + 1)); done",
-            "fi",
-            *every,
-        ]
-    return [*lines, f'mkdir -p {subdirs} || w_fail "cannot make the caches in ${CACHE_DIR_VARIABLE}"']
 
 
 def _seat(plan: Plan) -> list[str]:
@@ -372,8 +310,8 @@ def _carrier(plan: Plan) -> str | None:
     return carrier.name.removeprefix("SIG") if carrier is not None and plan.parent else None
 
 
-def _start(plan: Plan, *, watched: bool) -> list[str]:
-    """`watched`: a windlass reads what the ranks write."""
+def _start(plan: Plan, *, watched: bool, live: bool) -> list[str]:
+    """`watched`: a windlass reads what the ranks write; `live`: and some of them as it is written."""
     if not plan.parent:
         return ["", 'exec "$@"']
     carrier = _carrier(plan)
@@ -395,6 +333,7 @@ def _start(plan: Plan, *, watched: bool) -> list[str]:
         ' >> "$WINDLASS_RUN_DIR/ends/$w_node_rank" 2>/dev/null || :',
         *(_LAST_LINE if launcher.glues_last_lines and watched else ()),
         *(_LATE_END if launcher.hurries and carrier and watched else ()),
+        *(LIVE_END if live else ()),
         "trap - HUP INT TERM USR1 USR2",
         *(['[ -z "$w_asked" ] || exit 0'] if carrier else []),
         'exit "$w_code"',

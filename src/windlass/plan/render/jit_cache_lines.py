@@ -1,0 +1,79 @@
+"""Lines of the rank script for the caches of compilers and libraries on the node. Pure text."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from windlass.environment.caches import CACHE_DIR_VARIABLE
+from windlass.model.plan import Plan
+from windlass.notation.shell import expandable, quote
+
+if TYPE_CHECKING:
+    from windlass.plan.render.rank_script import JobFacts
+
+
+def cache_parent(plan: Plan, job: JobFacts) -> str:
+    """The folder on each node that holds this run's caches; `${NAME}` in the site's root is expanded on the node."""
+    return f"{plan.cache_root.rstrip('/')}/{job.jit_folder or f'windlass-{job.uid}-{job.run_id}'}"
+
+
+def kept_folder(plan: Plan, job: JobFacts) -> str:
+    """The folder on each node with the paths that are the same in every job of this user."""
+    return f"{plan.cache_root.rstrip('/')}/windlass-{job.uid}-kept"
+
+
+def _same_path(plan: Plan, job: JobFacts) -> tuple[list[str], list[str]]:
+    """Lines for the first rank of a node, and for all of them: a link to this run's caches by a path that the next job
+    has too. Where another job on this node holds it, the run's own path has to do."""
+    if job.jit_folder is not None or not plan.keep_caches:
+        return [], []
+    name = hashlib.sha256(plan.keep_caches.encode("utf-8", "surrogateescape")).hexdigest()[:8]
+    first = [
+        f"  w_kept={expandable(kept_folder(plan, job))}",
+        '  mkdir -m 700 "$w_kept" 2>/dev/null',
+        f'  if [ -O "$w_kept" ] && [ ! -L "$w_kept" ] && [ ! -d "$w_kept/{name}-n$w_node_rank" ]; then',
+        f'    rm -f "$w_kept/{name}-n$w_node_rank"; ln -s "${CACHE_DIR_VARIABLE}" "$w_kept/{name}-n$w_node_rank"',
+        "  fi",
+    ]
+    every = [
+        "# Build tools write down the path of what they built, and build again where it is another one.",
+        f"w_kept={expandable(kept_folder(plan, job))}",
+        f'if [ -O "$w_kept" ] && [ ! -L "$w_kept" ] && [ "$w_kept/{name}-n$w_node_rank" -ef "${CACHE_DIR_VARIABLE}" ]; '
+        f"then {CACHE_DIR_VARIABLE}=$w_kept/{name}-n$w_node_rank; fi",
+    ]
+    return first, every
+
+
+def cache_lines(plan: Plan, job: JobFacts) -> list[str]:
+    """Makes the folders, for the first rank of a node with what an earlier job has kept."""
+    if not plan.caches:
+        return []
+    subdirs = " ".join(f'"${CACHE_DIR_VARIABLE}"/{quote(entry.subdir)}' for entry in plan.caches)
+    lines = [
+        "",
+        "# Caches of compilers and libraries: on this node, for this run, made before any rank needs them.",
+        f"w_parent={expandable(cache_parent(plan, job))}",
+        f"export {CACHE_DIR_VARIABLE}=$w_parent/n$w_node_rank",
+        'mkdir -m 700 "$w_parent" 2>/dev/null || [ -d "$w_parent" ] || w_fail "cannot make $w_parent"',
+        '[ -O "$w_parent" ] && [ ! -L "$w_parent" ] || w_fail "$w_parent belongs to somebody else"',
+    ]
+    if plan.keep_caches:
+        archive = quote(plan.keep_caches.rstrip("/") + "/caches.tar")
+        first, every = _same_path(plan, job)
+        lines += [
+            "# Saved caches of an earlier job: the first rank of the node unpacks them, the others wait for it.",
+            'if [ "$w_local_rank" = 0 ]; then',
+            f'  mkdir -p "${CACHE_DIR_VARIABLE}"',
+            f'  if [ -r {archive} ]; then tar -C "${CACHE_DIR_VARIABLE}" -xf {archive} ||'
+            f' echo "windlass: cannot unpack" {archive}", going on without" >&2; fi',
+            *first,
+            f'  : > "${CACHE_DIR_VARIABLE}/.ready"',
+            "else",
+            "  w_tries=0",
+            f'  until [ -e "${CACHE_DIR_VARIABLE}/.ready" ] || [ $w_tries -ge 600 ]; do'
+            " sleep 0.2; w_tries=$((w_tries + 1)); done",
+            "fi",
+            *every,
+        ]
+    return [*lines, f'mkdir -p {subdirs} || w_fail "cannot make the caches in ${CACHE_DIR_VARIABLE}"']
