@@ -113,6 +113,9 @@ def _build(args: argparse.Namespace) -> Result:
     log = (
         Path(args.log).expanduser() if args.log else Path(f"windlass-build-{recipe.name}-{time.strftime('%H%M%S')}.log")
     )
+    print(
+        f"windlass: building {recipe.name} with {builder[0]}; it says what it does in {log.absolute()}", file=sys.stderr
+    )
     built = build_image(
         recipe,
         tag=args.tag or f"localhost/windlass/{recipe.name}:latest",

@@ -6,8 +6,10 @@ from it, is done.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +21,7 @@ from windlass.images.host_variant import host_variant_files
 from windlass.images.recipe import Recipe, sbom
 from windlass.images.render import context_files
 from windlass.procs.atomic import replace_file
-from windlass.procs.command import Done, run_command, which
+from windlass.procs.command import run_command, which
 
 BUILDERS = ("podman", "buildah", "docker", "apptainer")
 _ENTRY = Path(__file__).parent / "data" / "entry.sh"
@@ -98,7 +100,7 @@ def build_image(
                 variant = _variant(job, partial, Path(folder) / "variant", extra, _ss_tag(tag))
             job.run("tag", partial, tag)
         finally:
-            job.run("rmi", partial, check=False)
+            job.forget(partial)
         made = _to_sif(job, variant or tag, Path(folder), sif) if sif else ""
     return Built(image=tag, builder=name, log=str(log), variant=variant, sif=made)
 
@@ -124,31 +126,32 @@ class _Job:
         argv = (*verb, *self.options, "-t", tag, "-f", str(context / "Containerfile"), str(context))
         self.run(*argv, timeout_s=_BUILD_S)
 
-    def run(self, *words: str, check: bool = True, timeout_s: float = _SHORT_S, program: str = "") -> Done:
-        argv = (program or self.program, *words)
-        try:
-            done = run_command(argv, timeout_s=timeout_s, env=self.environ, check=False)
-        except CommandError as error:
-            self._note(argv, error.output, error.message)
-            raise
-        if check or done.code == 0:
-            self._note(argv, done.stdout, done.stderr)
-        if check and done.code != 0:
-            said = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
-            raise CommandError(
-                f"the build failed: {said}",
-                argv=argv,
-                code=done.code,
-                output=(done.stdout + done.stderr).strip(),
-                hint=f"all of its output: {self.log}",
-            )
-        return done
+    def forget(self, name: str) -> None:
+        """Take a name away, where it is there. Never raises."""
+        with contextlib.suppress(CommandError):
+            run_command((self.program, "rmi", name), timeout_s=_SHORT_S, env=self.environ, check=False)
 
-    def _note(self, argv: tuple[str, ...], *texts: str) -> None:
+    def run(self, *words: str, check: bool = True, timeout_s: float = _SHORT_S, program: str = "") -> None:
+        """Run a command of the builder; its output goes to the log while it runs, so that a build of hours can be
+        watched and one that was interrupted has left what it said."""
+        argv = (program or self.program, *words)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("a", errors="surrogateescape") as stream:
             stream.write(f"$ {' '.join(argv)}\n")
-            stream.writelines(text if text.endswith("\n") else f"{text}\n" for text in texts if text)
+        said_from = self.log.stat().st_size
+        into_log = ("/bin/sh", "-c", 'exec "$@" >>"$0" 2>&1', str(self.log), *argv)
+        done = run_command(into_log, timeout_s=timeout_s, env=self.environ, check=False, stop_with=signal.SIGTERM)
+        if check and done.code != 0:
+            with self.log.open(errors="replace") as stream:
+                stream.seek(said_from)
+                said = stream.read().strip() or "no message"
+            raise CommandError(
+                f"the build failed: {said.splitlines()[-1]}",
+                argv=argv,
+                code=done.code,
+                output=said,
+                hint=f"all of its output: {self.log}",
+            )
 
 
 def _variant(job: _Job, base: str, context: Path, files: dict[str, Path], tag: str) -> str:
@@ -169,7 +172,7 @@ def _variant(job: _Job, base: str, context: Path, files: dict[str, Path], tag: s
         job.build(partial, context)
         job.run("tag", partial, tag)
     finally:
-        job.run("rmi", partial, check=False)
+        job.forget(partial)
     return tag
 
 

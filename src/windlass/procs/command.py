@@ -47,7 +47,7 @@ def run_command(
 ) -> Done:
     """Run a command to its end. Raises `CommandError` where it cannot start or (with `check`) fails, `DeadlineError`
     with what it has said where it is still running after `timeout_s`; then it and its children have been killed.
-    `stop_with` is sent first, to commands that have something to end elsewhere."""
+    `stop_with` is sent first, to commands that have something to end elsewhere; also where somebody interrupts us."""
     try:
         child = subprocess.Popen(
             argv,
@@ -73,7 +73,7 @@ def run_command(
             hint="is its server reachable?",
         ) from error
     except BaseException:
-        _kill_group(child)
+        _end(child, stop_with)
         raise
     done = Done(argv=argv, code=child.returncode, stdout=stdout, stderr=stderr)
     if check and done.code != 0:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -113,3 +114,27 @@ def test_a_child_dies_with_its_parent_even_when_that_is_killed() -> None:
     parent.wait(timeout=30)
     parent.stdout.close()
     wait_until(lambda: _gone(child), timeout_s=30, what="the child is gone")
+
+
+def test_an_interrupted_command_is_asked_to_stop_before_it_is_killed(tmp_path: Path) -> None:
+    """A builder has containers to remove, a launcher has tasks on other nodes."""
+    ready, stopped = tmp_path / "ready", tmp_path / "stopped"
+    script = f"trap 'echo yes > {stopped}; exit 0' TERM; echo > {ready}; while :; do sleep 0.1; done"
+
+    def interrupt(_: int, __: object) -> None:
+        raise KeyboardInterrupt
+
+    def when_ready() -> None:
+        wait_until(ready.exists, timeout_s=60, what="the command listens")
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    watcher = threading.Thread(target=when_ready)
+    watcher.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_command(("sh", "-c", script), timeout_s=120, stop_with=signal.SIGTERM)
+    finally:
+        watcher.join(timeout=60)
+        signal.signal(signal.SIGUSR1, before)
+    assert stopped.read_text() == "yes\n"
