@@ -27,6 +27,7 @@ BUILDERS = ("podman", "buildah", "docker", "apptainer")
 _ENTRY = Path(__file__).parent / "data" / "entry.sh"
 _BUILD_S = 6 * 3600.0
 _SHORT_S = 600.0
+_MAX_LINE, _MAX_LINES = 160, 5
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,11 +146,12 @@ class _Job:
             with self.log.open(errors="replace") as stream:
                 stream.seek(said_from)
                 said = stream.read().strip() or "no message"
+            lines = [line[:_MAX_LINE] for line in said.splitlines()]
             raise CommandError(
-                f"the build failed: {said.splitlines()[-1]}",
+                f"the build failed: {lines[-1]}",
                 argv=argv,
                 code=done.code,
-                output=said,
+                output="\n".join([*lines[-_MAX_LINES:-1], "…"]),
                 hint=f"all of its output: {self.log}",
             )
 

@@ -71,12 +71,20 @@ def image_root(folder: str, environment: dict[str, str] | None = None) -> Root:
     return root
 
 
-def read_image(root: Root, image: str, kind: str, environment: dict[str, str]) -> tuple[ImageReport, ImageFacts]:
-    """The report for people, and the facts for the decision."""
+def read_image(
+    root: Root, image: str, kind: str, environment: dict[str, str], names: tuple[str, ...] = ()
+) -> tuple[ImageReport, ImageFacts]:
+    """The report for people, and the facts for the decision. `names` are libraries of the image that are not below the
+    root, known by their places alone."""
     libraries = _libraries(root)
     libc, glibc = _libc(root)
     fabric = tuple(path for name, path, _ in libraries if name == "libfabric.so.1")
     first = _first(libraries)
+    searched = {root.inside(place) for folder in (*root.search, *root.folders()) if (place := root.place(folder))}
+    for path in names:
+        folder, _, name = path.rpartition("/")
+        if folder in searched:
+            first.setdefault(name, ImageLibrary(path, None))
     plugins = _unique(root, (path for name, path, _ in libraries if _PLUGIN.match(name)))
     providers = _providers(root, first["libfabric.so.1"].path) if "libfabric.so.1" in first else ()
     report = ImageReport(

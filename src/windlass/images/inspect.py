@@ -13,4 +13,4 @@ def inspect_image(image: str, environ: Mapping[str, str]) -> tuple[ImageReport, 
     """The report for people and the facts for the decision. Raises as `open_image` does."""
     with open_image(image, environ) as opened:
         root = image_root(opened.folder, opened.environment)
-        return read_image(root, image, opened.kind, opened.environment)
+        return read_image(root, image, opened.kind, opened.environment, opened.names)

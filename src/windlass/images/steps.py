@@ -25,7 +25,7 @@ _BUILD_PACKAGES = (
 )
 _CXI_PACKAGES = (
     *("libconfig-dev", "libcurl4-openssl-dev", "libfuse-dev", "libjson-c-dev", "libnl-3-dev", "libnl-genl-3-dev"),
-    *("libnuma-dev", "libsensors-dev", "libuv1-dev", "libyaml-dev"),
+    *("libnuma-dev", "libsensors-dev", "libuv1-dev", "libyaml-dev", "python3"),
 )
 _CXI_RUNTIME = ("libconfig9", "libcurl4", "libjson-c5", "libnl-3-200", "libnl-genl-3-200", "libnuma1", "libyaml-0-2")
 
@@ -119,6 +119,9 @@ def cxi_step(headers: Source, driver: Source, library: Source) -> Step:
             'mkdir -p "$PREFIX/include" "$PREFIX/share"',
             'cp -r "$SRC/cassini-headers/include/." "$PREFIX/include/"',
             'cp -r "$SRC/cassini-headers/share/." "$PREFIX/share/"',
+            # One of libcxi's own scripts looks for a table there, or in /usr/share.
+            'mkdir -p "$SRC/cassini-headers/install"',
+            'cp -r "$SRC/cassini-headers/share" "$SRC/cassini-headers/install/"',
             'cp -r "$SRC/cxi-driver/include/." "$PREFIX/include/"',
             'cd "$SRC/libcxi"',
             "./autogen.sh",

@@ -1,7 +1,8 @@
 """Opens an image for reading: a directory as it is; of a squashfs, a SIF or an OCI archive, the files that matter.
 
 What matters is what the loader reads (libraries, its configuration) and a few files that say what the image is. They
-are put into a folder of our own, which is gone afterwards; libraries larger than `MAX_LIBRARY` are left out.
+are put into a folder of our own, which is gone afterwards. It may lie in memory, so of large libraries that are not the
+network's only the name is kept, and the largest of all are left out until the rest fits into `MAX_TOTAL`.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from typing import IO, NamedTuple
 from windlass.errors import CommandError, MachineError, UsageError
 from windlass.images.facts import config_environment, directory_environment
 from windlass.images.node.closure import Root
+from windlass.images.node.decide import is_network
 from windlass.images.sif import is_sif, sif_partition
 from windlass.procs.command import run_command, which
 
-MAX_LIBRARY = 64 << 20
-MAX_TOTAL = 4 << 30
+MAX_LIBRARY = 6 << 20
+MAX_NETWORK_LIBRARY = 128 << 20
+MAX_TOTAL = 1 << 30
 _TIMEOUT_S = 900.0
 _LIBRARY = re.compile(
     r"(usr/|usr/local/|container/hpc/|opt/[^/]+/(?:[^/]+/)?)?(lib|lib64)(/[\w.-]+-linux-gnu\w*)?(/[^/]+)?/[^/]*\.so[^/]*\Z"
@@ -43,6 +46,8 @@ class OpenImage(NamedTuple):
     folder: str
     kind: str
     environment: dict[str, str]
+    names: tuple[str, ...] = ()
+    """Libraries that the image has too and that were not unpacked, by their places in it."""
 
 
 @contextlib.contextmanager
@@ -88,22 +93,22 @@ def _unpacked(path: Path, target: Path, environ: Mapping[str, str]) -> OpenImage
             head = stream.read(512)
     except OSError as error:
         raise UsageError(f"{path}: the image cannot be read: {error.strerror}", hint="check its permissions") from error
-    if head[:4] == b"hsqs":
-        _unsquash(path, target, 0, environ)
-        return OpenImage(str(target), "squashfs", directory_environment(Root(str(target))))
-    if is_sif(head):
-        _unsquash(path, target, sif_partition(str(path)).offset, environ)
-        return OpenImage(str(target), "sif", directory_environment(Root(str(target))))
+    if head[:4] == b"hsqs" or is_sif(head):
+        kind = "squashfs" if head[:4] == b"hsqs" else "sif"
+        names = _unsquash(path, target, sif_partition(str(path)).offset if kind == "sif" else 0, environ)
+        return OpenImage(str(target), kind, directory_environment(Root(str(target))), names)
     if head[257:262] == b"ustar" or head[:2] == b"\x1f\x8b":
         target.mkdir()
-        return OpenImage(str(target), "oci-archive", _unpack_archive(path, target))
+        environment, names = _unpack_archive(path, target)
+        return OpenImage(str(target), "oci-archive", environment, names)
     raise UsageError(
         f"{path}: not an image: neither squashfs, nor SIF, nor an OCI or Docker archive",
         hint="give a folder with an unpacked image, a .sqfs, a .sif, or what `podman save` writes",
     )
 
 
-def _unsquash(path: Path, target: Path, offset: int, environ: Mapping[str, str]) -> None:
+def _unsquash(path: Path, target: Path, offset: int, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Unpacks what matters; returns the libraries that were left out."""
     program = which("unsquashfs", environ)
     if program is None:
         raise MachineError(
@@ -114,11 +119,12 @@ def _unsquash(path: Path, target: Path, offset: int, environ: Mapping[str, str])
     at = ("-o", str(offset)) if offset else ()
     try:
         listed = run_command((program, *at, "-lln", str(path)), timeout_s=_TIMEOUT_S)
-        chosen = [name for kind, size, name in _parsed(listed.stdout) if _is_wanted(kind, size, name)]
+        chosen, left_out = _chosen(list(_parsed(listed.stdout)))
         listing = target.parent / "wanted"
         listing.write_text("".join(f"{_escaped(name)}\n" for name in chosen), errors="surrogateescape")
         argv = (program, *at, "-q", "-n", "-no-xattrs", "-d", str(target), "-ef", str(listing), str(path))
         run_command(argv, timeout_s=_TIMEOUT_S)
+        return left_out
     except CommandError as error:
         raise UsageError(
             f"{path}: unsquashfs cannot read it: {error.output.strip().splitlines()[-1] if error.output else error}",
@@ -143,30 +149,45 @@ def _parsed(listing: str) -> Iterator[tuple[str, int, str]]:
             yield found[1], int(found[2]), found[3].split(" -> ", 1)[0] if found[1] == "l" else found[3]
 
 
+def _chosen(entries: list[tuple[str, int, str]]) -> tuple[list[str], tuple[str, ...]]:
+    """The names to unpack, and the libraries to know by name alone."""
+    wanted = {name: size for kind, size, name in entries if _is_wanted(kind, size, name)}
+    total = sum(wanted.values())
+    for name in sorted(wanted, key=lambda name: wanted[name], reverse=True):
+        if total <= MAX_TOTAL or is_network(name.rpartition("/")[2]):
+            break
+        total -= wanted.pop(name)
+    left_out = (f"/{name}" for kind, _, name in entries if kind in "-l" and name not in wanted and _LIBRARY.match(name))
+    return list(wanted), tuple(left_out)
+
+
 def _is_wanted(kind: str, size: int, name: str) -> bool:
     if kind == "l" and name.count("/") == 0:
         return True  # lib -> usr/lib
     if not (_LIBRARY.match(name) or _OTHER.match(name)):
         return False
-    return kind == "l" or (kind == "-" and size <= MAX_LIBRARY)
+    most = MAX_NETWORK_LIBRARY if is_network(name.rpartition("/")[2]) else MAX_LIBRARY
+    return kind == "l" or (kind == "-" and size <= most)
 
 
 def _escaped(name: str) -> str:
     return re.sub(r"([\\*?\[\]()|+@!])", r"\\\1", name)
 
 
-def _unpack_archive(path: Path, target: Path) -> dict[str, str]:
-    """Layers of an OCI or Docker archive, one on the other. Returns the variables of its configuration."""
+def _unpack_archive(path: Path, target: Path) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Layers of an OCI or Docker archive, one on the other. Returns the variables of its configuration, and the
+    libraries that were left out."""
     try:
         with tarfile.open(path) as archive:
             names = {str(PurePosixPath(member.name)): member for member in archive if member.isreg()}
             layers, config = _contents(archive, names, path)
+            left_out: dict[str, None] = {}
             budget = MAX_TOTAL
             for layer in layers:
                 stream = archive.extractfile(names[layer])
                 assert stream is not None
-                budget = _apply_layer(stream, target, budget)
-            return config_environment(_text(archive, names, config))
+                budget = _apply_layer(stream, target, budget, left_out)
+            return config_environment(_text(archive, names, config)), tuple(left_out)
     except (tarfile.TarError, EOFError, gzip.BadGzipFile, OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"{path}: a damaged or truncated archive: {error}", hint="write it again: podman save --format oci-archive"
@@ -205,7 +226,7 @@ def _blob(digest: str) -> str:
     return f"blobs/{kind}/{value}"
 
 
-def _apply_layer(stream: IO[bytes], target: Path, budget: int) -> int:
+def _apply_layer(stream: IO[bytes], target: Path, budget: int, left_out: dict[str, None]) -> int:
     """Put the wanted files of a layer over those of the layers below it; returns what is left of the budget."""
     if stream.read(4) == b"\x28\xb5\x2f\xfd":
         raise ValueError("a layer is compressed with zstd; save the image uncompressed or with gzip")
@@ -220,11 +241,11 @@ def _apply_layer(stream: IO[bytes], target: Path, budget: int) -> int:
                 _white_out(target, name)
                 continue
             kind = "l" if member.issym() else "-" if member.isreg() or member.islnk() else "?"
-            if kind == "?" or not _is_wanted(kind, member.size, name):
+            if kind == "?" or not _is_wanted(kind, member.size, name) or member.size > budget:
+                if kind != "?" and _LIBRARY.match(name):
+                    left_out[f"/{name}"] = None
                 continue
             budget -= member.size
-            if budget < 0:
-                raise ValueError(f"more than {MAX_TOTAL >> 30} GiB of libraries")
             _put(layer, member, target, name)
     return budget
 

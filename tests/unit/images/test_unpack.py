@@ -113,6 +113,21 @@ def test_only_what_matters_is_unpacked_and_nothing_is_left(squashfs: Path) -> No
     assert not folder.parent.exists()
 
 
+def test_large_libraries_are_known_by_name_alone(
+    root: Path, squashfs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("windlass.images.unpack.MAX_LIBRARY", 100)
+    other = (root / "usr/lib64/libnccl-net-ofi.so").read_bytes()
+    fabric = (root / "usr/lib64/libfabric.so.1").read_bytes()
+    layer = _layer({"usr/lib64/libfabric.so.1": fabric, "usr/lib64/libother.so.1": other, "srv/libfar.so.1": other})
+    _, facts = inspect_image(str(_oci(tmp_path / "image.tar", [layer], [])), os.environ)
+    assert facts.libraries["libother.so.1"] == ("/usr/lib64/libother.so.1", None)
+    assert facts.libraries["libfabric.so.1"].versions is not None, "the network's are read whatever their size"
+    assert "libfar.so.1" not in facts.libraries
+    monkeypatch.setattr("windlass.images.unpack.MAX_TOTAL", 0)
+    assert "libfabric.so.1" in inspect_image(str(squashfs), os.environ)[1].libraries
+
+
 def test_layers_of_an_archive_lie_on_each_other(root: Path, tmp_path: Path) -> None:
     fabric = (root / "usr/lib64/libfabric.so.1").read_bytes()
     plugin = (root / "usr/lib64/libnccl-net-ofi.so").read_bytes()
