@@ -41,7 +41,7 @@ def options(text: str) -> list[str]:
 
 def test_every_command_keeps_its_options(tmp_path: Path) -> None:
     usage = in_process("--help", cwd=tmp_path).stdout
-    commands = re.findall(r"^  ([a-z]+)  ", usage, re.MULTILINE)
+    commands = re.findall(r"^  ([a-z-]+)  ", usage, re.MULTILINE)
     lines = {(command, *sub) for command in commands for sub in ((), *((s,) for s in SUB_COMMANDS.get(command, ())))}
     found = {"windlass": commands}
     for line in sorted(lines):

@@ -31,6 +31,7 @@ _COMMANDS = {
     "report": ("windlass.cli.report", "what a run did, why it was slow and what to try: one page"),
     "nodes": ("windlass.cli.nodes", "nodes that failed and are avoided: list, forgive"),
     "doctor": ("windlass.cli.doctor", "check this machine or every node of this allocation, before a run"),
+    "explain-log": ("windlass.cli.explain_log", "which lines of logs are the cause, which are harmless, what to do"),
     "bench": ("windlass.cli.bench", "measure collectives, training steps, input and scaling; report and compare"),
     "tune": ("windlass.cli.tune", "search the settings that are best for your script, inside one allocation"),
     "cache": ("windlass.cli.cache", "the cooperative cache by hand: start, status, stop, traces"),

@@ -13,7 +13,7 @@ _PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([\w;]+)")
 _USING = re.compile(r"NET/(\w+) ?: Using ((?:\[\d+\]\S+\s*)+)")
 _ENTRY = re.compile(r"\[\d+\]([\w.-]+):")
 _BOOTSTRAP = re.compile(r"Bootstrap ?: Using (?:\[\d+\])?([\w.-]+):")
-_CHANNEL = re.compile(r"via NET/(\S+?)(/GDRDMA)?(?:\(|\s|$)")
+_CHANNEL = re.compile(r"via NET/(.*)$")
 _VERSION = re.compile(r"\b(NCCL|RCCL) version ([\w.+:-]+)")
 _MISSING = re.compile(
     r"NET/Plugin ?: ?(?:No plugin found|Plugin load .* returned \d|Could not find: )|No plugin found \(lib[nr]ccl-net"
@@ -65,7 +65,7 @@ def parse_comm_log(lines: Iterable[str]) -> Transport:
         if match := _BOOTSTRAP.search(line):
             found.setdefault("bootstrap", match[1])
         if match := _CHANNEL.search(line):
-            direct.append(match[2] is not None)
+            direct.append("/GDRDMA" in match[1])
         if _MISSING.search(line):
             found["plugin_missing"] = True
     if found.get("plugin"):

@@ -115,6 +115,7 @@ def rendezvous(patient: Patient) -> tuple[tuple[str, int] | None, list[Finding]]
 def health_of(patient: Patient, findings: list[Finding], level: Level, seconds: float) -> Health:
     checks = fold(findings)
     return Health(
+        version=1,
         site=patient.context.site.name,
         nodes=len(patient.hosts),
         level=level,

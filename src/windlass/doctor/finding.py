@@ -44,7 +44,7 @@ class Folded(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Health(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All that a doctor found: the document of `--json`."""
 
-    version: int = 1
+    version: int
     site: str
     nodes: int
     level: Literal["quick", "default", "full"]

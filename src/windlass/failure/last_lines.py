@@ -17,7 +17,7 @@ LOST_PEERS = re.compile(
     r"gloo.*(?:timed out|timeout)|Timed out waiting|did not meet the other",
     re.IGNORECASE,
 )
-_ERROR_LINE = re.compile(
+ERROR_LINE = re.compile(
     r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Warning|Iteration)\b(?::.*)?$|^\w+(?:\.\w+)+: "
 )
 _INTERNAL = re.compile(r'^(?:\[rank\d+\]:?\s)?  File "[^"]*/(?:torch|windlass)/')
@@ -56,7 +56,7 @@ def error_line(lines: tuple[str, ...]) -> str:
     """The last line that names an error: `ValueError: …`, `torch.OutOfMemoryError: …`; empty where there is none."""
     for line in reversed(lines):
         text = re.sub(r"^\[rank\d+\]:?\s*", "", line)
-        if text and not text[0].isspace() and _ERROR_LINE.match(text):
+        if text and not text[0].isspace() and ERROR_LINE.match(text):
             return text.strip()
     return ""
 

@@ -40,9 +40,9 @@ _ENDERS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 _TOGETHER_S = 1.0
 """Ends this close to the first may have happened before it: the clocks of nodes differ."""
 
-_MEMORY = re.compile(r"OutOfMemoryError|out of memory|MemoryError|bad_alloc|cannot allocate memory", re.IGNORECASE)
-_DISK = re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE)
-_MACHINE = re.compile(
+MEMORY = re.compile(r"OutOfMemoryError|out of memory|MemoryError|bad_alloc|cannot allocate memory", re.IGNORECASE)
+DISK = re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE)
+MACHINE = re.compile(
     r"uncorrectable ECC|CUDA error: (?:an illegal|unspecified launch|device-side|.*ECC)|\bXid\b|HSA_STATUS_ERROR|"
     r"hipErrorLaunchFailure|DEVICE_LOST|Input/output error|Stale file handle|Transport endpoint|Bus error|"
     r"Remote I/O error|No route to host|Network is (?:unreachable|down)",
@@ -211,7 +211,7 @@ def _judge(end: End, seen: Observed) -> Cause:
     if (number == signal.SIGKILL and end.host in seen.oom) or ("Out Of Memory" in seen.said and not trace):
         reason = "was killed for memory: the node had no more" + (f" ({kernel})" if kernel else "")
         return found("memory", reason)
-    if _MEMORY.search(error):
+    if MEMORY.search(error):
         return found("memory", failed)
     if number == signal.SIGABRT and not trace and (gave_up := lost_peer_line(lines)):
         return found("transient", f"lost its peers ({gave_up})")
@@ -224,10 +224,10 @@ def _judge(end: End, seen: Observed) -> Cause:
         return found("transient", f"could not start: {why}", machine=True)
     if LOST_PEERS.search(error):
         return found("transient", f"lost its peers ({error})")
-    if _DISK.search(error):
+    if DISK.search(error):
         # Snapshots have tried several times over many steps; anything else may have met a full disk by chance.
         return found("disk", failed, certain=error.startswith("windlass."))
-    if _MACHINE.search(error):
+    if MACHINE.search(error):
         return found("transient", failed, machine=True)
     certain = bool(_CERTAIN.match(error)) or (end.code == 2 and not trace and _says_usage(lines))
     return found("user", failed, certain=certain)

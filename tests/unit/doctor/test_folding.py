@@ -25,7 +25,7 @@ def _findings(odd: str, status: Status) -> list[Finding]:
 
 def _health(findings: list[Finding]) -> Health:
     checks = fold(findings)
-    return Health(site="s", nodes=1000, level="quick", status=worst(c.status for c in checks), checks=checks)
+    return Health(version=1, site="s", nodes=1000, level="quick", status=worst(c.status for c in checks), checks=checks)
 
 
 def test_a_thousand_nodes_are_one_line_and_the_odd_one_another() -> None:

@@ -111,8 +111,7 @@ def parse_amd(text: str) -> list[Seen]:
     for entry in said if isinstance(said, list) else ():
         if not isinstance(entry, dict) or not isinstance(entry.get("gpu"), int):
             continue
-        memory = entry.get("mem_usage") or entry.get("vram") or {}
-        ecc = entry.get("ecc") or {}
+        memory, ecc = _table(entry.get("mem_usage") or entry.get("vram")), _table(entry.get("ecc"))
         found.append(
             Seen(
                 number=entry["gpu"],
@@ -124,6 +123,11 @@ def parse_amd(text: str) -> list[Seen]:
             )
         )
     return sorted(found)
+
+
+def _table(value: Any) -> dict[str, Any]:
+    """A part of an answer; `N/A` stands for one that a device does not have."""
+    return value if isinstance(value, dict) else {}
 
 
 def parse_ras(text: str) -> int | None:

@@ -1,0 +1,136 @@
+"""What the vendors' tools print, parsed and judged."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from captured import FOLDER
+from windlass.doctor.node import smi
+from windlass.doctor.node.devices import judge_devices
+from windlass.doctor.node.finding import Finding
+
+H200 = (FOLDER / "devices" / "nvidia-smi-h200.csv").read_text()
+A100 = """\
+0, NVIDIA A100-SXM4-40GB, 40960, 4, 535.161.08, 0, 0x0000000000000000, 1410, 1410, No, No
+1, NVIDIA A100-SXM4-40GB, 40960, 39800, 535.161.08, 0, 0x0000000000000004, 1410, 1410, No, No
+2, NVIDIA A100-SXM4-40GB, 40960, 4, 535.161.08, 3, 0x0000000000000000, 1410, 1410, Yes, No
+3, NVIDIA A100-SXM4-40GB, 40960, 4, 535.161.08, [N/A], 0x0000000000000048, 210, 1410, No, No
+"""
+ROCM = json.dumps(
+    {
+        **{
+            f"card{index}": {
+                "VRAM Total Memory (B)": "68702699520",
+                "VRAM Total Used Memory (B)": "10960896",
+                "Card series": "AMD INSTINCT MI200 (MCM) OAM LC MBA HPE C2",
+                "Card model": "0x0b0c",
+            }
+            for index in (0, 1, 10, 2)
+        },
+        "system": {"Driver version": "6.3.6"},
+    }
+)
+AMD = """\
+[
+    {
+        "gpu": 0,
+        "mem_usage": {
+            "total_vram": {"value": 196592, "unit": "MB"},
+            "used_vram": {"value": 283, "unit": "MB"},
+            "free_vram": {"value": 196309, "unit": "MB"}
+        },
+        "ecc": {"total_correctable_count": 0, "total_uncorrectable_count": 2, "total_deferred_count": 0}
+    },
+    {"gpu": 1, "mem_usage": {"total_vram": "N/A", "used_vram": "N/A"}, "ecc": "N/A"}
+]
+"""
+XPU = """\
+{
+    "device_list": [
+        {
+            "device_function_type": "physical",
+            "device_id": 1,
+            "device_name": "Intel(R) Data Center GPU Max 1550",
+            "device_type": "GPU",
+            "drm_device": "/dev/dri/card1",
+            "pci_bdf_address": "0000:4b:00.0",
+            "pci_device_id": "0xbd5",
+            "vendor_name": "Intel(R) Corporation"
+        },
+        {"device_id": 0, "device_name": "Intel(R) Data Center GPU Max 1550", "device_type": "GPU",
+         "memory_physical_size_byte": "137438953472"}
+    ]
+}
+"""
+XPU_HEALTH = """\
+{"device_list": [{"device_id": 0,
+  "core_temperature": {"custom_threshold": -1, "description": "All temperature sensors are healthy.", "status": "OK"},
+  "memory": {"description": "The memory is degraded.", "status": "Warning"}}]}
+"""
+
+
+def _by_name(found: list[Finding]) -> dict[str, Finding]:
+    return {finding["name"]: finding for finding in found}
+
+
+def test_an_h200_is_read_as_its_driver_prints_it() -> None:
+    (seen,) = smi.parse_nvidia(H200)
+    assert (seen.number, seen.name, seen.driver) == (0, "NVIDIA H200", "580.159.04")
+    assert seen.memory_bytes == 143771 << 20 and seen.uncorrected == 0 and not seen.needs_reset
+    found = judge_devices("nvidia", [seen], {"count": 1, "cards": 1, "memory_bytes": 141 * 10**9}, "nvidia-smi")
+    assert {finding["status"] for finding in found} == {"ok"}
+
+
+def test_faults_of_nvidia_devices_have_names() -> None:
+    seen = smi.parse_nvidia(A100)
+    assert len(seen) == 4 and seen[3].uncorrected is None
+    found = _by_name(judge_devices("nvidia", seen, {"count": 4, "cards": 4, "memory_bytes": 40 << 30}, "nvidia-smi"))
+    assert found["devices"]["status"] == "ok" and "driver 535.161.08" in found["devices"]["seen"]
+    assert found["device memory"]["status"] == "warn" and "device 1: 38.9 GiB" in found["device memory"]["seen"]
+    errors = found["device errors"]
+    assert errors["status"] == "fail"
+    assert "device 2: 3 uncorrected memory errors; device 2: rows of memory wait for a reset" in errors["seen"]
+    assert found["device clocks"]["seen"] == "device 3: hardware slowdown, hardware thermal slowdown"
+
+
+@pytest.mark.parametrize(("count", "status"), [(4, "ok"), (8, "fail")])
+def test_a_missing_device_is_found(count: int, status: str) -> None:
+    found = _by_name(judge_devices("nvidia", smi.parse_nvidia(A100), {"count": count}, "nvidia-smi"))
+    assert found["devices"]["status"] == status
+    assert ("where the plan has 8" in found["devices"]["seen"]) == (status == "fail")
+
+
+def test_an_older_driver_that_knows_few_fields_is_read() -> None:
+    (seen,) = smi.parse_nvidia("0, Tesla V100-SXM2-16GB, 16160, 0, 418.67\n", smi.NVIDIA_FEW)
+    assert seen.name == "Tesla V100-SXM2-16GB" and seen.throttle is None
+    assert smi.parse_nvidia("Failed to initialize NVML: Driver/library version mismatch\n") == []
+
+
+def test_rocm_smi_counts_dies_in_their_order() -> None:
+    seen = smi.parse_rocm("WARNING: AMD GPU device(s) is/are in a low-power state.\n" + ROCM)
+    assert [device.number for device in seen] == [0, 1, 2, 10]
+    assert seen[0].memory_bytes == 68702699520 and seen[0].driver == "6.3.6" and seen[0].name.startswith("AMD INSTINCT")
+    assert smi.parse_rocm("WARNING: No JSON data to report\n") == []
+    assert smi.parse_ras("ue: 2\nce: 17\n") == 2 and smi.parse_ras("") is None
+
+
+@pytest.mark.parametrize("text", [AMD, json.dumps({"gpu_data": json.loads(AMD)})])
+def test_amd_smi_is_read_in_both_of_its_forms(text: str) -> None:
+    first, second = smi.parse_amd(text)
+    assert first.memory_bytes == 196592 << 20 and first.uncorrected == 2
+    assert (second.memory_bytes, second.uncorrected) == (None, None)
+    found = _by_name(judge_devices("amd", [first, second], {"count": 2}, "amd-smi"))
+    assert found["device errors"]["status"] == "fail"
+
+
+def test_xpu_smi_counts_cards_and_tells_their_health() -> None:
+    seen = smi.parse_xpu(XPU)
+    assert [device.number for device in seen] == [0, 1] and seen[0].memory_bytes == 137438953472
+    troubles = smi.parse_xpu_health(XPU_HEALTH)
+    assert troubles == ["device 0 memory: Warning"]
+    found = _by_name(judge_devices("intel", seen, {"count": 12, "cards": 6}, "xpu-smi", troubles))
+    assert found["devices"]["status"] == "fail" and "where the plan has 6" in found["devices"]["seen"]
+    assert found["device errors"]["status"] == "fail"
+    assert smi.parse_xpu('{"error": "no device"}') == [] and smi.parse_xpu("") == []

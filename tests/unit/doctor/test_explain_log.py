@@ -1,0 +1,149 @@
+"""Logs explained: the cause is told from what follows from it and from what is harmless."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from unit.cli.typed import in_process
+from unit.doctor.test_comm_log import FOUND, INFINIBAND, LOOPBACK, NOT_FOUND
+from windlass.doctor.explain_log import LogReader, LogReport, explain_files, report_lines
+from windlass.doctor.log_rules import RULES, WORDS
+
+SAMPLES = {
+    "errno 97": "[W1115 socket.cpp:200] [c10d] The client socket has failed to connect to [n1]:29500 (errno: 97 - "
+    "Address family not supported by protocol).",
+    "no process group destroyed": "[W] Warning: WARNING: destroy_process_group() was not called before program exit",
+    "OMP_NUM_THREADS": "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default",
+    "TensorFlow start-up": "E0000 Unable to register cuDNN factory: Attempting to register factory",
+    "verbs drivers": "libibverbs: Warning: couldn't load driver 'libvmw_pvrdma-rdmav34.so'",
+    "NCCL plugins": "n1:1:1 [0] NCCL INFO TUNER/Plugin: Could not find: libnccl-tuner.so",
+    "library warnings": "/x/y.py:12: FutureWarning: `torch.cuda.amp.autocast(args...)` is deprecated.",
+    "out of memory (the kernel's)": "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some processes died",
+    "shared memory": "RuntimeError: DataLoader worker (pid 12) is killed by signal: Bus error. It is possible that",
+    "time limit": "slurmstepd: error: *** JOB 123 ON nid001 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***",
+    "preemption": "slurmstepd: error: *** JOB 123 ON nid001 CANCELLED AT 2026-01-01T00:00:00 DUE TO PREEMPTION ***",
+    "lost node": "srun: error: Node failure on nid0417",
+    "duplicate device": "ncclInvalidUsage: Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000",
+    "no device": "RuntimeError: No CUDA GPUs are available",
+    "driver too old": "RuntimeError: The NVIDIA driver on your system is too old (found version 11040)",
+    "torch for another device": "torch.AcceleratorError: CUDA error: no kernel image is available for execution",
+    "network forced": "n1:1:1 [0] misc.cc:1 NCCL WARN Error: network AWS Libfabric not found.",
+    "library missing": "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory",
+    "port taken": "DistNetworkError: The server socket has failed to listen. port: 29500, (errno: 98 - Address already "
+    "in use).",
+    "name of the first node": "[c10d] The IPv6 network addresses of (bad, 29500) cannot be retrieved (gai error: "
+    "-2 - Name or service not known).",
+    "ranks missing at the start": "DistStoreError: Timed out after 61 s waiting for clients. 7/8 clients joined.",
+    "out of memory (the device's)": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+    "no space left": "OSError: [Errno 28] No space left on device: '/scratch/ckpt'",
+    "open files": "OSError: [Errno 24] Too many open files",
+    "collectives differ": "RuntimeError: Detected mismatch between collectives on ranks.",
+    "MPI start-up": "MPIR_pmi_init: PMI2_Init failed",
+    "fabric resources": "nid001: Cassini Event Queue overflow detected.",
+    "offline": "requests.exceptions.ConnectionError: MaxRetryError: HTTPSConnectionPool(host='x', port=443)",
+    "hardware": "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered",
+    "crash": "Fatal Python error: Segmentation fault",
+    "device of the barrier": "[rank3]:[W] using GPU 3 as devices used by this process are currently unknown.",
+    "loader workers": "UserWarning: This DataLoader will create 16 worker processes in total. Our suggested max "
+    "number of worker in current system is 7",
+    "allocator retries": "cudaMalloc retries: 12",
+    "collective timed out": "[R2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9, OpType=ALLREDUCE)",
+    "lost peers": "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer",
+    "ended by the launcher": "srun: error: nid001: task 3: Terminated",
+}
+
+
+def _read(*lines: str, name: str = "log") -> LogReport:
+    reader = LogReader()
+    reader.read(name, lines)
+    return reader.report()
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_every_rule_explains_its_line_and_is_seen_at_first_look(rule: object) -> None:
+    name = rule.name  # type: ignore[attr-defined]
+    line = SAMPLES[name]
+    assert any(word in line.lower() for word in WORDS)
+    assert [one.name for one in _read(line).explained] == [name]
+
+
+def test_the_cause_stands_out_among_a_thousand_ranks() -> None:
+    lines = []
+    for rank in range(1000):
+        lines.append(f"{rank}: {SAMPLES['errno 97']}")
+        if rank == 417:
+            lines += [
+                f"{rank}: Traceback (most recent call last):",
+                f'{rank}:   File "train.py", line 10, in <module>',
+                f"{rank}:     x = batch[7]",
+                f"{rank}: IndexError: list index out of range",
+            ]
+        else:
+            lines.append(f"{rank}: [rank{rank}]: torch.distributed.DistBackendError: ncclRemoteError: A call failed")
+    report = _read(*lines)
+    assert report.verdict == "rank 417: IndexError: list index out of range"
+    assert [(one.kind, one.count, one.ranks) for one in report.explained] == [
+        ("cause", 1, "417"),
+        ("follows", 999, "0-416,418-999"),
+        ("harmless", 1000, "0-999"),
+    ]
+    text = "\n".join(report_lines(report))
+    assert "harmless: 1000 lines (errno 97); --all shows them" in text and report.ranks == 1000
+
+
+def test_ranks_that_did_not_come_to_a_collective_are_named() -> None:
+    late = [f"{rank}: {SAMPLES['collective timed out']}" for rank in range(64) if rank != 9]
+    assert "not on rank 9" in _read("9: step 10", *late).verdict
+    assert "no line here says why" in _read(SAMPLES["lost peers"]).verdict
+
+
+def test_a_log_without_anything_wrong_says_so() -> None:
+    report = _read("step 1 loss 2.5", "", SAMPLES["errno 97"])
+    assert report.verdict == "nothing here says that anything is wrong" and report.lines == 3
+
+
+def test_what_the_machine_did_says_more_than_the_error_of_the_script() -> None:
+    trace = ["Traceback (most recent call last):", '  File "a.py", line 1', "ValueError: nan"]
+    report = _read(*trace, SAMPLES["out of memory (the kernel's)"])
+    assert report.verdict.startswith("out of memory (the kernel's)")
+    assert [one.name for one in report.explained] == ["out of memory (the kernel's)", "error of the script"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "kind", "name"),
+    [
+        (NOT_FOUND, "slow", "TCP between nodes"),
+        (LOOPBACK, "slow", "wrong interface"),
+        (INFINIBAND, "harmless", "no plugin with InfiniBand"),
+    ],
+)
+def test_the_lines_of_nccl_are_read_together(lines: list[str], kind: str, name: str) -> None:
+    found = [one for one in _read(*lines).explained if one.where == "NCCL's lines"]
+    assert [(one.kind, one.name) for one in found] == [(kind, name)]
+    assert not [one for one in _read(*FOUND).explained if one.kind in {"cause", "slow"}]
+
+
+def test_files_folders_and_run_folders_are_read(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "out").mkdir(parents=True)
+    (run / "plan.json").write_text('{"error": "Too many open files"}')
+    (run / "out" / "node-0000.log").write_bytes(b"0: fine\n1: OSError: [Errno 24] Too many open files\n\xff\xfe\n")
+    (run / "launcher.log").write_text("srun: error: nid001: task 1: Exited with exit code 1\n")
+    report = explain_files([run], lambda _: None)
+    assert (report.files, report.lines) == (2, 4)
+    assert report.verdict.startswith("rank 1: open files")
+    (tmp_path / "rank-7.log").write_text(SAMPLES["no space left"] + "\r\n")
+    assert explain_files([tmp_path / "rank-7.log"], lambda _: None).explained[0].ranks == "7"
+
+
+def test_the_command_explains_and_complains_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(SAMPLES["port taken"] + "\n")
+    done = in_process("explain-log", "a.log", cwd=tmp_path)
+    assert done.code == 0 and "port taken" in done.stdout and "→ let windlass choose the port" in done.stdout
+    said = json.loads(in_process("explain-log", "--json", "a.log", cwd=tmp_path).stdout)
+    assert said["explained"][0]["name"] == "port taken" and said["version"] == 1
+    missing = in_process("explain-log", "none.log", cwd=tmp_path)
+    assert missing.code == 2 and missing.stderr.startswith("windlass: error: none.log does not exist")
