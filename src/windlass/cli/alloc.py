@@ -31,5 +31,5 @@ def main(args: argparse.Namespace) -> Result:
             warn(f"windlass: warning: {remark.text}" + (f" ({remark.hint})" if remark.hint else ""))
     if not args.dry_run:
         enter_allocation(allocation, environ)
-    data = {"argv": allocation.argv, "arguments": allocation.plan.directives}
+    data = {"argv": allocation.argv, "arguments": allocation.arguments}
     return Result(text=quote_words(allocation.argv), data=data)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from windlass.errors import UsageError
-from windlass.model.origin import argv_of
+from windlass.model.origin import Argument, argv_of
 from windlass.model.plan import Plan
 from windlass.model.request import Request
 from windlass.procs.command import become
@@ -21,7 +21,13 @@ class InteractiveAllocation:
     """A plan of one's nodes and the command that asks for them."""
 
     plan: Plan
-    argv: tuple[str, ...]
+    arguments: tuple[Argument, ...]
+    """The scheduler's command and its options, each with its reason."""
+    command: tuple[str, ...] = ()
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        return (*argv_of(self.arguments), *self.command)
 
 
 def plan_allocation(
@@ -30,8 +36,11 @@ def plan_allocation(
     """The allocation of a request, which is not asked for yet. `command` runs in the place of a shell."""
     plan = plan_job(request, environ).plan
     scheduler = get_scheduler(plan.scheduler)
-    arguments = argv_of(scheduler.interactive_arguments(plan.directives))
-    return InteractiveAllocation(plan=plan, argv=(*arguments, *scheduler.interactive_command(command)))
+    return InteractiveAllocation(
+        plan=plan,
+        arguments=scheduler.interactive_arguments(plan.directives),
+        command=scheduler.interactive_command(command),
+    )
 
 
 def enter_allocation(allocation: InteractiveAllocation, environ: Mapping[str, str]) -> NoReturn:

@@ -71,6 +71,7 @@ def test_the_reasons_are_in_the_json(tmp_path: Path) -> None:
     told = json.loads(in_process("alloc", "--dry-run", "--json", "--site", "lumi", *JOB, cwd=tmp_path).stdout)
     assert told["argv"][0] == "salloc"
     assert all(argument["because"] for argument in told["arguments"])
+    assert [word for argument in told["arguments"] for word in argument["words"]] == told["argv"]
 
 
 @pytest.mark.parametrize(
