@@ -38,6 +38,8 @@ class BundleManifest(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 1
     run_id: str
     hosts: tuple[str, ...]
+    addresses: tuple[str, ...] = ()
+    """Where they are reached, if not by these names."""
     node_variables: tuple[str, ...]
     """Variables in which the launcher tells an agent its place among the hosts."""
     folder: str

@@ -28,7 +28,7 @@ from windlass.plan.cache import agents_folder
 from windlass.plan.render.rank_script import JobFacts
 from windlass.run.folder import AGENT_FILE, RunFolder
 from windlass.run.node_step import RunningStep, start_node_step
-from windlass.run.rendezvous import host_addresses
+from windlass.run.rendezvous import host_addresses, named_hosts
 
 BUNDLE_FILE = AGENT_FILE
 OUT_FILE = "agents.out"
@@ -50,6 +50,7 @@ class AgentsSpec:
     step: NodeStep
     run_id: str
     hosts: tuple[str, ...]
+    addresses: tuple[str, ...]
     folder: str
     cpus: tuple[int, ...]
     services: tuple[ServiceSpec, ...]
@@ -70,7 +71,8 @@ def agents_spec(
     return AgentsSpec(
         step=agents_step(plan),
         run_id=facts.run_id,
-        hosts=host_addresses(plan, hosts, environ),
+        hosts=named_hosts(plan, hosts),
+        addresses=host_addresses(plan, hosts, environ),
         folder=agents_folder(plan, facts.uid, facts.run_id),
         cpus=plan.agents.cpus,
         services=services,
@@ -141,6 +143,7 @@ class Agents:
         manifest = BundleManifest(
             run_id=self._spec.run_id,
             hosts=self._spec.hosts,
+            addresses=self._spec.addresses,
             node_variables=self._spec.step.place,
             folder=self._spec.folder,
             until=until,

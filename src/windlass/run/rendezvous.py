@@ -71,12 +71,17 @@ def host_addresses(plan: Plan, hosts: tuple[str, ...], environ: Mapping[str, str
     """All hosts by the names or addresses under which they find each other, found as that of the first one is for the
     ranks; by the site's rule where nothing resolves."""
     found = _resolvable(plan, hosts, environ) if len(hosts) > 1 else None
-    return found or tuple(_by_rule(plan, host) for host in hosts)
+    return found or named_hosts(plan, hosts)
+
+
+def named_hosts(plan: Plan, hosts: tuple[str, ...]) -> tuple[str, ...]:
+    """The hosts by their names on the fabric, by the site's rule."""
+    return tuple(_by_rule(plan, host) for host in hosts)
 
 
 def _resolvable(plan: Plan, hosts: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str, ...] | None:
     """The hosts by the first kind of name under which the first one resolves; None where none does."""
-    named = tuple(_by_rule(plan, host) for host in hosts)
+    named = named_hosts(plan, hosts)
     for candidates in (
         (named, hosts) if not plan.rendezvous.suffix else (named,)
     ):  # with a suffix, only the fabric will do

@@ -82,7 +82,7 @@ def main(data: bytes, manifest: dict[str, Any], key: bytes) -> int:
         with claimed(base, own, data) as bundle:
             node = NodeContext(
                 number,
-                tuple(manifest["hosts"]),
+                tuple(manifest.get("addresses") or manifest["hosts"]),
                 manifest["run_id"],
                 base,
                 bundle,
