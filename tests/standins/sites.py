@@ -40,12 +40,14 @@ class Site:
     def lose(self, node: str) -> None:
         """Kill everything that runs on a node, and the node: nothing starts there any more."""
         holder = int((self.folder / "holders" / node).read_text())
-        namespace = Path(f"/proc/{holder}/ns/mnt").readlink()
-        os.kill(holder, signal.SIGKILL)  # first, so that nothing new starts
-        for path in Path("/proc").glob("[0-9]*/ns/mnt"):
-            with contextlib.suppress(OSError):
-                if path.readlink() == namespace:
-                    os.kill(int(path.parts[2]), signal.SIGKILL)
+        namespace = Path(f"/proc/{holder}/ns/mnt")
+        with namespace.open("rb"):  # while it is open, no other namespace gets its number
+            number = namespace.readlink()
+            os.kill(holder, signal.SIGKILL)  # first, so that nothing new starts
+            for path in Path("/proc").glob("[0-9]*/ns/mnt"):
+                with contextlib.suppress(OSError):
+                    if path.readlink() == number:
+                        os.kill(int(path.parts[2]), signal.SIGKILL)
 
 
 def real() -> str:
