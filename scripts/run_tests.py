@@ -85,7 +85,9 @@ def workers() -> int:
 
 def run(argv: list[str], count: int) -> tuple[int, Outcomes]:
     outcomes = Outcomes()
-    code = pytest.main(["-n", str(count), "--dist", "loadgroup", *argv], plugins=[outcomes])
+    # The order is that of tests/conftest.py, which knows what takes long; xdist's own is by the number of tests.
+    spread = ["-n", str(count), "--dist", "loadgroup", "--no-loadscope-reorder", "--durations=40"]
+    code = pytest.main([*spread, *argv], plugins=[outcomes])
     return int(code), outcomes
 
 

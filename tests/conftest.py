@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,8 @@ __all__ = ["_bound_cluster", "_wide_cluster", "slurm", "slurm_bound"]
 # Tests under these marks start real processes, so what they leave behind is looked for.
 _REAL = ("slurm", "mpi", "fuse", "containers", "torch", "modules")
 _SHARED = ("_bound_cluster", "_wide_cluster")
+# About what a test with such a mark takes, in tenths of a second; one without takes 1. Only their order matters.
+_COST = {"slurm": 30, "mpi": 20, "fuse": 10, "containers": 20, "torch": 40, "modules": 10, "apart": 100}
 
 # On a busy machine an example, or the making of one, takes as long as it takes: that says nothing about the code.
 settings.register_profile("any-pace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -36,12 +39,21 @@ def pytest_configure() -> None:
             signal.signal(sig, usual)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run in parallel, those of one shared cluster stay on one worker, so that it starts once; all others
-    stay with their file."""
-    for item in items:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where tests run in parallel, those of one shared cluster stay on one worker, so that it starts once; those that
+    are marked `apart` go wherever there is room; all others stay with their file. What takes longest starts first, so
+    that no worker is left alone with it at the end: `scripts/run_tests.py` has xdist keep this order."""
+    cost: Counter[str] = Counter()
+    group: dict[pytest.Item, str] = {}
+    for number, item in enumerate(items):
         shared = [name for name in _SHARED if name in getattr(item, "fixturenames", ())]
-        item.add_marker(pytest.mark.xdist_group(shared[0] if shared else item.nodeid.split("::", 1)[0]))
+        file = item.nodeid.split("::", 1)[0]
+        own = f"{file} {number}" if item.get_closest_marker("apart") else file
+        group[item] = shared[0] if shared else own
+        cost[group[item]] += max((_COST.get(mark.name, 1) for mark in item.iter_markers()), default=1)
+        item.add_marker(pytest.mark.xdist_group(group[item]))
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: (-cost[group[item]], group[item]))
 
 
 HOSTILE_NAME = """run 1's "$HOME" $(touch x) `id` [a]*? ünï;&|#%"""

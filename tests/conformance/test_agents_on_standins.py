@@ -15,6 +15,8 @@ from windlass.schedulers.base import JobState
 
 __all__ = ["machine"]
 
+pytestmark = pytest.mark.apart
+
 
 def hosts(machine: Machine) -> str:
     return str(json.loads((machine.site.home / "run" / "result.json").read_text())["hosts"])

@@ -23,6 +23,8 @@ from windlass.schedulers.base import JobState
 
 __all__ = ["machine"]
 
+pytestmark = pytest.mark.apart
+
 WORDS = [word for word in HOSTILE if "{" not in word]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,14 @@ from pathlib import Path
 
 _HERE = Path(__file__).parent
 _KEPT = ("LANG", "LC_ALL", "TERM", "TZ", "WLTEST_MARK", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+
+
+_FUSE = re.compile(r" - fuse(\.\S+)? ")
+# A new mount namespace begins with copies of all mounts of this machine: those of other tests must not live on in it.
+_FORGET_OTHERS = (
+    "while read -r _ point kind _; do case $kind in fuse|fuse.*) "
+    'umount -l "$(printf %b "$point")" ;; esac; done < /proc/self/mounts'
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +43,7 @@ class Site:
         for path in (self.folder / "holders").glob("*"):
             with contextlib.suppress(OSError):  # a lost node has none
                 lines = Path(f"/proc/{path.read_text()}/mountinfo").read_text().splitlines()
-                found += [f"{path.name}: {line.split()[4]}" for line in lines if " - fuse" in line]
+                found += [f"{path.name}: {line.split()[4]}" for line in lines if _FUSE.search(line)]
         return found
 
     def lose(self, node: str) -> None:
@@ -91,7 +100,7 @@ def _held(folder: Path, nodes: Sequence[str]) -> Iterator[Path]:
     that says which. With the process the mounts go."""
     holders = folder / "holders"
     holders.mkdir()
-    script = 'hostname "$0" && mount --bind "$1" /etc/hosts && echo held && exec sleep infinity'
+    script = f'hostname "$0" && mount --bind "$1" /etc/hosts && {_FORGET_OTHERS} && echo held && exec sleep infinity'
     private = ("setpriv", "--pdeathsig", "KILL", "unshare", "--uts", "--mount", "--propagation", "private")
     hosts = str(_hosts_file(folder, nodes))
     started: dict[str, subprocess.Popen[bytes]] = {}
