@@ -151,7 +151,7 @@ class _Job:
                 f"the build failed: {lines[-1]}",
                 argv=argv,
                 code=done.code,
-                output="\n".join([*lines[-_MAX_LINES:-1], "…"]),
+                output="\n".join(lines[-_MAX_LINES:-1]),
                 hint=f"all of its output: {self.log}",
             )
 

@@ -69,3 +69,7 @@ def test_of_several_versions_of_a_folder_the_newest_comes_first(tmp_path: Path) 
     root = Root(str(tmp_path), platform.machine())
     search = HostSearch(root, ("/opt/cray/libfabric/*/lib64",), ("libfabric.so.1",))
     assert "/1.22.0/" in host_closure(search).libraries["libfabric.so.1"].path
+    loaded = ("/conda/lib", "/opt/cray/libfabric/1.15.2/lib64")
+    search = HostSearch(root, ("/opt/cray/libfabric/*/lib64",), ("libfabric.so.1",), loaded)
+    assert "/1.15.2/" in host_closure(search).libraries["libfabric.so.1"].path, "a loaded module wins"
+    assert "/conda/lib" not in search.folders, "and nothing else of the search path does"

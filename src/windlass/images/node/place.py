@@ -1,7 +1,7 @@
 """Runs on each node before the ranks: computes the closure of the host's network libraries and copies what the image
 needs of it into a folder of this job. Prints one line of JSON. Travels: standard library, Python 3.9.
 
-Copies and no links, because links to the host's paths lead nowhere inside; a few megabytes in node-local storage. The
+Copies and no links, because links to the host's paths lead nowhere inside. The
 folder is the job's own, is made under another name first, and goes with the job's caches.
 """
 
@@ -34,20 +34,23 @@ _OWN_HINT = "give the folder that has libfabric.so.1, on Cray systems /opt/cray/
 
 
 class HostSearch:
-    """Where a host keeps its network libraries: folders (patterns allowed, the newest version first) and names."""
+    """Where a host keeps its network libraries: folders and names. Of the folders that a pattern stands for, those of
+    loaded modules (`loaded`, the search path of this process) come first, then the newest version."""
 
-    def __init__(self, root: Root, folders: Tuple[str, ...], names: Tuple[str, ...]) -> None:
+    def __init__(
+        self, root: Root, folders: Tuple[str, ...], names: Tuple[str, ...], loaded: Tuple[str, ...] = ()
+    ) -> None:
         self.root = root
         self.names = names
-        self.folders = tuple(folder for pattern in folders for folder in _newest_first(root, pattern))
+        self.folders = tuple(folder for pattern in folders for folder in _best_first(root, pattern, loaded))
 
 
-def _newest_first(root: Root, pattern: str) -> List[str]:
+def _best_first(root: Root, pattern: str, loaded: Tuple[str, ...]) -> List[str]:
     if not any(char in pattern for char in "*?["):
         return [pattern]
     base = "" if root.folder == "/" else glob.escape(root.folder)
     found = [root.inside(place) for place in glob.glob(base + pattern)]
-    return sorted(found, key=version_key, reverse=True)
+    return sorted(found, key=lambda folder: (folder in loaded, version_key(folder)), reverse=True)
 
 
 def host_closure(search: HostSearch, own: str = "") -> Closure:
@@ -124,9 +127,9 @@ def decide_here(spec: Mapping[str, Any], image: ImageFacts) -> Decision:
     """The decision for this machine. Nothing goes in where the image has the fabric itself and nobody insists."""
     if spec["provider"] and spec["provider"] in image.providers and not spec["own"]:
         return Decision((), (), "")
-    search = HostSearch(
-        Root(spec["root"], image.machine or platform.machine()), tuple(spec["folders"]), tuple(spec["names"])
-    )
+    root = Root(spec["root"], image.machine or platform.machine())
+    loaded = tuple(folder.rstrip("/") for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":"))
+    search = HostSearch(root, tuple(spec["folders"]), tuple(spec["names"]), loaded)
     found = host_closure(search, spec["own"])
     if not found.libraries and not found.missing:
         return Decision((), ("%s has no network library (libfabric, libcxi, …)" % spec["own"],), _OWN_HINT)
