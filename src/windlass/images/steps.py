@@ -29,6 +29,9 @@ _CXI_PACKAGES = (
 )
 _CXI_RUNTIME = ("libconfig9", "libcurl4", "libjson-c5", "libnl-3-200", "libnl-genl-3-200", "libnuma1", "libyaml-0-2")
 
+_GDRCOPY = "if [ -e /usr/include/gdrapi.h ]; then gdrcopy=--enable-gdrcopy-dlopen; else gdrcopy=; fi"
+"""Only where the base has its header: configure ends otherwise."""
+
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that is done, and why."""
@@ -136,7 +139,7 @@ def cxi_step(headers: Source, driver: Source, library: Source) -> Step:
 def libfabric_step(source: Source, spec: ImageSpec) -> Step:
     cxi = ' --enable-cxi="$PREFIX" --with-cassini-headers="$PREFIX" --with-cxi-uapi-headers="$PREFIX"'
     gpu = {
-        "nvidia": ' --with-cuda="$GPU_HOME" --enable-cuda-dlopen --enable-gdrcopy-dlopen',
+        "nvidia": ' --with-cuda="$GPU_HOME" --enable-cuda-dlopen ${gdrcopy:+"$gdrcopy"}',
         "amd": ' --with-rocr="$GPU_HOME"',
         "": "",
     }[spec.gpu]
@@ -147,6 +150,7 @@ def libfabric_step(source: Source, spec: ImageSpec) -> Step:
         + (", by the provider cxi" if spec.fabric else ": verbs on InfiniBand, tcp on Ethernet"),
         commands=(
             *checkout(source),
+            *((_GDRCOPY,) if spec.gpu == "nvidia" else ()),
             'cd "$SRC/libfabric"',
             "./autogen.sh",
             f'./configure --prefix="$PREFIX" --enable-shm{cxi if spec.fabric else ""}{gpu}{only}',
