@@ -6,9 +6,11 @@ import json
 import os
 import pty
 import re
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -137,3 +139,26 @@ def test_the_screen_on_a_terminal_is_drawn_and_given_back(tmp_path: Path) -> Non
     assert seen.startswith(b"\x1b[?1049h\x1b[?25l")
     assert b"\x1b[?25h\x1b[?1049l" in seen
     assert b"rank 12 waits 43%" in seen
+
+
+def test_figures_are_offered_on_a_port_of_this_machine_alone(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    argv = windlass_argv("watch", "--demo", "2", "--every", "0.2", "--prometheus-port", str(port))
+    environ = {**os.environ, **windlass_env(tmp_path)}
+    with subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as child:
+
+        def scraped() -> str:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+                    return str(answer.read().decode())
+            except OSError:
+                return ""
+
+        try:
+            text = wait_until(scraped, timeout_s=60, what="figures are offered")
+        finally:
+            child.terminate()
+            child.wait(timeout=30)
+    assert 'windlass_rank_steps_total{job="demo",rank="0",node="nid00001"}' in text

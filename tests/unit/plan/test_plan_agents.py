@@ -13,6 +13,7 @@ from windlass.model.plan import PLAN_VERSION, plan_from_json, plan_to_json
 from windlass.model.request import Allocation
 from windlass.plan.agents import agents_step, plan_agents
 from windlass.plan.explain import find_name
+from windlass.plan.render.rank_script import JobFacts, rank_script
 from windlass.plan.show import diff_lines, plan_text
 from windlass.run.folder import read_plan
 from windlass.sites.catalog import load_site
@@ -29,6 +30,8 @@ OLD = Path(__file__).parents[2] / "data" / "plan-0.1.0.json"
         ({"hang_after_s": 60.0}, ("heartbeat",), "--hang-after"),
         ({"until_done": True}, ("heartbeat",), "--until-done"),
         ({"cache": ("/lustre/env",), "restarts": 2}, ("cache", "heartbeat"), "--cache, --restarts"),
+        ({"watch": True}, ("sampler",), "--watch"),
+        ({"watch": True, "restarts": 2}, ("heartbeat", "sampler"), "--restarts, --watch"),
         ({"stage": ("/lustre/env",), "kind": "none"}, ("stage",), "windlass stage"),
     ],
 )
@@ -106,3 +109,16 @@ def test_a_plan_of_version_1_is_read_and_gets_its_agents(tmp_path: Path) -> None
     assert plan.agents is not None and plan.agents.services == ("cache", "heartbeat")
     assert plan.agents == plan_agents(plan)
     assert plan_from_json(plan_to_json(plan)) == plan
+
+
+def test_agents_that_sample_see_the_devices_and_the_ranks_find_the_hook() -> None:
+    watched, _ = plan_for("frontier", "python", "train.py", nodes=2, account="A", watch=True)
+    plain, _ = plan_for("frontier", "python", "train.py", nodes=2, account="A", restarts=1)
+    assert watched.agents is not None and plain.agents is not None
+    assert "--gres=none" in argv_of(plain.agents.launch)
+    assert "--gres=none" not in argv_of(watched.agents.launch)
+    script = rank_script(watched, JobFacts(run_dir="/r", run_id="ab12", master_addr="m", master_port=1, job_id="1"))
+    assert "w_hook=" in script and "PYTHONPATH=" in script
+    assert "w_hook=" not in rank_script(plain, JobFacts(run_dir="/r", run_id="ab12", master_addr="m", master_port=1))
+    (finding,) = find_name("sampler", watched, load_site("frontier"))
+    assert finding.active and "windlass watch" in finding.because
