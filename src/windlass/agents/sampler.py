@@ -14,7 +14,7 @@ from windlass.model.plan import Plan
 from windlass.observe.findings import find
 from windlass.observe.fold import JobFiles, JobFold, interval_s
 from windlass.observe.job import Job
-from windlass.plan.render.rank_script import JobFacts
+from windlass.plan.render.rank_script import HOOK_FOLDER, JobFacts
 from windlass.run.execute import Sidecar
 from windlass.run.folder import RunFolder
 from windlass.run.output import OutputView
@@ -35,7 +35,8 @@ def samples(plan: Plan) -> bool:
 def sampler_service(nodes: int) -> ServiceSpec:
     """What every node's sampler is told; the start-up hook travels with it."""
     hook = {name: (_NODE / source).read_text(encoding="utf-8") for name, source in _HOOK.items()}
-    return ServiceSpec(name=SAMPLER, entry=_ENTRY, settings={"interval_s": interval_s(nodes), "hook": hook})
+    settings: dict[str, object] = {"interval_s": interval_s(nodes), "folder": HOOK_FOLDER, "hook": hook}
+    return ServiceSpec(name=SAMPLER, entry=_ENTRY, settings=settings)
 
 
 def sampler_agents(

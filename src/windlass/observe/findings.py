@@ -91,8 +91,8 @@ def _stalled(job: Job) -> list[Finding]:
             level="bad",
             kind="stalled",
             text=f"no step for {age:.0f} s; {who} stopped first, after step {behind:,}",
-            hint=f"where it hangs: windlass exec --rank {first[0].rank} RUN -- py-spy dump --pid PID; "
-            "`run --hang-after` does this for all ranks",
+            hint=f"where: windlass exec --rank {first[0].rank} -- sh -c 'py-spy dump --pid $WINDLASS_RANK_PID'; "
+            "`run --hang-after` asks all ranks",
             ranks=tuple(rank.rank for rank in first),
         )
     ]
@@ -107,10 +107,10 @@ def _lost(job: Job) -> list[Finding]:
         return []
     return [
         Finding(
-            level="bad" if len(hosts) < len(job.nodes) else "warn",
+            level="bad",
             kind="lost",
             text=f"{_hosts(hosts)} sent no sample for more than {limit:.0f} s",
-            hint="is the node gone, or its agent? `windlass exec --node HOST RUN -- uptime` asks it",
+            hint="is the node gone, or its agent? `windlass exec --node HOST -- uptime` asks it",
             hosts=hosts,
         )
     ]
@@ -174,7 +174,7 @@ def _input(job: Job) -> list[Finding]:
             level="bad",
             kind="input-straggler",
             text=f"{_who(alone)} waits {share:.0%} of a step for data, and all others with it",
-            hint=f"its node's file system or CPUs: windlass exec --rank {alone[0].rank} RUN -- top -b -n 1",
+            hint=f"its node's file system or CPUs: windlass exec --rank {alone[0].rank} -- top -b -n 1",
             ranks=tuple(rank.rank for rank in alone),
         )
     ]

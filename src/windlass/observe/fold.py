@@ -6,7 +6,6 @@ Only the windlass of the run writes them, so that 10,000 nodes are two files and
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -291,7 +290,3 @@ def _replace(path: Path, data: bytes) -> None:
     except OSError:
         partial.unlink(missing_ok=True)
         raise
-
-
-def now_s() -> float:
-    return time.time()

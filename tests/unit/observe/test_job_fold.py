@@ -112,7 +112,9 @@ def test_damaged_files_are_an_error_or_a_count_never_a_traceback(tmp_path: Path)
 
 
 def test_the_sampler_of_a_node_tells_of_its_ranks_and_leaves_nothing(tmp_path: Path) -> None:
-    service = sampler.SamplerService(str(tmp_path), "r1", 0, {"interval_s": 0.01, "hook": {"x.py": "pass\n"}})
+    service = sampler.SamplerService(
+        str(tmp_path), "r1", 0, {"interval_s": 0.01, "folder": "h", "hook": {"x.py": "pass\n"}}
+    )
     service.start()
     folder = Path(service.folder)
     assert (folder / "python" / "x.py").read_text() == "pass\n"

@@ -10,7 +10,6 @@ at once, and a torn one costs only itself. The file is bounded: old steps are fo
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import sys
 import time
@@ -167,7 +166,7 @@ class Recorder:
         self._write({"steps": steps})
 
     def _write(self, line: dict[str, Any]) -> None:
-        os.write(self._file, json.dumps(line, separators=(",", ":")).encode() + b"\n")
+        os.write(self._file, _line_bytes(line))
 
     def _fold(self) -> None:
         """Write the file anew with its older steps as quantiles; whoever reads it finds the old one or the new one."""
@@ -177,12 +176,18 @@ class Recorder:
         partial = "%s.%d" % (self.path, self._pid)
         file = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        data = b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines)
+        data = b"".join(_line_bytes(line) for line in lines)
         while data:
             data = data[os.write(file, data) :]
         os.rename(partial, self.path)
         os.close(self._file)
         self._file = file
+
+
+def _line_bytes(line: dict[str, Any]) -> bytes:
+    import json  # here: a Python that takes no step does not need it
+
+    return json.dumps(line, separators=(",", ":")).encode() + b"\n"
 
 
 def _once(line: dict[str, Any]) -> Callable[[], dict[str, Any] | None]:
@@ -195,6 +200,8 @@ def _once(line: dict[str, Any]) -> Callable[[], dict[str, Any] | None]:
 
 def parse_lines(raw: list[bytes]) -> tuple[list[dict[str, Any]], int]:
     """The lines of a record, and how many could not be read."""
+    import json
+
     lines, torn = [], 0
     for text in raw:
         if not text.strip():

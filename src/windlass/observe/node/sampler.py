@@ -19,7 +19,6 @@ from windlass.observe.node.devices import Devices
 from windlass.observe.node.readings import listed, read_text
 from windlass.observe.node.steps import RankSteps, follow
 
-HOOK_FOLDER = "h"
 MAX_TEXT = 640
 ACTIVITIES = ("steps", "python", "command", "ended")
 _PARTS = ("python", "steps", "pids")
@@ -31,10 +30,12 @@ def make(node: Any, settings: dict[str, Any]) -> SamplerService:
 
 
 class SamplerService:
-    """`settings`: `interval_s`, and `hook`, the texts of the files that ranks import at their start."""
+    """`settings`: `interval_s`; `folder`, the name under which ranks look for it in the agents' folder; and `hook`, the
+    texts of the files that ranks import at their start."""
 
     def __init__(self, base: str, run_id: str, number: int, settings: dict[str, Any], root: str = "/") -> None:
-        self.folder = os.path.join(base, HOOK_FOLDER, "%s.%d" % (run_id, number))
+        self._above = os.path.join(base, settings["folder"])
+        self.folder = os.path.join(self._above, "%s.%d" % (run_id, number))
         self._base = base
         self._settings = settings
         self._root = root
@@ -45,7 +46,7 @@ class SamplerService:
         self._sampler = Sampler(self.folder, root)
 
     def start(self) -> None:
-        sweep(self._base)
+        sweep(self._base, self._above)
         shutil.rmtree(self.folder, ignore_errors=True)
         for part in _PARTS:
             os.makedirs(os.path.join(self.folder, part), mode=0o700)
@@ -210,8 +211,8 @@ def _packed(letter: str, rows: list[list[Any]]) -> list[str]:
     return texts + (["%s[%s]" % (letter, ",".join(held))] if held else [])
 
 
-def sweep(base: str) -> None:
+def sweep(base: str, above: str) -> None:
     """Removes what a sampler left that was killed: an agent that lives has a folder of the same name beside."""
-    for name in listed(os.path.join(base, HOOK_FOLDER)):
+    for name in listed(above):
         if not os.path.isdir(os.path.join(base, "a", name)):
-            shutil.rmtree(os.path.join(base, HOOK_FOLDER, name), ignore_errors=True)
+            shutil.rmtree(os.path.join(above, name), ignore_errors=True)

@@ -218,17 +218,15 @@ def _memory_line() -> "Any":
     return None
 
 
-def _run_next(folder: "Any") -> "Any":
+def _run_next() -> "Any":
     """Whoever of the same name comes next in `sys.path` runs as if it had been found first."""
-    import importlib.machinery
-    import importlib.util
-
-    spec = importlib.machinery.PathFinder.find_spec(__name__, [entry for entry in sys.path if entry != folder])
-    if spec is None or spec.loader is None:
-        return
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[__name__] = module
-    spec.loader.exec_module(module)
+    ours = sys.modules.pop(__name__)
+    try:
+        __import__(__name__)
+    except ImportError as error:
+        if error.name != __name__:
+            raise
+        sys.modules[__name__] = ours
 
 
 def _main() -> "Any":
@@ -239,7 +237,7 @@ def _main() -> "Any":
         sys.stderr.write("windlass: the start-up hook does not work here: %s: %s\n" % (type(error).__name__, error))
     while folder in sys.path:
         sys.path.remove(folder)
-    _run_next(folder)
+    _run_next()
 
 
 if __name__ == "sitecustomize":
