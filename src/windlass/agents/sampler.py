@@ -23,7 +23,11 @@ SAMPLER = "sampler"
 _ENTRY = "windlass.observe.node.sampler:make"
 _NODE = Path(windlass.observe.node.__path__[0])
 SAMPLER_PACKAGES = {"windlass.observe.node": _NODE}
-_HOOK = {"sitecustomize.py": "sitecustomize.py", "windlass_recorder.py": "recorder.py"}
+_HOOK = {
+    "sitecustomize.py": "sitecustomize.py",
+    "windlass_recorder.py": "recorder.py",
+    "windlass_profiler.py": "profiler.py",
+}
 _END_S = 5.0
 _TELL_S = 60.0
 

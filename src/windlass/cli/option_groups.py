@@ -177,6 +177,13 @@ def _add_name(group: Group) -> None:
 def _add_run(run: Group) -> None:
     _add_name(run)
     run.add_argument("--watch", action="store_true", help="look at nodes and steps while it runs, for `windlass watch`")
+    run.add_argument(
+        "--profile", metavar="TOOL", help="profile some ranks: torch, nsys, rocprof, rocprofv3, unitrace, py-spy"
+    )
+    run.add_argument("--profile-ranks", default="0", metavar="RANKS", help="which ones (default 0), as in 14 or 0,3-5")
+    run.add_argument(
+        "--profile-steps", type=int, default=32, metavar="N", help="with torch: so many steps (default 32)"
+    )
     run.add_argument("--run-dir", metavar="DIR", help="folder of this run (default: runs/NAME-TIME)")
     run.add_argument("--no-placeholders", action="store_true", help="leave {rank} and the like in arguments alone")
     run.add_argument(

@@ -25,11 +25,12 @@ CommandKind = Literal["script", "module", "command", "none"]
 _SHELL_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".pbs")
 _MAX_RANKS_PER_NODE = 4096
 _MAX_SCRIPT_BYTES = 1 << 20
+_MAX_PROFILE_STEPS = 100_000
 _FOR_OTHERS = ("--arg", "--directive", "--container-arg")
 _AS_WRITTEN = (
     *("site", "scheduler", "launcher", "hosts", "partition", "qos", "account", "time"),
     *("nodes", "ranks_per_node", "gpus_per_node", "ranks_per_device", "cpu_bind", "devices", "device_unit", "threads"),
-    *("container", "runtime", "no_modules", "mpi", "master_port", "run_dir", "until_done", "watch", "check"),
+    *("container", "runtime", "no_modules", "mpi", "master_port", "run_dir", "until_done", "watch", "check", "profile"),
     *("cache_placement", "cache_store", "cache_allow_other"),
 )
 """Options that are a value of the request under the same name."""
@@ -151,6 +152,8 @@ def request_from(args: argparse.Namespace, environ: Mapping[str, str]) -> Reques
         keep_caches=str(Path(args.keep_caches).expanduser().absolute()) if args.keep_caches else None,
         options=tuple(args.options),
         comm_log=_ranks(args.comm_log),
+        profile_ranks=",".join(map(str, dict.fromkeys(parse_ranks(args.profile_ranks, "--profile-ranks")))),
+        profile_steps=_profile_steps(args.profile_steps),
         grace_s=args.grace,
         cache=tuple(os.path.abspath(Path(path).expanduser()) for path in args.cache),  # noqa: PTH100  links stay
         cache_budget_bytes=parse_size(args.cache_memory, "--cache-memory") if args.cache_memory else None,
@@ -296,6 +299,14 @@ def _variable(name: str, flag: str) -> str:
             f"{flag} {name!r} is not the name of a variable", hint="letters, digits and '_', no digit first"
         )
     return name
+
+
+def _profile_steps(steps: int) -> int:
+    if not 1 <= steps <= _MAX_PROFILE_STEPS:
+        raise UsageError(
+            f"--profile-steps {steps}", hint=f"give 1 to {_MAX_PROFILE_STEPS}: a trace of more fills disks"
+        )
+    return steps
 
 
 def _ranks(text: str | None) -> str | None:

@@ -86,6 +86,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     watch: bool = False
     """Sample the nodes and the ranks' steps while they run."""
+    profile: str | None = None
+    """A profiler for some ranks."""
+    profile_ranks: str = "0"
+    """Numbers, separated by commas."""
+    profile_steps: int = 32
+    """Of torch's profiler; the others see the whole run."""
 
     restarts: int | None = None
     """How often a failed run is started again, in a row and without a newer snapshot in between."""

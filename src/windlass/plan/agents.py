@@ -63,7 +63,7 @@ def _services(request: Request) -> tuple[AgentService, ...]:
     wanted: tuple[tuple[AgentService, bool], ...] = (
         ("cache", bool(request.cache)),
         ("heartbeat", request.supervised),
-        ("sampler", request.watch),
+        ("sampler", request.watch or request.profile == "torch"),
     )
     return tuple(name for name, asked in wanted if asked)
 
@@ -84,6 +84,7 @@ def _flags(request: Request) -> tuple[str, ...]:
         "--hang-after": request.hang_after_s,
         "--until-done": request.until_done,
         "--watch": request.watch,
+        "--profile": request.profile == "torch",
         "windlass stage": request.stage,
     }
     return tuple(name for name, value in asked.items() if value)

@@ -39,6 +39,7 @@ from windlass.plan.cache import plan_cache, with_view
 from windlass.plan.command import rank_command, refuse_nested_launcher
 from windlass.plan.environment import plan_environment
 from windlass.plan.inputs import PlanningContext, Secrets
+from windlass.plan.profile import check_profile
 from windlass.plan.remarks import binding_remarks, plan_remarks
 from windlass.plan.shape import Shape, decide_shape
 from windlass.topology.bind import bind
@@ -49,6 +50,7 @@ def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets
     """Decide everything. Raises `UsageError` for a request that cannot be, before anything has been started."""
     site = context.site
     shape = decide_shape(request, site, context.topology, context.allocation, context.avoided_hosts, context.offers)
+    check_profile(request, shape.nodes * shape.ranks_per_node)
     command = rank_command(request, context.python if not request.container else request.python or "python")
     nested = refuse_nested_launcher(command, shape.nodes, shape.ranks_per_node)
     remarks = [*context.remarks, *shape.remarks, *((Remark(level="warning", text=nested),) if nested else ())]

@@ -14,6 +14,7 @@ from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.notation.counts import counted
 from windlass.observe.job import read_history, read_job
+from windlass.plan.profile import PROFILE_FOLDER
 from windlass.report.measured import Measured, measure
 from windlass.report.rules import Finding, Subject, find, share_of
 from windlass.run.folder import RunFolder, read_plan
@@ -83,6 +84,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     findings: tuple[Finding, ...]
     attempts: tuple[AttemptLine, ...]
     measured: Measured
+    profiles: tuple[str, ...] = ()
+    """Files that profilers left, by name."""
     against: Against | None = None
     notes: tuple[str, ...] = ()
     """What this report could not know, and why."""
@@ -135,6 +138,7 @@ def gather(folder: RunFolder, environ: Mapping[str, str], *, against: RunFolder 
         findings=find(Subject(plan=plan, measured=measured, seconds=last.seconds if last else None, started=began)),
         attempts=_attempts(folder, notes),
         measured=measured,
+        profiles=_profiles(folder),
         notes=(*notes, *measured.notes),
     )
     return msgspec.structs.replace(report, against=_against(report, against, environ)) if against else report
@@ -194,6 +198,10 @@ def _attempts(folder: RunFolder, notes: list[str]) -> tuple[AttemptLine, ...]:
             )
         )
     return tuple(found)
+
+
+def _profiles(folder: RunFolder) -> tuple[str, ...]:
+    return tuple(sorted(f"{PROFILE_FOLDER}/{path.name}" for path in folder.part(PROFILE_FOLDER).glob("*")))
 
 
 def _moment(text: str) -> float | None:

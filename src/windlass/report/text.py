@@ -59,6 +59,7 @@ def figures_of(report: RunReport) -> list[tuple[str, str]]:
         ("saved", f"step {report.saved_step}" if report.saved_step is not None else ""),
         ("restarts", str(len(report.attempts) - 1) if len(report.attempts) > 1 else ""),
         ("hosts", report.hosts),
+        ("profiles", ", ".join(report.profiles)),
     ]
     return [(name, value) for name, value in rows if value]
 

@@ -46,6 +46,8 @@ class Recorder:
         self.steps = 0
         self.extra: list[Callable[[], dict[str, Any] | None]] = []
         """Asked at most once a flush for a line of their own: DDP's figures, the allocator's."""
+        self.after_step: Callable[[], None] | None = None
+        """Called after each step that counts: the profiler."""
         self._clock = clock
         self._file = -1
         self._pid = os.getpid()
@@ -81,6 +83,8 @@ class Recorder:
         self.steps += 1
         if now >= self._next:
             self.flush()
+        if self.after_step is not None:
+            self.after_step()
 
     def explicit(self) -> None:
         """A step has ended, as the program itself says: from now on only its own word counts."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # an old Python may read this too: annotations are texts, and
 
 _recorder: "Any" = None
 _torch: "Any" = None
+_profiling: "Any" = None
 
 
 def _modules() -> "Any":
@@ -27,7 +28,7 @@ def _modules() -> "Any":
 
 
 def _install() -> "Any":
-    global _recorder
+    global _recorder, _profiling
     import atexit
     import os
 
@@ -39,6 +40,8 @@ def _install() -> "Any":
         return
     _recorder = recorder.Recorder(path)
     setattr(recorder, "shared", _recorder)  # noqa: B010
+    if os.environ.get("WINDLASS_PROFILE"):
+        _profiling = __import__("windlass_profiler")
     _say_python(path)
     sys.meta_path.insert(0, _AfterImport(_modules()))
     atexit.register(_recorder.close)
@@ -101,6 +104,7 @@ def _watch_optimizers(module: "Any") -> "Any":
         return
     _torch = sys.modules["torch"]
     register(_after_step)
+    _profile()
     _recorder.extra.append(_every(30.0, _memory_line))
 
 
@@ -108,6 +112,16 @@ def _after_step(optimizer: "Any", args: "Any", kwargs: "Any") -> "Any":
     if _torch.compiler.is_compiling():  # there is nothing to time, and the graph stays whole
         return
     _recorder.step(id(optimizer))
+
+
+def _profile() -> "Any":
+    """torch's profiler, where this rank was asked for one."""
+    import atexit
+
+    profiler = _profiling.from_environment(_torch) if _profiling is not None else None
+    if profiler is not None:
+        _recorder.after_step = profiler.after_step
+        atexit.register(profiler.finish)
 
 
 def _watch_loaders(module: "Any") -> "Any":

@@ -17,6 +17,7 @@ from windlass.notation.counts import counted
 from windlass.notation.cpulist import format_cpulist
 from windlass.notation.shell import comment, expandable, fillable, quote
 from windlass.plan.cache import agents_folder, command_lines, view_lines
+from windlass.plan.profile import profile_lines
 from windlass.plan.render.container import container_lines
 from windlass.plan.render.jit_cache_lines import cache_lines
 from windlass.plan.render.live_lines import LIVE_END, live_command, live_start
@@ -254,6 +255,7 @@ def _command(plan: Plan, job: JobFacts) -> list[str]:
     lines.append("set -- \\")
     lines += [f"  {word} \\" for word in words[:-1]] + [f"  {words[-1]}"]
     lines += command_lines(plan)
+    lines += profile_lines(plan)
     if plan.container is not None:
         lines += container_lines(plan, job.run_dir)
     return lines

@@ -1,0 +1,59 @@
+"""Profiling a few ranks: which command goes in front of theirs, or what the start-up hook is told. Pure.
+
+Profiling every rank of a large job costs too much and shows the same everywhere, so the ranks are chosen.
+"""
+
+from __future__ import annotations
+
+from windlass.errors import UsageError, unknown_name
+from windlass.model.plan import Plan
+from windlass.model.request import Request
+
+PROFILE_FOLDER = "profile"
+PROFILE_VARIABLE = "WINDLASS_PROFILE"
+"""Tells the start-up hook of a rank: steps, and the folder for what it saw."""
+_BASE = f'"$WINDLASS_RUN_DIR/{PROFILE_FOLDER}/rank-$w_rank"'
+_COMMANDS = {
+    "nsys": f"nsys profile --trace=cuda,nvtx,osrt --sample=none --force-overwrite=true --output={_BASE}",
+    "rocprof": f"rocprof --hip-trace --stats -o {_BASE}.csv",
+    "rocprofv3": f"rocprofv3 --hip-trace --kernel-trace --stats -d {_BASE} --",
+    "unitrace": f"unitrace --chrome-kernel-logging --chrome-call-logging --output {_BASE}",
+    "py-spy": f"py-spy record --subprocesses --nonblocking --rate 100 --output {_BASE}.svg --",
+}
+PROFILERS = ("torch", *_COMMANDS)
+
+
+def check_profile(request: Request, world_size: int) -> None:
+    """Refuse what cannot be: an unknown profiler, ranks that there will not be."""
+    if request.profile is None:
+        return
+    if request.profile not in PROFILERS:
+        raise unknown_name("profiler", request.profile, PROFILERS)
+    ranks = profiled_ranks(request)
+    if max(ranks) >= world_size:
+        raise UsageError(
+            f"--profile-ranks {request.profile_ranks}: there are ranks 0 to {world_size - 1}", hint="choose among them"
+        )
+
+
+def profiled_ranks(request: Request) -> tuple[int, ...]:
+    return tuple(int(rank) for rank in request.profile_ranks.split(","))
+
+
+def profile_lines(plan: Plan) -> list[str]:
+    """Lines of the rank script that stand after the command's words, before a container is put around them."""
+    request = plan.request
+    if request.profile is None:
+        return []
+    ranks = "|".join(str(rank) for rank in profiled_ranks(request))
+    if request.profile == "torch":
+        what = f'export {PROFILE_VARIABLE}="{request.profile_steps}:$WINDLASS_RUN_DIR/{PROFILE_FOLDER}"'
+    else:
+        what = f'set -- {_COMMANDS[request.profile]} "$@"'
+    return [
+        "",
+        "# A profile of the chosen ranks alone.",
+        "case $w_rank in",
+        f'  {ranks}) mkdir -p "$WINDLASS_RUN_DIR/{PROFILE_FOLDER}"; {what} ;;',
+        "esac",
+    ]
