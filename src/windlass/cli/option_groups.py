@@ -11,7 +11,8 @@ Group = argparse._ArgumentGroup
 USAGE = "[options] SCRIPT.py [ARGS…] | -m MODULE [ARGS…] | -- COMMAND [ARGS…]"
 
 
-def add_request_options(parser: argparse.ArgumentParser) -> None:
+def add_request_options(parser: argparse.ArgumentParser, *, profile: bool = True) -> None:
+    """All that a request can say. `profile`: false where a command profiles in a way of its own."""
     parser.usage = f"{parser.prog} {USAGE}"
     _add_where(parser.add_argument_group("where"))
     _add_ranks(parser.add_argument_group("ranks"))
@@ -20,6 +21,8 @@ def add_request_options(parser: argparse.ArgumentParser) -> None:
     _add_container(parser.add_argument_group("container"))
     _add_supervision(parser.add_argument_group("keep it alive"))
     _add_run(parser.add_argument_group("run"))
+    if profile:
+        _add_profile(parser.add_argument_group("profile"))
 
 
 def add_allocation_options(parser: argparse.ArgumentParser) -> None:
@@ -177,15 +180,23 @@ def _add_name(group: Group) -> None:
 def _add_run(run: Group) -> None:
     _add_name(run)
     run.add_argument("--watch", action="store_true", help="look at nodes and steps while it runs, for `windlass watch`")
-    run.add_argument(
-        "--profile", metavar="TOOL", help="profile some ranks: torch, nsys, rocprof, rocprofv3, unitrace, py-spy"
-    )
-    run.add_argument("--profile-ranks", default="0", metavar="RANKS", help="which ones (default 0), as in 14 or 0,3-5")
-    run.add_argument(
-        "--profile-steps", type=int, default=32, metavar="N", help="with torch: so many steps (default 32)"
-    )
     run.add_argument("--run-dir", metavar="DIR", help="folder of this run (default: runs/NAME-TIME)")
     run.add_argument("--no-placeholders", action="store_true", help="leave {rank} and the like in arguments alone")
     run.add_argument(
         "--grace", type=float, default=5.0, metavar="S", help="seconds between asking ranks to end and killing"
+    )
+
+
+def _add_profile(profile: Group) -> None:
+    profile.add_argument(
+        "--profile",
+        dest="profile_tool",
+        metavar="TOOL",
+        help="profile some ranks: torch, nsys, rocprof, rocprofv3, unitrace, py-spy",
+    )
+    profile.add_argument(
+        "--profile-ranks", default="0", metavar="RANKS", help="which ones (default 0), as in 14 or 0,3-5"
+    )
+    profile.add_argument(
+        "--profile-steps", type=int, default=32, metavar="N", help="with torch: so many steps (default 32)"
     )

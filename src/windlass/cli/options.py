@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from windlass.cli.option_groups import USAGE, add_request_options
 from windlass.errors import MachineError, UsageError, unknown_name
@@ -30,7 +30,7 @@ _FOR_OTHERS = ("--arg", "--directive", "--container-arg")
 _AS_WRITTEN = (
     *("site", "scheduler", "launcher", "hosts", "partition", "qos", "account", "time"),
     *("nodes", "ranks_per_node", "gpus_per_node", "ranks_per_device", "cpu_bind", "devices", "device_unit", "threads"),
-    *("container", "runtime", "no_modules", "mpi", "master_port", "run_dir", "until_done", "watch", "check", "profile"),
+    *("container", "runtime", "no_modules", "mpi", "master_port", "run_dir", "until_done", "watch", "check"),
     *("cache_placement", "cache_store", "cache_allow_other"),
 )
 """Options that are a value of the request under the same name."""
@@ -152,8 +152,7 @@ def request_from(args: argparse.Namespace, environ: Mapping[str, str]) -> Reques
         keep_caches=str(Path(args.keep_caches).expanduser().absolute()) if args.keep_caches else None,
         options=tuple(args.options),
         comm_log=_ranks(args.comm_log),
-        profile_ranks=",".join(map(str, dict.fromkeys(parse_ranks(args.profile_ranks, "--profile-ranks")))),
-        profile_steps=_profile_steps(args.profile_steps),
+        **_profile(args),
         grace_s=args.grace,
         cache=tuple(os.path.abspath(Path(path).expanduser()) for path in args.cache),  # noqa: PTH100  links stay
         cache_budget_bytes=parse_size(args.cache_memory, "--cache-memory") if args.cache_memory else None,
@@ -301,12 +300,17 @@ def _variable(name: str, flag: str) -> str:
     return name
 
 
-def _profile_steps(steps: int) -> int:
+def _profile(args: argparse.Namespace) -> dict[str, Any]:
+    """What to profile, where the command has the options for it."""
+    if getattr(args, "profile_tool", None) is None:
+        return {}
+    steps = args.profile_steps
     if not 1 <= steps <= _MAX_PROFILE_STEPS:
         raise UsageError(
             f"--profile-steps {steps}", hint=f"give 1 to {_MAX_PROFILE_STEPS}: a trace of more fills disks"
         )
-    return steps
+    ranks = dict.fromkeys(parse_ranks(args.profile_ranks, "--profile-ranks"))
+    return {"profile": args.profile_tool, "profile_ranks": ",".join(map(str, ranks)), "profile_steps": steps}
 
 
 def _ranks(text: str | None) -> str | None:

@@ -28,7 +28,7 @@ RUN_OPTIONS = ("device",)
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Where and how the ranks run, as `windlass run` has it, and what happens with the record."""
-    add_request_options(parser)
+    add_request_options(parser, profile=False)
     parser.usage = f"{parser.prog} [options]"
     parser.add_argument("--allow-login", action="store_true", help="run although this looks like a login node")
     parser.add_argument("--device", choices=("cuda", "xpu", "cpu"), help="default: an accelerator where there is one")
