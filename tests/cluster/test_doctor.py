@@ -130,7 +130,6 @@ if os.environ.get("SLURMD_NODENAME") == "nid0003":
 def test_the_slow_node_of_four_is_found_and_remembered(slurm: SlurmCluster, hostile_dir: Path) -> None:
     """Real gloo ranks; on one node every all-reduce starts half a second late."""
     require_torch()
-    (hostile_dir / "usercustomize.py").write_text(SLOW)
     (hostile_dir / "sitecustomize.py").write_text(SLOW)
     state = {"WINDLASS_STATE": str(hostile_dir / "state")}
     words = ("doctor", "--full", "--json", "-r", "1", "--python", sys.executable)

@@ -79,6 +79,8 @@ def admit(request: Request, context: PlanningContext, folder: RunFolder, environ
         wanted = msgspec.structs.replace(request, scheduler="none", launcher="local", nodes=1, partition=None)
     probe = msgspec.structs.replace(wanted, kind="command", command=("true",), name=request.name or "doctor")
     plan, _ = make_plan(probe, context)
+    if login:  # the catalog's node is a compute node
+        plan = msgspec.structs.replace(plan, topology=msgspec.structs.replace(plan.topology, devices=(), nics=()))
     hosts = plan_hosts(plan)
     return Patient(
         request=request, plan=plan, context=context, folder=folder, environ=environ, hosts=hosts, login=login
@@ -89,11 +91,15 @@ def findings_of(patient: Patient, level: Level, tell: Tell) -> list[Finding]:
     """All checks of this level, the cheap ones first."""
     findings = check_plan(patient.plan, patient.request, patient.context.site, patient.environ)
     tell(f"asking {len(patient.hosts)} nodes" if len(patient.hosts) > 1 else "looking at this node")
-    meeting, trouble = rendezvous(patient)
+    if patient.login:
+        findings = [
+            finding for finding in findings if finding.name != "loader workers"
+        ]  # of the nodes, not of this one
+        findings.append(Finding(name="ranks", status="not applicable", seen="not inside a job: none was started"))
+    meeting, trouble = (None, []) if patient.login else rendezvous(patient)
     findings += trouble
     findings += check_nodes(patient.plan, patient.context, patient.folder, patient.environ, patient.hosts, meeting)
     if patient.login:
-        findings.append(Finding(name="ranks", status="not applicable", seen="not inside a job: none was started"))
         return findings
     tell("starting ranks" if level == "quick" else "timing all-reduces")
     return findings + examine_ranks(patient, level)
@@ -118,6 +124,7 @@ def health_of(patient: Patient, findings: list[Finding], level: Level, seconds: 
         version=1,
         site=patient.context.site.name,
         nodes=len(patient.hosts),
+        outside=patient.login,
         level=level,
         status=worst(check.status for check in checks),
         checks=checks,

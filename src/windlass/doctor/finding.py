@@ -47,6 +47,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: int
     site: str
     nodes: int
+    outside: bool = False
+    """Not inside a job: only this machine was looked at, and no rank started."""
     level: Literal["quick", "default", "full"]
     status: Status
     """The worst of the checks."""
@@ -118,6 +120,8 @@ def health_lines(health: Health, *, everything: bool = False) -> list[str]:
     skipped = len({check.name for check in health.checks if check.status == "not applicable"})
     lines += [f"{host} should not be used: {reason}" for host, reason in health.bad_nodes.items()]
     lines.append(_verdict(health, 0 if everything else skipped))
+    if health.outside:
+        lines.append(f"outside of a job on {health.site}: get an allocation to check its nodes, ranks and network")
     return lines
 
 

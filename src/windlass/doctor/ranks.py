@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,14 @@ _SECONDS = {"quick": 60.0, "default": 180.0, "full": 480.0}
 """After this a rank that hangs ends itself."""
 
 
+class Stopped(KeyboardInterrupt):
+    """Somebody asked the examination to end while ranks were running; they are gone."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.signal = signal.Signals(number)
+
+
 def examine_ranks(patient: Patient, level: Level) -> list[Finding]:
     """Start one rank of the examination in the place of each rank of the plan, and judge what they say."""
     folder = make_folder(str(patient.folder.part("ranks")), patient.folder.path, "ranks")
@@ -44,6 +53,8 @@ def examine_ranks(patient: Patient, level: Level) -> list[Finding]:
         record = _run(patient, plan, secrets, folder)
     except WindlassError as error:
         return [Finding(name="ranks", status="fail", seen=error.message, remedy=error.hint or "")]
+    if record.outcome == "stopped":
+        raise Stopped(record.exit_code - 128)
     reports = read_reports(plan, folder)
     findings = [_came_up(plan, folder, record, reports)]
     if reports:

@@ -36,6 +36,11 @@ def test_a_thousand_nodes_are_one_line_and_the_odd_one_another() -> None:
     assert "1 check failed on 1000 nodes" in lines[3]
 
 
+def test_an_examination_outside_of_a_job_says_what_it_left_out() -> None:
+    health = Health(version=1, site="frontier", nodes=1, outside=True, level="quick", status="ok", checks=())
+    assert health_lines(health)[-1].startswith("outside of a job on frontier: get an allocation")
+
+
 def test_results_that_differ_in_a_number_only_are_one() -> None:
     findings = [
         Finding(name="space", status="warn", seen=f"/tmp has {index}.5 MiB free", host=host)
