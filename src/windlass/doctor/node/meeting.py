@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import select
+import selectors
 import socket
 import time
 from collections.abc import Callable
@@ -60,30 +60,25 @@ def _listen(port: int) -> socket.socket:
 def _serve(server: socket.socket, word: str, callers: int, seconds: float, clock: Clock) -> int:
     """Answer each line that holds the word with the time. Returns how many callers have had all their answers."""
     deadline = time.monotonic() + seconds
-    open_calls: dict[int, tuple[socket.socket, int]] = {}
     done = 0
-    try:
+    with selectors.DefaultSelector() as waiting:
+        waiting.register(server, selectors.EVENT_READ)
         while done < callers and time.monotonic() < deadline:
-            waiting = [server.fileno(), *open_calls]
-            ready = select.select(waiting, [], [], 0.2)[0] if len(waiting) < 900 else waiting
-            for number in ready:
-                if number == server.fileno():
+            for key, _ in waiting.select(0.2):
+                if key.fileobj is server:
                     with contextlib.suppress(OSError):
                         caller, _ = server.accept()
                         caller.setblocking(False)
-                        open_calls[caller.fileno()] = (caller, 0)
+                        waiting.register(caller, selectors.EVENT_READ, [caller, 0])
                     continue
-                caller, rounds = open_calls[number]
-                rounds = _answer(caller, word, rounds, clock)
+                rounds = key.data[1] = _answer(key.data[0], word, key.data[1], clock)
                 if rounds < 0 or rounds >= _ROUNDS:
                     done += rounds >= _ROUNDS
-                    caller.close()
-                    del open_calls[number]
-                else:
-                    open_calls[number] = (caller, rounds)
-    finally:
-        for caller, _ in open_calls.values():
-            caller.close()
+                    waiting.unregister(key.data[0])
+                    key.data[0].close()
+        for key in list(waiting.get_map().values()):
+            if key.data is not None:
+                key.data[0].close()
     return done
 
 
