@@ -48,7 +48,8 @@ def environment_identity(roots: Sequence[str]) -> str:
                         status = found.stat()
                         state.update(os.fsencode(f"{found} {status.st_size} {status.st_mtime_ns}\n"))
     except OSError as error:
-        raise MachineError(f"root {error.filename}: {error.strerror}") from error
+        name = os.fsdecode(error.filename or "")
+        raise MachineError(f"root {name}: {error.strerror}") from error
     return state.hexdigest()[:16]
 
 
@@ -64,7 +65,7 @@ def list_traces(folder: Path) -> tuple[TraceSummary, ...]:
     found = []
     for path in folder.glob(f"*{_SUFFIX}") if folder.is_dir() else ():
         try:
-            found.append(_summary(path, read_trace(str(path))))
+            found.append(summary_of(path))
         except (BadTraceError, OSError):
             continue
     return tuple(sorted(found, key=lambda s: s.recorded_s, reverse=True))
@@ -89,7 +90,9 @@ def drop_trace(folder: Path, identity: str) -> None:
         raise UsageError(f"no trace {identity} in {folder}", hint="see the list of traces") from None
 
 
-def _summary(path: Path, trace: Trace) -> TraceSummary:
+def summary_of(path: Path) -> TraceSummary:
+    """One trace; `BadTraceError` or `OSError` where it cannot be read."""
+    trace = read_trace(str(path))
     return TraceSummary(
         identity=path.name.removesuffix(_SUFFIX),
         roots=tuple(os.fsdecode(r) for r in trace.roots),

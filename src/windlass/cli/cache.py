@@ -4,6 +4,7 @@ windlass cache start --root PATH… [--nodes N]     an agent on every node, its 
 windlass cache status [RUN_DIR] [--json]          each node and the total: hits, bytes and calls by origin, memory
 windlass cache stop [RUN_DIR]                     away with it
 windlass cache trace list|show|drop [ID]          what was recorded, for which environment
+windlass cache trace record --root ENV -- CMD…    records what CMD reads of it, here and now, for later runs
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from windlass.agents.cache_status import status_text, totals
 from windlass.agents.detached import find_detached, start_detached, status_of, stop_detached
+from windlass.cache.recording import record_trace
 from windlass.cache.traces import drop_trace, list_traces, show_trace
 from windlass.cli.option_groups import add_request_options
 from windlass.cli.options import request_from
@@ -44,6 +46,8 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
         add_request_options(own)
         own.usage = f"{own.prog} --root PATH [--root PATH…] [options]"
         own.add_argument("--root", action="append", default=[], dest="cache", metavar="PATH", help="folder to show")
+    elif action == "trace" and argv[1:2] == ["record"]:
+        return _parse_record(own, argv)
     elif action == "trace":
         own.add_argument("what", choices=("list", "show", "drop"))
         own.add_argument("id", nargs="?", metavar="ID", help="of the list")
@@ -52,6 +56,20 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
     own.add_argument("--json", action="store_true")
     args = own.parse_args(argv[1:])
     args.action, args.kind, args.command = action, "none", []
+    return args
+
+
+def _parse_record(own: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
+    own.prog += " record"
+    own.usage = f"{own.prog} --root PATH [--root PATH…] -- COMMAND…"
+    own.add_argument("--root", action="append", default=[], metavar="PATH", help="folder whose reading is recorded")
+    own.add_argument("--timeout", type=float, default=900.0, metavar="S", help="seconds for the command (default 900)")
+    own.add_argument("--json", action="store_true")
+    words = argv[2:]
+    cut = words.index("--") if "--" in words else len(words)
+    args = own.parse_args(words[:cut])
+    args.action, args.what, args.kind, args.command = "trace", "record", "none", []
+    args.recorded = words[cut + 1 :]
     return args
 
 
@@ -96,7 +114,26 @@ def _start(args: argparse.Namespace) -> Result:
     return Result(text=text, data=data)
 
 
+def _record(args: argparse.Namespace, folder: Path) -> Result:
+    if not args.root or not args.recorded:
+        raise UsageError(
+            "a trace is recorded of a folder by a command",
+            hint="windlass cache trace record --root ENV -- python -c 'import torch'",
+        )
+    if not args.timeout > 0:
+        raise UsageError(f"--timeout {args.timeout:g}", hint="give seconds")
+    roots = [os.path.abspath(Path(path).expanduser()) for path in args.root]  # noqa: PTH100  links stay
+    found = record_trace(roots, args.recorded, current_environ(), folder, args.timeout)
+    text = (
+        f"{found.identity}: {counted(found.files, 'file')}, {size_text(found.file_bytes)}, "
+        f"{counted(found.directories, 'folder')}; runs with --cache {' --cache '.join(args.root)} push it ahead"
+    )
+    return Result(text=text, data=found)
+
+
 def _trace(args: argparse.Namespace, folder: Path) -> Result:
+    if args.what == "record":
+        return _record(args, folder)
     if args.what == "list":
         found = list_traces(folder)
         lines = [
