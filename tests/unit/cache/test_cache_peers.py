@@ -94,10 +94,10 @@ def test_concurrent_readers_of_a_chunk_cause_one_fetch(tmp_path: Path, tree: Pat
         for thread in threads:
             thread.join(10)
         assert nodes[1].status()["calls"]["parent"] - before == 1
-        assert nodes[0].status()["source_bytes"] == 3 * CHUNK + 3, "chunks beside it are read with it"
+        wait_for(lambda: nodes[0].status()["source_bytes"] == 3 * CHUNK + 3, what="chunks beside it are read after it")
 
 
-def test_chunks_beside_one_that_is_wanted_come_with_it_in_one_read(tmp_path: Path) -> None:
+def test_chunks_beside_one_that_is_wanted_follow_it_in_few_reads(tmp_path: Path) -> None:
     file = tmp_path / "shared" / "library"
     file.parent.mkdir()
     file.write_bytes(os.urandom(11 * CHUNK + 5))
@@ -107,7 +107,7 @@ def test_chunks_beside_one_that_is_wanted_come_with_it_in_one_read(tmp_path: Pat
         assert fetch(peer, keys[6]) == file.read_bytes()[6 * CHUNK : 7 * CHUNK]
         wait_for(lambda: all(key in peer._store for key in keys[4:8]))
         assert [key in peer._store for key in keys] == [False] * 4 + [True] * 4 + [False] * 4
-        assert peer.status()["source_calls"] - calls == 2 + 2, "open and fstat, read and fstat"
+        assert peer.status()["source_calls"] - calls == 2 + 3 * 2, "open and fstat; it, those before it, that behind it"
         for index, key in enumerate(keys):
             assert fetch(peer, key) == file.read_bytes()[index * CHUNK : (index + 1) * CHUNK]
         assert peer.status()["source_bytes"] == 11 * CHUNK + 5, "nothing is read twice"
@@ -124,7 +124,7 @@ def test_an_error_ends_the_wait_for_every_chunk_of_a_run(tmp_path: Path) -> None
             with pytest.raises(OSError) as caught:
                 fetch(peer, key)
             assert caught.value.errno == errno.ESTALE
-        assert not peer.fetcher._fetcher, "nobody waits for ever"
+        wait_for(lambda: not peer.fetcher._fetcher, what="nobody waits for ever")
 
 
 def test_several_readers_share_the_reading_of_a_large_file(tmp_path: Path) -> None:
@@ -341,7 +341,8 @@ def test_a_quick_read_is_done_by_the_thread_that_was_asked(tmp_path: Path, tree:
         plain = peer._source.read_run
 
         def noted(key: bytes, count: int) -> memoryview:
-            names.append(threading.current_thread().name)
+            if key in keys:  # and not one beside it, which others read
+                names.append(threading.current_thread().name)
             return plain(key, count)
 
         peer._source.read_run = noted  # type: ignore[method-assign]

@@ -10,7 +10,7 @@ import pytest
 from windlass.cache.node.keys import BadKeyError, Pin, chunk_key, directory_key
 from windlass.cache.node.listing import BadListingError, Entry, Listing, attr_pin, folder_attr, pack_listing
 from windlass.cache.node.roots import Root, declare_roots, link_text, names_above
-from windlass.cache.node.source import ChangedError, Source
+from windlass.cache.node.source import ChangedError, Source, shares
 
 CHUNK = 4096
 
@@ -241,3 +241,26 @@ def test_threads_that_list_one_folder_at_once_each_see_all_of_it(tmp_path: Path)
         thread.join(30)
     source.close()
     assert counts == [400] * 60
+
+
+def test_a_slow_shared_file_system_is_asked_for_many_names_at_a_time() -> None:
+    names = [b"%d" % number for number in range(20)]
+    assert [len(share) for share in shares(names, is_slow=False)] == [20]
+    assert [len(share) for share in shares(names, is_slow=True)] == [1] * 20
+    many = [b"%d" % number for number in range(1000)]
+    for is_slow, threads in ((False, 8), (True, 32)):
+        assert [name for share in shares(many, is_slow=is_slow) for name in share] == many
+        assert len(shares(many, is_slow=is_slow)) == threads
+    assert shares([], is_slow=True) == []
+
+
+def test_a_file_system_is_slow_where_the_quickest_look_is(tmp_path: Path) -> None:
+    source = source_of(tmp_path)
+    noticed: list[bool] = []
+    source.on_slow = lambda: noticed.append(True)
+    for seconds in (0.0001, 0.01, 0.01, 0.01, 0.01):
+        source._note_look(seconds)
+    assert not source.is_slow and not noticed, "a busy processor makes some looks slow"
+    for _ in range(16):
+        source._note_look(0.001)
+    assert source.is_slow and noticed

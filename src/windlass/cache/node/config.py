@@ -43,7 +43,7 @@ class NodeConfig:
     peer_timeout_s: float = 2.0
     give_up_s: float = 20.0
     start_grace_s: float = 20.0
-    source_threads: int = 16
+    source_threads: int = 8
     fallback_rate: float = 500.0
     fuse_threads: int = 0
     warm: bool = True

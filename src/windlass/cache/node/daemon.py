@@ -39,6 +39,8 @@ def main(arguments: Sequence[str]) -> int:
     # Tens of thousands of small values live as long as the process: to look through them for cycles again and again
     # is most of what the collector would do.
     gc.set_threshold(100_000, 50, 100)
+    # Who comes back from a read or a socket must not wait five milliseconds for one that computes.
+    sys.setswitchinterval(0.001)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     # Blocked here, before there are threads, and waited for by one thread: a signal that the kernel hands to some

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import stat
 from collections import deque
@@ -20,7 +19,8 @@ from .trace import BadTraceError, Touch, Trace, read_trace
 
 log = logging.getLogger("windlass.cache")
 _AHEAD = 32
-_FOLDERS_AHEAD = 64
+_FOLDERS_AHEAD = 8
+_FOLDERS_IF_SLOW = 64
 _RUN_BYTES = 1 << 20
 
 
@@ -96,15 +96,15 @@ class Driver:
     def _fill(self, wanted: list[tuple[Touch, int]]) -> None:
         """Reads ahead with several requests under way, and logs in the order of the trace."""
         under_way: deque[list[tuple[bytes | None, Landing]]] = deque()
-        folders = iter([directory_key(touch.path) for touch, _ in wanted if touch.is_directory])
-        for key in itertools.islice(folders, _FOLDERS_AHEAD):
-            self._fetcher.obtain(key, lambda outcome: None)
+        folders = deque(directory_key(touch.path) for touch, _ in wanted if touch.is_directory)
+        left = len(folders)  # those whose turn has not come
         for unit in _units(wanted, max(1, _RUN_BYTES // self._config.chunk_bytes)):
             if self._log.closed:
                 return
-            if unit[0][0].is_directory:  # one more of those whose listings are fetched before their turn
-                for key in itertools.islice(folders, 1):
-                    self._fetcher.obtain(key, lambda outcome: None)
+            left -= unit[0][0].is_directory
+            # What lies in a folder is known when its listing is there: a few are fetched before their turn.
+            while folders and left - len(folders) < (_FOLDERS_IF_SLOW if self._fetcher.is_slow else _FOLDERS_AHEAD):
+                self._fetcher.obtain(folders.popleft(), lambda outcome: None)
             under_way.append(self._begin([self._key_of(touch, index) for touch, index in unit]))
             while len(under_way) > _AHEAD or (under_way and all(landing.is_set() for _, landing in under_way[0])):
                 self._log_first(under_way)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 _HEAD = struct.Struct("<4sBB10xHH12xQ14xHH")
 _SEGMENT = struct.Struct("<IIQQQQ16x")
 _DYNAMIC = struct.Struct("<qQ")
-_LOAD, _DYNAMIC_SEGMENT = 1, 2
+_LOAD, _DYNAMIC_SEGMENT, _RELRO = 1, 2, 0x6474E552
 _WRITABLE = 2
 _NEEDED, _HASH, _STRTAB, _SYMTAB, _RELA, _RELASZ, _STRSZ, _INIT, _RPATH = 1, 4, 5, 6, 7, 8, 10, 12, 15
 _JMPREL, _PLTRELSZ, _RUNPATH, _GNU_HASH, _VERSYM, _VERNEED = 23, 2, 29, 0x6FFFFEF5, 0x6FFFFFF0, 0x6FFFFFFE
@@ -24,6 +24,8 @@ _RELOCATION_BYTES, _JUMP_BYTES = 24, 16
 _MAX_SEGMENTS = 64
 _MAX_NEEDED = 64
 _MAX_TEXT = 4096
+_MAX_DATA_BYTES = 8 << 20
+_BEHIND_BYTES = 256 << 10
 _MAX_UNSIZED_BYTES = 8 << 20
 HEAD_BYTES = 4096
 """The head and the table of segments lie in these first bytes, or the file is left to demand."""
@@ -38,6 +40,8 @@ class Segments(NamedTuple):
     loads: tuple[tuple[int, int, int, bool], ...]
     """Offset, address, bytes in the file, and whether the program writes there."""
     dynamic: Range
+    relocated: Range
+    """The part of the data that is read-only once it is relocated; what is written later stands behind it."""
 
 
 class Loading(NamedTuple):
@@ -58,19 +62,30 @@ def parse_segments(head: bytes) -> Segments | None:
         return None
     if count > _MAX_SEGMENTS or table + size * count > len(head):
         return None
-    loads, dynamic = [], (0, 0)
+    loads, dynamic, relocated = [], (0, 0), (0, 0)
     for index in range(count):
         kind, flags, offset, address, _, length = _SEGMENT.unpack_from(head, table + size * index)
         if kind == _LOAD:
             loads.append((offset, address, length, bool(flags & _WRITABLE)))
         elif kind == _DYNAMIC_SEGMENT:
             dynamic = (offset, min(length, 64 << 10))
-    return Segments(tuple(loads), dynamic)
+        elif kind == _RELRO:
+            relocated = (offset, length)
+    return Segments(tuple(loads), dynamic, relocated)
 
 
 def written(segments: Segments) -> tuple[Range, ...]:
-    """The data that relocation writes."""
-    return tuple((offset, length) for offset, _, length, writable in segments.loads if writable and length)
+    """The data that relocation writes. A large segment holds more than that, as code of devices: of one, what is marked
+    as relocated and a little behind it."""
+    found = []
+    for offset, _, length, writable in segments.loads:
+        if writable and 0 < length <= _MAX_DATA_BYTES:
+            found.append((offset, length))
+        elif writable:
+            begin, size = segments.relocated
+            if offset <= begin < offset + length and size <= _MAX_DATA_BYTES:
+                found.append((begin, min(size + _BEHIND_BYTES, offset + length - begin)))
+    return tuple(found)
 
 
 def parse_dynamic(segments: Segments, section: bytes) -> Loading:

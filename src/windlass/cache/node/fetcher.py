@@ -28,6 +28,7 @@ from .keys import (
     digest,
     file_size,
     parse_key,
+    runs,
     sibling_key,
     stripe_of,
 )
@@ -47,6 +48,7 @@ _FINAL = frozenset({errno.ESTALE, errno.ENOENT, errno.ENOTDIR, errno.EACCES, err
 
 
 RUN_CHUNKS = 4  # chunks of a library that are read together: those beside one that is wanted mostly are, too
+_READERS_IF_SLOW = 32
 _LATE = 1 << 30  # a position behind every route
 _SHORT_S = 0.002  # a read of the shared file system that is not worth waking another thread for
 
@@ -92,6 +94,10 @@ class Fetcher:
         self._random = random.Random(os.urandom(8))
         self._readers = Pool(config.source_threads, "source")
         self._openers = Pool(8, "opener")
+        # More threads than that gain nothing where reads are quick: they wait for the interpreter's lock.
+        self._beside = Pool(2, "beside")
+        self.on_slow: list[Callable[[], None]] = [lambda: self._readers.allow(_READERS_IF_SLOW)]
+        source.on_slow = self._slow
         self._last_read_s = _SHORT_S
         self.counts = Counts()
         self.warned: set[str] = set()
@@ -165,7 +171,17 @@ class Fetcher:
 
     def close(self) -> None:
         self._readers.close()
+        self._beside.close()
         self._openers.close()
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether reading the shared file system is mostly waiting, so that many reads should be under way."""
+        return self._source.is_slow
+
+    def _slow(self) -> None:
+        for act in self.on_slow:
+            act()
 
     # One step further
 
@@ -255,8 +271,9 @@ class Fetcher:
         if flight.done:
             return
         STAGES.add("queue for a reader", flight.began)
-        is_own_chunk = flight.key[0] == CHUNK and not flight.route
-        self.read_run(self._with_neighbours(flight) if is_own_chunk and self._config.sparse else [flight], flight)
+        self.read_run([flight])
+        if flight.key in self._store and flight.key[0] == CHUNK and not flight.route and self._config.sparse:
+            self._read_neighbours(flight.key)
 
     # Several at once
 
@@ -280,16 +297,18 @@ class Fetcher:
 
     def submit_run(self, run: Sequence[Flight]) -> None:
         """`read_run` on a thread that reads the shared file system."""
+        self._submit_run(self._readers, run)
+
+    def _submit_run(self, pool: Pool, run: Sequence[Flight]) -> None:
         try:
-            self._readers.submit(lambda: self.read_run(run))
+            pool.submit(lambda: self.read_run(run))
         except RuntimeError:
             self._fail(run, OSError(errno.ESHUTDOWN, "the cache is stopping"))
 
-    def read_run(self, run: Sequence[Flight], first: Flight | None = None) -> None:
-        """Reads neighbouring chunks of one file at once, or one folder, and ends all their flights, whatever happens.
-        `first`, for which somebody waits, lands before the others."""
+    def read_run(self, run: Sequence[Flight]) -> None:
+        """Reads neighbouring chunks of one file at once, or one folder, and ends their flights, whatever happens."""
         try:
-            self._read_run(run, first)
+            self._read_run(run)
         except BadKeyError as error:
             self._fail(run, OSError(errno.EINVAL, str(error)))
         except OSError as error:
@@ -302,25 +321,17 @@ class Fetcher:
         for flight in run:
             self.finish(flight, FetchResult(error=error))
 
-    def _with_neighbours(self, flight: Flight) -> list[Flight]:
-        """The flight in the midst of those of the chunks around it that can be read with it."""
-        index = chunk_index(flight.key)
+    def _read_neighbours(self, key: bytes) -> None:
+        """The chunks beside one that somebody waited for: after it, and on other threads than what is asked for."""
+        index = chunk_index(key)
         start = index - index % RUN_CHUNKS
-        end = min(start + RUN_CHUNKS, chunk_count(file_size(flight.key), self._config.chunk_bytes))
-        run = [flight]
-        for number in range(index + 1, end):
-            more = self.claim([sibling_key(flight.key, number)])
-            if not more:
-                break
-            run += more
-        for number in range(index - 1, start - 1, -1):
-            more = self.claim([sibling_key(flight.key, number)])
-            if not more:
-                break
-            run = more + run
-        return run
+        end = min(start + RUN_CHUNKS, chunk_count(file_size(key), self._config.chunk_bytes))
+        beside = [sibling_key(key, number) for number in range(start, end) if number != index]
+        claimed = {flight.key: flight for flight in self.claim(beside)}
+        for run in runs(list(claimed), RUN_CHUNKS):
+            self._submit_run(self._beside, [claimed[each] for each in run])
 
-    def _read_run(self, run: Sequence[Flight], first: Flight | None) -> None:
+    def _read_run(self, run: Sequence[Flight]) -> None:
         began = perf_counter()
         key = run[0].key
         data = self._source.read_run(key, len(run)) if key[0] == CHUNK else self._source.read(key)
@@ -328,13 +339,7 @@ class Fetcher:
         self._last_read_s = now - began
         step = self._config.chunk_bytes
         parts = [data[place * step : (place + 1) * step] for place in range(len(run))] if len(run) > 1 else [data]
-        place = run.index(first) if first is not None else 0
-        # Who waits gets its own first. The others follow in one piece where they are one.
-        groups = ((place, place + 1), (place + 1, len(run)), (0, place)) if first is not None else ((0, len(run)),)
-        for start, end in groups:
-            if start < end:
-                whole = data[start * step : end * step] if len(run) > 1 else data
-                self._land_run(run[start:end], parts[start:end], whole)
+        self._land_run(run, parts, data)
 
     def _land_run(self, run: Sequence[Flight], parts: Sequence[bytes | memoryview], whole: bytes | memoryview) -> None:
         """Objects that this node read from the shared file system; `whole` is all of `parts`."""

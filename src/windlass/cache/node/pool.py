@@ -34,6 +34,10 @@ class Pool:
             self._grow()
         self._jobs.put(job)
 
+    def allow(self, most: int) -> None:
+        """From now on up to so many threads."""
+        self._most = max(self._most, most)
+
     def _grow(self) -> None:
         try:
             threading.Thread(target=self._run, name=self._name, daemon=True).start()

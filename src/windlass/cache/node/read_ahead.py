@@ -41,9 +41,11 @@ from .store import Store
 _FOLDER = b"__pycache__"
 _MAX_BYTES = 4 << 20
 _MAX_BELOW = 100
-_MAX_LIBRARY_BYTES = 512 << 20
+_MAX_LIBRARY_BYTES = 256 << 20
+_MAX_EACH_BYTES = 32 << 20
 _SMALL_LIBRARY_BYTES = 1 << 20
-_THREADS = 16
+_THREADS = 4
+_THREADS_IF_SLOW = 32
 _RUN_BYTES = 1 << 20
 _FILES_EACH = 4
 
@@ -60,6 +62,7 @@ class ReadAhead:
         self._chunk_bytes = config.chunk_bytes
         self._give_up_s = config.give_up_s
         self._askers = Pool(_THREADS, "ahead")
+        fetcher.on_slow.append(lambda: self._askers.allow(_THREADS_IF_SLOW))
         self._lock = threading.Lock()
         self._not_looked_into: set[bytes] = set()
         self._libraries: set[bytes] = set()
@@ -165,6 +168,8 @@ class ReadAhead:
             }
         )
         keys = [sibling_key(key, index) for index in wanted]
+        if len(keys) * self._chunk_bytes > _MAX_EACH_BYTES:
+            return
         with self._lock:
             self._left -= len(keys) * self._chunk_bytes
             if self._left < 0:

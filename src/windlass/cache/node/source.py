@@ -11,8 +11,8 @@ import errno
 import os
 import stat
 import threading
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 
@@ -26,7 +26,10 @@ _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _OPEN_FILES = 64
 _OPEN_FOLDERS = 256
 _LOOKERS = 8
-_LOOKS_EACH = 24  # fewer are not worth another thread
+_LOOKERS_IF_SLOW = 32
+_LOOKS_EACH = 24  # of a shared file system that answers at once: fewer are not worth another thread
+_SLOW_LOOK_S = 0.0004
+_LOOKS_TO_JUDGE = 4
 
 
 class ChangedError(OSError):
@@ -50,6 +53,8 @@ class Source:
         self._devices: dict[int, int] = {}
         self._mine = threading.local()
         self._executor: ThreadPoolExecutor | None = None
+        self._looks: deque[float] = deque(maxlen=16)
+        self.on_slow: Callable[[], None] = lambda: None
         self.calls = 0
         self.bytes = 0
 
@@ -117,18 +122,32 @@ class Source:
         """Looks at many names side by side: each look is a question to the shared file system and mostly waiting."""
 
         def look(part: list[bytes]) -> list[Entry]:
-            return [entry for entry in (self._entry(fd, folder, name, salt) for name in part) if entry is not None]
+            began = perf_counter()
+            entries = [self._entry(fd, folder, name, salt) for name in part]
+            self._note_look((perf_counter() - began) / max(1, len(part)))
+            return [entry for entry in entries if entry is not None]
 
-        step = max(_LOOKS_EACH, -(-len(names) // _LOOKERS))
-        parts = [names[start : start + step] for start in range(0, len(names), step)]
+        parts = shares(names, is_slow=self.is_slow)
         if len(parts) < 2:
             return look(names)
         return [entry for found in self._lookers().map(look, parts) for entry in found]
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether a call is mostly waiting. The quickest of the last looks tells: a busy processor makes some of them
+        slow, a slow file system all."""
+        looks = tuple(self._looks)
+        return len(looks) >= _LOOKS_TO_JUDGE and min(looks) >= _SLOW_LOOK_S
+
+    def _note_look(self, seconds: float) -> None:
+        self._looks.append(seconds)
+        if seconds >= _SLOW_LOOK_S and self.is_slow:
+            self.on_slow()
+
     def _lookers(self) -> ThreadPoolExecutor:
         with self._lock:
             if self._executor is None:
-                self._executor = ThreadPoolExecutor(_LOOKERS, "look")
+                self._executor = ThreadPoolExecutor(_LOOKERS_IF_SLOW, "look")
             return self._executor
 
     def _entry(self, fd: int, folder: bytes, name: bytes, salt: int) -> Entry | None:
@@ -256,6 +275,13 @@ class Source:
             held = self._files.pop((path, pin), None)
         if held is not None:
             held.release()
+
+
+def shares(names: list[bytes], *, is_slow: bool) -> list[list[bytes]]:
+    """Names for each of several threads: few for each where a look is mostly waiting."""
+    least, threads = (1, _LOOKERS_IF_SLOW) if is_slow else (_LOOKS_EACH, _LOOKERS)
+    step = max(least, -(-len(names) // threads))
+    return [names[start : start + step] for start in range(0, len(names), step)]
 
 
 class _Held:

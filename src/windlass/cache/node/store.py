@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import struct
 import threading
@@ -26,6 +27,7 @@ _PLACE = struct.Struct("<IIQQI")
 LOCATION_BYTES = _PLACE.size
 _SEGMENT_BYTES = 8 << 20
 _MAX_SEGMENTS = 512
+_GROWING = 4
 _MAX_PLACES = 200_000
 _MEMORY_FOR_OTHERS = 256 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
@@ -95,7 +97,10 @@ class Store:
         self._held: dict[bytes, HeldObject] = {}
         # Of those to evict first and of this node's own, least used first; the one that grows of each kind.
         self._segments: dict[bool, OrderedDict[int, _Segment]] = {True: OrderedDict(), False: OrderedDict()}
-        self._growing: dict[bool, _Segment | None] = {True: None, False: None}
+        # A few of each kind: two threads that write into one segment wait for each other in the kernel.
+        self._growing: dict[tuple[bool, int], _Segment] = {}
+        self._writers = itertools.count()
+        self._own = threading.local()
         self._made = 0
         self._closed = False
         self._limit = min(_SEGMENT_BYTES, budget_bytes // 16) or 1
@@ -185,7 +190,7 @@ class Store:
         except OSError as error:
             with self._lock:
                 self.refused += 1
-                self._growing[evict_first] = None
+                self._growing.pop((evict_first, self._slot()), None)
                 self._leave(segment)
                 if error.errno in _FULL:
                     self._shrink()
@@ -216,15 +221,25 @@ class Store:
         while self.used_bytes + size > self.budget_bytes:
             if not self._give_up_oldest():
                 return None
-        segment = self._growing[evict_first]
+        slot = (evict_first, self._slot())
+        segment = self._growing.get(slot)
         if segment is None or segment.gone or (segment.end and segment.end + size > self._limit):
             try:
-                segment = self._growing[evict_first] = self._new_segment(evict_first, size)
+                segment = self._growing[slot] = self._new_segment(evict_first, size)
             except OSError as error:  # out of memory or descriptors, or the folder is full: do with less
                 if error.errno in _FULL:
                     self._shrink()
                 return None
         return segment
+
+    def _slot(self) -> int:
+        """Which of the growing segments this thread writes to."""
+        if self._limit < _SEGMENT_BYTES:
+            return 0  # a small budget has no room for several
+        slot: int | None = getattr(self._own, "slot", None)
+        if slot is None:
+            slot = self._own.slot = next(self._writers) % _GROWING
+        return slot
 
     def _new_segment(self, evict_first: bool, size: int) -> _Segment:
         if not self.folder and memory_left() < max(size, self._limit) + _MEMORY_FOR_OTHERS:
