@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from windlass.cli import terminal
 from windlass.cli.result import Result
 from windlass.errors import UsageError
 from windlass.settings import current_environ, read_settings
@@ -39,7 +40,10 @@ def main(args: argparse.Namespace) -> Result:
         raise UsageError(f"--timeout {args.timeout:g}", hint="give seconds, more than 0")
     environ = current_environ()
     folder = find_run(args.run, read_settings(environ).runs_dir)
-    code = look(folder, args.command, environ, node=args.node, rank=args.rank, timeout_s=args.timeout, show=_show)
+    try:
+        code = look(folder, args.command, environ, node=args.node, rank=args.rank, timeout_s=args.timeout, show=_show)
+    except BrokenPipeError:
+        code = terminal.gone(sys.stdout)
     return Result(exit_code=code)
 
 

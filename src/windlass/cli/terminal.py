@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import sys
 import termios
 import time
@@ -29,6 +30,12 @@ def size(stream: TextIO) -> tuple[int, int]:
         if columns and lines:
             return columns, lines
     return 80, 24
+
+
+def gone(stream: TextIO) -> int:
+    """The reader of our output has left (`| head`): nothing more goes there. Returns the exit code that says so."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return 128 + signal.SIGPIPE
 
 
 class Screen:

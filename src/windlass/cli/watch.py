@@ -101,6 +101,8 @@ def _follow(args: argparse.Namespace, look: Callable[[], Seen], environ: Mapping
                     sys.stdout.flush()
                 if job.ended or terminal.wait(args.every or max(1.0, job.interval_s), sys.stdout):
                     break
+        except BrokenPipeError:
+            return Result(exit_code=terminal.gone(sys.stdout))
         except KeyboardInterrupt as interrupt:
             if hasattr(interrupt, "signal"):  # asked to end by another signal than the one that everybody uses to leave
                 raise

@@ -243,7 +243,7 @@ def _devices(job: Job) -> list[Finding]:
             Finding(
                 level="bad",
                 kind="throttled",
-                text=f"{len(hot)} of {len(job.devices)} devices slow down for heat or power, on {_hosts(hosts)}",
+                text=f"slowed down for heat or power: {len(hot)} of {len(job.devices)} devices, on {_hosts(hosts)}",
                 hint="tell the site; `run --spares` can do without the node",
                 hosts=hosts,
             )
@@ -256,7 +256,7 @@ def _devices(job: Job) -> list[Finding]:
             Finding(
                 level="warn",
                 kind="idle",
-                text=f"{len(idle)} of {len(known)} devices are idle, on {_hosts(hosts)}",
+                text=f"idle: {len(idle)} of {len(known)} devices, on {_hosts(hosts)}",
                 hint="does every rank use a device of its own? `windlass logs --where` shows who has which",
                 hosts=hosts,
             )

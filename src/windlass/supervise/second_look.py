@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from windlass.errors import MachineError, UsageError
 from windlass.failure.ends import read_seats
 from windlass.model.plan import Plan
@@ -79,6 +81,9 @@ def look(
     place = find_place(plan, folder, node=node, rank=rank)
     inside = _job_environ(plan, folder, environ)
     step = plan_node_step(plan, "exec", hosts=(place.host,), host_file=f"exec-hosts-{os.getpid()}", devices=True)
+    step = msgspec.structs.replace(
+        step, follows_stdin=False
+    )  # a command of the user's may never read it: it ends by signal
     if place.script_pid is not None:
         command = ("/bin/sh", "-c", _FIND_RANK, "windlass", str(place.script_pid), *command)
     out, log = f"exec-{os.getpid()}.out", f"exec-{os.getpid()}.log"

@@ -12,6 +12,7 @@ from windlass.notation.hostlist import expand_hostlist
 from windlass.observe.findings import Finding, Level, find
 from windlass.observe.job import Job, NodeRow, Note, RankRow, read_job
 from windlass.run.folder import RunFolder, read_plan
+from windlass.supervise.attempts import read_owner
 from windlass.supervise.runs import RunState, state_of
 
 _STALE_S = 60.0
@@ -24,7 +25,8 @@ def watched(folder: RunFolder, environ: Mapping[str, str]) -> tuple[Job, tuple[F
         trouble = "" if job else "nothing was sampled: the run was started without --watch"
     except WindlassError as error:
         job, trouble = None, error.message
-    if job is not None and not job.ended and time.time() - job.at < max(_STALE_S, 4 * job.interval_s):
+    fresh = job is not None and time.time() - job.at < max(_STALE_S, 4 * job.interval_s)
+    if job is not None and fresh and not job.ended and not _killed(folder):
         return job, find(job)
     state = state_of(folder, environ)
     if job is not None and job.ended and state.state in {"done", "running"}:  # it says so a moment before its record
@@ -42,6 +44,12 @@ def watched(folder: RunFolder, environ: Mapping[str, str]) -> tuple[Job, tuple[F
         return job, (stale, *find(job))
     known = {"lost", "stalled", "ended", "starting", "steady"}
     return job, (_about(state), *(finding for finding in find(job) if finding.kind not in known))
+
+
+def _killed(folder: RunFolder) -> bool:
+    """Whether the windlass of the run is known to be gone."""
+    owner = read_owner(folder)
+    return owner is not None and owner.alive() is False
 
 
 def _about(state: RunState) -> Finding:

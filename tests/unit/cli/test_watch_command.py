@@ -162,3 +162,17 @@ def test_figures_are_offered_on_a_port_of_this_machine_alone(tmp_path: Path) -> 
             child.terminate()
             child.wait(timeout=30)
     assert 'windlass_rank_steps_total{job="demo",rank="0",node="nid00001"}' in text
+
+
+def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:
+    argv = windlass_argv("watch", "--demo", "2", "--every", "0.2")
+    environ = {**os.environ, **windlass_env(tmp_path)}
+    with subprocess.Popen(
+        argv, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as child:
+        assert child.stdout and child.stderr
+        assert child.stdout.readline().startswith(b"demo")
+        child.stdout.close()
+        said = child.stderr.read()
+        assert child.wait(timeout=60) == 128 + 13
+    assert said == b""
