@@ -140,7 +140,7 @@ def execute(
             job.close()
             folder.forget_secrets()
         if last:
-            finish_caches(plan, folder, facts, environ, view)
+            finish_caches(plan, folder, facts, environ, view, in_haste=stopped_by is not None)
         record = _record(plan, folder, job, hosts, stopped_by, started)
         if record.outcome == "ok" and meeting is not None and meeting.never():
             record = msgspec.structs.replace(record, remarks=(_never_met(plan, facts),))

@@ -26,7 +26,7 @@ from windlass.run.rendezvous import is_this_host
 
 _KEEP_FILE = "caches.tar"
 _OWNER_FILE = ".owner"
-_REMOVE_TIMEOUT_S = 60.0
+_REMOVE_TIMEOUT_S = 30.0
 
 
 def local_parent(plan: Plan, facts: JobFacts, environ: Mapping[str, str]) -> Path:
@@ -58,9 +58,18 @@ def _owner_is_dead(folder: Path) -> bool:
     return host == socket.gethostname() and start_of(int(pid)) != ticks
 
 
-def finish_caches(plan: Plan, folder: RunFolder, facts: JobFacts, environ: Mapping[str, str], view: OutputView) -> None:
-    """Save the first node's caches for the next job (--keep-caches), then remove them from all nodes. Never raises:
-    the run has ended, and a cache is only a cache."""
+def finish_caches(
+    plan: Plan,
+    folder: RunFolder,
+    facts: JobFacts,
+    environ: Mapping[str, str],
+    view: OutputView,
+    *,
+    in_haste: bool = False,
+) -> None:
+    """Save the first node's caches for the next job (--keep-caches), then remove them from all nodes. Where a job is
+    being ended (`in_haste`), other nodes are asked only if there is something: each second counts, and a dying job may
+    start nothing any more. Never raises: the run has ended, and a cache is only a cache."""
     parent = local_parent(plan, facts, environ)
     if parent.is_symlink() or not plan.caches:
         return
@@ -71,7 +80,9 @@ def finish_caches(plan: Plan, folder: RunFolder, facts: JobFacts, environ: Mappi
         view.note(f"windlass: the caches could not be saved to {plan.keep_caches}: {error.strerror or error}")
     held = parent.is_dir() and any(path.is_file() and path.name != _OWNER_FILE for path in parent.rglob("*"))
     remove_caches(plan, facts, environ)
-    if plan.hosts and (plan.nodes > 1 or not is_this_host(expand_hostlist(plan.hosts)[0], environ)):
+    if not plan.hosts or (in_haste and not held):
+        return
+    if plan.nodes > 1 or not is_this_host(expand_hostlist(plan.hosts)[0], environ):
         _remove_elsewhere(plan, folder, facts, environ, view, worth_a_word=held)
 
 

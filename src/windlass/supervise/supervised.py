@@ -10,6 +10,7 @@ import msgspec
 
 from windlass.agents.heartbeat import HeartbeatSidecar, heartbeat_agents, heartbeats_folder
 from windlass.agents.sampler import SamplerSidecar, samples
+from windlass.failure.root_cause import RESUME_ME
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.plan.render.rank_script import JobFacts
@@ -55,12 +56,14 @@ def run_supervised(run: Run) -> RunRecord:
         return execute(this, facts, hosts, beside, watch, last=False), sidecar
 
     values = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
+    record = None
     try:
         record = supervise_attempts(Supervised(**values, start=start, deadline_s=deadline_s))
     finally:
         folder.forget_secrets()
+        in_haste = record is None or record.outcome == "stopped" or record.exit_code == RESUME_ME
         for ended, facts in last:
-            finish_caches(ended, folder, facts, environ, view)
+            finish_caches(ended, folder, facts, environ, view, in_haste=in_haste)
     if record.outcome == "ok" and not run.quiet:
         for line in good_end(last[0][0], record, folder):
             view.note(line)
