@@ -60,10 +60,13 @@ def choose_builder(wanted: str | None, environ: Mapping[str, str]) -> tuple[str,
 
 
 def write_context(recipe: Recipe, folder: Path) -> None:
-    """Everything that a build needs, as files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in context_files(recipe, entry_script(), sbom(recipe)).items():
-        replace_file(folder / name, text.encode(), mode=0o644)
+    """Everything that a build needs, as files. Raises `MachineError` where they cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in context_files(recipe, entry_script(), sbom(recipe)).items():
+            replace_file(folder / name, text.encode(), mode=0o644)
+    except OSError as error:
+        raise MachineError(f"cannot write to {folder}: {error.strerror}", hint="choose another folder") from error
 
 
 def build_image(

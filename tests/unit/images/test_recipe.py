@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 import pytest
 
-from windlass.errors import ConfigError, UsageError, WindlassError
+from windlass.errors import ConfigError, MachineError, UsageError, WindlassError
+from windlass.images.build import write_context
 from windlass.images.recipe import make_recipe, sbom
 from windlass.images.render import containerfile_text, singularity_text, steps_script
 from windlass.images.spec import load_spec, load_versions, parse_spec, spec_names
@@ -95,3 +97,9 @@ def test_every_commit_of_the_table_is_whole() -> None:
     for name, component in load_versions().components.items():
         assert component.version in component.commits or not component.commits, name
         assert all(len(commit) == 40 for commit in component.commits.values()), name
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(MachineError, match=r"cannot write to .*/file/below: Not a directory"):
+        write_context(make_recipe(load_spec("debian")), tmp_path / "file" / "below")
