@@ -105,7 +105,9 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         table: dict[str, Any] = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not TOML: {error}", hint="`windlass init` writes one that is") from error
+        raise ConfigError(
+            f"{path}: not TOML: {error}", hint="mend it, or move it away: `windlass init` writes a new one"
+        ) from error
     _check_config(path, table)
     return table
 

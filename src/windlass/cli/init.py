@@ -18,6 +18,7 @@ from windlass.cli.site_text import adopted_text
 from windlass.errors import UsageError
 from windlass.run.adopt import AdoptedSite, adopt_site
 from windlass.run.user_config import write_config
+from windlass.schedulers.walltime import parse_walltime
 from windlass.settings import Settings, current_environ, job_keys, read_settings
 from windlass.sites.catalog import site_names
 from windlass.sites.detect import Detection, detect_site
@@ -43,6 +44,8 @@ def main(args: argparse.Namespace) -> Result:
     keys = _given(args)
     if not keys and not args.adopt and sys.stdin.isatty() and sys.stdout.isatty():
         keys = _ask(settings, detection)
+    if "time" in keys:
+        parse_walltime(keys["time"])  # refused now: later it would end every command, far from where it was written
     lines: list[str] = []
     adopted = _adopt(args, settings, detection, environ)
     if adopted is not None:

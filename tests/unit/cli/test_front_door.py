@@ -46,6 +46,22 @@ def test_init_refuses_a_site_that_does_not_exist(tmp_path: Path) -> None:
     assert not (tmp_path / "no-config").exists()
 
 
+def test_init_refuses_a_time_that_no_job_could_have(tmp_path: Path) -> None:
+    config = {"WINDLASS_CONFIG": str(tmp_path / "config")}
+    done = in_process("init", "--account", "x", "--time", "soon", cwd=tmp_path, env=config)
+    assert done.code == 2
+    assert "not a time limit: 'soon'" in done.stderr
+    assert not (tmp_path / "config").exists()
+
+
+def test_a_configuration_that_is_no_toml_is_not_told_to_be_mended_by_what_refuses_it(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("broken [")
+    done = in_process("init", "--account", "x", cwd=tmp_path, env={"WINDLASS_CONFIG": str(tmp_path)})
+    assert done.code == 2
+    assert "mend it, or move it away" in done.stderr
+    assert (tmp_path / "config.toml").read_text() == "broken ["
+
+
 def test_init_adopts_a_machine_by_the_name_it_is_given(tmp_path: Path) -> None:
     config = {"WINDLASS_CONFIG": str(tmp_path / "config")}
     done = in_process("init", "--adopt", "mybox", cwd=tmp_path, env=config)
