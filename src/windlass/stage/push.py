@@ -28,6 +28,7 @@ from windlass.stage.service import PACKAGES as STAGE_PACKAGES
 from windlass.stage.service import Progress, stage_service, warnings
 
 _SQUASHFS = b"hsqs"
+_SQUASHFS_NAMES = (".squashfs", ".sqfs", ".sqsh")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +100,8 @@ def _checked(staging: Staging) -> tuple[tuple[CacheRoot, ...], str]:
     for source in staging.sources:
         if not Path(source).exists():
             raise UsageError(f"{source} does not exist", hint="sources are files and folders that every node can read")
+        if staging.extract and source.endswith(_SQUASHFS_NAMES) and not _is_squashfs(source):
+            raise UsageError(f"{source} is no squashfs image", hint="make it again, or copy it without --extract")
     if staging.shard and staging.one_reader:
         raise UsageError("--shard has every node read its own part: there is no one reader")
     paths = tuple(os.path.abspath(Path(source).expanduser()) for source in staging.sources)  # noqa: PTH100  links stay

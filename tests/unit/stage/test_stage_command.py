@@ -177,3 +177,11 @@ def test_stopped_half_way_it_leaves_nothing(tmp_path: Path, sig: signal.Signals)
         child.kill()
     assert child.returncode in {128 + sig, -sig}
     wait_until(lambda: not list(to.iterdir()), timeout_s=20, what="nothing half-done is left")
+
+
+def test_an_image_that_is_none_is_refused_and_not_copied_in_silence(tmp_path: Path) -> None:
+    (tmp_path / "empty.sqfs").touch()
+    code, _, err = stage(tmp_path, "empty.sqfs", "--extract", "--to", str(tmp_path / "to"))
+    assert code == 2
+    assert "empty.sqfs is no squashfs image" in err
+    assert not (tmp_path / "to").exists()
