@@ -156,6 +156,8 @@ class Search:
             return self._verdict("the best choice failed when it was tried again", {}, mine, [])
         gain = statistics.median(mine) - statistics.median(other)
         spread = max(max(mine) - min(mine), max(other) - min(other))
+        if gain <= 0:
+            return self._verdict("the best choice was no better when both were tried again in turn", {}, mine, other)
         if gain <= 2 * spread:
             why = "the gain is not larger than twice the spread of the trials: no verdict"
             return self._verdict(why, {}, mine, other)

@@ -56,6 +56,19 @@ def test_a_gain_below_twice_the_spread_is_no_verdict() -> None:
     assert verdict.winner == {}
 
 
+def test_a_choice_that_loses_the_last_turns_is_not_told_to_have_gained() -> None:
+    tried = 0
+
+    def once(choice: Choice) -> float:
+        nonlocal tried
+        tried += choice["ALGO"] == "Ring"
+        return 90.0 if choice["ALGO"] == "Ring" and tried <= 3 else 110.0 if choice["ALGO"] == "Ring" else 100.0
+
+    verdict = search(once)
+    assert verdict.winner == {}
+    assert verdict.why == "the best choice was no better when both were tried again in turn"
+
+
 def test_leaving_it_unset_is_a_result() -> None:
     default = {**DEFAULT, "ALGO": "Ring"}
 
