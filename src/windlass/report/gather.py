@@ -135,7 +135,15 @@ def gather(folder: RunFolder, environ: Mapping[str, str], *, against: RunFolder 
         wait_share=share_of(measured, "wait_share"),
         comm_share=share_of(measured, "comm_share"),
         saved_step=newest_step(read_ledger(folder.path)),
-        findings=find(Subject(plan=plan, measured=measured, seconds=last.seconds if last else None, started=began)),
+        findings=find(
+            Subject(
+                plan=plan,
+                measured=measured,
+                seconds=last.seconds if last else None,
+                started=began,
+                state=state.state,
+            )
+        ),
         attempts=_attempts(folder, notes),
         measured=measured,
         profiles=_profiles(folder),

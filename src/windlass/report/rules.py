@@ -44,6 +44,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     measured: Measured
     seconds: float | None = None
     started: float | None = None
+    state: str = ""
 
 
 def find(subject: Subject) -> tuple[Finding, ...]:
@@ -60,6 +61,20 @@ def _nothing(subject: Subject) -> Finding:
             level="note",
             text="nobody sampled this run, so nothing can be said about its speed",
             next="run it with --watch",
+        )
+    if not any(rank.steps for rank in subject.measured.ranks):
+        return Finding(
+            name="not measured",
+            level="note",
+            text="no step of this run was seen, so nothing can be said about its speed",
+            next="call windlass.step() once per step where the optimizer is not torch's",
+        )
+    if subject.state in {"failed", "killed"}:
+        return Finding(
+            name=subject.state,
+            level="note",
+            text="the run did not end well; in its speed nothing stood out until then",
+            next="windlass runs show RUN",
         )
     return Finding(name="fine", level="good", text="nothing stands out: no rule of this report fires")
 

@@ -46,6 +46,25 @@ def test_a_healthy_run_gets_no_verdict_but_that_nothing_stands_out(run: Path) ->
         assert names(report_of(run)) == ["fine"]
 
 
+def test_a_run_that_failed_or_died_is_not_called_fine(run: Path) -> None:
+    write_samples(run)
+    record = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps({**record, "outcome": "failed", "exit_code": 7}))
+    assert names(report_of(run)) == ["failed"]
+    (run / "result.json").unlink()
+    assert names(report_of(run)) == ["killed"]
+
+
+def test_samples_without_a_step_are_no_measurement(run: Path) -> None:
+    write_samples(run)
+    now = json.loads((run / "watch" / "now.json").read_text())
+    now["ranks"] = [[*rank[:3], 0, *rank[4:]] for rank in now["ranks"]]
+    (run / "watch" / "now.json").write_text(json.dumps(now))
+    report = report_of(run)
+    assert names(report) == ["not measured"]
+    assert "no step of this run was seen" in report.findings[0].text
+
+
 @pytest.mark.parametrize(
     ("samples", "name", "level"),
     [
