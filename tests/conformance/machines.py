@@ -17,6 +17,8 @@ import leftovers
 import windlass
 from standins.sites import Site, flux_site, pbs_site
 from waiting import wait_until
+from windlass.failure.rank_logs import rank_logs
+from windlass.run.folder import read_plan
 from windlass.schedulers import get_scheduler
 from windlass.schedulers.base import JobState
 
@@ -64,7 +66,9 @@ class Machine:
         return path.read_text() if path.exists() else "no log"
 
     def lines(self, rank: int) -> list[str]:
-        return self.windlass("logs", "run", "--rank", str(rank)).stdout.splitlines()
+        """As `windlass logs run --rank RANK` shows them."""
+        folder = self.site.home / "run"
+        return [text for who, text in rank_logs(read_plan(folder), folder).lines() if who == rank]
 
 
 @contextlib.contextmanager

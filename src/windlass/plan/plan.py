@@ -68,8 +68,7 @@ def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets
     environment = plan_environment(request, context, shape, binding, facts, container_settings)
     launch = launch_arguments(request, context, shape, binding, facts, container, environment)
     secrets = _secrets(request, command, environment)
-    remarks += binding_remarks(binding, context.topology)
-    remarks += plan_remarks(request, context, shape, facts, environment)
+    remarks += [*binding_remarks(binding, context.topology), *plan_remarks(request, context, shape, facts, environment)]
     plan = Plan(
         version=PLAN_VERSION,
         windlass=windlass.__version__,

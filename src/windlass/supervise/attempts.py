@@ -63,6 +63,11 @@ def own(folder: RunFolder, job_id: str | None) -> None:
     folder.write_bytes(OWNER_FILE, to_json(me))
 
 
+def release(folder: RunFolder) -> None:
+    """Nobody drives the run any more, though this process has not ended yet: another may begin."""
+    folder.part(OWNER_FILE).unlink(missing_ok=True)
+
+
 def read_owner(folder: RunFolder) -> Owner | None:
     try:
         return from_json(folder.part(OWNER_FILE).read_bytes(), Owner)

@@ -24,6 +24,7 @@ from windlass.run.bad_nodes import remember_node
 from windlass.run.folder import RunFolder, restart
 from windlass.run.run import Run
 from windlass.run.verdict import save_verdict
+from windlass.supervise.attempts import own, release
 from windlass.supervise.diagnostics import NodeReport, diagnose_nodes
 from windlass.supervise.evidence import Ended, gather
 from windlass.supervise.heartbeat_monitor import HeartbeatMonitor, margin_s
@@ -191,13 +192,18 @@ def _tell(live: Supervised, verdict: Verdict, record: RunRecord) -> None:
 
 
 def _resubmitted(live: Supervised, plan: Plan, record: RunRecord, bad: frozenset[str]) -> RunRecord:
+    """The next job may begin before this one has ended: what is said of this one is written before, and nobody drives
+    the run any more when it is submitted."""
+    left = _with_code(live, record, RESUME_ME)
+    release(live.folder)
     try:
         job_id = resubmit(plan, live.folder, live.environ, bad, live.deadline_s)
         live.view.note(f"windlass: submitted again as job {job_id}")
     except WindlassError as error:
+        own(live.folder, plan.job_id)
         live.view.note(f"windlass: could not be submitted again: {error.message}")
         live.view.note(f"windlass: go on with: windlass runs resume {quote(str(live.folder.path))}")
-    return _with_code(live, record, RESUME_ME)
+    return left
 
 
 def _with_code(live: Supervised, record: RunRecord, code: int) -> RunRecord:
