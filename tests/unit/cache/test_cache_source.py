@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from windlass.cache.node.keys import BadKeyError, Pin, chunk_key, directory_key
-from windlass.cache.node.listing import BadListingError, Entry, Listing, attr_pin, folder_attr, pack_listing
+from windlass.cache.node.listing import BadListingError, Entry, Listing, attr_pin, folder_attr, pack_attr, pack_listing
 from windlass.cache.node.roots import Root, declare_roots, link_text, names_above
 from windlass.cache.node.source import ChangedError, Source, shares
 
@@ -264,3 +264,9 @@ def test_a_file_system_is_slow_where_the_quickest_look_is(tmp_path: Path) -> Non
     for _ in range(16):
         source._note_look(0.001)
     assert source.is_slow and noticed
+
+
+def test_inode_numbers_of_two_file_systems_stay_apart_in_one_view(tmp_path: Path) -> None:
+    status = tmp_path.stat()
+    assert attr_pin(pack_attr(status)).ino == status.st_ino
+    assert attr_pin(pack_attr(status, salt=1 << 56)).ino == status.st_ino ^ 1 << 56

@@ -39,7 +39,7 @@ def pack_attr(status: os.stat_result, *, salt: int = 0, size: int | None = None)
     ctime, ctime_rest = divmod(status.st_ctime_ns, 10**9)
     mask = (1 << 64) - 1
     return ATTR.pack(
-        (status.st_ino) & mask,
+        (status.st_ino ^ salt) & mask,
         status.st_size if size is None else size,
         getattr(status, "st_blocks", (status.st_size + 511) // 512),
         mtime & mask,
