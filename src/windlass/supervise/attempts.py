@@ -15,6 +15,8 @@ from windlass.procs.identity import Process, this_process
 from windlass.run.folder import RunFolder
 
 OWNER_FILE = "owner.json"
+_HANDOVER_S = 30.0
+_LOOK_S = 0.2
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -45,19 +47,29 @@ def records(folder: RunFolder) -> list[tuple[str, RunRecord]]:
 # Who drives it
 
 
-def refuse_running(folder: RunFolder) -> None:
-    """A `UsageError` where another windlass drives this run now."""
+def refuse_running(folder: RunFolder, *, in_job: bool = False) -> None:
+    """A `UsageError` where another windlass drives this run now. `in_job`: this process is in a job of a scheduler, and
+    a windlass of a job that has just submitted this one gets the time to end."""
     other = read_owner(folder)
-    if other is not None and other.pid != os.getpid() and other.alive():
+    patience_s = _HANDOVER_S if in_job and other is not None and other.job_id is not None else 0.0
+    give_up = time.monotonic() + patience_s
+    while other is not None and _drives(other) and time.monotonic() < give_up:
+        time.sleep(_LOOK_S)
+        other = read_owner(folder)
+    if other is not None and _drives(other):
         raise UsageError(
             f"{folder.path} is being run by process {other.pid} on {other.host}",
             hint="wait for it, or end it with `windlass runs stop`",
         )
 
 
+def _drives(owner: Owner) -> bool:
+    return owner.pid != os.getpid() and bool(owner.alive())
+
+
 def own(folder: RunFolder, job_id: str | None) -> None:
     """Write down that this process drives the run. Refused where another one does."""
-    refuse_running(folder)
+    refuse_running(folder, in_job=job_id is not None)
     host, pid, ticks, boot = this_process()
     me = Owner(host=host, pid=pid, ticks=ticks, boot=boot, job_id=job_id, since=round(time.time(), 3))
     folder.write_bytes(OWNER_FILE, to_json(me))
