@@ -16,6 +16,7 @@ import re
 import select
 import shutil
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -82,7 +83,7 @@ def main(data: bytes, manifest: dict[str, Any], key: bytes) -> int:
         with claimed(base, own, data) as bundle:
             node = NodeContext(
                 number,
-                tuple(manifest.get("addresses") or manifest["hosts"]),
+                _reachable(manifest["hosts"], manifest.get("addresses") or manifest["hosts"]),
                 manifest["run_id"],
                 base,
                 bundle,
@@ -242,6 +243,17 @@ def say(**news: Any) -> None:
             line = json.dumps(dict(news, **{name: value[:400]}), separators=(",", ":"))
     with contextlib.suppress(OSError):
         os.write(1, (line + "\n").encode())
+
+
+def _reachable(hosts: list[str], addresses: list[str]) -> tuple[str, ...]:
+    """The hosts by name where this node knows names, else by their addresses."""
+    if hosts == addresses:
+        return tuple(hosts)
+    try:
+        socket.getaddrinfo(hosts[0], None)
+    except OSError:
+        return tuple(addresses)
+    return tuple(hosts)
 
 
 def node_number(names: list[str], hosts: list[str], environ: Any) -> int:
