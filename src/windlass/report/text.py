@@ -46,7 +46,7 @@ def figures_of(report: RunReport) -> list[tuple[str, str]]:
     """Names and values of what is known."""
     rows = [
         ("started", report.started),
-        ("first step", f"after {duration(report.startup_s)}" if report.startup_s is not None else ""),
+        ("first step", f"seen after {duration(report.startup_s)}" if report.startup_s is not None else ""),
         ("steps", f"{report.steps:,}" if report.steps else ""),
         ("step", _step(report)),
         ("waits for data", _share(report.wait_share)),

@@ -30,6 +30,7 @@ class Event:
     end: float
     device_type: str = "DeviceType.CUDA"
     self_cpu_time_total: float = 0.0
+    is_user_annotation: bool = False
 
     @property
     def time_range(self) -> SimpleNamespace:
@@ -42,6 +43,7 @@ def test_communication_is_told_with_what_hides_it_and_idle_gaps() -> None:
         Event("ncclDevKernel_AllReduce", 300, 600),
         Event("gemm", 800, 1000),
         Event("aten::mm", 0, 1000, device_type="DeviceType.CPU"),
+        Event("Optimizer.step#SGD.step", 500, 900, is_user_annotation=True),
     ]
     told = summarise(events, 0.001, 2)
     assert told["of"] == "device"

@@ -86,7 +86,7 @@ class StepProfiler:
 def summarise(events: Iterable[Any], seconds: float, steps: int) -> dict[str, Any]:
     """Figures of a profile: by name, and of the time in which the device (or, without one, the CPU) was busy. Work on a
     device is what torch saw of it there; on a CPU, a name's own time, without what it called."""
-    everything = [event for event in events if event.time_range is not None]
+    everything = [event for event in events if event.time_range is not None and not _annotates(event)]
     on_device = [event for event in everything if "CPU" not in str(event.device_type)]
     chosen = on_device or everything
     names: dict[str, list[float]] = {}
@@ -116,6 +116,11 @@ def summarise(events: Iterable[Any], seconds: float, steps: int) -> dict[str, An
         "idle_share": round(max(0.0, 1 - both / wall), 4) if wall and on_device else None,
         "longest_gap_ms": round(_longest_gap(union([*busy_comm, *busy_compute])) / 1000, 3) if on_device else None,
     }
+
+
+def _annotates(event: Any) -> bool:
+    """A span that only names what others did in it (`Optimizer.step#SGD.step` on a device's own line)."""
+    return "CPU" not in str(event.device_type) and bool(getattr(event, "is_user_annotation", False))
 
 
 def union(spans: Iterable[Any]) -> list[Any]:
