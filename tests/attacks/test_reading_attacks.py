@@ -214,6 +214,9 @@ BENCH_JUNK: list[Any] = [
 ]
 
 
+TAKEN_AWAY = object()
+
+
 def places_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Paths of all values in a value made of lists and dictionaries; of a list the first few."""
     if path:
@@ -228,7 +231,10 @@ def changed_at(body: Any, path: tuple[Any, ...], value: Any) -> Any:
     place = copy
     for part in path[:-1]:
         place = place[part]
-    place[path[-1]] = value
+    if value is TAKEN_AWAY:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = value
     return copy
 
 
@@ -243,12 +249,15 @@ def test_changed_benchmark_records_end_in_a_sentence(tmp_path: Path, capsys: pyt
         whole = (RESULTS / file).read_bytes()
         body = json.loads(whole)
         places = list(places_in(body))
-        for turn in range(40):
+        rows = [path for path in places if path[0] in {"rows", "results"} and len(path) > 2] or places
+        for turn in range(60):
             if turn % 8 == 0:
                 data = bytearray(whole[: rng.randrange(len(whole))])
                 data[rng.randrange(len(data) or 1) :] = b"\xff" * rng.randrange(3)
             else:
-                data = bytearray(json.dumps(changed_at(body, rng.choice(places), rng.choice(BENCH_JUNK))).encode())
+                value = TAKEN_AWAY if turn % 3 == 0 else rng.choice(BENCH_JUNK)
+                path = rng.choice(rows if turn % 2 else places)
+                data = bytearray(json.dumps(changed_at(body, path, value)).encode())
             changed.write_bytes(data)
             others = (("compare", str(RESULTS / file), str(changed)), ("compare", str(changed), str(RESULTS / file)))
             argv = (*commands, *others)[(turn + number) % 5]
