@@ -16,7 +16,7 @@ from windlass.notation.counts import counted
 from windlass.observe.job import read_history, read_job
 from windlass.plan.profile import PROFILE_FOLDER
 from windlass.report.measured import Measured, measure
-from windlass.report.rules import Finding, Subject, find, share_of
+from windlass.report.rules import LEVELS, Finding, Subject, find, share_of
 from windlass.run.folder import RunFolder, read_plan
 from windlass.supervise.attempts import records
 from windlass.supervise.runs import state_of
@@ -105,6 +105,10 @@ def gather(folder: RunFolder, environ: Mapping[str, str], *, against: RunFolder 
     tails = [rank.p95_ms for rank in measured.ranks if rank.p95_ms is not None]
     devices = plan.nodes * len({device for rank in plan.binding.ranks for device in rank.devices})
     started = measured.first_step_at - began if measured.first_step_at is not None and began is not None else None
+    attempts = _attempts(folder, notes)
+    subject = Subject(
+        plan=plan, measured=measured, seconds=last.seconds if last else None, started=began, state=state.state
+    )
     report = RunReport(
         name=plan.name,
         path=str(folder.path),
@@ -135,21 +139,35 @@ def gather(folder: RunFolder, environ: Mapping[str, str], *, against: RunFolder 
         wait_share=share_of(measured, "wait_share"),
         comm_share=share_of(measured, "comm_share"),
         saved_step=newest_step(read_ledger(folder.path)),
-        findings=find(
-            Subject(
-                plan=plan,
-                measured=measured,
-                seconds=last.seconds if last else None,
-                started=began,
-                state=state.state,
-            )
-        ),
-        attempts=_attempts(folder, notes),
+        findings=_worst_first((*failures(attempts), *find(subject))),
+        attempts=attempts,
         measured=measured,
         profiles=_profiles(folder),
         notes=(*notes, *measured.notes),
     )
     return msgspec.structs.replace(report, against=_against(report, against, environ)) if against else report
+
+
+def _worst_first(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    return tuple(sorted(findings, key=lambda finding: LEVELS.index(finding.level)))
+
+
+def failures(attempts: tuple[AttemptLine, ...]) -> tuple[Finding, ...]:
+    """How many starts failed, and the last cause: bad where the run ended with it, a note where it went on."""
+    failed = [attempt for attempt in attempts if attempt.cause]
+    if not failed:
+        return ()
+    last = failed[-1]
+    over = last is attempts[-1]
+    return (
+        Finding(
+            name="failure" if over else "went on",
+            level="bad" if over else "note",
+            text=f"{len(failed)} of {counted(len(attempts), 'start')} failed, the last one because {last.cause}",
+            evidence=last.then,
+            next="`windlass runs show` has every start with its evidence" if over else "",
+        ),
+    )
 
 
 def _against(report: RunReport, other: RunFolder, environ: Mapping[str, str]) -> Against | None:

@@ -16,6 +16,8 @@ from windlass.notation.counts import counted
 from windlass.report.measured import Measured, slow_spans
 
 Level = Literal["good", "note", "warn", "bad"]
+LEVELS: tuple[Level, ...] = ("bad", "warn", "note", "good")
+"""In the order in which people read them."""
 
 WAIT_WARN, WAIT_BAD = 0.05, 0.20
 COMM_WARN, COMM_BAD = 0.20, 0.40
@@ -50,8 +52,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
 def find(subject: Subject) -> tuple[Finding, ...]:
     """What stands out, the worst first."""
     found = [finding for rule in RULES if (finding := rule(subject)) is not None]
-    order = ("bad", "warn", "note", "good")
-    return tuple(sorted(found, key=lambda finding: order.index(finding.level))) or (_nothing(subject),)
+    return tuple(sorted(found, key=lambda finding: LEVELS.index(finding.level))) or (_nothing(subject),)
 
 
 def _nothing(subject: Subject) -> Finding:

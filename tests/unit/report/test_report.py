@@ -175,6 +175,7 @@ def test_a_run_that_failed_tells_its_starts(tmp_path: Path) -> None:
     assert windlass("run", "-r", "1", "--run-dir", "f", "fails.py", cwd=tmp_path).code == 1
     report = report_of(tmp_path / "f")
     assert report.state == "failed"
+    assert (report.findings[0].name, report.findings[0].level) == ("failure", "bad")
     assert "bad data" in report_page(report)
 
 
