@@ -23,6 +23,7 @@ from windlass.errors import UsageError
 from windlass.model.jsontext import to_json
 from windlass.model.plan import Plan
 from windlass.notation.counts import counted
+from windlass.run.adopt import fabric_of
 from windlass.run.folder import make_folder
 from windlass.run.planning import plan_request
 from windlass.settings import current_environ, read_settings
@@ -148,9 +149,8 @@ def default_choice(plan: Plan, space: tuple[TunedSetting, ...]) -> dict[str, str
 
 def _default_space(plan: Plan) -> tuple[TunedSetting, ...]:
     vendor = plan.topology.devices[0].vendor if plan.topology.devices else None
-    network = "slingshot-11" if any(nic.device.startswith("cxi") for nic in plan.topology.nics) else None
     cores = min((len(rank.cpus) for rank in plan.binding.ranks if rank.cpus), default=1)
-    return default_space(vendor, network, cores)
+    return default_space(vendor, fabric_of(plan.topology.nics), cores)
 
 
 def _told(trials: Trials, most: int) -> Measure:
