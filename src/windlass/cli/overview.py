@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import windlass
-from windlass.schedulers import get_scheduler, scheduler_names
+from windlass.schedulers import scheduler_of_job
 from windlass.settings import CONFIG_FILE, JobDefaults, Settings, current_environ, read_settings
 from windlass.sites.detect import Detection, detect_site
 from windlass.supervise.runs import RunState, find_runs, state_of
@@ -13,7 +13,7 @@ def overview_text() -> str:
     environ = current_environ()
     settings = read_settings(environ)
     detection = detect_site(config_dir=settings.config_dir, environ=environ)
-    job = next((n for n in scheduler_names() if n != "none" and get_scheduler(n).in_allocation(environ)), None)
+    job = scheduler_of_job(environ)
     folders = find_runs(settings.runs_dir)
     last = state_of(folders[-1], environ) if folders else None
     facts = {

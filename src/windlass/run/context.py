@@ -27,7 +27,7 @@ from windlass.run.interpreter import check_python, find_python
 from windlass.run.remote import probe_node
 from windlass.run.rendezvous import is_this_host
 from windlass.run.scheduler_commands import scheduler_environ
-from windlass.schedulers import get_scheduler, scheduler_names
+from windlass.schedulers import get_scheduler, scheduler_of_job
 from windlass.settings import Settings
 from windlass.sites.catalog import load_site, site_of_file
 from windlass.sites.detect import Detection, detect_site
@@ -43,19 +43,16 @@ _ASK_TIMEOUT_S = 15.0
 
 def find_allocation(environ: Mapping[str, str], wanted: str | None = None) -> Allocation | None:
     """The job that this process is in, if any."""
-    if wanted == "none":
+    name = None if wanted == "none" else scheduler_of_job(environ)
+    if name is None:
         return None
-    for name in scheduler_names():
-        scheduler = get_scheduler(name)
-        if name == "none" or not scheduler.in_allocation(environ):
-            continue
-        output = None
-        argv = scheduler.allocation_argv(environ)
-        if argv is not None:
-            found = scheduler_environ(scheduler, environ)
-            output = run_command(argv, timeout_s=_ASK_TIMEOUT_S, env=found).stdout
-        return scheduler.parse_allocation(environ, _read_text, output)
-    return None
+    scheduler = get_scheduler(name)
+    output = None
+    argv = scheduler.allocation_argv(environ)
+    if argv is not None:
+        found = scheduler_environ(scheduler, environ)
+        output = run_command(argv, timeout_s=_ASK_TIMEOUT_S, env=found).stdout
+    return scheduler.parse_allocation(environ, _read_text, output)
 
 
 def _read_text(path: str) -> str:

@@ -13,7 +13,7 @@ from windlass.model.request import Request
 from windlass.plan.inputs import PlanningContext, Secrets
 from windlass.plan.plan import make_plan
 from windlass.run.context import choose_site, gather_context
-from windlass.schedulers import get_scheduler, scheduler_names
+from windlass.schedulers import scheduler_of_job
 from windlass.settings import JobDefaults, Settings, job_keys, read_settings
 
 
@@ -55,7 +55,7 @@ def with_job_defaults(request: Request, settings: Settings, environ: Mapping[str
     and where no scheduler is asked, there is nothing to choose."""
     if settings.job == JobDefaults() and not settings.job_at:
         return request
-    if request.scheduler == "none" or any(get_scheduler(name).in_allocation(environ) for name in scheduler_names()):
+    if request.scheduler == "none" or scheduler_of_job(environ) is not None:
         return request
     site, _ = choose_site(request, settings, environ)
     if (request.scheduler or site.file.scheduler.kind) == "none":

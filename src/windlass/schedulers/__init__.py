@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 
 from windlass.errors import unknown_name
@@ -26,3 +27,8 @@ def get_scheduler(name: str) -> Scheduler:
     module, attribute = _BACKENDS[name]
     backend: Scheduler = getattr(import_module(module), attribute)()
     return backend
+
+
+def scheduler_of_job(environ: Mapping[str, str]) -> str | None:
+    """The scheduler inside whose job this process runs, by its variables alone; None outside of any."""
+    return next((n for n in _BACKENDS if n != "none" and get_scheduler(n).in_allocation(environ)), None)

@@ -18,7 +18,7 @@ from windlass.run.output import ViewMaker
 from windlass.run.planning import plan_to_run
 from windlass.run.run import Run
 from windlass.run.submit import Submission, submit_script
-from windlass.schedulers import get_scheduler, scheduler_names
+from windlass.schedulers import scheduler_of_job
 from windlass.settings import read_settings
 from windlass.supervise.attempts import refuse_running
 from windlass.supervise.replan import in_job, on_node
@@ -37,7 +37,7 @@ def saved_run(
     if saved and run_dir is not None:
         raise UsageError(f"--run-dir beside --plan {path}, which lies in a run folder", hint="leave it out")
     if saved:
-        refuse_running(saved, in_job=any(get_scheduler(name).in_allocation(environ) for name in scheduler_names()))
+        refuse_running(saved, in_job=scheduler_of_job(environ) is not None)
     _refuse_hidden(plan, saved, path)
     settings = read_settings(environ)
     here = msgspec.structs.replace(plan.request, nodes=None, ranks_per_node=plan.ranks_per_node, site=plan.site)
