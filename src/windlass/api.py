@@ -21,7 +21,7 @@ from windlass.errors import MachineError
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.model.request import Request
-from windlass.plan.render.rank_script import JobFacts
+from windlass.plan.render.job_facts import JobFacts
 from windlass.run import new, planning, submit
 from windlass.run import selftest as rank_program
 from windlass.run.execute import Sidecar

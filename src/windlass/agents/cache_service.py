@@ -17,7 +17,7 @@ from windlass.model.jsontext import to_json
 from windlass.model.plan import CachePlan, Plan
 from windlass.notation.counts import counted
 from windlass.notation.sizes import size_text
-from windlass.plan.render.rank_script import JobFacts
+from windlass.plan.render.job_facts import JobFacts
 from windlass.run.execute import Sidecar
 from windlass.run.folder import RunFolder
 from windlass.run.output import OutputView

@@ -25,7 +25,7 @@ from windlass.launchers.base import NodeStep
 from windlass.model.plan import Plan
 from windlass.plan.agents import agents_step
 from windlass.plan.cache import agents_folder
-from windlass.plan.render.rank_script import JobFacts
+from windlass.plan.render.job_facts import JobFacts
 from windlass.run.folder import AGENT_FILE, RunFolder
 from windlass.run.node_step import RunningStep, start_node_step
 from windlass.run.rendezvous import host_addresses, named_hosts

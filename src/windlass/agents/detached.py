@@ -32,7 +32,7 @@ from windlass.notation.hostlist import expand_hostlist
 from windlass.plan.cache import agents_folder
 from windlass.plan.inputs import Secrets
 from windlass.plan.node_step import plan_node_step
-from windlass.plan.render.rank_script import JobFacts
+from windlass.plan.render.job_facts import JobFacts
 from windlass.procs.identity import start_of
 from windlass.run.folder import PLAN_FILE, RunFolder, make_folder, open_folder, read_plan
 from windlass.run.node_step import run_node_step, write_host_file

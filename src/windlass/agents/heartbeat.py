@@ -15,7 +15,8 @@ from windlass.errors import DeadlineError, MachineError
 from windlass.launchers import get_launcher
 from windlass.model.plan import Plan
 from windlass.plan.cache import agents_folder
-from windlass.plan.render.rank_script import JobFacts, place_mark
+from windlass.plan.render.job_facts import JobFacts
+from windlass.plan.render.rank_script import place_mark
 from windlass.run.folder import RunFolder
 from windlass.run.output import OutputView
 from windlass.settings import read_settings

@@ -14,7 +14,8 @@ from windlass.model.plan import Plan
 from windlass.observe.findings import find
 from windlass.observe.fold import JobFiles, JobFold, interval_s
 from windlass.observe.job import Job
-from windlass.plan.render.rank_script import HOOK_FOLDER, JobFacts
+from windlass.plan.render.job_facts import JobFacts
+from windlass.plan.render.rank_script import HOOK_FOLDER
 from windlass.run.execute import Sidecar
 from windlass.run.folder import RunFolder
 from windlass.run.output import OutputView

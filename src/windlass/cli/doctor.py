@@ -11,8 +11,9 @@ import sys
 from windlass.cli.option_groups import add_request_options
 from windlass.cli.options import join_values, request_from, split_command
 from windlass.cli.result import Result
-from windlass.doctor.examine import Level, examine
+from windlass.doctor.examine import examine
 from windlass.doctor.finding import health_lines
+from windlass.doctor.patient import Level
 from windlass.settings import current_environ
 
 _FAILED = 1

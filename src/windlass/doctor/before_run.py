@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 
-from windlass.doctor.examine import Patient, rendezvous
+from windlass.doctor.examine import rendezvous
 from windlass.doctor.finding import Finding, failing_hosts, fold
 from windlass.doctor.nodes import check_nodes
+from windlass.doctor.patient import Patient
 from windlass.doctor.plan_checks import check_plan
 from windlass.doctor.ranks import examine_ranks
 from windlass.errors import MachineError

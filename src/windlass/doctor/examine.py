@@ -6,17 +6,15 @@ import contextlib
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal
 
 import msgspec
 
 from windlass.doctor.finding import Finding, Health, failing_hosts, fold, worst
 from windlass.doctor.nodes import check_nodes
+from windlass.doctor.patient import Level, Patient
 from windlass.doctor.plan_checks import check_plan
 from windlass.doctor.ranks import examine_ranks
 from windlass.errors import MachineError
-from windlass.model.plan import Plan
 from windlass.model.request import Request
 from windlass.plan.inputs import PlanningContext
 from windlass.plan.plan import make_plan
@@ -26,24 +24,8 @@ from windlass.run.folder import RunFolder, make_folder
 from windlass.run.rendezvous import is_free, master_address, master_port, plan_hosts
 from windlass.settings import read_settings
 
-Level = Literal["quick", "default", "full"]
 Tell = Callable[[str], None]
 """Shows a word of progress."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Patient:
-    """What is examined: a plan in its context, and where its files may lie."""
-
-    request: Request
-    """As the user made it: the command may be empty."""
-    plan: Plan
-    context: PlanningContext
-    folder: RunFolder
-    environ: Mapping[str, str]
-    hosts: tuple[str, ...]
-    login: bool = False
-    """On a login node, or outside of any job: no rank starts, and nobody expects devices."""
 
 
 def examine(request: Request, environ: Mapping[str, str], level: Level, tell: Tell) -> Health:

@@ -7,7 +7,7 @@ import io
 import json
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -16,6 +16,7 @@ from windlass.doctor.finding import Finding
 from windlass.doctor.node.parts import join_parts
 from windlass.doctor.node.rank import MARK
 from windlass.doctor.nodes import carried_program
+from windlass.doctor.patient import Level, Patient
 from windlass.doctor.rank_checks import Reports, check_ranks
 from windlass.doctor.slowness import check_slowness
 from windlass.errors import WindlassError
@@ -28,9 +29,6 @@ from windlass.run.folder import RunFolder, make_folder
 from windlass.run.once import run_once
 from windlass.run.output import OutputView
 from windlass.run.run import Run
-
-if TYPE_CHECKING:
-    from windlass.doctor.examine import Level, Patient
 
 SCRIPT = "doctor_rank.py"
 _SECONDS = {"quick": 60.0, "default": 180.0, "full": 480.0}

@@ -16,7 +16,8 @@ from windlass.notation.cpulist import format_cpulist
 from windlass.notation.shell import quote, quote_words
 from windlass.plan.cache import agents_folder
 from windlass.plan.render.batch_script import has_prologue, prologue_lines
-from windlass.plan.render.rank_script import JobFacts, rank_script
+from windlass.plan.render.job_facts import JobFacts
+from windlass.plan.render.rank_script import rank_script
 from windlass.topology.draw import draw_node
 
 RUN_DIR = "RUN_DIR"

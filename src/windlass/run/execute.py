@@ -23,8 +23,9 @@ from windlass.model.record import RECORD_VERSION, Outcome, RankFailure, RunRecor
 from windlass.notation.cpulist import format_cpulist
 from windlass.notation.shell import quote
 from windlass.plan.render.batch_script import launch_argv, launch_script
+from windlass.plan.render.job_facts import JobFacts
 from windlass.plan.render.live_lines import LIVE_FOLDER
-from windlass.plan.render.rank_script import JobFacts, rank_script
+from windlass.plan.render.rank_script import rank_script
 from windlass.procs.children import adopt_orphans
 from windlass.run.folder import RunFolder
 from windlass.run.guard import guarded

@@ -26,7 +26,7 @@ from windlass.notation.counts import counted
 from windlass.plan.node_step import plan_node_step
 from windlass.plan.render.container import container_script
 from windlass.plan.render.jit_cache_lines import cache_parent
-from windlass.plan.render.rank_script import JobFacts
+from windlass.plan.render.job_facts import JobFacts
 from windlass.run.node_step import run_node_step
 from windlass.run.rendezvous import plan_hosts
 from windlass.run.run import Run

@@ -17,7 +17,7 @@ from windlass.notation.hostlist import expand_hostlist
 from windlass.notation.shell import expandable
 from windlass.plan.node_step import plan_node_step
 from windlass.plan.render.jit_cache_lines import cache_parent, kept_folder
-from windlass.plan.render.rank_script import JobFacts
+from windlass.plan.render.job_facts import JobFacts
 from windlass.procs.identity import start_of
 from windlass.run.folder import RunFolder
 from windlass.run.node_step import run_node_step

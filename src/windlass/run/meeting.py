@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from windlass.failure.ends import read_seats
 from windlass.model.plan import Plan
-from windlass.plan.render.rank_script import JobFacts
+from windlass.plan.render.job_facts import JobFacts
 from windlass.run.folder import RunFolder
 from windlass.run.jobs import Job
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from windlass.errors import MachineError, WindlassError
 from windlass.model.plan import Plan
 from windlass.notation.hostlist import expand_hostlist
-from windlass.plan.render.rank_script import JobFacts
+from windlass.plan.render.job_facts import JobFacts
 from windlass.procs.command import run_command
 from windlass.schedulers import get_scheduler
 

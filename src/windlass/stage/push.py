@@ -18,7 +18,7 @@ from windlass.errors import MachineError, UsageError
 from windlass.model.plan import CacheRoot, Plan
 from windlass.model.request import Request
 from windlass.plan.cache import declared_roots
-from windlass.plan.render.rank_script import JobFacts
+from windlass.plan.render.job_facts import JobFacts
 from windlass.run.folder import RunFolder, make_folder
 from windlass.run.node_step import write_host_file
 from windlass.run.planning import plan_request

@@ -13,7 +13,7 @@ from windlass.agents.sampler import SamplerSidecar, samples
 from windlass.failure.root_cause import RESUME_ME
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
-from windlass.plan.render.rank_script import JobFacts
+from windlass.plan.render.job_facts import JobFacts
 from windlass.run.execute import execute, good_end, prepare
 from windlass.run.jit_caches import finish_caches
 from windlass.run.rendezvous import plan_hosts, resolve_rendezvous

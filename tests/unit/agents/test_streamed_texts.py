@@ -10,7 +10,7 @@ import pytest
 from planning import plan_for
 from windlass.agents import control
 from windlass.agents.control import OUT_FILE, Agents, agents_spec
-from windlass.plan.render.rank_script import JobFacts
+from windlass.plan.render.job_facts import JobFacts
 from windlass.run.folder import make_folder
 
 

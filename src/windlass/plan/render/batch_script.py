@@ -21,7 +21,8 @@ from windlass.notation.shell import comment, expandable, quote, quote_words, var
 from windlass.plan.node_step import plan_node_step
 from windlass.plan.render.container import wrap_spec
 from windlass.plan.render.jit_cache_lines import cache_parent
-from windlass.plan.render.rank_script import JOB_FILE, JobFacts, rank_script
+from windlass.plan.render.job_facts import JobFacts
+from windlass.plan.render.rank_script import JOB_FILE, rank_script
 from windlass.schedulers import get_scheduler
 
 

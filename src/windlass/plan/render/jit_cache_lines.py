@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
 
 from windlass.environment.caches import CACHE_DIR_VARIABLE
 from windlass.model.plan import Plan
 from windlass.notation.shell import expandable, quote
-
-if TYPE_CHECKING:
-    from windlass.plan.render.rank_script import JobFacts
+from windlass.plan.render.job_facts import JobFacts
 
 
 def cache_parent(plan: Plan, job: JobFacts) -> str:

@@ -7,8 +7,6 @@ failed. Pure text; `tests` run it through real shells.
 
 from __future__ import annotations
 
-import msgspec
-
 from windlass.environment.ranks import RANK_VARIABLES
 from windlass.launchers import get_launcher
 from windlass.launchers.base import LAST_LINE, SIGNAL_FILE
@@ -20,6 +18,7 @@ from windlass.plan.cache import agents_folder, command_lines, view_lines
 from windlass.plan.profile import profile_lines
 from windlass.plan.render.container import container_lines
 from windlass.plan.render.jit_cache_lines import cache_lines
+from windlass.plan.render.job_facts import JobFacts
 from windlass.plan.render.live_lines import LIVE_END, live_command, live_start
 from windlass.plan.render.variables import environment_lines
 
@@ -47,30 +46,6 @@ EXIT_BROKEN = 70
 JOB_FILE = "job.env"
 HOOK_FOLDER = "h"
 """Of the agents' folder on a node: what the sampler lays out for the ranks."""
-
-
-class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What only the job knows. None: the batch script exports it (WINDLASS_MASTER_ADDR and so on)."""
-
-    run_dir: str
-    run_id: str
-    uid: int = 0
-    master_addr: str | None = None
-    master_port: int | None = None
-    job_id: str | None = None
-    job_file: str | None = None
-    """Shell text that the batch script writes and every rank reads: what could not be known before. Not every launcher
-    carries variables."""
-    jit_folder: str | None = None
-    """Name of the folder for JIT caches, where only the job's own shell can tell user and job."""
-    attempt: int | None = None
-    """Which start of the run this is, where somebody watches it and may start it again."""
-    deadline_s: float | None = None
-    """When the allocation ends, in seconds since 1970."""
-    live: tuple[int, ...] = ()
-    """Ranks on a terminal whose lines are seen while they grow, where the launcher hands on whole lines alone."""
-    beats: str | None = None
-    """Folder on each node for the ranks' signs of life, but for the node's number at its end."""
 
 
 def rank_script(plan: Plan, job: JobFacts) -> str:
