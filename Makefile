@@ -8,7 +8,7 @@ TORCH  := $(shell sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install test test-all test-flux test-pbs lint demo packages clean
+.PHONY: help install test test-all test-flux test-pbs lint demo docs packages clean
 
 help:
 	@echo "make install    .venv with the windlass command in it"
@@ -17,6 +17,7 @@ help:
 	@echo "make test-all   the slow tests too"
 	@echo "make test-flux FLUX_PREFIX=DIR   the tests of launchers and schedulers in a real Flux (see CONTRIBUTING.md)"
 	@echo "make test-pbs PBS_PREFIX=DIR     the tests of the scheduler on a submit node of a real PBS, as an ordinary user"
+	@echo "make docs       the documents as a site in site/, its links checked: open site/index.html"
 	@echo "make lint       ruff and mypy"
 	@echo "make clean      remove .venv and caches"
 
@@ -25,7 +26,7 @@ install: $(VENV)/.installed
 test: packages lint
 	@$(BIN)/python scripts/run_tests.py -m "not slow" $(PYTEST_ARGS)
 
-test-all: packages lint
+test-all: packages lint docs
 	@$(BIN)/python scripts/run_tests.py $(PYTEST_ARGS)
 
 # In a real Flux, which the machine does not have by default. $(abspath) because the command runs on another node.
@@ -49,11 +50,15 @@ demo: $(VENV)/.torch
 	$(BIN)/windlass report
 	@echo 'next: . $(BIN)/activate, then `windlass`'
 
+docs: $(VENV)/.docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
 packages:
 	@scripts/debian-packages.sh
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
 	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Debian's python3 has no ensurepip before python3-venv is there.
@@ -74,4 +79,8 @@ $(VENV)/.torch: $(VENV)/.installed
 
 $(VENV)/.tools: pyproject.toml $(VENV)/.torch
 	$(PIP) install -e '.[dev,real]'
+	@touch $@
+
+$(VENV)/.docs: pyproject.toml $(VENV)/.installed
+	$(PIP) install -e '.[docs]'
 	@touch $@

@@ -1,0 +1,131 @@
+"""What mkdocs does not do by itself: navigation and overviews from the folders, and links to files outside docs/.
+
+A new page is in the navigation as soon as it lies in its folder; its title is its first heading. Files of the
+repository that a page links to (records, examples, code) are put below `project/` of the site, so that it is whole
+without a network.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import sys
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+sys.path.insert(0, str(Path(__file__).parent))
+from markdown_links import DOCS, LINK, ROOT, lead_of, title_of, without_code
+
+_OUTSIDE = "project"
+_SECTIONS = (
+    ("Tutorial", "tutorial"),
+    ("How to", "howto"),
+    ("Sites", "sites"),
+    ("Reference", "reference"),
+    ("Explanation", "explanation"),
+    ("Decisions", "adr"),
+)
+_FIRST = ("first-run", "ten-minutes", "first-cluster-run", "commands", "generic", "writing-a-site-file")
+"""Pages that do not stand in the order of their titles: these come first, in this order."""
+
+
+def on_config(config: Any) -> Any:
+    config.nav = navigation()
+    return config
+
+
+def navigation() -> list[dict[str, Any]]:
+    """The sections in the order in which a newcomer needs them. A folder that nobody named here comes last."""
+    known = [folder for _, folder in _SECTIONS]
+    others = sorted({path.parent.name for path in DOCS.glob("*/*.md")} - set(known))
+    nav: list[dict[str, Any]] = [{"Home": "README.md"}]
+    for name, folder in (*_SECTIONS, *((other.capitalize(), other) for other in others)):
+        nav.append({name: [f"{folder}/README.md", *(f"{folder}/{page.name}" for page in _pages_in(folder))]})
+    return nav
+
+
+def _pages_in(folder: str) -> list[Path]:
+    """The pages of a section in the order of the navigation, its overview left out."""
+
+    def order(page: Path) -> tuple[int, str]:
+        first = _FIRST.index(page.stem) if page.stem in _FIRST else len(_FIRST)
+        return first, page.name if folder == "adr" else title_of(page).lower()
+
+    return sorted((page for page in (DOCS / folder).glob("*.md") if page.name != "README.md"), key=order)
+
+
+def _overview(name: str, folder: str) -> str:
+    rows = (
+        f"- [{title_of(page)}]({page.name})" + (f": {lead_of(page)}" if lead_of(page) else "")
+        for page in _pages_in(folder)
+    )
+    return "\n".join((f"# {name}", "", *rows, ""))
+
+
+def on_files(files: Files, *, config: Any) -> Files:
+    """Adds an overview of each section that has none, what pages link to outside docs/, and what those link to."""
+    for name, folder in _SECTIONS:
+        if not (DOCS / folder / "README.md").exists():
+            files.append(File.generated(config, f"{folder}/README.md", content=_overview(name, folder)))
+    waiting = [Path(file.abs_src_path) for file in files.documentation_pages() if file.abs_src_path]
+    done: set[Path] = set()
+    while waiting:
+        page = waiting.pop()
+        for found in LINK.finditer(without_code(page.read_text())):
+            target = _target(page, found[2] or found[5])
+            if target is None or target in done or target.is_relative_to(DOCS):
+                continue
+            done.add(target)
+            if target.is_dir():
+                files.append(File.generated(config, f"{_place(target)}", content=_listing(target)))
+                continue
+            files.append(File.generated(config, _place(target), abs_src_path=str(target)))
+            if target.suffix == ".md":
+                waiting.append(target)
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> str:
+    """Links between files of the repository become links between pages of the site."""
+    place = page.file.src_uri
+    origin = ROOT / place.removeprefix(f"{_OUTSIDE}/") if place.startswith(f"{_OUTSIDE}/") else DOCS / place
+    blanked = without_code(markdown)
+    out, at = [], 0
+    for found in LINK.finditer(blanked):
+        group = 2 if found[2] else 5
+        target = _target(origin, found[group])
+        if target is None:
+            continue
+        anchor = found[group].partition("#")[2]
+        new = posixpath.relpath(_place(target), posixpath.dirname(place) or ".") + (f"#{anchor}" if anchor else "")
+        out += [markdown[at : found.start(group)], new]
+        at = found.end(group)
+    return "".join((*out, markdown[at:]))
+
+
+def _target(page: Path, link: str) -> Path | None:
+    """The file or folder that a link means; a folder's own page where it has one; None for anything else."""
+    path = link.partition("#")[0]
+    if not path or "://" in path or path.startswith(("mailto:", "/")):
+        return None
+    target = Path(os.path.normpath(page.parent / path))
+    if (target / "README.md").is_file():
+        target = target / "README.md"
+    return target if target.exists() and target.is_relative_to(ROOT) else None
+
+
+def _place(target: Path) -> str:
+    """Where a file of the repository is in the site's sources."""
+    if target.is_relative_to(DOCS):
+        place = target.relative_to(DOCS).as_posix()
+        return f"{place}/README.md" if target.is_dir() else place
+    place = f"{_OUTSIDE}/{target.relative_to(ROOT).as_posix()}"
+    return f"{place}/index.md" if target.is_dir() else place
+
+
+def _listing(folder: Path) -> str:
+    names = sorted(path.name + ("/" if path.is_dir() else "") for path in folder.iterdir() if path.name[0] != ".")
+    rows = "\n".join(f"- `{name}`" for name in names)
+    return f"# {folder.relative_to(ROOT).as_posix()}\n\nA folder of the repository:\n\n{rows}\n"
