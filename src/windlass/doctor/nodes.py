@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+import windlass.observe.node
 from windlass.agents.command import script_argv
 from windlass.doctor.finding import Finding
 from windlass.doctor.node.parts import join_parts
@@ -23,6 +24,10 @@ from windlass.run.node_answers import ask_nodes
 
 _NODE = Path(__file__).parent / "node"
 _PACKAGE = "windlass.doctor.node"
+_READERS = Path(windlass.observe.node.__path__[0])
+_READERS_PACKAGE = "windlass.observe.node"
+_READER_NAMES = ("amd", "intel", "nvidia", "readings")
+"""Modules that read the vendors' tools, for samplers and checks alike."""
 _CHECK_S = 6.0
 _MEETING_S = 4.0
 _STEP_S = 30.0
@@ -54,7 +59,9 @@ sys.exit(main(sys.argv[1:]))
 def carried_program(module: str) -> str:
     """A program of the node side as one text: `main(argv)` of a module, and those that it imports."""
     texts = {f"{_PACKAGE}.{file.stem}": file.read_text() for file in _NODE.glob("*.py") if file.stem != "__init__"}
-    texts |= dict.fromkeys((_PACKAGE, _PACKAGE.rpartition(".")[0], "windlass"), "")
+    texts |= {f"{_READERS_PACKAGE}.{name}": (_READERS / f"{name}.py").read_text() for name in _READER_NAMES}
+    for package in (_PACKAGE, _READERS_PACKAGE):
+        texts |= dict.fromkeys((package, package.rpartition(".")[0], "windlass"), "")
     packed = base64.b64encode(zlib.compress(json.dumps(texts).encode(), 9)).decode()
     return _BOOT.format(packed=packed, package=_PACKAGE, module=module)
 

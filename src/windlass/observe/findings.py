@@ -1,6 +1,6 @@
 """What is worst in a job, and what to do about it: rules over its rows, the most serious finding first. Pure.
 
-Thresholds that somebody published are marked with their source; the others are ours.
+What stands out in a figure is settled in `thresholds`, for the report too; what only a running job shows is here.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import msgspec
 
 from windlass.notation.cpulist import format_cpulist
 from windlass.notation.hostlist import fold_hostlist
+from windlass.observe import thresholds
 from windlass.observe.job import Job, RankRow
 
 Level = Literal["bad", "warn", "note", "ok"]
@@ -20,13 +21,6 @@ _ORDER: dict[Level, int] = {"bad": 0, "warn": 1, "note": 2, "ok": 3}
 
 STALL_STEPS, STALL_S = 5.0, 120.0
 LOST_INTERVALS, LOST_S = 4.0, 30.0
-MEMORY_SHARE = 0.92
-WAIT_BAD, WAIT_WARN = 0.20, 0.10
-"""A tenth of idle time is where MLPerf Storage draws the line for a healthy input pipeline."""
-SCORE = 0.75
-"""Of the median's speed: below, a rank counts as a straggler, as in NVIDIA's resiliency extension."""
-COMM_BAD = 0.20
-IDLE_BUSY = 0.10
 CPU_FULL = 0.97
 _MAX_NAMED = 8
 
@@ -117,18 +111,14 @@ def _lost(job: Job) -> list[Finding]:
 
 
 def _memory(job: Job) -> list[Finding]:
-    full = [
-        node
-        for node in job.nodes
-        if node.memory_bytes and node.memory_limit_bytes and node.memory_bytes > MEMORY_SHARE * node.memory_limit_bytes
-    ]
+    full = [node for node in job.nodes if thresholds.is_full(node.memory_bytes, node.memory_limit_bytes)]
     found: list[Finding] = []
     if full and not job.ended:
         worst = max(full, key=lambda node: (node.memory_bytes or 0) / (node.memory_limit_bytes or 1))
         share = (worst.memory_bytes or 0) / (worst.memory_limit_bytes or 1)
         found.append(
             Finding(
-                level="bad",
+                level=thresholds.FULL_NODE,
                 kind="memory",
                 text=f"{_hosts([node.host for node in full])}: {share:.0%} of the memory limit is in use",
                 hint="the kernel kills a rank at 100%: fewer loader workers, a smaller prefetch, or more memory",
@@ -139,7 +129,7 @@ def _memory(job: Job) -> list[Finding]:
     if retried:
         found.append(
             Finding(
-                level="warn",
+                level=thresholds.ALLOC_RETRIES,
                 kind="device-memory",
                 text=f"device memory is full on {_who(retried)}: torch had to free its cache and ask again",
                 hint="each time stops the device: a smaller batch, or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
@@ -155,17 +145,18 @@ def _input(job: Job) -> list[Finding]:
     if not known:
         return []
     middle = median(share for _, share in known)
-    if middle > WAIT_WARN:
+    level = thresholds.input_level(middle)
+    if level is not None:
         return [
             Finding(
-                level="bad" if middle > WAIT_BAD else "warn",
+                level=level,
                 kind="input",
                 text=f"ranks wait {middle:.0%} of each step for data",
                 hint="more DataLoader workers (as far as cores go), or the data on the nodes: windlass stage",
-                ranks=tuple(rank.rank for rank, share in known if share > WAIT_WARN),
+                ranks=tuple(rank.rank for rank, share in known if thresholds.input_level(share)),
             )
         ]
-    alone = [rank for rank, share in known if share > WAIT_BAD]
+    alone = [rank for rank, share in known if thresholds.input_level(share) == "bad"]
     if not alone:
         return []
     share = max(rank.wait_share or 0.0 for rank in alone)
@@ -185,7 +176,7 @@ def _stragglers(job: Job) -> list[Finding]:
     if len(ranks) < 2:
         return []
     middle = median(rank.step_ms or 0.0 for rank in ranks)
-    slow = [rank for rank in ranks if middle < SCORE * (rank.step_ms or 0.0)]
+    slow = [rank for rank in ranks if thresholds.is_straggler(rank.step_ms or 0.0, middle)]
     if not slow or len(slow) * 2 >= len(ranks):
         return _least_waiting(ranks)
     worst = max(slow, key=lambda rank: rank.step_ms or 0.0)
@@ -207,7 +198,11 @@ def _least_waiting(ranks: Sequence[RankRow]) -> list[Finding]:
         return []
     middle = median(share for _, share in known)
     least, share = min(known, key=lambda pair: pair[1])
-    if middle < COMM_BAD or share > middle / 4 or sum(s < middle / 2 for _, s in known) > max(1, len(known) // 8):
+    if (
+        middle < thresholds.COMM_WARN
+        or share > middle / 4
+        or sum(s < middle / 2 for _, s in known) > max(1, len(known) // 8)
+    ):
         return []
     return [
         Finding(
@@ -222,11 +217,12 @@ def _least_waiting(ranks: Sequence[RankRow]) -> list[Finding]:
 
 def _network(job: Job) -> list[Finding]:
     shares = [rank.comm_share for rank in _active(job) if rank.comm_share is not None]
-    if not shares or median(shares) < COMM_BAD or _stragglers(job):
+    level = thresholds.network_level(median(shares)) if shares else None
+    if level is None or _stragglers(job):
         return []
     return [
         Finding(
-            level="warn",
+            level=level,
             kind="network",
             text=f"{median(shares):.0%} of a step is communication that no computing hides",
             hint="is the fabric's plugin in use (run --comm-log)? larger batches or buckets, fewer synchronisations",
@@ -241,7 +237,7 @@ def _devices(job: Job) -> list[Finding]:
         hosts = tuple(dict.fromkeys(job.nodes[device.node].host for device in hot))
         found.append(
             Finding(
-                level="bad",
+                level=thresholds.THROTTLED,
                 kind="throttled",
                 text=f"slowed down for heat or power: {len(hot)} of {len(job.devices)} devices, on {_hosts(hosts)}",
                 hint="tell the site; `run --spares` can do without the node",
@@ -249,12 +245,12 @@ def _devices(job: Job) -> list[Finding]:
             )
         )
     known = [(device, device.busy) for device in job.devices if device.busy is not None]
-    idle = [device for device, busy in known if busy < IDLE_BUSY]
+    idle = [device for device, busy in known if thresholds.is_idle(busy)]
     if idle and _active(job) and not job.ended:
         hosts = tuple(dict.fromkeys(job.nodes[device.node].host for device in idle))
         found.append(
             Finding(
-                level="warn",
+                level=thresholds.IDLE,
                 kind="idle",
                 text=f"idle: {len(idle)} of {len(known)} devices, on {_hosts(hosts)}",
                 hint="does every rank use a device of its own? `windlass logs --where` shows who has which",

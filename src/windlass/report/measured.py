@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from windlass.observe.job import HistoryHead, HistoryLine, Job
+from windlass.observe.thresholds import is_full, is_idle, is_straggler
 
 MAX_CELLS = 2_000_000
 """Values of ranks and devices that are looked at; more of them, and only every second, third… line is."""
 MAX_SPANS = 240
 _HEAT_ROWS, _HEAT_COLUMNS = 48, 96
-SLOW = 4 / 3
-"""A rank that needs so much longer than the median is slow (a relative score below 0.75)."""
 _WH = 3600.0
 Cell = Callable[[HistoryLine, int], "float | None"]
 
@@ -99,7 +98,7 @@ def measure(job: Job | None, head: HistoryHead | None, lines: Sequence[HistoryLi
         first_step_at=next((span.begin for span in spans if span.step_ms is not None), None),
         device_busy=_mean(busy),
         device_power_w=_mean(_means(used, len(head.devices), lambda line, n: line.devices[n][1])),
-        idle_devices=_idle(head, busy),
+        idle_devices=_idle(head, busy, any(span.step_ms is not None for span in spans)),
         throttled_devices=_throttled(job),
         full_nodes=_full_nodes(job),
         energy_wh=energy,
@@ -149,7 +148,7 @@ def _slow_rank(head: HistoryHead, line: HistoryLine) -> int | None:
         return None
     longest = max(known)
     others = sorted(known)[:-1]
-    return head.ranks[own.index(longest)] if longest >= SLOW * statistics.median(others) > 0 else None
+    return head.ranks[own.index(longest)] if is_straggler(longest, statistics.median(others)) else None
 
 
 def slow_spans(spans: Iterable[Span]) -> Counter[int]:
@@ -224,15 +223,14 @@ def _groups(count: int, most: int) -> list[tuple[int, int]]:
     return [(start, min(start + size, count)) for start in range(0, count, size)]
 
 
-def _idle(head: HistoryHead, busy: Sequence[float | None]) -> tuple[str, ...]:
-    """Devices that did next to nothing while others worked."""
-    known = [value for value in busy if value is not None]
-    if not known or max(known) < 0.3:
+def _idle(head: HistoryHead, busy: Sequence[float | None], stepped: bool) -> tuple[str, ...]:
+    """Devices that did next to nothing while ranks took steps."""
+    if not stepped:
         return ()
     return tuple(
         f"{_host(head, node)} {index}"
         for (node, index), value in zip(head.devices, busy, strict=True)
-        if value is not None and value < 0.05
+        if value is not None and is_idle(value)
     )
 
 
@@ -255,9 +253,7 @@ def _device_power(line: HistoryLine) -> list[float | None]:
 
 def _full_nodes(job: Job | None) -> tuple[str, ...]:
     return tuple(
-        node.host
-        for node in (job.nodes if job else ())
-        if node.memory_bytes and node.memory_limit_bytes and node.memory_bytes > 0.95 * node.memory_limit_bytes
+        node.host for node in (job.nodes if job else ()) if is_full(node.memory_bytes, node.memory_limit_bytes)
     )
 
 

@@ -1,26 +1,25 @@
 """Why a run was as fast as it was: one rule per cause, each with its evidence and the next thing to try. Pure.
 
-Thresholds are those of the field where there are any (a rank with a relative score below 0.75 is a straggler, more than
-a tenth of the time waiting for data fails a storage benchmark), else ours; `docs/explanation/report.md` lists them.
+What stands out in a figure is settled in `observe.thresholds`, for `watch` too; what only a whole run shows is here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import median
 from typing import Literal
 
 import msgspec
 
 from windlass.model.plan import Plan
 from windlass.notation.counts import counted
+from windlass.observe import thresholds
 from windlass.report.measured import Measured, slow_spans
 
 Level = Literal["good", "note", "warn", "bad"]
 LEVELS: tuple[Level, ...] = ("bad", "warn", "note", "good")
 """In the order in which people read them."""
 
-WAIT_WARN, WAIT_BAD = 0.05, 0.20
-COMM_WARN, COMM_BAD = 0.20, 0.40
 _SAME_RANK = 0.6
 """Of the spans with a slow rank, so many must have the same one for it to be that rank's fault."""
 _SLOW_SPANS = 0.25
@@ -82,7 +81,8 @@ def _nothing(subject: Subject) -> Finding:
 
 def input_bound(subject: Subject) -> Finding | None:
     share = share_of(subject.measured, "wait_share")
-    if share is None or share < WAIT_WARN:
+    level = thresholds.input_level(share) if share is not None else None
+    if share is None or level is None:
         return None
     cpus = _cpus_per_rank(subject.plan)
     more = (
@@ -92,9 +92,9 @@ def input_bound(subject: Subject) -> Finding | None:
     )
     return Finding(
         name="input-bound",
-        level="bad" if share >= WAIT_BAD else "warn",
+        level=level,
         text=f"ranks wait for data {share:.0%} of the time",
-        evidence=f"time in the DataLoader's iterator, mean over {counted(len(subject.measured.ranks), 'rank')}",
+        evidence=f"time in the DataLoader's iterator, median over {counted(len(subject.measured.ranks), 'rank')}",
         next=f"{more}; data in the memory of the nodes (`windlass stage`), or read once for all of them "
         "(`--cache DIR --cache-placement partition`)",
     )
@@ -102,11 +102,12 @@ def input_bound(subject: Subject) -> Finding | None:
 
 def network_bound(subject: Subject) -> Finding | None:
     share = share_of(subject.measured, "comm_share")
-    if share is None or share < COMM_WARN or subject.plan.world_size == 1 or straggler(subject) is not None:
+    level = thresholds.network_level(share) if share is not None else None
+    if share is None or level is None or subject.plan.world_size == 1 or straggler(subject) is not None:
         return None
     return Finding(
         name="network-bound",
-        level="bad" if share >= COMM_BAD else "warn",
+        level=level,
         text=f"communication that nothing hides takes {share:.0%} of a step",
         evidence="what DistributedDataParallel measured of itself",
         next="`windlass bench collectives` tells whether the network is as it should be; a larger batch per rank, "
@@ -169,10 +170,10 @@ def memory_pressure(subject: Subject) -> Finding | None:
         most = max(rank.alloc_retries or 0 for rank in retries)
         parts.append(f"torch had to flush device memory on {counted(len(retries), 'rank')} (up to {most} times)")
     if full:
-        parts.append(f"node memory is within 5 % of its limit on {_some(list(full))}")
+        parts.append(f"node memory is at more than {thresholds.MEMORY_SHARE:.0%} of its limit on {_some(list(full))}")
     return Finding(
         name="memory pressure",
-        level="warn",
+        level=thresholds.FULL_NODE if full else thresholds.ALLOC_RETRIES,
         text="; ".join(parts),
         next="a smaller batch, activation checkpointing, fewer DataLoader workers; "
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragments",
@@ -194,9 +195,9 @@ def idle_devices(subject: Subject) -> Finding | None:
         return None
     return Finding(
         name="idle devices",
-        level="bad",
-        text=f"{counted(len(idle), 'device')} did nothing while others worked: {_some(list(idle))}",
-        evidence="busy less than 5 % of the time",
+        level=thresholds.IDLE,
+        text=f"{counted(len(idle), 'device')} did nothing while ranks took steps: {_some(list(idle))}",
+        evidence=f"busy less than {thresholds.IDLE_BUSY:.0%} of the time",
         next="does the script use LOCAL_RANK for its device? `windlass logs --where` shows what each rank got",
     )
 
@@ -207,7 +208,7 @@ def throttling(subject: Subject) -> Finding | None:
         return None
     return Finding(
         name="throttled devices",
-        level="warn",
+        level=thresholds.THROTTLED,
         text=f"{counted(len(hot), 'device')} lowered the clock by itself at the last look: {_some(list(hot))}",
         next="`windlass doctor` on that node; the operators may want to know",
     )
@@ -236,10 +237,10 @@ RULES: tuple[Rule, ...] = (
 
 
 def share_of(measured: Measured, name: Literal["wait_share", "comm_share"]) -> float | None:
-    """Mean over ranks; over spans where no rank tells it."""
+    """Median over ranks; over spans where no rank tells it."""
     values = [value for rank in measured.ranks if (value := getattr(rank, name)) is not None]
     values = values or [value for span in measured.spans if (value := getattr(span, name)) is not None]
-    return sum(values) / len(values) if values else None
+    return median(values) if values else None
 
 
 def _cpus_per_rank(plan: Plan) -> int:

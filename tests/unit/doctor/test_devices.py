@@ -7,9 +7,10 @@ import json
 import pytest
 
 from captured import FOLDER
-from windlass.doctor.node import smi
 from windlass.doctor.node.devices import judge_devices
 from windlass.doctor.node.finding import Finding
+from windlass.observe.node import amd, intel
+from windlass.observe.node.nvidia import HEALTH, OLD_DRIVERS, parse_nvidia_smi
 
 H200 = (FOLDER / "devices" / "nvidia-smi-h200.csv").read_text()
 A100 = """\
@@ -76,15 +77,15 @@ def _by_name(found: list[Finding]) -> dict[str, Finding]:
 
 
 def test_an_h200_is_read_as_its_driver_prints_it() -> None:
-    (seen,) = smi.parse_nvidia(H200)
-    assert (seen.number, seen.name, seen.driver) == (0, "NVIDIA H200", "580.159.04")
-    assert seen.memory_bytes == 143771 << 20 and seen.uncorrected == 0 and not seen.needs_reset
+    (seen,) = parse_nvidia_smi(H200, HEALTH)
+    assert (seen.place, seen.name, seen.driver) == (0, "NVIDIA H200", "580.159.04")
+    assert seen.memory_total_bytes == 143771 << 20 and seen.uncorrected == 0 and not seen.needs_reset
     found = judge_devices("nvidia", [seen], {"count": 1, "cards": 1, "memory_bytes": 141 * 10**9}, "nvidia-smi")
     assert {finding["status"] for finding in found} == {"ok"}
 
 
 def test_faults_of_nvidia_devices_have_names() -> None:
-    seen = smi.parse_nvidia(A100)
+    seen = parse_nvidia_smi(A100, HEALTH)
     assert len(seen) == 4 and seen[3].uncorrected is None
     found = _by_name(judge_devices("nvidia", seen, {"count": 4, "cards": 4, "memory_bytes": 40 << 30}, "nvidia-smi"))
     assert found["devices"]["status"] == "ok" and "driver 535.161.08" in found["devices"]["seen"]
@@ -97,40 +98,44 @@ def test_faults_of_nvidia_devices_have_names() -> None:
 
 @pytest.mark.parametrize(("count", "status"), [(4, "ok"), (8, "fail")])
 def test_a_missing_device_is_found(count: int, status: str) -> None:
-    found = _by_name(judge_devices("nvidia", smi.parse_nvidia(A100), {"count": count}, "nvidia-smi"))
+    found = _by_name(judge_devices("nvidia", parse_nvidia_smi(A100, HEALTH), {"count": count}, "nvidia-smi"))
     assert found["devices"]["status"] == status
     assert ("where the plan has 8" in found["devices"]["seen"]) == (status == "fail")
 
 
 def test_an_older_driver_that_knows_few_fields_is_read() -> None:
-    (seen,) = smi.parse_nvidia("0, Tesla V100-SXM2-16GB, 16160, 0, 418.67\n", smi.NVIDIA_FEW)
-    assert seen.name == "Tesla V100-SXM2-16GB" and seen.throttle is None
-    assert smi.parse_nvidia("Failed to initialize NVML: Driver/library version mismatch\n") == []
+    (seen,) = parse_nvidia_smi("0, Tesla V100-SXM2-16GB, 16160, 0, 418.67\n", OLD_DRIVERS)
+    assert seen.name == "Tesla V100-SXM2-16GB" and seen.throttled is None
+    assert parse_nvidia_smi("Failed to initialize NVML: Driver/library version mismatch\n") == []
 
 
 def test_rocm_smi_counts_dies_in_their_order() -> None:
-    seen = smi.parse_rocm("WARNING: AMD GPU device(s) is/are in a low-power state.\n" + ROCM)
-    assert [device.number for device in seen] == [0, 1, 2, 10]
-    assert seen[0].memory_bytes == 68702699520 and seen[0].driver == "6.3.6" and seen[0].name.startswith("AMD INSTINCT")
-    assert smi.parse_rocm("WARNING: No JSON data to report\n") == []
-    assert smi.parse_ras("ue: 2\nce: 17\n") == 2 and smi.parse_ras("") is None
+    seen = amd.parse_rocm_smi("WARNING: AMD GPU device(s) is/are in a low-power state.\n" + ROCM)
+    assert [device.place for device in seen] == [0, 1, 2, 10]
+    assert (
+        seen[0].memory_total_bytes == 68702699520
+        and seen[0].driver == "6.3.6"
+        and seen[0].name.startswith("AMD INSTINCT")
+    )
+    assert amd.parse_rocm_smi("WARNING: No JSON data to report\n") == []
+    assert amd.parse_ras("ue: 2\nce: 17\n") == 2 and amd.parse_ras("") is None
 
 
 @pytest.mark.parametrize("text", [AMD, json.dumps({"gpu_data": json.loads(AMD)})])
 def test_amd_smi_is_read_in_both_of_its_forms(text: str) -> None:
-    first, second = smi.parse_amd(text)
-    assert first.memory_bytes == 196592 << 20 and first.uncorrected == 2
-    assert (second.memory_bytes, second.uncorrected) == (None, None)
+    first, second = amd.parse_amd_smi(text)
+    assert first.memory_total_bytes == 196592 << 20 and first.uncorrected == 2
+    assert (second.memory_total_bytes, second.uncorrected) == (None, None)
     found = _by_name(judge_devices("amd", [first, second], {"count": 2}, "amd-smi"))
     assert found["device errors"]["status"] == "fail"
 
 
 def test_xpu_smi_counts_cards_and_tells_their_health() -> None:
-    seen = smi.parse_xpu(XPU)
-    assert [device.number for device in seen] == [0, 1] and seen[0].memory_bytes == 137438953472
-    troubles = smi.parse_xpu_health(XPU_HEALTH)
+    seen = intel.parse_discovery(XPU)
+    assert [device.place for device in seen] == [0, 1] and seen[0].memory_total_bytes == 137438953472
+    troubles = intel.parse_health(XPU_HEALTH)
     assert troubles == ["device 0 memory: Warning"]
     found = _by_name(judge_devices("intel", seen, {"count": 12, "cards": 6}, "xpu-smi", troubles))
     assert found["devices"]["status"] == "fail" and "where the plan has 6" in found["devices"]["seen"]
     assert found["device errors"]["status"] == "fail"
-    assert smi.parse_xpu('{"error": "no device"}') == [] and smi.parse_xpu("") == []
+    assert intel.parse_discovery('{"error": "no device"}') == [] and intel.parse_discovery("") == []

@@ -76,7 +76,7 @@ def test_nvidia_smi_is_read_with_what_a_device_does_not_support_left_out() -> No
 
 def test_rocm_smi_of_an_mi250x_has_the_power_of_a_card_on_its_first_die_alone() -> None:
     first, second = amd.parse_rocm_smi(_ROCM_SMI)
-    assert first == Device(0, 1.0, 60129542144, 68702699520, 503.0, 51.0, 1700.0)
+    assert first == Device(0, 1.0, 60129542144, 68702699520, 503.0, 51.0, 1700.0, driver="6.3.6")
     assert (second.power_w, second.busy, second.clock_mhz) == (None, 0.0, 800.0)
 
 

@@ -70,7 +70,7 @@ def _one_waits_for_nobody() -> Job:
         (_one_waits_for_nobody(), "bad", "straggler", "the others wait 40% of a step for rank 5, which waits 1%"),
         (all_ranks(comm_share=0.35), "warn", "network", "35% of a step is communication"),
         (_devices(throttled=True), "bad", "throttled", "slowed down for heat or power: 1 of 16"),
-        (_devices(busy=0.01), "warn", "idle", "idle: 1 of 16 devices, on nid0"),
+        (_devices(busy=0.01), "bad", "idle", "idle: 1 of 16 devices, on nid0"),
     ],
     ids=lambda value: value if isinstance(value, str) and " " not in value else "",
 )

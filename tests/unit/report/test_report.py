@@ -7,15 +7,21 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from requirements import missing_programs, require
 from unit.cli.typed import in_process, script, windlass
 from unit.report.samples import write_samples
+from windlass.observe.findings import find as find_now
+from windlass.observe.job import Job, read_history, read_job
 from windlass.report.gather import RunReport, gather
+from windlass.report.measured import measure
 from windlass.report.page import report_page
+from windlass.report.rules import Subject
+from windlass.report.rules import find as find_all
 from windlass.report.text import duration, jobreport_text, report_text
-from windlass.run.folder import RunFolder
+from windlass.run.folder import RunFolder, read_plan
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +75,7 @@ def test_samples_without_a_step_are_no_measurement(run: Path) -> None:
     ("samples", "name", "level"),
     [
         ({"wait": 0.3}, "input-bound", "bad"),
-        ({"wait": 0.08}, "input-bound", "warn"),
+        ({"wait": 0.12}, "input-bound", "warn"),
         ({"comm": 0.5}, "network-bound", "bad"),
         ({"comm": 0.25}, "network-bound", "warn"),
         ({"slow": 3}, "straggler", "bad"),
@@ -205,3 +211,47 @@ def test_a_browser_draws_the_page_whole_in_light_and_dark(run: Path, tmp_path: P
 @pytest.mark.parametrize(("seconds", "text"), [(12.34, "12.3 s"), (245, "4 min 05 s"), (11_220, "3 h 07 min")])
 def test_durations_read_as_people_say_them(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "name"),
+    [
+        *(({"wait": share}, "input", "input-bound") for share in (0.0, 0.09, 0.1, 0.15, 0.2, 0.5)),
+        *(({"comm": share}, "network", "network-bound") for share in (0.0, 0.19, 0.2, 0.3, 0.4, 0.7)),
+        *(({"memory": share}, "memory", "memory pressure") for share in (0.5, 0.91, 0.93, 0.96)),
+        *(({"busy": share}, "idle", "idle devices") for share in (0.04, 0.06, 0.2)),
+        ({"throttled": True}, "throttled", "throttled devices"),
+        ({"retries": 3}, "device-memory", "memory pressure"),
+    ],
+    ids=str,
+)
+def test_watch_and_report_judge_a_figure_alike(run: Path, changes: dict[str, float], kind: str, name: str) -> None:
+    write_samples(run, wait=changes.get("wait", 0.01), comm=changes.get("comm", 0.05))
+    job, (head, lines, _) = read_job(run), read_history(run)
+    assert job is not None and head is not None
+    job = _with_figures(job, changes)
+    busy = tuple(device.busy for device in job.devices)
+    lines = tuple(
+        msgspec.structs.replace(line, devices=tuple((b, *d[1:]) for b, d in zip(busy, line.devices, strict=True)))
+        for line in lines
+    )
+    watched = [finding.level for finding in find_now(job) if finding.kind == kind]
+    subject = Subject(plan=read_plan(run / "plan.json"), measured=measure(job, head, lines))
+    reported = [finding.level for finding in find_all(subject) if finding.name == name]
+    assert watched == reported
+
+
+def _with_figures(job: Job, changes: dict[str, float]) -> Job:
+    """The job while it runs, each of its rows with these figures."""
+    full = int(changes.get("memory", 0.5) * 10**11)
+    step = {"activity": "steps", "step_ms": 100.0, "last_at": job.at, "alloc_retries": int(changes.get("retries", 0))}
+    shares = {"wait_share": changes.get("wait", 0.01), "comm_share": changes.get("comm", 0.05)}
+    device = {"busy": changes.get("busy", 0.9), "throttled": bool(changes.get("throttled"))}
+    replace = msgspec.structs.replace
+    return replace(
+        job,
+        ended=False,
+        nodes=tuple(replace(node, at=job.at, memory_bytes=full) for node in job.nodes),
+        devices=tuple(replace(one, **device) for one in job.devices),
+        ranks=tuple(replace(rank, **step, **shares) for rank in job.ranks),
+    )

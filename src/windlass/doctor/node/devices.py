@@ -8,19 +8,9 @@ import shutil
 from collections.abc import Sequence
 from typing import Any
 
-from windlass.doctor.node import smi
-from windlass.doctor.node.finding import (
-    Finding,
-    fail,
-    listed,
-    not_applicable,
-    ok,
-    output_of,
-    read_text,
-    size_text,
-    warn,
-)
-from windlass.doctor.node.smi import Seen
+from windlass.doctor.node.finding import Finding, fail, listed, not_applicable, ok, read_text, size_text, warn
+from windlass.observe.node import amd, intel, nvidia
+from windlass.observe.node.readings import Device, MissingError
 
 Expected = dict[str, Any]
 """`vendor`, `count` (as frameworks count), `cards`, `memory_bytes`; empty: the plan knows of none."""
@@ -28,8 +18,7 @@ Expected = dict[str, Any]
 BUSY_SHARE = 0.02
 BUSY_BYTES = 1 << 30
 LESS_MEMORY = 0.9
-_ROCM = ("rocm-smi", "--showproductname", "--showmeminfo", "vram", "--showdriverversion", "--json")
-_AMD = ("amd-smi", "metric", "--mem-usage", "--ecc", "--json")
+_TOOL_S = 5.0
 
 
 def check_devices(expected: Expected) -> list[Finding]:
@@ -43,27 +32,27 @@ def check_devices(expected: Expected) -> list[Finding]:
     return judge_devices(vendor, seen, expected, tool, troubles)
 
 
-def look(vendor: str) -> tuple[list[Seen], str, list[str]]:
+def look(vendor: str) -> tuple[list[Device], str, list[str]]:
     """The devices, the tool that told, and what it complains of; no tool: empty."""
-    if vendor == "nvidia" and _tool("nvidia-smi"):
-        for fields in (smi.NVIDIA_FIELDS, smi.NVIDIA_FEW):
-            text = output_of(("nvidia-smi", "--query-gpu=" + ",".join(fields), "--format=csv,noheader,nounits"))
-            if text:
-                return smi.parse_nvidia(text, fields), "nvidia-smi", []
-        return [], "nvidia-smi", ["nvidia-smi gives no answer"]
-    if vendor == "amd":
-        if _tool("rocm-smi"):
-            return _with_ras(smi.parse_rocm(output_of(_ROCM))), "rocm-smi", []
-        if _tool("amd-smi"):
-            return smi.parse_amd(output_of(_AMD)), "amd-smi", []
-    if vendor == "intel" and _tool("xpu-smi"):
-        troubles = smi.parse_xpu_health(output_of(("xpu-smi", "health", "-l", "-j")))
-        return smi.parse_xpu(output_of(("xpu-smi", "discovery", "-j"))), "xpu-smi", troubles
-    return [], "", []
+    tool = next((name for name in _TOOLS[vendor] if _tool(name)), "")
+    seen: list[Device] = []
+    troubles: list[str] = []
+    try:
+        if tool == "nvidia-smi":
+            seen = nvidia.health(_TOOL_S)
+        elif tool == "rocm-smi":
+            seen = amd.rocm_smi_health(_TOOL_S)
+        elif tool == "amd-smi":
+            seen = amd.amd_smi_health(_TOOL_S)
+        elif tool == "xpu-smi":
+            seen, troubles = intel.health(_TOOL_S)
+    except MissingError as error:
+        troubles = [str(error)]
+    return seen, tool, troubles
 
 
 def judge_devices(
-    vendor: str, seen: Sequence[Seen], expected: Expected, tool: str, troubles: Sequence[str] = ()
+    vendor: str, seen: Sequence[Device], expected: Expected, tool: str, troubles: Sequence[str] = ()
 ) -> list[Finding]:
     found = [_count(vendor, seen, expected, tool)]
     if seen:
@@ -73,7 +62,7 @@ def judge_devices(
     return found
 
 
-def _count(vendor: str, seen: Sequence[Seen], expected: Expected, tool: str) -> Finding:
+def _count(vendor: str, seen: Sequence[Device], expected: Expected, tool: str) -> Finding:
     wanted = expected.get("cards" if vendor == "intel" else "count")
     names = sorted({device.name for device in seen if device.name})
     drivers = sorted({device.driver for device in seen if device.driver})
@@ -90,24 +79,26 @@ def _count(vendor: str, seen: Sequence[Seen], expected: Expected, tool: str) -> 
     return ok("devices", text, **facts)
 
 
-def _memory(seen: Sequence[Seen], expected: Expected) -> Finding:
+def _memory(seen: Sequence[Device], expected: Expected) -> Finding:
     wanted = expected.get("memory_bytes") or 0
-    small = [d for d in seen if wanted and d.memory_bytes is not None and d.memory_bytes < wanted * LESS_MEMORY]
+    small = [
+        d for d in seen if wanted and d.memory_total_bytes is not None and d.memory_total_bytes < wanted * LESS_MEMORY
+    ]
     if small:
-        text = ", ".join("device %d has %s" % (d.number, size_text(d.memory_bytes or 0)) for d in small)
+        text = ", ".join("device %d has %s" % (d.place, size_text(d.memory_total_bytes or 0)) for d in small)
         return fail("device memory", "%s instead of %s" % (text, size_text(wanted)), "is this the right node type?")
-    busy = [d for d in seen if (d.used_bytes or 0) > max(BUSY_BYTES, BUSY_SHARE * (d.memory_bytes or 0))]
+    busy = [d for d in seen if (d.memory_bytes or 0) > max(BUSY_BYTES, BUSY_SHARE * (d.memory_total_bytes or 0))]
     if busy:
-        text = listed(["device %d: %s" % (d.number, size_text(d.used_bytes or 0)) for d in busy])
+        text = listed(["device %d: %s" % (d.place, size_text(d.memory_bytes or 0)) for d in busy])
         remedy = "see who holds it (the vendor's smi, `ps`); a process of an earlier job may be left on the node"
         return warn("device memory", "in use before the run: %s" % text, remedy)
-    sizes = sorted({size_text(d.memory_bytes) for d in seen if d.memory_bytes})
+    sizes = sorted({size_text(d.memory_total_bytes) for d in seen if d.memory_total_bytes})
     return ok("device memory", "%s each, free" % " or ".join(sizes) if sizes else "free")
 
 
-def _errors(seen: Sequence[Seen], troubles: Sequence[str]) -> Finding:
-    bad = ["device %d: %d uncorrected memory errors" % (d.number, d.uncorrected) for d in seen if d.uncorrected]
-    bad += ["device %d: rows of memory wait for a reset" % d.number for d in seen if d.needs_reset]
+def _errors(seen: Sequence[Device], troubles: Sequence[str]) -> Finding:
+    bad = ["device %d: %d uncorrected memory errors" % (d.place, d.uncorrected) for d in seen if d.uncorrected]
+    bad += ["device %d: rows of memory wait for a reset" % d.place for d in seen if d.needs_reset]
     bad += list(troubles)
     if bad:
         return fail("device errors", "; ".join(bad), "use another node, and tell the site's support")
@@ -115,15 +106,11 @@ def _errors(seen: Sequence[Seen], troubles: Sequence[str]) -> Finding:
     return ok("device errors", "none" if told else "none told (the tool does not count them here)")
 
 
-def _clocks(seen: Sequence[Seen]) -> Finding:
-    bad = [
-        "device %d: %s" % (d.number, ", ".join(smi.throttle_names(d.throttle)))
-        for d in seen
-        if d.throttle and smi.throttle_names(d.throttle)
-    ]
+def _clocks(seen: Sequence[Device]) -> Finding:
+    bad = ["device %d: %s" % (d.place, ", ".join(d.throttle_reasons)) for d in seen if d.throttle_reasons]
     if bad:
         return warn("device clocks", "; ".join(bad), "the node is too hot or short of power: use another, tell support")
-    if any(d.throttle is not None for d in seen):
+    if any(d.throttled is not None for d in seen):
         return ok("device clocks", "no slowdown")
     return not_applicable("device clocks", "the tool does not tell")
 
@@ -148,18 +135,10 @@ def _files(vendor: str) -> list[str]:
 
 def _vendor_here() -> str:
     """Whose devices are here, where the plan does not say; a display of Intel's is none."""
-    return next((vendor for vendor in ("nvidia", "amd") if _tool(_TOOLS[vendor]) and _files(vendor)), "")
+    return next((vendor for vendor in ("nvidia", "amd") if any(map(_tool, _TOOLS[vendor])) and _files(vendor)), "")
 
 
-_TOOLS = {"nvidia": "nvidia-smi", "amd": "rocm-smi", "intel": "xpu-smi"}
-
-
-def _with_ras(seen: list[Seen]) -> list[Seen]:
-    """rocm-smi's own table of RAS counters has no JSON: the driver's files have."""
-    return [
-        d._replace(uncorrected=smi.parse_ras(read_text("/sys/class/drm/card%d/device/ras/umc_err_count" % d.number)))
-        for d in seen
-    ]
+_TOOLS = {"nvidia": ("nvidia-smi",), "amd": ("rocm-smi", "amd-smi"), "intel": ("xpu-smi",)}
 
 
 def _tool(name: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from collections.abc import Sequence
@@ -62,18 +61,6 @@ def output_of(argv: Sequence[str], timeout_s: float = 8.0, env: dict[str, str] |
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else ""
-
-
-def json_of(text: str) -> Any:
-    """The JSON value in what a tool said, which may begin with a warning; None where there is none."""
-    for opening in ("{", "["):
-        at = text.find(opening)
-        if at >= 0:
-            try:
-                return json.loads(text[at:])
-            except ValueError:
-                continue
-    return None
 
 
 def size_text(size: float) -> str:

@@ -5,7 +5,6 @@ On an MI250X the first of two GCDs alone tells the power of the card; the other 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from typing import Any
@@ -13,10 +12,11 @@ from typing import Any
 from windlass.observe.node.readings import (
     MIB,
     Device,
-    MissingError,
+    json_of,
     listed,
     number,
     output_of,
+    part_of,
     read_number,
     read_text,
     share,
@@ -26,6 +26,8 @@ from windlass.observe.node.readings import (
 _VENDOR = "0x1002"
 AMD_SMI = ("amd-smi", "metric", "--json")
 ROCM_SMI = ("rocm-smi", "--showuse", "--showmeminfo", "vram", "--showpower", "--showtemp", "--showclocks", "--json")
+AMD_SMI_HEALTH = ("amd-smi", "metric", "--mem-usage", "--ecc", "--json")
+ROCM_SMI_HEALTH = ("rocm-smi", "--showproductname", "--showmeminfo", "vram", "--showdriverversion", "--json")
 
 
 def present(root: str = "/") -> bool:
@@ -79,62 +81,67 @@ def parse_dpm(text: str) -> float | None:
 
 def parse_amd_smi(text: str) -> list[Device]:
     """`amd-smi metric --json`: a list, or since ROCm 7 an object with `gpu_data`."""
-    data = _json(text, "amd-smi")
+    data = json_of(text, "amd-smi")
     entries = data.get("gpu_data", []) if isinstance(data, dict) else data
     found = []
     for entry in entries if isinstance(entries, list) else []:
         if not isinstance(entry, dict) or not isinstance(entry.get("gpu"), int):
             continue
-        usage, memory, power, heat = (_part(entry, name) for name in ("usage", "mem_usage", "power", "temperature"))
-        clock = _part(_part(entry, "clock"), "gfx_0")
+        usage, power, heat, ecc = (part_of(entry, name) for name in ("usage", "power", "temperature", "ecc"))
+        memory = part_of(entry, "mem_usage") or part_of(entry, "vram")
+        clock = part_of(part_of(entry, "clock"), "gfx_0")
         found.append(
             Device(
                 place=entry["gpu"],
                 busy=share(number(usage.get("gfx_activity"))),
-                memory_bytes=whole(number(memory.get("used_vram")), MIB),
-                memory_total_bytes=whole(number(memory.get("total_vram")), MIB),
+                memory_bytes=_size(memory.get("used_vram")),
+                memory_total_bytes=_size(memory.get("total_vram")),
                 power_w=_known(power, "socket_power", "current_socket_power", "average_socket_power"),
                 temperature_c=_known(heat, "hotspot", "edge"),
                 clock_mhz=number(clock.get("clk")),
+                uncorrected=whole(_known(ecc, "total_uncorrectable_count", "total_uncorrectable_errors")),
             )
         )
-    return found
+    return sorted(found, key=lambda device: device.place)
 
 
 def parse_rocm_smi(text: str) -> list[Device]:
-    """`rocm-smi --json`: one object per card, all values texts."""
-    data = _json(text, "rocm-smi")
+    """`rocm-smi --json`: one object per device, which on an MI250X is one of the two dies of a card; all values are
+    texts, and the case of keys differs between versions."""
+    data = json_of(text, "rocm-smi")
+    driver = part_of(data, "system").get("Driver version", "")
     found = []
-    for name, said in data.items() if isinstance(data, dict) else ():
+    for name, entry in data.items() if isinstance(data, dict) else ():
         match = re.fullmatch(r"card(\d+)", name)
-        if not match or not isinstance(said, dict):
+        if not match or not isinstance(entry, dict):
             continue
+        said = {str(key).lower().rstrip(":"): value for key, value in entry.items()}
         found.append(
             Device(
                 place=int(match.group(1)),
-                busy=share(_known(said, "GPU use (%)")),
-                memory_bytes=whole(_known(said, "VRAM Total Used Memory (B)")),
-                memory_total_bytes=whole(_known(said, "VRAM Total Memory (B)")),
-                power_w=_known(said, "Average Graphics Package Power (W)", "Current Socket Graphics Package Power (W)"),
-                temperature_c=_known(said, "Temperature (Sensor junction) (C)", "Temperature (Sensor edge) (C)"),
-                clock_mhz=_known(said, "sclk clock speed:", "sclk clock speed"),
+                busy=share(_known(said, "gpu use (%)")),
+                memory_bytes=whole(_known(said, "vram total used memory (b)")),
+                memory_total_bytes=whole(_known(said, "vram total memory (b)")),
+                power_w=_known(said, "average graphics package power (w)", "current socket graphics package power (w)"),
+                temperature_c=_known(said, "temperature (sensor junction) (c)", "temperature (sensor edge) (c)"),
+                clock_mhz=_known(said, "sclk clock speed"),
+                name=str(said.get("card series") or said.get("card model") or ""),
+                driver=str(driver),
             )
         )
-    return sorted(found)
+    return sorted(found, key=lambda device: device.place)
 
 
-def _json(text: str, tool: str) -> Any:
-    """The JSON in a tool's output, which may have warnings in front."""
-    begins = [at for at in (text.find("{"), text.find("[")) if at >= 0]
-    try:
-        return json.loads(text[min(begins) :]) if begins else {}
-    except ValueError:
-        raise MissingError("%s: its output is no JSON" % tool) from None
+def parse_ras(text: str) -> int | None:
+    """Uncorrected errors in amdgpu's `ras/umc_err_count` (`ue: 0`, `ce: 3`)."""
+    match = re.search(r"^ue:\s*(\d+)", text, re.MULTILINE)
+    return int(match.group(1)) if match else None
 
 
-def _part(entry: dict[str, Any], name: str) -> dict[str, Any]:
-    part = entry.get(name)
-    return part if isinstance(part, dict) else {}
+def _size(value: Any) -> int | None:
+    """A size as amd-smi writes it, in MB unless its unit says otherwise; what it calls MB are MiB."""
+    gib = isinstance(value, dict) and value.get("unit") in {"GB", "GiB"}
+    return whole(number(value), MIB << 10 if gib else MIB)
 
 
 def _known(said: dict[str, Any], *names: str) -> float | None:
@@ -147,3 +154,16 @@ def amd_smi_devices() -> list[Device]:
 
 def rocm_smi_devices() -> list[Device]:
     return parse_rocm_smi(output_of(*ROCM_SMI))
+
+
+def rocm_smi_health(timeout_s: float, root: str = "/") -> list[Device]:
+    """rocm-smi's own table of RAS counters has no JSON: the driver's files have them."""
+    ras = os.path.join(root, "sys/class/drm/card%d/device/ras/umc_err_count")
+    return [
+        device._replace(uncorrected=parse_ras(read_text(ras % device.place) or ""))
+        for device in parse_rocm_smi(output_of(*ROCM_SMI_HEALTH, timeout_s=timeout_s))
+    ]
+
+
+def amd_smi_health(timeout_s: float) -> list[Device]:
+    return parse_amd_smi(output_of(*AMD_SMI_HEALTH, timeout_s=timeout_s))

@@ -7,10 +7,24 @@ import re
 import time
 from collections.abc import Callable
 
-from windlass.observe.node.readings import MIB, Device, listed, number, output_of, read_number, read_text, share, whole
+from windlass.observe.node.readings import (
+    MIB,
+    Device,
+    MissingError,
+    json_of,
+    listed,
+    number,
+    output_of,
+    read_number,
+    read_text,
+    share,
+    whole,
+)
 
 _VENDOR = "0x8086"
 XPU_SMI = ("xpu-smi", "dump", "-d", "-1", "-m", "0,1,2,3,18", "-n", "1")
+XPU_SMI_DISCOVERY = ("xpu-smi", "discovery", "-j")
+XPU_SMI_HEALTH = ("xpu-smi", "health", "-l", "-j")
 _COLUMNS = {
     "GPU Utilization (%)": "busy",
     "GPU Power (W)": "power",
@@ -71,6 +85,46 @@ def parse_xpu_smi(text: str) -> list[Device]:
 
 def xpu_smi_devices() -> list[Device]:
     return parse_xpu_smi(output_of(*XPU_SMI))
+
+
+def parse_discovery(text: str) -> list[Device]:
+    """`xpu-smi discovery -j`: one entry per card, whatever the number of its tiles."""
+    said = json_of(text, "xpu-smi")
+    entries = said.get("device_list") if isinstance(said, dict) else None
+    found: list[Device] = []
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, dict) and entry.get("device_type", "GPU") == "GPU":
+            found.append(
+                Device(
+                    place=int(number(entry.get("device_id", len(found))) or 0),
+                    memory_total_bytes=whole(number(entry.get("memory_physical_size_byte"))),
+                    name=str(entry.get("device_name", "")),
+                    driver=str(entry.get("driver_version", "")),
+                )
+            )
+    return sorted(found, key=lambda device: device.place)
+
+
+def parse_health(text: str) -> list[str]:
+    """`xpu-smi health -l -j`: components that are not well, as `device 0 memory: Critical`."""
+    said = json_of(text, "xpu-smi")
+    entries = said.get("device_list", [said]) if isinstance(said, dict) else said
+    bad = []
+    for entry in entries if isinstance(entries, list) else ():
+        for part, state in sorted(entry.items()) if isinstance(entry, dict) else ():
+            status = state.get("status") if isinstance(state, dict) else None
+            if status in {"Warning", "Critical"}:
+                bad.append("device %s %s: %s" % (entry.get("device_id", "?"), part.replace("_", " "), status))
+    return bad
+
+
+def health(timeout_s: float) -> tuple[list[Device], list[str]]:
+    """The cards, and what is not well about them, where the site lets users ask that."""
+    cards = parse_discovery(output_of(*XPU_SMI_DISCOVERY, timeout_s=timeout_s))
+    try:
+        return cards, parse_health(output_of(*XPU_SMI_HEALTH, timeout_s=timeout_s))
+    except MissingError:
+        return cards, []
 
 
 class Sysfs:

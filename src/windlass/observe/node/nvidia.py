@@ -8,11 +8,24 @@ from typing import Any
 
 from windlass.observe.node.readings import MIB, Device, MissingError, listed, number, output_of, share, whole
 
-_HARDWARE_SLOWDOWN = 0x8 | 0x20 | 0x40 | 0x80
-"""Slowdown, thermal (software and hardware), power brake; a power cap (0x4) is what a busy device shows."""
-_QUERY = "index,utilization.gpu,memory.used,memory.total,power.draw,temperature.gpu,clocks.sm"
-_REASONS = "clocks_throttle_reasons.active"
-SMI = ("nvidia-smi", f"--query-gpu={_QUERY},{_REASONS}", "--format=csv,noheader,nounits")
+THROTTLE = {
+    0x8: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+"""Bits of NVML's clock event reasons that say that a node is not well, not that it is busy (power cap, 0x4) or idle."""
+_ECC, _REASONS = "ecc.errors.uncorrected.volatile.total", "clocks_throttle_reasons.active"
+_ROWS = ("remapped_rows.pending", "remapped_rows.failure")
+SAMPLED = (
+    *("index", "utilization.gpu", "memory.used", "memory.total", "power.draw", "temperature.gpu", "clocks.sm"),
+    _REASONS,
+)
+"""What a sampler asks again and again."""
+OLD_DRIVERS = ("index", "name", "memory.total", "memory.used", "driver_version")
+"""For drivers that do not know one of the others: nvidia-smi then refuses the whole question."""
+HEALTH = (*OLD_DRIVERS, _ECC, _REASONS, "clocks.sm", "clocks.max.sm", *_ROWS)
+"""What a check asks once."""
 
 
 def present(root: str = "/") -> bool:
@@ -67,7 +80,8 @@ class Nvml:
             power_w=power.value / 1000.0 if power else None,
             temperature_c=float(temperature.value) if temperature else None,
             clock_mhz=float(clock.value) if clock else None,
-            throttled=bool(reasons.value & _HARDWARE_SLOWDOWN) if reasons else None,
+            throttled=bool(throttle_names(reasons.value)) if reasons else None,
+            throttle_reasons=throttle_names(reasons.value) if reasons else (),
         )
 
     def _ask(self, name: str, handle: ctypes.c_void_p, answer: Any, *which: int) -> Any:
@@ -78,34 +92,58 @@ class Nvml:
         return answer
 
 
-def parse_nvidia_smi(text: str) -> list[Device]:
-    """Lines of `nvidia-smi --query-gpu` without header and units."""
+def smi_argv(fields: tuple[str, ...]) -> tuple[str, ...]:
+    return ("nvidia-smi", "--query-gpu=" + ",".join(fields), "--format=csv,noheader,nounits")
+
+
+def parse_nvidia_smi(text: str, fields: tuple[str, ...] = SAMPLED) -> list[Device]:
+    """Lines of `nvidia-smi --query-gpu` for these fields."""
     found = []
     for line in text.splitlines():
-        fields = [field.strip() for field in line.split(",")]
-        if len(fields) < 7 or not fields[0].isdigit():
+        values = [value.strip() for value in line.split(",")]
+        if len(values) != len(fields) or not values[0].isdigit():
             continue
+        said = dict(zip(fields, values))
+        reasons = _bits(said.get(_REASONS, ""))
         found.append(
             Device(
-                place=int(fields[0]),
-                busy=share(number(fields[1])),
-                memory_bytes=whole(number(fields[2]), MIB),
-                memory_total_bytes=whole(number(fields[3]), MIB),
-                power_w=number(fields[4]),
-                temperature_c=number(fields[5]),
-                clock_mhz=number(fields[6]),
-                throttled=_throttled(fields[7]) if len(fields) > 7 else None,
+                place=int(values[0]),
+                busy=share(number(said.get("utilization.gpu"))),
+                memory_bytes=whole(number(said.get("memory.used")), MIB),
+                memory_total_bytes=whole(number(said.get("memory.total")), MIB),
+                power_w=number(said.get("power.draw")),
+                temperature_c=number(said.get("temperature.gpu")),
+                clock_mhz=number(said.get("clocks.sm")),
+                throttled=None if reasons is None else bool(throttle_names(reasons)),
+                name=said.get("name", ""),
+                driver=said.get("driver_version", ""),
+                uncorrected=whole(number(said.get(_ECC))),
+                throttle_reasons=throttle_names(reasons or 0),
+                needs_reset=any(said.get(name) == "Yes" for name in _ROWS),
             )
         )
     return found
 
 
-def _throttled(text: str) -> bool | None:
+def throttle_names(bits: int) -> tuple[str, ...]:
+    """What in these reasons says that the node is not well."""
+    return tuple(name for bit, name in THROTTLE.items() if bits & bit)
+
+
+def _bits(text: str) -> int | None:
     try:
-        return bool(int(text, 16) & _HARDWARE_SLOWDOWN)
+        return int(text, 16)
     except ValueError:
         return None
 
 
 def smi_devices() -> list[Device]:
-    return parse_nvidia_smi(output_of(*SMI))
+    return parse_nvidia_smi(output_of(*smi_argv(SAMPLED)))
+
+
+def health(timeout_s: float) -> list[Device]:
+    """The devices with what says whether they are well. `MissingError` where nvidia-smi does not answer."""
+    try:
+        return parse_nvidia_smi(output_of(*smi_argv(HEALTH), timeout_s=timeout_s), HEALTH)
+    except MissingError:
+        return parse_nvidia_smi(output_of(*smi_argv(OLD_DRIVERS), timeout_s=timeout_s), OLD_DRIVERS)

@@ -1,7 +1,9 @@
-"""What the samplers read: one device, and small readings of files that may not be there. Standard library alone."""
+"""What samplers and checks read: one device, and small readings of files and tools that may not be there. Standard
+library alone."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from typing import Any, NamedTuple
@@ -22,6 +24,14 @@ class Device(NamedTuple):
     temperature_c: float | None = None
     clock_mhz: float | None = None
     throttled: bool | None = None
+    """The clock is lowered for heat, power or a fault; a power cap is what a busy device shows."""
+    name: str = ""
+    driver: str = ""
+    uncorrected: int | None = None
+    """Memory errors that could not be corrected, since the driver was loaded."""
+    throttle_reasons: tuple[str, ...] = ()
+    needs_reset: bool = False
+    """Rows of memory wait for a reset of the device to be replaced, or could not be."""
 
 
 class MissingError(Exception):
@@ -75,10 +85,30 @@ def listed(folder: str) -> list[str]:
         return []
 
 
-def output_of(*argv: str) -> str:
+def json_of(text: str, tool: str) -> Any:
+    """The JSON value in what a tool said, which may begin with a warning; None where there is none at all, and
+    `MissingError` where it is torn."""
+    begins = [at for at in (text.find("{"), text.find("[")) if at >= 0]
+    for at in begins:
+        try:
+            return json.loads(text[at:])
+        except ValueError:
+            continue
+    if begins:
+        raise MissingError("%s: its output is no JSON" % tool)
+    return None
+
+
+def part_of(entry: Any, name: str) -> dict[str, Any]:
+    """A part of an answer; tools write `N/A` for one that a device does not have."""
+    part = entry.get(name) if isinstance(entry, dict) else None
+    return part if isinstance(part, dict) else {}
+
+
+def output_of(*argv: str, timeout_s: float = COMMAND_S) -> str:
     """What a tool says; `MissingError` where it is not there, fails or takes too long."""
     try:
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=COMMAND_S, check=False)
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise MissingError("%s: %s" % (argv[0], error)) from None
     if done.returncode:

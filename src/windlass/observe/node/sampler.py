@@ -16,13 +16,15 @@ from typing import Any
 
 from windlass.observe.node import host
 from windlass.observe.node.devices import Devices
-from windlass.observe.node.readings import listed, read_text
+from windlass.observe.node.readings import Device, listed, read_text
 from windlass.observe.node.steps import RankSteps, follow
 
 MAX_TEXT = 640
 ACTIVITIES = ("steps", "python", "command", "ended")
 _PARTS = ("python", "steps", "pids")
 _FIRST_S = 0.2
+_SENT = Device._fields.index("throttled")
+"""Numbers of a device that go out; the texts behind them do not."""
 
 
 def make(node: Any, settings: dict[str, Any]) -> SamplerService:
@@ -109,7 +111,7 @@ class Sampler:
         pids = self._pids()
         texts = [self._node_text(next(iter(pids.values()), None))]
         rows = [
-            [_short(value) for value in device[:-1]]
+            [_short(value) for value in device[:_SENT]]
             + [device.throttled if device.throttled is None else int(device.throttled)]
             for device in self._devices.read()
         ]
