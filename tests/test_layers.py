@@ -58,6 +58,7 @@ BESIDE = {"runtime": {"errors", "notation"}, "__init__": {"runtime"}}
 EVERYWHERE = (
     *(f"procs/{name}.py" for name in ("atomic", "folders", "identity", "locks", "marks")),
     "observe/node/recorder.py",
+    "notation/parts.py",
 )
 
 # These travel to the node as one file and run with whatever Python is there.

@@ -16,11 +16,13 @@ from pathlib import Path
 import msgspec
 
 from windlass.agents.cache_service import cache_sidecar
+from windlass.agents.command import program_text
 from windlass.agents.sampler import SamplerSidecar, sampler_agents, samples
 from windlass.errors import MachineError
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.model.request import Request
+from windlass.notation import parts
 from windlass.plan.render.job_facts import JobFacts
 from windlass.run import new, planning, submit
 from windlass.run import selftest as rank_program
@@ -153,7 +155,7 @@ def selftest(
     and write an archive of it all to `bundle` (by default a file of this folder, named after site and time)."""
     environ = _given(environ)
     folder = make_folder(request.run_dir, read_settings(environ).runs_dir, "selftest")
-    script = folder.write("selftest.py", Path(rank_program.__file__).read_text())  # a container sees the run folder
+    script = folder.write("selftest.py", selftest_program())  # a container sees the run folder
     request = msgspec.structs.replace(request, kind="script", command=(str(script),), run_dir=str(folder.path))
     record = run(request, environ=environ, view=view)
     plan = read_plan(folder.path)
@@ -161,6 +163,12 @@ def selftest(
     path = Path(bundle or f"windlass-selftest-{plan.site}-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz")
     write_bundle(path, folder, findings, environ, request.env)
     return SelfTest(record=record, findings=findings, bundle=path)
+
+
+def selftest_program() -> str:
+    """What each rank of a self-test runs, as one text: its interpreter need not know windlass."""
+    source, shared = Path(rank_program.__file__).read_text(), Path(parts.__file__).read_text()
+    return program_text(source, ((parts.__name__, shared),))
 
 
 def submit_request(

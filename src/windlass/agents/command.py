@@ -75,12 +75,17 @@ exec({source!r})
 """
 
 
+def program_text(source: str, modules: tuple[tuple[str, str], ...]) -> str:
+    """The text of a program with those of the modules that it imports beside the standard library, by their names."""
+    return _PROGRAM.format(modules=modules, source=source)
+
+
 def script_argv(
     source: str, last_python: str, *arguments: str, modules: tuple[tuple[str, str], ...] = ()
 ) -> tuple[str, ...]:
     """Runs the text of a program on a node, with the node's own Python; no file of a shared file system is read.
     `modules`: names and texts of those that it imports beside the standard library."""
-    program = _PROGRAM.format(modules=modules, source=source)
+    program = program_text(source, modules)
     return ("/bin/sh", "-c", _choose(), "windlass-agent", program, last_python, *arguments)
 
 

@@ -28,6 +28,11 @@ def read_record(path: str | Path, known: Known | None = None) -> BenchRecord:
         raise UsageError(
             f"cannot read {file}: {error.strerror}", hint="give a record.json, or a folder of `windlass bench`"
         ) from error
+    if not data.strip():
+        raise ConfigError(
+            f"{file}: empty, so no record of a benchmark",
+            hint="measure again, e.g. `windlass bench collectives --out FILE`; did the disk or your quota run full?",
+        )
     if looks_foreign(data):
         return parse_foreign(data, known or Known(), where=str(file))
     return record_from_json(data, where=str(file))

@@ -16,8 +16,8 @@ import msgspec
 import windlass.observe.node
 from windlass.agents.command import script_argv
 from windlass.doctor.finding import Finding
-from windlass.doctor.node.parts import join_parts
 from windlass.model.plan import Plan
+from windlass.notation import parts
 from windlass.plan.inputs import PlanningContext
 from windlass.run.folder import RunFolder
 from windlass.run.node_answers import ask_nodes
@@ -60,7 +60,8 @@ def carried_program(module: str) -> str:
     """A program of the node side as one text: `main(argv)` of a module, and those that it imports."""
     texts = {f"{_PACKAGE}.{file.stem}": file.read_text() for file in _NODE.glob("*.py") if file.stem != "__init__"}
     texts |= {f"{_READERS_PACKAGE}.{name}": (_READERS / f"{name}.py").read_text() for name in _READER_NAMES}
-    for package in (_PACKAGE, _READERS_PACKAGE):
+    texts[parts.__name__] = Path(parts.__file__).read_text()
+    for package in (_PACKAGE, _READERS_PACKAGE, "windlass.notation"):
         texts |= dict.fromkeys((package, package.rpartition(".")[0], "windlass"), "")
     packed = base64.b64encode(zlib.compress(json.dumps(texts).encode(), 9)).decode()
     return _BOOT.format(packed=packed, package=_PACKAGE, module=module)
@@ -129,7 +130,7 @@ def check_nodes(
 def unpacked(lines: Sequence[Mapping[str, Any]]) -> list[Finding] | None:
     """The findings in what one node said, in the parts of `node.main.lines_of`; None where a part is missing."""
     try:
-        return msgspec.convert(join_parts(lines), list[Finding])
+        return msgspec.convert(parts.join_parts(lines), list[Finding])
     except (ValueError, msgspec.ValidationError):
         return None
 

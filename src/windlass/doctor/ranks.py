@@ -13,7 +13,6 @@ import msgspec
 
 from windlass.doctor.comm_log import parse_comm_log
 from windlass.doctor.finding import Finding
-from windlass.doctor.node.parts import join_parts
 from windlass.doctor.node.rank import MARK
 from windlass.doctor.nodes import carried_program
 from windlass.doctor.patient import Level, Patient
@@ -23,6 +22,7 @@ from windlass.errors import WindlassError
 from windlass.failure.rank_logs import rank_logs
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
+from windlass.notation.parts import join_parts
 from windlass.plan.inputs import Secrets
 from windlass.plan.plan import make_plan
 from windlass.run.folder import RunFolder, make_folder

@@ -1,6 +1,6 @@
 """Looking at a node of the allocation from outside of it (`salloc` on a login node): its topology and a free port.
 
-`python -m windlass.run.remote` runs there as a small step and prints JSON; `probe_node` starts it.
+`python -m windlass.run.remote` runs there as a small step and prints short lines of JSON; `probe_node` starts it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from windlass.launchers import get_launcher
 from windlass.launchers.base import NodeStepSpec
 from windlass.model.site import LauncherSpec
 from windlass.model.topology import Topology
+from windlass.notation.parts import join_parts, part_lines
+from windlass.run.node_answers import json_lines
 from windlass.run.node_step import run_node_step
 from windlass.topology.probe import probe_topology
 
@@ -42,8 +44,8 @@ def probe_node(host: str, launcher: str, site: LauncherSpec, environ: Mapping[st
     try:
         step = get_launcher(launcher).node_step(spec)
         done = run_node_step(step, program, environ=environ, timeout_s=_LOOK_TIMEOUT_S)
-        return msgspec.json.decode(done.stdout[done.stdout.index("{") :], type=NodeProbe)
-    except (CommandError, ValueError, msgspec.DecodeError) as error:
+        return msgspec.convert(join_parts(tuple(json_lines(done.stdout))), NodeProbe)
+    except (CommandError, ValueError, msgspec.ValidationError) as error:
         raise MachineError(
             f"cannot look at node {host} of this allocation: {error}",
             hint="run windlass inside the job (a batch script, or a shell on the node), or name the site with --site",
@@ -68,4 +70,4 @@ def taken_ports() -> tuple[int, ...]:
 
 if __name__ == "__main__":
     seen = NodeProbe(topology=probe_topology(allowed_by="cgroup"), taken_ports=taken_ports())
-    sys.stdout.write(msgspec.json.encode(seen).decode() + "\n")
+    sys.stdout.write("\n".join(part_lines(msgspec.to_builtins(seen))) + "\n")

@@ -1,12 +1,11 @@
 """What a rank reports about itself in a self-test. Runs inside the rank with the user's interpreter; stdlib only.
 
-Prints one line of JSON behind a mark: the node as the rank sees it, the CPUs and devices it got, the transport that a
-first all-reduce used. torch is used where it is installed, and its absence is part of the answer.
+Prints short lines of JSON behind a mark: the node as the rank sees it, the CPUs and devices it got, the transport that
+a first all-reduce used. torch is used where it is installed, and its absence is part of the answer.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
@@ -15,6 +14,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from windlass.notation.parts import part_lines  # travels with it, see `windlass.api.selftest_program`
 
 MARK = "WINDLASS-SELFTEST "
 VARIABLES = re.compile(
@@ -95,5 +96,5 @@ def _device(torch: Any, local: int) -> tuple[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(MARK + json.dumps(report()) + "\n")
+    sys.stdout.write("\n".join(part_lines(report(), MARK)) + "\n")
     sys.stdout.flush()

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 
 from windlass.failure.ends import read_seats
 from windlass.failure.rank_logs import rank_logs
 from windlass.model.plan import Plan
 from windlass.notation.cpulist import format_cpulist, parse_cpulist
+from windlass.notation.parts import join_parts
 from windlass.run.folder import RunFolder
+from windlass.run.node_answers import json_lines
 from windlass.run.selftest import MARK
 
 
 def reports(plan: Plan, folder: RunFolder) -> list[dict[str, object]]:
     """What the ranks said, by rank."""
-    lines = rank_logs(plan, folder.path).lines()
-    found = [json.loads(text[len(MARK) :]) for _, text in lines if text.startswith(MARK)]
+    parts: dict[int, list[dict[str, object]]] = {}
+    for rank, text in rank_logs(plan, folder.path).lines():
+        if text.startswith(MARK):
+            parts.setdefault(rank, []).extend(json_lines(text))
+    found = []
+    for said in parts.values():
+        with contextlib.suppress(ValueError):  # torn: this rank has not reported
+            found.append(join_parts(said))
     return sorted(found, key=lambda report: int(report["rank"]))
 
 

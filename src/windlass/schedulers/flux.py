@@ -58,7 +58,7 @@ _REFUSALS = (
     Refusal(
         r"[Ii]nvalid queue|not a valid queue",
         "the queue does not exist here",
-        hint="`flux queue list` lists the queues; name one with --queue",
+        hint="`flux queue list` lists the queues; name one with --queue; `windlass init --partition NAME` keeps it",
     ),
     Refusal(
         r"exceeds policy limit",

@@ -65,7 +65,7 @@ _REFUSALS = (
     Refusal(
         r"Unknown queue",
         "the queue does not exist here",
-        hint="`qstat -Q` lists the queues; name one with --queue",
+        hint="`qstat -Q` lists the queues; name one with --queue; `windlass init --partition NAME` keeps it",
         codes=(170,),
     ),
     Refusal(
@@ -97,7 +97,7 @@ _REFUSALS = (
     Refusal(
         r"Unauthorized|not permitted|Access denied|[Nn]ot allowed|Permission denied",
         "you may not submit this here",
-        hint="is the project right (--account), and may you use this queue?",
+        hint="is the project right (--account), and may you use this queue? `windlass init --account NAME` keeps it",
         codes=(159,),
     ),
     Refusal(

@@ -67,14 +67,20 @@ _KILL_STEP = (
 
 _REFUSALS = (
     Refusal(
-        r"invalid partition|Invalid partition",
-        "the partition does not exist here",
-        hint="`sinfo --summarize` lists the partitions; name one with --partition",
+        r"No partition specified|must specify a (?:valid )?partition",
+        "no partition is given, and this cluster has no default",
+        hint="`sinfo --summarize` lists them; name one with --partition; `windlass init --partition NAME` keeps it",
     ),
     Refusal(
-        r"Invalid account|invalid account",
-        "the account is unknown, or may not use this partition",
-        hint="`sacctmgr show associations user=$USER` lists yours; name one with --account",
+        r"invalid partition|Invalid partition",
+        "the partition does not exist here",
+        hint="`sinfo --summarize` lists them; name one with --partition; `windlass init --partition NAME` keeps it",
+    ),
+    Refusal(
+        r"Invalid account|invalid account|(?:specify|provide|without) an? (?:\w+ )?account|[Aa]ccount (?:is )?required",
+        "the account is missing, unknown, or may not use this partition",
+        hint="`sacctmgr show associations user=$USER` lists yours; name one with --account; "
+        "`windlass init --account NAME` keeps it",
     ),
     Refusal(r"Invalid qos", "the quality of service is unknown or not allowed", hint="name another with --qos"),
     Refusal(

@@ -92,3 +92,11 @@ def test_records_of_the_training_program_are_read_too(tmp_path: Path) -> None:
     (tmp_path / "llm.json").write_text(json.dumps(raw))
     with pytest.raises(ConfigError, match="not a whole record"):
         read_record(tmp_path / "llm.json")
+
+
+@pytest.mark.parametrize("content", [b"", b" \n"])
+def test_an_empty_file_is_called_empty(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "record.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"record\.json: empty") as caught:
+        read_record(tmp_path)
+    assert "measure again" in (caught.value.hint or "")

@@ -133,6 +133,20 @@ def test_refusals_of_the_real_sbatch_are_explained(name: str, word: str, transie
     assert error.transient is transient
 
 
+@pytest.mark.parametrize(
+    ("said", "option"),
+    [
+        ("sbatch: error: Batch job submission failed: No partition specified or system default partition", "partition"),
+        ("sbatch: error: invalid partition specified: gpu", "partition"),
+        ("sbatch: error: You must specify an account", "account"),
+        ("sbatch: error: Batch job submission failed: Invalid account or account/partition combination", "account"),
+    ],
+)
+def test_a_job_without_account_or_partition_is_told_where_to_keep_them(said: str, option: str) -> None:
+    error = Slurm().explain_refusal(1, said)
+    assert f"windlass init --{option} NAME" in (error.hint or "")
+
+
 def test_job_ids_in_all_forms() -> None:
     assert Slurm().parse_submit("123\n") == "123"
     assert Slurm().parse_submit("123;cluster\n") == "123"

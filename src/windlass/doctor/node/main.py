@@ -20,8 +20,8 @@ from windlass.doctor.node.interfaces import check_named, check_nics, has_rdma, s
 from windlass.doctor.node.leftovers import check_leftovers, processes_of
 from windlass.doctor.node.limits import judge_limits, read_limits
 from windlass.doctor.node.meeting import check_meeting
-from windlass.doctor.node.parts import parts_of
 from windlass.doctor.node.space import check_home, check_local_space
+from windlass.notation.parts import parts_of
 
 Spec = dict[str, Any]
 """What the login side tells: see `windlass.doctor.nodes.node_spec`."""

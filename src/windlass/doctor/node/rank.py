@@ -18,8 +18,8 @@ from typing import Any
 from windlass.doctor.node import collectives
 from windlass.doctor.node.environment import driver_version, place_facts, python_facts, torch_facts
 from windlass.doctor.node.limits import read_limits
-from windlass.doctor.node.parts import parts_of
 from windlass.doctor.node.plugins import plugin_facts
+from windlass.notation.parts import parts_of
 
 MARK = "WINDLASS-DOCTOR "
 

@@ -21,6 +21,11 @@ def parts_of(value: Any) -> list[dict[str, Any]]:
     return [{"part": index, "parts": len(pieces), "packed": piece} for index, piece in enumerate(pieces)]
 
 
+def part_lines(value: Any, mark: str = "", **about: Any) -> list[str]:
+    """The parts as lines of JSON behind a mark, each with what `about` says; without the ends of lines."""
+    return [mark + json.dumps({**about, **part}, separators=(",", ":")) for part in parts_of(value)]
+
+
 def join_parts(parts: Sequence[Mapping[str, Any]]) -> Any:
     """The value, whatever the order of its parts. Raises `ValueError` where one is missing or torn."""
     known = {part.get("part"): part.get("packed") for part in parts}
