@@ -51,6 +51,7 @@ demo: $(VENV)/.torch
 	@echo 'next: . $(BIN)/activate, then `windlass`'
 
 docs: $(VENV)/.docs
+	@$(BIN)/python scripts/docs/generate.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
 

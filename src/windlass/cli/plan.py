@@ -4,20 +4,25 @@ Works anywhere and for any site; without a script it shows what would be around 
 
     windlass plan train.py --lr 0.1
     windlass plan --site lumi --nodes 2
-    windlass plan --site aurora --nodes 8192 --explain train.py"""
+    windlass plan --site aurora --nodes 8192 --explain train.py
+    windlass plan --site lumi --picture node.svg"""
 
 from __future__ import annotations
 
 import argparse
 import shutil
 import sys
+from pathlib import Path
 
 from windlass.cli.option_groups import add_request_options
 from windlass.cli.options import PLACEHOLDER_COMMAND, parse_with_command, request_from
 from windlass.cli.result import Result
-from windlass.plan.show import plan_text
+from windlass.errors import UsageError
+from windlass.model.plan import Plan
+from windlass.plan.show import headline, plan_text
 from windlass.run.planning import plan_request
 from windlass.settings import current_environ
+from windlass.topology.picture import node_picture
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="the plan itself, for `windlass diff` and `run --plan`")
     parser.add_argument("--explain", action="store_true", help="the reason and the source of every line")
     parser.add_argument("--no-script", action="store_true", help="leave out the rank script")
+    parser.add_argument("--picture", metavar="FILE", help="write the map of a node, too, as an SVG picture")
 
 
 def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
@@ -39,6 +45,8 @@ def main(args: argparse.Namespace) -> Result:
     environ = current_environ()
     here = args.site is None and args.site_file is None
     plan = plan_request(request_from(args, environ), environ, here=here).plan
+    if args.picture:
+        _write_picture(plan, Path(args.picture))
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     text = plan_text(
         plan,
@@ -49,3 +57,15 @@ def main(args: argparse.Namespace) -> Result:
         columns=columns,
     )
     return Result(text=text, data=plan, coloured=True)
+
+
+def _write_picture(plan: Plan, path: Path) -> None:
+    """Raises `UsageError` where there is nothing to draw or the file cannot be written."""
+    drawn = node_picture(plan.binding, plan.topology, headline(plan))
+    if not drawn:
+        hint = "inside a job it is looked at; --site NAME draws a machine of the catalog"
+        raise UsageError(f"--picture: the cores of a node of {plan.site} are not known here", hint=hint)
+    try:
+        path.write_text(drawn, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--picture: {path} cannot be written: {error.strerror}") from None

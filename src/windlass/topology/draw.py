@@ -17,7 +17,7 @@ from windlass.topology.units import in_unit
 
 _MARKS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _RESERVED, _AGENT, _COMM, _IDLE, _FOREIGN, _SHARED, _MANY = "#", "@", "~", ".", "-", "!", "*"
-_MEANING = {
+MEANING = {
     _RESERVED: "reserved by the system",
     _AGENT: "agent",
     _COMM: "communication",
@@ -36,9 +36,9 @@ _TWO_TABLES = 16
 def draw_node(binding: Binding, topology: Topology, *, width: int = 100, color: bool = False) -> str:
     """Lines of at most `width` characters: the node, its domains with their cores, the table of ranks."""
     topology = in_unit(topology, binding.device_unit)
-    marks = _marks_of_cores(binding, topology)
+    marks = core_marks(binding, topology)
     reason = f"preset {binding.preset}: {binding.because}" if binding.preset else binding.because
-    lines = [*wrap(_title(binding, topology), width), *wrap(reason, width)]
+    lines = [*wrap(node_title(binding, topology), width), *wrap(reason, width)]
     if topology.cores:
         lines += ["", *_domains(topology, marks, width), "", *_legend(binding, topology, marks, width)]
     lines += ["", *_table(binding, topology, width)]
@@ -54,7 +54,7 @@ def _order_text(binding: Binding) -> str:
     return f"every rank sees the devices in the order {order}{', so that rank i has number i' if own else ''}"
 
 
-def _title(binding: Binding, topology: Topology) -> str:
+def node_title(binding: Binding, topology: Topology) -> str:
     threads = max((len(core.cpus) for core in topology.cores), default=1)
     parts = [topology.arch or "node"]
     if topology.cores:
@@ -63,24 +63,24 @@ def _title(binding: Binding, topology: Topology) -> str:
         each = f" of {threads} threads" if threads > 1 else ""
         parts.append(counted(len(topology.cores), "core") + each)
     if topology.devices:
-        parts.append(counted(len(topology.devices), _unit_word(topology)))
+        parts.append(counted(len(topology.devices), unit_word(topology)))
     if topology.nics:
         parts.append(counted(len(topology.nics), "interface"))
     parts.append(counted(len(binding.ranks), "rank"))
     return ", ".join(parts)
 
 
-def _unit_word(topology: Topology) -> str:
+def unit_word(topology: Topology) -> str:
     if topology.unit == "tile":
         return "GCD" if topology.devices[0].vendor == "amd" else "tile"
     return "card" if any(device.tiles > 1 for device in topology.devices) else "GPU"
 
 
-def _mark(rank: int) -> str:
+def rank_mark(rank: int) -> str:
     return _MARKS[rank] if rank < len(_MARKS) else _MANY
 
 
-def _marks_of_cores(binding: Binding, topology: Topology) -> dict[int, str]:
+def core_marks(binding: Binding, topology: Topology) -> dict[int, str]:
     """One mark for every core, by the core's number."""
     owners: dict[int, list[int]] = {}
     for rank in binding.ranks:
@@ -94,7 +94,7 @@ def _marks_of_cores(binding: Binding, topology: Topology) -> dict[int, str]:
         if len(ranks) > 1:
             marks[core.id] = _SHARED
         elif ranks:
-            marks[core.id] = _mark(ranks.pop())
+            marks[core.id] = rank_mark(ranks.pop())
         elif cpus.intersection(topology.reserved):
             marks[core.id] = _RESERVED
         elif cpus.intersection(binding.agent_cpus):
@@ -134,8 +134,8 @@ class _Row:
         devices = [device for device in topology.devices if device.numa == numa]
         nics = [nic.name for nic in topology.nics if nic.numa == numa]
         self.socket = cores[0].socket
-        self.runs = [(run[0].id, "".join(marks[core.id] for core in run)) for run in _runs_of_cells(cores)]
-        word = _unit_word(topology) if topology.devices else ""
+        self.runs = [(run[0].id, "".join(marks[core.id] for core in run)) for run in runs_of_cores(cores)]
+        word = unit_word(topology) if topology.devices else ""
         alone = len(topology.sockets) == len(topology.numas) > 1
         self.one_line = (
             f"socket {self.socket}, NUMA {numa}" if alone else f"NUMA {numa}",
@@ -157,7 +157,7 @@ class _Row:
         return [*lines, current + "|"]
 
 
-def _runs_of_cells(cores: Sequence[Core]) -> list[list[Core]]:
+def runs_of_cores(cores: Sequence[Core]) -> list[list[Core]]:
     """Cores in runs of at most eight that do not cross a cache."""
     runs: list[list[Core]] = []
     for core in cores:
@@ -184,21 +184,21 @@ def _homeless(topology: Topology) -> list[str]:
     known = set(topology.numas)
     devices = [device for device in topology.devices if device.numa not in known]
     nics = [nic.name for nic in topology.nics if nic.numa not in known]
-    found = [f"{_unit_word(topology)} {_numbers(devices)}"] if devices else []
+    found = [f"{unit_word(topology)} {_numbers(devices)}"] if devices else []
     found += [_folded(nics)] if nics else []
     return [f" domain not known: {', '.join(found)}"] if found else []
 
 
 def _legend(binding: Binding, topology: Topology, marks: dict[int, str], width: int) -> list[str]:
     used = set(marks.values())
-    ranks = [rank.local_rank for rank in binding.ranks if _mark(rank.local_rank) in used]
+    ranks = [rank.local_rank for rank in binding.ranks if rank_mark(rank.local_rank) in used]
     words = []
     if ranks:
-        last = _mark(ranks[-1])
+        last = rank_mark(ranks[-1])
         letters = f" (a is 10{', A is 36' if ranks[-1] > 35 else ''})" if ranks[-1] > 9 else ""
-        words.append(f"{_mark(ranks[0])}-{last} local rank{letters}" if len(ranks) > 1 else f"{last} local rank")
-    words += [f"{mark} {meaning}" for mark, meaning in _MEANING.items() if mark in used]
-    words.append(_cell_text(binding, topology))
+        words.append(f"{rank_mark(ranks[0])}-{last} local rank{letters}" if len(ranks) > 1 else f"{last} local rank")
+    words += [f"{mark} {meaning}" for mark, meaning in MEANING.items() if mark in used]
+    words.append(cell_text(binding, topology))
     lines = [""]
     for word in words:
         if len(lines[-1]) + 3 + len(word) > width and lines[-1]:
@@ -207,7 +207,7 @@ def _legend(binding: Binding, topology: Topology, marks: dict[int, str], width: 
     return lines
 
 
-def _cell_text(binding: Binding, topology: Topology) -> str:
+def cell_text(binding: Binding, topology: Topology) -> str:
     """What one cell stands for: a core, and how many of its threads a rank has."""
     threads = max(len(core.cpus) for core in topology.cores)
     owned = {cpu for rank in binding.ranks for cpu in rank.cpus}
@@ -224,7 +224,7 @@ def _table(binding: Binding, topology: Topology, width: int) -> list[str]:
     columns: list[tuple[str, Callable[[RankBinding], str]]] = [
         ("rank", lambda rank: str(rank.local_rank)),
         ("cpus", lambda rank: format_cpulist(rank.cpus) or "not bound"),
-        (_unit_word(topology) if topology.devices else "", lambda rank: format_cpulist(rank.devices)),
+        (unit_word(topology) if topology.devices else "", lambda rank: format_cpulist(rank.devices)),
         ("numa", lambda rank: format_cpulist(rank.numa)),
         ("nic", lambda rank: rank.nic or ""),
     ]
@@ -253,13 +253,13 @@ def _is_map(line: str) -> bool:
 
 def _painted(line: str, binding: Binding) -> str:
     """The line with its cells in colours: neighbours differ, what is nobody's is dim."""
-    number_of = {_mark(rank.local_rank): rank.local_rank for rank in reversed(binding.ranks)}
+    number_of = {rank_mark(rank.local_rank): rank.local_rank for rank in reversed(binding.ranks)}
     start, end = line.index("|"), line.rindex("|")
     cells = []
     for mark in line[start + 1 : end]:
         if mark in number_of:
             cells.append(f"\x1b[{_COLOURS[number_of[mark] % len(_COLOURS)]}m{mark}\x1b[0m")
-        elif mark in _MEANING:
+        elif mark in MEANING:
             cells.append(f"\x1b[{_ALARM if mark == _SHARED else _DIM}m{mark}\x1b[0m")
         else:
             cells.append(mark)

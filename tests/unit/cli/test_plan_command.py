@@ -91,3 +91,15 @@ def test_a_plan_can_be_encoded_whatever_the_words(tmp_path: Path) -> None:
     assert plan_from_json(ended.stdout.encode()).command[-1] == "\udcff\n\t\x7f"
     with pytest.raises(UnicodeEncodeError):
         msgspec.json.encode(plan_from_json(ended.stdout.encode()))  # why `plan --json` cannot do just this
+
+
+def test_picture_writes_the_map_of_a_node_and_says_what_is_missing(tmp_path: Path) -> None:
+    done = in_process("plan", "--site", "lumi", "--nodes", "2", "--picture", "node.svg", cwd=tmp_path)
+    assert done.code == 0, done.text
+    assert "GCD 4: local rank 4" in (tmp_path / "node.svg").read_text()
+    unknown = in_process("plan", "--site", "generic-slurm", "--picture", "none.svg", cwd=tmp_path)
+    assert (unknown.code, (tmp_path / "none.svg").exists()) == (2, False)
+    assert "are not known here" in unknown.text
+    nowhere = in_process("plan", "--site", "lumi", "--picture", "no/such/folder.svg", cwd=tmp_path)
+    assert nowhere.code == 2
+    assert "cannot be written" in nowhere.text

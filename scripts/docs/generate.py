@@ -1,0 +1,61 @@
+#!/usr/bin/env python3
+"""Writes the documents, and parts of documents, that are made from the code and the catalog. `make docs` runs it.
+
+A page that people write has the generated part between two marks; everything outside of them is theirs.
+`--check` writes nothing and names what is out of date.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from markdown_links import DOCS, ROOT
+from site_pages import catalog_sites, overview, site_part, site_picture
+
+BEGIN = "<!-- from the catalog: scripts/docs/generate.py writes from here -->"
+END = "<!-- to here -->"
+
+
+def generated() -> Iterator[tuple[Path, str]]:
+    """Each file with the text that it should have."""
+    sites = catalog_sites()
+    yield DOCS / "sites" / "README.md", overview(sites)
+    for site in sites:
+        page = DOCS / "sites" / f"{site.name}.md"
+        yield page, _with_part(page, site_part(site))
+        picture = site_picture(site)
+        if picture:
+            yield DOCS / "sites" / "maps" / f"{site.name}.svg", picture
+
+
+def _with_part(page: Path, part: str) -> str:
+    """The page with its generated part renewed, or added to its end. A new machine begins with its title alone."""
+    text = page.read_text() if page.exists() else f"# {page.stem}\n"
+    before, _, rest = text.partition(BEGIN)
+    after = rest.partition(END)[2]
+    return f"{before.rstrip()}\n\n{BEGIN}\n\n{part}\n{END}\n{after.lstrip()}"
+
+
+def out_of_date() -> list[Path]:
+    return [path for path, text in generated() if not path.exists() or path.read_text() != text]
+
+
+def main() -> int:
+    stale = out_of_date()
+    if "--check" in sys.argv[1:]:
+        for path in stale:
+            print(f"out of date: {path.relative_to(ROOT)}")
+        return 1 if stale else 0
+    texts = dict(generated())
+    for path in stale:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(texts[path])
+        print(f"written: {path.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,210 @@
+"""What a site's page has from the catalog: node, queues, storage, settings with reasons, dated sources. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from windlass.model.condition import ALWAYS, When
+from windlass.model.plan import Binding
+from windlass.model.site import QueueSpec, Site, SiteFile
+from windlass.model.topology import Topology
+from windlass.notation.shell import quote_words
+from windlass.sites.catalog import load_site, site_names
+from windlass.topology.bind import bind
+from windlass.topology.binding_request import binding_request_from_site
+from windlass.topology.described import topology_from_spec
+from windlass.topology.picture import node_picture
+
+
+def catalog_sites() -> list[Site]:
+    """The machines that have a page of their own: all but the generic entries."""
+    return [load_site(name) for name in site_names() if not name.startswith("generic-") and name != "workstation"]
+
+
+def site_picture(site: Site) -> str:
+    """A node with one rank per device, as `windlass sites show` draws it in text; empty where no node is described."""
+    if not site.file.node.domains:
+        return ""
+    binding, topology = _bound(site)
+    return node_picture(binding, topology, f"{site.file.title}: one rank per device")
+
+
+def site_part(site: Site) -> str:
+    """The generated part, without the marks around it."""
+    blocks = (
+        _node(site),
+        _section("Queues and limits", _queues(site.file)),
+        _section("Storage", _storage(site.file)),
+        _section("What a plan has, and why", _settings(site)),
+        _section("Where sources differ", _notes(site.file)),
+        _section("Sources", _sources(site.file)),
+    )
+    return "\n".join(block for block in blocks if block)
+
+
+def overview(sites: Sequence[Site]) -> str:
+    """The first page of the sites: all machines in one table."""
+    rows = []
+    for site in sites:
+        file = site.file
+        devices = topology_from_spec(file.node, file.devices).devices if file.node.domains else ()
+        rows.append(
+            (
+                f"[{file.title}]({site.name}.md)",
+                file.operator,
+                f"{file.scheduler.kind}, {file.launcher.kind}",
+                f"{len(devices)} × {file.devices.name}" if devices else file.devices.name,
+                file.network or "",
+                max((spec.checked for spec in file.sources.values()), default=""),
+            )
+        )
+    head = ("machine", "operator", "scheduler, launcher", "torch devices of a node", "network", "newest source")
+    return "\n".join(
+        (
+            "# Sites",
+            "",
+            "The machines of the catalog. Each page says how to start there, what windlass does without being asked,",
+            "where the ranks go, and which document of the site says so. `windlass sites show NAME` prints the entry.",
+            "",
+            *_table(head, rows),
+            "",
+            "A machine that is not here: [my cluster is not in the list](generic.md). A site file of your own:",
+            "[writing a site file](writing-a-site-file.md).",
+            "",
+            "What is known of these machines was read in their documents. Nothing of it was run on them yet; every",
+            "plan says so.",
+            "",
+        )
+    )
+
+
+def _bound(site: Site) -> tuple[Binding, Topology]:
+    file = site.file
+    topology = topology_from_spec(file.node, file.devices)
+    asked = binding_request_from_site(file.binding, file.devices, ranks_per_node=max(1, len(topology.devices)))
+    return bind(topology, asked), topology
+
+
+def _section(title: str, lines: Sequence[str]) -> str:
+    return "\n".join((f"## {title}", "", *lines, "")) if lines else ""
+
+
+def _node(site: Site) -> str:
+    if not site.file.node.domains:
+        return ""
+    binding, _ = _bound(site)
+    reason = f"preset `{binding.preset}`: {binding.because}" if binding.preset else binding.because
+    order = " ".join(str(index) for index in binding.visible)
+    lines = [
+        f"![A node of {site.file.title} with one rank per device](maps/{site.name}.svg)",
+        "",
+        f"One rank per device: {reason}." + (f" Every rank sees the devices in the order {order}." if order else ""),
+        "",
+        "```",
+        f"windlass sites show {site.name}                  # this entry as text, with the map",
+        f"windlass plan --site {site.name} --nodes 2       # what would run, anywhere",
+        f"windlass plan --site {site.name} --nodes 2 --explain",
+        "```",
+    ]
+    return _section("The node", lines)
+
+
+def _queues(file: SiteFile) -> list[str]:
+    if not file.queues:
+        return []
+    rows = [
+        (f"`{q.name}`" + (" (default)" if q.default else ""), q.kind, _size(q), _time(q), _remark(q))
+        for q in file.queues
+    ]
+    return _table(("name", "kind", "nodes", "time", "remarks"), rows)
+
+
+def _size(queue: QueueSpec) -> str:
+    if queue.nodes_max:
+        return f"{queue.nodes_min or 1} to {queue.nodes_max}"
+    return f"from {queue.nodes_min}" if queue.nodes_min else ""
+
+
+def _time(queue: QueueSpec) -> str:
+    bins = "; ".join(f"{step.time_max} to {step.nodes_max} nodes" for step in queue.bins)
+    return f"{bins}; else {queue.time_max}" if bins else queue.time_max or ""
+
+
+def _remark(queue: QueueSpec) -> str:
+    said = (
+        queue.note,
+        "" if queue.devices else "no accelerators",
+        "only where you name it" if queue.by_name and queue.devices else "",
+        "" if queue.firm else "reported, not confirmed: beyond it you are warned",
+    )
+    return "; ".join(dict.fromkeys(part for part in said if part))
+
+
+def _storage(file: SiteFile) -> list[str]:
+    store = file.storage
+    kind = "" if store.local_kind == "unknown" else f", {store.local_kind}"
+    rows = (
+        ("home", _code(store.home)),
+        ("large and shared", _code(store.scratch)),
+        ("downloads (`HF_HOME` and the like)", _code(store.downloads)),
+        ("JIT caches, one per node", f"`{store.local}`{kind}"),
+        ("`windlass stage` puts things into", _code(store.stage)),
+        ("seen by all nodes", ", ".join(f"`{path}`" for path in store.shared)),
+        ("worth knowing", store.note),
+    )
+    known = [row for row in rows if row[1]]
+    return _table(("what", "where"), known) if len(known) > 1 else []
+
+
+def _code(path: str) -> str:
+    return f"`{path}`" if path else ""
+
+
+def _settings(site: Site) -> list[str]:
+    """Everything that the catalog puts into a plan here: directives, launcher arguments, modules, variables, limits."""
+    file = site.file
+    rows: list[tuple[str, ...]] = []
+    for kind, specs in (("directive", file.scheduler.directives), ("launcher", file.launcher.arguments)):
+        rows += [(kind, f"`{quote_words(a.words)}`", _when(a.when), a.because, a.source) for a in specs]
+    for module in file.modules:
+        words = " ".join((*(f"use {path}" for path in module.use), *module.load))
+        when = _when(module.when) if module.default else "asked for with `--module`"
+        rows.append(("module", f"`{words}`", when, module.because, module.source))
+    for s in sorted(file.settings, key=lambda s: (s.when.option is not None, s.when.option or "")):
+        rows.append(("variable", f"`{_assignment(s.name, s.value)}`", _when(s.when), s.because, s.source))
+    rows += [("limit", f"`ulimit {quote_words(a.words)}`", _when(a.when), a.because, a.source) for a in file.limits]
+    rows += [("prologue", f"`{line.line}`", _when(line.when), line.because, line.source) for line in file.prologue]
+    if not rows:
+        return []
+    lead = [
+        "Your own value always wins; `windlass explain NAME --site " + site.name + "` tells the story of one variable.",
+        "",
+    ]
+    return lead + _table(("what", "value", "when", "because", "source"), rows)
+
+
+def _assignment(name: str, value: str | None) -> str:
+    return f"{name} unset" if value is None else f"{name}={value}"
+
+
+def _when(when: When) -> str:
+    return "" if when == ALWAYS else when.text()
+
+
+def _notes(file: SiteFile) -> list[str]:
+    rows = [(note.topic, note.verdict, note.alternatives, note.source) for note in file.notes]
+    return _table(("about", "taken here", "elsewhere", "source"), rows) if rows else []
+
+
+def _sources(file: SiteFile) -> list[str]:
+    rows = [(f"`{key}`", spec.where, spec.checked, spec.grade) for key, spec in file.sources.items()]
+    return _table(("source", "where", "read on", "grade"), rows) if rows else []
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    return lines + ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows]
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())

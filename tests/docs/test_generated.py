@@ -1,0 +1,58 @@
+"""Documents that are made from the code and the catalog say what these say now."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable
+
+import pytest
+
+from generate import BEGIN, END, generated
+from markdown_links import DOCS
+from site_pages import catalog_sites, site_part, site_picture
+from windlass.model.site import Site
+
+PLEASE = "out of date; run scripts/docs/generate.py (`make docs` does) and commit what it writes"
+
+
+def test_generated_documents_are_up_to_date() -> None:
+    stale = [str(path) for path, text in generated() if not path.exists() or path.read_text() != text]
+    assert not stale, PLEASE
+
+
+def test_every_site_of_the_catalog_has_a_page_with_people_s_words_before_the_catalog_s() -> None:
+    for site in catalog_sites():
+        text = (DOCS / "sites" / f"{site.name}.md").read_text()
+        assert text.count(BEGIN) == text.count(END) == 1, site.name
+        assert len(text.partition(BEGIN)[0].split()) > 20, site.name
+
+
+def words_of(specs: Iterable[object]) -> list[str]:
+    return [str(getattr(spec, "because", "")) for spec in specs]
+
+
+@pytest.mark.parametrize("site", catalog_sites(), ids=lambda site: str(site.name))
+def test_a_page_has_every_reason_and_every_source_with_its_date(site: Site) -> None:
+    file, part = site.file, " ".join(site_part(site).replace("\\|", "|").split())
+    said = words_of((*file.settings, *file.scheduler.directives, *file.launcher.arguments, *file.limits))
+    missing = [because for because in said if " ".join(because.split()) not in part]
+    assert missing == []
+    for key, source in file.sources.items():
+        assert f"`{key}`" in part, key
+        assert source.checked in part, key
+    for queue in file.queues:
+        assert f"`{queue.name}`" in part
+
+
+@pytest.mark.parametrize("site", catalog_sites(), ids=lambda site: str(site.name))
+def test_the_picture_of_a_node_has_every_core_device_and_interface_once(site: Site) -> None:
+    picture = site_picture(site)
+    assert bool(picture) == bool(site.file.node.domains)
+    if not picture:
+        return
+    titles = [element.text or "" for element in ET.fromstring(picture).iter("{http://www.w3.org/2000/svg}title")]
+    cores = [title for title in titles if title.startswith("core ")]
+    assert len(cores) == len(set(cores)) == site.file.node.cores
+    labels = [element.text for element in ET.fromstring(picture).iter("{http://www.w3.org/2000/svg}text")]
+    for nic in (*site.file.node.nics, *(nic for domain in site.file.node.domains for nic in domain.nics)):
+        assert labels.count(nic) == 1, nic
