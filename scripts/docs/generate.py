@@ -13,15 +13,24 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 from markdown_links import DOCS, ROOT
+from runtime_page import runtime_page
+from schema_page import schema_page
 from site_pages import catalog_sites, overview, site_part, site_picture
+from sources_page import sources_page
+from wire_page import wire_part
 
-BEGIN = "<!-- from the catalog: scripts/docs/generate.py writes from here -->"
+BEGIN = "<!-- scripts/docs/generate.py writes from here -->"
 END = "<!-- to here -->"
 
 
 def generated() -> Iterator[tuple[Path, str]]:
     """Each file with the text that it should have."""
+    reference = DOCS / "reference"
+    yield reference / "site-schema.md", schema_page()
+    yield reference / "runtime.md", runtime_page()
+    yield reference / "wire-protocol.md", _with_part(reference / "wire-protocol.md", wire_part())
     sites = catalog_sites()
+    yield reference / "sources.md", sources_page(sites)
     yield DOCS / "sites" / "README.md", overview(sites)
     for site in sites:
         page = DOCS / "sites" / f"{site.name}.md"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
+from markdown_table import table
 from windlass.model.condition import ALWAYS, When
 from windlass.model.plan import Binding
 from windlass.model.site import QueueSpec, Site, SiteFile
@@ -66,7 +67,7 @@ def overview(sites: Sequence[Site]) -> str:
             "The machines of the catalog. Each page says how to start there, what windlass does without being asked,",
             "where the ranks go, and which document of the site says so. `windlass sites show NAME` prints the entry.",
             "",
-            *_table(head, rows),
+            *table(head, rows),
             "",
             "A machine that is not here: [my cluster is not in the list](generic.md). A site file of your own:",
             "[writing a site file](writing-a-site-file.md).",
@@ -116,7 +117,7 @@ def _queues(file: SiteFile) -> list[str]:
         (f"`{q.name}`" + (" (default)" if q.default else ""), q.kind, _size(q), _time(q), _remark(q))
         for q in file.queues
     ]
-    return _table(("name", "kind", "nodes", "time", "remarks"), rows)
+    return table(("name", "kind", "nodes", "time", "remarks"), rows)
 
 
 def _size(queue: QueueSpec) -> str:
@@ -153,7 +154,7 @@ def _storage(file: SiteFile) -> list[str]:
         ("worth knowing", store.note),
     )
     known = [row for row in rows if row[1]]
-    return _table(("what", "where"), known) if len(known) > 1 else []
+    return table(("what", "where"), known) if len(known) > 1 else []
 
 
 def _code(path: str) -> str:
@@ -180,7 +181,7 @@ def _settings(site: Site) -> list[str]:
         "Your own value always wins; `windlass explain NAME --site " + site.name + "` tells the story of one variable.",
         "",
     ]
-    return lead + _table(("what", "value", "when", "because", "source"), rows)
+    return lead + table(("what", "value", "when", "because", "source"), rows)
 
 
 def _assignment(name: str, value: str | None) -> str:
@@ -193,18 +194,9 @@ def _when(when: When) -> str:
 
 def _notes(file: SiteFile) -> list[str]:
     rows = [(note.topic, note.verdict, note.alternatives, note.source) for note in file.notes]
-    return _table(("about", "taken here", "elsewhere", "source"), rows) if rows else []
+    return table(("about", "taken here", "elsewhere", "source"), rows) if rows else []
 
 
 def _sources(file: SiteFile) -> list[str]:
     rows = [(f"`{key}`", spec.where, spec.checked, spec.grade) for key, spec in file.sources.items()]
-    return _table(("source", "where", "read on", "grade"), rows) if rows else []
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    return lines + ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows]
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").split())
+    return table(("source", "where", "read on", "grade"), rows) if rows else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable
 
@@ -9,8 +10,12 @@ import pytest
 
 from generate import BEGIN, END, generated
 from markdown_links import DOCS
+from schema_page import schema_page
 from site_pages import catalog_sites, site_part, site_picture
+from sources_page import SEEN, dates_of_links, linked_addresses
+from windlass.cache.node import wire
 from windlass.model.site import Site
+from wire_page import REPLIES, REQUESTS
 
 PLEASE = "out of date; run scripts/docs/generate.py (`make docs` does) and commit what it writes"
 
@@ -56,3 +61,31 @@ def test_the_picture_of_a_node_has_every_core_device_and_interface_once(site: Si
     labels = [element.text for element in ET.fromstring(picture).iter("{http://www.w3.org/2000/svg}text")]
     for nic in (*site.file.node.nics, *(nic for domain in site.file.node.domains for nic in domain.nics)):
         assert labels.count(nic) == 1, nic
+
+
+def test_every_address_that_a_document_links_to_has_a_date() -> None:
+    seen, linked = dates_of_links(), linked_addresses()
+    undated = {address: [str(page) for page in pages] for address, pages in linked.items() if address not in seen}
+    assert undated == {}, f"enter the date on which you looked at them in {SEEN}"
+    assert sorted(set(seen) - set(linked)) == [], f"nobody links to these any more: take them out of {SEEN}"
+    assert all(re.fullmatch(r"20\d\d-\d\d-\d\d", date) for date in seen.values())
+
+
+def test_every_kind_of_frame_is_in_the_table_and_explained() -> None:
+    kinds = {name: value for name, value in vars(wire).items() if re.fullmatch(r"[A-Z][A-Z_]*", name)}
+    numbers = {name for name, value in kinds.items() if isinstance(value, int) and "BYTES" not in name}
+    numbers -= {"BATCH_OBJECTS"}
+    assert numbers == {*REQUESTS, *REPLIES}
+    people, _, table = (DOCS / "reference" / "wire-protocol.md").read_text().partition(BEGIN)
+    for name in numbers:
+        assert f"| `{name}` |" in people, name
+        assert f"| `{name}` | {kinds[name]} |" in table, name
+
+
+def test_the_schema_has_every_table_and_every_key() -> None:
+    page = schema_page()
+    for key in ("gpu_request", "nodes_min", "because", "cluster_names", "activate_images", "nic_by_core", "time_max"):
+        assert f"| `{key}` |" in page, key
+    assert "| `origin` |" not in page  # the merge fills it in; a file may not
+    assert "`slurm`, `pbs`, `flux`, `none`" in page
+    assert "How the allocation asks for devices" in page

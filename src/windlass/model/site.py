@@ -330,18 +330,25 @@ class SiteFile(Table, frozen=True, kw_only=True):
 
     kind: Literal["site", "hardware", "network", "overlay"] = "site"
     name: str = ""
+    """What `--site` takes: the name of the file, without `.toml`."""
     title: str = ""
+    """The machine's name, for people."""
     operator: str = ""
+    """Who runs it."""
     extends: str | None = None
     """An overlay's base site, or a site that another one differs little from."""
     source: str = ""
     """For the facts at the top of the file."""
     hardware: str | None = None
+    """Name of a hardware file: the node, its devices and their peaks come from there."""
     network: str | None = None
+    """Name of a network file: the fabric's settings come from there."""
     largest_nodes: int | None = None
+    """Nodes that a job can have, for people: `windlass sites show` says it."""
     status: str = ""
     """What of this entry was never run on the machine."""
     login_refuse: bool = True
+    """`windlass run` starts no ranks on a login node."""
     offline: bool = False
     """Compute nodes cannot reach the internet."""
     sources: dict[str, SourceSpec] = {}
