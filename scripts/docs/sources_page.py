@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-
-import tomllib
 
 from markdown_links import DOCS, addresses_of, pages, title_of
 from markdown_table import table
