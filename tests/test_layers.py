@@ -41,6 +41,7 @@ LAYERS = {
     "doctor": 7,
     "report": 8,
     "api": 8,
+    "bugreport": 8,
     "bench": 9,
     "tune": 10,
     "cli": 11,

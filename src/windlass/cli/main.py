@@ -42,6 +42,7 @@ _COMMANDS = {
         "windlass.cli.image",
         "container images: recipes, builds, checks; what of the host's network they will use",
     ),
+    "bugreport": ("windlass.cli.bugreport", "gather what is needed to help you into one archive, without secrets"),
     "selftest": ("windlass.cli.selftest", "a bundle that shows what a machine really does with a plan"),
 }
 

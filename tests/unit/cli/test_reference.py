@@ -18,7 +18,10 @@ DOCS = SRC.parent / "docs"
 PAGE = (DOCS / "reference" / "commands.md").read_text()
 
 
-COMMANDS = ["run", "plan", "submit", "alloc", "explain", "diff", "logs", "selftest", "doctor", "watch", "exec"]
+COMMANDS = [
+    *("run", "plan", "submit", "alloc", "explain", "diff", "logs", "selftest", "doctor", "watch", "exec"),
+    *("bugreport",),
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,0 +1,174 @@
+"""Archives that are sent to strangers (a self-test, a bug report): what is hidden in them, and how they are written.
+
+Hidden are secrets by the rules of `model.secrets`, values of secret variables that are known here in whatever form they
+are said again, and the values of the user's own variables in a plan, but for those of the collective libraries.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import re
+import shlex
+import stat
+import tarfile
+import time
+import urllib.parse
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from windlass.errors import UsageError
+from windlass.model.plan import Plan, Setting
+from windlass.model.secrets import MASK, is_secret, mask_text
+from windlass.notation.shell import quote
+from windlass.plan.render.secrets import SECRETS_FILE
+from windlass.plan.render.variables import setting_lines
+from windlass.run.folder import RunFolder
+from windlass.run.selftest import VARIABLES
+
+_SHORT = 3
+"""Values up to this length are hidden where the variable is set; elsewhere they could be anything."""
+_LONG_LINE = 12
+"""A line of a secret of several lines that is hidden by itself: logs put labels between them."""
+_KEY_END = re.compile(r"-----END [A-Z ]*PRIVATE KEY-----")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scrubber:
+    """Hides secrets in texts."""
+
+    known: frozenset[str] = frozenset()
+    lines: Mapping[str, str] = field(default_factory=dict)
+    """Whole lines of scripts that set a hidden variable, and what stands there instead."""
+    home: str = ""
+    """The user's home folder, shown as `~`."""
+
+    def clean(self, text: str) -> str:
+        for line, masked in self.lines.items():
+            text = text.replace(line, masked)
+        for value in sorted(self.known, key=len, reverse=True):
+            text = text.replace(value, MASK)
+        end = _KEY_END.search(text)
+        if end and "-----BEGIN" not in text[: end.start()]:  # a tail that begins inside of a key
+            text = MASK + text[end.end() :]
+        text = mask_text(text)
+        return re.sub(rf"{re.escape(self.home)}(?![\w.-])", "~", text) if len(self.home) > _SHORT else text
+
+
+def scrubber(
+    environ: Mapping[str, str],
+    given: Iterable[tuple[str, str]] = (),
+    plan: Plan | None = None,
+    folder: RunFolder | None = None,
+    *,
+    home: str = "",
+) -> Scrubber:
+    """One that knows the secrets of an environment, of options (`--env`), of the user's variables in a plan, and those
+    that a run keeps for ranks which still have to start."""
+    values = {value for name, value in (*environ.items(), *given) if is_secret(name, value)}
+    lines: dict[str, str] = {}
+    if plan is not None:
+        for setting, masked in zip(plan.environment, plan_for_strangers(plan).environment, strict=True):
+            if setting.value is not None and setting != masked:
+                lines[setting_lines(setting)[-1]] = setting_lines(masked)[-1]
+                values.add(setting.value)
+    if folder is not None:
+        values |= set(_kept_secrets(folder))
+    forms = {form for value in values if value != MASK for form in _forms(value)}
+    return Scrubber(known=frozenset(form for form in forms if len(form) > _SHORT), lines=lines, home=home)
+
+
+def _kept_secrets(folder: RunFolder) -> Iterator[str]:
+    try:
+        words = shlex.split(folder.part(SECRETS_FILE).read_text(errors="surrogateescape"), comments=True)
+    except (OSError, ValueError):
+        return
+    for word in words:
+        value = word.partition("=")[2]
+        yield value
+        yield from (mask for mask in value.split("=")[1:] if mask)  # `--token=X`, and X alone
+
+
+def _forms(value: str) -> Iterator[str]:
+    """How programs say a value again: as it is, in JSON, quoted for a shell, in an address, in base64; of several lines
+    each line by itself too."""
+    yield value
+    for text in (json.dumps(value), json.dumps(value, ensure_ascii=False)):
+        yield text[1:-1]
+    yield quote(value).removeprefix("'").removesuffix("'")
+    yield value.replace("'", "'\\''")
+    yield repr(value)[1:-1]
+    yield urllib.parse.quote(value, safe="", errors="replace")
+    if len(value) > _LONG_LINE:
+        yield base64.b64encode(value.encode("utf-8", "surrogateescape")).decode()
+    if "\n" in value:
+        yield from (line.strip() for line in value.splitlines() if len(line.strip()) > _LONG_LINE)
+
+
+def plan_for_strangers(plan: Plan) -> Plan:
+    """The plan without the values of the user's own variables, but for those that may be shown."""
+
+    def users(setting: Setting) -> bool:
+        return setting.origin.scope == "environment" or setting.origin.where == "--env"
+
+    def shown(name: str) -> bool:
+        return VARIABLES.match(name) is not None
+
+    settings = tuple(
+        setting
+        if setting.value is None or not users(setting) or shown(setting.name)
+        else msgspec.structs.replace(setting, value=MASK)
+        for setting in plan.environment
+    )
+    env = tuple((name, value if shown(name) else MASK) for name, value in plan.request.env)
+    return msgspec.structs.replace(plan, environment=settings, request=msgspec.structs.replace(plan.request, env=env))
+
+
+def tail_text(path: Path, max_bytes: int) -> str:
+    """The last bytes of a file as text, from the beginning of a line on. Raises `OSError` for anything but a plain
+    file: a link may lead anywhere, and nobody may ever write into a pipe."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError(0, "not a plain file")
+        skipped = max(0, about.st_size - max_bytes)
+        file.seek(skipped)
+        data = file.read(max_bytes)
+    if skipped:  # half a line may hold half a secret, which nobody would know as one
+        data = b"[%d bytes before this are left out]\n" % skipped + data.partition(b"\n")[2]
+    return data.decode("utf-8", "surrogateescape")
+
+
+def write_archive(path: Path, top: str, files: Mapping[str, str], scrub: Scrubber, *, option: str) -> None:
+    """The files in one archive, each scrubbed: a zip where the name says so, else a gzipped tar. Readable by the user
+    alone. `option` is what names another place for it."""
+    data = {f"{top}/{name}": scrub.clean(text).encode("utf-8", "surrogateescape") for name, text in files.items()}
+    try:
+        path.unlink(missing_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+            (_write_zip if path.suffix == ".zip" else _write_tar)(stream, data)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write the bundle {path}: {error.strerror}", hint=f"name another with {option}"
+        ) from error
+
+
+def _write_tar(stream: io.BufferedWriter, files: Mapping[str, bytes]) -> None:
+    with tarfile.open(fileobj=stream, mode="w:gz") as archive:
+        for name, data in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mtime, entry.mode = len(data), int(time.time()), 0o600
+            archive.addfile(entry, io.BytesIO(data))
+
+
+def _write_zip(stream: io.BufferedWriter, files: Mapping[str, bytes]) -> None:
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
