@@ -11,6 +11,7 @@ from pathlib import Path
 
 from windlass.cache.node import control
 from windlass.cache.node.config import NodeConfig
+from windlass.cache.node.pack import pack_path
 from windlass.cache.node.roots import declare_roots
 from windlass.cache.node.trace import BadTraceError
 from windlass.cache.traces import TraceSummary, environment_identity, summary_of, trace_path
@@ -32,7 +33,9 @@ def record_trace(
     base = Path(private_folder(f"{tempfile.gettempdir()}/windlass-{os.getuid()}-traces"))
     state = base / f"{os.getpid()}"
     key = base / f"{os.getpid()}.key"
-    made = base / f"{os.getpid()}.trace.json"
+    # Beside the trace that it becomes: what is packed with it is too large to be copied once more.
+    traces.mkdir(mode=0o700, parents=True, exist_ok=True)
+    made = traces / f"{identity}.{os.getpid()}.recording"
     config = NodeConfig(
         job=f"trace{os.getpid()}.{time.monotonic_ns():x}",
         node=0,
@@ -56,7 +59,7 @@ def record_trace(
             control.stop(str(state))
         return _keep(made, trace_path(traces, identity))
     finally:
-        for left in (key, made):
+        for left in (key, made, Path(pack_path(str(made)))):
             left.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # another one is being recorded
             base.rmdir()
@@ -74,8 +77,9 @@ def _keep(made: Path, path: Path) -> TraceSummary:
         raise MachineError(f"no trace was recorded: {error}", hint=hint) from None
     if not found.files and not found.directories:
         raise MachineError("the command read nothing below --root", hint="start the environment's own bin/python")
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    replace_file(str(path), made.read_bytes())
+    with contextlib.suppress(FileNotFoundError):  # no room for one
+        Path(pack_path(str(made))).replace(pack_path(str(path)))
+    made.replace(path)
     return summary_of(path)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from windlass.cache.node.pack import pack_path
 from windlass.cache.node.roots import declare_roots
 from windlass.cache.node.trace import BadTraceError, Trace, read_trace
 from windlass.errors import ConfigError, MachineError, UsageError
@@ -30,6 +31,8 @@ class TraceSummary:
     files: int
     file_bytes: int
     recorded_s: float
+    pack_bytes: int = 0
+    """Of the pack beside it; 0: none."""
 
 
 def environment_identity(roots: Sequence[str]) -> str:
@@ -83,9 +86,11 @@ def show_trace(folder: Path, identity: str) -> Trace:
 
 
 def drop_trace(folder: Path, identity: str) -> None:
-    """Removes a trace; the next run records a new one. `UsageError` where there is none."""
+    """Removes a trace and its pack; the next run records a new one. `UsageError` where there is none."""
+    path = trace_path(folder, identity)
+    Path(pack_path(str(path))).unlink(missing_ok=True)
     try:
-        trace_path(folder, identity).unlink()
+        path.unlink()
     except FileNotFoundError:
         raise UsageError(f"no trace {identity} in {folder}", hint="see the list of traces") from None
 
@@ -93,6 +98,7 @@ def drop_trace(folder: Path, identity: str) -> None:
 def summary_of(path: Path) -> TraceSummary:
     """One trace; `BadTraceError` or `OSError` where it cannot be read."""
     trace = read_trace(str(path))
+    pack = Path(pack_path(str(path)))
     return TraceSummary(
         identity=path.name.removesuffix(_SUFFIX),
         roots=tuple(os.fsdecode(r) for r in trace.roots),
@@ -100,4 +106,5 @@ def summary_of(path: Path) -> TraceSummary:
         files=len({t.path for t in trace.touches if not t.is_directory}),
         file_bytes=trace.file_bytes,
         recorded_s=path.stat().st_mtime,
+        pack_bytes=pack.stat().st_size if pack.exists() else 0,
     )

@@ -40,6 +40,7 @@ class NodeConfig:
     trace_in: str = ""
     trace_out: str = ""
     trace_limit_bytes: int = 1 << 30
+    pack_limit_bytes: int = 1 << 30
     peer_timeout_s: float = 2.0
     give_up_s: float = 20.0
     start_grace_s: float = 20.0

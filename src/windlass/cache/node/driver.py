@@ -11,7 +11,8 @@ from .config import REPLICATE, NodeConfig
 from .fetcher import Fetcher
 from .flight import FetchResult, Landing
 from .keys import CHUNK, DIRECTORY, MAX_CHUNK, NO_PIN, chunk_key, directory_key, runs, stripe_of
-from .listing import Listing, attr_pin
+from .listing import Listing, attr_ctime_ns, attr_pin
+from .pack_reader import PackReader
 from .read_ahead import ReadAhead
 from .store import Store
 from .streamlog import StreamKey, StreamLog
@@ -19,6 +20,7 @@ from .trace import BadTraceError, Touch, Trace, read_trace
 
 log = logging.getLogger("windlass.cache")
 _AHEAD = 32
+_AHEAD_IN_PACK = 512
 _FOLDERS_AHEAD = 8
 _FOLDERS_IF_SLOW = 64
 _RUN_BYTES = 1 << 20
@@ -36,6 +38,7 @@ class Driver:
         self._live = config.live and config.placement == REPLICATE
         self._live_left = min(config.live_limit_bytes, config.budget_bytes // 2)
         self._listing: tuple[bytes, Listing | None] = (b"", None)
+        self._pack: PackReader | None = None
         self._read_ahead: ReadAhead | None = None
         if config.placement == REPLICATE and not config.trace_in:
             self._read_ahead = ReadAhead(fetcher, store, config)
@@ -46,7 +49,13 @@ class Driver:
         stripes = self._config.stripes
         wanted = [w for w in self._wanted(trace) if stripe_of(_unpinned_key(*w), stripes) == self._stripe]
         self._log.start([_place(*w) for w in wanted])
-        self._fill(wanted)
+        if wanted:
+            self._pack = PackReader.open(self._config, self._fetcher)
+        try:
+            self._fill(wanted)
+        finally:
+            if self._pack is not None:
+                self._pack.close()
         self._log.give_up_plan()
         if not self._live:
             self._log.close()
@@ -95,63 +104,90 @@ class Driver:
 
     def _fill(self, wanted: list[tuple[Touch, int]]) -> None:
         """Reads ahead with several requests under way, and logs in the order of the trace."""
-        under_way: deque[list[tuple[bytes | None, Landing]]] = deque()
+        under_way: deque[tuple[bytes | None, Landing]] = deque()
         folders = deque(directory_key(touch.path) for touch, _ in wanted if touch.is_directory)
         left = len(folders)  # those whose turn has not come
-        for unit in _units(wanted, max(1, _RUN_BYTES // self._config.chunk_bytes)):
+        run_chunks = max(1, _RUN_BYTES // self._config.chunk_bytes)
+        for unit in _units(wanted, run_chunks):
             if self._log.closed:
                 return
             left -= unit[0][0].is_directory
             # What lies in a folder is known when its listing is there: a few are fetched before their turn.
-            while folders and left - len(folders) < (_FOLDERS_IF_SLOW if self._fetcher.is_slow else _FOLDERS_AHEAD):
+            while folders and left - len(folders) < self._folders_ahead():
                 self._fetcher.obtain(folders.popleft(), lambda outcome: None)
-            under_way.append(self._begin([self._key_of(touch, index) for touch, index in unit]))
-            while len(under_way) > _AHEAD or (under_way and all(landing.is_set() for _, landing in under_way[0])):
+            under_way += self._begin(unit)
+            most = _AHEAD_IN_PACK if self._pack is not None else _AHEAD * run_chunks
+            while len(under_way) > most or (under_way and under_way[0][1].is_set()):
                 self._log_first(under_way)
         while under_way and not self._log.closed:
             self._log_first(under_way)
 
-    def _begin(self, keys: list[bytes | None]) -> list[tuple[bytes | None, Landing]]:
-        """Starts to fetch neighbouring objects, those that nobody else fetches in one read."""
-        known = [key for key in keys if key is not None]
-        claimed = {flight.key: flight for flight in self._fetcher.claim(known)}
-        unit = []
-        for key in keys:
-            landing = Landing()
-            unit.append((key, landing))
+    def _folders_ahead(self) -> int:
+        """With a pack nothing else has to be asked for: listings are all that the push waits for."""
+        return _FOLDERS_IF_SLOW if self._pack is not None or self._fetcher.is_slow else _FOLDERS_AHEAD
+
+    def _begin(self, unit: list[tuple[Touch, int]]) -> list[tuple[bytes | None, Landing]]:
+        """Starts to fetch neighbouring objects: those of the pack with others that lie beside them there, the rest, as
+        far as nobody else fetches it, in one read of its file."""
+        begun: list[tuple[bytes | None, Landing]] = []
+        others: list[bytes] = []
+        for touch, index in unit:
+            key, ctime_ns = self._key_of(touch, index)
+            landing = None
             if key is None:
+                landing = Landing()
                 landing(FetchResult(error=FileNotFoundError()))
-            else:
-                self._fetcher.obtain(key, landing)
+            elif self._pack is not None and key[0] == CHUNK:
+                landing = self._pack.begin(key, ctime_ns)
+            if landing is None and key is not None:
+                landing = Landing()
+                others.append(key)
+            assert landing is not None
+            begun.append((key, landing))
+        if others:
+            self._begin_others(others, {key: landing for key, landing in begun if key is not None})
+        return begun
+
+    def _begin_others(self, keys: list[bytes], landings: dict[bytes, Landing]) -> None:
+        claimed = {flight.key: flight for flight in self._fetcher.claim(keys)}
+        for key in keys:
+            self._fetcher.obtain(key, landings[key])
         for run in runs(list(claimed), len(keys)):
             self._fetcher.submit_run([claimed[key] for key in run])
-        return unit
 
-    def _log_first(self, under_way: deque[list[tuple[bytes | None, Landing]]]) -> None:
+    def _log_first(self, under_way: deque[tuple[bytes | None, Landing]]) -> None:
+        """Logs the first object and all that have come after it: many wake the children once."""
+        if self._pack is not None and not under_way[0][1].is_set():
+            self._pack.flush()
         came: list[bytes | None] = []
-        for key, landing in under_way.popleft():
+        while under_way and (not came or under_way[0][1].is_set()):
+            key, landing = under_way.popleft()
             outcome = landing.wait(self._config.give_up_s)
             landed = outcome is not None and outcome.error is None and key is not None and key in self._store
             came.append(key if landed else None)
         self._log.add(*came)
 
-    def _key_of(self, touch: Touch, index: int) -> bytes | None:
-        """The key of today's version, from today's listing; None for what is no longer there."""
+    def _key_of(self, touch: Touch, index: int) -> tuple[bytes | None, int]:
+        """The key of today's version and its file's ctime, from today's listing; None for what is no longer there."""
         if touch.is_directory:
-            return directory_key(touch.path)
+            return directory_key(touch.path), 0
         parent, _, name = touch.path.rpartition(b"/")
         listing = self._listing_of(parent or b"/")
         place = listing.place(name) if listing is not None else None
         if listing is None or place is None or not stat.S_ISREG(listing.mode_at(place)):
-            return None
-        pin = attr_pin(listing.attr_at(place))
+            return None, 0
+        attr = listing.attr_at(place)
+        pin = attr_pin(attr)
         if index * self._config.chunk_bytes >= pin.size:
-            return None
-        return chunk_key(touch.path, pin, index)
+            return None, 0
+        return chunk_key(touch.path, pin, index), attr_ctime_ns(attr)
 
     def _listing_of(self, path: bytes) -> Listing | None:
         if self._listing[0] != path:
-            self._listing = path, self._fetch_listing(directory_key(path))
+            key = directory_key(path)
+            if self._pack is not None and key not in self._store:
+                self._pack.flush()  # the rest of it need not wait for the listing
+            self._listing = path, self._fetch_listing(key)
         return self._listing[1]
 
     def _fetch_listing(self, key: bytes) -> Listing | None:

@@ -404,6 +404,13 @@ class Fetcher:
         for done in waiters:
             done(outcome)
 
+    def landed_from_pack(self, objects: Sequence[tuple[bytes, bytes, int]], data: memoryview) -> None:
+        """Checked objects (key, digest, size) that were read from the pack of the trace."""
+        self._source.count_pack(len(data))
+        for _, _, size in objects:
+            self.counts.add("shared", size)
+        self.landed_run(objects, data)
+
     def count_pushed(self, node: int, key: bytes, size: int) -> None:
         """A stream flows down the tree, so who sends it is the parent unless the parent is gone."""
         route = self._tree_routes[stripe_of(key, self._config.stripes)]

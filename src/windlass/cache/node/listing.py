@@ -76,6 +76,11 @@ def attr_pin(attr: bytes) -> Pin:
     return Pin(size, mtime * 10**9 + mtime_rest, ino)
 
 
+def attr_ctime_ns(attr: bytes) -> int:
+    *_, ctime, _, _, ctime_rest = struct.unpack_from("<6Q3I", attr)
+    return int((ctime - (1 << 64) if ctime >> 63 else ctime) * 10**9 + ctime_rest)
+
+
 class Listing:
     """A parsed directory. Parsing splits names and nothing else; the rest is done per question."""
 

@@ -24,13 +24,13 @@ from .links import Links
 from .pool import Pool
 from .ports import listen_tcp, listen_unix, port_candidates
 from .proof import ProtocolError
+from .saver import TraceSaver
 from .server import MAX_CONNECTIONS, Inbound
 from .source import Source
 from .stages import STAGES, thread_figures
 from .store import Store
 from .stream import Streams
 from .timers import Timers
-from .trace import BadTraceError, Recorder, read_trace, write_trace
 from .tree import children
 
 log = logging.getLogger("windlass.cache")
@@ -55,8 +55,7 @@ class Peer:
         self.fetcher = Fetcher(config, self._source, self._store, self._links, self._health, self._timers)
         self._streams = Streams(config, self.fetcher, self._store, self._links, self._health)
         self._barrier = Barrier(config, self._links, self._health)
-        self._recorder = Recorder(config.chunk_bytes, config.trace_limit_bytes)
-        self._recorded = 0
+        self._saver = TraceSaver(config, self._store, self._streams.planned)
         self._mount_status: dict[str, Any] = {}
         self._mount_link: Inbound | None = None
         self._askers = Pool(4, "asker")
@@ -77,8 +76,7 @@ class Peer:
             self._acceptors.append(acceptor)
         self._streams.start()
         self._barrier.start(self._links.end_grace)
-        if self.config.trace_out:
-            self._timers.after(10.0, self._save_trace_sometimes)
+        self._saver.start(self._timers)
 
     def close(self) -> None:
         """Ends all work, saves the trace, empties the store."""
@@ -90,7 +88,7 @@ class Peer:
         self._timers.close()
         self.fetcher.close()
         self._askers.close()
-        self.save_trace()
+        self._saver.end()
         self._store.on_gone = lambda number: None  # the mount process ends too
         self._store.close()
         self._source.close()
@@ -191,40 +189,13 @@ class Peer:
         self._mount_link = connection
         for key in wire.split_keys(rest):
             self._store.touch(key)
-            if self.config.trace_out:
-                parsed = parse_key(key)
-                if parsed.kind == CHUNK:
-                    self._recorder.chunk(parsed.path, parsed.chunk, parsed.pin.size)
-                else:
-                    self._recorder.directory(parsed.path)
+            self._saver.touched(key)
 
     def _segment_gone(self, number: int) -> None:
         """The mount process holds the segment's memory until it hears of this."""
         link = self._mount_link
         if link is not None and not link.closed:
             link.later(lambda: link.send(wire.GONE, 0, number.to_bytes(8, "little")))
-
-    # The trace
-
-    def _save_trace_sometimes(self) -> None:
-        self.save_trace()
-        self._timers.after(10.0, self._save_trace_sometimes)
-
-    def save_trace(self) -> None:
-        """Writes the trace where something new was touched; a failure is a warning, the job goes on."""
-        config = self.config
-        if not config.trace_out or self._recorder.changes == self._recorded:
-            return
-        self._recorded = self._recorder.changes
-        before = None
-        if config.trace_in:
-            with contextlib.suppress(OSError, BadTraceError):
-                before = read_trace(config.trace_in).within(config.trace_limit_bytes)
-        try:
-            identity = os.path.basename(config.trace_out).partition(".")[0]
-            write_trace(config.trace_out, self._recorder.trace(identity, tuple(r.view for r in config.roots), before))
-        except OSError as error:
-            log.warning("trace not saved: %s", error)
 
     # Status and stop
 

@@ -18,6 +18,7 @@ class Pool:
         self._name = name
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
+        self._ended = threading.Condition(self._lock)
         self._threads = 0
         self._idle = 0
         self._closed = False
@@ -57,12 +58,20 @@ class Pool:
         for _ in range(threads):
             self._jobs.put(None)
 
+    def wait(self, timeout_s: float) -> bool:
+        """After `close`: until all threads have ended; False where some have not in time."""
+        with self._ended:
+            return self._ended.wait_for(lambda: self._threads == 0, timeout_s)
+
     def _run(self) -> None:
         while True:
             with self._lock:
                 self._idle += 1
             job = self._jobs.get()
             if job is None:
+                with self._ended:
+                    self._threads -= 1
+                    self._ended.notify_all()
                 return
             try:
                 job()

@@ -76,6 +76,10 @@ class Source:
             raise BadKeyError("chunk %d lies beyond the end of %r" % (parsed.chunk, parsed.path))
         return self._range(parsed.path, parsed.pin, begin, want)
 
+    def count_pack(self, size: int) -> None:
+        """A pack lies on the shared file system too, and costs it a read."""
+        self._count(1, size)
+
     def close(self) -> None:
         with self._lock:
             held = [*self._folders.values(), *self._files.values()]

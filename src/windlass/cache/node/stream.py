@@ -70,6 +70,10 @@ class Streams:
         if self._driver is not None:
             self._driver.looked_into(path)
 
+    def planned(self) -> list[bytes | None]:
+        """What came of the plans, in order."""
+        return [key for each in self.logs for key in each.items[: len(each.plan or ())]]
+
     def status(self) -> dict[str, object]:
         """`ended`: the planned part is over; more may follow as it is read."""
         return {
