@@ -17,7 +17,16 @@ import pytest
 from cluster.command import allocated, only_run
 from cluster.slurm import SlurmCluster
 from containers.podman import podman_with
-from containers.toys import add_old_fabric, copy_root, libfabric, library, new_host, require_compiler
+from containers.toys import (
+    add_old_fabric,
+    add_plugins,
+    add_providers,
+    copy_root,
+    libfabric,
+    library,
+    new_host,
+    require_compiler,
+)
 from requirements import require_containers
 
 pytestmark = pytest.mark.containers
@@ -29,18 +38,22 @@ def image(rootfs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     require_compiler()
     root = copy_root(rootfs, tmp_path_factory.mktemp("fabric") / "root")
     add_old_fabric(root)
+    add_plugins(root)
     return root
 
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     require_compiler()
-    return new_host(tmp_path_factory.mktemp("host"))
+    made = new_host(tmp_path_factory.mktemp("host"))
+    add_providers(made)
+    return made
 
 
 @pytest.fixture(scope="module")
 def podman(image: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with podman_with(NAME, image, tmp_path_factory.mktemp("podman")) as script:
+    changes = "--change ENV=NCCL_NET_PLUGIN=spcx --change ENV=FI_PROVIDER_PATH=/image/providers"
+    with podman_with(NAME, image, tmp_path_factory.mktemp("podman"), changes) as script:
         yield script
 
 
@@ -65,11 +78,20 @@ def _assert_swapped(done: subprocess.CompletedProcess[str], cwd: Path) -> None:
         rf"{folder}/front/libfabric\.so\.1",
         rf"{folder}/front/libcxi\.so\.1",
         rf"{folder}/behind/libtoyjson",
+        rf"{folder}/providers/libopx-fi\.so",
+        rf"{folder}/behind/libtoyverbs",
+        r"^/opt/amazon/ofi-nccl/lib/libnccl-net-ofi\.so$",
     ):
         assert any(re.search(pattern, path) for path in loaded), (pattern, loaded)
     assert not any("host-libs" in path and "libc.so" in path for path in loaded)
+    assert not any("libnccl-net.so" in path for path in loaded), "the other plugin is hidden"
     record = json.loads(next(cwd.glob("runs/*/host-libs.json")).read_text())
-    assert [entry["name"] for entry in record[0]["placed"] if entry["where"] == "behind"] == ["libtoyjson.so.5"]
+    assert [entry["name"] for entry in record[0]["placed"] if entry["where"] == "behind"] == [
+        "libtoyjson.so.5",
+        "libtoyverbs.so.2",
+    ]
+    assert record[0]["hidden"] == ["/usr/lib/x86_64-linux-gnu/libnccl-net.so"]
+    assert "libgone-fi.so is left out: " in record[0]["warnings"][0]
     left = re.search(r"(/\S+/windlass-\d+-[0-9a-f]+)/host-libs", done.stdout)
     assert left is not None
     assert not Path(left[1]).exists(), "the job's folder on the node is gone after the run"
@@ -137,9 +159,8 @@ def test_an_image_file_is_looked_into_as_well(image: Path, host: tuple[Path, Pat
 
 def test_two_plugins_and_a_missing_library_are_found_by_the_check(image: Path, tmp_path: Path) -> None:
     root = copy_root(image, tmp_path / "root")
-    library(root / "opt/amazon/ofi-nccl/lib/libnccl-net.so")
     gone = library(tmp_path / "libgone.so.7")
-    library(root / "usr/lib/x86_64-linux-gnu/libnccl-net-ofi.so", needs=(gone,))
+    library(root / "opt/amazon/ofi-nccl/lib/libnccl-net-ofi.so", needs=(gone,))
     done = _windlass("image", "check", str(root), "--site", "frontier", cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "2 network plugins of NCCL or RCCL compete" in done.stdout

@@ -17,12 +17,29 @@ int fi_toy_version(void) {{ return {version}; }}
 """
 
 PROGRAM = """
+#include <dlfcn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 const char *const *fi_list(void);
 int fi_toy_version(void);
+static void open_plugin(void) {  /* by the names that NCCL tries */
+  const char *named = getenv("NCCL_NET_PLUGIN");
+  char file[4096];
+  snprintf(file, sizeof file, named && *named ? "libnccl-net-%s.so" : "libnccl-net.so", named);
+  if (!dlopen(file, RTLD_NOW)) printf("no plugin: %s\\n", dlerror());
+}
+static void open_provider(void) {  /* as libfabric opens those that are files of their own */
+  const char *folder = getenv("FI_PROVIDER_PATH");
+  char file[4096];
+  if (!folder) return;
+  snprintf(file, sizeof file, "%s/libopx-fi.so", folder);
+  if (!dlopen(file, RTLD_NOW)) printf("no provider: %s\\n", dlerror());
+}
 int main(int argc, char **argv) {
   char line[4096];
+  open_plugin();
+  open_provider();
   int has = 0;
   printf("libfabric %d:", fi_toy_version());
   for (const char *const *p = fi_list(); *p; p++) {
@@ -91,6 +108,21 @@ def add_old_fabric(root: Path) -> None:
     folder = root / "usr/lib/x86_64-linux-gnu"
     made = libfabric(folder, 1, ("tcp",))
     program(root / "usr/bin/fi_toy", made)
+
+
+def add_plugins(root: Path) -> None:
+    """Two plugins of NCCL that compete: one for another network, which the loader finds, and one for libfabric."""
+    library(root / "usr/lib/x86_64-linux-gnu/libnccl-net.so", "int sharp;")
+    fabric = root / "usr/lib/x86_64-linux-gnu/libfabric.so.1"
+    library(root / "opt/amazon/ofi-nccl/lib/libnccl-net-ofi.so", "int ofi;", needs=(fabric,))
+
+
+def add_providers(host: tuple[Path, Path]) -> None:
+    """Providers beside the host's libfabric: one with a dependency of its own, one that needs what is nowhere."""
+    folder = host[0] / "libfabric"
+    verbs = library(host[1] / "libtoyverbs.so.2", "int toy_verbs;")
+    library(folder / "libopx-fi.so", "int opx;", needs=(verbs,))
+    library(folder / "libgone-fi.so", "int gone;", needs=(library(host[0].parent / "x/libgone.so.1"),))
 
 
 def new_host(folder: Path) -> tuple[Path, Path]:

@@ -15,6 +15,8 @@ from windlass.images.check import check_image, check_text
 from windlass.images.host_script import HOST_KEYS, host_script_text
 from windlass.images.inject import injection_text, plan_injection, require_host_libraries
 from windlass.images.inspect import inspect_image
+from windlass.images.node.closure import Root
+from windlass.images.node.variables import driver_version
 from windlass.images.recipe import Recipe, make_recipe
 from windlass.images.render import containerfile_text, edf_text, singularity_text
 from windlass.images.spec import EXTRAS, load_spec, load_versions, spec_names
@@ -161,7 +163,7 @@ def _check(args: argparse.Namespace) -> Result:
         found = plan_injection(args.image, facts, site.file.host_libraries, own=own, host_root=root)
         elsewhere = found.refused and all(text.startswith("the host has no ") for text in found.refused)
         injection = None if elsewhere else found
-    check = check_image(report, site, injection)
+    check = check_image(report, site, injection, driver_version(Root(root)))
     return Result(text=check_text(check), data=check, exit_code=1 if check.verdict == "error" else 0)
 
 

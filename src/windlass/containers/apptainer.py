@@ -45,7 +45,7 @@ class Apptainer(Runtime):
             *(_bind(mount) for mount in binds.mounts_of(spec, self)),
             *self._folder(spec),
             image,
-            *inside.inner_arguments(plan.activate, self._carried(spec), _unset(spec)),
+            *inside.inner_arguments(plan, self._carried(spec), _unset(spec)),
         )
 
     def host_settings(self, spec: WrapSpec) -> tuple[Setting, ...]:

@@ -30,7 +30,7 @@ class Charliecloud(Runtime):
             *(_bind(mount) for mount in visible_mounts(binds.mounts_of(spec, self))),
             *folder,
             Argument(words=(plan.image, "--"), because="the image"),
-            *inside.inner_arguments(plan.activate, inside.carry(plan.settings), inside.unset_names(plan.settings)),
+            *inside.inner_arguments(plan, inside.carry(plan.settings), inside.unset_names(plan.settings)),
         )
 
     def host_settings(self, spec: WrapSpec) -> tuple[Setting, ...]:

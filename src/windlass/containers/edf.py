@@ -30,7 +30,7 @@ class ContainerEngine(Runtime):
     image_kinds: ClassVar[frozenset[ImageKind]] = frozenset({"registry", "squashfs", "edf"})
 
     def wrap(self, spec: WrapSpec) -> tuple[Argument, ...]:
-        return inside.inner_arguments(spec.container.activate, _in_front(spec))
+        return inside.inner_arguments(spec.container, _in_front(spec))
 
     def host_settings(self, spec: WrapSpec) -> tuple[Setting, ...]:
         return inside.host_side(_in_front(spec))

@@ -13,9 +13,11 @@ from collections.abc import Iterable
 import msgspec
 
 from windlass.model.origin import Argument
-from windlass.model.plan import Setting
+from windlass.model.plan import ContainerPlan, Setting
 
 CARRIER = "WINDLASS_INSIDE_"
+NODE_VARIABLES = "$WINDLASS_CACHE_DIR/../host-libs/env.sh"
+"""Written by the node beside the host's libraries (`images/node/place.py`); no braces: the inside expands it."""
 _LOOP = "windlass_name"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _BRACED = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -99,9 +101,10 @@ def unset_names(settings: Iterable[Setting]) -> tuple[str, ...]:
 
 
 def inner_arguments(
-    activate: str, carried: tuple[Carried, ...] = (), unset: tuple[str, ...] = ()
+    plan: ContainerPlan, carried: tuple[Carried, ...] = (), unset: tuple[str, ...] = ()
 ) -> tuple[Argument, ...]:
     """Words between the image and the user's command; none where nothing has to be done inside."""
+    activate = plan.activate
     steps: list[str] = []
     reasons: list[str] = []
     if activate.strip():
@@ -113,6 +116,9 @@ def inner_arguments(
     if unset:
         steps.append("unset " + " ".join(unset))
         reasons.append("variables that the image may set are taken away")
+    if plan.host_libs is not None:
+        steps.append(f'[ ! -r "{NODE_VARIABLES}" ] || . "{NODE_VARIABLES}"')
+        reasons.append("what the node has found out about the host's libraries is read")
     if not steps:
         return ()
     # Activation scripts use `source` and arrays, which only bash knows; everything else is for any sh.

@@ -55,7 +55,7 @@ class PodmanHpc(Runtime):
             *(_volume(mount) for mount in binds.mounts_of(spec, self)),
             *((Argument(words=("--workdir", spec.cwd), because="start in the working folder"),) if spec.cwd else ()),
             Argument(words=("--", plan.image), because="the image; nothing after -- is an option of podman-hpc"),
-            *inside.inner_arguments(plan.activate, _carried(spec), _unset(spec)),
+            *inside.inner_arguments(plan, _carried(spec), _unset(spec)),
         )
 
     def host_settings(self, spec: WrapSpec) -> tuple[Setting, ...]:

@@ -37,7 +37,7 @@ class Shifter(Runtime):
             *(_volume(mount) for mount in binds.mounts_of(spec, self)),
             *((Argument(words=(f"--workdir={spec.cwd}",), because="start in the working folder"),) if spec.cwd else ()),
             Argument(words=("--",), because="nothing after it is an option of shifter"),
-            *inside.inner_arguments(plan.activate, _carried(spec), _unset(spec)),
+            *inside.inner_arguments(plan, _carried(spec), _unset(spec)),
         )
 
     def host_settings(self, spec: WrapSpec) -> tuple[Setting, ...]:

@@ -8,6 +8,7 @@ import msgspec
 
 from windlass.images.facts import ImageReport
 from windlass.images.inject import Injection
+from windlass.images.node.variables import judge_compat
 from windlass.model.site import Site
 
 Level = Literal["ok", "note", "warning", "error"]
@@ -34,17 +35,17 @@ class ImageCheck(msgspec.Struct, frozen=True, kw_only=True):
     injection: Injection | None = None
 
 
-def check_image(report: ImageReport, site: Site | None, injection: Injection | None) -> ImageCheck:
+def check_image(report: ImageReport, site: Site | None, injection: Injection | None, driver: str = "") -> ImageCheck:
     """Hold the image against the site, or against any site where none is named. `injection` is what the host would add,
-    where it could be looked at."""
+    where it could be looked at; `driver` the version of the NVIDIA driver that it runs."""
     provider = site.file.host_libraries.provider if site else ""
     findings = [
         _libc(report),
         _machine(report, site),
         *_fabric(report, provider, injection),
-        *_plugin(report, provider),
+        *_plugin(report, provider, injection),
         *_mpi(report),
-        *_compat(report),
+        *_compat(report, driver),
     ]
     kept = tuple(finding for finding in findings if finding is not None)
     verdict: Level = max((finding.level for finding in kept), key=_ORDER.index)
@@ -127,18 +128,11 @@ def _strategy(lack: str, provider: str, injection: Injection | None) -> Finding:
     )
 
 
-def _plugin(report: ImageReport, provider: str) -> list[Finding]:
+def _plugin(report: ImageReport, provider: str, injection: Injection | None) -> list[Finding]:
     found: list[Finding] = []
     forced = report.environment.get("NCCL_NET_PLUGIN")
     if len(report.plugins) > 1:
-        found.append(
-            Finding(
-                level="warning",
-                topic="plugin",
-                text=f"{len(report.plugins)} network plugins of NCCL or RCCL compete: {', '.join(report.plugins)}",
-                remedy="keep one: remove the others from the image, or name it with --env NCCL_NET_PLUGIN=PATH",
-            )
-        )
+        found.append(_competing(report, injection))
     elif report.plugins:
         found.append(Finding(level="ok", topic="plugin", text=report.plugins[0]))
     elif provider:
@@ -150,7 +144,9 @@ def _plugin(report: ImageReport, provider: str) -> list[Finding]:
                 remedy="windlass image build --with ofi, or a folder that has it: --host-libs DIR",
             )
         )
-    if forced:
+    for text in injection.warnings if injection is not None else ():
+        found.append(Finding(level="warning", topic="plugin", text=text, remedy="`windlass image build` makes one"))
+    if forced and not _is_unset(injection, "NCCL_NET_PLUGIN"):
         found.append(
             Finding(
                 level="warning",
@@ -162,6 +158,24 @@ def _plugin(report: ImageReport, provider: str) -> list[Finding]:
     return found
 
 
+def _competing(report: ImageReport, injection: Injection | None) -> Finding:
+    text = f"{len(report.plugins)} network plugins of NCCL or RCCL compete: {', '.join(report.plugins)}"
+    if injection is not None and injection.hidden:
+        return Finding(
+            level="note",
+            topic="plugin",
+            text=f"{text}; `windlass run` hides {', '.join(injection.hidden)}",
+            remedy="for other ways to start it, remove these from the image",
+        )
+    remedy = "keep one: remove the others from the image, or name it with --env NCCL_NET_PLUGIN=PATH"
+    return Finding(level="warning", topic="plugin", text=text, remedy=remedy)
+
+
+def _is_unset(injection: Injection | None, name: str) -> bool:
+    changes = injection.variables if injection is not None else ()
+    return any(change.name == name and change.how == "unset" for change in changes)
+
+
 def _mpi(report: ImageReport) -> list[Finding]:
     kinds = {"12": "MPICH's ABI", "40": "Open MPI"}
     return [
@@ -170,11 +184,28 @@ def _mpi(report: ImageReport) -> list[Finding]:
     ]
 
 
-def _compat(report: ImageReport) -> list[Finding]:
+def _compat(report: ImageReport, driver: str) -> list[Finding]:
+    """CUDA's forward compatibility: the libraries of a newer driver, for hosts with an older one. In front of a driver
+    that is as new they break it."""
     if not report.cuda_compat:
         return []
-    text = f"CUDA compatibility libraries for driver {report.cuda_compat}: only for hosts with an older driver"
-    return [Finding(level="note", topic="CUDA", text=text, remedy="on a newer driver keep them out of LD_LIBRARY_PATH")]
+    in_path = any("/compat" in folder for folder in report.environment.get("LD_LIBRARY_PATH", "").split(":"))
+    text = f"compatibility libraries of driver {report.cuda_compat}"
+    found = judge_compat(report.cuda_compat, driver)
+    if found.verdict == "needed":
+        where = (
+            "" if in_path else "; `windlass run --container` puts them first where it brings in the host's libraries"
+        )
+        return [Finding(level="ok", topic="CUDA", text=f"{text}, needed: {found.because}{where}")]
+    if found.verdict == "harmful" and in_path:
+        remedy = "take them out of LD_LIBRARY_PATH in the image; `windlass run` does where it brings in libraries"
+        return [
+            Finding(level="warning", topic="CUDA", text=f"{text} in LD_LIBRARY_PATH: {found.because}", remedy=remedy)
+        ]
+    if found.verdict:
+        return [Finding(level="ok", topic="CUDA", text=f"{text}, not needed: {found.because}")]
+    remedy = "check it on a node; on a driver as new as that keep them out of LD_LIBRARY_PATH"
+    return [Finding(level="note", topic="CUDA", text=f"{text}: only for hosts with an older driver", remedy=remedy)]
 
 
 def check_text(check: ImageCheck) -> str:

@@ -16,12 +16,12 @@ import msgspec
 from windlass.images.node.closure import GLIBC, Root, closure, newest, version_key
 from windlass.images.node.decide import ImageFacts, ImageLibrary
 from windlass.images.node.elf import ElfError, is_elf, read_elf
+from windlass.images.node.plugins import FABRIC, ImagePlugin, plugin_family
 
 PROVIDERS = ("cxi", "efa", "verbs", "opx", "psm3", "tcp", "shm", "sockets")
 _SHELLS = ("/bin/sh", "/usr/bin/env", "/bin/bash", "/usr/bin/python3", "/bin/busybox")
-_PLUGIN = re.compile(r"lib(?:nccl|rccl)-net(?:-[\w-]+)?\.so(?:\.\d+)*\Z")
 _MPI = re.compile(r"libmpi(?:ch|_cray|_gnu_\d+)?\.so\.\d+\Z")
-_EXTRA = (
+PLUGIN_FOLDERS = (
     "/container/hpc/lib",
     "/opt/amazon/ofi-nccl/lib",
     "/opt/amazon/efa/lib",
@@ -35,6 +35,8 @@ _EXTRA = (
 """Where known images keep plugins and MPI outside of the loader's own folders."""
 _COMPAT = ("/usr/local/cuda/compat/lib.real", "/usr/local/cuda/compat/lib", "/usr/local/cuda/compat")
 _MAX_FILES = 20_000
+LOADING = ("LD_LIBRARY_PATH", "FI_PROVIDER_PATH", "NCCL_NET_PLUGIN")
+"""Variables of an image that decide which libraries are loaded."""
 
 
 class ImageReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +87,8 @@ def read_image(
         folder, _, name = path.rpartition("/")
         if folder in searched:
             first.setdefault(name, ImageLibrary(path, None))
-    plugins = _unique(root, (path for name, path, _ in libraries if _PLUGIN.match(name)))
+    plugins = _plugins(root, libraries)
+    compat, compat_folder = _cuda_compat(root)
     providers = _providers(root, first["libfabric.so.1"].path) if "libfabric.so.1" in first else ()
     report = ImageReport(
         image=image,
@@ -97,14 +100,24 @@ def read_image(
         libfabric=_unique(root, fabric),
         libfabric_version=_file_version(root, fabric[0]) if fabric else "",
         providers=providers,
-        missing=_missing(root, [*fabric[:1], *plugins]),
-        plugins=plugins,
+        missing=_missing(root, [*fabric[:1], *(plugin.paths[0] for plugin in plugins)]),
+        plugins=tuple(plugin.paths[0] for plugin in plugins),
         mpi=_unique(root, (path for name, path, _ in libraries if _MPI.match(name))),
-        cuda_compat=_cuda_compat(root),
+        cuda_compat=compat,
         environment={k: v for k, v in environment.items() if k.startswith(("NCCL_", "FI_", "LD_", "CUDA_", "OMPI_"))},
         libraries=len(first),
     )
-    facts = ImageFacts(root.machine, glibc, libc, first, providers)
+    facts = ImageFacts(
+        root.machine,
+        glibc,
+        libc,
+        first,
+        providers,
+        plugins=plugins,
+        environment={name: environment[name] for name in LOADING if environment.get(name)},
+        compat=compat,
+        compat_folder=compat_folder,
+    )
     return report, facts
 
 
@@ -112,7 +125,7 @@ def _libraries(root: Root) -> list[tuple[str, str, tuple[str, ...] | None]]:
     """Every library in the folders that the loader looks at, in its order: name, path, versions that it offers."""
     found: list[tuple[str, str, tuple[str, ...] | None]] = []
     seen: dict[str, tuple[str, ...] | None] = {}
-    for folder in dict.fromkeys((*root.search, *root.folders(), *_EXTRA)):
+    for folder in dict.fromkeys((*root.search, *root.folders(), *PLUGIN_FOLDERS)):
         for name in root.names(folder):
             if ".so" not in name or len(found) >= _MAX_FILES:
                 continue
@@ -137,7 +150,7 @@ def _first(libraries: list[tuple[str, str, tuple[str, ...] | None]]) -> dict[str
     """By name, the one that the loader takes. The folders of plugins that it does not look at by itself stay out."""
     made: dict[str, ImageLibrary] = {}
     for name, path, versions in libraries:
-        if name not in made and (path.rpartition("/")[0] not in _EXTRA or path.startswith("/usr/local/lib/")):
+        if name not in made and (path.rpartition("/")[0] not in PLUGIN_FOLDERS or path.startswith("/usr/local/lib/")):
             made[name] = ImageLibrary(path, versions)
     return made
 
@@ -157,6 +170,25 @@ def _unique(root: Root, paths: Iterable[str]) -> tuple[str, ...]:
     for path in paths:
         by_place.setdefault(root.place(path) or path, path)
     return tuple(by_place.values())
+
+
+def _plugins(root: Root, libraries: list[tuple[str, str, tuple[str, ...] | None]]) -> tuple[ImagePlugin, ...]:
+    """Each plugin once, with all its names, and whether it is one for libfabric."""
+    by_place: dict[str, list[str]] = {}
+    for name, path, _ in libraries:
+        if plugin_family(name):
+            by_place.setdefault(root.place(path) or path, []).append(path)
+    return tuple(_plugin(root, place, paths) for place, paths in by_place.items())
+
+
+def _plugin(root: Root, place: str, paths: list[str]) -> ImagePlugin:
+    try:
+        elf = read_elf(place)
+    except (ElfError, OSError):
+        return ImagePlugin(tuple(paths), None)
+    before = () if elf.runpath else elf.rpath  # RPATH comes before LD_LIBRARY_PATH, and RUNPATH takes its effect away
+    own = [folder for folder in before if folder.startswith("/") and root.place(f"{folder}/{FABRIC}")]
+    return ImagePlugin(tuple(paths), FABRIC in elf.needed, own[0] if own else "")
 
 
 def _providers(root: Root, path: str) -> tuple[str, ...]:
@@ -193,15 +225,15 @@ def _system(root: Root) -> str:
     return pairs.get("PRETTY_NAME", "").strip("\"'")
 
 
-def _cuda_compat(root: Root) -> str:
-    """The version of the driver library that the image may put in front of the host's."""
-    versions = []
+def _cuda_compat(root: Root) -> tuple[str, str]:
+    """The version of the driver library that the image may put in front of the host's, and its folder."""
+    found = []
     for folder in _COMPAT:
         for name in root.names(folder):
-            found = re.match(r"libcuda\.so\.(\d+\.\d+(?:\.\d+)?)\Z", name)
-            if found:
-                versions.append(found[1])
-    return max(versions, key=version_key) if versions else ""
+            match = re.match(r"libcuda\.so\.(\d+\.\d+(?:\.\d+)?)\Z", name)
+            if match:
+                found.append((match[1], folder))
+    return max(found, key=lambda pair: version_key(pair[0])) if found else ("", "")
 
 
 def directory_environment(root: Root) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from windlass.errors import MachineError
-from windlass.images.node.decide import BEHIND, FRONT, ImageFacts
+from windlass.images.node.decide import BEHIND, FRONT, PROVIDERS, ImageFacts
 from windlass.images.node.place import decide_here
 from windlass.model.site import HostLibrariesSpec
 
@@ -24,6 +24,15 @@ class InjectedLibrary(msgspec.Struct, frozen=True, kw_only=True):
     because: str
 
 
+class ChangedVariable(msgspec.Struct, frozen=True, kw_only=True):
+    """A variable inside that the node changes; `how` is set, unset, front or without."""
+
+    name: str
+    how: str
+    value: str = ""
+    because: str
+
+
 class Injection(msgspec.Struct, frozen=True, kw_only=True):
     """The decision for one image on one host."""
 
@@ -33,6 +42,12 @@ class Injection(msgspec.Struct, frozen=True, kw_only=True):
     libraries: tuple[InjectedLibrary, ...] = ()
     refused: tuple[str, ...] = ()
     remedy: str = ""
+    links: dict[str, str] = {}
+    """Names in front of the image's libraries that lead to one of its own files."""
+    hidden: tuple[str, ...] = ()
+    """Plugins of the image that compete with the one that is taken, and are not loaded any more."""
+    variables: tuple[ChangedVariable, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def plan_injection(
@@ -50,14 +65,23 @@ def plan_injection(
             refused=decision.refused,
             remedy=decision.remedy,
         )
-    if not decision.placed:
-        because = f"the image's own libfabric has {spec.provider}"
-        return Injection(image=image, strategy="baked", because=because)
-    libraries = tuple(
-        InjectedLibrary(name=e.name, source=e.source, where=e.where, because=e.because) for e in decision.placed
+    because = f"the image's own libfabric has {spec.provider}"
+    if decision.placed:
+        because = f"you named {own}" if own else f"the image's libfabric lacks {spec.provider}"
+    return Injection(
+        image=image,
+        strategy="host-inject" if decision.placed else "baked",
+        because=because,
+        libraries=tuple(
+            InjectedLibrary(name=e.name, source=e.source, where=e.where, because=e.because) for e in decision.placed
+        ),
+        links={link.name: link.target for link in decision.links},
+        hidden=decision.hidden,
+        variables=tuple(
+            ChangedVariable(name=v.name, how=v.how, value=v.value, because=v.because) for v in decision.variables
+        ),
+        warnings=decision.warnings,
     )
-    because = f"you named {own}" if own else f"the image's libfabric lacks {spec.provider}"
-    return Injection(image=image, strategy="host-inject", because=because, libraries=libraries)
 
 
 def require_host_libraries(injection: Injection, site: str) -> None:
@@ -86,6 +110,7 @@ def injection_text(injection: Injection) -> str:
     titles = {
         FRONT: "in front of the image's libraries",
         BEHIND: "behind the image's libraries",
+        PROVIDERS: "providers of libfabric, in a folder that FI_PROVIDER_PATH names",
         "image": "stay the image's own",
     }
     for where, title in titles.items():
@@ -93,7 +118,26 @@ def injection_text(injection: Injection) -> str:
         if entries:
             lines += ["", f"{title}:"]
             lines += [f"  {e.source if where != 'image' else e.name}   {e.because}" for e in entries]
+    if injection.links or injection.hidden:
+        lines += ["", "plugins of NCCL and RCCL:"]
+        lines += [f"  {name} leads to {target}" for name, target in injection.links.items()]
+        lines += [f"  {path} is hidden" for path in injection.hidden]
+    if injection.variables:
+        lines += ["", "variables inside:"]
+        lines += [f"  {_change(variable)}   {variable.because}" for variable in injection.variables]
+    lines += [f"  warning: {text}" for text in injection.warnings]
     lines += [f"  refused: {text}" for text in injection.refused]
     if injection.remedy:
         lines.append(f"  remedy: {injection.remedy}")
     return "\n".join(lines)
+
+
+def _change(variable: ChangedVariable) -> str:
+    value = variable.value.replace("{folder}", "the job's folder")
+    texts = {
+        "set": f"{variable.name}={value}",
+        "unset": f"no {variable.name}",
+        "front": f"{value} in front of {variable.name}",
+        "without": f"{variable.name} without {value}",
+    }
+    return texts[variable.how]

@@ -194,7 +194,10 @@ def _remarks(spec: ImageSpec, versions: Versions, sources: _Sources) -> tuple[st
 
 def sbom(recipe: Recipe) -> dict[str, object]:
     """The list of contents that lies in the image: what was added to the base, and whence."""
-    entries = [{"name": s.name, "version": s.version, "source": s.url, "commit": s.commit} for s in recipe.contents]
+    entries = [
+        {"name": s.name, "version": s.version, "source": s.url, "commit": s.commit, "sha256": s.sha256}
+        for s in recipe.contents
+    ]
     return {
         "made_by": f"windlass {windlass.__version__}",
         "spec": recipe.name,

@@ -73,6 +73,13 @@ class ImageSpec(_Table, frozen=True, kw_only=True):
     source: str = ""
 
 
+class Archive(_Table, frozen=True, kw_only=True):
+    """A release as one file, pinned by its digest."""
+
+    url: str
+    sha256: str
+
+
 class Component(_Table, frozen=True, kw_only=True):
     """Where a component comes from."""
 
@@ -80,6 +87,8 @@ class Component(_Table, frozen=True, kw_only=True):
     url: str
     commits: dict[str, str] = {}
     """Version to the commit that pins it."""
+    archives: dict[str, Archive] = {}
+    """Version to an archive other than that of `url`."""
 
 
 class KnownCombination(_Table, frozen=True, kw_only=True):

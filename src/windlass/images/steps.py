@@ -32,6 +32,16 @@ _CXI_RUNTIME = ("libconfig9", "libcurl4", "libjson-c5", "libnl-3-200", "libnl-ge
 _GDRCOPY = "if [ -e /usr/include/gdrapi.h ]; then gdrcopy=--enable-gdrcopy-dlopen; else gdrcopy=; fi"
 """Only where the base has its header: configure ends otherwise."""
 
+_STUBS = (
+    'if [ -e "$GPU_HOME/lib64/stubs/libcuda.so" ]; then stubs=$GPU_HOME/lib64/stubs; '
+    'else stubs=; echo "no stub of the driver in $GPU_HOME: MPI is built without CUDA" >&2; fi'
+)
+"""Named, because configure otherwise takes every libcuda.so that it finds, those of the folder compat too."""
+
+
+BUNDLED = "bundled"
+"""A version of PMIx: that which Open MPI's archive has in it."""
+
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that is done, and why."""
@@ -48,6 +58,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     url: str
     commit: str = ""
+    sha256: str = ""
 
 
 def source_of(name: str, component: Component, version: str) -> Source:
@@ -56,6 +67,11 @@ def source_of(name: str, component: Component, version: str) -> Source:
         raise UsageError(
             f"{name} {version}: no commit is known for it", hint=f"known: {', '.join(sorted(component.commits))}"
         )
+    if name == "pmix" and version == BUNDLED:
+        return Source(name=name, version=version, url="in the archive of openmpi")
+    if version in component.archives:
+        archive = component.archives[version]
+        return Source(name=name, version=version, url=archive.url, sha256=archive.sha256)
     url = component.url.format(version=version) if "{version}" in component.url else component.url
     return Source(name=name, version=version, url=url, commit=component.commits.get(version, ""))
 
@@ -69,11 +85,13 @@ def checkout(source: Source) -> tuple[str, ...]:
             f"git -C {place} fetch -q --depth 1 {source.url} {source.commit}",
             f"git -C {place} checkout -q {source.commit}",
         )
-    archive = f'"$SRC/{source.name}.tar.gz"'
+    archive = f'"$SRC/{source.name}.tar"'
+    verify = (f'echo "{source.sha256}  $SRC/{source.name}.tar" | sha256sum -c -',) if source.sha256 else ()
     return (
         f"mkdir -p {place}",
         f"curl -fsSL -o {archive} {source.url}",
-        f"tar -xzf {archive} -C {place} --strip-components=1",
+        *verify,
+        f"tar -xf {archive} -C {place} --strip-components=1",
     )
 
 
@@ -83,7 +101,7 @@ def build_packages(spec: ImageSpec, extras: tuple[str, ...]) -> tuple[str, ...]:
     if "ofi" in extras or "mpi" in extras:
         names.add("libhwloc-dev")
     if "mpi" in extras:
-        names |= {"libevent-dev", "python3"}
+        names |= {"libevent-dev", "python3", "xz-utils"}
     return tuple(sorted(names))
 
 
@@ -161,8 +179,15 @@ def libfabric_step(source: Source, spec: ImageSpec) -> Step:
 
 
 def mpi_steps(pmix: Source, openmpi: Source, spec: ImageSpec) -> tuple[Step, ...]:
-    gpu = {"nvidia": ' --with-cuda="$GPU_HOME"', "amd": ' --with-rocm="$GPU_HOME"', "": ""}[spec.gpu]
-    return (
+    """PMIx and Open MPI; with `pmix=bundled` the copy of PMIx in Open MPI's archive, which then needs no source."""
+    gpu = {
+        "nvidia": ' --with-cuda="$GPU_HOME" ${stubs:+"--with-cuda-libdir=$stubs"}',
+        "amd": ' --with-rocm="$GPU_HOME"',
+        "": "",
+    }[spec.gpu]
+    bundled = pmix.version == BUNDLED
+    own = "internal" if bundled else '"$PREFIX"'
+    first = (
         Step(
             name="pmix",
             because="how MPI in the image finds the ranks that Slurm has started; without munge, which is the host's",
@@ -174,18 +199,20 @@ def mpi_steps(pmix: Source, openmpi: Source, spec: ImageSpec) -> tuple[Step, ...
                 "make install",
             ),
         ),
-        Step(
-            name="openmpi",
-            because="MPI over libfabric; without UCX, which would be taken first and does not know the fabric",
-            commands=(
-                *checkout(openmpi),
-                'cd "$SRC/openmpi"',
-                './configure --prefix="$PREFIX" --with-libfabric="$PREFIX" --with-pmix="$PREFIX" --without-ucx' + gpu,
-                'make -j "$(nproc)"',
-                "make install",
-            ),
+    )
+    last = Step(
+        name="openmpi",
+        because="MPI over libfabric; without UCX, which would be taken first and does not know the fabric",
+        commands=(
+            *checkout(openmpi),
+            *((_STUBS,) if spec.gpu == "nvidia" else ()),
+            'cd "$SRC/openmpi"',
+            f'./configure --prefix="$PREFIX" --with-libfabric="$PREFIX" --with-pmix={own} --without-ucx{gpu}',
+            'make -j "$(nproc)"',
+            "make install",
         ),
     )
+    return (last,) if bundled else (*first, last)
 
 
 def ofi_step(source: Source, spec: ImageSpec) -> Step:

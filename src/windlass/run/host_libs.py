@@ -60,6 +60,7 @@ def write_injection(run: Run, facts: JobFacts) -> None:
         "provider": taken.provider,
         "own": taken.own,
         "parent": cache_parent(run.plan, facts),
+        "given": _given(run),
     }
     run.folder.write(SPEC_FILE, json.dumps(spec))
     run.folder.write_bytes(BUNDLE_FILE, _bundle())
@@ -97,6 +98,13 @@ def place_host_libraries(run: Run) -> None:
         run.view.note(_summary(answers))
 
 
+def _given(run: Run) -> list[str]:
+    """Variables that the user or the site has decided: the node leaves them alone. A plugin that the user's own
+    environment names counts; FI_PROVIDER_PATH there is a module's, and means folders of the host."""
+    own = {"NCCL_NET_PLUGIN"} & run.environ.keys()
+    return sorted({setting.name for setting in run.plan.environment if not setting.joins} | own)
+
+
 def _taken(plan: Plan) -> HostLibs | None:
     return plan.container.host_libs if plan.container is not None else None
 
@@ -117,7 +125,7 @@ def _image_facts(run: Run, facts: JobFacts) -> ImageFacts:
 
 
 def _probed(run: Run, facts: JobFacts, container: ContainerPlan) -> ImageFacts:
-    bare = msgspec.structs.replace(container, settings=(), activate="")
+    bare = msgspec.structs.replace(container, settings=(), activate="", host_libs=None)
     plan = msgspec.structs.replace(run.plan, container=bare, environment=())
     text = container_script(plan, facts.run_dir, ("sh", "-c", PROBE))
     path = run.folder.write(PROBE_FILE, text, mode=0o700)
@@ -160,10 +168,13 @@ def _summary(answers: list[dict[str, Any]]) -> str:
     placed = answers[0]["placed"]
     front = [entry["source"] for entry in placed if entry["where"] == FRONT]
     behind = [entry["name"] for entry in placed if entry["where"] == BEHIND]
-    if not front:
-        return "windlass: container: baked: the image's own libfabric has the fabric, nothing of the host is put in"
-    text = f"windlass: container: host-inject: {', '.join(front)}"
-    return text + (f" and {len(behind)} that it needs and the image lacks" if behind else "")
+    text = "windlass: container: baked: the image's own libfabric has the fabric, nothing of the host is put in"
+    if front:
+        text = f"windlass: container: host-inject: {', '.join(front)}"
+        text += f" and {len(behind)} that it needs and the image lacks" if behind else ""
+    hidden = answers[0]["hidden"]
+    text += f"; hidden from NCCL and RCCL: {', '.join(hidden)}" if hidden else ""
+    return "\n".join([text, *(f"windlass: container: warning: {said}" for said in answers[0]["warnings"])])
 
 
 def _bundle() -> bytes:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 from windlass.containers import inside
 from windlass.model.condition import When
-from windlass.model.plan import Setting
+from windlass.model.plan import ContainerPlan, HostLibs, Setting
 from windlass.notation.shell import expandable, quote
 
 
-def _words(*args: object) -> tuple[str, ...]:
-    made = inside.inner_arguments(*args)  # type: ignore[arg-type]
+def _words(activate: str, *args: object, host_libs: HostLibs | None = None) -> tuple[str, ...]:
+    plan = ContainerPlan(runtime="apptainer", image="x", executable="x", activate=activate, host_libs=host_libs)
+    made = inside.inner_arguments(plan, *args)  # type: ignore[arg-type]
     return made[0].words if made else ()
 
 
@@ -53,3 +57,16 @@ def test_an_unset_that_the_node_decides_is_left_to_the_host() -> None:
         Setting(name="bad name; rm", value=None, because="x"),
     )
     assert inside.unset_names(settings) == ("A",)
+
+
+def test_what_the_node_found_is_read_after_all_else_and_only_where_it_is_there(tmp_path: Path) -> None:
+    text = _words("", host_libs=HostLibs(own="/x"))[2]
+    node = tmp_path / "windlass-1-x"
+    (node / "host-libs").mkdir(parents=True)
+    (node / "cache").mkdir()
+    env = {"PATH": "/usr/bin:/bin", "WINDLASS_CACHE_DIR": str(node / "cache")}
+    argv = ["sh", "-c", text, "sh", "sh", "-c", 'echo "${FOUND-nothing}"']
+    seen = [subprocess.run(argv, capture_output=True, text=True, timeout=30, env=env, check=True).stdout.strip()]
+    (node / "host-libs/env.sh").write_text("export FOUND=it\n")
+    seen.append(subprocess.run(argv, capture_output=True, text=True, timeout=30, env=env, check=True).stdout.strip())
+    assert seen == ["nothing", "it"]

@@ -8,14 +8,19 @@ image's, so a host library that wants a newer one is refused. Travels: standard 
 from __future__ import annotations
 
 import fnmatch
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from windlass.images.node.closure import GLIBC, Closure, Library, newest, version_key
+from windlass.images.node.plugins import ImagePlugin, Link
+from windlass.images.node.variables import Variable
 
 NETWORK = ("libfabric.so*", "libcxi.so*", "libcxiutils.so*", "libmpi*.so*", "libpmi*.so*", "lib*ccl-net*.so*")
 """Libraries that are the interconnect: only these go in front of what the image has."""
 
-FRONT, BEHIND, IMAGE = "front", "behind", "image"
+FRONT, BEHIND, IMAGE, PROVIDERS = "front", "behind", "image", "providers"
+
+
+_NO_VARIABLES: Mapping[str, str] = {}
 
 
 class ImageLibrary(NamedTuple):
@@ -37,6 +42,13 @@ class ImageFacts(NamedTuple):
     libraries: Dict[str, ImageLibrary]
     providers: Tuple[str, ...]
     """Fabrics that its own libfabric can use."""
+    plugins: Tuple[ImagePlugin, ...] = ()
+    """Network plugins of NCCL and RCCL."""
+    environment: Mapping[str, str] = _NO_VARIABLES
+    """Of its variables, those that decide which libraries are loaded."""
+    compat: str = ""
+    """Version of the driver whose library its CUDA compatibility folder has."""
+    compat_folder: str = ""
 
 
 class Placed(NamedTuple):
@@ -54,6 +66,11 @@ class Decision(NamedTuple):
     placed: Tuple[Placed, ...]
     refused: Tuple[str, ...]
     remedy: str
+    links: Tuple[Link, ...] = ()
+    hidden: Tuple[str, ...] = ()
+    """Plugins of the image that compete with the one that is taken, and are not loaded any more."""
+    variables: Tuple[Variable, ...] = ()
+    warnings: Tuple[str, ...] = ()
 
 
 def facts_as_json(facts: ImageFacts) -> Dict[str, Any]:
@@ -67,7 +84,8 @@ def facts_from_json(data: Dict[str, Any]) -> ImageFacts:
         name: ImageLibrary(path, None if versions is None else tuple(versions))
         for name, (path, versions) in data["libraries"].items()
     }
-    return ImageFacts(data["machine"], data["glibc"], data["libc"], libraries, tuple(data["providers"]))
+    plugins = tuple(ImagePlugin(tuple(paths), uses, own) for paths, uses, own in data["plugins"])
+    return ImageFacts(**{**data, "libraries": libraries, "providers": tuple(data["providers"]), "plugins": plugins})
 
 
 def is_network(name: str) -> bool:
@@ -94,7 +112,7 @@ def decide(host: Closure, image: ImageFacts) -> Decision:
             continue
         placed.append(Placed(library.name, library.path, where, because))
     going = [host.libraries[entry.name] for entry in placed if entry.where != IMAGE]
-    old = _too_new_for(going, image)
+    old = too_new_for(going, image)
     if old:
         refused.append(old)
         remedies.insert(0, _glibc_remedy(image.glibc))
@@ -153,7 +171,7 @@ def _where(library: Library, image: ImageFacts, wanted: Tuple[str, ...]) -> Tupl
     )
 
 
-def _too_new_for(going: List[Library], image: ImageFacts) -> str:
+def too_new_for(going: List[Library], image: ImageFacts) -> str:
     """A sentence about the library that wants the newest glibc, where the image's is older."""
     if not image.glibc:
         return ""

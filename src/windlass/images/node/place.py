@@ -22,14 +22,28 @@ from windlass.images.node.decide import (
     FRONT,
     IMAGE,
     NETWORK,
+    PROVIDERS,
     Decision,
     ImageFacts,
     decide,
     facts_from_json,
 )
+from windlass.images.node.plugins import FABRIC, choose_plugins
+from windlass.images.node.providers import decide_providers, provider_paths
+from windlass.images.node.variables import (
+    UNSET,
+    Variable,
+    compat_variables,
+    driver_version,
+    environment_text,
+    provider_variable,
+)
 
 FOLDER = "host-libs"
+ENVIRONMENT = "env.sh"
+_PLUGIN_VARIABLE = "NCCL_NET_PLUGIN"
 EXIT_REFUSED = 3
+_PARTS = (FRONT, BEHIND, PROVIDERS)
 _OWN_HINT = "give the folder that has libfabric.so.1, on Cray systems /opt/cray/libfabric/VERSION/lib64"
 
 
@@ -80,11 +94,15 @@ def place(decision: Decision, parent: str) -> str:
     final = os.path.join(parent, FOLDER)
     partial = "%s.%d" % (final, os.getpid())
     try:
-        for where in (FRONT, BEHIND):
+        for where in _PARTS:
             os.makedirs(os.path.join(partial, where), mode=0o700)
         for entry in decision.placed:
             if entry.where != IMAGE:
                 _copy(entry.source, os.path.join(partial, entry.where), entry.name)
+        for link in decision.links:
+            _link(link.target, os.path.join(partial, FRONT, link.name))
+        with open(os.path.join(partial, ENVIRONMENT), "w", encoding="utf-8") as stream:
+            stream.write(environment_text(decision.variables, final))
         _give_name(partial, final)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -107,11 +125,18 @@ def _give_name(partial: str, final: str) -> None:
 
 def _listing(folder: str) -> List[Tuple[str, int]]:
     found = []
-    for where in (FRONT, BEHIND):
+    for where in ("", *_PARTS):
         place = os.path.join(folder, where)
         names = os.listdir(place) if os.path.isdir(place) else []
-        found += [("%s/%s" % (where, name), os.stat(os.path.join(place, name)).st_size) for name in names]
+        found += [("%s/%s" % (where, name), os.lstat(os.path.join(place, name)).st_size) for name in names]
     return sorted(found)
+
+
+def _link(target: str, path: str) -> None:
+    """A link that wins over one of the same name: `_copy` makes short names of its own."""
+    if os.path.lexists(path):
+        os.unlink(path)
+    os.symlink(target, path)
 
 
 def _copy(source: str, folder: str, name: str) -> None:
@@ -124,16 +149,61 @@ def _copy(source: str, folder: str, name: str) -> None:
 
 
 def decide_here(spec: Mapping[str, Any], image: ImageFacts) -> Decision:
-    """The decision for this machine. Nothing goes in where the image has the fabric itself and nobody insists."""
+    """The decision for this machine. Nothing goes in where the image has the fabric itself and nobody insists; of the
+    image's plugins the one for libfabric is taken all the same."""
+    root = Root(spec["root"], image.machine or platform.machine())
+    decision = _libraries(spec, image, root)
+    if decision.refused:
+        return decision
+    going = [entry.name for entry in decision.placed if entry.where == FRONT]
+    from_host = FABRIC in going
+    found = (library.path for library in image.libraries.values())
+    chosen = choose_plugins(going, image.plugins, found, bool(spec["provider"]) or from_host)
+    variables = [
+        provider_variable(
+            any(entry.where == PROVIDERS for entry in decision.placed),
+            image.environment.get("FI_PROVIDER_PATH"),
+            from_host,
+        ),
+        *compat_variables(image.compat, image.compat_folder, driver_version(root)),
+    ]
+    named = image.environment.get(_PLUGIN_VARIABLE)
+    if named and (chosen.links or chosen.hidden or spec["provider"] or from_host):
+        variables.append(Variable(_PLUGIN_VARIABLE, UNSET, "", "the image names another plugin: %s" % named))
+    given = spec.get("given", ())
+    return decision._replace(
+        links=chosen.links,
+        hidden=chosen.hidden,
+        warnings=(*decision.warnings, *chosen.warnings),
+        variables=tuple(variable for variable in variables if variable.name not in given),
+    )
+
+
+def _libraries(spec: Mapping[str, Any], image: ImageFacts, root: Root) -> Decision:
     if spec["provider"] and spec["provider"] in image.providers and not spec["own"]:
         return Decision((), (), "")
-    root = Root(spec["root"], image.machine or platform.machine())
     loaded = tuple(folder.rstrip("/") for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":"))
     search = HostSearch(root, tuple(spec["folders"]), tuple(spec["names"]), loaded)
     found = host_closure(search, spec["own"])
     if not found.libraries and not found.missing:
         return Decision((), ("%s has no network library (libfabric, libcxi, …)" % spec["own"],), _OWN_HINT)
-    return decide(found, image)
+    decision = decide(found, image)
+    fabric = found.libraries.get(FABRIC)
+    if decision.refused or fabric is None:
+        return decision
+    named = os.environ.get("FI_PROVIDER_PATH", "") if root.folder == "/" else ""
+    folders = (*(part for part in spec["own"].split(":") if part), *search.folders)
+    more = decide_providers(
+        root,
+        provider_paths(root, fabric.path, named),
+        image,
+        folders,
+        spec["provider"],
+        [entry.name for entry in decision.placed],
+    )
+    return Decision(
+        (*decision.placed, *more.placed), more.refused, more.remedy or decision.remedy, warnings=more.left_out
+    )
 
 
 def main(argv: List[str]) -> int:
@@ -145,6 +215,10 @@ def main(argv: List[str]) -> int:
         "windlass": "host-libs",
         "node": os.environ.get("SLURMD_NODENAME") or platform.node(),
         "placed": [entry._asdict() for entry in decision.placed],
+        "links": [link._asdict() for link in decision.links],
+        "hidden": decision.hidden,
+        "variables": [variable._asdict() for variable in decision.variables],
+        "warnings": decision.warnings,
         "refused": decision.refused,
         "remedy": decision.remedy,
     }
