@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import stat
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from windlass.agents.node.host import AgentError
 from windlass.cache.node.keys import Pin
 from windlass.stage.node.layout import Block, Item, Layout, LayoutError, Part, parse_items
 from windlass.stage.node.places import PARTIAL, Workplace, sweep_partial
+from windlass.stage.node.unpacking import unpack
 from windlass.stage.node.writing import Copy
 
 FOLDER, FILE, LINK = stat.S_IFDIR | 0o755, stat.S_IFREG | 0o644, stat.S_IFLNK | 0o777
@@ -202,3 +205,86 @@ def test_who_can_swap_what_was_staged_is_told(tmp_path: Path) -> None:
             )
             assert done.returncode == 0, done.stderr
             assert (f"warning: uid {UID} can rename what lies in {place / name}" in done.stderr) is told, done.stderr
+
+
+Member = tuple[str, bytes, str]
+"""Name, type and target of a member of an archive; files hold `evil`."""
+
+
+def archive(*members: Member) -> memoryview:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for name, kind, target in members:
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname, info.mode, info.uid = kind, target, 0o755, UID
+            info.devmajor, info.devminor = 1, 3
+            info.size = 4 if kind == tarfile.REGTYPE else 0
+            tar.addfile(info, io.BytesIO(b"evil") if info.size else None)
+    return memoryview(packed.getvalue())
+
+
+def unpacked(inside: Path, packed: memoryview) -> str:
+    """Unpacks into `inside`; what was said where it was refused."""
+    folder = os.open(inside, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        unpack(iter([packed]), folder, "hostile.tar")
+        return ""
+    except AgentError as error:
+        return str(error)
+    finally:
+        os.close(folder)
+
+
+@pytest.mark.parametrize("options", ["", "--absolute-names"])
+def test_an_archive_writes_nothing_outside_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str
+) -> None:
+    """Names that lead out, and links that lead out with files behind them; also where the user's own defaults for tar
+    would let them."""
+    monkeypatch.setenv("TAR_OPTIONS", options)
+    file, link, hard = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
+    victim = tmp_path / "victim"
+    archives: list[tuple[Member, ...]] = [
+        (("../victim/a", file, ""),),
+        ((f"{victim}/a", file, ""),),
+        (("x/../../victim/a", file, ""),),
+        (("way", link, "../victim"), ("way/a", file, "")),
+        (("way", link, str(victim)), ("way/a", file, "")),
+        (("down", link, "."), ("down/way", link, "../victim"), ("way/a", file, "")),
+        (("kept", hard, "../victim/secret"), ("kept", file, "")),
+        (("kept", hard, f"{victim}/secret"), ("kept", file, "")),
+        (("way", link, "../victim"), ("kept", hard, "way/secret")),
+    ]
+    refused = 0
+    for number, members in enumerate(archives):
+        victim.mkdir(exist_ok=True)
+        (victim / "secret").write_text("precious")
+        inside = tmp_path / f"inside{number}"
+        inside.mkdir()
+        refused += bool(unpacked(inside, archive(*members)))
+        assert [path.name for path in victim.iterdir()] == ["secret"]
+        assert (victim / "secret").read_text() == "precious" and (victim / "secret").stat().st_nlink == 1
+        assert {path.lstat().st_uid for path in inside.rglob("*")} <= {os.geteuid()}, (
+            "owners of the archive are not ours"
+        )
+    record(
+        "archives whose names and links lead out of the folder",
+        expected="refused or unpacked inside, nothing written, linked or owned outside",
+        seen=f"{refused} of {len(archives)} refused, nothing outside",
+        archives=len(archives),
+        files_outside=0,
+    )
+
+
+def test_an_archive_with_a_device_or_a_pipe_is_refused(tmp_path: Path) -> None:
+    for number, kind in enumerate((tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE)):
+        inside = tmp_path / f"inside{number}"
+        inside.mkdir()
+        said = unpacked(inside, archive(("sub", tarfile.DIRTYPE, ""), ("sub/null", kind, "")))
+        assert "sub/null" in said, said
+    record(
+        "archives with a device or a named pipe",
+        expected="refused before anything gets its name",
+        seen="refused, and the member is named",
+        archives=3,
+    )

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from requirements import missing_programs, require, require_fuse
+from windlass.agents.node.host import AgentError
 from windlass.bench.start.machine import Clients, hosted
 from windlass.bench.start.shared import Limits
 from windlass.errors import MachineError
 from windlass.model.plan import CacheRoot
 from windlass.stage.node.places import Workplace, sweep_partial
-from windlass.stage.node.unpacking import tar_options, tar_stem
+from windlass.stage.node.unpacking import Archive, archive_of, unpack
 from windlass.stage.service import Progress, stage_service
 
 pytestmark = [pytest.mark.fuse, pytest.mark.timeout(120)]
@@ -117,7 +118,7 @@ def test_image_is_mounted_on_every_node_as_long_as_the_agents_live(tree: Path, t
 def test_archive_that_is_none_leaves_nothing(tree: Path, tmp_path: Path) -> None:
     archive = tree.parent / "broken.tar.gz"
     archive.write_bytes(os.urandom(300_000))
-    with pytest.raises(MachineError, match="tar"):
+    with pytest.raises(MachineError, match=r"cannot unpack broken\.tar\.gz"):
         push(tmp_path, 1, archive, extract=True)
     assert not list((tmp_path / "node-0").iterdir())
 
@@ -159,15 +160,17 @@ def test_what_will_not_fit_is_refused_before_a_byte_travels(tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")
-def test_node_that_runs_full_says_so_and_leaves_nothing(tree: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ending", "said"), [(".tar.gz", "No space left"), (".tar", "has room for")])
+def test_node_that_runs_full_says_so_and_leaves_nothing(tree: Path, tmp_path: Path, ending: str, said: str) -> None:
+    """What is compressed may fit; what is not is known before."""
     (tree / "large").write_bytes(os.urandom(6_000_000))
-    archive = tree.parent / "packed.tar"
-    subprocess.run(["tar", "-c", "-f", archive, "-C", tree.parent, "tree"], check=True, timeout=60)
+    archive = tree.parent / f"packed{ending}"
+    subprocess.run(["tar", "-c", "-a", "-f", archive, "-C", tree.parent, "tree"], check=True, timeout=60)
     small = tmp_path / "node-0"
     small.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "small", small], check=True, timeout=20)
     try:
-        with pytest.raises(MachineError, match="No space left"):
+        with pytest.raises(MachineError, match=said):
             push(tmp_path, 1, archive, extract=True)
         assert not list(small.iterdir())
     finally:
@@ -235,8 +238,29 @@ def test_a_copy_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
 
 
 def test_names_of_archives() -> None:
-    assert tar_options("a.tar.zst") == ("--zstd",) and tar_options("a.zip") is None
-    assert tar_stem("env.v1.tar.gz") == "env.v1"
+    assert archive_of("a.tar.zst") == Archive("a", "zstd") and archive_of("a.zip") is None
+    assert archive_of("env.v1.tar.gz") == Archive("env.v1", "gzip") and archive_of("b.tar") == Archive("b", None)
+
+
+def test_an_archive_whose_program_is_missing_is_an_error_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with pytest.raises(AgentError, match=r"no zstd on this node to unpack env\.tar\.zst"):
+            unpack(iter(()), folder, "env.tar.zst")
+    finally:
+        os.close(folder)
+
+
+def test_a_failing_decompressor_is_named_and_not_tar(tmp_path: Path) -> None:
+    folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with pytest.raises(AgentError, match=r"(pigz|gzip) cannot unpack env\.tgz: .*gzip"):
+            unpack(iter([memoryview(b"no archive" * 1000)]), folder, "env.tgz")
+    finally:
+        os.close(folder)
 
 
 def test_progress_is_that_of_the_slowest_node() -> None:

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from windlass.agents.bundle import ServiceSpec
+from windlass.bench.start import rivals
 from windlass.bench.start.machine import Clients, Hosted, SharedTraffic, hosted, remove_tree, run_ranks
+from windlass.bench.start.rounds import NotMeasuredError, in_rounds
 from windlass.bench.start.shared import Limits
 from windlass.bench.start.stages import Costs, mean_costs, read_costs
 from windlass.errors import MachineError
 from windlass.model.plan import CacheRoot
-from windlass.notation.counts import counted
 from windlass.procs.command import run_command, which
 from windlass.stage.service import stage_service
 
@@ -36,10 +37,8 @@ class Sample:
     """Calls that the agents of all nodes made before the first rank started; part of `shared`."""
     costs: Costs = field(default_factory=dict)
     """Where the caches' time went."""
-
-
-class NotMeasuredError(Exception):
-    """The case cannot be measured here; the text says why."""
+    cpu_s: float | None = None
+    """Processor time of bringing files to all nodes, where it was measured; the ranks' own is not in it."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -153,7 +152,9 @@ def _staged(setup: StartSetup, nodes: int, ranks: int, source: Path, python: Cal
             with hosted(clients, nodes, setup.run, setup.work, service) as up:
                 pythons = [target / python(node) for node in range(nodes)]
                 seconds = run_ranks(pythons, ranks, setup.code, setup.work)
-                return Sample(seconds=up.ready_s + seconds, shared=clients.seen(), ready_s=up.ready_s)
+                seen = clients.seen()
+            cpu_s = sum(figures.get("cpu_s", 0.0) for figures in up.ended.values())
+            return Sample(seconds=up.ready_s + seconds, shared=seen, ready_s=up.ready_s, cpu_s=cpu_s)
         finally:
             for node in range(nodes):
                 remove_tree(target / f"staged-{node}")
@@ -180,33 +181,45 @@ def _image(setup: StartSetup) -> Path:
 
 
 def sbcast(setup: StartSetup, nodes: int, ranks: int) -> Sample:
-    """A tar archive by Slurm's own sbcast, unpacked on every node. Only inside an allocation.
+    """A tar archive by Slurm's own sbcast, unpacked on every node: in this allocation, or else in a Slurm of the
+    measurement's own, which tells the processor time too.
 
     sbcast is handed the archive by one process, so the shared file system is read once, through the first client."""
     have = int(setup.environ.get("SLURM_JOB_NUM_NODES", "0") or 0)
-    if not have or which("sbcast", setup.environ) is None:
-        raise NotMeasuredError("not inside a Slurm allocation")
-    if have < nodes:
+    if have and have < nodes:
         raise NotMeasuredError(f"the allocation has {have} nodes")
+    if have and which("sbcast", setup.environ) is None:
+        raise NotMeasuredError("no sbcast here")
     archive = _archive(setup)
     with setup.clients(1) as clients:
+        source = clients.path(0) / "run" / archive.name
         target = setup.work / f"s{setup.count}"
-        copy = target / "copy.tar"
-        unpack = f'mkdir -p "{target}/n$SLURM_NODEID" && tar -x -f "{copy}" -C "{target}/n$SLURM_NODEID"'
-        step = ("srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap")
-        began = time.monotonic()
-        source = str(clients.path(0) / "run" / archive.name)
-        run_command(("sbcast", "--force", source, str(copy)), timeout_s=_PACK_S, env=setup.environ)
-        run_command((*step, "sh", "-c", unpack), timeout_s=_PACK_S, env=setup.environ)
-        ready = time.monotonic() - began
         try:
-            pythons = [target / f"n{node}" / "bin" / "python" for node in range(nodes)]
+            if have:
+                pythons, ready, cpu_s = *_allocated_sbcast(setup, nodes, source, target), None
+            else:
+                network = rivals.Loopback(nodes)
+                done = rivals.sbcast(network, nodes, source, target, _PACK_S, unpack=True)
+                pythons = [folder / "env" / "bin" / "python" for folder in rivals.copies(target, nodes)]
+                ready, cpu_s = done.seconds, done.cpu_s
             seconds = run_ranks(pythons, ranks, setup.code, setup.work)
-            return Sample(seconds=ready + seconds, shared=clients.seen(), ready_s=ready)
+            return Sample(seconds=ready + seconds, shared=clients.seen(), ready_s=ready, cpu_s=cpu_s)
         finally:
-            copy.unlink(missing_ok=True)
-            for node in range(nodes):
-                remove_tree(target / f"n{node}")
+            for folder in (target / "copy.tar", target / "slurm", *(target / f"n{node}" for node in range(nodes))):
+                remove_tree(folder)
+
+
+def _allocated_sbcast(setup: StartSetup, nodes: int, source: Path, target: Path) -> tuple[list[Path], float]:
+    """By the nodes of this allocation: the interpreters there, and the seconds until all are unpacked."""
+    copy = target / "copy.tar"
+    unpack = f'mkdir -p "{target}/n$SLURM_NODEID" && tar -x -f "{copy}" -C "{target}/n$SLURM_NODEID"'
+    step = ("srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap")
+    began = time.monotonic()
+    run_command(("sbcast", "--force", str(source), str(copy)), timeout_s=_PACK_S, env=setup.environ)
+    run_command((*step, "sh", "-c", unpack), timeout_s=_PACK_S, env=setup.environ)
+    ready = time.monotonic() - began
+    copy.unlink()
+    return [target / f"n{node}" / "bin" / "python" for node in range(nodes)], ready
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,6 +238,8 @@ class StartResult:
     agent_calls: int | None = None
     shared_cpu_s: float | None = None
     """Processor seconds of the measurement's own file system for those calls."""
+    cpu_seconds: float | None = None
+    """Processor seconds of bringing files to all nodes, for the cases that do and where it was measured."""
     samples: tuple[float, ...] = ()
     costs: Costs = field(default_factory=dict)
     not_measured: str = ""
@@ -245,9 +260,15 @@ def make_result(case: str, nodes: int, ranks: int, samples: list[Sample]) -> Sta
         ready_seconds=round(statistics.median(sample.ready_s for sample in samples), 3),
         agent_calls=int(statistics.median(sample.agent_calls for sample in samples)),
         shared_cpu_s=round(statistics.median(sample.shared.cpu_s for sample in samples), 3),
+        cpu_seconds=_median_or_none([sample.cpu_s for sample in samples]),
         samples=tuple(round(value, 3) for value in seconds),
         costs=mean_costs([sample.costs for sample in samples]),
     )
+
+
+def _median_or_none(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(statistics.median(known), 3) if known else None
 
 
 def measure(
@@ -281,24 +302,6 @@ def measure(
         )
         for (case, nodes), found in samples.items()
     ]
-
-
-def in_rounds(
-    order: Sequence[tuple[str, int]], repeat: int, tell: Callable[[str], None], one: Callable[[str, int], None]
-) -> dict[tuple[str, int], str]:
-    """Measure all cases and sizes one after the other in every round, so that a busy minute hurts all of them alike.
-    Returns why some cannot be measured."""
-    missing: dict[tuple[str, int], str] = {}
-    for turn in range(repeat):
-        for case, nodes in order:
-            if (case, nodes) in missing:
-                continue
-            tell(f"round {turn + 1} of {repeat}: {case} on {counted(nodes, 'node')}")
-            try:
-                one(case, nodes)
-            except NotMeasuredError as error:
-                missing[case, nodes] = str(error)
-    return missing
 
 
 def _one(setup: StartSetup, case: str, nodes: int, ranks: int, samples: dict[tuple[str, int], list[Sample]]) -> None:

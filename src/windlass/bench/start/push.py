@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from windlass.bench.start import rivals
-from windlass.bench.start.cases import in_rounds
 from windlass.bench.start.links import Links, linked
 from windlass.bench.start.machine import hosted, remove_tree
 from windlass.bench.start.onehop import one_hop
+from windlass.bench.start.rounds import in_rounds
 from windlass.errors import MachineError
 from windlass.model.plan import CacheRoot
 from windlass.stage.service import stage_service
@@ -120,7 +120,8 @@ def _one(setup: PushSetup, case: str, nodes: int) -> PushSample:
                 return staged(setup, nodes, work, links, one_reader=case == "stage-one")
             network = links if links is not None else rivals.Loopback(nodes)
             if case == "sbcast":
-                return PushSample(seconds=rivals.sbcast(network, nodes, setup.file, work, _LONGEST_S))
+                done = rivals.sbcast(network, nodes, setup.file, work, _LONGEST_S)
+                return PushSample(seconds=done.seconds, cpu_s=done.cpu_s)
             apart = links is not None
             return PushSample(seconds=rivals.mpi_bcast(network, nodes, setup.size, work, _LONGEST_S, apart=apart))
 

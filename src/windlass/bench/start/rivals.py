@@ -11,11 +11,12 @@ import re
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from windlass.bench.start import broadcast
-from windlass.bench.start.cases import NotMeasuredError
 from windlass.bench.start.machine import Network
+from windlass.bench.start.rounds import NotMeasuredError
 from windlass.errors import CommandError
 from windlass.notation.shell import quote
 from windlass.procs.command import run_command, which
@@ -80,8 +81,19 @@ def _beside_python(name: str) -> str | None:
 # Slurm
 
 
-def sbcast(network: Network, nodes: int, source: Path, work: Path, timeout_s: float) -> float:
-    """Seconds that sbcast takes from the first node to all of them, that one included."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Broadcast:
+    """What sbcast took: seconds, and processor seconds of all of Slurm's processes meanwhile."""
+
+    seconds: float
+    cpu_s: float
+
+
+def sbcast(
+    network: Network, nodes: int, source: Path, work: Path, timeout_s: float, *, unpack: bool = False
+) -> Broadcast:
+    """From the first node to all of them, that one included; with `unpack` an archive, which every node then unpacks
+    into `env` beside its copy (`copies` says where)."""
     missing = [name for name in _DAEMONS if which(name, {"PATH": _SBIN}) is None]
     if missing or os.geteuid() != 0:
         raise NotMeasuredError(f"not here: {', '.join(missing)}" if missing else "a Slurm of its own needs root")
@@ -94,13 +106,18 @@ def sbcast(network: Network, nodes: int, source: Path, work: Path, timeout_s: fl
     conf = folder / "slurm.conf"
     conf.write_text(conf_text(network, nodes, folder))
     script = folder / "run.sh"
-    script.write_text(script_text(network, nodes, folder, source))
+    script.write_text(script_text(network, nodes, folder, source, unpack=unpack))
     env = {"PATH": _SBIN, "SLURM_CONF": str(conf), "HOME": str(work)}
     said = _said((*_dies_with_us(), "sh", str(script)), timeout_s, env)
     sizes = {path.stat().st_size for path in folder.glob("to.*/copy")}
     if len(list(folder.glob("to.*/copy"))) != nodes or sizes != {source.stat().st_size}:
         raise NotMeasuredError("sbcast did not bring the whole file to every node")
-    return _seconds(said)
+    return Broadcast(seconds=_seconds(said), cpu_s=_figure(said, "cpu"))
+
+
+def copies(work: Path, nodes: int) -> list[Path]:
+    """The folder of each node, as this machine sees them."""
+    return [work / "slurm" / f"to.{_name(node)}" for node in range(nodes)]
 
 
 def _name(node: int) -> str:
@@ -143,7 +160,11 @@ def conf_text(network: Network, nodes: int, folder: Path) -> str:
     return "\n".join([*lines, "PartitionName=batch Nodes=ALL Default=YES State=UP", ""])
 
 
-def script_text(network: Network, nodes: int, folder: Path, source: Path) -> str:
+# Ticks of all processes of this process namespace and of those that ended; a name may hold spaces and brackets.
+_TICKS = r"""cat /proc/[0-9]*/stat 2>/dev/null | sed 's/.*) //' | awk '{t += $12 + $13 + $14 + $15} END {print t}'"""
+
+
+def script_text(network: Network, nodes: int, folder: Path, source: Path, *, unpack: bool = False) -> str:
     """Starts the daemons, waits for idle nodes, and times sbcast. The end of this shell ends all of them."""
     at, conf = quote(str(folder)), quote(str(folder / "slurm.conf"))
     copy = quote(str(folder / "to" / "copy"))
@@ -158,12 +179,17 @@ def script_text(network: Network, nodes: int, folder: Path, source: Path) -> str
         # Each node sees its own folder in the place that sbcast writes to.
         own = f"mount --bind {at}/to.{_name(node)} {at}/to && exec slurmd -D -f {conf} -N {_name(node)}"
         lines.append(f"{_words(network.inside(node))} unshare --mount sh -c {quote(own)} >/dev/null 2>&1 &")
-    timed = f"a=$(date +%s.%N); sbcast --force {quote(str(source))} {copy} || exit 1; b=$(date +%s.%N); echo $a $b"
+    timed = f"t=$({_TICKS}); a=$(date +%s.%N); sbcast --force {quote(str(source))} {copy} || exit 1; "
+    if unpack:
+        env = quote(str(folder / "to" / "env"))
+        step = f"srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1"
+        timed += f"{step} sh -c {quote(f'mkdir {env} && tar -x -f {copy} -C {env}')} || exit 1; "
+    timed += f"b=$(date +%s.%N); echo $a $b $t $({_TICKS}) $(getconf CLK_TCK)"
     lines += [
         f"for i in $(seq 300); do [ $({first} sinfo -h -N -o %t 2>/dev/null | grep -c idle) = {nodes} ] && break; "
         "sleep 0.1; done",
         f"{first} salloc --quiet -N {nodes} --exclusive sh -c {quote(timed)} >{at}/times || exit 1",
-        f"""awk '{{printf "seconds %.6f\\n", $2 - $1}}' {at}/times""",
+        f"""awk '{{printf "seconds %.6f\\ncpu %.2f\\n", $2 - $1, ($4 - $3) / $5}}' {at}/times""",
     ]
     return "\n".join([*lines, ""])
 
@@ -189,7 +215,11 @@ def _said(words: tuple[str, ...], timeout_s: float, env: Mapping[str, str]) -> s
 
 
 def _seconds(said: str) -> float:
-    found = re.search(r"^seconds ([0-9.]+)$", said, re.MULTILINE)
+    return _figure(said, "seconds")
+
+
+def _figure(said: str, name: str) -> float:
+    found = re.search(rf"^{name} ([0-9.]+)$", said, re.MULTILINE)
     if found is None:
-        raise NotMeasuredError(f"no time was told: {said.strip()[-200:]}")
+        raise NotMeasuredError(f"no {name} told: {said.strip()[-200:]}")
     return float(found[1])

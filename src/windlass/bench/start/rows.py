@@ -22,7 +22,10 @@ _FIGURES = {
     "link_share": ("share", "rate / the link's rate"),
     "hop_rate": ("B/s", "bytes x (nodes - 1) / seconds"),
     "of_raw": ("share", "hop_rate / that of the plain copy"),
-    "cpu_seconds": ("s", "median; all agents, their start included"),
+    "cpu_seconds": (
+        "s",
+        "median; all agents with their start, or all of Slurm meanwhile",
+    ),
 }
 
 

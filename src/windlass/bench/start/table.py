@@ -13,6 +13,7 @@ _IMPORT: tuple[_Column, ...] = (
     ("shared calls", "shared_calls", "{:,.0f}".format),
     ("by agents", "agent_calls", lambda value: f"{value:,.0f}" if value else ""),
     ("shared MB", "shared_bytes", lambda value: f"{value / 1e6:,.1f}"),
+    ("CPU s", "cpu_seconds", "{:.1f}".format),
 )
 _PUSH: tuple[_Column, ...] = (
     ("MB/s a node", "rate", lambda value: f"{value / 1e6:,.1f}"),

@@ -27,7 +27,7 @@ from .layout import Item, Layout, make_trees
 from .places import Workplace, sweep_partial
 from .push import Push, PushNode
 from .push_server import Feeder
-from .unpacking import tar_options, tar_stem, unpack
+from .unpacking import Archive, archive_of, unpack
 from .writing import Copy
 
 _TELL_EVERY_S = 1.0
@@ -131,7 +131,7 @@ class StageService:
         self._layout = layout
         if self._extracts:
             tops = [item.source for item in layout.items if not item.path and item.is_file]
-            self._unpacked = {source for source in tops if tar_options(self._name(source)) is not None}
+            self._unpacked = {source for source in tops if archive_of(self._name(source)) is not None}
         self._check_room(target, layout)
         with Workplace(target) as work:
             for source in sources:
@@ -146,13 +146,19 @@ class StageService:
         """Before the first byte travels: what will not fit is better known now than after an hour."""
         seen = os.statvfs(target)
         room = seen.f_bavail * seen.f_frsize
-        kept = sum(i.pin.size for i in layout.items if i.is_file and i.source not in self._unpacked)
+        compressed = {source for source in self._unpacked if self._archive(source).compressed}
+        kept = sum(i.pin.size for i in layout.items if i.is_file and i.source not in compressed)
         if kept > room:
             text = "%s has room for %.1f MB, what is staged takes %.1f MB"
             raise AgentError(text % (target, room / 1e6, kept / 1e6))
 
     def _name(self, source: int) -> str:
         return os.path.basename(self._sources[source]["path"])
+
+    def _archive(self, source: int) -> Archive:
+        archive = archive_of(self._name(source))
+        assert archive is not None
+        return archive
 
     # One source
 
@@ -177,7 +183,7 @@ class StageService:
             finally:
                 os.close(folder)
             self._archives += 1
-            final = tar_stem(name)
+            final = self._archive(source).stem
         work.put_in_place(str(source), final)
         if source in self._copies:
             self._copies[source].moved(work.target_fd, final)

@@ -10,10 +10,10 @@ import pytest
 
 from requirements import missing_programs, require, require_mpi, require_slurm
 from windlass.bench.start import rivals
-from windlass.bench.start.cases import NotMeasuredError
 from windlass.bench.start.links import linked, sweep, why_not
 from windlass.bench.start.onehop import one_hop
 from windlass.bench.start.push import PushResult, PushSetup, compared, measure_push
+from windlass.bench.start.rounds import NotMeasuredError
 from windlass.bench.start.workfolder import sweep_folders, work_folder
 from windlass.cli.main import main
 from windlass.errors import MachineError
