@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from windlass.model.plan import Plan
 from windlass.model.request import Allocation, PartitionOffer, Request
 from windlass.model.topology import Core, Topology
-from windlass.plan.inputs import PlanningContext, Secrets
+from windlass.plan.inputs import EnvironmentPlace, PlanningContext, Secrets
 from windlass.plan.plan import make_plan
 from windlass.sites.catalog import load_site
 from windlass.topology.described import topology_from_spec
@@ -23,6 +23,7 @@ def plan_for(
     users: Mapping[str, str] | None = None,
     offers: tuple[PartitionOffer, ...] = (),
     interpreter: str = "python3",
+    place: EnvironmentPlace | None = None,
     **options: object,
 ) -> tuple[Plan, Secrets]:
     """The plan of a command on a site of the catalog."""
@@ -38,5 +39,6 @@ def plan_for(
         users_environment=users or {},
         offers=offers,
         python=interpreter,
+        place=place,
     )
     return make_plan(request, context)

@@ -383,3 +383,54 @@ def test_what_a_kill_of_everything_left_is_swept_by_the_next_start(slurm: SlurmC
         again = cached(job, "--cache", str(root), "-r", "1", "--", "sh", "-c", f'cat "$WINDLASS_VIEW{root}/x"')
         assert again.code == 0, again.text
     assert not node_mounts(slurm)
+
+
+@pytest.fixture
+def editable(tmp_path: Path, environment: Path) -> Path:
+    """Two projects installed as `pip install -e` leaves them: a path in a .pth file, and a finder with a map."""
+    (site,) = (environment / "lib").glob("python3*/site-packages")
+    source = tmp_path / "projects"
+    (source / "one" / "src").mkdir(parents=True)
+    (source / "one" / "src" / "plainly.py").write_text("")
+    (site / "__editable__.plainly-1.pth").write_text(f"{source}/one/src\n")
+    (source / "two" / "mapped").mkdir(parents=True)
+    (source / "two" / "mapped" / "__init__.py").write_text("")
+    finder = f"""import importlib.machinery, sys
+MAPPING = {{"mapped": {str(source / "two" / "mapped")!r}}}
+NAMESPACES = {{}}
+class Finder:
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name in MAPPING:
+            return importlib.machinery.PathFinder.find_spec(name, [MAPPING[name].rpartition("/")[0]])
+def install():
+    sys.meta_path.append(Finder)
+"""
+    (site / "__editable___mapped_1_finder.py").write_text(finder)
+    (site / "__editable__.mapped-1.pth").write_text(
+        "import __editable___mapped_1_finder; __editable___mapped_1_finder.install()\n"
+    )
+    return source
+
+
+def test_auto_takes_the_environment_in_use_and_traces_need_no_flag(
+    slurm: SlurmCluster, environment: Path, editable: Path, tmp_path: Path
+) -> None:
+    """With editable installs and PYTHONPATH: the first run records, the second pushes ahead, and both say so."""
+    packages = tmp_path / "more packages"
+    packages.mkdir()
+    (packages / "plain.py").write_text("")
+    work = tmp_path / "work"
+    work.mkdir()
+    names = "greeting, plain, plainly, mapped"
+    (work / "train.py").write_text(f"import {names}\nprint('GOT', *(m.__file__ for m in ({names})), sep='\\nGOT ')\n")
+    with allocated(slurm, work, "-N2", "--exclusive") as job:
+        env = {"PYTHONPATH": f"{packages}:{work}:{job.env['PYTHONPATH']}", "VIRTUAL_ENV": str(environment)}
+        first = cached(job, "--cache", "auto", "-r", "1", "train.py", env=env)
+        second = cached(job, "--cache", "auto", "-r", "1", "train.py", env=env)
+    for done in (first, second):
+        assert done.code == 0, done.text
+        for path in (environment, packages, editable / "one" / "src" / "plainly.py", editable / "two" / "mapped"):
+            assert done.stdout.count(f"/view{path}") == 2, done.text
+    assert "is recorded" in first.stderr and "as an earlier run recorded" not in first.stderr, first.text
+    assert "as an earlier run recorded it" in second.stderr, second.text

@@ -134,5 +134,9 @@ def figures_text(ended: Mapping[int, Mapping[str, Any]]) -> str:
         f"cache: {counted(len(ended), 'node')} asked the shared file system "
         f"{total['source_calls']:,} times for {size_text(total['source_bytes'])}"
     )
+    if any(int(figures.get("pushed", 0)) for figures in ended.values()):
+        text += ", ahead of the ranks, as an earlier run recorded it"
+    elif any(figures.get("recorded") for figures in ended.values()):
+        text += "; what they read is recorded, and pushed ahead in the next run"
     problems = [f"{total[name]} {name}" for name in ("errors", "failovers", "corrupt", "changed") if total[name]]
     return text + (f" ({', '.join(problems)})" if problems else "")

@@ -116,7 +116,8 @@ def _add_cache(cache: Group) -> None:
         action="append",
         default=[],
         metavar="PATH",
-        help="let the nodes share one reading of this folder (an environment, a data set); may be given again",
+        help="let the nodes share one reading of this folder (an environment, a data set); may be given again; "
+        "auto: the environment of the Python in use, with what its path names",
     )
     cache.add_argument(
         "--cache-placement",

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from windlass.cli.option_groups import USAGE, add_request_options
 from windlass.errors import MachineError, UsageError, unknown_name
 from windlass.launchers import launcher_names
-from windlass.model.request import Request
+from windlass.model.request import AUTO, Request
 from windlass.notation.ranks import parse_ranks
 from windlass.notation.shell import NAME
 from windlass.notation.sizes import parse_size
@@ -154,7 +154,10 @@ def request_from(args: argparse.Namespace, environ: Mapping[str, str]) -> Reques
         comm_log=_ranks(args.comm_log),
         **_profile(args),
         grace_s=args.grace,
-        cache=tuple(os.path.abspath(Path(path).expanduser()) for path in args.cache),  # noqa: PTH100  links stay
+        cache=tuple(
+            path if path == AUTO else os.path.abspath(Path(path).expanduser())  # noqa: PTH100  links stay
+            for path in args.cache
+        ),
         cache_budget_bytes=parse_size(args.cache_memory, "--cache-memory") if args.cache_memory else None,
         cache_readers=args.cache_readers or 1,
         cache_trace=not args.no_cache_trace,

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+AUTO = "auto"
+
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Options of run, plan and submit. None means "not said": the site or the machine decides."""
@@ -67,7 +69,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Time between asking ranks to end and killing them."""
 
     cache: tuple[str, ...] = ()
-    """Folders of a shared file system that the ranks read through the cooperative cache."""
+    """Folders of a shared file system that the ranks read through the cooperative cache. `auto`, before it is looked
+    up: those of the interpreter in use."""
     cache_placement: Literal["replicate", "partition"] = "replicate"
     cache_budget_bytes: int | None = None
     cache_readers: int = 1

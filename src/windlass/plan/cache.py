@@ -121,6 +121,8 @@ def view_lines(plan: Plan, uid: int, run_id: str) -> list[str]:
         '  [ -n "$w_value" ] && w_swap_list "$w_value" && eval "export $w_name=\\$w_list"',
         "done",
         *(_front_line(index, prefix) for index, prefix in enumerate(cache.environments)),
+        "# Python takes from the view, too, what .pth files and editable installs name by its path.",
+        '[ ! -d "$w_front/python" ] || export PYTHONPATH="$w_front/python${PYTHONPATH:+:$PYTHONPATH}"',
     ]
 
 

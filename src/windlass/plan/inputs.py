@@ -13,6 +13,21 @@ from windlass.model.topology import Topology
 from windlass.sites.detect import Detection
 
 
+class EnvironmentPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the ranks' environment lies, and what a short look at some of its files cost from here."""
+
+    path: str
+    file_system: str
+    """As the kernel calls it: `lustre`, `nfs4`."""
+    shared: bool
+    """Other nodes read it through the same servers."""
+    stat_ms: float | None = None
+    open_ms: float | None = None
+    """Median of looking for a file, and of opening it and reading a byte; None where nothing was looked at."""
+    answered: bool = True
+    """False: it did not answer as long as we waited."""
+
+
 class PlanningContext(msgspec.Struct, frozen=True, kw_only=True):
     """What planning needs to know beside the request; gathered at the edge."""
 
@@ -27,6 +42,8 @@ class PlanningContext(msgspec.Struct, frozen=True, kw_only=True):
     """Variables that are the user's own will (see environment.modules.users_variables)."""
     python: str = "python3"
     python_because: str = "found first in PATH"
+    place: EnvironmentPlace | None = None
+    """Where the environment of that Python lies, looked at where many nodes may read it."""
     activate_kind: str | None = None
     """`venv` or `conda`, where the request says --activate."""
     run_dir: str = "RUN_DIR"

@@ -12,12 +12,16 @@ from windlass.model.plan import Binding, Remark, Setting
 from windlass.model.request import Request
 from windlass.model.site import Site
 from windlass.model.topology import Topology
-from windlass.plan.inputs import PlanningContext
+from windlass.plan.inputs import EnvironmentPlace, PlanningContext
 from windlass.plan.shape import Shape
 from windlass.topology.check import problems_of
 
 _SLOW_START_S = 30
 _MANY_NODES = 64
+_SLOW_LOOK_S = 5.0
+_SOME_NODES = 16
+_IMPORT_CALLS = 9_000
+"""Of `import torch` on a cold node; results/start/torch.json."""
 _LIBRARIES = {"nvidia": "NCCL", "amd": "RCCL"}
 _PLUGIN = re.compile(r"ofi|nccl|rccl", re.IGNORECASE)
 _PATHS = frozenset({"PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "PYTHONPATH", "MODULEPATH", "PKG_CONFIG_PATH"})
@@ -63,26 +67,49 @@ def _preset_note(site: Site, facts: Facts) -> Iterator[Remark]:
 
 
 def _slow_start(request: Request, context: PlanningContext, shape: Shape) -> Iterator[Remark]:
-    """How long the ranks will wait for their imports, where somebody measured it at this site and nothing is done
-    about it. The system's own modules are left out: sites keep those where reading them is cheap."""
+    """How long the ranks will wait for their imports, by what somebody measured at this site and by a look at the
+    environment from here, where nothing is done about it. The system's own modules are left out: sites keep those where
+    reading them is cheap."""
     if request.cache or request.container or request.kind == "command":
         return
-    found = _file_system(context)
-    if found is None:
+    place, found = context.place, _file_system(context)
+    measured = _measured_start(context, shape, found[1]) if found else ""
+    own = place is not None and any(_is_below(place.path, each) for each in context.site.file.storage.system)
+    looked = _looked_at(place, shape) if place and not own else ""
+    if not measured and not looked:
         return
-    path, system = found
+    path, system = found or (place.path if place else "", place.file_system if place else "")
+    yield Remark(
+        level="warning",
+        text=f"the environment is on {system} ({path}): " + "; ".join(part for part in (measured, looked) if part),
+        hint="--cache auto reads it once for all nodes",
+    )
+
+
+def _measured_start(context: PlanningContext, shape: Shape, system: str) -> str:
+    """What starting from this file system took, by the catalog; empty where that is short or not known."""
     measured = [
         r for r in context.site.file.references if r.unit == "s" and r.nodes and r.what.endswith(f"from {system}")
     ]
     known = [reference for reference in measured if (reference.nodes or 0) <= shape.nodes]
     if not known or (shape.nodes < _MANY_NODES and known[0].value < _SLOW_START_S):
-        return
-    worst = max(known, key=lambda reference: reference.nodes or 0)
-    yield Remark(
-        level="warning",
-        text=f"the environment is on {system} ({path}): {_figure(worst, shape.nodes)}",
-        hint="--cache ENVIRONMENT reads it once for all nodes",
-    )
+        return ""
+    return _figure(max(known, key=lambda reference: reference.nodes or 0), shape.nodes)
+
+
+def _looked_at(place: EnvironmentPlace, shape: Shape) -> str:
+    """What a look at a shared environment showed; empty where it is not worth a word: few nodes, quick answers."""
+    if not place.shared or shape.nodes < 2:
+        return ""
+    if not place.answered:
+        return f"it did not answer at once, and all {shape.nodes} nodes would read it"
+    if place.stat_ms is None or place.open_ms is None:
+        return ""
+    import_s = _IMPORT_CALLS * (place.stat_ms + place.open_ms) / 2 / 1000
+    if import_s < _SLOW_LOOK_S and shape.nodes < _SOME_NODES:
+        return ""
+    times = f"a stat takes {place.stat_ms:.2g} ms and an open {place.open_ms:.2g} ms from here"
+    return f"{times}, so an import of torch's size (9,000 calls) {import_s:.2g} s on one of {shape.nodes} nodes"
 
 
 def _needless_cache(request: Request, context: PlanningContext) -> Iterator[Remark]:

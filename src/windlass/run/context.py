@@ -23,6 +23,7 @@ from windlass.plan.inputs import PlanningContext
 from windlass.plan.shape import VISIBILITY
 from windlass.procs.command import run_command, which
 from windlass.run.bad_nodes import bad_hosts
+from windlass.run.environment_place import environment_place
 from windlass.run.interpreter import check_python, find_python
 from windlass.run.remote import probe_node
 from windlass.run.rendezvous import is_this_host
@@ -105,6 +106,7 @@ def gather_context(request: Request, settings: Settings, *, environ: Mapping[str
         users_environment=_users_environment(request, site, environ),
         python=python,
         python_because=because,
+        place=environment_place(python) if here and _many_read_it(request, allocation) else None,
         activate_kind=_activate_kind(request),
         cache_roots=roots,
         cache_environments=_cache_environments(request, python, environ) if roots else (),
@@ -116,6 +118,12 @@ def gather_context(request: Request, settings: Settings, *, environ: Mapping[str
         detection=detection,
         remarks=tuple(remarks),
     )
+
+
+def _many_read_it(request: Request, allocation: Allocation | None) -> bool:
+    """Whether several nodes will each read the environment for themselves."""
+    nodes = request.nodes or (len(allocation.hosts) if allocation else 1)
+    return nodes > 1 and request.kind in {"script", "module"} and not request.cache and not request.container
 
 
 def busy_hosts(request: Request, allocation: Allocation, environ: Mapping[str, str]) -> tuple[str, ...]:

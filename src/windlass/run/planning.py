@@ -9,9 +9,10 @@ import msgspec
 
 from windlass.errors import UsageError
 from windlass.model.plan import Plan
-from windlass.model.request import Request
+from windlass.model.request import AUTO, Request
 from windlass.plan.inputs import PlanningContext, Secrets
 from windlass.plan.plan import make_plan
+from windlass.run.auto_cache import with_auto_cache
 from windlass.run.context import choose_site, gather_context
 from windlass.schedulers import scheduler_of_job
 from windlass.settings import JobDefaults, Settings, job_keys, read_settings
@@ -32,8 +33,7 @@ def plan_request(
 ) -> PlannedRequest:
     """The plan of a request. `here`: for nodes like this one, which is looked at. Starts and writes nothing."""
     settings = read_settings(environ)
-    request = with_job_defaults(request, settings, environ)
-    context = gather_context(request, settings, environ=environ, here=here)
+    request, context = _with_context(request, settings, environ, here=here)
     if run_dir is not None:
         context = msgspec.structs.replace(context, run_dir=run_dir)
     plan, secrets = make_plan(request, context)
@@ -43,11 +43,24 @@ def plan_request(
 def plan_to_run(request: Request, environ: Mapping[str, str], *, allow_login: bool = False) -> PlannedRequest:
     """The plan of a request that is to run from here, now. Raises `UsageError` on a login node."""
     settings = read_settings(environ)
-    request = with_job_defaults(request, settings, environ)
-    context = gather_context(request, settings, environ=environ, here=True)
+    request, context = _with_context(request, settings, environ, here=True)
     _refuse_login(context, request, allowed=allow_login or settings.allow_login)
     plan, secrets = make_plan(request, context)
     return PlannedRequest(request=request, plan=plan, secrets=secrets, context=context)
+
+
+def _with_context(
+    request: Request, settings: Settings, environ: Mapping[str, str], *, here: bool
+) -> tuple[Request, PlanningContext]:
+    """The request with what the user's file and this machine fill in, and the context of its planning."""
+    request = with_job_defaults(request, settings, environ)
+    note = None
+    if AUTO in request.cache:
+        request, note = with_auto_cache(request, choose_site(request, settings, environ)[0], environ)
+    context = gather_context(request, settings, environ=environ, here=here)
+    if note is not None:
+        context = msgspec.structs.replace(context, remarks=(*context.remarks, note))
+    return request, context
 
 
 def with_job_defaults(request: Request, settings: Settings, environ: Mapping[str, str]) -> Request:

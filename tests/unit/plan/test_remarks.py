@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from planning import plan_for
+from windlass.plan.inputs import EnvironmentPlace
 
 
 def remarks(site: str, **options: object) -> str:
@@ -115,3 +117,35 @@ def test_software_of_the_machine_itself_needs_no_cache() -> None:
     said = "the machine's own software"
     assert said in remarks("aurora", nodes=8192, cache=("/opt/aurora/25.190.0/frameworks",))
     assert said not in remarks("aurora", nodes=8192, cache=("/lus/flare/projects/p/venv",))
+
+
+SHARED = EnvironmentPlace(path="/work/env", file_system="nfs4", shared=True, stat_ms=1.0, open_ms=2.0)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "changes", "said"),
+    [
+        (4, {}, "a stat takes 1 ms and an open 2 ms from here, so an import of torch's size (9,000 calls) 14 s"),
+        (16, {"stat_ms": 0.01, "open_ms": 0.02}, "on one of 16 nodes"),
+        (2, {"answered": False, "stat_ms": None, "open_ms": None}, "did not answer at once"),
+    ],
+)
+def test_a_look_at_the_environment_is_told_where_it_matters(nodes: int, changes: dict[str, object], said: str) -> None:
+    text = remarks("lumi", nodes=nodes, place=msgspec.structs.replace(SHARED, **changes))
+    assert "warning: the environment is on nfs4 (/work/env): " in text and said in text
+    assert "(--cache auto reads it once for all nodes)" in text
+
+
+@pytest.mark.parametrize(
+    ("nodes", "changes"),
+    [(1, {}), (4, {"stat_ms": 0.1, "open_ms": 0.2}), (64, {"shared": False}), (4, {"stat_ms": None, "open_ms": None})],
+)
+def test_a_look_at_the_environment_is_not_told_where_it_does_not(nodes: int, changes: dict[str, object]) -> None:
+    text = remarks("lumi", nodes=nodes, place=msgspec.structs.replace(SHARED, **changes))
+    assert "the environment is on" not in text
+
+
+def test_what_the_catalog_and_the_look_say_is_one_remark() -> None:
+    python = "/lus/flare/projects/p/venv/bin/python"
+    text = remarks("aurora", nodes=8192, interpreter=python, place=SHARED)
+    assert text.count("the environment is on") == 1 and "took 1020 s" in text and "a stat takes 1 ms" in text

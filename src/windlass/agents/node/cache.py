@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import py_compile
 import shlex
 import socket
 import sys
 import zipfile
+from collections.abc import Iterable
 from typing import Any
 
 from windlass.agents.node.claim import leave, other_runs
@@ -49,6 +51,7 @@ class CacheService:
         control.start(config, float(self._settings.get("start_s", 30.0)), code)
         for index, front in enumerate(self._settings.get("fronts", ())):
             write_front(os.path.join(self.state_dir, "front", str(index)), config.mount, front)
+        write_hook(os.path.join(self.state_dir, "front", "python"), config.mount, config.roots)
 
     def _config(self, key_file: str) -> NodeConfig:
         told = self._settings
@@ -90,6 +93,9 @@ class CacheService:
         except control.ControlError:
             pass
         control.stop(self.state_dir, 10.0)
+        told = self._settings
+        if figures and self._node.number == 0 and told.get("trace_out") and not told.get("trace_in"):
+            figures["recorded"] = os.path.exists(told["trace_out"])
         return figures
 
 
@@ -127,6 +133,7 @@ def short(status: dict[str, Any]) -> dict[str, Any]:
         "corrupt": status["corrupt"],
         "changed": status["changed"],
         "direct": mount.get("direct", 0),
+        "pushed": status["push"]["planned"],
     }
 
 
@@ -170,6 +177,17 @@ def write_front(folder: str, mount: str, front: dict[str, Any]) -> None:
         words = [python, *options, os.path.join(view, "bin", name)]
         text = '#!/bin/sh\nexec %s "$@"\n' % " ".join(shlex.quote(word) for word in words)
         _write(os.path.join(folder, "bin", name), text, 0o700)
+
+
+def write_hook(folder: str, mount: str, roots: Iterable[Root]) -> None:
+    """A start-up hook for the ranks' Python, which takes from the view what is named by its own path (`view_hook`)."""
+    pairs = [(os.fsdecode(root.view), os.fsdecode(root.real)) for root in roots]
+    text = (pkgutil.get_data(__package__, "view_hook.py") or b"").decode()
+    told = {'ROOTS: "list[tuple[str, str]]" = []': "ROOTS = %s" % ascii(pairs), 'VIEW = ""': "VIEW = %s" % ascii(mount)}
+    for line, value in told.items():
+        text = text.replace("\n%s\n" % line, "\n%s\n" % value, 1)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    _write(os.path.join(folder, "sitecustomize.py"), text, 0o600)
 
 
 def _write(path: str, text: str, mode: int) -> None:

@@ -1,0 +1,125 @@
+"""`--cache auto`: the folders that the interpreter in use reads, as the interpreter itself tells them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from windlass.errors import UsageError, WindlassError
+from windlass.model.plan import Remark
+from windlass.model.request import AUTO, Request
+from windlass.model.site import Site
+from windlass.plan.cache import is_below
+from windlass.procs.command import run_command, which
+from windlass.run.interpreter import find_python
+
+_ASK_S = 30.0
+_SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc", "/proc", "/sys", "/dev", "/run")
+# Editable installs of setuptools leave either a path in a .pth file, which is in sys.path then, or a finder with a map.
+_QUESTION = """
+import json, os, sys
+paths = [path for path in sys.path if path]
+for name, module in list(sys.modules.items()):
+    if name.startswith("__editable__"):
+        for place in getattr(module, "MAPPING", {}).values():
+            paths.append(os.path.dirname(place))
+        for places in getattr(module, "NAMESPACES", {}).values():
+            paths += places
+print(json.dumps([sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix, paths]))
+"""
+_HINT = "name the folders that the ranks read: --cache PATH"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImportFolders:
+    """What an interpreter reads: its environment and the one beneath, and the other folders of its path."""
+
+    prefixes: tuple[str, ...]
+    paths: tuple[str, ...]
+
+
+def with_auto_cache(request: Request, site: Site, environ: Mapping[str, str]) -> tuple[Request, Remark | None]:
+    """The request with folders in the place of `auto`, and a note that names them. `UsageError` where they cannot be
+    told from here, or where there is nothing to share."""
+    if AUTO not in request.cache:
+        return request, None
+    named = tuple(path for path in request.cache if path != AUTO)
+    request = msgspec.structs.replace(request, cache=named)
+    if request.container:
+        raise UsageError("--cache auto cannot see which Python runs inside the container", hint=_HINT)
+    python = _python_in_use(request, site, environ)
+    folders = ask_python(python, request, environ)
+    roots, left_out = choose_roots(folders, _own_files(request), (*_SYSTEM, *site.file.storage.system))
+    if not roots and not named:
+        raise UsageError(
+            f"--cache auto: all that {python} imports is the machine's own software, which needs no cache", hint=_HINT
+        )
+    text = f"--cache auto: {', '.join(roots)}"
+    if left_out:
+        text += f"; not {', '.join(left_out)}, where the script lies and may write"
+    return msgspec.structs.replace(request, cache=(*named, *roots)), Remark(level="note", text=text)
+
+
+def _python_in_use(request: Request, site: Site, environ: Mapping[str, str]) -> str:
+    """The interpreter that the ranks will run, as it can be run here."""
+    word = request.command[0] if request.kind == "command" and request.command else ""
+    if Path(word).name.startswith("python"):
+        python = word
+    else:
+        python = _first_line_python(word, environ) or find_python(request, site, environ)[0]
+    found = python if "/" in python else which(python, environ)
+    if found is None:
+        raise UsageError(f"--cache auto: {python} is not here, only in the job", hint=_HINT)
+    return found
+
+
+def _first_line_python(word: str, environ: Mapping[str, str]) -> str | None:
+    """The interpreter of a script of `bin`, as `accelerate`; None for other programs."""
+    path = which(word, environ) if word else None
+    if path is None:
+        return None
+    try:
+        with Path(path).open("rb") as stream:
+            first = stream.read(512).split(b"\n")[0].decode(errors="replace")
+    except OSError:
+        return None
+    interpreter = first[2:].strip().split(" ")[0] if first.startswith("#!/") else ""
+    return interpreter if Path(interpreter).name.startswith("python") else None
+
+
+def ask_python(python: str, request: Request, environ: Mapping[str, str]) -> ImportFolders:
+    """What the interpreter says of itself, with the variables that the ranks will have."""
+    env = dict(environ) | dict(request.env)
+    for name, value in request.env_prepend:
+        env[name] = f"{value}:{env[name]}" if env.get(name) else value
+    try:
+        done = run_command((python, "-c", _QUESTION), timeout_s=_ASK_S, env=env, cwd=request.cwd or "/")
+        *prefixes, paths = json.loads(done.stdout.splitlines()[-1])
+    except (WindlassError, ValueError, IndexError) as error:
+        raise UsageError(f"--cache auto: {python} does not say what it imports: {error}", hint=_HINT) from error
+    return ImportFolders(prefixes=tuple(dict.fromkeys(prefixes)), paths=tuple(dict.fromkeys(paths)))
+
+
+def choose_roots(
+    folders: ImportFolders, own_files: Iterable[str], system: Iterable[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The folders worth sharing, none inside another, and those left out because the user's own files lie there: the
+    view is read-only, and a script may write beside itself. The machine's own software is no such folder."""
+    machine, own = tuple(system), tuple(own_files)
+    wanted = [path for path in (*folders.prefixes, *folders.paths) if Path(path).is_dir() and path != "/"]
+    wanted = [path for path in dict.fromkeys(wanted) if not any(is_below(path, each) for each in machine)]
+    left_out = [p for p in wanted if p not in folders.prefixes and any(is_below(file, p) for file in own)]
+    kept = [path for path in wanted if path not in left_out]
+    outermost = [p for p in kept if not any(is_below(p, other) and p != other for other in kept)]
+    return tuple(outermost), tuple(left_out)
+
+
+def _own_files(request: Request) -> tuple[str, ...]:
+    """Where the job works, and its script."""
+    cwd = Path(request.cwd or Path.cwd())
+    script = (str(cwd / request.command[0]),) if request.kind == "script" and request.command else ()
+    return (str(cwd), *script)
