@@ -69,6 +69,8 @@ def main() -> None:
     dist.init_process_group(backend, init_method=args.dist_url, rank=args.rank, world_size=args.world_size)
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     data = ImageFolder(args.data)
+    if not data:
+        raise SystemExit(f"no images in {args.data}: it should hold a folder for each class")
     sampler = DistributedSampler(data)
     loader = DataLoader(
         data, batch_size=max(1, args.batch_size // per_node), num_workers=args.workers // per_node, sampler=sampler

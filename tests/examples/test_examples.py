@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -10,10 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from requirements import hydra_mpiexec, require_mpi, require_torch
+from requirements import hydra_mpiexec, require_fuse, require_mpi, require_torch
 from unit.cli.typed import windlass
+from windlass.bench.start.machine import Clients
+from windlass.bench.start.shared import Limits
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+IMAGES = (
+    *("--rank={rank}", "--world-size={world_size}", "--gpu={local_rank}"),
+    "--dist-url=tcp://{master_addr}:{master_port}",
+)
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
 
@@ -56,13 +63,52 @@ def test_a_run_that_loses_a_rank_ends_well_and_its_report_tells(tmp_path: Path) 
 def test_images_are_classified_from_a_folder_by_a_script_that_wants_its_rank(tmp_path: Path) -> None:
     make = [sys.executable, str(EXAMPLES / "imagenet/make_data.py"), "data", "4", "16"]
     subprocess.run(make, cwd=tmp_path, check=True, timeout=60)
-    who = ("--rank={rank}", "--world-size={world_size}", "--gpu={local_rank}")
-    meet = "--dist-url=tcp://{master_addr}:{master_port}"
-    done = windlass(
-        "run", "-r", "2", str(EXAMPLES / "imagenet/main.py"), *who, meet, "data", cwd=tmp_path, timeout_s=200
-    )
+    words = ("run", "-r", "2", str(EXAMPLES / "imagenet/main.py"), *IMAGES, "data")
+    done = windlass(*words, cwd=tmp_path, timeout_s=200)
     assert done.code == 0, done.text
     assert "images/s" in done.stdout
+
+
+def _waits(folder: Path, run: str) -> float:
+    """The share of their time that the ranks of a run waited for data, as the report has it."""
+    told = windlass("report", "--json", run, cwd=folder)
+    assert told.code == 0, told.text
+    return float(json.loads(told.stdout)["wait_share"])
+
+
+@pytest.mark.slow
+@pytest.mark.fuse
+@pytest.mark.timeout(480)
+def test_the_report_finds_the_input_bottleneck_and_staging_or_the_cache_cures_it(tmp_path: Path) -> None:
+    """The shared file system is one whose servers take some milliseconds for each call."""
+    require_fuse()
+    original, memory = tmp_path / "original", tmp_path / "memory"
+    make = [sys.executable, str(EXAMPLES / "imagenet/make_data.py"), str(original / "data"), "4", "32"]
+    subprocess.run(make, check=True, timeout=60)
+    subprocess.run(
+        ["tar", "-C", str(original / "data"), "-cf", str(original / "data.tar"), "."], check=True, timeout=60
+    )
+    script = (str(EXAMPLES / "imagenet/main.py"), *IMAGES, "--batch-size", "8", "--epochs")
+    words = (*script, "40")  # some seconds: shorter runs are over before they are sampled
+    with Clients(tmp_path / "client", 1, {"shared": str(original)}, Limits(latency_s=0.004)) as clients:
+        shared = clients.path(0) / "shared"
+        staged = windlass("stage", str(shared / "data.tar"), "--to", str(memory), "--extract", cwd=tmp_path)
+        assert staged.code == 0, staged.text
+        partition = ("--cache", str(shared / "data"), "--cache-placement", "partition")
+        ways = {"tree": (*script, "5", str(shared / "data")), "staged": (*words, str(memory / "data"))}
+        ways["cached"] = (*partition, *words, "{view}" + str(shared / "data"))
+        for name, way in ways.items():
+            done = windlass("run", "-r", "2", "--watch", "--run-dir", name, *way, cwd=tmp_path, timeout_s=200)
+            assert done.code == 0, done.text
+    told = windlass("report", "tree", cwd=tmp_path).stdout
+    assert "input-bound: ranks wait for data" in told
+    assert "data in the memory of the nodes (`windlass stage`)" in told
+    waits = {name: _waits(tmp_path, name) for name in ways}
+    assert waits["tree"] > 0.2, waits
+    assert waits["staged"] < waits["tree"] / 2, waits
+    assert waits["cached"] < waits["tree"] / 2, waits
+    compared = windlass("report", "staged", "--against", "tree", cwd=tmp_path).stdout
+    assert "waits for data" in compared
 
 
 @pytest.mark.mpi

@@ -42,7 +42,7 @@ def main(args: argparse.Namespace) -> Result:
         done = stage(staging, request_from(args, environ), environ, show=_show, every_s=1.0 if _live() else 60.0)
     finally:
         _clear()
-    text = f"staged to {args.to} on {counted(done.plan.nodes, 'node')} in {done.seconds:.1f} s"
+    text = f"staged to {', '.join(done.places)} on {counted(done.plan.nodes, 'node')} in {done.seconds:.1f} s"
     if done.bytes_per_node:
         rate = done.bytes_per_node / max(done.seconds, 1e-3)
         text += f" ({size_text(done.bytes_per_node)} a node, {size_text(rate)}/s)"
@@ -51,7 +51,7 @@ def main(args: argparse.Namespace) -> Result:
     if done.mounted:
         text += f"\nmounted until: windlass cache stop {done.folder.path}"
     data = {"to": args.to, "nodes": done.plan.nodes, "seconds": round(done.seconds, 3)}
-    data |= {"run_dir": str(done.folder.path), "staged": done.nodes, "mounted": done.mounted}
+    data |= {"places": done.places, "run_dir": str(done.folder.path), "staged": done.nodes, "mounted": done.mounted}
     return Result(text=text, data=data)
 
 

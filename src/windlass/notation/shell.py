@@ -21,6 +21,7 @@ PLACEHOLDERS = (
     "master_addr",
     "master_port",
     "job_id",
+    "view",
 )
 
 _COMMENT_WIDTH = 116

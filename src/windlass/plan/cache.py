@@ -85,12 +85,24 @@ def agents_folder(plan: Plan, uid: int | str, run_id: str) -> str:
 # The rank script
 
 
+def view_folder_lines(plan: Plan, uid: int, run_id: str) -> list[str]:
+    """What `{view}` stands for: the folder of this node's view, nothing in a container, where the view has the place of
+    the folders themselves."""
+    if plan.cache is None or not plan.cache.variables:
+        return ["w_view="] if plan.cache is not None else []
+    return [f"w_view={_state(plan, uid, run_id)}/view"]
+
+
+def _state(plan: Plan, uid: int, run_id: str) -> str:
+    return expandable(state_folder(agents_folder(plan, uid, run_id), run_id, "")) + '"$w_node_rank"'
+
+
 def view_lines(plan: Plan, uid: int, run_id: str) -> list[str]:
     """Variables of the rank: paths below the roots become paths in this node's view."""
     cache = plan.cache
     if cache is None:
         return []
-    state = expandable(state_folder(agents_folder(plan, uid, run_id), run_id, "")) + '"$w_node_rank"'
+    state = _state(plan, uid, run_id)
     first = quote(cache.roots[0].path)
     lines = [
         "",

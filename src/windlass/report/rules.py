@@ -96,7 +96,7 @@ def input_bound(subject: Subject) -> Finding | None:
         text=f"ranks wait for data {share:.0%} of the time",
         evidence=f"time in the DataLoader's iterator, median over {counted(len(subject.measured.ranks), 'rank')}",
         next=f"{more}; data in the memory of the nodes (`windlass stage`), or read once for all of them "
-        "(`--cache DIR --cache-placement partition`)",
+        "(`--cache DIR --cache-placement partition`, and `{view}DIR` as the script's folder)",
     )
 
 

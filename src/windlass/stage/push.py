@@ -24,6 +24,7 @@ from windlass.run.node_step import write_host_file
 from windlass.run.planning import plan_request
 from windlass.run.rendezvous import plan_hosts
 from windlass.settings import read_settings
+from windlass.stage.node.unpacking import archive_of
 from windlass.stage.service import PACKAGES as STAGE_PACKAGES
 from windlass.stage.service import Progress, stage_service, warnings
 
@@ -45,11 +46,13 @@ class Staging:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Staged:
-    """How it went. `nodes`: what each node says of its copies. `mounted`: agents keep images mounted."""
+    """How it went. `places`: where the copies lie on a node. `nodes`: what each node says of its copies. `mounted`:
+    agents keep images mounted."""
 
     plan: Plan
     folder: RunFolder
     seconds: float
+    places: tuple[str, ...]
     bytes_per_node: int
     nodes: tuple[dict[str, object], ...]
     mounted: bool
@@ -88,6 +91,7 @@ def stage(
         plan=plan,
         folder=folder,
         seconds=seconds,
+        places=tuple(f"{to.rstrip('/')}/{_copy_name(root, staging)}" for root in roots),
         bytes_per_node=max((line["staged"] for line in agents.lines if "staged" in line), default=0),
         nodes=tuple({"node": node, **figures} for node, figures in sorted(agents.ended("stage").items())),
         mounted=mounted,
@@ -112,6 +116,15 @@ def _checked(staging: Staging) -> tuple[tuple[CacheRoot, ...], str]:
     if not to.startswith(("/", "${")):
         raise UsageError(f"--to {to} is not a full path", hint="each node starts in a folder of its own")
     return roots, to
+
+
+def _copy_name(root: CacheRoot, staging: Staging) -> str:
+    """An archive becomes a folder with its name, an image is mounted by its own; anything else keeps its name."""
+    path = Path(root.path)
+    if staging.extract and _is_squashfs(root.real):
+        return path.stem
+    archive = archive_of(path.name) if staging.extract else None
+    return archive.stem if archive is not None else path.name
 
 
 def _copy(agents: Agents, folder: RunFolder, progress: Progress, mounted: bool) -> None:

@@ -121,6 +121,21 @@ def test_real_name_of_a_linked_root_leads_into_the_view_too(tmp_path: Path) -> N
     assert done.stdout.strip() == f"{view}{link}/a:{view}{link}/b:{view}{link}"
 
 
+def test_view_in_an_argument_is_the_folder_of_the_view_and_nothing_without_one(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    root.mkdir()
+    view = make_view(tmp_path, root)
+    command = ("sh", "-c", 'echo "$1 $DATA"', "sh", "{view}/x")
+    plan = local_plan(tmp_path, root, command, env=(("DATA", "{view}" + str(root)),))
+    assert run_rank("sh", plan, tmp_path, {}).stdout.strip() == f"{view}/x {view}{root}"
+    plain, _ = plan_for("workstation", *command, env=(("DATA", "{view}/y"),))
+    plain = msgspec.structs.replace(plain, request=msgspec.structs.replace(plain.request, cwd=str(tmp_path)))
+    assert run_rank("sh", plain, tmp_path, {}).stdout.strip() == "/x /y"
+    inside, _ = plan_for("lumi", "python", "x.py", cache=("/scratch/data",), container="/images/x.sif")
+    facts = JobFacts(run_dir="/r", run_id="id", uid=7, master_addr="h", master_port=1, job_id="1")
+    assert "\nw_view=\n" in rank_script(inside, facts)
+
+
 def test_rank_without_a_view_fails_with_a_word(tmp_path: Path) -> None:
     root = tmp_path / "env"
     root.mkdir()

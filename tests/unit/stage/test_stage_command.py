@@ -58,6 +58,19 @@ def test_a_relative_source_is_copied_and_the_figures_are_told(tmp_path: Path) ->
     assert (tmp_path / "to" / "tree" / "file").read_bytes() == (tmp_path / "tree" / "file").read_bytes()
     code, out, err = stage(tmp_path, "tree", "--to", str(tmp_path / "to"))
     assert code == 0 and "2.5 MB a node" in out, "a second start replaces the first copy"
+    assert out.startswith(f"staged to {tmp_path}/to/tree on 1 node"), out
+
+
+def test_an_archive_becomes_a_folder_with_its_name_and_the_command_says_where(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "file").write_text("x")
+    subprocess.run(
+        ["tar", "-C", str(tmp_path), "-czf", str(tmp_path / "data.v1.tar.gz"), "tree"], check=True, timeout=60
+    )
+    code, out, err = stage(tmp_path, "data.v1.tar.gz", "--to", f"{tmp_path}/to/", "--extract")
+    assert code == 0, err
+    assert out.startswith(f"staged to {tmp_path}/to/data.v1 on 1 node"), out
+    assert (tmp_path / "to" / "data.v1" / "tree" / "file").read_text() == "x"
 
 
 def test_a_mounted_image_stays_until_it_is_stopped_and_status_says_so(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from windlass.model.plan import Plan
 from windlass.notation.counts import counted
 from windlass.notation.cpulist import format_cpulist
 from windlass.notation.shell import comment, expandable, fillable, quote
-from windlass.plan.cache import agents_folder, command_lines, view_lines
+from windlass.plan.cache import agents_folder, command_lines, view_folder_lines, view_lines
 from windlass.plan.profile import profile_lines
 from windlass.plan.render.container import container_lines
 from windlass.plan.render.jit_cache_lines import cache_lines
@@ -124,6 +124,7 @@ def _place(plan: Plan, job: JobFacts) -> list[str]:
         f"w_master_port={_known(job.master_port, 'WINDLASS_MASTER_PORT')}",
         f"w_job_id={quote(job.job_id) if job.job_id is not None else '${WINDLASS_JOB_ID-}'}",
         f"export WINDLASS_RUN_DIR={quote(job.run_dir)}",
+        *view_folder_lines(plan, job.uid, job.run_id),
         "",
     ]
     return lines
