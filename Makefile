@@ -8,7 +8,7 @@ TORCH  := $(shell sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install test test-all test-flux test-pbs lint demo docs packages clean
+.PHONY: dist zipapp release-check help install test test-all test-flux test-pbs lint demo docs packages clean
 
 help:
 	@echo "make install    .venv with the windlass command in it"
@@ -19,6 +19,9 @@ help:
 	@echo "make test-pbs PBS_PREFIX=DIR     the tests of the scheduler on a submit node of a real PBS, as an ordinary user"
 	@echo "make docs       the documents as a site in site/, its links checked: open site/index.html"
 	@echo "make lint       ruff and mypy"
+	@echo "make dist       dist/ with sdist and wheel"
+	@echo "make zipapp     dist/windlass.pyz: one file that needs nothing but Python 3.10 or newer"
+	@echo "make release-check   builds, installs and tries a release in fresh environments, and runs the demo from the wheel"
 	@echo "make clean      remove .venv and caches"
 
 install: $(VENV)/.installed
@@ -54,6 +57,17 @@ docs: $(VENV)/.docs
 	@$(BIN)/python scripts/docs/generate.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
+
+dist: $(BIN)/python
+	$(PIP) install build
+	rm -rf dist
+	$(BIN)/python -m build
+
+zipapp: dist
+	$(BIN)/python scripts/make_zipapp.py dist/*.whl dist/windlass.pyz
+
+release-check: $(BIN)/python
+	$(BIN)/python scripts/release_check.py
 
 packages:
 	@scripts/debian-packages.sh

@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from interpreters import NODE, interpreters
 
 from fuse.agents import RUN_ID, CacheAgent, write_agents_file
 from fuse.caches import make_tree
@@ -19,10 +20,11 @@ from windlass.agents.command import tool_argv
 pytestmark = pytest.mark.fuse
 
 
-def pythons() -> list[str]:
-    """This interpreter, and the oldest supported one where there is one."""
-    old = sorted(Path.home().glob(".pyenv/versions/3.9.*/bin/python3.9"))
-    return [sys.executable, *map(str, old[:1])]
+def pythons() -> list[object]:
+    """This interpreter and the oldest supported one; the others that are here are left to `make test-all`."""
+    found = interpreters(NODE)
+    usual = [sys.executable, *([found.pop(NODE[0])] if NODE[0] in found else [])]
+    return [*usual, *(pytest.param(path, marks=pytest.mark.slow) for path in found.values())]
 
 
 @pytest.mark.parametrize("python", pythons())

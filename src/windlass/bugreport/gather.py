@@ -6,7 +6,6 @@ Bounded in size too: logs are cut to their ends, and all parts together to `MAX_
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from windlass.errors import CommandError, UsageError, WindlassError
 from windlass.model.plan import Plan
 from windlass.notation.sizes import size_text
 from windlass.procs.command import run_command
+from windlass.procs.own import own_argv
 from windlass.run.bundle import scrubber, write_archive
 from windlass.run.folder import RunFolder
 from windlass.settings import Settings, read_settings
@@ -186,7 +186,7 @@ def _within(seconds: float, make: Callable[[], T]) -> T | Exception:
 
 def _doctor_text(environ: Mapping[str, str]) -> str:
     """What `windlass doctor --quick` says, in a process that can be ended."""
-    argv = (sys.executable, "-m", "windlass", "doctor", "--quick", "--all")
+    argv = (*own_argv(), "doctor", "--quick", "--all")
     try:
         done = run_command(argv, timeout_s=DOCTOR_S, env={**environ, "NO_COLOR": "1"}, check=False)
         return done.stdout + done.stderr

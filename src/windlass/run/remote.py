@@ -17,6 +17,7 @@ from windlass.launchers.base import NodeStepSpec
 from windlass.model.site import LauncherSpec
 from windlass.model.topology import Topology
 from windlass.notation.parts import join_parts, part_lines
+from windlass.procs.own import own_argv
 from windlass.run.node_answers import json_lines
 from windlass.run.node_step import run_node_step
 from windlass.topology.probe import probe_topology
@@ -40,7 +41,7 @@ def probe_node(host: str, launcher: str, site: LauncherSpec, environ: Mapping[st
         executable=site.executable or "",
         environment_names=("PATH", "LD_LIBRARY_PATH", "PYTHONPATH"),
     )
-    program = (sys.executable, "-m", "windlass.run.remote")
+    program = own_argv("windlass.run.remote")
     try:
         step = get_launcher(launcher).node_step(spec)
         done = run_node_step(step, program, environ=environ, timeout_s=_LOOK_TIMEOUT_S)

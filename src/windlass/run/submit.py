@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from windlass.plan.queues import refuse_incomplete
 from windlass.plan.render.batch_script import batch_script, standalone_script
 from windlass.plan.shape import run_name
 from windlass.procs.command import run_command
+from windlass.procs.own import own_argv
 from windlass.run.folder import RunFolder, folder_path, make_folder
 from windlass.run.planning import PlannedRequest, plan_request
 from windlass.run.scheduler_commands import require_submit_program, scheduler_environ
@@ -124,4 +124,4 @@ def plan_job(request: Request, environ: Mapping[str, str], run_dir: str | None =
 def _script(plan: Plan, run_dir: str, standalone: bool) -> str:
     if standalone:
         return standalone_script(plan, run_dir)
-    return batch_script(plan, run_dir, (sys.executable, "-m", "windlass"))
+    return batch_script(plan, run_dir, own_argv())

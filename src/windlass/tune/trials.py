@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import statistics
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from windlass.bench.reading import read_record
 from windlass.errors import CommandError, DeadlineError, WindlassError
 from windlass.observe.job import read_job
 from windlass.procs.command import run_command
+from windlass.procs.own import own_argv
 from windlass.tune.search import Trial
 from windlass.tune.space import UNSET, Choice, TunedSetting
 
@@ -66,7 +66,7 @@ class Trials:
                 command += [setting.argument.replace("{value}", value)] if value != UNSET else []
             else:
                 words += ["--unset", setting.name] if value == UNSET else ["--env", f"{setting.name}={value}"]
-        head = (sys.executable, "-m", "windlass")
+        head = own_argv()
         if self.objective == "busbw":
             out = ("--op", "all_reduce", "--out", str(folder.with_suffix(".json")))
             return (*head, "bench", "collectives", *self.options, *words, "--run-dir", str(folder), *out)

@@ -29,6 +29,7 @@ from windlass.bench.start.shared import ClientSettings, Counters, Limits, settin
 from windlass.cache.node.config import state_folder
 from windlass.errors import DeadlineError, MachineError
 from windlass.procs.command import pdeathsig
+from windlass.procs.own import own_argv
 from windlass.stage.service import PACKAGES as STAGE_PACKAGES
 
 _UP_S = 600.0
@@ -85,7 +86,7 @@ class Clients:
             pace=str(self._work / "pace"),
             limits=self._limits,
         )
-        argv = [sys.executable, "-m", "windlass.bench.start.shared", settings_text(settings)]
+        argv = [*own_argv("windlass.bench.start.shared"), settings_text(settings)]
         env = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "PATH": os.defpath}
         self._servers.append(_popen(argv, env))
         self._counters.append(Counters(settings.counters))
