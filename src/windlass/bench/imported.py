@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import msgspec
 
-from windlass.bench.collectives.rows import bandwidths
+from windlass.bench.collectives.rows import bandwidths, wrong_remarks
 from windlass.bench.measure import Figure
+from windlass.bench.nccl_table import HEADING, parse_text
 from windlass.bench.record import BenchRecord, Measurement, Where, new_record
 from windlass.errors import ConfigError, UsageError
 
@@ -43,12 +47,6 @@ _PROGRAMS = {
     "sendrecv": "sendrecv",
 }
 _PER_RANK = {"all_gather", "reduce_scatter", "all_to_all"}
-_NCCL_ROW = re.compile(
-    r"\A\s*(\d+)\s+(\d+)\s+(\w+)\s+(\w+)\s+(-?\d+)"
-    r"\s+([\d.e+-]+)\s+([\d.e+-]+)\s+([\d.e+-]+)\s+(\d+(?:\.\d+)?(?:e[+-]?\d+)?|N/A)"
-    r"(?:\s+([\d.e+-]+)\s+([\d.e+-]+)\s+([\d.e+-]+)\s+(\d+(?:\.\d+)?(?:e[+-]?\d+)?|N/A))?\s*\Z"
-)
-_NCCL_DEVICE = re.compile(r"#\s*Rank\s+(\d+).*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*)")
 _CCL_HEAD = re.compile(r"#bytes\s+(?:#?elem_count\s+)?#repetitions\s+t_min\[usec\]")
 
 
@@ -64,9 +62,9 @@ class Known:
 
 def looks_foreign(data: bytes) -> bool:
     """Whether this is output of a benchmark that can be read here, rather than a record."""
-    text = data[:200_000].decode("utf-8", "replace")
+    text = data.decode("utf-8", "replace")
     return (
-        ("algbw" in text and "busbw" in text and "#wrong" in text)
+        HEADING.search(text) is not None
         or _CCL_HEAD.search(text) is not None
         or text.startswith("#ranks,collective,")
         or ('"nccl_version"' in text and '"results"' in text)
@@ -86,51 +84,60 @@ def parse_foreign(data: bytes, known: Known, *, where: str) -> BenchRecord:
 
 
 def _nccl_text(text: str, known: Known, where: str) -> BenchRecord:
-    lines = text.splitlines()
-    found = [match for line in lines if (match := _NCCL_ROW.match(line))]
-    if not found:
-        raise ConfigError(f"{where}: no result line of nccl-tests in it", hint="did the program run to its table?")
-    seats = {int(m[1]): (m[2], m[3].strip()) for line in lines if (m := _NCCL_DEVICE.match(line))}
-    program = next((m[1] for line in lines if (m := re.search(r"Collective test starting: (\w+?)_perf", line))), None)
-    ratios = [float(m[8]) / float(m[7]) for m in found if float(m[7]) > 1]
-    op, ranks = _what(known, program, len(seats) or None, found[0][4], ratios, where)
+    found = parse_text(text, where)
     rows: list[Measurement] = []
-    for match in found:
-        size, count, kind, redop, root = int(match[1]), int(match[2]), match[3], match[4], int(match[5])
-        for placement, at in (("out-of-place", 6), ("in-place", 10)):
-            if match[at] is not None:
-                told = {"bytes": size, "count": count, "type": kind, "redop": redop, "root": root, "op": op}
-                rows.append(_row({**told, "placement": placement}, float(match[at]), match[at + 3], ranks, known.nodes))
-    hosts = list(dict.fromkeys(host for host, _ in seats.values()))
-    version = next((m[1] for line in lines if (m := re.search(r"NCCL version (\S+)", line))), None)
-    device = known.device or next((name for _, name in seats.values() if name), "")
-    return _record(rows, known, hosts, ranks, device, {"nccl": version} if version else {}, where)
+    for table in found.tables:
+        halves = [half for row in table.rows for half in row.halves]
+        ratios = [half.busbw / half.algbw for half in halves if half.algbw > 1] or [
+            half.busbw / half.algbw for half in halves if half.algbw > 0.1
+        ]
+        op, ranks = _what(known, table.program, len(found.seats) or None, table.rows[0].redop, ratios, where)
+        for row in table.rows:
+            told = {"op": op, "bytes": row.size_bytes, "count": row.count, "type": row.type}
+            told |= {"redop": row.redop, "root": row.root}
+            rows += [
+                _row({**told, "placement": half.placement}, half.time_us, half.wrong, ranks, known.nodes)
+                for half in row.halves
+            ]
+    hosts = list(dict.fromkeys(host for host, _ in found.seats.values()))
+    device = known.device or next((name for _, name in found.seats.values() if name), "")
+    return _record(rows, known, hosts, device, found.library, where, cut=found.cut)
 
 
 def _nccl_json(text: str, known: Known, where: str) -> BenchRecord:
     try:
         raw = json.loads(text)
         results, devices = raw["results"], raw.get("devices") or raw.get("config", {}).get("devices") or []
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{where}: not the JSON of nccl-tests (-J): {error}") from error
-    name = str((raw.get("args") or [""])[0]) if isinstance(raw.get("args"), list) else ""
-    program = next(iter(re.findall(r"(\w+?)_perf", name)), None)
-    ratios = [r["out_of_place"]["bus_bw"] / r["out_of_place"]["alg_bw"] for r in results if r.get("out_of_place")]
-    if not results:
-        raise ConfigError(f"{where}: no result in it")
-    op, ranks = _what(known, program, len(devices) or None, str(results[0]["redop"]), ratios, where)
-    rows = []
-    for one in results:
-        for placement, key in (("out-of-place", "out_of_place"), ("in-place", "in_place")):
-            half = one.get(key)
-            if half:
-                told = {"op": op, "bytes": one["size"], "count": one["count"], "type": one["type"]}
-                told |= {"redop": one["redop"], "root": int(one["root"]), "placement": placement}
-                rows.append(_row(told, float(half["time"]), str(half.get("nwrong", "N/A")), ranks, known.nodes))
-    hosts = list(dict.fromkeys(str(device["hostname"]) for device in devices))
-    device = known.device or next((str(d.get("device_info", "")) for d in devices), "")
+        if not results:
+            raise ConfigError(f"{where}: no result in it", hint="did the program run to its table?")
+        name = str((raw.get("args") or [""])[0]) if isinstance(raw.get("args"), list) else ""
+        program = next(iter(re.findall(r"(\w+?)_perf", name)), None)
+        halves = [half for one in results for half in (one.get("out_of_place"), one.get("in_place")) if half]
+        ratios = [half["bus_bw"] / half["alg_bw"] for half in halves if half["alg_bw"]]
+        op, ranks = _what(known, program, len(devices) or None, str(results[0]["redop"]), ratios, where)
+        rows = [row for one in results for row in _json_rows(one, op, ranks, known.nodes)]
+        hosts = list(dict.fromkeys(str(device["hostname"]) for device in devices))
+        device = known.device or next((str(d.get("device_info", "")) for d in devices), "")
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"{where}: not the whole JSON of nccl-tests (-J): {why[:200]}", hint="measure again, or fetch it again"
+        ) from error
     # The file holds the whole environment of the run; none of it is taken over.
-    return _record(rows, known, hosts, ranks, device, {"nccl": str(raw.get("nccl_version", ""))}, where)
+    return _record(rows, known, hosts, device, {"nccl": str(raw.get("nccl_version", ""))}, where)
+
+
+def _json_rows(one: dict[str, Any], op: str, ranks: int, nodes: int | None) -> Iterator[Measurement]:
+    for placement, key in (("out-of-place", "out_of_place"), ("in-place", "in_place")):
+        half = one.get(key)
+        if half:
+            told = {"op": op, "bytes": int(one["size"]), "count": int(one["count"]), "type": str(one["type"])}
+            told |= {"redop": str(one["redop"]), "root": int(one["root"]), "placement": placement}
+            wrong = half.get("nwrong")
+            time_us = float(half["time"])
+            if not 0 < time_us < math.inf:
+                raise ValueError(f"a time of {time_us} us")
+            yield _row(told, time_us, int(wrong) if isinstance(wrong, int | float) else None, ranks, nodes)
 
 
 def _what(
@@ -142,31 +149,59 @@ def _what(
     ratio = sorted(ratios)[len(ratios) // 2] if ratios else None
     if op is None and ratio is not None and ratio > 1.05 and redop != "none":
         op = "all_reduce"
-    if op is None and ratio is not None and ratio < 0.995 and redop != "none":
+    if op is None and ratio is not None and 0.4 < ratio < 0.995 and redop != "none":
         op = "reduce_scatter"
     if op is None:
         raise UsageError(f"{where} does not say which collective it measured", hint="add --op, such as --op all_gather")
+    if op not in _PROGRAMS.values():
+        raise UsageError(f"--op {op}: no such collective", hint=f"one of {', '.join(_PROGRAMS.values())}")
     if ranks is None and ratio is not None and op not in {"broadcast", "reduce", "sendrecv"}:
         share = ratio / 2 if op == "all_reduce" else ratio
         if share < 0.998:
             ranks = round(1 / (1 - share))
     if ranks is None:
         raise UsageError(f"{where} does not say over how many ranks it ran", hint="add --ranks")
+    if ranks < 1:
+        raise UsageError(f"--ranks {ranks}: at least 1")
     return op, ranks
 
 
-def _row(told: dict[str, Any], time_us: float, wrong: str, ranks: int, nodes: int | None) -> Measurement:
+def _row(told: dict[str, Any], time_us: float, wrong: int | None, ranks: int, nodes: int | None) -> Measurement:
     """Bandwidths are computed anew from bytes and time, so that one formula holds for all records."""
-    counted = None if wrong == "N/A" or not re.fullmatch(r"[\d.e+-]+", wrong) else int(float(wrong))
     return Measurement(
         labels={**told, "ranks": ranks, "nodes": nodes or 1},
         samples={"time_s": (time_us / 1e6,)},
-        figures={
-            "time": Figure(value=time_us, unit="us", formula="as printed by the program"),
-            **bandwidths(str(told["op"]), int(told["bytes"]), time_us / 1e6, ranks),
-        },
-        wrong=counted,
+        figures=_figures(told, time_us, ranks, "as printed by the program"),
+        wrong=wrong,
     )
+
+
+def _figures(told: Mapping[str, Any], time_us: float, ranks: int, formula: str) -> dict[str, Figure]:
+    return {
+        "time": Figure(value=time_us, unit="us", formula=formula),
+        **bandwidths(str(told["op"]), int(told["bytes"]), time_us / 1e6, ranks),
+    }
+
+
+def _together(rows: Sequence[Measurement]) -> Iterator[Measurement]:
+    """Rows that measured the same (a program run several times, or its cycles) as one with several samples: what
+    `compare` needs to tell a difference from noise."""
+    same: dict[tuple[object, ...], list[Measurement]] = {}
+    for row in rows:
+        same.setdefault(tuple(row.labels.values()), []).append(row)
+    for first, *others in same.values():
+        if not others:
+            yield first
+            continue
+        times = [row.samples["time_s"][0] for row in (first, *others)]
+        wrong = [row.wrong for row in (first, *others) if row.wrong is not None]
+        figures = _figures(first.labels, median(times) * 1e6, int(first.labels["ranks"] or 1), "median of the tables")
+        yield Measurement(
+            labels=first.labels,
+            samples={"time_s": tuple(times)},
+            figures=figures,
+            wrong=sum(wrong) if wrong else None,
+        )
 
 
 def _oneccl_text(text: str, known: Known, where: str) -> BenchRecord:
@@ -192,7 +227,7 @@ def _oneccl_text(text: str, known: Known, where: str) -> BenchRecord:
             rows.append(_ccl_row(op, size, count, dtype, average, ranks, known.nodes))
     if not rows:
         raise ConfigError(f"{where}: no result line of the oneCCL benchmark in it")
-    return _record(rows, known, [], int(ranks or 1), known.device or "", {"library": "oneCCL"}, where)
+    return _record(rows, known, [], known.device or "", {"library": "oneCCL"}, where)
 
 
 def _oneccl_csv(text: str, known: Known, where: str) -> BenchRecord:
@@ -207,7 +242,7 @@ def _oneccl_csv(text: str, known: Known, where: str) -> BenchRecord:
             raise ConfigError(f"{where}: a torn line in the oneCCL benchmark's CSV: {line}") from error
     if not rows:
         raise ConfigError(f"{where}: no result in the oneCCL benchmark's CSV")
-    return _record(rows, known, [], ranks, known.device or "", {"library": "oneCCL"}, where)
+    return _record(rows, known, [], known.device or "", {"library": "oneCCL"}, where)
 
 
 def _ccl_row(op: str, size: int, count: int, dtype: str, time_us: float, ranks: int, nodes: int | None) -> Measurement:
@@ -221,25 +256,39 @@ def _ccl_row(op: str, size: int, count: int, dtype: str, time_us: float, ranks: 
         "root": 0 if rooted else -1,
         "placement": "out-of-place",
     }
-    return _row(told, time_us, "N/A", ranks, nodes)
+    return _row(told, time_us, None, ranks, nodes)
 
 
 def _record(
     rows: list[Measurement],
     known: Known,
     hosts: list[str],
-    ranks: int,
     device: str,
     software: dict[str, Any],
     where: str,
+    *,
+    cut: bool = False,
 ) -> BenchRecord:
+    moved = [row for row in rows if row.labels["bytes"]]
+    if not moved:
+        raise ConfigError(f"{where}: every result is of 0 bytes", hint="measure larger sizes (-b, -e)")
     nodes = known.nodes or len(hosts) or 1
-    rows = [msgspec.structs.replace(row, labels={**row.labels, "nodes": nodes}) for row in rows]
+    moved = [msgspec.structs.replace(row, labels={**row.labels, "nodes": nodes}) for row in moved]
+    together = tuple(_together(moved))
+    ranks = max(int(row.labels["ranks"] or 1) for row in together)
+    remarks = wrong_remarks(together)
+    if ranks == 1:
+        remarks.append("one rank: nothing crossed a link. Several processes need nccl-tests built with MPI=1")
+    if cut:
+        remarks.append("the program did not print its end: it was stopped, or the text was cut")
     return new_record(
         "collectives",
+        complete=not cut,
         where=Where(nodes=nodes, ranks_per_node=max(1, ranks // nodes), hosts=",".join(hosts)),
         device={"name": device} if device else {},
         software=software,
-        rows=tuple(rows),
+        rows=together,
+        skipped=("sizes of 0 bytes: nothing was moved",) if len(moved) < len(rows) else (),
+        remarks=tuple(remarks),
         imported_from=where,
     )

@@ -3,6 +3,8 @@ the output of somebody else's benchmark."""
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,13 +15,20 @@ from windlass.bench.imported import Known, looks_foreign, parse_foreign
 from windlass.bench.older import OLDER, older_record
 from windlass.bench.record import RECORD_KIND, RECORD_VERSION, BenchRecord
 from windlass.errors import ConfigError, UsageError, VersionError
+from windlass.failure.rank_logs import rank_logs
+from windlass.run.folder import PLAN_FILE, read_plan
 
 _NOT_WHOLE = (msgspec.ValidationError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
 
 
 def read_record(path: str | Path, known: Known | None = None) -> BenchRecord:
-    """The record at `path`; of a folder, its record.json. Errors name the file."""
+    """The record at `path`, or in standard input where that is `-`; of a folder, its record.json, or what the ranks of
+    that run printed. Errors name the file."""
+    if str(path) == "-":
+        return _record_in(sys.stdin.buffer.read(), known or Known(), where="standard input")
     file = Path(path).expanduser()
+    if file.is_dir() and not (file / "record.json").exists() and (file / PLAN_FILE).exists():
+        return _printed(file, known or Known())
     if file.is_dir():
         file = file / "record.json"
     try:
@@ -28,14 +37,32 @@ def read_record(path: str | Path, known: Known | None = None) -> BenchRecord:
         raise UsageError(
             f"cannot read {file}: {error.strerror}", hint="give a record.json, or a folder of `windlass bench`"
         ) from error
+    return _record_in(data, known or Known(), where=str(file))
+
+
+def _record_in(data: bytes, known: Known, *, where: str) -> BenchRecord:
     if not data.strip():
         raise ConfigError(
-            f"{file}: empty, so no record of a benchmark",
+            f"{where}: empty, so no record of a benchmark",
             hint="measure again, e.g. `windlass bench collectives --out FILE`; did the disk or your quota run full?",
         )
     if looks_foreign(data):
-        return parse_foreign(data, known or Known(), where=str(file))
-    return record_from_json(data, where=str(file))
+        return parse_foreign(data, known, where=where)
+    return record_from_json(data, where=where)
+
+
+def _printed(folder: Path, known: Known) -> BenchRecord:
+    """The table in the output of a run, as of nccl-tests under `windlass run`. The plan knows how many nodes there
+    were, which the table may not."""
+    plan = read_plan(folder)
+    text = "\n".join(line for _, line in rank_logs(plan, folder).lines(None))
+    data = text.encode("utf-8", "surrogateescape")
+    if not looks_foreign(data):
+        raise UsageError(
+            f"{folder}: neither a record nor a table of a benchmark in the output of its ranks",
+            hint="give a folder of `windlass bench`, or of a run of nccl-tests or the oneCCL benchmark",
+        )
+    return parse_foreign(data, dataclasses.replace(known, nodes=known.nodes or plan.nodes), where=str(folder))
 
 
 class _Head(msgspec.Struct):

@@ -16,12 +16,13 @@ def environment(folder: Path) -> dict[str, str]:
     return {**os.environ, **windlass_env(folder), "OMP_NUM_THREADS": "1"}
 
 
-def bench(folder: Path, *words: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+def bench(folder: Path, *words: str, timeout_s: float = 120, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run `windlass bench WORDS` to its end; runs go below `folder`."""
     return subprocess.run(
         windlass_argv("bench", *words),
         env=environment(folder),
         cwd=folder,
+        input=stdin,
         capture_output=True,
         text=True,
         timeout=timeout_s,

@@ -124,7 +124,7 @@ def test_bad_input_is_refused_before_anything_starts(tmp_path: Path, words: tupl
 
 
 def test_a_verdict_is_a_command_away(tmp_path: Path) -> None:
-    seed = Path(__file__).parent / "data" / "nccl-all-reduce.txt"
+    seed = Path(__file__).parents[3] / "examples" / "benchmarks" / "nccl-tests-2x4-gh200.txt"
     words = ("--nodes", "2", "--device-name", "NVIDIA GH200 120GB")
     done = bench(tmp_path, "reference", "collectives", str(seed), *words)
     assert done.returncode == 0, done.stderr

@@ -17,7 +17,12 @@ from windlass.settings import current_environ, read_settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("records", nargs="+", metavar="RECORD", help="record.json, its folder, or output of nccl-tests")
+    parser.add_argument(
+        "records",
+        nargs="+",
+        metavar="RECORD",
+        help="record.json, its folder or run; output of nccl-tests, - for standard input",
+    )
     parser.add_argument("--html", metavar="FILE", help="write a page that needs nothing else")
     parser.add_argument("--out", metavar="FILE", help="write the record (of somebody else's output, say) there")
     parser.add_argument("--json", action="store_true", help="print the records")

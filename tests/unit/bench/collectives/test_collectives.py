@@ -13,7 +13,7 @@ from windlass.bench.collectives.table import average_busbw, squeezed, table_line
 from windlass.bench.record import Measurement
 from windlass.errors import UsageError
 
-SEED = Path(__file__).parents[1] / "data" / "nccl-all-reduce.txt"
+SEED = Path(__file__).parents[4] / "examples" / "benchmarks" / "nccl-tests-2x4-gh200.txt"
 
 
 def _published() -> list[list[str]]:
