@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from requirements import hydra_mpiexec, require_fuse, require_mpi, require_torch
+from requirements import hydra_mpiexec, require, require_fuse, require_mpi, require_torch
 from unit.cli.typed import windlass
 from windlass.bench.start.machine import Clients
 from windlass.bench.start.shared import Limits
@@ -69,6 +70,13 @@ def test_images_are_classified_from_a_folder_by_a_script_that_wants_its_rank(tmp
     assert "images/s" in done.stdout
 
 
+def test_the_script_for_aurora_trains_on_cpu_ranks(tmp_path: Path) -> None:
+    words = ("--ppd", "4", "--channels-last", "--tf32", "--steps", "2")
+    done = windlass("run", "-r", "2", str(EXAMPLES / "aurora/train.py"), *words, cwd=tmp_path, timeout_s=200)
+    assert done.code == 0, done.text
+    assert "ranks 2, on cpu" in done.stdout
+
+
 def _waits(folder: Path, run: str) -> float:
     """The share of their time that the ranks of a run waited for data, as the report has it."""
     told = windlass("report", "--json", run, cwd=folder)
@@ -112,10 +120,16 @@ def test_the_report_finds_the_input_bottleneck_and_staging_or_the_cache_cures_it
 
 
 @pytest.mark.mpi
-def test_a_script_that_knows_mpi_alone_sums_over_its_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", ["hydra", "openmpi"])
+def test_a_script_that_knows_mpi_alone_sums_over_its_ranks(launcher: str, tmp_path: Path) -> None:
     require_mpi()
-    path = {"PATH": f"{hydra_mpiexec().parent}:{os.environ['PATH']}"}
-    words = ("run", "-r", "2", "--launcher", "hydra", str(EXAMPLES / "allreduce/allreduce.py"))
-    done = windlass(*words, cwd=tmp_path, env=path)
+    env = {"PATH": f"{hydra_mpiexec().parent}:{os.environ['PATH']}"}
+    if launcher == "openmpi":
+        library = next(Path("/usr/lib").glob("*/libmpi.so.40"), None)
+        require("openmpi", bool(library and shutil.which("mpirun.openmpi")), "no mpirun.openmpi and its library")
+        env = {"PATH": os.environ["PATH"], "MPI4PY_MPIABI": "openmpi", "MPI4PY_LIBMPI": str(library)}
+        env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    words = ("run", "-r", "2", "--launcher", launcher, str(EXAMPLES / "allreduce/allreduce.py"))
+    done = windlass(*words, cwd=tmp_path, env=env)
     assert done.code == 0, done.text
     assert "2 ranks: the sum is 1 everywhere" in done.stdout

@@ -35,15 +35,22 @@ def test_hello_and_the_sum_of_a_gradient_over_mpi_ranks_of_two_nodes(slurm: Slur
     assert "4 ranks: the sum is 6 everywhere, the average 1.5" in summed.stdout, summed.text
 
 
-def test_arguments_that_only_a_rank_knows_are_filled_in_on_two_nodes(slurm: SlurmCluster, tmp_path: Path) -> None:
+def test_arguments_that_only_a_rank_knows_and_horovod_s_variables_are_filled_in_on_two_nodes(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
     words = ("--rank={rank}", "--dist-url=tcp://{master_addr}:{master_port}")
     with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
-        done = job.run_python("-r", "2", "--show", "all", str(EXAMPLES / "args/show.py"), *words)
+        done = job.run_python(
+            "-r", "2", "--show", "all", str(EXAMPLES / "args/show.py"), *words, env={"SHOW": "HOROVOD_*"}
+        )
     assert done.code == 0, done.text
     shown = {line["argv"][0]: line for line in json_lines(done.stdout)}
     assert sorted(shown) == [f"--rank={rank}" for rank in range(4)]
     assert len({line["argv"][1] for line in shown.values()}) == 1
     assert {line["host"] for line in shown.values()} == {"nid0001", "nid0002"}
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+    last = shown["--rank=3"]["environ"]
+    assert [last[f"HOROVOD_{name}"] for name in names] == ["3", "4", "1", "2", "1", "2"]
 
 
 @pytest.mark.torch
@@ -98,3 +105,16 @@ def test_images_come_from_a_tree_from_the_nodes_memory_and_from_the_cache(slurm:
         assert re.search(r"epoch 0: loss \d\.\d+, [1-9]\d* images/s", done.stdout), done.text
     read = json.loads((tmp_path / "cached" / "cache.json").read_text())["total"]
     assert read["source_bytes"] == sum(path.stat().st_size for path in data.rglob("*.raw")), "each byte was read once"
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_the_script_for_aurora_trains_on_two_nodes(slurm: SlurmCluster, tmp_path: Path) -> None:
+    require_torch()
+    with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
+        told = job.run_python("-r", "1", "--show", "all", str(EXAMPLES / "aurora/device_info.py"), timeout_s=150)
+        words = ("-r", "1", "--threads", "1", str(EXAMPLES / "aurora/train.py"), "--channels-last", "--steps", "2")
+        done = job.run_python(*words, timeout_s=150)
+    assert told.stdout.count("x cpu, ZE_FLAT_DEVICE_HIERARCHY unset") == 2, told.text
+    assert done.code == 0, done.text
+    assert "ranks 2, on cpu" in done.stdout
