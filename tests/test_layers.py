@@ -39,6 +39,7 @@ LAYERS = {
     "stage": 7,
     "supervise": 7,
     "doctor": 7,
+    "envs": 8,
     "report": 8,
     "api": 8,
     "bugreport": 8,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -12,7 +13,7 @@ from windlass.images.node.variables import judge_compat
 from windlass.model.site import Site
 
 Level = Literal["ok", "note", "warning", "error"]
-_ORDER: tuple[Level, ...] = ("ok", "note", "warning", "error")
+LEVELS: tuple[Level, ...] = ("ok", "note", "warning", "error")
 _TCP = "NCCL would fall back to TCP, ten times slower, without a word"
 
 
@@ -48,7 +49,7 @@ def check_image(report: ImageReport, site: Site | None, injection: Injection | N
         *_compat(report, driver),
     ]
     kept = tuple(finding for finding in findings if finding is not None)
-    verdict: Level = max((finding.level for finding in kept), key=_ORDER.index)
+    verdict: Level = max((finding.level for finding in kept), key=LEVELS.index)
     return ImageCheck(
         report=report, site=site.name if site else "", findings=kept, verdict=verdict, injection=injection
     )
@@ -212,11 +213,17 @@ def check_text(check: ImageCheck) -> str:
     """For people."""
     report = check.report
     about = ", ".join(part for part in (report.kind, report.system, f"{report.libraries} libraries") if part)
-    lines = [f"{report.image}: {about}", ""]
-    for finding in check.findings:
+    lines = [f"{report.image}: {about}", "", *finding_lines(check.findings)]
+    where = f" on {check.site}" if check.site else ""
+    return "\n".join([*lines, "", f"verdict{where}: {check.verdict}"])
+
+
+def finding_lines(findings: Iterable[Finding]) -> list[str]:
+    """Findings for people, each with its remedy below it."""
+    lines: list[str] = []
+    for finding in findings:
         mark = "" if finding.level == "ok" else f"{finding.level}: "
         lines.append(f"  {finding.topic:<10} {mark}{finding.text}")
         if finding.remedy:
             lines.append(f"  {'':<10} -> {finding.remedy}")
-    where = f" on {check.site}" if check.site else ""
-    return "\n".join([*lines, "", f"verdict{where}: {check.verdict}"])
+    return lines

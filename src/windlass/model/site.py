@@ -302,6 +302,35 @@ class ModuleSpec(Table, frozen=True, kw_only=True):
     source: str = ""
 
 
+class PythonSpec(Table, frozen=True, kw_only=True):
+    """How a Python environment is made at this site: what `windlass env` does."""
+
+    kind: Literal["venv", "conda"] = "venv"
+    version: str = ""
+    """The Python that conda installs."""
+    beneath: Literal["nothing", "module", "image"] = "nothing"
+    """Whose packages are seen through the environment: none, those of the site's modules, those of an image."""
+    modules: tuple[str, ...] = ()
+    """Modules of `[[modules]]` that are not loaded by default and that an environment needs."""
+    before: tuple[str, ...] = ()
+    """Lines of shell after the modules, such as `conda activate`."""
+    image: str = ""
+    """The image beneath, where the site has one for all; a pattern stands for the newest."""
+    torch: str = ""
+    """The wheel that the site names, as in `2.10.0+rocm7.1`."""
+    mpicc: str = ""
+    """What builds mpi4py with the site's MPI, as in `cc -shared`."""
+    compilers: dict[str, str] = {}
+    """CC and CXX, where the system's own are too old to build packages."""
+    place: str = ""
+    """Folder for environments; `{account}` is the project, `{account_lower}` the same in small letters."""
+    quotas: dict[str, str] = {}
+    """What a path holds at most, in the site's words."""
+    because: str = ""
+    note: str = ""
+    source: str = ""
+
+
 class PrologueSpec(Table, frozen=True, kw_only=True):
     """A line of shell that a job at this site needs before its ranks start."""
 
@@ -369,6 +398,7 @@ class SiteFile(Table, frozen=True, kw_only=True):
     limits: tuple[ArgumentSpec, ...] = ()
     """Words of `ulimit`, e.g. `-c 0`."""
     modules: tuple[ModuleSpec, ...] = ()
+    python: PythonSpec = PythonSpec()
     prologue: tuple[PrologueSpec, ...] = ()
     containers: tuple[ContainerSpec, ...] = ()
     host_libraries: HostLibrariesSpec = HostLibrariesSpec()

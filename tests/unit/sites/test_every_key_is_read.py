@@ -13,6 +13,8 @@ import pytest
 
 from planning import plan_for
 from windlass.cli.site_text import site_text
+from windlass.envs.plan import EnvRequest, MachineFacts, plan_env
+from windlass.envs.render import script_text
 from windlass.errors import UsageError
 from windlass.model.request import Request
 from windlass.model.site import Site
@@ -79,7 +81,8 @@ def read() -> Iterator[set[tuple[str, str]]]:
 
 
 def _use(site: Site) -> None:
-    """What windlass does with a site: show it, plan jobs on it, explain a word, ask what its scheduler needs."""
+    """What windlass does with a site: show it, plan jobs on it, explain a word, ask what its scheduler needs,
+    make an environment for it."""
     site_text(site)
     for case in CASES:
         try:
@@ -88,6 +91,7 @@ def _use(site: Site) -> None:
             find_name("NCCL_NET", plan, site)
         except UsageError:
             continue  # no container of this kind, no job of this size, no such variable
+    script_text(plan_env(EnvRequest(extras=("mpi4py",)), site, MachineFacts()))
     python_module(Request(command=("train.py",), kind="script"), site)
     refuse_incomplete(Request(command=("true",), account="a", time="1h"), site)
 

@@ -1,0 +1,1 @@
+"""Python environments on the host: planning, making, checking and packing them. Variables of ranks: `environment/`."""
