@@ -8,7 +8,7 @@ TORCH  := $(shell sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: dist zipapp release-check help install test test-all test-flux test-pbs lint demo docs packages clean
+.PHONY: dist zipapp release-check help install test test-all test-flux test-pbs test-apptainer test-images lint demo docs packages clean
 
 help:
 	@echo "make install    .venv with the windlass command in it"
@@ -18,6 +18,8 @@ help:
 	@echo "make test-flux FLUX_PREFIX=DIR   the tests of launchers and schedulers in a real Flux (see CONTRIBUTING.md)"
 	@echo "make test-pbs PBS_PREFIX=DIR     the tests of the scheduler on a submit node of a real PBS, as an ordinary user"
 	@echo "make docs       the documents as a site in site/, its links checked: open site/index.html"
+	@echo "make test-apptainer APPTAINER_ROOT=DIR   the tests of apptainer with a real one, of a Debian in DIR (as root)"
+	@echo "make test-images    builds libfabric, Open MPI and NCCL's plugin from source in an image (an hour; see CONTRIBUTING.md)"
 	@echo "make lint       ruff and mypy"
 	@echo "make dist       dist/ with sdist and wheel"
 	@echo "make zipapp     dist/windlass.pyz: one file that needs nothing but Python 3.10 or newer"
@@ -41,6 +43,16 @@ test-flux: $(VENV)/.tools
 test-pbs: $(VENV)/.tools
 	@PATH="$$PATH:$(PBS_PREFIX)/bin" WINDLASS_TEST_REAL=pbs $(BIN)/python -m pytest -p no:cacheprovider -k pbs \
 	  --basetemp=$(HOME)/windlass-test-pbs tests/conformance/test_scheduler_submits.py $(PYTEST_ARGS)
+
+# With the apptainer of a newer Debian in a folder, which is made there the first time (debootstrap, as root).
+test-apptainer: $(VENV)/.tools
+	@WINDLASS_REQUIRE=apptainer scripts/with-apptainer.sh $(or $(APPTAINER_ROOT),$(CURDIR)/build/apptainer-root) \
+	  $(BIN)/python -m pytest -p no:cacheprovider -k apptainer tests/containers tests/unit/containers $(PYTEST_ARGS)
+
+# From source, an hour. IMAGE_SOURCES names copies of the repositories where their hosts cannot be reached.
+test-images: $(VENV)/.tools
+	@WINDLASS_TEST_REAL=images WINDLASS_REQUIRE=podman IMAGE_SOURCES=$(IMAGE_SOURCES) nice -n 10 \
+	  $(BIN)/python -m pytest -p no:cacheprovider tests/containers/test_whole_build.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.tools
 	$(BIN)/ruff check .

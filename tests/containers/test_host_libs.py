@@ -27,7 +27,7 @@ from containers.toys import (
     new_host,
     require_compiler,
 )
-from requirements import require_containers
+from requirements import missing_programs, require, require_containers
 
 pytestmark = pytest.mark.containers
 NAME = "localhost/windlass-fabric:1"
@@ -97,14 +97,44 @@ def _assert_swapped(done: subprocess.CompletedProcess[str], cwd: Path) -> None:
     assert not Path(left[1]).exists(), "the job's folder on the node is gone after the run"
 
 
-@pytest.mark.parametrize("kind", ["charliecloud", "podman-hpc"])
+@pytest.fixture(scope="module")
+def sif(image: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The image as a SIF file of a real apptainer, with a variable of its own."""
+    require("apptainer", not missing_programs("apptainer"), missing_programs("apptainer"))
+    folder = tmp_path_factory.mktemp("sif")
+    root = copy_root(image, folder / "root")
+    (root / "opt/providers").mkdir()
+    definition = folder / "image.def"
+    definition.write_text(
+        f"Bootstrap: localimage\nFrom: {root}\n\n%environment\n"
+        "    export NCCL_NET_PLUGIN=spcx FI_PROVIDER_PATH=/opt/providers\n"
+    )
+    argv = ["apptainer", "build", str(folder / "image.sif"), str(definition)]
+    made = subprocess.run(argv, capture_output=True, text=True, timeout=240)
+    assert made.returncode == 0, made.stderr
+    return folder / "image.sif"
+
+
+def test_a_sif_of_apptainer_says_the_same_as_the_folder(sif: Path, image: Path, tmp_path: Path) -> None:
+    said = []
+    for form in (sif, image):
+        done = _windlass("image", "check", str(form), "--site", "frontier", "--json", cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        report = json.loads(done.stdout)["report"]
+        said.append({key: report[key] for key in ("machine", "glibc", "libfabric", "providers", "plugins")})
+    assert said[0] == said[1]
+    assert said[0]["plugins"][0] == "/usr/lib/x86_64-linux-gnu/libnccl-net.so"
+
+
+@pytest.mark.parametrize("kind", ["charliecloud", "podman-hpc", "apptainer"])
 def test_the_hosts_libfabric_takes_the_place_of_the_images(
     kind: str, image: Path, host: tuple[Path, Path], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     require_containers()
     podman = request.getfixturevalue("podman") if kind == "podman-hpc" else ""
     path = str(Path(podman).parent) if podman else ""
-    name = NAME if podman else str(image)
+    file = request.getfixturevalue("sif") if kind == "apptainer" else image
+    name = NAME if podman else str(file)
     plain = _run(name, "--runtime", kind, cwd=tmp_path, path=path)
     assert plain.returncode == 61, plain.stdout + plain.stderr
     assert "provider cxi is missing" in plain.stdout + plain.stderr

@@ -123,6 +123,57 @@ def test_a_failed_build_keeps_its_log_and_leaves_no_image(storage: dict[str, str
     assert not any("broken" in name or "windlass-build" in name for name in _names(storage))
 
 
+def _require_apptainer() -> None:
+    require("apptainer", not missing_programs("apptainer"), missing_programs("apptainer"))
+
+
+def _in_sif(sif: Path, *words: str, verb: str = "exec") -> str:
+    argv = ["apptainer", verb, "--no-home", str(sif), *words]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, cwd="/")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_apptainer_makes_a_sif_of_what_buildah_has_built(storage: dict[str, str], tmp_path: Path) -> None:
+    _require_apptainer()
+    (tmp_path / "own.toml").write_text(SPEC.format(more=""))
+    options = ("--builder", "buildah", "--tag", "localhost/forsif:1", "--sif", "own.sif", "--json")
+    done = _windlass("image", "build", "own.toml", *options, cwd=tmp_path, env=storage)
+    assert done.returncode == 0, done.stdout + done.stderr
+    sif = Path(json.loads(done.stdout)["sif"])
+    assert json.loads(_in_sif(sif, "cat", "/usr/share/windlass/sbom.json"))["spec"] == "own"
+    assert _in_sif(sif, "cat", "/root/greeting") == "built\n"
+    assert "libfabric 1: tcp" in _in_sif(sif, "fi_toy", verb="run"), "by the entry point"
+    checked = _windlass("image", "check", str(sif), "--json", cwd=tmp_path, env=storage)
+    assert json.loads(checked.stdout)["report"]["kind"] == "sif"
+    assert sorted(path.name for path in tmp_path.iterdir() if ".sif" in path.name) == ["own.sif"]
+
+
+def test_apptainer_builds_a_definition_by_itself(storage: dict[str, str], tmp_path: Path) -> None:
+    _require_apptainer()
+    base = tmp_path / "base.tar"
+    argv = ["podman", "save", "-q", "--format", "oci-archive", "-o", str(base), "localhost/windlass-base:1"]
+    subprocess.run(argv, check=True, timeout=120, env=storage, capture_output=True)
+    text = SPEC.format(more="").replace("localhost/windlass-base:1", f"oci-archive:{base}")
+    (tmp_path / "own.toml").write_text(text)
+    options = ("--builder", "apptainer", "--sif", "own.sif", "--json")
+    done = _windlass("image", "build", "own.toml", *options, cwd=tmp_path, env=storage)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert _in_sif(tmp_path / "own.sif", "cat", "/root/greeting") == "built\n"
+    assert (
+        "windlass.spec"
+        in subprocess.run(
+            ["apptainer", "inspect", "--labels", str(tmp_path / "own.sif")], capture_output=True, text=True, timeout=60
+        ).stdout
+    )
+    (tmp_path / "bad.toml").write_text(text.replace("echo built > /root/greeting", "echo it breaks; exit 9"))
+    options = ("--builder", "apptainer", "--sif", "bad.sif", "--log", "bad.log")
+    done = _windlass("image", "build", "bad.toml", *options, cwd=tmp_path, env=storage)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "it breaks" in (tmp_path / "bad.log").read_text()
+    assert not list(tmp_path.glob("*bad.sif*"))
+
+
 def test_what_cannot_be_built_is_refused_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text(SPEC.format(more=""))
     (tmp_path / "libs").mkdir()

@@ -135,7 +135,7 @@ class _Job:
         with contextlib.suppress(CommandError):
             run_command((self.program, "rmi", name), timeout_s=_SHORT_S, env=self.environ, check=False)
 
-    def run(self, *words: str, check: bool = True, timeout_s: float = _SHORT_S, program: str = "") -> None:
+    def run(self, *words: str, timeout_s: float = _SHORT_S, program: str = "", cwd: Path | None = None) -> None:
         """Run a command of the builder; its output goes to the log while it runs, so that a build of hours can be
         watched and one that was interrupted has left what it said."""
         argv = (program or self.program, *words)
@@ -144,8 +144,15 @@ class _Job:
             stream.write(f"$ {' '.join(argv)}\n")
         said_from = self.log.stat().st_size
         into_log = ("/bin/sh", "-c", 'exec "$@" >>"$0" 2>&1', str(self.log), *argv)
-        done = run_command(into_log, timeout_s=timeout_s, env=self.environ, check=False, stop_with=signal.SIGTERM)
-        if check and done.code != 0:
+        done = run_command(
+            into_log,
+            timeout_s=timeout_s,
+            env=self.environ,
+            check=False,
+            stop_with=signal.SIGTERM,
+            cwd=str(cwd) if cwd else None,
+        )
+        if done.code != 0:
             with self.log.open(errors="replace") as stream:
                 stream.seek(said_from)
                 said = stream.read().strip() or "no message"
@@ -206,9 +213,7 @@ def _apptainer_build(job: _Job, program: str, source: str, sif: str, cwd: Path |
     partial = final.with_name(f".{final.name}.{os.getpid()}")
     words = ("build", "--force", *job.options, str(partial), source)
     try:
-        if cwd is not None:
-            words = ("build", "--force", *job.options, str(partial), str(cwd / source))
-        job.run(*words, program=program, timeout_s=_BUILD_S)
+        job.run(*words, program=program, timeout_s=_BUILD_S, cwd=cwd)  # files of a definition are named from there
         partial.replace(final)
     finally:
         partial.unlink(missing_ok=True)

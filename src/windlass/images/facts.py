@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -243,11 +244,33 @@ def directory_environment(root: Root) -> dict[str, str]:
         name, equals, value = line.partition("=")
         if equals and re.match(r"[A-Za-z_]\w*\Z", name):
             environment[name] = value.strip("'")
-    for line in root.read("/.singularity.d/env/10-docker2singularity.sh").splitlines():
-        found = re.match(r'export ([A-Za-z_]\w*)="?(?:\$\{\1:-"?)?([^"}]*)', line)
-        if found:
-            environment[found[1]] = found[2]
+    for name in root.names("/.singularity.d/env"):
+        if name.endswith(".sh"):
+            environment |= _exported(root.read(f"/.singularity.d/env/{name}"))
     return environment
+
+
+def _exported(text: str) -> dict[str, str]:
+    """Plain values that a script of apptainer exports; one that needs a shell to know it is left out."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        default = re.match(r'\s*export ([A-Za-z_]\w*)="?\$\{\1:-"?([^"}]*)', line)  # of an image from a registry
+        if default:
+            found[default[1]] = default[2]
+        elif line.lstrip().startswith("export "):
+            found |= {name: value for name, value in _assignments(line) if "$" not in value and "`" not in value}
+    return found
+
+
+def _assignments(line: str) -> Iterator[tuple[str, str]]:
+    try:
+        words = shlex.split(line, comments=True)[1:]
+    except ValueError:
+        return
+    for word in words:
+        name, equals, value = word.partition("=")
+        if equals and re.match(r"[A-Za-z_]\w*\Z", name):
+            yield name, value
 
 
 def config_environment(text: str) -> dict[str, str]:

@@ -175,7 +175,7 @@ def _labels(spec: ImageSpec, extras: tuple[str, ...], contents: tuple[Source, ..
 
 def _remarks(spec: ImageSpec, versions: Versions, sources: _Sources) -> tuple[str, ...]:
     found = []
-    if "@sha256:" not in spec.base and not spec.base.startswith("localhost/"):
+    if "@sha256:" not in spec.base and not spec.base.startswith(("localhost/", "/", "oci-archive:", "docker-archive:")):
         found.append(f"{spec.base} is a tag, which may move: give base = NAME@sha256:… in a spec of yours to pin it")
     used = {name: f"{name} {source.version}" for name, source in sources.used.items()}
     chosen = {

@@ -13,6 +13,7 @@ from windlass.images.spec import EnvironmentSpec
 from windlass.images.steps import Step
 
 SRC = "/tmp/windlass-src"
+ARCHIVES = ("oci-archive", "docker-archive")
 
 
 def comment_lines(text: str, width: int = 118) -> list[str]:
@@ -52,9 +53,9 @@ def singularity_text(recipe: Recipe) -> str:
     """A Singularity or Apptainer definition with the same stages."""
     lines = [*header(recipe, "Singularity definition"), ""]
     if recipe.build:
-        lines += ["Bootstrap: docker", f"From: {recipe.base}", "Stage: build", "", "%post", "    set -eu"]
+        lines += [*_bootstrap(recipe.base), "Stage: build", "", "%post", "    set -eu"]
         lines += [*_indented([*_variables(recipe, "export "), *_plain(recipe.build)]), ""]
-    lines += ["Bootstrap: docker", f"From: {recipe.base}", "Stage: final", ""]
+    lines += [*_bootstrap(recipe.base), "Stage: final", ""]
     if recipe.build:
         lines += ["%files from build", f"    {recipe.prefix} {recipe.prefix}", ""]
     lines += ["%files", f"    windlass-entry {ENTRY}", f"    sbom.json {SBOM}", ""]
@@ -65,6 +66,14 @@ def singularity_text(recipe: Recipe) -> str:
     lines += ["", "%labels", *_indented([f"{key} {value}" for key, value in recipe.labels.items()]), ""]
     lines += ["%runscript", f'    exec /bin/sh {ENTRY} "$@"']
     return "\n".join(lines) + "\n"
+
+
+def _bootstrap(base: str) -> list[str]:
+    """Where the base comes from: a registry, an archive (`oci-archive:FILE`), or a SIF file."""
+    kind, colon, place = base.partition(":")
+    if colon and kind in ARCHIVES:
+        return [f"Bootstrap: {kind}", f"From: {place}"]
+    return [f"Bootstrap: {'localimage' if base.endswith('.sif') else 'docker'}", f"From: {base}"]
 
 
 def edf_text(recipe: Recipe, image: str) -> str:

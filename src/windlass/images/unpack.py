@@ -1,4 +1,4 @@
-"""Opens an image for reading: a directory as it is; of a squashfs, a SIF or an OCI archive, the files that matter.
+"""Opens an image for reading: a directory as it is; of a squashfs, a SIF or an OCI image, the files that matter.
 
 What matters is what the loader reads (libraries, its configuration) and a few files that say what the image is. They
 are put into a folder of our own, which is gone afterwards. It may lie in memory, so of large libraries that are not the
@@ -8,8 +8,6 @@ network's only the name is kept, and the largest of all are left out until the r
 from __future__ import annotations
 
 import contextlib
-import gzip
-import json
 import re
 import shutil
 import tarfile
@@ -22,6 +20,7 @@ from windlass.errors import CommandError, MachineError, UsageError
 from windlass.images.facts import config_environment, directory_environment
 from windlass.images.node.closure import Root
 from windlass.images.node.decide import is_network
+from windlass.images.oci import Blobs, FolderBlobs, TarBlobs, image_parts, refusing_damage
 from windlass.images.sif import is_sif, sif_partition
 from windlass.procs.command import run_command, which
 
@@ -62,7 +61,7 @@ def open_image(image: str, environ: Mapping[str, str]) -> Iterator[OpenImage]:
         raise UsageError(
             f"{image}: there is no such image", hint=f"give a folder, a .sqfs, a .sif or an archive; {hint}"
         )
-    if path.is_dir():
+    if path.is_dir() and not (path / "oci-layout").is_file():
         _refuse_strange_folder(path)
         yield OpenImage(str(path.resolve()), "directory", directory_environment(Root(str(path.resolve()))))
         return
@@ -75,10 +74,10 @@ def open_image(image: str, environ: Mapping[str, str]) -> Iterator[OpenImage]:
 
 def _refuse_strange_folder(path: Path) -> None:
     if not any((path / name).is_dir() or (path / name).is_symlink() for name in ("usr", "lib", "bin")):
-        hint = "an unpacked image has usr, bin and lib in it"
-        if (path / "oci-layout").exists():
-            hint = f"it is an OCI layout; pack it first: tar -C {path} -cf image.tar ."
-        raise UsageError(f"{path}: a folder, but no image", hint=hint)
+        raise UsageError(
+            f"{path}: a folder, but no image",
+            hint="an unpacked image has usr, bin and lib in it, an OCI layout index.json",
+        )
 
 
 def _make_removable(folder: Path) -> None:
@@ -88,6 +87,11 @@ def _make_removable(folder: Path) -> None:
 
 
 def _unpacked(path: Path, target: Path, environ: Mapping[str, str]) -> OpenImage:
+    if path.is_dir():
+        target.mkdir()
+        with refusing_damage(path):
+            environment, names = _unpack_archive(FolderBlobs(path), path, target)
+        return OpenImage(str(target), "oci-layout", environment, names)
     try:
         with path.open("rb") as stream:
             head = stream.read(512)
@@ -99,7 +103,8 @@ def _unpacked(path: Path, target: Path, environ: Mapping[str, str]) -> OpenImage
         return OpenImage(str(target), kind, directory_environment(Root(str(target))), names)
     if head[257:262] == b"ustar" or head[:2] == b"\x1f\x8b":
         target.mkdir()
-        environment, names = _unpack_archive(path, target)
+        with refusing_damage(path), TarBlobs(path) as blobs:
+            environment, names = _unpack_archive(blobs, path, target)
         return OpenImage(str(target), "oci-archive", environment, names)
     raise UsageError(
         f"{path}: not an image: neither squashfs, nor SIF, nor an OCI or Docker archive",
@@ -174,56 +179,16 @@ def _escaped(name: str) -> str:
     return re.sub(r"([\\*?\[\]()|+@!])", r"\\\1", name)
 
 
-def _unpack_archive(path: Path, target: Path) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Layers of an OCI or Docker archive, one on the other. Returns the variables of its configuration, and the
-    libraries that were left out."""
-    try:
-        with tarfile.open(path) as archive:
-            names = {str(PurePosixPath(member.name)): member for member in archive if member.isreg()}
-            layers, config = _contents(archive, names, path)
-            left_out: dict[str, None] = {}
-            budget = MAX_TOTAL
-            for layer in layers:
-                stream = archive.extractfile(names[layer])
-                assert stream is not None
-                budget = _apply_layer(stream, target, budget, left_out)
-            return config_environment(_text(archive, names, config)), tuple(left_out)
-    except (tarfile.TarError, EOFError, gzip.BadGzipFile, OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"{path}: a damaged or truncated archive: {error}", hint="write it again: podman save --format oci-archive"
-        ) from error
-
-
-def _text(archive: tarfile.TarFile, names: Mapping[str, tarfile.TarInfo], name: str) -> str:
-    stream = archive.extractfile(names[name]) if name in names else None
-    if stream is None:
-        raise KeyError(f"{name} is not in it")
-    return stream.read(16 << 20).decode()
-
-
-def _contents(archive: tarfile.TarFile, names: Mapping[str, tarfile.TarInfo], path: Path) -> tuple[list[str], str]:
-    """Names of the layers, lowest first, and of the configuration."""
-    if "manifest.json" in names and "index.json" not in names:  # Docker's own form
-        entry = json.loads(_text(archive, names, "manifest.json"))[0]
-        return list(entry["Layers"]), str(entry["Config"])
-    if "index.json" not in names:
-        raise UsageError(
-            f"{path}: a tar file, but no image: it has no index.json and no manifest.json",
-            hint="unpack a plain root file system into a folder and give that",
-        )
-    manifest = json.loads(_text(archive, names, "index.json"))
-    for _ in range(3):  # an index may hold an index: one for each machine
-        if "manifests" not in manifest:
-            break
-        manifest = json.loads(_text(archive, names, _blob(manifest["manifests"][0]["digest"])))
-    return [_blob(layer["digest"]) for layer in manifest["layers"]], _blob(manifest["config"]["digest"])
-
-
-def _blob(digest: str) -> str:
-    kind, _, value = digest.partition(":")
-    if not re.fullmatch(r"[a-z0-9]+", kind) or not re.fullmatch(r"[a-f0-9]+", value):
-        raise ValueError(f"a strange digest {digest!r}")
-    return f"blobs/{kind}/{value}"
+def _unpack_archive(blobs: Blobs, path: Path, target: Path) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Layers of an OCI or Docker image, one on the other. Returns the variables of its configuration, and the libraries
+    that were left out."""
+    layers, config = image_parts(blobs, path)
+    left_out: dict[str, None] = {}
+    budget = MAX_TOTAL
+    for layer in layers:
+        with blobs.open(layer) as stream:
+            budget = _apply_layer(stream, target, budget, left_out)
+    return config_environment(blobs.text(config)), tuple(left_out)
 
 
 def _apply_layer(stream: IO[bytes], target: Path, budget: int, left_out: dict[str, None]) -> int:

@@ -7,18 +7,21 @@ import hashlib
 import io
 import json
 import os
-import random
+import shutil
 import struct
 import subprocess
 import tarfile
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from containers.toys import libfabric, library, require_compiler
 from requirements import missing_programs, require
 from windlass.errors import UsageError
+from windlass.images.facts import directory_environment
 from windlass.images.inspect import inspect_image
+from windlass.images.node.closure import Root
 from windlass.images.unpack import open_image
 
 
@@ -33,7 +36,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "etc").mkdir()
     (folder / "etc/os-release").write_text('PRETTY_NAME="Toy 1"\n')
     (folder / "usr/share/doc").mkdir(parents=True)
-    (folder / "usr/share/doc/large").write_bytes(random.Random(1).randbytes(300_000))
+    (folder / "usr/share/doc/large").write_bytes(Random(1).randbytes(300_000))
     return folder
 
 
@@ -186,3 +189,167 @@ def test_what_is_no_image_is_refused_with_the_next_step(tmp_path: Path) -> None:
         with pytest.raises(UsageError) as caught:
             inspect_image(str(tmp_path / name), os.environ)
         assert caught.value.hint, name
+
+
+def test_variables_of_an_unpacked_image_are_read_where_its_runtime_keeps_them(tmp_path: Path) -> None:
+    scripts = tmp_path / ".singularity.d/env"
+    scripts.mkdir(parents=True)
+    (scripts / "10-docker2singularity.sh").write_text(
+        'export NCCL_NET="${NCCL_NET:-"Socket"}"\nexport LD_LIBRARY_PATH="${LD_LIBRARY_PATH:-"/a:/b"}"\n'
+    )
+    (scripts / "90-environment.sh").write_text(
+        "#!/bin/sh\n    export NCCL_NET_PLUGIN=spcx 'FI_PROVIDER_PATH=/x y'\nexport PATH=/own:$PATH X='unclosed\n"
+    )
+    (tmp_path / "ch").mkdir()
+    (tmp_path / "ch/environment").write_text("CUDA_HOME=/usr/local/cuda\nno variable\n")
+    assert directory_environment(Root(str(tmp_path))) == {
+        "CUDA_HOME": "/usr/local/cuda",
+        "NCCL_NET": "Socket",
+        "LD_LIBRARY_PATH": "/a:/b",
+        "NCCL_NET_PLUGIN": "spcx",
+        "FI_PROVIDER_PATH": "/x y",
+    }
+
+
+def _docker(path: Path, layers: list[bytes], env: list[str]) -> Path:
+    """As `docker save` wrote archives before it wrote OCI's form too."""
+    names = [f"{number}/layer.tar" for number in range(len(layers))]
+    parts = dict(zip(names, layers, strict=True))
+    parts["config.json"] = json.dumps({"config": {"Env": env}}).encode()
+    parts["manifest.json"] = json.dumps([{"Config": "config.json", "Layers": names}]).encode()
+    path.write_bytes(_layer(dict(parts)))
+    return path
+
+
+def test_an_oci_layout_and_an_archive_of_docker_say_the_same_as_an_oci_archive(root: Path, tmp_path: Path) -> None:
+    layer = _layer({"usr/lib64/libfabric.so.1": (root / "usr/lib64/libfabric.so.1").read_bytes()})
+    archive = _oci(tmp_path / "oci.tar", [layer], ["FI_PROVIDER_PATH=/x"])
+    layout = tmp_path / "layout"
+    with tarfile.open(archive) as packed:
+        packed.extractall(layout, filter="data")
+    (layout / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+    docker = _docker(tmp_path / "docker.tar", [layer], ["FI_PROVIDER_PATH=/x"])
+    seen = {}
+    for image in (archive, layout, docker):
+        report, facts = inspect_image(str(image), os.environ)
+        seen[image.name] = (report.libfabric, report.providers, facts.environment)
+        assert report.kind == ("oci-layout" if image == layout else "oci-archive")
+    assert seen["oci.tar"] == seen["layout"] == seen["docker.tar"]
+    assert seen["layout"][1] == ("cxi", "tcp")
+    next((layout / "blobs/sha256").iterdir()).unlink()
+    with pytest.raises(UsageError, match="damaged or truncated"):
+        inspect_image(str(layout), os.environ)
+
+
+def test_of_images_for_several_machines_the_one_for_this_is_read(root: Path, tmp_path: Path) -> None:
+    fabric = (root / "usr/lib64/libfabric.so.1").read_bytes()
+    folders = []
+    for number, content in enumerate(({"usr/lib64/libfabric.so.1": fabric}, {"usr/lib64/libother.so": fabric})):
+        folders.append(tmp_path / str(number))
+        with tarfile.open(_oci(tmp_path / f"{number}.tar", [_layer(dict(content))], [])) as packed:
+            packed.extractall(folders[-1], filter="data")
+    mine, other = (json.loads((folder / "index.json").read_text())["manifests"][0] for folder in folders)
+    shutil.copytree(folders[1], folders[0], dirs_exist_ok=True)
+    here = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
+    entries = [
+        {**other, "platform": {"architecture": "riscv64"}},
+        {**other, "platform": {"architecture": "unknown"}},
+        {**mine, "platform": {"architecture": here}},
+    ]
+    (folders[0] / "index.json").write_text(json.dumps({"manifests": entries}))
+    (folders[0] / "oci-layout").touch()
+    assert inspect_image(str(folders[0]), os.environ)[0].libfabric
+
+
+def _damaged(data: bytes, random: Random) -> bytes:
+    """Bytes changed, a piece cut out, repeated or cut off."""
+    spoiled = bytearray(data)
+    for _ in range(random.randint(1, 6)):
+        at = random.randrange(len(spoiled) or 1)
+        kind = random.randrange(5)
+        if kind == 0 and spoiled:
+            spoiled[at] ^= 1 << random.randrange(8)
+        elif kind == 1:
+            spoiled[at : at + 8] = random.randbytes(8)
+        elif kind == 2:
+            del spoiled[at : at + random.randint(1, 600)]
+        elif kind == 3:
+            spoiled[at:at] = spoiled[at : at + 100]
+        elif len(spoiled) > 2:
+            del spoiled[max(1, at) :]
+    return bytes(spoiled)
+
+
+@pytest.mark.parametrize("form", ["oci", "docker", "sif", "squashfs"])
+def test_damaged_images_end_in_a_sentence_and_never_in_a_crash(
+    form: str, root: Path, squashfs: Path, tmp_path: Path
+) -> None:
+    layer = _layer(
+        {
+            "lib64": "usr/lib64",
+            "usr/lib64/.wh.x": b"",
+            "etc/ld.so.conf": b"include /etc/ld.so.conf.d/*\n",
+            "usr/lib64/libfabric.so.1": (root / "usr/lib64/libfabric.so.1").read_bytes(),
+        }
+    )
+    sound = {
+        "oci": lambda: _oci(tmp_path / "sound", [layer], ["A=1"]),
+        "docker": lambda: _docker(tmp_path / "sound", [layer], ["A=1"]),
+        "sif": lambda: _sif(tmp_path / "sound", squashfs),
+        "squashfs": lambda: squashfs,
+    }[form]()
+    data = sound.read_bytes()
+    refused = 0
+    for seed in range(20 if form in {"sif", "squashfs"} else 120):
+        image = tmp_path / "damaged"
+        # Half of them in the first bytes, where the headers are.
+        start = data[:2048] if seed % 2 else data
+        image.write_bytes(_damaged(start, Random(f"{form}{seed}")) + (data[2048:] if seed % 2 else b""))
+        try:
+            inspect_image(str(image), os.environ)
+        except UsageError as error:
+            refused += 1
+            assert error.hint, (seed, error)
+    assert refused > 5, "the damage is felt"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "null",
+        "3",
+        '"x"',
+        "{}",
+        '{"manifests": []}',
+        '{"manifests": [{}]}',
+        '{"manifests": {"a": 1}}',
+        "[" * 99999,
+    ]
+    + [json.dumps({"manifests": [{"digest": digest}]}) for digest in ("sha256:00", "../../x", 7, None)]
+    + [
+        json.dumps(manifest)
+        for manifest in ({"layers": [], "config": 1}, {"layers": [1]}, {"layers": None, "config": {}})
+    ],
+)
+def test_an_index_that_says_something_else_is_refused(text: str, tmp_path: Path) -> None:
+    for name in ("index.json", "manifest.json"):
+        image = tmp_path / name
+        image.write_bytes(_layer({name: text.encode()}))
+        with pytest.raises(UsageError) as caught:
+            inspect_image(str(image), os.environ)
+        assert caught.value.hint
+
+
+def test_damage_within_a_layer_is_felt(root: Path, tmp_path: Path) -> None:
+    layer = gzip.compress(_layer({"usr/lib64/libfabric.so.1": (root / "usr/lib64/libfabric.so.1").read_bytes()}))
+    refused = 0
+    for seed in range(60):
+        spoiled = layer[:20] + _damaged(layer[20:], Random(seed))
+        image = _docker(tmp_path / "image.tar", [spoiled], [])
+        try:
+            inspect_image(str(image), os.environ)
+        except UsageError:
+            refused += 1
+    assert refused > 40

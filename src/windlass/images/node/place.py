@@ -168,8 +168,9 @@ def decide_here(spec: Mapping[str, Any], image: ImageFacts) -> Decision:
         *compat_variables(image.compat, image.compat_folder, driver_version(root)),
     ]
     named = image.environment.get(_PLUGIN_VARIABLE)
-    if named and (chosen.links or chosen.hidden or spec["provider"] or from_host):
-        variables.append(Variable(_PLUGIN_VARIABLE, UNSET, "", "the image names another plugin: %s" % named))
+    if chosen.links or chosen.hidden or (named and (spec["provider"] or from_host)):
+        because = "the image names a plugin: %s" % named if named else "the plugin is found by the name of its library"
+        variables.append(Variable(_PLUGIN_VARIABLE, UNSET, "", because))
     given = spec.get("given", ())
     return decision._replace(
         links=chosen.links,

@@ -1,0 +1,123 @@
+"""Reads the parts of an OCI or Docker image that lies in an archive or in a folder: manifest, configuration, layers.
+
+Every name in it is a claim of a stranger: a part is only ever opened by a digest or by one of two fixed names, and what
+is damaged raises `UsageError` and nothing else (`refusing_damage`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import lzma
+import platform
+import re
+import tarfile
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from windlass.errors import UsageError
+
+_MAX_TEXT = 16 << 20
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+_DAMAGE = (
+    *(tarfile.TarError, EOFError, OSError, ValueError, LookupError, TypeError, AttributeError),
+    *(OverflowError, RecursionError, zlib.error, lzma.LZMAError),
+)
+"""What Python's readers raise on bytes that contradict themselves."""
+
+
+class Blobs(ABC):
+    """The parts of an image by their names."""
+
+    @abstractmethod
+    def has(self, name: str) -> bool:
+        """Whether there is such a part."""
+
+    @abstractmethod
+    def open(self, name: str) -> IO[bytes]:
+        """A part for reading. Raises `KeyError` where it is not there."""
+
+    def text(self, name: str) -> str:
+        with self.open(name) as stream:
+            return stream.read(_MAX_TEXT).decode()
+
+
+class TarBlobs(Blobs, contextlib.AbstractContextManager["TarBlobs"]):
+    """An archive, as `podman save` and `docker save` write it."""
+
+    def __init__(self, path: Path) -> None:
+        self._archive = tarfile.open(path)  # noqa: SIM115
+        self._names = {str(PurePosixPath(member.name)): member for member in self._archive if member.isreg()}
+
+    def __exit__(self, *_: object) -> None:
+        self._archive.close()
+
+    def has(self, name: str) -> bool:
+        return name in self._names
+
+    def open(self, name: str) -> IO[bytes]:
+        stream = self._archive.extractfile(self._names[name]) if name in self._names else None
+        if stream is None:
+            raise KeyError(f"{name} is not in it")
+        return stream
+
+
+class FolderBlobs(Blobs):
+    """An OCI layout: the same in a folder, as `skopeo copy … oci:DIR` writes it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def has(self, name: str) -> bool:
+        return ".." not in PurePosixPath(name).parts and not name.startswith("/") and (self._folder / name).is_file()
+
+    def open(self, name: str) -> IO[bytes]:
+        if not self.has(name):
+            raise KeyError(f"{name} is not in it")
+        return (self._folder / name).open("rb")
+
+
+@contextlib.contextmanager
+def refusing_damage(path: Path) -> Iterator[None]:
+    """Turns what damaged bytes raise into a `UsageError` with the next step."""
+    try:
+        yield
+    except _DAMAGE as error:
+        raise UsageError(
+            f"{path}: a damaged or truncated archive: {error}", hint="write it again: podman save --format oci-archive"
+        ) from error
+
+
+def image_parts(blobs: Blobs, path: Path) -> tuple[list[str], str]:
+    """Names of the layers, lowest first, and of the configuration. Raises `UsageError` where it is no image."""
+    if blobs.has("manifest.json") and not blobs.has("index.json"):  # Docker's own form
+        entry = json.loads(blobs.text("manifest.json"))[0]
+        return [str(PurePosixPath(layer)) for layer in entry["Layers"]], str(PurePosixPath(entry["Config"]))
+    if not blobs.has("index.json"):
+        raise UsageError(
+            f"{path}: a tar file, but no image: it has no index.json and no manifest.json",
+            hint="unpack a plain root file system into a folder and give that",
+        )
+    manifest = json.loads(blobs.text("index.json"))
+    for _ in range(3):  # an index may hold an index: one for each machine
+        if "manifests" not in manifest:
+            break
+        manifest = json.loads(blobs.text(_blob(_for_this_machine(manifest["manifests"])["digest"])))
+    return [_blob(layer["digest"]) for layer in manifest["layers"]], _blob(manifest["config"]["digest"])
+
+
+def _for_this_machine(manifests: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of images for several machines the one for this; builders list attestations beside them, for machine unknown."""
+    wanted = _ARCHITECTURES.get(platform.machine(), platform.machine())
+    named = [(entry.get("platform") or {}).get("architecture", "") for entry in manifests]
+    return manifests[named.index(wanted)] if wanted in named else manifests[0]
+
+
+def _blob(digest: str) -> str:
+    kind, _, value = digest.partition(":")
+    if not re.fullmatch(r"[a-z0-9]+", kind) or not re.fullmatch(r"[a-f0-9]+", value):
+        raise ValueError(f"a strange digest {digest!r}")
+    return f"blobs/{kind}/{value}"
