@@ -14,6 +14,7 @@ import msgspec
 from windlass.model.plan import Plan
 from windlass.notation.counts import counted
 from windlass.observe import thresholds
+from windlass.plan.profile import profiled_ranks
 from windlass.report.measured import Measured, slow_spans
 
 Level = Literal["good", "note", "warn", "bad"]
@@ -122,6 +123,14 @@ def straggler(subject: Subject) -> Finding | None:
     if flagged < _LEAST_SPANS or flagged < _SLOW_SPANS * spans:
         return None
     rank, times = slow.most_common(1)[0]
+    if subject.plan.request.profile is not None and rank in profiled_ranks(subject.plan.request):
+        return Finding(
+            name="profiled",
+            level="note",
+            text=f"rank {rank} was profiled and is slower for it, and the others wait for it",
+            evidence=f"the longest own time in {times} of {counted(spans, 'span')}, by a third or more",
+            next="read its profile; judge the speed of the job by a run without --profile",
+        )
     host = next((r.host for r in subject.measured.ranks if r.rank == rank), "")
     if times >= _SAME_RANK * flagged:
         where = f" on {host}" if host else ""

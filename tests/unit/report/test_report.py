@@ -15,6 +15,7 @@ from unit.cli.typed import in_process, script, windlass
 from unit.report.samples import write_samples
 from windlass.observe.findings import find as find_now
 from windlass.observe.job import Job, read_history, read_job
+from windlass.plan.inputs import Secrets
 from windlass.report.gather import RunReport, gather
 from windlass.report.measured import measure
 from windlass.report.page import report_page
@@ -97,6 +98,15 @@ def test_the_straggler_is_named_with_its_node_and_its_waiting_peers_are_not_call
     write_samples(run, slow=3)
     finding = report_of(run).findings[0]
     assert "rank 3 on node0001" in finding.text
+
+
+def test_a_rank_that_was_profiled_is_not_called_a_straggler(run: Path) -> None:
+    write_samples(run, slow=3)
+    plan = read_plan(run)
+    for ranks, name in (("3", "profiled"), ("0", "straggler")):
+        request = msgspec.structs.replace(plan.request, profile="torch", profile_ranks=ranks)
+        RunFolder(run).save_plan(msgspec.structs.replace(plan, request=request), Secrets())
+        assert names(report_of(run)) == [name]
 
 
 def test_energy_is_that_of_the_nodes_and_else_of_the_devices(run: Path) -> None:
