@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from windlass.bench.record import BenchRecord
 from windlass.bench.reference import References
+from windlass.bench.start.curves import AXES
+from windlass.bench.start.curves_text import curves_chart
 from windlass.bench.start.simulate import PUBLISHED, Predicted
 from windlass.bench.start.table import is_push
 from windlass.notation.counts import counted
@@ -15,6 +18,10 @@ _NAMES = {"direct": "direct", "copper": "Copper-like", "windlass": "windlass", "
 
 
 def charts(record: BenchRecord, references: References) -> list[tuple[str, str]]:
+    if record.options.get("curves"):
+        return [
+            (chart.title, drawn) for chart in map(partial(curves_chart, record), AXES) if (drawn := line_chart(chart))
+        ]
     bars = [
         Bar(
             name=f"{row.labels['case']}, {counted(row.labels['nodes'], 'node')}",

@@ -10,6 +10,7 @@ from windlass.bench.record import BenchRecord, Measurement, Where, new_record
 from windlass.notation.counts import counted
 
 STAGE = "stage "
+_LABELS = ("case", "nodes", "ranks", "bytes", "latency_ms", "calls_per_s", "bytes_per_s")
 # Figures by their name in the rows of `--json`: unit and formula.
 _FIGURES = {
     "seconds": ("s", "median of the samples"),
@@ -33,7 +34,7 @@ def start_record(
     rows: Sequence[Mapping[str, Any]], *, options: Mapping[str, Any], machine: Mapping[str, Any], **values: Any
 ) -> BenchRecord:
     """The record of rows as `--json` shows them; those that were not measured are told as skipped."""
-    measured = tuple(_measurement(row) for row in rows if row["seconds"] is not None)
+    measured = tuple(measurement(row) for row in rows if row["seconds"] is not None)
     missing = [row for row in rows if row["seconds"] is None]
     nodes = max((int(row["nodes"]) for row in rows), default=1)
     ranks = max((int(row["ranks"]) // int(row["nodes"]) for row in rows), default=1)
@@ -49,8 +50,9 @@ def start_record(
     )
 
 
-def _measurement(row: Mapping[str, Any]) -> Measurement:
-    labels = {name: row[name] for name in ("case", "nodes", "ranks", "bytes") if name in row}
+def measurement(row: Mapping[str, Any]) -> Measurement:
+    """A row of `--json` as a record has it."""
+    labels = {name: row[name] for name in _LABELS if name in row}
     return Measurement(
         labels=labels,
         samples={"push_s" if "bytes" in row else "start_s": tuple(row["samples"])},

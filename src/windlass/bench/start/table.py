@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from windlass.bench.record import BenchRecord, Measurement
+from windlass.bench.start.curves_text import curves_text
 
 # Heading, figure, and how it is written. A case without the figure leaves the cell empty.
 _Column = tuple[str, str, Callable[[float], str]]
@@ -30,6 +31,8 @@ def is_push(row: Measurement) -> bool:
 
 def text(record: BenchRecord) -> str:
     """A line for each case and number of nodes: the median, the whole range, and what it cost."""
+    if record.options.get("curves"):
+        return curves_text(record)
     columns = _PUSH if is_push(record.rows[0]) else _IMPORT
     body = [("case", "nodes", "ranks", "seconds", "range", *(heading for heading, _, _ in columns))]
     for row in record.rows:

@@ -32,6 +32,7 @@ from windlass.bench.start.shared import Limits
 from windlass.bench.start.simulate import WAYS, predict
 from windlass.bench.start.stages import costs_text
 from windlass.bench.start.workfolder import work_folder
+from windlass.cli.benches import start_curves
 from windlass.cli.result import Result
 from windlass.errors import MachineError, UsageError, unknown_name
 from windlass.notation.counts import counted
@@ -59,9 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--link", metavar="RATE", help="with --push: bits a second of each node's link, as in 400M")
     parser.add_argument("--work", metavar="DIR", help="folder for copies (default: a temporary one)")
     parser.add_argument("--simulate", action="store_true", help="predict sizes that cannot be measured; starts nothing")
-    parser.add_argument("--plot", metavar="FILE", help="with --simulate: the prediction as SVG")
+    parser.add_argument("--plot", metavar="FILE", help="with --simulate or --curves: as SVG")
     parser.add_argument("--record", metavar="FILE", help="keep rows, machine and settings as a record")
     parser.add_argument("--json", action="store_true", help="rows of case, nodes, ranks, seconds, calls, bytes")
+    start_curves.add_arguments(parser)
 
 
 def main(args: argparse.Namespace) -> Result:
@@ -76,6 +78,8 @@ def main(args: argparse.Namespace) -> Result:
         raise UsageError(f"--import {args.module} is not the name of a module")
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         raise MachineError("no usable /dev/fuse: the shared file system of the measurement cannot be made")
+    if args.curves:
+        return _curves(args, env)
     cases = _cases(args.cases, CASES)
     sizes = _sizes(args.nodes or "1,2,4")
     if args.repeat < 1 or args.ranks < 1 or args.warm_up < 0:
@@ -91,6 +95,12 @@ def main(args: argparse.Namespace) -> Result:
         rows = measure(setup, cases, sizes, args.ranks, args.repeat, tell, warm_up=args.warm_up)
     shown = {"latency_ms": args.latency, "calls_per_s": args.calls, "bandwidth": args.bandwidth}
     return _result(args, rows, load, {"import": args.module, "limits": shown, "repeat": args.repeat})
+
+
+def _curves(args: argparse.Namespace, env: Path) -> Result:
+    with work_folder(args.work) as work, _progress() as tell:
+        setup = StartSetup(env=env, module=args.module, work=work, limits=Limits(), environ=current_environ())
+        return start_curves.run(args, setup, _sizes(args.nodes or "4"), tell)
 
 
 def _pushed(args: argparse.Namespace) -> Result:
