@@ -3,7 +3,8 @@
 Three ways to start are played through. *Direct*: every rank asks the shared file system. *Copper-like*: whole files,
 store and forward down a tree, no caching in the kernel, so every rank of a node asks the node's daemon for everything;
 files above a limit bypass the tree. *windlass*: directories and chunks down a tree, asked for (without a trace) or
-streamed ahead (with one), kernel caches on, so only the first rank of a node pays.
+streamed ahead (with one), kernel caches on, so only the first rank of a node pays; what each stage of that costs is
+measured (`measured.StageCosts`), and not assumed.
 
 The constants are assumptions with a low and a high end; a result is a range over draws from them and never one number.
 `docs/explanation/start-up-simulated.md` says where each comes from.
@@ -17,10 +18,15 @@ import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
+
+from windlass.bench.start.measured import StageCosts
 
 Way = Literal["direct", "copper", "windlass", "windlass+trace"]
 WAYS: tuple[Way, ...] = ("direct", "copper", "windlass", "windlass+trace")
+FANOUT = 4
+"""Children of a node in the cache's tree."""
+COPPER_FANOUT = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,9 +39,6 @@ class Program:
     calls_again: int = 25_000
     """Calls of a further rank on the node."""
     files: int = 1_982
-    folders: int = 900
-    read_calls: int = 17_000
-    """Calls of the one reader that brings folders as wholes and what is touched of the files."""
     bytes: int = 300_000_000
     file_bytes: int = 2_000_000_000
     """Size of the touched files as wholes: what moves where only whole files can."""
@@ -49,8 +52,6 @@ CPU_BUILD = Program(
     calls=9_100,
     calls_again=6_900,
     files=850,
-    folders=450,
-    read_calls=9_900,
     bytes=100_000_000,
     file_bytes=524_000_000,
     bypass_bytes=400_000_000,
@@ -65,6 +66,10 @@ class Range:
 
     low: float
     high: float
+
+    @property
+    def middle(self) -> float:
+        return math.sqrt(self.low * self.high)
 
     def draw(self, chance: random.Random) -> float:
         return math.exp(chance.uniform(math.log(self.low), math.log(self.high)))
@@ -93,6 +98,12 @@ class Machine:
     """One call that a daemon without kernel caching answers, from a rank on the same node."""
     jitter: Range = Range(low=1.0, high=1.05)
     """How much longer the slowest of many nodes takes than a usual one, per factor of ten in nodes."""
+    core: Range = Range(low=0.7, high=1.5)
+    """Seconds of the cache's own stages, against the machine on which they were measured."""
+    many_ranks: Range = Range(low=1.0, high=3.0)
+    """Import where every byte is in memory, with all ranks of a node at once, against one rank alone."""
+    fabric_s: Range = Range(low=0.02e-3, high=0.1e-3)
+    """A question and its answer between two nodes through sockets, without the daemons at its ends."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,6 +119,9 @@ class Draw:
     hop_s: float
     rpc_s: float
     jitter: float
+    core: float
+    many_ranks: float
+    fabric_s: float
 
 
 def draw(machine: Machine, chance: random.Random) -> Draw:
@@ -144,18 +158,19 @@ class Server:
         self._events.at(self._free, done)
 
 
-def start_seconds(way: Way, nodes: int, ranks: int, program: Program, given: Draw, fanout: int) -> float:
-    """Seconds from the first rank's start until the last rank has imported."""
-    seconds = {
-        "direct": _direct,
-        "copper": _copper,
-        "windlass": _windlass,
-        "windlass+trace": _windlass_traced,
-    }[way](nodes, ranks, program, given, fanout)
+def start_seconds(way: Way, nodes: int, ranks: int, program: Program, given: Draw, costs: StageCosts | None) -> float:
+    """Seconds from the first rank's start until the last rank has imported. `costs`: needed for windlass's ways."""
+    if way == "direct":
+        seconds = _direct(nodes, ranks, program, given)
+    elif way == "copper":
+        seconds = _copper(nodes, ranks, program, given, COPPER_FANOUT)
+    else:
+        assert costs is not None, "a cache is simulated from what was measured of it"
+        seconds = sum(cold_path(nodes, costs, given)) if way == "windlass" else _traced(nodes, costs, given)
     return seconds * given.jitter ** math.log10(max(nodes, 1)) if nodes > 1 else seconds
 
 
-def _direct(nodes: int, ranks: int, program: Program, given: Draw, fanout: int) -> float:
+def _direct(nodes: int, ranks: int, program: Program, given: Draw) -> float:
     """Nodes ask in turns of a thousandth of their calls; the servers answer in order of arrival."""
     events = Events()
     metadata, data = Server(events), Server(events)
@@ -232,26 +247,40 @@ def _copper(nodes: int, ranks: int, program: Program, given: Draw, fanout: int) 
     return done[0] + daemon + program.cpu_s
 
 
-def _windlass(nodes: int, ranks: int, program: Program, given: Draw, fanout: int) -> float:
-    """Asked for as the import goes: folders as wholes, chunks of what is touched; one wait per object at each level."""
-    depth = depth_of(nodes, fanout)
-    objects = program.folders + program.files * 1.3
-    reads = program.read_calls * max(given.call_s, 1 / given.client_per_s) + program.bytes / given.node_bytes_per_s
-    waits = objects * depth * given.hop_s
-    moved = program.bytes * fanout / given.link_bytes_per_s
-    return program.cpu_s * 1.1 + reads + waits + (moved if depth else 0.0)
+class ColdPath(NamedTuple):
+    """Seconds of a cold start without a trace, by what they are spent on; they follow each other."""
+
+    imports: float
+    shared: float
+    """The one reader's calls and bytes of the shared file system."""
+    reader: float
+    """Misses on the node that reads: queue, digest, store, sockets."""
+    levels: float
+    """What every level of the tree adds to every miss."""
 
 
-def _windlass_traced(nodes: int, ranks: int, program: Program, given: Draw, fanout: int) -> float:
+def cold_path(nodes: int, costs: StageCosts, given: Draw) -> ColdPath:
+    """Asked for as the import goes: folders as wholes, chunks of what is touched; one wait per miss at each level."""
+    depth = depth_of(nodes, FANOUT)
+    waiting = costs.misses * costs.calls_per_object * given.call_s
+    return ColdPath(
+        imports=costs.native_s * given.many_ranks,
+        shared=max(waiting, costs.calls / given.client_per_s) + costs.bytes / given.node_bytes_per_s,
+        reader=costs.misses * costs.miss_s * given.core,
+        levels=costs.misses * depth * (costs.level_s * given.core + given.fabric_s),
+    )
+
+
+def _traced(nodes: int, costs: StageCosts, given: Draw) -> float:
     """Streamed ahead in pieces: the reader reads, each level hands on what it has while the next piece comes."""
     events = Events()
-    depth = depth_of(nodes, fanout)
+    depth = depth_of(nodes, FANOUT)
     pieces = 64
-    # Several threads read ahead, up to what the reader's client can do.
-    asking = program.read_calls * max(given.call_s / 8, 1 / given.client_per_s)
-    read_s = (asking + program.bytes / given.node_bytes_per_s) / pieces
-    # A level sends one piece to all of its children before the next.
-    hand_s = fanout * program.bytes / pieces / given.link_bytes_per_s + given.hop_s
+    # Several threads read ahead, up to what the reader's client can do; meanwhile its processor hashes and sends.
+    asking = costs.calls * max(given.call_s / 8, 1 / given.client_per_s)
+    work_s = (costs.push_root_s if depth else costs.push_alone_s) * given.core
+    read_s = max(asking, work_s, costs.bytes / given.node_bytes_per_s) / pieces
+    hand_s = costs.push_node_s * given.core / pieces + given.fabric_s
     levels = [Server(events) for _ in range(depth)]
     reader = Server(events)
     arrived = [0.0] * pieces
@@ -268,8 +297,23 @@ def _windlass_traced(nodes: int, ranks: int, program: Program, given: Draw, fano
     # The import uses the pieces in order; it can never be further than what has arrived.
     now = 0.0
     for piece in range(pieces):
-        now = max(now, arrived[piece]) + program.cpu_s * 1.05 / pieces
+        now = max(now, arrived[piece]) + costs.native_s * given.many_ranks / pieces
     return now
+
+
+def replayed(costs: StageCosts) -> list[tuple[str, int, float, float]]:
+    """Case, nodes, measured and simulated seconds of the record itself: the measurement's own shared file system, one
+    rank a node, the same machine. The model and its source must agree there."""
+    free = {name: getattr(Machine(), name).low for name in Draw.__slots__}
+    same = {"core": 1.0, "many_ranks": 1.0, "fabric_s": 0.0, "jitter": 1.0}
+    wide = {"client_per_s": math.inf, "node_bytes_per_s": math.inf, "call_s": costs.read_s / costs.calls_per_object}
+    given = Draw(**{**free, **same, **wide})
+    ways: dict[str, Way] = {"cache": "windlass", "cache+trace": "windlass+trace"}
+    return [
+        (case, nodes, seconds, start_seconds(ways[case], nodes, 1, Program(), given, costs))
+        for case, nodes, seconds in costs.seconds
+        if case in ways
+    ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -291,16 +335,16 @@ def predict(
     *,
     program: Program | None = None,
     machine: Machine | None = None,
+    costs: StageCosts | None = None,
     draws: int = 60,
     seed: int = 1,
 ) -> list[Predicted]:
     """The range of one way over draws from the assumptions. The same seed gives the same answer."""
     asked, world = program or Program(), machine or Machine()
-    width = 2 if way == "copper" else 4
     out = []
     for nodes in sizes:
         chance = random.Random(f"{seed} {nodes}")
-        times = sorted(start_seconds(way, nodes, ranks, asked, draw(world, chance), width) for _ in range(draws))
+        times = sorted(start_seconds(way, nodes, ranks, asked, draw(world, chance), costs) for _ in range(draws))
         tenth = max(0, len(times) // 10 - 1)
         out.append(
             Predicted(

@@ -22,14 +22,17 @@ from pathlib import Path
 import windlass
 from windlass.bench.cases import table_text
 from windlass.bench.progress import Progress
+from windlass.bench.reading import read_record
 from windlass.bench.record import write_record
 from windlass.bench.runner import checkout_commit
 from windlass.bench.start.cases import CASES, StartResult, StartSetup, load_average, measure
 from windlass.bench.start.chart import plot_svg
+from windlass.bench.start.measured import stage_costs
 from windlass.bench.start.push import LINK_CASES, LOOPBACK_CASES, PushResult, PushSetup, measure_push
 from windlass.bench.start.rows import start_record
 from windlass.bench.start.shared import Limits
-from windlass.bench.start.simulate import WAYS, predict
+from windlass.bench.start.simulate import FANOUT, WAYS, predict
+from windlass.bench.start.simulated_page import renewed
 from windlass.bench.start.stages import costs_text
 from windlass.bench.start.workfolder import work_folder
 from windlass.cli.benches import start_curves
@@ -60,6 +63,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--link", metavar="RATE", help="with --push: bits a second of each node's link, as in 400M")
     parser.add_argument("--work", metavar="DIR", help="folder for copies (default: a temporary one)")
     parser.add_argument("--simulate", action="store_true", help="predict sizes that cannot be measured; starts nothing")
+    parser.add_argument(
+        "--from",
+        dest="record_from",
+        metavar="RECORD",
+        help="with --simulate: a record of --stages",
+    )
+    parser.add_argument("--page", metavar="FILE", help="with --simulate --from: renew the generated part of this page")
     parser.add_argument("--plot", metavar="FILE", help="with --simulate or --curves: as SVG")
     parser.add_argument("--record", metavar="FILE", help="keep rows, machine and settings as a record")
     parser.add_argument("--json", action="store_true", help="rows of case, nodes, ranks, seconds, calls, bytes")
@@ -68,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> Result:
     if args.simulate:
-        return _simulated(args.plot)
+        return _simulated(args.record_from, args.page, args.plot)
     if args.push or args.link:
         return _pushed(args)
     env = Path(args.env).absolute() if args.env else Path(sys.prefix)
@@ -170,14 +180,23 @@ def _cases(text: str | None, known: tuple[str, ...]) -> tuple[str, ...]:
     return cases
 
 
-def _simulated(plot: str | None) -> Result:
+def _simulated(source: str | None, page: str | None, plot: str | None) -> Result:
+    """Without a record of the cache's stages there is nothing to predict its ways from: then only the others."""
+    if page and not source:
+        raise UsageError("--page is made from a record", hint="add --from results/start/stages-….json")
+    costs = stage_costs(read_record(source), FANOUT) if source else None
     sizes = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-    series = [predict(way, sizes, 12) for way in WAYS]
+    ways = WAYS if costs else tuple(way for way in WAYS if not way.startswith("windlass"))
+    series = [predict(way, sizes, 12, costs=costs) for way in ways]
     if plot:
         Path(plot).write_text(plot_svg(series))
+    if page and source and costs:
+        Path(page).write_text(renewed(Path(page).read_text(), source, costs, series))
     points = [point for way in series for point in way]
     lines = ["simulated, not measured: seconds until the last of nodes x 12 ranks has imported (10 %, middle, 90 %)"]
     lines += [f"{p.way:<15} {p.nodes:>6} nodes {p.low:>9.1f} {p.middle:>9.1f} {p.high:>9.1f}" for p in points]
+    if costs is None:
+        lines.append("the cache: give --from RECORD, a record of `windlass bench start --nodes 1,8 --stages`")
     return Result(text="\n".join(lines), data=points)
 
 
