@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from markdown_links import DOCS, LINK, ROOT, lead_of, title_of, without_code
 
 _OUTSIDE = "project"
+_TABLE_LINE = re.compile(r"^\|.*\|$", re.MULTILINE)
+_CODE = re.compile(r"`[^`\n]+`")
 _SECTIONS = (
     ("Tutorial", "tutorial"),
     ("How to", "howto"),
@@ -88,7 +91,9 @@ def on_files(files: Files, *, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> str:
-    """Links between files of the repository become links between pages of the site."""
+    """Links between files of the repository become links between pages of the site; and a bar in code in a table,
+    which GitHub wants escaped, is shown without its backslash."""
+    markdown = _TABLE_LINE.sub(lambda line: _CODE.sub(lambda code: code[0].replace("\\|", "|"), line[0]), markdown)
     place = page.file.src_uri
     origin = ROOT / place.removeprefix(f"{_OUTSIDE}/") if place.startswith(f"{_OUTSIDE}/") else DOCS / place
     blanked = without_code(markdown)
