@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from containers.rootfs import copy_program
-from containers.toys import add_old_fabric, copy_root, library, new_host, require_compiler
+from containers.toys import add_old_fabric, copy_root, libfabric, library, new_host, require_compiler
 from requirements import missing_programs, require, require_containers
 from windlass.images.build import entry_script
 
@@ -112,12 +112,24 @@ def test_an_image_and_its_variant_are_built_and_the_variant_uses_the_hosts_libra
     assert "loaded /container/host-libs/libfabric.so.1" in ran.stdout
 
 
+def test_a_variant_whose_libraries_do_not_fit_the_image_is_not_made(storage: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(SPEC.format(more=""))
+    future = library(tmp_path / "x/libm.so.6", "int toy(void) { return 1; }", versions="GLIBC_9.9 { global: toy; };")
+    libfabric(tmp_path / "libs", 3, ("cxi",), needs=(future,), call="toy")
+    options = ("--builder", "buildah", "--tag", "localhost/unfit:1", "--host-libs", "libs")
+    done = _windlass("image", "build", "own.toml", *options, cwd=tmp_path, env=storage)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "the host's libfabric does not fit the image" in done.stderr
+    assert "GLIBC_9.9" in done.stderr
+    assert not any("unfit" in name or "windlass-build" in name for name in _names(storage))
+
+
 def test_a_failed_build_keeps_its_log_and_leaves_no_image(storage: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text(SPEC.format(more=', "echo now it breaks; exit 9"'))
     options = ("--builder", "podman", "--tag", "localhost/broken:1", "--log", "build.log")
     done = _windlass("image", "build", "own.toml", *options, cwd=tmp_path, env=storage)
     assert done.returncode == 3, done.stdout + done.stderr
-    assert "the build failed" in done.stderr
+    assert "the build failed: now it breaks" in done.stderr
     assert f"all of its output: {tmp_path}/build.log" in done.stderr
     assert "now it breaks" in (tmp_path / "build.log").read_text()
     assert not any("broken" in name or "windlass-build" in name for name in _names(storage))

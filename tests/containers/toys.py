@@ -27,14 +27,14 @@ static void open_plugin(void) {  /* by the names that NCCL tries */
   const char *named = getenv("NCCL_NET_PLUGIN");
   char file[4096];
   snprintf(file, sizeof file, named && *named ? "libnccl-net-%s.so" : "libnccl-net.so", named);
-  if (!dlopen(file, RTLD_NOW)) printf("no plugin: %s\\n", dlerror());
+  if (!dlopen(file, RTLD_NOW)) fprintf(stderr, "no plugin: %s\\n", dlerror());
 }
 static void open_provider(void) {  /* as libfabric opens those that are files of their own */
   const char *folder = getenv("FI_PROVIDER_PATH");
   char file[4096];
   if (!folder) return;
   snprintf(file, sizeof file, "%s/libopx-fi.so", folder);
-  if (!dlopen(file, RTLD_NOW)) printf("no provider: %s\\n", dlerror());
+  if (!dlopen(file, RTLD_NOW)) fprintf(stderr, "no provider: %s\\n", dlerror());
 }
 int main(int argc, char **argv) {
   char line[4096];

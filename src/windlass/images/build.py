@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -27,7 +28,15 @@ BUILDERS = ("podman", "buildah", "docker", "apptainer")
 _ENTRY = Path(__file__).parent / "data" / "entry.sh"
 _BUILD_S = 6 * 3600.0
 _SHORT_S = 600.0
-_MAX_LINE, _MAX_LINES = 160, 5
+_MAX_LINE, _MAX_LINES, _MAX_SEARCHED = 160, 5, 80
+_SUMMARIES = ("Error: building at STEP", "Error: error building", "subprocess exited with", "exit status ")
+"""How buildah and podman end a build that failed: with all words of the step."""
+
+
+_FITS = (
+    "said=$(LD_PRELOAD=/container/host-libs/libfabric.so.1 /bin/sh -c : 2>&1) || said=${said:-it does not load}; "
+    '[ -z "$said" ] || { echo "error: the host\'s libfabric does not fit the image: $said" >&2; exit 1; }'
+)
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,14 +165,23 @@ class _Job:
             with self.log.open(errors="replace") as stream:
                 stream.seek(said_from)
                 said = stream.read().strip() or "no message"
-            lines = [line[:_MAX_LINE] for line in said.splitlines()]
+            headline, lines = _what_failed(said)
             raise CommandError(
-                f"the build failed: {lines[-1]}",
+                f"the build failed: {headline}",
                 argv=argv,
                 code=done.code,
-                output="\n".join(lines[-_MAX_LINES:-1]),
+                output="\n".join(lines),
                 hint=f"all of its output: {self.log}",
             )
+
+
+def _what_failed(said: str) -> tuple[str, list[str]]:
+    """The line that says why a build failed, and the last lines before the builder's own summary, which repeats the
+    whole step."""
+    lines = [line[:_MAX_LINE] for line in said.splitlines() if line.strip()]
+    own = [line for line in lines if not line.startswith(_SUMMARIES)] or lines
+    errors = [line for line in own[-_MAX_SEARCHED:] if re.search(r"\berror: ", line, re.IGNORECASE)]
+    return (errors or own)[-1], own[-_MAX_LINES:]
 
 
 def _variant(job: _Job, base: str, context: Path, files: dict[str, Path], tag: str) -> str:
@@ -176,6 +194,8 @@ def _variant(job: _Job, base: str, context: Path, files: dict[str, Path], tag: s
         "# The host's network libraries, in front of the image's own.",
         "COPY libs /container/host-libs",
         'ENV LD_LIBRARY_PATH="/container/host-libs${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"',
+        "# The loader itself says whether they fit: what is missing, a glibc that is too old.",
+        f"RUN {_FITS}",
         'LABEL windlass.host-libs="' + ",".join(sorted(files)) + '"',
     ]
     (context / "Containerfile").write_text("\n".join(lines) + "\n")

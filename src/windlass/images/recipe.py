@@ -186,7 +186,9 @@ def _remarks(spec: ImageSpec, versions: Versions, sources: _Sources) -> tuple[st
     }
     if spec.fabric and chosen["libfabric"] and known_combination(versions, chosen, spec.base) is None:
         together = ", ".join(
-            text for text in (*(f"{k} {chosen[k]}" for k in ("libcxi", "libfabric")), chosen["plugin"]) if text
+            text
+            for text in (*(f"{k} {chosen[k]}" for k in ("libcxi", "libfabric")), chosen["plugin"], chosen["mpi"])
+            if text
         )
         found.append(f"nobody is known to run {together} on {spec.base} together: check it with `windlass image check`")
     return tuple(found)

@@ -72,7 +72,8 @@ def source_of(name: str, component: Component, version: str) -> Source:
     if version in component.archives:
         archive = component.archives[version]
         return Source(name=name, version=version, url=archive.url, sha256=archive.sha256)
-    url = component.url.format(version=version) if "{version}" in component.url else component.url
+    series = ".".join(version.split(".")[:2])
+    url = component.url.format(version=version, series=series) if "{version}" in component.url else component.url
     return Source(name=name, version=version, url=url, commit=component.commits.get(version, ""))
 
 
