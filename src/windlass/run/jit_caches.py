@@ -14,7 +14,7 @@ from string import Template
 from windlass.errors import WindlassError
 from windlass.model.plan import Plan
 from windlass.notation.hostlist import expand_hostlist
-from windlass.notation.shell import expandable
+from windlass.notation.shell import expandable, quote
 from windlass.plan.node_step import plan_node_step
 from windlass.plan.render.jit_cache_lines import cache_parent, kept_folder
 from windlass.plan.render.job_facts import JobFacts
@@ -27,6 +27,7 @@ from windlass.run.rendezvous import is_this_host
 _KEEP_FILE = "caches.tar"
 _OWNER_FILE = ".owner"
 _REMOVE_TIMEOUT_S = 30.0
+_SAVE_TIMEOUT_S = 300.0
 
 
 def local_parent(plan: Plan, facts: JobFacts, environ: Mapping[str, str]) -> Path:
@@ -67,17 +68,22 @@ def finish_caches(
     *,
     in_haste: bool = False,
 ) -> None:
-    """Save the first node's caches for the next job (--keep-caches), then remove them from all nodes. Where a job is
-    being ended (`in_haste`), other nodes are asked only if there is something: each second counts, and a dying job may
-    start nothing any more. Never raises: the run has ended, and a cache is only a cache."""
+    """Save the first node's caches for the next job (--keep-caches), then remove them from all nodes. Where windlass
+    itself is on another node (salloc leaves people on the login node), that node saves them. Where a job is being ended
+    (`in_haste`), other nodes are asked only if there is something: each second counts, and a dying job may start
+    nothing any more. Never raises: the run has ended, and a cache is only a cache."""
     parent = local_parent(plan, facts, environ)
     if parent.is_symlink() or not plan.caches:
         return
     try:
-        if plan.keep_caches and parent.is_dir():
+        if plan.keep_caches and (parent / "n0").is_dir():
             _save(parent / "n0", Path(plan.keep_caches))
+        elif plan.keep_caches and plan.hosts and not in_haste:
+            _save_elsewhere(plan, folder, facts, environ)
     except OSError as error:
         view.note(f"windlass: the caches could not be saved to {plan.keep_caches}: {error.strerror or error}")
+    except WindlassError as error:
+        view.note(f"windlass: the caches could not be saved to {plan.keep_caches}: {error.message}")
     held = parent.is_dir() and any(path.is_file() and path.name != _OWNER_FILE for path in parent.rglob("*"))
     remove_caches(plan, facts, environ)
     if not plan.hosts or (in_haste and not held):
@@ -122,6 +128,22 @@ def _remove_elsewhere(
         if worth_a_word:
             where = local_parent(plan, facts, environ)
             view.note(f"windlass: caches may be left in {where} on the other nodes: {error.message}")
+
+
+def _save_elsewhere(plan: Plan, folder: RunFolder, facts: JobFacts, environ: Mapping[str, str]) -> None:
+    """The same by a step on the first node, where this is another one. A node without caches saves none."""
+    first = expand_hostlist(plan.hosts or "")[0]
+    if is_this_host(first, environ):
+        return
+    partial = quote(f"{plan.keep_caches}/.{_KEEP_FILE}.{folder.run_id}")
+    text = (
+        f"w_parent={expandable(cache_parent(plan, facts))}; "
+        '[ -O "$w_parent" ] && [ ! -L "$w_parent" ] && cd "$w_parent/n0" 2>/dev/null || exit 0; '
+        f"mkdir -p {quote(plan.keep_caches or '')} && tar --format=pax --exclude=./.ready -cf {partial} . && "
+        f"mv -f {partial} {quote(f'{plan.keep_caches}/{_KEEP_FILE}')} || {{ rm -f {partial}; exit 1; }}"
+    )
+    step = plan_node_step(plan, "keep", hosts=(first,), host_file="step-hosts")
+    run_node_step(step, ("/bin/sh", "-c", text), environ=environ, timeout_s=_SAVE_TIMEOUT_S, folder=folder)
 
 
 def _exact_time(source: Path) -> Callable[[tarfile.TarInfo], tarfile.TarInfo]:

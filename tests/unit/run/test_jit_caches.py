@@ -112,6 +112,28 @@ def test_a_place_that_cannot_keep_them_is_told_and_costs_nothing_else(tmp_path: 
     assert not local_parent(plan, facts, environ).exists()
 
 
+def test_caches_of_a_first_node_that_is_another_one_are_saved_by_a_step_there(tmp_path: Path) -> None:
+    """salloc leaves people on the login node, whose local folder has none of them."""
+    plan, facts, view, err = _run(tmp_path, keep_caches=str(tmp_path / "kept"))
+    environ = _environ(tmp_path) | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    node = tmp_path / "node/local" / f"windlass-{os.getuid()}-abc" / "n0/miopen"
+    node.mkdir(parents=True)
+    (node / "kernel").write_text("code")
+    (node.parent / ".ready").touch()
+    (tmp_path / "bin").mkdir()
+    srun = tmp_path / "bin/srun"
+    srun.write_text(f'#!/bin/sh\nwhile [ "$1" != /bin/sh ]; do shift; done\nROOT={tmp_path}/node exec "$@"\n')
+    srun.chmod(0o755)
+    plan = msgspec.structs.replace(plan, launcher="srun", hosts="othernode")
+    claim_caches(plan, facts, environ)
+    finish_caches(plan, make_folder(str(tmp_path / "r"), tmp_path, "x"), facts, environ, view)
+    assert err.getvalue() == ""
+    with tarfile.open(tmp_path / "kept/caches.tar") as archive:
+        assert sorted(archive.getnames()) == [".", "./miopen", "./miopen/kernel"]
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["caches.tar"]
+    assert not node.parent.parent.exists(), "and removed there"
+
+
 def test_caches_go_from_one_run_to_the_next(tmp_path: Path) -> None:
     words = ("-q", "-r", "2", "--show", "all", "--keep-caches", "kept", "--", "sh", "-c")
     first = run_here(*words, "echo $RANK > $TRITON_CACHE_DIR/of-$RANK", cwd=tmp_path)
