@@ -57,6 +57,8 @@ class Runtime(ABC):
     """/tmp inside is the node's own, so caches that the rank script makes there are seen."""
     mounts_home: ClassVar[bool] = False
     """The home folder is visible inside unless asked otherwise, with the packages in `~/.local`."""
+    needs_user: ClassVar[bool] = False
+    """It refuses to start without the variable USER, which not every job has."""
     device_flags: ClassVar[dict[str, str]] = {}
     """The option that brings a vendor's devices and driver libraries inside."""
 

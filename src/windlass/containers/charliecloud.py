@@ -20,6 +20,7 @@ class Charliecloud(Runtime):
     executable: ClassVar[str] = "ch-run"
     image_forms: ClassVar[str] = "a folder with an unpacked image, a squashfs file, or a name in ch-image's storage"
     image_kinds: ClassVar[frozenset[ImageKind]] = frozenset({"directory", "squashfs", "registry"})
+    needs_user: ClassVar[bool] = True
 
     def wrap(self, spec: WrapSpec) -> tuple[Argument, ...]:
         plan = spec.container

@@ -6,7 +6,6 @@ Pure unless `check_paths` is given, which is for the machine that will run: then
 from __future__ import annotations
 
 import os
-import pwd
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
@@ -83,7 +82,7 @@ def plan_container(
         _look_for_image(image, backend, environ)
         mounts = _settled(mounts, backend, image, environ)
     arguments, device_flag = _arguments(backend, spec, facts, extra_arguments)
-    settings = _settings(backend, spec, arguments, here=check_paths)
+    settings = _settings(backend, spec, arguments)
     note = strategy_note(mounts, arguments, spec.annotations, spec.modules, facts.nodes)
     taken = host_libs_plan(host_libraries or HostLibrariesSpec(), host_libs, note, facts, host_libs_origin)
     note = host_libs_note(taken) if taken is not None else note
@@ -277,9 +276,7 @@ def _arguments(
     return tuple(out), device_flag
 
 
-def _settings(
-    backend: Runtime, spec: ContainerSpec, arguments: tuple[Argument, ...], *, here: bool
-) -> tuple[SettingSpec, ...]:
+def _settings(backend: Runtime, spec: ContainerSpec, arguments: tuple[Argument, ...]) -> tuple[SettingSpec, ...]:
     made: list[SettingSpec] = []
     hidden = {"--no-home", "--contain", "--containall", "-c", "-C"} & {a.name for a in arguments}
     if backend.mounts_home and not hidden:
@@ -288,16 +285,6 @@ def _settings(
                 name="PYTHONNOUSERSITE",
                 value="1",
                 because="packages in ~/.local, made for the host's Python, would hide those of the image",
-                source="",
-                origin=BUILTIN,
-            )
-        )
-    if backend.name == "charliecloud" and here:
-        made.append(
-            SettingSpec(
-                name="USER",
-                value=pwd.getpwuid(os.getuid()).pw_name,
-                because="ch-run refuses to start without it",
                 source="",
                 origin=BUILTIN,
             )

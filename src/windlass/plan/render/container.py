@@ -31,6 +31,8 @@ def container_lines(plan: Plan, run_dir: str) -> list[str]:
     runtime = get_runtime(plan.container.runtime)
     spec = wrap_spec(plan, run_dir)
     lines = ["# The container around it; ranks, devices and rendezvous were computed outside and go in with it."]
+    if runtime.needs_user:
+        lines.append(f'[ -n "${{USER-}}" ] || export USER="$(id -un)"  # {runtime.name} does not start without')
     for setting in runtime.host_settings(spec):
         lines += setting_lines(setting)
     return [*lines, *_wrap_lines(runtime.wrap(spec))]
