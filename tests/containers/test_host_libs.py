@@ -191,12 +191,12 @@ def test_two_plugins_and_a_missing_library_are_found_by_the_check(image: Path, t
     root = copy_root(image, tmp_path / "root")
     gone = library(tmp_path / "libgone.so.7")
     library(root / "opt/amazon/ofi-nccl/lib/libnccl-net-ofi.so", needs=(gone,))
-    done = _windlass("image", "check", str(root), "--site", "frontier", cwd=tmp_path)
+    done = _windlass("image", "check", str(root), "--site", "elcapitan", cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "2 network plugins of NCCL or RCCL compete" in done.stdout
     assert "libnccl-net-ofi.so needs libgone.so.7, which the image lacks" in done.stdout
     assert "its libfabric has no cxi provider" in done.stdout
-    assert "verdict on frontier: error" in done.stdout
+    assert "verdict on elcapitan: error" in done.stdout
 
 
 @pytest.mark.slurm

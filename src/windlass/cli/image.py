@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from windlass.cli.result import Result
+from windlass.containers.strategy import site_means
 from windlass.errors import UsageError
 from windlass.images.build import BUILDERS, build_image, choose_builder, write_context
 from windlass.images.check import check_image, check_text
 from windlass.images.host_script import HOST_KEYS, host_script_text
-from windlass.images.inject import injection_text, plan_injection, require_host_libraries
+from windlass.images.inject import Injection, injection_text, plan_injection, require_host_libraries
 from windlass.images.inspect import inspect_image
 from windlass.images.node.closure import Root
+from windlass.images.node.decide import ImageFacts
 from windlass.images.node.variables import driver_version
 from windlass.images.recipe import Recipe, make_recipe
 from windlass.images.render import containerfile_text, edf_text, singularity_text
@@ -155,12 +157,23 @@ def _host_root(args: argparse.Namespace) -> str:
     return str(Path(args.host_root).absolute()) if args.host_root else "/"
 
 
+def _injection(args: argparse.Namespace, facts: ImageFacts, site: Site) -> Injection:
+    return plan_injection(
+        args.image,
+        facts,
+        site.file.host_libraries,
+        own=_own(args),
+        host_root=_host_root(args),
+        site_means=site_means(site),
+    )
+
+
 def _check(args: argparse.Namespace) -> Result:
     site, own, root = _site(args.site), _own(args), _host_root(args)
     report, facts = inspect_image(args.image, current_environ())
     injection = None
     if site is not None and (own or site.file.host_libraries.names):
-        found = plan_injection(args.image, facts, site.file.host_libraries, own=own, host_root=root)
+        found = _injection(args, facts, site)
         elsewhere = found.refused and all(text.startswith("the host has no ") for text in found.refused)
         injection = None if elsewhere else found
     check = check_image(report, site, injection, driver_version(Root(root)))
@@ -168,9 +181,9 @@ def _check(args: argparse.Namespace) -> Result:
 
 
 def _inject(args: argparse.Namespace) -> Result:
-    site, own, root = _site(args.site), _own(args), _host_root(args)
+    site = _site(args.site)
     assert site is not None
     _, facts = inspect_image(args.image, current_environ())
-    injection = plan_injection(args.image, facts, site.file.host_libraries, own=own, host_root=root)
+    injection = _injection(args, facts, site)
     require_host_libraries(injection, site.name)
     return Result(text=injection_text(injection), data=injection, exit_code=3 if injection.refused else 0)

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import re
 
+from windlass.containers.binds import mount_of
+from windlass.model.condition import Facts, holds
 from windlass.model.origin import Argument
 from windlass.model.plan import Mount
+from windlass.model.site import Site
 
 _LIBRARY = re.compile(r"libcxi|libfabric|libmpi|/mpich|nccl|rccl|/opt/cray(/|$)|/host(/|$)|apptainer-enable-mpi")
 _OPTION = re.compile(r"--(nccl|mpi|cuda-mpi|openmpi-pmi)|--module=.*(nccl|mpich)")
@@ -36,3 +39,23 @@ def strategy_note(
         "baked: nothing of the host's network is put in, so the image has to bring libfabric and the collective "
         "library's plugin; without them it falls back to TCP"
     )
+
+
+def site_means(site: Site) -> str:
+    """By which means of its own the site brings the host's network libraries into containers on several nodes; empty
+    where it has none and windlass looks for them itself. Of several runtimes the site's default counts."""
+    for spec in sorted(site.file.containers, key=lambda spec: not spec.default)[:1]:
+        facts = Facts(
+            nodes=2,
+            ranks_per_node=1,
+            scheduler=site.file.scheduler.kind,
+            launcher=site.file.launcher.kind,
+            container=True,
+            runtime=spec.runtime,
+        )
+        mounts = tuple(mount_of(bind) for bind in spec.binds if holds(bind.when, facts))
+        arguments = tuple(Argument(words=a.words, because=a.because) for a in spec.arguments if holds(a.when, facts))
+        note = strategy_note(mounts, arguments, spec.annotations, spec.modules, facts.nodes)
+        if note.startswith("host-inject"):
+            return note.partition(" come in by ")[2]
+    return ""

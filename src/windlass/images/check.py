@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Literal
 
@@ -14,6 +15,8 @@ from windlass.model.site import Site
 
 Level = Literal["ok", "note", "warning", "error"]
 LEVELS: tuple[Level, ...] = ("ok", "note", "warning", "error")
+_BRINGS_PLUGIN = re.compile(r"aws_ofi_nccl|nccl-plugin|--nccl\b|rccl-net-plugin")
+"""Means of sites that bring the collective library's plugin too."""
 _TCP = "NCCL would fall back to TCP, ten times slower, without a word"
 
 
@@ -103,6 +106,8 @@ def _fabric(report: ImageReport, provider: str, injection: Injection | None) -> 
         )
     if not provider:
         return found
+    if injection is not None and injection.by_site:
+        return [*found, Finding(level="ok", topic="strategy", text=f"host-inject: {injection.because}")]
     if provider in report.providers:
         return [*found, Finding(level="ok", topic="strategy", text=f"baked: its own libfabric has {provider}")]
     lack = f"its libfabric has no {provider} provider" if report.libfabric else "it has no libfabric"
@@ -136,6 +141,8 @@ def _plugin(report: ImageReport, provider: str, injection: Injection | None) -> 
         found.append(_competing(report, injection))
     elif report.plugins:
         found.append(Finding(level="ok", topic="plugin", text=report.plugins[0]))
+    elif injection is not None and injection.by_site and _BRINGS_PLUGIN.search(injection.because):
+        found.append(Finding(level="ok", topic="plugin", text="the image has none; the site brings its own"))
     elif provider:
         found.append(
             Finding(

@@ -48,12 +48,18 @@ class Injection(msgspec.Struct, frozen=True, kw_only=True):
     """Plugins of the image that compete with the one that is taken, and are not loaded any more."""
     variables: tuple[ChangedVariable, ...] = ()
     warnings: tuple[str, ...] = ()
+    by_site: bool = False
+    """The site has means of its own; what they bring is not known here."""
 
 
 def plan_injection(
-    image: str, facts: ImageFacts, spec: HostLibrariesSpec, *, own: str = "", host_root: str = "/"
+    image: str, facts: ImageFacts, spec: HostLibrariesSpec, *, own: str = "", host_root: str = "/", site_means: str = ""
 ) -> Injection:
-    """The decision on this machine, or on an unpacked copy of a node (`host_root`). Reads files, changes nothing."""
+    """The decision on this machine, or on an unpacked copy of a node (`host_root`). Reads files, changes nothing.
+    `site_means` is what the site itself brings libraries in by: then windlass adds nothing, unless `own` says so."""
+    if site_means and not own:
+        because = f"the site brings the host's network libraries in by {site_means}; windlass adds nothing"
+        return Injection(image=image, strategy="host-inject", because=because, by_site=True)
     if not spec.names and not own:
         return Injection(image=image, strategy="baked", because="this site's network needs nothing of the host")
     decision = decide_here(_settings(spec, own, host_root), facts)

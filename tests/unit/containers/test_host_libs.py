@@ -6,11 +6,13 @@ import pytest
 
 from planning import plan_for
 from windlass.containers.host_libs import host_libs_plan, host_libs_settings
+from windlass.containers.strategy import site_means
 from windlass.errors import UsageError
 from windlass.model.condition import Facts
 from windlass.model.origin import BUILTIN
 from windlass.model.site import HostLibrariesSpec
 from windlass.run.submit import batch_text
+from windlass.sites.catalog import load_site
 
 SLINGSHOT = HostLibrariesSpec(names=("libfabric.so.1",), folders=("/opt/*/lib64",), provider="cxi")
 TWO = Facts(nodes=2, ranks_per_node=1, scheduler="slurm", launcher="srun")
@@ -56,3 +58,13 @@ def test_a_script_without_windlass_cannot_look_at_nodes() -> None:
     plan, _ = plan_for("elcapitan", "true", nodes=2, container="/i/x.sif", account="A", host_libs="/a")
     with pytest.raises(UsageError, match="--standalone and --host-libs"):
         batch_text(plan.request, {}, standalone=True)
+
+
+@pytest.mark.parametrize(
+    ("site", "by"),
+    [("lumi", "/opt/cray"), ("perlmutter", "nccl-plugin"), ("clariden", "aws_ofi_nccl"), ("elcapitan", "")],
+)
+def test_what_a_site_brings_in_by_itself_is_known_without_a_plan(site: str, by: str) -> None:
+    found = site_means(load_site(site))
+    assert by in found
+    assert bool(found) == bool(by)

@@ -49,8 +49,35 @@ swap() {
     return 0
   fi
   export LD_LIBRARY_PATH="$path"
+  # Providers that are files of their own belong to the libfabric that loads them.
+  if [ -d "$host/libfabric" ]; then export FI_PROVIDER_PATH="$host/libfabric"; else unset FI_PROVIDER_PATH; fi
 }
 
+# CUDA's compatibility libraries: in front where the host's driver is older than this image's CUDA needs, out of the way
+# where it is as new as they are, because there they break CUDA. In between the image's own choice stays.
+compat() {
+  { read -r driver </sys/module/nvidia/version; } 2>/dev/null || return 0
+  for place in /usr/local/cuda/compat/lib.real /usr/local/cuda/compat/lib /usr/local/cuda/compat; do
+    for library in "$place"/libcuda.so.*.*; do [ -e "$library" ] && break 2; done
+  done
+  [ -e "$library" ] || return 0
+  own=${library##*/libcuda.so.}
+  own=${own%%.*} driver=${driver%%.*} first=450
+  [ "$own" -lt 525 ] || first=525
+  [ "$own" -lt 580 ] || first=580
+  if [ "$driver" -ge "$own" ]; then
+    kept='' rest=${LD_LIBRARY_PATH-}:
+    while [ -n "$rest" ]; do
+      part=${rest%%:*} rest=${rest#*:}
+      case $part in '' | /usr/local/cuda*/compat | /usr/local/cuda*/compat/*) ;; *) kept=${kept:+$kept:}$part ;; esac
+    done
+    export LD_LIBRARY_PATH="$kept"
+  elif [ "$driver" -lt "$first" ]; then
+    export LD_LIBRARY_PATH="$place${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+  fi
+}
+
+compat
 swap
 [ $# -gt 0 ] || set -- /bin/sh
 exec "$@"
