@@ -74,12 +74,12 @@ def stage_costs(record: BenchRecord, fanout: int) -> StageCosts:
         raise ConfigError("the record has no start of several nodes", hint=_HINT)
     alone, cold, traced = (_row(record, *key) for key in (("cache", 1), ("cache", nodes), ("cache+trace", nodes)))
     root, other = _stages(alone, "root"), _stages(cold, "node")
-    misses, waited = _need(root, _WAIT)
+    misses, waited = _waited(root)
     objects = sum(calls for name, (calls, _) in root.items() if _OBJECT.match(name))
     if not objects:
         raise ConfigError("the record has no stage of reading chunks or folders", hint=_HINT)
     parts = _parts(root, waited / misses, objects)
-    wait_there = _need(other, _WAIT)
+    wait_there = _waited(other)
     level_s = max(0.0, wait_there[1] / wait_there[0] - waited / misses) / _mean_depth(nodes, fanout)
     return StageCosts(
         nodes=nodes,
@@ -120,10 +120,12 @@ def _stages(row: Measurement, who: str) -> dict[str, tuple[float, float]]:
     return found
 
 
-def _need(stages: Mapping[str, tuple[float, float]], name: str) -> tuple[float, float]:
-    calls, seconds = stages.get(name, (0.0, 0.0))
+def _waited(stages: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
+    """How many misses somebody waited for, and how long in all; from the mount's own view where no peer is asked."""
+    own = [value for name, value in stages.items() if name.startswith("mount: miss of ")]
+    calls, seconds = stages.get(_WAIT) or (sum(calls for calls, _ in own), sum(seconds for _, seconds in own))
     if not calls:
-        raise ConfigError(f"the record has no stage {name!r}", hint=_HINT)
+        raise ConfigError("the record has no stage of a miss", hint=_HINT)
     return calls, seconds
 
 
@@ -141,7 +143,12 @@ def _parts(root: Mapping[str, tuple[float, float]], wait_s: float, objects: floa
 
 
 def _peer_cpu_s(stages: Mapping[str, tuple[float, float]]) -> float:
-    return sum(seconds for name, (_, seconds) in stages.items() if name.startswith("peer thread "))
+    """Of all processes of a node but its mount."""
+    threads = {name: seconds for name, (_, seconds) in stages.items() if " thread " in name}
+    found = sum(seconds for name, seconds in threads.items() if not name.startswith("mount "))
+    if not found:
+        raise ConfigError("the record has no processor time of the push", hint=_HINT)
+    return found
 
 
 def _mean_depth(nodes: int, fanout: int) -> float:

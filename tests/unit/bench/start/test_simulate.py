@@ -122,11 +122,11 @@ def test_plot_is_svg_that_says_it_is_simulated(costs: StageCosts) -> None:
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
 def test_every_record_of_stages_can_be_simulated_and_comes_out_near_itself(path: Path) -> None:
-    """Within two thirds and one and a half: the model leaves out what threads of one machine take from each other."""
+    """Within half and twice: the model leaves out what nodes of one machine take from each other."""
     found = stage_costs(read_record(path), FANOUT)
-    assert found.level_s > 0 and found.miss_s > 0 and found.push_root_s > found.push_alone_s
+    assert found.miss_s > 0 and found.hop_bytes_per_s > 0
     for case, nodes, measured, simulated in replayed(found):
-        assert 0.6 * measured < simulated < 1.5 * measured, (case, nodes)
+        assert measured / 2 < simulated < 2 * measured, (case, nodes)
 
 
 def test_a_wait_is_the_sum_of_its_stages_and_levels_add_with_the_depth(costs: StageCosts) -> None:
