@@ -95,6 +95,12 @@ def test_a_refused_submission_says_why_in_words(slurm: SlurmCluster, hostile_dir
     assert said.code in (2, 3), said.text
     assert "partition" in said.stderr
     assert "Traceback" not in said.stderr
+    assert not list((hostile_dir / "runs").iterdir()), "nothing is left of a job that will not be"
+    there = hostile_dir / "there"
+    there.mkdir()
+    (there / "mine").touch()
+    said = _submit(slurm, hostile_dir, "--partition", "no-such", "-N", "2", "--run-dir", str(there), str(SHOW))
+    assert said.code in (2, 3) and [path.name for path in there.iterdir()] == ["mine"], said.text
 
 
 def test_more_nodes_than_there_are_is_refused(slurm: SlurmCluster, hostile_dir: Path) -> None:

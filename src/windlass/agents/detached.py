@@ -40,7 +40,7 @@ from windlass.run.planning import plan_request
 from windlass.run.rendezvous import plan_hosts
 from windlass.settings import read_settings
 
-_FILE = "agents.json"
+AGENTS_FILE = "agents.json"
 _STATUS_S = 30.0
 _STOP_S = 30.0
 
@@ -88,9 +88,10 @@ def start_detached(request: Request, environ: Mapping[str, str]) -> DetachedCach
     hosts = plan_hosts(plan)
     facts = JobFacts(run_dir=str(folder.path), run_id=folder.run_id, uid=os.getuid())
     write_host_file(plan, folder, hosts)
-    agents = cache_agents(plan, folder, facts, hosts, environ, settings.traces_dir)
-    agents.start(detached=True)
-    return detach(plan, folder, agents, facts)
+    with folder.used_by("cache start"):
+        agents = cache_agents(plan, folder, facts, hosts, environ, settings.traces_dir)
+        agents.start(detached=True)
+        return detach(plan, folder, agents, facts)
 
 
 def detach(plan: Plan, folder: RunFolder, agents: Agents, facts: JobFacts, what: str = "cache") -> DetachedCache:
@@ -103,7 +104,7 @@ def detach(plan: Plan, folder: RunFolder, agents: Agents, facts: JobFacts, what:
         uid=facts.uid,
         what=what,
     )
-    folder.write_bytes(_FILE, to_json(step))
+    folder.write_bytes(AGENTS_FILE, to_json(step))
     folder.save_plan(plan, Secrets())
     return DetachedCache(folder=folder, plan=plan, step=step)
 
@@ -113,7 +114,7 @@ def detached_caches(folders: Iterable[RunFolder]) -> list[DetachedCache]:
     found = []
     for folder in folders:
         with contextlib.suppress(OSError, msgspec.DecodeError, WindlassError):
-            step = from_json(folder.part(_FILE).read_bytes(), _Step)
+            step = from_json(folder.part(AGENTS_FILE).read_bytes(), _Step)
             found.append(DetachedCache(folder=folder, plan=read_plan(folder.path), step=step))
     return found
 
@@ -165,7 +166,7 @@ def stop_detached(held: DetachedCache, environ: Mapping[str, str]) -> None:
     run_node_step(asking, program, environ=environ, timeout_s=_STOP_S + 10.0, folder=held.folder, check=not here)
     if step.host == socket.gethostname():
         _end_launcher(step)
-    for name in (_FILE, BUNDLE_FILE, ARCHIVE):
+    for name in (AGENTS_FILE, BUNDLE_FILE, ARCHIVE):
         held.folder.part(name).unlink(missing_ok=True)
 
 

@@ -18,7 +18,7 @@ from windlass.failure.verdict import Verdict, attempt_folders, read_verdict
 from windlass.run.folder import RunFolder
 from windlass.settings import Settings, current_environ, read_settings
 from windlass.supervise.attempts import records
-from windlass.supervise.runs import RunState, choose_cleanable, find_run, find_runs, state_of
+from windlass.supervise.runs import RunState, choose_cleanable, find_folders, find_run, state_of
 from windlass.supervise.stop import stop_run
 
 _DAY_S = 86400.0
@@ -64,7 +64,7 @@ def main(args: argparse.Namespace) -> Result:
 
 
 def _list(settings: Settings, environ: dict[str, str]) -> Result:
-    states = [state_of(folder, environ) for folder in find_runs(settings.runs_dir)]
+    states = [state_of(folder, environ) for folder in find_folders(settings.runs_dir)]
     none = f"no runs in {settings.runs_dir} (WINDLASS_RUNS says where they are)"
     return Result(text="\n".join(_row(state) for state in states) or none, data=states)
 

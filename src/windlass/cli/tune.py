@@ -108,11 +108,12 @@ def main(args: argparse.Namespace) -> Result:
         repeats=args.repeats,
         budget=args.most_trials,
     )
-    try:
-        verdict = search.run()
-    finally:
-        folder.write_bytes("trials.json", to_json(search.trials))
-    folder.write_bytes(RECORD_FILE, to_json(verdict))
+    with folder.used_by("tune"):
+        try:
+            verdict = search.run()
+        finally:
+            folder.write_bytes("trials.json", to_json(search.trials))
+        folder.write_bytes(RECORD_FILE, to_json(verdict))
     lines = verdict_lines(verdict, objective)
     if verdict.winner and args.keep:
         lines += _keep(verdict, plan, space, settings.config_dir, objective)

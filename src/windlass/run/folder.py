@@ -6,31 +6,49 @@ mode 0700, and one that was there loses the write access of group and others bef
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
-from windlass.errors import ConfigError, MachineError, UsageError
+from windlass.errors import ConfigError, MachineError, UsageError, WindlassError
+from windlass.model.jsontext import from_json, to_json
 from windlass.model.plan import PLAN_VERSION, Plan, plan_from_json, plan_to_json
 from windlass.model.record import RunRecord, record_from_json, record_to_json
 from windlass.plan.agents import plan_agents
 from windlass.plan.inputs import Secrets
 from windlass.plan.render.secrets import SECRETS_FILE, secrets_text
 from windlass.procs.folders import UntrustedError, exposure, keep_to_ourselves
+from windlass.procs.identity import Process, this_process
 
 PLAN_FILE = "plan.json"
 RESULT_FILE = "result.json"
 AGENT_FILE = "agent.pyz"
 RUN_ID_FILE = "run-id"
+BATCH_FILE = "batch.sh"
+COMMAND_FILE = "command.json"
 _PARTS = ("out", "where", "ends", "comm")
 _OF_ATTEMPT = ("watch", "launcher.log", "agents.log", "agents.out", "evidence", "flight", "verdict.json")
 """What one start leaves beside the parts."""
 _log = logging.getLogger("windlass")
+
+
+class FolderUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A command that is no run, in a folder of its own beside those of runs."""
+
+    version: int = 1
+    command: str
+    process: Process
+    outcome: Literal["", "done", "failed"] = ""
+    """Empty: it works, or was killed."""
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +136,43 @@ class RunFolder:
         """The record of the run, or None while it runs (or where it was killed before it could write one)."""
         path = self.part(RESULT_FILE)
         return record_from_json(path.read_bytes(), where=str(path)) if path.exists() else None
+
+    def discard(self) -> None:
+        """Take back what was made for a run that will not be: of a folder that was there before, only that."""
+        for name in (PLAN_FILE, BATCH_FILE, RUN_ID_FILE, SECRETS_FILE):
+            self.part(name).unlink(missing_ok=True)
+        for path in (*map(self.part, _PARTS), self.path):
+            with contextlib.suppress(OSError):  # something of somebody else's is in it
+                path.rmdir()
+
+    @contextlib.contextmanager
+    def used_by(self, command: str) -> Iterator[None]:
+        """While a command that is no run (`stage`, `tune`) works in this folder: which one, and at its end how it went,
+        so that `windlass runs` can tell."""
+        use = FolderUse(command=command, process=this_process())
+        self.write_bytes(COMMAND_FILE, to_json(use))
+        try:
+            yield
+        except BaseException as error:
+            self.failed(command, error)
+            raise
+        self.write_bytes(COMMAND_FILE, to_json(msgspec.structs.replace(use, outcome="done")))
+
+    def failed(self, command: str, error: BaseException) -> None:
+        """Write down that a command failed before there was a run."""
+        why = error.message if isinstance(error, WindlassError) else type(error).__name__
+        use = FolderUse(command=command, process=this_process(), outcome="failed", why=why)
+        with contextlib.suppress(MachineError):  # what went wrong before matters more
+            self.write_bytes(COMMAND_FILE, to_json(use))
+
+    def use(self) -> FolderUse | None:
+        """What a command that is no run did here; None for a run."""
+        try:
+            return from_json(self.part(COMMAND_FILE).read_bytes(), FolderUse)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError) as error:
+            raise ConfigError(f"{self.part(COMMAND_FILE)}: cannot be read: {error}") from error
 
 
 def make_folder(wanted: str | None, runs_dir: Path, name: str, *, now: float | None = None) -> RunFolder:

@@ -16,7 +16,7 @@ from windlass.plan.render.batch_script import batch_script, standalone_script
 from windlass.plan.shape import run_name
 from windlass.procs.command import run_command
 from windlass.procs.own import own_argv
-from windlass.run.folder import RunFolder, folder_path, make_folder
+from windlass.run.folder import BATCH_FILE, RunFolder, folder_path, make_folder
 from windlass.run.planning import PlannedRequest, plan_request
 from windlass.run.scheduler_commands import require_submit_program, scheduler_environ
 from windlass.schedulers import get_scheduler
@@ -60,17 +60,22 @@ def prepare_submission(request: Request, environ: Mapping[str, str], *, standalo
     folder.claim()
     planned = plan_job(request, environ, str(folder.path))
     text = _script(planned.plan, str(folder.path), standalone)
-    script = folder.write("batch.sh", text, mode=0o700)
+    script = folder.write(BATCH_FILE, text, mode=0o700)
     folder.save_plan(planned.plan, planned.secrets)
     return Submission(plan=planned.plan, folder=folder, script=script)
 
 
 def submit(prepared: Submission, environ: Mapping[str, str]) -> Submission:
-    """Hand it to the scheduler; returns it with the job's id, which is saved in the folder."""
+    """Hand it to the scheduler; returns it with the job's id, which is saved in the folder. Of a job that was refused
+    nothing is left; where the scheduler gave no answer, or none that we know, the folder stays and says so."""
     try:
         job_id = submit_script(prepared.plan, str(prepared.script), environ)
-    except BaseException:
+    except UsageError:
+        prepared.folder.discard()
+        raise
+    except BaseException as error:
         prepared.folder.forget_secrets()  # no job will come for them
+        prepared.folder.failed("submit", error)
         raise
     prepared.folder.write("job_id", job_id + "\n")
     return Submission(plan=prepared.plan, folder=prepared.folder, script=prepared.script, job_id=job_id)

@@ -73,6 +73,19 @@ def stage(
     request = msgspec.structs.replace(request, stage=tuple(root.path for root in roots))
     plan = plan_request(request, environ, here=True).plan
     folder = make_folder(request.run_dir, read_settings(environ).runs_dir, plan.name)
+    with folder.used_by("stage"):
+        return _staged(staging, plan, folder, (roots, to), environ, Progress(plan.nodes, show, every_s))
+
+
+def _staged(
+    staging: Staging,
+    plan: Plan,
+    folder: RunFolder,
+    where: tuple[tuple[CacheRoot, ...], str],
+    environ: Mapping[str, str],
+    progress: Progress,
+) -> Staged:
+    roots, to = where
     hosts = plan_hosts(plan)
     facts = JobFacts(run_dir=str(folder.path), run_id=folder.run_id, uid=os.getuid())
     write_host_file(plan, folder, hosts)
@@ -81,7 +94,7 @@ def stage(
     agents = Agents(spec, folder, environ)
     mounted = staging.extract and any(_is_squashfs(root.real) for root in roots)
     began = time.monotonic()
-    _copy(agents, folder, Progress(plan.nodes, show, every_s), mounted)
+    _copy(agents, folder, progress, mounted)
     seconds = time.monotonic() - began
     if mounted:
         detach(plan, folder, agents, facts, "images")

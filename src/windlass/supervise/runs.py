@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from windlass.agents.detached import AGENTS_FILE
 from windlass.errors import UsageError, WindlassError
 from windlass.failure.evidence import observe
 from windlass.failure.rank_logs import rank_logs
@@ -22,7 +23,7 @@ from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.plan.render.batch_script import EXIT_FILE
 from windlass.procs.command import run_command
-from windlass.run.folder import PLAN_FILE, RunFolder, is_run, open_folder, read_plan
+from windlass.run.folder import COMMAND_FILE, PLAN_FILE, FolderUse, RunFolder, is_run, open_folder, read_plan
 from windlass.run.scheduler_commands import scheduler_environ
 from windlass.schedulers import get_scheduler
 from windlass.schedulers.base import JobState
@@ -59,6 +60,13 @@ def find_runs(runs_dir: Path) -> list[RunFolder]:
     return [RunFolder(path) for path in sorted(found, key=lambda path: path.stat().st_mtime)]
 
 
+def find_folders(runs_dir: Path) -> list[RunFolder]:
+    """Folders of runs and of commands that are none (`stage`, `tune`), the oldest first."""
+    others = (path.parent for path in runs_dir.expanduser().glob(f"*/{COMMAND_FILE}"))
+    found = {*(folder.path for folder in find_runs(runs_dir)), *others}
+    return [RunFolder(path) for path in sorted(found, key=lambda path: path.stat().st_mtime)]
+
+
 def find_run(text: str | None, runs_dir: Path) -> RunFolder:
     """A run by its folder, or by its name below the folder of runs, as `runs list` shows it; None: the last one made.
     A `UsageError` where there is none."""
@@ -79,8 +87,11 @@ def find_run(text: str | None, runs_dir: Path) -> RunFolder:
 
 
 def state_of(folder: RunFolder, environ: Mapping[str, str]) -> RunState:
-    """How a run stands. A folder with a damaged file is `unknown`, with the reason."""
+    """How a run stands, or a command that is none. A folder with a damaged file is `unknown`, with the reason."""
     try:
+        use = folder.use()
+        if use is not None and read_owner(folder) is None:
+            return _use_state(folder, use)
         plan = read_plan(folder.path)
         record = folder.result()
     except WindlassError as error:
@@ -100,6 +111,24 @@ def state_of(folder: RunFolder, environ: Mapping[str, str]) -> RunState:
         shape=f"{plan.nodes} x {plan.ranks_per_node}",
         may_live=may_live,
     )
+
+
+def _use_state(folder: RunFolder, use: FolderUse) -> RunState:
+    """Of a command that is no run. Agents that it left at work end with the job, or by `windlass cache stop`."""
+    state: State
+    if folder.part(AGENTS_FILE).exists():
+        state, why = "running", f"agents of windlass {use.command}, until windlass cache stop {folder.path}"
+    elif use.outcome:
+        state, why = use.outcome, f"windlass {use.command}" + (f": {use.why}" if use.why else "")
+    elif (alive := use.process.alive()) is None:
+        state, why = "unknown", f"windlass {use.command} by process {use.process.pid} on {use.process.host}"
+    elif alive:
+        state, why = "running", f"windlass {use.command} by process {use.process.pid}"
+    else:
+        state, why = "killed", f"windlass {use.command} died without a record"
+    paths = [folder.part(name) for name in (COMMAND_FILE, AGENTS_FILE)]
+    changed = max(path.stat().st_mtime for path in paths if path.exists())
+    return RunState(path=str(folder.path), name=folder.path.name, state=state, why=why, changed=changed)
 
 
 def _state(
@@ -217,7 +246,7 @@ def choose_cleanable(
     runs_dir: Path, environ: Mapping[str, str], *, older_s: float, keep: int, failed: bool
 ) -> Cleaning:
     """What `runs clean` would remove. Removes nothing."""
-    folders = {str(folder.path): folder for folder in find_runs(runs_dir)}
+    folders = {str(folder.path): folder for folder in find_folders(runs_dir)}
     states = [state_of(folder, environ) for folder in folders.values()]
     chosen = cleanable(states, older_s=older_s, keep=keep, failed=failed)
     kept = tuple(state for state in chosen if holds_snapshots(folders[state.path]))

@@ -59,6 +59,9 @@ def test_a_relative_source_is_copied_and_the_figures_are_told(tmp_path: Path) ->
     code, out, err = stage(tmp_path, "tree", "--to", str(tmp_path / "to"))
     assert code == 0 and "2.5 MB a node" in out, "a second start replaces the first copy"
     assert out.startswith(f"staged to {tmp_path}/to/tree on 1 node"), out
+    assert windlass(tmp_path, "runs", "list")[1].count("windlass stage") == 2
+    code, out, err = windlass(tmp_path, "runs", "clean", "--keep", "1", "--yes")
+    assert code == 0 and len(list((tmp_path / "runs").iterdir())) == 1, out + err
 
 
 def test_an_archive_becomes_a_folder_with_its_name_and_the_command_says_where(tmp_path: Path) -> None:
@@ -157,6 +160,28 @@ def test_a_dead_mount_of_a_job_that_was_killed_whole_is_swept_by_the_next_one(tm
     code, _, err = windlass(tmp_path, "cache", "stop", str(max((tmp_path / "runs").iterdir())))
     assert code == 0, err
     wait_until(lambda: all_gone(tmp_path, image), timeout_s=60, what="mount and processes are gone")
+
+
+def test_an_image_that_is_staged_again_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    """One mount, of the new image; stopping the earlier agents does not touch it; `windlass runs` shows both."""
+    before = mounted_image(tmp_path)
+    (tmp_path / "env.squashfs").unlink()
+    (tmp_path / "tree" / "new").write_text("y")
+    words = ["mksquashfs", str(tmp_path / "tree"), str(tmp_path / "env.squashfs"), "-quiet", "-no-progress"]
+    subprocess.run(words, check=True, timeout=60, capture_output=True)
+    image = mounted_image(tmp_path)
+    assert image.guard != before.guard and (tmp_path / "to" / "env" / "new").read_text() == "y"
+    first, second = sorted((tmp_path / "runs").iterdir())
+    listed = json.loads(windlass(tmp_path, "runs", "list", "--json")[1])
+    assert [(state["name"], state["state"]) for state in listed] == [(first.name, "running"), (second.name, "running")]
+    code, _, err = windlass(tmp_path, "cache", "stop", str(first))
+    assert code == 0, err
+    assert (tmp_path / "to" / "env" / "new").read_text() == "y"
+    code, _, err = windlass(tmp_path, "cache", "stop", str(second))
+    assert code == 0, err
+    wait_until(lambda: all_gone(tmp_path, image), timeout_s=60, what="mount and processes are gone")
+    code, out, err = windlass(tmp_path, "runs", "clean", "--yes")
+    assert code == 0 and not list((tmp_path / "runs").iterdir()), out + err
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,11 @@ from pathlib import Path
 import pytest
 
 from unit.cli.typed import in_process, only_run, run_here, script
+from windlass.errors import MachineError
+from windlass.model.jsontext import to_json
+from windlass.procs.identity import this_process
+from windlass.run.folder import COMMAND_FILE, FolderUse, RunFolder, make_folder
+from windlass.supervise.runs import choose_cleanable, find_folders, find_runs, state_of
 
 
 def test_an_empty_history_is_no_error(tmp_path: Path) -> None:
@@ -43,3 +48,41 @@ def test_forgiving_all_nodes_where_none_is_avoided_says_so(tmp_path: Path) -> No
     assert done.code == 0 and "no node is avoided" in done.stdout
     torn = in_process("nodes", "forgive", "nid[1", cwd=tmp_path, env={"WINDLASS_STATE": str(tmp_path / "state")})
     assert torn.code == 2 and "nid[1" in torn.stderr
+
+
+def test_folders_of_commands_that_are_no_runs_are_told_and_cleaned(tmp_path: Path) -> None:
+    """`tune`, `stage`: while they work, when they failed, when they were killed; `runs show` without a name passes
+    over them."""
+    runs, environ = tmp_path / "runs", {"WINDLASS_RUNS": str(tmp_path / "runs")}
+    done, failed, killed, now = (make_folder(None, runs, name) for name in ("tune", "stage", "lost", "now"))
+    with done.used_by("tune"):
+        pass
+    with pytest.raises(MachineError), failed.used_by("stage"):
+        raise MachineError("no room")
+    gone = FolderUse(command="tune", process=this_process()._replace(started="1"))
+    killed.write_bytes(COMMAND_FILE, to_json(gone))
+    with now.used_by("stage"):
+        states = {Path(state.path): state for state in (state_of(folder, environ) for folder in find_folders(runs))}
+        assert [states[folder.path].state for folder in (done, failed, killed, now)] == [
+            "done",
+            "failed",
+            "killed",
+            "running",
+        ]
+        assert states[failed.path].why == "windlass stage: no room" and not find_runs(runs)
+        chosen = choose_cleanable(runs, environ, older_s=0, keep=0, failed=True)
+        assert {state.path for state in chosen.gone} == {str(f.path) for f in (done, failed, killed)}
+    killed.write_bytes(COMMAND_FILE, b"torn")
+    assert state_of(killed, environ).state == "unknown"
+
+
+def test_a_submission_without_an_answer_is_told_as_failed_and_goes_with_the_failed(tmp_path: Path) -> None:
+    """`runs list` called it unknown for ever; where a job came after all, its owner decides."""
+    assert run_here("-r", "1", "--scheduler", "none", str(script(tmp_path, "pass")), cwd=tmp_path).code == 0
+    run = only_run(tmp_path)
+    RunFolder(run).failed("submit", MachineError("sbatch failed with code 1"))
+    environ = {"WINDLASS_RUNS": str(tmp_path / "runs")}
+    assert state_of(RunFolder(run), environ).state == "done"
+    (run / "owner.json").unlink()
+    state = state_of(RunFolder(run), environ)
+    assert (state.state, state.why) == ("failed", "windlass submit: sbatch failed with code 1")

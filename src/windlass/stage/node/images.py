@@ -44,6 +44,7 @@ def start_mount(node: NodeContext, image: str, where: str) -> subprocess.Popen[b
     program = shutil.which("squashfuse_ll") or shutil.which("squashfuse")
     if program is None:
         raise AgentError("no squashfuse on this node to mount %s with" % image)
+    end_earlier(node, where)
     os.makedirs(where, mode=0o700, exist_ok=True)
     status = os.lstat(where)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
@@ -70,7 +71,25 @@ def end_mount(where: str, kept: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         kept.kill()
         kept.wait(_END_S)
-    _take_away([mount for mount in _staged() if mount.place == real_place(where)])
+    own = [mount for mount in _staged() if _guard_of(mount).partition(".")[0] == str(kept.pid)]
+    _take_away([mount for mount in own if mount.place == real_place(where)])
+
+
+def end_earlier(node: NodeContext, where: str) -> None:
+    """Takes away what other runs of this user mounted there, by way of their guards: what is staged again takes the
+    place of what was there, and who reads the old image still has it until its files are closed."""
+    own = "%s%s." % (_SOURCE, node.run_id)
+
+    def earlier() -> list[Mount]:
+        found = [mount for mount in _staged() if mount.place == real_place(where)]
+        return [mount for mount in found if not mount.source.startswith(own)]
+
+    guards = [process for process in map(_guard_of, earlier()) if _lives(process)]
+    for process in guards:
+        os.kill(int(process.partition(".")[0]), signal.SIGTERM)
+    # A guard removes the folder, too: only when it has ended is the place free.
+    wait_for(lambda: not any(map(_lives, guards)), 2 * _END_S)
+    _take_away(earlier())
 
 
 def end_mounts(node: NodeContext) -> None:
@@ -125,7 +144,12 @@ def _is_mounted(where: str, source: str) -> bool:
 
 
 def _is_guarded(mount: Mount) -> bool:
-    return _lives(".".join(mount.source.rsplit(".", 2)[1:]))
+    return _lives(_guard_of(mount))
+
+
+def _guard_of(mount: Mount) -> str:
+    """The process that serves a mount, as number and start."""
+    return ".".join(mount.source.rsplit(".", 2)[1:])
 
 
 def _lives(process: str) -> bool:
