@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 # torch by its exact name and before anything that depends on it, so that nothing pulls another build of it in.
+EXAMPLES := .venv-examples
 TORCH  := $(shell sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
@@ -85,7 +86,7 @@ packages:
 	@scripts/debian-packages.sh
 
 clean:
-	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(EXAMPLES) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
 	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Debian's python3 has no ensurepip before python3-venv is there.
@@ -110,4 +111,14 @@ $(VENV)/.tools: pyproject.toml $(VENV)/.torch
 
 $(VENV)/.docs: pyproject.toml $(VENV)/.installed
 	$(PIP) install -e '.[docs]'
+	@touch $@
+
+# What the examples need beside torch, apart from .venv but with its torch. DeepSpeed's build imports torch.
+$(EXAMPLES)/.installed: $(wildcard examples/*/requirements.txt) | $(VENV)/.torch
+	$(BIN)/python -m venv $(EXAMPLES)
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > "$$($(EXAMPLES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch-of-venv.pth"
+	$(EXAMPLES)/bin/python -m pip --disable-pip-version-check -q install setuptools wheel ninja py-cpuinfo
+	$(EXAMPLES)/bin/python -m pip --disable-pip-version-check -q install --no-build-isolation \
+	  $(addprefix -r ,$(wildcard examples/*/requirements.txt))
 	@touch $@

@@ -59,6 +59,16 @@ def require_mpi() -> None:
     require("mpi", not why, why)
 
 
+def examples_python() -> Path:
+    """The interpreter with what examples/*/requirements.txt ask for, which `make test-all` installs."""
+    default = Path(__file__).parents[1] / ".venv-examples" / "bin" / "python"
+    return Path(os.environ.get("WINDLASS_TEST_EXAMPLES_PYTHON", default))
+
+
+def require_examples() -> None:
+    require("examples", examples_python().exists(), "no .venv-examples (make .venv-examples/.installed)")
+
+
 def require_torch() -> None:
     require("torch", importlib.util.find_spec("torch") is not None, "no torch to import")
 
