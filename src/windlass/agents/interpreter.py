@@ -16,9 +16,10 @@ from windlass.errors import CommandError
 from windlass.procs.command import run_command
 
 ARCHIVE = "agent-python.tar.gz"
-_LEFT_OUT = frozenset(
+LEFT_OUT = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3"}
 )
+"""What of a standard library need not travel."""
 _CHECK_S = 10.0
 
 
@@ -53,7 +54,7 @@ def pack_interpreter(target: Path) -> Path:
 
 def _wanted(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
     name = Path(entry.name).name
-    if name in _LEFT_OUT or name.startswith("config-") or name.endswith(".a"):
+    if name in LEFT_OUT or name.startswith("config-") or name.endswith(".a"):
         return None
     return None if entry.issym() and entry.linkname.startswith("/") else entry
 

@@ -1,4 +1,5 @@
-"""A Python environment on the host, the site's way: what to do and why, and making it."""
+"""A Python environment on the host, the site's way: what to do and why, making it, checking
+it, packing it for the nodes."""
 
 from __future__ import annotations
 
@@ -7,19 +8,26 @@ import sys
 from pathlib import Path
 
 from windlass.cli.result import Result
+from windlass.doctor.node.mounts import file_system, mount_of, own_mounts, place_kind, resolved
+from windlass.envs.check import Place, check_env, check_text
 from windlass.envs.create import create_env, refuse_elsewhere
 from windlass.envs.extras import KNOWN_EXTRAS
+from windlass.envs.inspect import inspect_env
+from windlass.envs.pack import pack_env
 from windlass.envs.plan import EnvPlan, EnvRequest, MachineFacts, plan_env
 from windlass.envs.probe import machine_facts, probe_host
 from windlass.envs.render import plan_text, script_text
+from windlass.errors import UsageError
 from windlass.model.site import Site
+from windlass.notation.counts import counted
+from windlass.notation.sizes import size_text
 from windlass.settings import current_environ, read_settings
 from windlass.sites.catalog import load_site
 from windlass.sites.detect import detect_site
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    sub = parser.add_subparsers(dest="action", required=True, metavar="plan | create PATH")
+    sub = parser.add_subparsers(dest="action", required=True, metavar="plan | create PATH | check PATH | pack PATH")
     plan = sub.add_parser("plan", help="what would be done at a site, step by step, each with its reason")
     create = sub.add_parser("create", help="do it, here")
     for box in (plan, create):
@@ -37,10 +45,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     plan.add_argument("--format", choices=("text", "script"), default="text")
     create.add_argument("path", metavar="PATH", help="the environment's folder, which must not be there")
+    check = sub.add_parser("check", help="what is inside, and whether it will work on a site")
+    check.add_argument("path", metavar="PATH", nargs="?", help="its folder (default: the active environment)")
+    check.add_argument("--site", metavar="NAME", help="the machine that it is meant for (default: this one)")
+    pack = sub.add_parser("pack", help="one archive that works wherever it is unpacked, for windlass stage")
+    pack.add_argument("path", metavar="PATH", help="the environment's folder")
+    pack.add_argument("--output", "-o", metavar="FILE", help=".tar.gz (default), .tar.zst, .tar, .sqsh or .squashfs")
+    pack.add_argument("--with-python", action="store_true", help="pack the interpreter of a venv too")
+    for box in (check, pack):
+        box.add_argument("--json", action="store_true")
 
 
 def main(args: argparse.Namespace) -> Result:
-    actions = {"plan": _plan, "create": _create}
+    actions = {"plan": _plan, "create": _create, "check": _check, "pack": _pack}
     return actions[args.action](args)
 
 
@@ -87,6 +104,38 @@ def _create(args: argparse.Namespace) -> Result:
     lines = [f"made {made.path} in {made.seconds:.0f} s; log: {made.log}"]
     lines += [f"use it: windlass run --activate {made.path} train.py"]
     return Result(text="\n".join(lines), data=made)
+
+
+def _check(args: argparse.Namespace) -> Result:
+    environ = current_environ()
+    path = args.path or environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX")
+    if not path:
+        raise UsageError("which environment? none is active", hint="windlass env check PATH")
+    facts = inspect_env(path)
+    site, here = _site(args.site)
+    mount = mount_of(resolved(facts.path), own_mounts())
+    seen = file_system(mount) if place_kind(mount) == "shared" else ""
+    place = Place(file_system=seen, home=environ.get("HOME", ""))
+    check = check_env(facts, site, probe_host() if here else None, place)
+    return Result(text=check_text(check), data=check, exit_code=1 if check.verdict == "error" else 0)
+
+
+def _pack(args: argparse.Namespace) -> Result:
+    name = Path(args.path).expanduser().absolute().name
+    packed = pack_env(
+        args.path, args.output or f"{name}.tar.gz", with_python=args.with_python, environ=current_environ()
+    )
+    sizes = f"{size_text(packed.size_bytes)} of {size_text(packed.source_bytes)}, {counted(packed.entries, 'file')}"
+    lines = [f"packed {packed.file}: {sizes}, {packed.seconds:.0f} s"]
+    lines += [f"needs on the node: {need}" for need in packed.needs]
+    if packed.left:
+        some = ", ".join(packed.left[:3]) + (" …" if len(packed.left) > 3 else "")
+        lines.append(
+            f"still names the old place: {counted(len(packed.left), 'file')} ({some}); programs among them may fail"
+        )
+    stem = Path(packed.file).name.split(".", 1)[0]
+    lines += [f"use it: windlass stage {packed.file} --extract --to DIR; windlass run --activate DIR/{stem} train.py"]
+    return Result(text="\n".join(lines), data=packed)
 
 
 def _tell(text: str) -> None:

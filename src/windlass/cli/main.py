@@ -43,7 +43,7 @@ _COMMANDS = {
         "container images: recipes, builds, checks; what of the host's network they will use",
     ),
     "bugreport": ("windlass.cli.bugreport", "gather what is needed to help you into one archive, without secrets"),
-    "env": ("windlass.cli.env", "Python environments on the host, the way of the site: plan and make them"),
+    "env": ("windlass.cli.env", "Python environments on the host, the way of the site: plan, create, check, pack"),
     "selftest": ("windlass.cli.selftest", "a bundle that shows what a machine really does with a plan"),
 }
 

@@ -1,0 +1,179 @@
+"""Packed environments, unpacked somewhere else for real, with the old place gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from requirements import missing_programs, require
+from unit.cli.typed import argv, environment, windlass
+from unit.envs.test_check import PACKAGES, bare, put
+from windlass.envs.pack import Packed, pack_env
+from windlass.envs.relocate import interpreter_of, portable_script
+from windlass.errors import MachineError, UsageError
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> Path:
+    """A venv with a package and its script, as pip leaves them."""
+    env = bare(tmp_path / "env")
+    put(env, "alpha")
+    (env / PACKAGES / "alpha.py").write_text("import sys\ndef main():\n    print(sys.prefix, *sys.argv[1:])\n")
+    script = f"#!{env}/bin/python\nimport sys\nfrom alpha import main\nsys.exit(main())\n"
+    (env / "bin" / "alpha-tool").write_text(script)
+    (env / "bin" / "alpha-tool").chmod(0o755)
+    (env / "bin" / "inner").symlink_to(env / "bin" / "alpha-tool")
+    return env
+
+
+def pack(env: Path, name: str, with_python: bool = False) -> Packed:
+    return pack_env(str(env), str(env.parent / name), with_python=with_python, environ=dict(os.environ))
+
+
+def said(*words: object, cwd: Path | None = None) -> str:
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=60, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def untar(archive: Path, to: Path) -> Path:
+    to.mkdir()
+    said("tar", "-xf", archive, "-C", to)
+    return to
+
+
+@pytest.mark.apart
+def test_a_staged_environment_works_where_the_nodes_have_it(env: Path, tmp_path: Path) -> None:
+    packed = windlass("env", "pack", "env", "--json", cwd=tmp_path)
+    assert packed.code == 0, packed.text
+    data = json.loads(packed.stdout)
+    assert data["file"] == str(tmp_path / "env.tar.gz") and data["left"] == []
+    assert any("in the same place" in need for need in data["needs"])
+    env.rename(tmp_path / "gone")
+    to = tmp_path / "a node"
+    staged = windlass("stage", "env.tar.gz", "--extract", "--to", str(to), cwd=tmp_path, timeout_s=120)
+    assert staged.code == 0, staged.text
+    new = to / "env"
+    assert said(new / "bin" / "alpha-tool", "one two", "$x") == f"{new} one two $x"
+    assert said(new / "bin" / "inner") == str(new)
+    assert said(new / "bin" / "python", "-c", "import alpha; print(alpha.__file__)") == str(new / PACKAGES / "alpha.py")
+    activated = said(
+        "bash", "-uc", '. "a node/env/bin/activate"; alpha-tool; deactivate; echo "${VIRTUAL_ENV-none}"', cwd=tmp_path
+    )
+    assert activated.splitlines() == [str(new), "none"]
+    checked = windlass("env", "check", str(new), cwd=tmp_path)
+    assert checked.code == 0 and "moved" not in checked.stdout, checked.text
+
+
+@pytest.mark.apart
+def test_with_its_python_a_venv_becomes_a_python_of_its_own(env: Path, tmp_path: Path) -> None:
+    packed = pack(env, "whole.tar", with_python=True)
+    env.rename(tmp_path / "gone")
+    new = untar(tmp_path / "whole.tar", tmp_path / "new")
+    assert not (new / "pyvenv.cfg").exists()
+    code = "import sys, os, json, alpha; print(sys.prefix == sys.base_prefix, os.__file__, alpha.__file__)"
+    library = f"lib/python3.{sys.version_info.minor}"
+    assert (
+        said(new / "bin" / "python", "-I", "-c", code)
+        == f"True {new / library / 'os.py'} {new / PACKAGES / 'alpha.py'}"
+    )
+    assert said(new / "bin" / "alpha-tool") == str(new)
+    assert not any("in the same place" in need for need in packed.needs)
+    assert windlass("env", "check", str(new), cwd=tmp_path).code == 0
+
+
+def test_the_same_environment_gives_the_same_bytes(env: Path, tmp_path: Path) -> None:
+    for name in ("one.tar.gz", "two.tar.gz"):
+        pack(env, name)
+    assert (tmp_path / "one.tar.gz").read_bytes() == (tmp_path / "two.tar.gz").read_bytes()
+    with tarfile.open(tmp_path / "one.tar.gz") as archive:
+        members = {member.name: member for member in archive}
+    assert {member.uid for member in members.values()} == {0} and members["bin/inner"].linkname == "alpha-tool"
+    source = env / PACKAGES / "alpha.py"
+    assert members[f"{PACKAGES}/alpha.py"].mtime == int(source.stat().st_mtime), "compiled modules stay valid"
+    assert not any(name.endswith((".fish", ".csh", ".ps1")) for name in members)
+
+
+def test_other_forms_hold_the_same(env: Path, tmp_path: Path) -> None:
+    why = missing_programs("zstd", "mksquashfs", "unsquashfs")
+    require("squashfs", not why, why)
+    pack(env, "env.tar.zst")
+    pack(env, "env.sqsh")
+    first = (tmp_path / "env.sqsh").read_bytes()
+    pack(env, "env.sqsh")
+    assert (tmp_path / "env.sqsh").read_bytes() == first
+    zst = untar(tmp_path / "env.tar.zst", tmp_path / "zst")
+    said("unsquashfs", "-d", tmp_path / "sqsh", "-no-progress", tmp_path / "env.sqsh")
+    for new in (zst, tmp_path / "sqsh"):
+        assert said(new / "bin" / "alpha-tool", "x") == f"{new} x"
+
+
+def test_what_could_not_work_elsewhere_is_refused(env: Path, tmp_path: Path) -> None:
+    for name, message in (
+        ("env.zip", "must say what to write"),
+        ("env", "must say what to write"),
+        ("nowhere/env.tar", "no such folder"),
+        ("env/env.tar", "in the environment that it packs"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            pack(env, name)
+    (tmp_path / "d.tar").mkdir()
+    with pytest.raises(UsageError, match="is a folder"):
+        pack(env, "d.tar")
+    with pytest.raises(MachineError, match="no zstd"):
+        pack_env(str(env), str(tmp_path / "x.tar.zst"), with_python=False, environ={"PATH": str(tmp_path)})
+    editable = env / PACKAGES / "__editable__.mine-1.0.pth"
+    editable.write_text(f"{tmp_path}\n")
+    with pytest.raises(UsageError, match="pip install -e"):
+        pack(env, "env.tar")
+    editable.unlink()
+    env.rename(tmp_path / "moved")
+    with pytest.raises(UsageError, match="was moved or copied"):
+        pack(tmp_path / "moved", "env.tar")
+
+
+def test_a_full_disk_leaves_no_half_archive(env: Path, tmp_path: Path) -> None:
+    (env / PACKAGES / "big.bin").write_bytes(os.urandom(300_000))
+    words = argv("env", "pack", "env", "-o", "env.tar")
+    limited = ["bash", "-c", 'ulimit -f 100; exec "$@"', "bash", *words]
+    done = subprocess.run(limited, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3 and "cannot write" in done.stderr, done.stderr
+    assert not [path.name for path in tmp_path.iterdir() if "tar" in path.name]
+
+
+def test_what_conda_wrote_its_place_into_is_named(tmp_path: Path) -> None:
+    env = tmp_path / "conda"
+    for folder in ("bin", "conda-meta", PACKAGES, "etc"):
+        (env / folder).mkdir(parents=True)
+    (env / "bin" / "python").symlink_to(os.path.realpath(sys.executable))
+    (env / "bin" / "tool").write_text(f"#!{env}/bin/python3.11\nprint(1)\n")
+    (env / "etc" / "settings").write_text(f"root={env}\n")
+    paths = [{"_path": name, "prefix_placeholder": "/opt/x"} for name in ("bin/tool", "etc/settings")]
+    record = {"name": "python", "paths_data": {"paths": [*paths, {"_path": "bin/python"}]}}
+    (env / "conda-meta" / "python-3.11.7-h1.json").write_text(json.dumps(record))
+    (env / "conda-meta" / "broken.json").write_text("{")
+    assert pack(env, "conda.tar").left == ("etc/settings",), "the script was changed, the rest is said"
+
+
+@pytest.mark.parametrize(
+    ("head", "python"),
+    [
+        (b"#!/old/env/bin/python3.11\n", "/old/env/bin/python3.11"),
+        (b"#! /old/env/bin/python -E\n", "/old/env/bin/python"),
+        (b"#!/bin/sh\n'''exec' /long/env/bin/python3 \"$0\" \"$@\"\n' '''\n", "/long/env/bin/python3"),
+        (b"#!/usr/bin/env python3\n", None),
+        (b"#!/bin/bash\n", None),
+        (b"", None),
+    ],
+)
+def test_first_lines_of_scripts_are_read_in_all_their_forms(head: bytes, python: str | None) -> None:
+    assert interpreter_of(head + b"x\n") == python
+    changed = portable_script(head + b"x\n")
+    assert (b"/env/bin" in changed) is False and changed.endswith(b"x\n")
+    assert portable_script(changed) == changed
