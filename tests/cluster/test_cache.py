@@ -19,6 +19,8 @@ from cluster.command import Allocation, Run, allocated, only_run
 from cluster.slurm import SlurmCluster
 from requirements import hydra_mpiexec, require_fuse, require_mpi, require_torch
 from waiting import wait_until
+from windlass.bench.start.machine import Clients
+from windlass.bench.start.shared import Limits
 
 pytestmark = [pytest.mark.slurm, pytest.mark.fuse, pytest.mark.timeout(120)]
 SYSTEM_PYTHON = "/usr/bin/python3"
@@ -434,3 +436,24 @@ def test_auto_takes_the_environment_in_use_and_traces_need_no_flag(
             assert done.stdout.count(f"/view{path}") == 2, done.text
     assert "is recorded" in first.stderr and "as an earlier run recorded" not in first.stderr, first.text
     assert "as an earlier run recorded it" in second.stderr, second.text
+
+
+def test_without_a_cache_a_slow_environment_is_named_with_its_cost(
+    slurm: SlurmCluster, environment: Path, tmp_path: Path
+) -> None:
+    """On a shared file system that takes its time for every call; on a quick disk nothing is said."""
+    (tmp_path / "train.py").write_text("import greeting\n")
+    with (
+        Clients(tmp_path / "c", 1, {"env": str(environment)}, Limits(latency_s=0.002)) as clients,
+        allocated(slurm, tmp_path, "-N2", "--exclusive") as job,
+    ):
+        slow = str(clients.path(0) / "env" / "bin" / "python")
+        said = job.windlass("plan", "--python", slow, "-r", "1", "train.py")
+        quick = job.windlass("plan", "--python", f"{environment}/bin/python", "-r", "1", "train.py")
+    assert said.code == 0 and quick.code == 0, said.text + quick.text
+    assert "the environment is on fuse" in said.text, said.text
+    assert "an import of torch's size" in said.text or "did not answer at once" in said.text, (
+        "by a busy machine's leave"
+    )
+    assert "--cache auto reads it once for all nodes" in said.text
+    assert "the environment is on" not in quick.text

@@ -18,9 +18,12 @@ from windlass.bench.start.curves import (
     quickest,
     waited_s,
 )
+from windlass.errors import ConfigError
 from windlass.notation.counts import counted
 from windlass.pages.svg import Chart, Series, line_chart, standalone
 
+BEGIN, END = "<!-- curves: begin -->", "<!-- curves: end -->"
+_SHORT: dict[Axis, str] = {"latency_ms": "latency", "calls_per_s": "calls", "bytes_per_s": "bandwidth"}
 _NAMES = {"latency_ms": "latency of a call", "calls_per_s": "calls a second", "bytes_per_s": "bytes a second"}
 
 
@@ -33,7 +36,35 @@ def curves_text(record: BenchRecord) -> str:
     ]
     for axis in AXES:
         lines += ["", *_table(record.rows, axis)]
-    return "\n".join([*lines, "", *(_sentence(record.rows, axis) for axis in AXES)])
+    return "\n".join([*lines, "", *(f"- {_sentence(record.rows, axis)}" for axis in AXES)])
+
+
+def renewed_curves(page: str, name: str, record: BenchRecord, plot: str) -> str:
+    """A page with its generated part made anew: tables, who wins from where, charts. `ConfigError` where there is no
+    place for it."""
+    before, mark, rest = page.partition(BEGIN)
+    _, other, after = rest.partition(END)
+    if not mark or not other:
+        raise ConfigError(f"the page has no {BEGIN} and {END}", hint="these two lines stand around what is generated")
+    command = f"windlass bench start --curves --within 0 --import {record.options.get('import', 'torch')}"
+    command += f" --nodes {record.where.nodes} --record {name} \\\n  --page docs/explanation/start-up-curves.md"
+    lines = [
+        f"Measured: [{name.rpartition('/')[2]}](../../{name}); {' '.join(record.remarks)}. To show a record again:",
+        "",
+        f"```\n{command} --plot docs/explanation/{plot}\n```",
+        "",
+        curves_text(record),
+        "",
+        *(f"![{_NAMES[axis]}]({plot_name(plot, axis)})" for axis in AXES if curves_svg(record, axis)),
+    ]
+    body = "\n".join(lines)
+    return f"{before}{BEGIN}\n{body}\n{END}{after}"
+
+
+def plot_name(plot: str, axis: Axis) -> str:
+    """Of one chart: curves.svg becomes curves-latency.svg and so on."""
+    stem, dot, ending = plot.rpartition(".")
+    return f"{stem}-{_SHORT[axis]}.{ending}" if dot else f"{plot}-{_SHORT[axis]}.svg"
 
 
 def _table(rows: Sequence[Measurement], axis: Axis) -> list[str]:
@@ -42,7 +73,8 @@ def _table(rows: Sequence[Measurement], axis: Axis) -> list[str]:
     for point in milder_first(_points(rows), axis):
         cells = {str(row.labels["case"]): waited_s(row) for row in rows if point_of(row) == point}
         shown = " | ".join(f"{cells[way]:.1f}" if way in cells else "–" for way in ways)
-        lines.append(f"| {_point_name(axis, point)} | {shown} | {quickest(cells)} |")
+        compared = quickest(cells) if "direct" in cells and len(cells) > 1 else "–"
+        lines.append(f"| {_point_name(axis, point)} | {shown} | {compared} |")
     return lines
 
 
@@ -57,12 +89,13 @@ def _point_name(axis: Axis, point: Point) -> str:
 def _sentence(rows: Sequence[Measurement], axis: Axis) -> str:
     """From which point on each way beats reading the shared file system directly."""
     said = []
+    limited = {(row.labels["case"], point_of(row)) for row in rows if point_of(row) != FREE and point_of(row).on(axis)}
     for way in WAYS[1:]:
-        if any(row.labels["case"] == way for row in rows):
+        if any(case == way and ("direct", point) in limited for case, point in limited):
             first = beats_direct_from(rows, axis, way)
             where = "nowhere" if first is None else f"from {_point_name(axis, first)} on"
             said.append(f"{way} {where.replace('from no limit on', 'everywhere')}")
-    return f"{_NAMES[axis]}: quicker than direct: {', '.join(said) or 'nothing else was measured'}"
+    return f"{_NAMES[axis]}: quicker than direct: {', '.join(said) or 'nothing was measured beside it'}"
 
 
 def curves_chart(record: BenchRecord, axis: Axis) -> Chart:

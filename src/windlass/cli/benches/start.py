@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RECORD",
         help="with --simulate: a record of --stages",
     )
-    parser.add_argument("--page", metavar="FILE", help="with --simulate --from: renew the generated part of this page")
+    parser.add_argument("--page", metavar="FILE", help="with --simulate or --curves: renew this page")
     parser.add_argument("--plot", metavar="FILE", help="with --simulate or --curves: as SVG")
     parser.add_argument("--record", metavar="FILE", help="keep rows, machine and settings as a record")
     parser.add_argument("--json", action="store_true", help="rows of case, nodes, ranks, seconds, calls, bytes")

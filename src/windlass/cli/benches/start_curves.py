@@ -14,7 +14,7 @@ from windlass.bench.record import BenchRecord, Measurement, Where, new_record, w
 from windlass.bench.runner import checkout_commit
 from windlass.bench.start.cases import StartSetup, load_average
 from windlass.bench.start.curves import AXES, WAYS, Sweep, measure_curves, sweep
-from windlass.bench.start.curves_text import curves_svg, curves_text
+from windlass.bench.start.curves_text import curves_svg, curves_text, plot_name, renewed_curves
 from windlass.cli.result import Result
 from windlass.errors import UsageError
 from windlass.notation.sizes import parse_size
@@ -66,6 +66,11 @@ def run(args: argparse.Namespace, setup: StartSetup, sizes: tuple[int, ...], tel
         record = keep(*measure_curves(setup, wanted, known, tell, keep))
     if args.plot:
         _draw(record, Path(args.plot))
+    if args.page:
+        if not args.record or not args.plot:
+            raise UsageError("--page shows a record and its charts", hint="add --record FILE --plot FILE.svg")
+        page = Path(args.page)
+        page.write_text(renewed_curves(page.read_text(), args.record, record, Path(args.plot).name))
     lines = [curves_text(record), *(f"not measured: {line}" for line in record.skipped)]
     return Result(text="\n".join(lines), data=record.rows)
 
@@ -115,8 +120,8 @@ def _record(
 
 
 def _draw(record: BenchRecord, path: Path) -> None:
-    """One file for each limit, beside each other: curves.svg becomes curves-latency.svg and so on."""
-    for axis, name in zip(AXES, ("latency", "calls", "bandwidth"), strict=True):
+    """One file for each limit, beside each other."""
+    for axis in AXES:
         svg = curves_svg(record, axis)
         if svg:
-            path.with_name(f"{path.stem}-{name}{path.suffix or '.svg'}").write_text(svg)
+            path.with_name(plot_name(path.name, axis)).write_text(svg)

@@ -11,9 +11,10 @@ import pytest
 from requirements import require_fuse
 from windlass.bench.record import Measurement, Where, new_record
 from windlass.bench.start.curves import FREE, Point, beats_direct_from, estimate_s, milder_first, sweep, waited_s
-from windlass.bench.start.curves_text import curves_svg, curves_text
+from windlass.bench.start.curves_text import BEGIN, END, curves_svg, curves_text, renewed_curves
 from windlass.bench.start.rows import measurement
 from windlass.cli.main import main
+from windlass.errors import ConfigError
 
 
 def row(case: str, seconds: float, ready: float = 0.0, **limits: float) -> Measurement:
@@ -60,11 +61,23 @@ def test_the_tables_name_the_quickest_and_the_charts_have_every_way() -> None:
     record = new_record("start", where=Where(nodes=4), options={"import": "torch"}, rows=ROWS)
     text = curves_text(record)
     assert "| 2 ms | 9.0 | 5.0 | 2.0 | – | cache+trace |" in text
-    assert "latency of a call: quicker than direct: cache from 1 ms on, cache+trace from 2 ms on, stage nowhere" in text
+    assert "latency of a call: quicker than direct: cache from 1 ms on, cache+trace from 2 ms on" in text
+    assert "calls a second: quicker than direct: stage nowhere" in text
+    assert "bytes a second: quicker than direct: nothing was measured beside it" in text
+    assert "| no limit | 1.0 | 3.0 | – | – | direct |" in text
     svg = curves_svg(record, "latency_ms")
     assert (
         all(f">{way}<" in svg for way in ("direct", "cache", "cache+trace")) and curves_svg(record, "bytes_per_s") == ""
     )
+
+
+def test_a_page_is_renewed_between_its_marks_alone() -> None:
+    record = new_record("start", where=Where(nodes=4), options={"import": "torch"}, rows=ROWS, remarks=("quiet",))
+    page = renewed_curves(f"before\n{BEGIN}\nold\n{END}\nafter\n", "results/start/c.json", record, "c.svg")
+    assert page.startswith("before\n") and page.endswith(f"{END}\nafter\n") and "old" not in page
+    assert "(../../results/start/c.json)" in page and "](c-latency.svg)" in page and "c-bandwidth" not in page
+    with pytest.raises(ConfigError, match="has no"):
+        renewed_curves("a page", "c.json", record, "c.svg")
 
 
 @pytest.mark.fuse
