@@ -27,7 +27,7 @@ SET_UP = (
 
 
 def printed() -> list[str]:
-    return re.findall(r"^\$ (.+)$", PAGE.read_text(), re.MULTILINE)
+    return re.findall(r"^\$ ((?:.*\\\n)*.+)$", PAGE.read_text(), re.MULTILINE)
 
 
 @pytest.fixture
