@@ -74,9 +74,22 @@ def test_packages_below_are_listed_and_their_code_comes_when_somebody_looks_into
     with peers(tmp_path / "c", 2, root, chunk_bytes=CHUNK) as nodes:
         assert nodes[1].fetcher.wait(directory_key(os.fsencode(top)), 15.0).error is None
         listed = directory_key(os.fsencode(below))
-        wait_for(lambda: all(listed in node._store and len(node._store) == 4 for node in nodes), 15.0)
+        code = directory_key(os.fsencode(below / "__pycache__"))
+        wait_for(lambda: all(listed in node._store and len(node._store) == 5 for node in nodes), 15.0)
+        assert all(code in node._store for node in nodes), "the code of the package below is listed and not read"
         assert directory_key(os.fsencode(top / "include")) not in nodes[0]._store
         nodes[0]._streams.looked_into(os.fsencode(below))
         wait_for(lambda: all(len(node._store) == 6 for node in nodes), 15.0)
-        code = directory_key(os.fsencode(below / "__pycache__"))
-        assert all(code in node._store for node in nodes)
+
+
+def test_a_look_into_two_distributions_brings_the_entry_points_of_all(tmp_path: Path) -> None:
+    root = tmp_path / "shared"
+    for number in range(5):
+        (root / f"d{number}.dist-info").mkdir(parents=True)
+        (root / f"d{number}.dist-info" / "entry_points.txt").write_text("[console_scripts]")
+        (root / f"d{number}.dist-info" / "METADATA").write_text("long")
+    with peers(tmp_path / "c", 1, root, chunk_bytes=CHUNK) as (peer,):
+        for number in range(2):
+            folder = os.fsencode(root / f"d{number}.dist-info")
+            assert peer.fetcher.wait(directory_key(folder), 15.0).error is None
+        wait_for(lambda: len(peer._store) == 1 + 5 + 5, 15.0, "five listings, theirs above, five files")

@@ -70,7 +70,7 @@ class Barrier:
 
     def _report(self) -> None:
         config = self._config
-        route = tree_route(config.node, 0, config.stripes, config.nodes, config.fanout)
+        route = tree_route(config.node, 0, config.stripes, config.nodes, config.children_each)
         pause = 0.02
         while route and not self.complete and not self._closed.is_set():
             self._news.clear()

@@ -14,6 +14,7 @@ from .roots import Root
 VERSION = 1
 REPLICATE = "replicate"
 PARTITION = "partition"
+CHAIN_NODES = 8
 
 
 class ConfigFileError(Exception):
@@ -34,7 +35,8 @@ class NodeConfig:
     store_dir: str = ""
     budget_bytes: int = 2 << 30
     chunk_bytes: int = 96 << 10
-    fanout: int = 4
+    fanout: int = 0
+    """Children of each node; 0: one for few nodes, four for many."""
     readers: int = 1
     placement: str = REPLICATE
     trace_in: str = ""
@@ -62,6 +64,11 @@ class NodeConfig:
     @property
     def nodes(self) -> int:
         return len(self.hosts)
+
+    @property
+    def children_each(self) -> int:
+        """In a chain each answers one node and sends every byte once; of many nodes the last would wait too long."""
+        return self.fanout or (1 if len(self.hosts) <= CHAIN_NODES else 4)
 
     @property
     def stripes(self) -> int:
@@ -122,8 +129,8 @@ def parse_config(text: str) -> NodeConfig:
         raise ConfigFileError("unknown placement %r" % config.placement)
     if config.chunk_bytes % 4096 or not 4096 <= config.chunk_bytes <= 16 << 20:
         raise ConfigFileError("chunk_bytes must be a multiple of 4096 up to 16 MiB, not %d" % config.chunk_bytes)
-    if config.fanout < 1:
-        raise ConfigFileError("fanout must be at least 1")
+    if config.fanout < 0:
+        raise ConfigFileError("fanout must be at least 1, or 0 to leave it to the number of nodes")
     return config
 
 

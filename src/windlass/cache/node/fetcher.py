@@ -23,10 +23,8 @@ from .keys import (
     CHUNK,
     DIRECTORY,
     BadKeyError,
-    chunk_count,
     chunk_index,
     digest,
-    file_size,
     parse_key,
     runs,
     sibling_key,
@@ -34,6 +32,7 @@ from .keys import (
 )
 from .limits import Health, TokenBucket, fallback_jitter_s
 from .links import Links
+from .neighbours import Neighbours
 from .pool import Pool
 from .source import Source
 from .stages import STAGES
@@ -47,7 +46,8 @@ log = logging.getLogger("windlass.cache")
 _FINAL = frozenset({errno.ESTALE, errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EINVAL})
 
 
-RUN_CHUNKS = 4  # chunks of a library that are read together: those beside one that is wanted mostly are, too
+_RUN_BYTES = 1 << 20
+_MAX_SWEPT_BYTES = 512 << 20
 _READERS_IF_SLOW = 32
 _LATE = 1 << 30  # a position behind every route
 _SHORT_S = 0.002  # a read of the shared file system that is not worth waking another thread for
@@ -96,13 +96,14 @@ class Fetcher:
         self._openers = Pool(8, "opener")
         # More threads than that gain nothing where reads are quick: they wait for the interpreter's lock.
         self._beside = Pool(2, "beside")
+        self._neighbours = Neighbours(config.chunk_bytes, min(_MAX_SWEPT_BYTES, config.budget_bytes // 4))
         self.on_slow: list[Callable[[], None]] = [lambda: self._readers.allow(_READERS_IF_SLOW)]
         source.on_slow = self._slow
         self._last_read_s = _SHORT_S
         self.counts = Counts()
         self.warned: set[str] = set()
         self._tree_routes = tuple(
-            tree_route(config.node, stripe, config.stripes, config.nodes, config.fanout)
+            tree_route(config.node, stripe, config.stripes, config.nodes, config.children_each)
             for stripe in range(config.stripes)
         )
         timers.after(1.0, self._sweep)
@@ -322,13 +323,12 @@ class Fetcher:
             self.finish(flight, FetchResult(error=error))
 
     def _read_neighbours(self, key: bytes) -> None:
-        """The chunks beside one that somebody waited for: after it, and on other threads than what is asked for."""
+        """What lies beside a chunk that somebody waited for: after it, and on other threads than what is asked for."""
         index = chunk_index(key)
-        start = index - index % RUN_CHUNKS
-        end = min(start + RUN_CHUNKS, chunk_count(file_size(key), self._config.chunk_bytes))
-        beside = [sibling_key(key, number) for number in range(start, end) if number != index]
+        beside = [sibling_key(key, number) for number in self._neighbours.of(key) if number != index]
         claimed = {flight.key: flight for flight in self.claim(beside)}
-        for run in runs(list(claimed), RUN_CHUNKS):
+        found = runs(list(claimed), max(1, _RUN_BYTES // self._config.chunk_bytes))
+        for run in sorted(found, key=lambda run: abs(chunk_index(run[0]) - index)):  # the nearest first
             self._submit_run(self._beside, [claimed[each] for each in run])
 
     def _read_run(self, run: Sequence[Flight]) -> None:

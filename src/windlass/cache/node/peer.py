@@ -252,7 +252,7 @@ class Peer:
         config = self.config
         asked: list[tuple[int, Collect | None]] = []
         body = json.dumps({"tree": True, "timeout_s": timeout_s * 0.8}).encode()
-        for child in children(node, 0, config.stripes, config.nodes, config.fanout):
+        for child in children(node, 0, config.stripes, config.nodes, config.children_each):
             link = self._links.existing(child) or (self._links.open(child) if self._health.usable(child) else None)
             reply = Collect()
             asked.append((child, reply if link is not None and link.ask(wire.STATUS, body, reply) else None))

@@ -3,8 +3,9 @@
 - A program that imports one module of a package soon imports most of its neighbours. A folder that is looked into and
   has byte code makes the reader fetch the byte code's folder, and that one the byte code itself; on the import of torch
   this brings 1.3 files for each that is used. Folders with much byte code are left to demand.
-- It also looks into most of the packages below: their listings come too, and nothing of their content until somebody
-  looks into them.
+- It also looks into most of the packages below: their listings and those of their byte code come too, and nothing of
+  their content until somebody looks into them.
+- A program that looks for entry points reads them of every distribution.
 - A library that is opened is relocated before a line of it runs: its tables and its data are read from end to end, and
   so are those of the libraries that it needs (`elf`).
 
@@ -39,12 +40,15 @@ from .pool import Pool
 from .store import Store
 
 _FOLDER = b"__pycache__"
+_PACKAGE = b"__init__.py"
+_METADATA = b".dist-info"
 _MAX_BYTES = 4 << 20
 _MAX_BELOW = 100
 _MAX_LIBRARY_BYTES = 256 << 20
 _MAX_EACH_BYTES = 32 << 20
 _SMALL_LIBRARY_BYTES = 1 << 20
 _THREADS = 4
+_LISTERS = 2
 _THREADS_IF_SLOW = 32
 _RUN_BYTES = 1 << 20
 _FILES_EACH = 4
@@ -62,10 +66,14 @@ class ReadAhead:
         self._chunk_bytes = config.chunk_bytes
         self._give_up_s = config.give_up_s
         self._askers = Pool(_THREADS, "ahead")
+        # What nobody has looked into yet must not stand before what somebody has.
+        self._listers = Pool(_LISTERS, "lister")
         fetcher.on_slow.append(lambda: self._askers.allow(_THREADS_IF_SLOW))
+        fetcher.on_slow.append(lambda: self._listers.allow(_THREADS_IF_SLOW))
         self._lock = threading.Lock()
         self._not_looked_into: set[bytes] = set()
         self._libraries: set[bytes] = set()
+        self._metadata: dict[bytes, int] = {}
         self._left = min(_MAX_LIBRARY_BYTES, config.budget_bytes // 4)
 
     def were_read(self, objects: Iterable[tuple[bytes, bytes | memoryview]]) -> None:
@@ -90,17 +98,53 @@ class ReadAhead:
 
     def close(self) -> None:
         self._askers.close()
+        self._listers.close()
 
     # Packages
 
     def _follow(self, path: bytes, listing: Listing) -> None:
+        code = path.rstrip(b"/") + b"/" + _FOLDER
+        if code in self._not_looked_into:
+            self.looked_into(code)
         wanted = follow(path, listing, self._chunk_bytes)
         for start in range(0, len(wanted), _FILES_EACH):
             self._submit(lambda some=wanted[start : start + _FILES_EACH]: self._read(some))  # type: ignore[misc]
         for below in packages_below(path, listing):
-            with self._lock:
-                self._not_looked_into.add(below)
-            self._submit(lambda path=below: self._read([directory_key(path)]))  # type: ignore[misc]
+            self._list_unasked(below, [_FOLDER])
+        if path.endswith(_METADATA):
+            self._follow_metadata(path)
+
+    def _list_unasked(self, path: bytes, folders: Sequence[bytes] = (), files: Sequence[bytes] = ()) -> None:
+        """Lists a folder that nobody has looked into, and those of `folders` in it; reads those of `files`."""
+        with self._lock:
+            self._not_looked_into.add(path)
+        with contextlib.suppress(RuntimeError):  # the cache is stopping
+            self._listers.submit(lambda: self._list_and_read(path, folders, files))
+
+    def _list_and_read(self, path: bytes, folders: Sequence[bytes], files: Sequence[bytes]) -> None:
+        self._read([directory_key(path)])
+        listing = self._listing(path)
+        for name in folders if listing is not None and listing.place(_PACKAGE) is not None else ():
+            if listing is not None and listing.place(name) is not None and path in self._not_looked_into:
+                self._list_unasked(path + b"/" + name)
+        for name in files:
+            place = listing.place(name) if listing is not None else None
+            if listing is not None and place is not None and stat.S_ISREG(listing.mode_at(place)):
+                pin = attr_pin(listing.attr_at(place))
+                self._read([chunk_key(path + b"/" + name, pin, 0)] if pin.size else [])
+
+    def _follow_metadata(self, path: bytes) -> None:
+        """A program that looks into what a distribution says of itself, and into that of a second one, looks for
+        entry points and goes through them all."""
+        parent = path.rpartition(b"/")[0]
+        with self._lock:
+            self._metadata[parent] = self._metadata.get(parent, 0) + 1
+            if self._metadata[parent] != 2:
+                return
+        listing = self._listing(parent)
+        for name in listing.names if listing is not None else ():
+            if name.endswith(_METADATA):
+                self._list_unasked(parent + b"/" + name, files=[b"entry_points.txt"])
 
     def _read(self, keys: Sequence[bytes]) -> None:
         """Neighbouring chunks of a file in one piece, all else one by one."""
@@ -206,11 +250,16 @@ class ReadAhead:
 
 def follow(path: bytes, listing: Listing, chunk_bytes: int) -> list[bytes]:
     """Keys that are likely to be wanted after the folder `path` was."""
-    if not path.endswith(b"/" + _FOLDER):
-        return [directory_key(path.rstrip(b"/") + b"/" + _FOLDER)] if listing.place(_FOLDER) is not None else []
-    pins = {name: attr_pin(listing.attr_at(place)) for place, name in enumerate(listing.names) if _is_code(name)}
+    is_source = not path.endswith(b"/" + _FOLDER)
+    if is_source and listing.place(_FOLDER) is not None:
+        return [directory_key(path.rstrip(b"/") + b"/" + _FOLDER)]
+    if is_source and listing.place(_PACKAGE) is None:
+        return []
+    fits = _is_module if is_source else _is_code  # a package without byte code is compiled from its source
+    pins = {name: attr_pin(listing.attr_at(place)) for place, name in enumerate(listing.names) if fits(name)}
     # Byte code of two interpreters: nobody knows yet which one is running.
-    if len({name.rsplit(b".", 2)[-2] for name in pins}) > 1 or sum(pin.size for pin in pins.values()) > _MAX_BYTES:
+    interpreters = {name.rsplit(b".", 2)[-2] for name in pins} if not is_source else set()
+    if len(interpreters) > 1 or sum(pin.size for pin in pins.values()) > _MAX_BYTES:
         return []
     chunks = ((name, pin, range((pin.size + chunk_bytes - 1) // chunk_bytes)) for name, pin in pins.items())
     return [chunk_key(path + b"/" + name, pin, index) for name, pin, indices in chunks for index in indices]
@@ -218,7 +267,7 @@ def follow(path: bytes, listing: Listing, chunk_bytes: int) -> list[bytes]:
 
 def packages_below(path: bytes, listing: Listing) -> list[bytes]:
     """Folders of a package that may be packages themselves."""
-    if listing.place(b"__init__.py") is None:
+    if listing.place(_PACKAGE) is None:
         return []
     folders = [name for place, name in enumerate(listing.names) if stat.S_ISDIR(listing.mode_at(place))]
     return [path + b"/" + name for name in folders if _is_module_name(name)][:_MAX_BELOW]
@@ -229,6 +278,10 @@ def _is_module_name(name: bytes) -> bool:
 
 
 _NOT_IMPORTED = frozenset({b"include", b"share", b"test", b"tests", b"lib", b"bin", b"docs", b"examples"})
+
+
+def _is_module(name: bytes) -> bool:
+    return name.endswith(b".py")
 
 
 def _is_code(name: bytes) -> bool:

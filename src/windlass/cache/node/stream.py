@@ -41,12 +41,13 @@ class Streams:
         self.logs = [StreamLog() for _ in range(config.stripes)]
         self._driver: Driver | None = None
         self.pushed_bytes = 0
+        self._first_at: dict[int, float] = {}
         fetcher.coming = self.coming
 
     def start(self) -> None:
         config = self._config
         for stripe in range(config.stripes):
-            route = tree_route(config.node, stripe, config.stripes, config.nodes, config.fanout)
+            route = tree_route(config.node, stripe, config.stripes, config.nodes, config.children_each)
             if route:
                 threading.Thread(target=self._follow, args=(stripe, route), name="follow", daemon=True).start()
             else:
@@ -206,6 +207,7 @@ class Streams:
             self.pushed_bytes += len(data)
             self._fetcher.landed(key, stated, data)
         mine.add(key)
+        self._note_end(mine)
         return True
 
     def batch_arrived(self, mine: StreamLog, node: int, body: memoryview) -> bool:
@@ -231,7 +233,15 @@ class Streams:
             end += len(data)
         self._keep(node, run, body[start:end])
         mine.add(*(key for key, _, _ in objects))
+        self._note_end(mine)
         return True
+
+    def _note_end(self, mine: StreamLog) -> None:
+        """How long the planned part took to arrive."""
+        began = self._first_at.setdefault(id(mine), perf_counter())
+        if began and mine.plan and mine.plan_over:
+            STAGES.add("push, first to last object", began)
+            self._first_at[id(mine)] = 0.0
 
     def _keep(self, node: int, run: list[tuple[bytes, bytes, int]], data: memoryview) -> None:
         """Objects (key, digest, size) whose bytes follow each other in `data`."""
