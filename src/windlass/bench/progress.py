@@ -1,50 +1,15 @@
-"""The progress line of a benchmark: rewritten in place on a terminal, one line a minute in a log."""
+"""What a person sees of a benchmark while it runs: the progress of its first rank."""
 
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable
 from typing import TextIO
 
 from windlass.bench.messages import MessageReader
 from windlass.run.output import OutputView
+from windlass.run.progress import Progress
 
 _STEP = re.compile(r"\A(?:warm-up|step) \d+/\d+\Z")
-_LOG_EVERY_S = 60.0
-
-
-class Progress:
-    """Shows how far a benchmark is. `what` stands before every text."""
-
-    def __init__(self, out: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._out = out
-        self._clock = clock
-        self._live = out.isatty()
-        self._shown = False
-        self._last = clock()
-        self.what = ""
-
-    def show(self, text: str) -> None:
-        line = f"{self.what}: {text}" if self.what else text
-        if self._live:
-            self._write(f"\r\x1b[2K{line[:118]}")
-            self._shown = True
-        elif self._clock() - self._last >= _LOG_EVERY_S:
-            self._last = self._clock()
-            self._write(line + "\n")
-
-    def clear(self) -> None:
-        if self._shown:
-            self._write("\r\x1b[2K")
-            self._shown = False
-
-    def _write(self, text: str) -> None:
-        try:
-            self._out.write(text)
-            self._out.flush()
-        except (BrokenPipeError, ValueError):
-            pass  # nobody looks any more; the benchmark goes on
 
 
 class BenchView(OutputView):

@@ -18,7 +18,7 @@ from windlass import api
 from windlass.bench.code import put_code
 from windlass.bench.messages import messages
 from windlass.bench.options import as_values
-from windlass.bench.progress import BenchView, Progress
+from windlass.bench.progress import BenchView
 from windlass.bench.record import BenchRecord, Measurement, RankLocation, Where, new_record
 from windlass.errors import MachineError, WindlassError
 from windlass.failure.ends import read_seats
@@ -29,6 +29,7 @@ from windlass.model.request import Request
 from windlass.procs.command import run_command
 from windlass.run.folder import RunFolder, make_folder
 from windlass.run.planning import plan_to_run
+from windlass.run.progress import Progress
 
 T = TypeVar("T")
 MAX_LOCATIONS = 4096

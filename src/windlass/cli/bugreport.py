@@ -10,6 +10,7 @@ import argparse
 
 from windlass.bugreport.gather import write_report
 from windlass.cli.result import Result
+from windlass.cli.working import tell
 from windlass.settings import current_environ
 
 
@@ -23,9 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true")
 
 
+def progress(args: argparse.Namespace) -> str | None:
+    return "gathering"
+
+
 def main(args: argparse.Namespace) -> Result:
     report = write_report(
-        current_environ(), run=args.run, out=args.out, doctor=not args.no_doctor, logs=not args.no_logs
+        current_environ(), run=args.run, out=args.out, doctor=not args.no_doctor, logs=not args.no_logs, tell=tell
     )
     listing = "unzip -l" if report.path.suffix == ".zip" else "tar -tzf"
     text = f"{report.summary}\nwritten: {report.path}\nlook before you send it: {listing} {report.path}"

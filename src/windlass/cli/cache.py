@@ -73,6 +73,10 @@ def _parse_record(own: argparse.ArgumentParser, argv: list[str]) -> argparse.Nam
     return args
 
 
+def progress(args: argparse.Namespace) -> str | None:
+    return None if args.action == "trace" else f"{args.action} of the cache"
+
+
 def main(args: argparse.Namespace) -> Result:
     settings = read_settings(current_environ())
     if args.action == "trace":

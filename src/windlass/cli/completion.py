@@ -49,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> Result:
     if args.shell != "words":
-        return Result(text=_SCRIPTS[args.shell])
-    return Result(text="\n".join(candidates(args.words)))
+        return Result(text=_SCRIPTS[args.shell], foreign=True)
+    return Result(text="\n".join(candidates(args.words)), foreign=True)
 
 
 def candidates(words: list[str]) -> list[str]:

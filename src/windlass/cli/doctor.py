@@ -6,11 +6,11 @@ A script and its options may follow, as for `windlass run`: then they are checke
 from __future__ import annotations
 
 import argparse
-import sys
 
 from windlass.cli.option_groups import add_request_options
 from windlass.cli.options import join_values, request_from, split_command
 from windlass.cli.result import Result
+from windlass.cli.working import tell
 from windlass.doctor.examine import examine
 from windlass.doctor.finding import health_lines
 from windlass.doctor.patient import Level
@@ -36,15 +36,13 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
     return args
 
 
+def progress(args: argparse.Namespace) -> str | None:
+    return "checking"
+
+
 def main(args: argparse.Namespace) -> Result:
     environ = current_environ()
     level: Level = "quick" if args.quick else "full" if args.full else "default"
-    shown = sys.stderr.isatty()
-
-    def tell(text: str) -> None:
-        if shown:
-            print(f"windlass: {text} …", file=sys.stderr, flush=True)
-
     health = examine(request_from(args, environ), environ, level, tell)
     text = "\n".join(health_lines(health, everything=args.all))
     return Result(text=text, data=health, exit_code=_FAILED if health.status == "fail" else 0)

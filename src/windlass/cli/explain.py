@@ -53,6 +53,10 @@ def _find(parser: argparse.ArgumentParser, argv: list[str]) -> int | None:
     return None
 
 
+def progress(args: argparse.Namespace) -> str | None:
+    return "planning"
+
+
 def main(args: argparse.Namespace) -> Result:
     environ = current_environ()
     here = args.site is None and args.site_file is None

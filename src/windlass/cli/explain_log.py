@@ -6,10 +6,10 @@ names as in rank-3.log, tell the rank."""
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from windlass.cli.result import Result
+from windlass.cli.working import tell
 from windlass.doctor.explain_log import explain_files, report_lines
 
 
@@ -19,14 +19,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true")
 
 
+def progress(args: argparse.Namespace) -> str | None:
+    return "reading the logs"
+
+
 def main(args: argparse.Namespace) -> Result:
-    shown = sys.stderr.isatty()
-
-    def tell(text: str) -> None:
-        if shown:
-            print(f"\rwindlass: {text}", end="", file=sys.stderr, flush=True)
-
     report = explain_files([Path(name).expanduser() for name in args.files], tell)
-    if shown:
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     return Result(text="\n".join(report_lines(report, everything=args.all)), data=report)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from windlass.cli.result import Result
+from windlass.cli.show import say
 from windlass.containers.strategy import site_means
 from windlass.errors import UsageError
 from windlass.images.build import BUILDERS, build_image, choose_builder, write_context
@@ -67,6 +67,10 @@ def _add_recipe_options(sub: Any) -> None:
     build.add_argument("--log", metavar="FILE", help="where to keep the builder's output")
 
 
+def progress(args: argparse.Namespace) -> str | None:
+    return {"build": "building the image", "check": "reading the image", "inject": "reading the image"}.get(args.action)
+
+
 def main(args: argparse.Namespace) -> Result:
     actions = {"plan": _plan, "build": _build, "check": _check, "inject": _inject}
     return actions[args.action](args)
@@ -102,10 +106,10 @@ def _plan(args: argparse.Namespace) -> Result:
         site = _site(args.site)
         if site is None:
             raise UsageError("--format script needs --site NAME", hint="its modules and its libfabric are taken")
-        return Result(text=host_script_text(recipe, site, load_versions(), for_host), data=recipe)
+        return Result(text=host_script_text(recipe, site, load_versions(), for_host), data=recipe, foreign=True)
     texts = {"containerfile": containerfile_text, "singularity": singularity_text}
     text = edf_text(recipe, f"{recipe.name}.sqsh") if args.format == "edf" else texts[args.format](recipe)
-    return Result(text=text, data=recipe)
+    return Result(text=text, data=recipe, foreign=True)
 
 
 def _build(args: argparse.Namespace) -> Result:
@@ -113,13 +117,11 @@ def _build(args: argparse.Namespace) -> Result:
     recipe = _recipe(args, _chosen(args))
     builder = choose_builder(args.builder, environ)
     for warning in recipe.warnings:
-        print(f"windlass: warning: {warning}", file=sys.stderr)
+        say(f"windlass: warning: {warning}")
     log = (
         Path(args.log).expanduser() if args.log else Path(f"windlass-build-{recipe.name}-{time.strftime('%H%M%S')}.log")
     )
-    print(
-        f"windlass: building {recipe.name} with {builder[0]}; it says what it does in {log.absolute()}", file=sys.stderr
-    )
+    say(f"windlass: building {recipe.name} with {builder[0]}; it says what it does in {log.absolute()}")
     built = build_image(
         recipe,
         tag=args.tag or f"localhost/windlass/{recipe.name}:latest",

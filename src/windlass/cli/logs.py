@@ -16,6 +16,7 @@ from windlass.failure.rank_logs import rank_logs
 from windlass.failure.verdict import attempt_folders
 from windlass.launchers import get_launcher
 from windlass.model.plan import Plan
+from windlass.notation.style import table_lines
 from windlass.run.folder import PLAN_FILE, RESULT_FILE, RunFolder, read_plan
 from windlass.run.output import OutputView, Tail, show_ranks
 from windlass.settings import current_environ, read_settings
@@ -54,7 +55,7 @@ def main(args: argparse.Namespace) -> Result:
     text = "\n".join(str(line["text"]) if single else f"[{line['rank']}] {line['text']}" for line in lines)
     if not lines and start == folder.path and not args.json:
         text = _waiting(state_of(folder, environ)) or ""
-    return Result(text=text.encode("utf-8", "surrogateescape").decode("utf-8", "replace"), data=lines)
+    return Result(text=text.encode("utf-8", "surrogateescape").decode("utf-8", "replace"), data=lines, foreign=True)
 
 
 def _attempt(folder: RunFolder, number: int) -> Path:
@@ -76,7 +77,13 @@ def _follow(folder: RunFolder, plan: Plan, ranks: frozenset[int] | None, environ
     """Show lines until the run has ended, or somebody interrupts. A run that is started again is followed on."""
     single = ranks is not None and len(ranks) == 1
     view = OutputView(
-        ranks, sys.stdout, sys.stderr, width=len(str(plan.world_size - 1)), labels=not single, foreign=True
+        ranks,
+        sys.stdout,
+        sys.stderr,
+        width=len(str(plan.world_size - 1)),
+        labels=not single,
+        foreign=True,
+        environ=environ,
     )
     starts, said = -1, ""
     with contextlib.ExitStack() as stack:
@@ -120,7 +127,7 @@ def _changed(folder: RunFolder) -> float:
 def _where(folder: Path) -> Result:
     seats = sorted(read_seats(folder))
     rows = [{"rank": s.rank, "host": s.host, "cpus": s.cpus, "device": s.device, "pid": s.pid} for s in seats]
-    text = "\n".join(
-        f"rank {s.rank:>4}  {s.host:<16} cpus {s.cpus:<16} device {s.device or '-':<8} pid {s.pid}" for s in seats
-    )
-    return Result(text=text, data=rows)
+    cells = [
+        (f"rank {s.rank:>4}", s.host, f"cpus {s.cpus}", f"device {s.device or '-'}", f"pid {s.pid}") for s in seats
+    ]
+    return Result(text="\n".join(table_lines(cells)), data=rows)

@@ -13,8 +13,11 @@ from typing import Any
 
 import windlass
 from windlass.cli.result import Result
+from windlass.cli.show import for_stream, say
+from windlass.cli.working import working
 from windlass.errors import CommandError, MachineError, UsageError, WindlassError, nearest
-from windlass.notation.terminal import for_terminal
+from windlass.notation.terminal import columns_of
+from windlass.settings import current_environ
 
 _COMMANDS = {
     "run": ("windlass.cli.run", "run a script on this machine or in this allocation"),
@@ -85,9 +88,16 @@ class _Parser(argparse.ArgumentParser):
             said = words[2].split("=", 1)[0].lstrip("-")
             other = _OTHERS_OPTIONS.get(said.replace("_", "-"))
             close = names.get(other or "", "") or names.get(nearest(said, names) or "")
-            hint = f"; did you mean {close}?" if close else ""
+            hint = f"did you mean {close}? " if close else ""
         self.print_usage(sys.stderr)
-        self.exit(2, f"{self.prog}: error: {message}{hint}\n")
+        text = f"{self.prog}: error: {message}\n  hint: {hint}`{self.prog} --help` tells its options, with examples"
+        self.exit(2, for_stream(text, sys.stderr, current_environ()) + "\n")
+
+    def print_help(self, file: Any = None) -> None:
+        stream = file or sys.stdout
+        print(
+            for_stream(self.format_help(), stream, current_environ(), foreign=not stream.isatty()), end="", file=stream
+        )
 
 
 def _usage() -> str:
@@ -125,14 +135,15 @@ def main(argv: list[str]) -> int:
     if argv and argv[0] not in _COMMANDS:
         name = argv[0]
         close = nearest(name, _COMMANDS)
-        print(f"windlass: unknown command {name!r}" + (f"; did you mean {close!r}?" if close else ""), file=sys.stderr)
-        return 2
+        hint = f"did you mean {close!r}? " if close else ""
+        return _complain(UsageError(f"unknown command {name!r}", hint=f"{hint}`windlass --help` lists the commands"))
     try:
         if not argv:
             return _show(Result(text=_overview()), as_json=False)
         command, parser = command_parser(argv[0])
         args = command.parse(parser, argv[1:]) if hasattr(command, "parse") else parser.parse_args(argv[1:])
-        result = command.main(args)
+        with working(command.progress(args) if hasattr(command, "progress") else None):
+            result = command.main(args)
     except WindlassError as error:
         return _complain(error)
     except OSError as error:
@@ -148,13 +159,18 @@ def main(argv: list[str]) -> int:
     return _show(result, as_json=getattr(args, "json", False)) or code
 
 
+def _as_shown(result: Result) -> str:
+    own = result.coloured
+    return for_stream(result.text, sys.stdout, current_environ(), own_colours=own, foreign=result.foreign)
+
+
 def _show(result: Result, *, as_json: bool) -> int:
     """Print a result. Returns the exit code of what went wrong in doing so, or 0."""
     try:
         if as_json and result.data is not None:
             _print_json(result.data)
         elif result.text:
-            text = for_terminal(result.text, coloured=result.coloured) if sys.stdout.isatty() else result.text
+            text = _as_shown(result)
             print(text, end="" if text.endswith("\n") else "\n")
         sys.stdout.flush()
     except OSError as error:  # the buffer still holds the text, and the interpreter would try once more at its end
@@ -167,7 +183,8 @@ def _show(result: Result, *, as_json: bool) -> int:
 
 class _Help(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=32, width=110)
+        width = min(110, columns_of(sys.stdout)) if sys.stdout.isatty() else 110
+        super().__init__(prog, max_help_position=32, width=width)
 
 
 def _print_json(data: object) -> None:
@@ -182,8 +199,7 @@ def _complain(error: WindlassError) -> int:
         lines += [f"  | {line}" for line in error.output.splitlines()[-5:]]
     if error.hint:
         lines.append(f"  hint: {error.hint}")
-    text = "\n".join(lines)
-    print(for_terminal(text) if sys.stderr.isatty() else text, file=sys.stderr)
+    say("\n".join(lines))
     return error.exit_code
 
 

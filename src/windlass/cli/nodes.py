@@ -8,7 +8,8 @@ import time
 from windlass.cli.result import Result
 from windlass.errors import UsageError
 from windlass.notation.hostlist import expand_hostlist
-from windlass.run.bad_nodes import forgive, read_nodes
+from windlass.notation.style import table_lines
+from windlass.run.bad_nodes import BadNode, forgive, read_nodes
 from windlass.settings import current_environ, read_settings
 
 
@@ -24,16 +25,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pardon.add_argument("--json", action="store_true")
 
 
+def progress(args: argparse.Namespace) -> str | None:
+    return "reading"
+
+
 def main(args: argparse.Namespace) -> Result:
     state_dir = read_settings(current_environ()).state_dir
     if args.action == "list":
         nodes = [node for node in read_nodes(state_dir) if args.site in {None, node.site}]
-        lines = [
-            f"{node.host:<16} {node.site:<16} until {_clock(node.until)}  {node.reason}"
-            + (f" ({node.times} times)" if node.times > 1 else "")
+        rows = [
+            (node.host, node.site, f"until {_clock(node.until)}", _reason(node))
             for node in sorted(nodes, key=lambda node: (node.site, node.host))
         ]
-        return Result(text="\n".join(lines) or "no node is avoided", data=nodes)
+        return Result(text="\n".join(table_lines(rows)) or "no node is avoided", data=nodes)
     if bool(args.hosts) == args.all:
         raise UsageError("nodes forgive: whom?", hint="give hosts as in nid[0001-0004], or --all")
     wanted = None if args.all else frozenset(host for text in args.hosts for host in expand_hostlist(text))
@@ -43,6 +47,10 @@ def main(args: argparse.Namespace) -> Result:
         raise UsageError(f"{unknown[0]} is not on the list", hint="`windlass nodes list` shows it")
     text = "\n".join(f"{node.host} ({node.site}) is used again" for node in gone)
     return Result(text=text or "no node is avoided", data=list(gone))
+
+
+def _reason(node: BadNode) -> str:
+    return node.reason + (f" ({node.times} times)" if node.times > 1 else "")
 
 
 def _clock(at: float) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from windlass.cli.option_groups import USAGE, add_request_options
+from windlass.cli.show import say
 from windlass.errors import MachineError, UsageError, unknown_name
 from windlass.launchers import launcher_names
 from windlass.model.request import AUTO, Request
@@ -324,4 +324,4 @@ def _ranks(text: str | None) -> str | None:
 
 def warn(text: str) -> None:
     """A remark to the person at the terminal, outside of the result."""
-    print(text, file=sys.stderr)
+    say(text)

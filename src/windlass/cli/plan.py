@@ -19,6 +19,7 @@ from windlass.cli.options import PLACEHOLDER_COMMAND, parse_with_command, reques
 from windlass.cli.result import Result
 from windlass.errors import UsageError
 from windlass.model.plan import Plan
+from windlass.notation.style import in_colour
 from windlass.plan.show import headline, plan_text
 from windlass.run.planning import plan_request
 from windlass.settings import current_environ
@@ -41,6 +42,10 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
     return args
 
 
+def progress(args: argparse.Namespace) -> str | None:
+    return "planning"
+
+
 def main(args: argparse.Namespace) -> Result:
     environ = current_environ()
     here = args.site is None and args.site_file is None
@@ -52,7 +57,7 @@ def main(args: argparse.Namespace) -> Result:
         plan,
         explain=args.explain,
         script=not args.no_script,
-        color=columns is not None and not environ.get("NO_COLOR"),
+        color=in_colour(columns is not None, environ),
         width=min(columns or 110, 110),
         columns=columns,
     )

@@ -33,6 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true")
 
 
+def progress(args: argparse.Namespace) -> str | None:
+    return "reading the run"
+
+
 def main(args: argparse.Namespace) -> Result:
     environ = current_environ()
     runs_dir = read_settings(environ).runs_dir

@@ -14,3 +14,5 @@ class Result:
     exit_code: int = 0
     coloured: bool = False
     """The text holds colours of our own, for a terminal."""
+    foreign: bool = False
+    """Others wrote the text (a log, a script): none of its words are ours to colour or its lines ours to fold."""

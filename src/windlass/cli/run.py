@@ -40,7 +40,7 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
 def main(args: argparse.Namespace) -> Result:
     environ = current_environ()
     drawn: list[WatchView] = []
-    view = api.terminal_view(args.show, sys.stdout, sys.stderr)
+    view = api.terminal_view(args.show, sys.stdout, sys.stderr, environ)
     if args.watch and sys.stdout.isatty():
         view = watch_view(args.show, environ, drawn)
     if args.plan:

@@ -15,6 +15,7 @@ from windlass.cli.result import Result
 from windlass.errors import UsageError
 from windlass.failure.snapshot_ledger import read_ledger
 from windlass.failure.verdict import Verdict, attempt_folders, read_verdict
+from windlass.notation.style import table_lines
 from windlass.run.folder import RunFolder
 from windlass.settings import Settings, current_environ, read_settings
 from windlass.supervise.attempts import records
@@ -48,6 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     clean.add_argument("--json", action="store_true")
 
 
+def progress(args: argparse.Namespace) -> str | None:
+    return None if args.action == "resume" else "asking for the state of runs"
+
+
 def main(args: argparse.Namespace) -> Result:
     environ = current_environ()
     settings = read_settings(environ)
@@ -66,15 +71,15 @@ def main(args: argparse.Namespace) -> Result:
 def _list(settings: Settings, environ: dict[str, str]) -> Result:
     states = [state_of(folder, environ) for folder in find_folders(settings.runs_dir)]
     none = f"no runs in {settings.runs_dir} (WINDLASS_RUNS says where they are)"
-    return Result(text="\n".join(_row(state) for state in states) or none, data=states)
+    return Result(text="\n".join(table_lines([_row(state) for state in states], right=(2,))) or none, data=states)
 
 
-def _row(state: RunState) -> str:
+def _row(state: RunState) -> tuple[str, ...]:
     step = f"step {state.step}" if state.step is not None else ""
     tries = f"{state.attempts} starts" if state.attempts > 1 else ""
     about = ", ".join(part for part in (state.why, tries, step) if part)
     when = time.strftime("%m-%d %H:%M", time.localtime(state.changed))
-    return f"{state.state:<10} {when}  {state.shape:>8}  {state.path}  {about}"
+    return state.state, when, state.shape, state.path, about
 
 
 def _show(folder: RunFolder, environ: dict[str, str]) -> Result:
@@ -120,7 +125,7 @@ def _resume(args: argparse.Namespace, folder: RunFolder, environ: dict[str, str]
         nodes=args.nodes,
         ranks_per_node=args.ranks_per_node,
         environ=environ,
-        view=api.terminal_view(args.show, sys.stdout, sys.stderr),
+        view=api.terminal_view(args.show, sys.stdout, sys.stderr, environ),
         quiet=args.quiet,
     )
     if isinstance(resumed, api.Submission):

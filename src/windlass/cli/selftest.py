@@ -28,11 +28,15 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
     return parser.parse_args(join_values(argv))
 
 
+def progress(args: argparse.Namespace) -> str | None:
+    return "running the self-test"
+
+
 def main(args: argparse.Namespace) -> Result:
     environ = current_environ()
     args.comm_log = args.comm_log or "0"
     args.kind, args.command, args.name = "none", [], args.name or "selftest"
-    view = api.terminal_view("none", sys.stdout, sys.stderr)
+    view = api.terminal_view("none", sys.stdout, sys.stderr, environ)
     done = api.selftest(request_from(args, environ), environ=environ, view=view, bundle=args.bundle)
     lines = [f"{'ok  ' if row['ok'] else 'BAD '} {row['what']}: {row['seen']}" for row in done.findings]
     hidden = "It holds no values of variables beyond those of the collective libraries."

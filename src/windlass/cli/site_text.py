@@ -10,6 +10,7 @@ from windlass.model.origin import Origin
 from windlass.model.site import ArgumentSpec, ModuleSpec, QueueSpec, Site, SourceSpec
 from windlass.notation.counts import counted
 from windlass.notation.shell import quote_words
+from windlass.notation.style import table_lines
 from windlass.sites.adopted import Measurements
 from windlass.topology.bind import bind
 from windlass.topology.binding_request import binding_request_from_site
@@ -25,7 +26,7 @@ def site_text(site: Site) -> str:
         head.append(f"  {file.status}")
     sections = (
         ("machine", _machine(site)),
-        ("queues", [_queue(q) for q in file.queues]),
+        ("queues", table_lines([_queue(q) for q in file.queues])),
         ("batch directives", _flat(_argument(a) for a in file.scheduler.directives)),
         ("launcher arguments", _flat(_argument(a) for a in file.launcher.arguments)),
         ("modules", _flat(_modules(m) for m in file.modules)),
@@ -140,12 +141,12 @@ def _plugin(fabric: FabricSpec) -> str:
     return f"{fabric.plugin}, brought by {by}" if by else f"{fabric.plugin}: {fabric.remedy}"
 
 
-def _queue(queue: QueueSpec) -> str:
+def _queue(queue: QueueSpec) -> tuple[str, ...]:
     nodes = f"{queue.nodes_min or 1}-{queue.nodes_max} nodes" if queue.nodes_max else ""
     bins = ", ".join(f"{step.time_max} to {step.nodes_max} nodes" for step in queue.bins)
-    said = ("default" if queue.default else "", "" if queue.devices else "no accelerators")
-    limits = (nodes, f"{bins}, else {queue.time_max}" if bins else queue.time_max or "")
-    return "  ".join(part for part in (f"{queue.kind} {queue.name}", *said, *limits, queue.note) if part)
+    times = f"{bins}, else {queue.time_max}" if bins else queue.time_max or ""
+    said = ("default" if queue.default else "", "" if queue.devices else "no accelerators", queue.note)
+    return f"{queue.kind} {queue.name}", nodes, times, "  ".join(part for part in said if part)
 
 
 def _modules(spec: ModuleSpec) -> list[str]:

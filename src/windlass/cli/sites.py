@@ -38,6 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check.add_argument("--json", action="store_true")
 
 
+def progress(args: argparse.Namespace) -> str | None:
+    return "measuring this cluster" if args.action == "adopt" else "looking"
+
+
 def main(args: argparse.Namespace) -> Result:
     settings = read_settings(current_environ())
     if args.action == "list":

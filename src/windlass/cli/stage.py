@@ -15,6 +15,7 @@ from windlass.cli.options import request_from, warn
 from windlass.cli.result import Result
 from windlass.notation.counts import counted
 from windlass.notation.sizes import size_text
+from windlass.run.progress import Progress
 from windlass.settings import current_environ
 from windlass.stage.push import Staging, stage
 
@@ -38,10 +39,13 @@ def main(args: argparse.Namespace) -> Result:
     staging = Staging(
         sources=tuple(args.sources), to=args.to, extract=args.extract, shard=args.shard, one_reader=args.one_reader
     )
+    progress = Progress(sys.stderr, log_every_s=0.0)
+    progress.what = "windlass"
+    every_s = 1.0 if sys.stderr.isatty() else 60.0
     try:
-        done = stage(staging, request_from(args, environ), environ, show=_show, every_s=1.0 if _live() else 60.0)
+        done = stage(staging, request_from(args, environ), environ, show=progress.show, every_s=every_s)
     finally:
-        _clear()
+        progress.clear()
     text = f"staged to {', '.join(done.places)} on {counted(done.plan.nodes, 'node')} in {done.seconds:.1f} s"
     if done.bytes_per_node:
         rate = done.bytes_per_node / max(done.seconds, 1e-3)
@@ -53,19 +57,3 @@ def main(args: argparse.Namespace) -> Result:
     data = {"to": args.to, "nodes": done.plan.nodes, "seconds": round(done.seconds, 3)}
     data |= {"places": done.places, "run_dir": str(done.folder.path), "staged": done.nodes, "mounted": done.mounted}
     return Result(text=text, data=data)
-
-
-def _live() -> bool:
-    return sys.stderr.isatty()
-
-
-def _clear() -> None:
-    if _live():
-        print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
-
-
-def _show(text: str) -> None:
-    if _live():
-        print(f"\r\x1b[2Kwindlass: {text}", end="", file=sys.stderr, flush=True)
-    else:
-        print(f"windlass: {text}", file=sys.stderr, flush=True)

@@ -22,11 +22,15 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
     return parse_with_command(parser, argv)
 
 
+def progress(args: argparse.Namespace) -> str | None:
+    return "submitting"
+
+
 def main(args: argparse.Namespace) -> Result:
     environ = current_environ()
     request = request_from(args, environ)
     if args.dry_run:
-        return Result(text=batch_text(request, environ, standalone=args.standalone))
+        return Result(text=batch_text(request, environ, standalone=args.standalone), foreign=True)
     prepared = prepare_submission(request, environ, standalone=args.standalone)
     plan, folder = prepared.plan, prepared.folder
     for remark in plan.remarks:

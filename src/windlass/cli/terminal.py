@@ -10,17 +10,12 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TextIO
 
 _ENTER = "\x1b[?1049h\x1b[?25l"
 _LEAVE = "\x1b[?25h\x1b[?1049l"
 _LOOK_S = 0.2
-
-
-def in_colour(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """Whether to colour: on a terminal that can, unless NO_COLOR says not to."""
-    return stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM", "") not in {"", "dumb"}
 
 
 def size(stream: TextIO) -> tuple[int, int]:

@@ -12,13 +12,13 @@ it, and `explain` says why.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from pathlib import Path
 
 from windlass.cli.option_groups import add_request_options
 from windlass.cli.options import PLACEHOLDER_COMMAND, join_values, request_from, split_command
 from windlass.cli.result import Result
+from windlass.cli.show import say
 from windlass.errors import UsageError
 from windlass.model.jsontext import to_json
 from windlass.model.plan import Plan
@@ -77,6 +77,10 @@ def _without_own(options: list[str]) -> list[str]:
         elif word not in _OWN_FLAGS and not word.startswith(tuple(f"{name}=" for name in _OWN)):
             kept.append(word)
     return kept
+
+
+def progress(args: argparse.Namespace) -> str | None:
+    return "trying settings"
 
 
 def main(args: argparse.Namespace) -> Result:
@@ -163,7 +167,7 @@ def _told(trials: Trials, most: int) -> Measure:
         count += 1
         trial = trials.measure(choice)
         said = _value(trial.value, trials.objective) if trial.value is not None else f"failed: {trial.failure}"
-        print(f"windlass: trial {count} of at most {most}: {_choice(choice)}: {said}", file=sys.stderr, flush=True)
+        say(f"windlass: trial {count} of at most {most}: {_choice(choice)}: {said}")
         return trial
 
     return measure

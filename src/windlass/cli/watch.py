@@ -15,6 +15,7 @@ from windlass.cli import terminal
 from windlass.cli.metrics_port import MetricsPort
 from windlass.cli.result import Result
 from windlass.errors import MachineError, UsageError
+from windlass.notation.style import in_colour
 from windlass.notation.terminal import for_terminal
 from windlass.observe.demo import demo_job
 from windlass.observe.findings import Finding, find
@@ -50,7 +51,7 @@ def main(args: argparse.Namespace) -> Result:
         job, findings = look()
         _export(args, job, findings)
         width, _ = terminal.size(sys.stdout) if sys.stdout.isatty() else (80, 24)
-        colour = terminal.in_colour(sys.stdout, environ)
+        colour = in_colour(sys.stdout.isatty(), environ)
         text = screen_text(job, findings, width=width, colour=colour)
         return Result(text=text, data={"worst": findings[0], "findings": findings, "job": job}, coloured=True)
     return _follow(args, look, environ)
@@ -85,7 +86,7 @@ def _check(args: argparse.Namespace) -> None:
 def _follow(args: argparse.Namespace, look: Callable[[], Seen], environ: Mapping[str, str]) -> Result:
     """Draw until the run has ended or somebody leaves; a pipe gets one frame after another."""
     screen = terminal.Screen(sys.stdout) if sys.stdout.isatty() else None
-    colour = terminal.in_colour(sys.stdout, environ)
+    colour = in_colour(sys.stdout.isatty(), environ)
     served: list[str] = [""]
     with MetricsPort(args.prometheus_port, lambda: served[0]), terminal.keys():
         try:

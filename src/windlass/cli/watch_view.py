@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from windlass.cli import terminal
 from windlass.model.plan import Plan
+from windlass.notation.style import in_colour
 from windlass.notation.terminal import for_terminal
 from windlass.observe.findings import find
 from windlass.observe.job import Job
@@ -21,9 +22,10 @@ class WatchView(OutputView):
     """Draws instead of letting lines go by; words of windlass are shown when the terminal is given back."""
 
     def __init__(self, plan: Plan, show: str, environ: Mapping[str, str]) -> None:
-        super().__init__(show_ranks(show, plan.world_size), sys.stdout, sys.stderr, width=len(str(plan.world_size - 1)))
+        width = len(str(plan.world_size - 1))
+        super().__init__(show_ranks(show, plan.world_size), sys.stdout, sys.stderr, width=width, environ=environ)
         self._screen = terminal.Screen(sys.stdout)
-        self._colour = terminal.in_colour(sys.stdout, environ)
+        self._colour = in_colour(sys.stdout.isatty(), environ)
         self._tail: deque[str] = deque(maxlen=_TAIL)
         self._notes: list[str] = []
         self._drawing = False

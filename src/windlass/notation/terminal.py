@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+from typing import TextIO
 
 _CONTROL = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069]")
 _CONTROL_BUT_COLOURS = re.compile(rf"(?!\x1b\[[0-9;]{{1,20}}m){_CONTROL.pattern}")
@@ -13,3 +16,10 @@ def for_terminal(text: str, *, coloured: bool = False) -> str:
     and tabs stay, with `coloured` also colours. Files and pipes get every byte as it was."""
     pattern = _CONTROL_BUT_COLOURS if coloured else _CONTROL
     return pattern.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+def columns_of(stream: TextIO) -> int:
+    """Columns of a terminal; 80 where nobody knows."""
+    with contextlib.suppress(OSError, ValueError):
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    return 80

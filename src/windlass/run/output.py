@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TextIO
 
 from windlass.launchers.base import Launcher, LogReader, decode, label_line
 from windlass.model.plan import Plan
 from windlass.notation.ranks import parse_ranks
-from windlass.notation.terminal import for_terminal
+from windlass.notation.style import folded, in_colour, painted
+from windlass.notation.terminal import columns_of, for_terminal
 
 _READ_BYTES = 1 << 16
 _LONGEST_LINE = 1 << 20
 _MAX_OPEN = 256
 _MAX_LIVE = 4
-_COLUMNS = 80
 
 
 def show_ranks(text: str, world_size: int, *, flag: str = "--show") -> frozenset[int] | None:
@@ -45,14 +45,18 @@ class OutputView:
         width: int = 1,
         labels: bool = True,
         foreign: bool = False,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
-        """`foreign`: somebody else may have written the lines, which then cannot move the cursor of a terminal."""
+        """`foreign`: somebody else may have written the lines, which then cannot move the cursor of a terminal.
+        `environ` says whether a terminal gets colours; without it there are none."""
         self._shown = shown
         self._out = out
         self._err = err
         self._width = width
         self._labels = labels
         self._tint = out.isatty()
+        self._colours = in_colour(self._tint, environ or {})
+        self._note_colours = in_colour(err.isatty(), environ or {})
         self._escapes = foreign and self._tint
         self._broken: list[TextIO] = []
         self._bar = False
@@ -82,7 +86,7 @@ class OutputView:
         """A line that is not ended: on a terminal a progress bar is drawn in place, until the next line."""
         if not self._tint or "\r" not in text or not self.shows(rank):
             return
-        drawn = _shown(_last_drawn(text))[: _columns(self._out) - self._width - len("[] ") - 1]
+        drawn = _shown(_last_drawn(text))[: columns_of(self._out) - self._width - len("[] ") - 1]
         self._write(self._out, f"\r\x1b[K{self._label(rank)}{drawn}")
         self._bar = True
 
@@ -95,7 +99,7 @@ class OutputView:
         if not self._labels:
             return ""
         label = f"[{rank:>{self._width}}]"
-        return f"\x1b[2m{label}\x1b[0m " if self._tint else f"{label} "
+        return f"\x1b[2m{label}\x1b[0m " if self._colours else f"{label} "
 
     def show_job(self, job: object) -> bool:
         """What the samplers have seen of the whole job, for a view that draws it; False: this one shows lines."""
@@ -105,7 +109,9 @@ class OutputView:
         """Words of windlass or of the launcher; control characters of others cannot move the cursor."""
         safe = for_terminal(text, coloured=True).encode("utf-8", "replace").decode()
         self._end_bar()
-        self._write(self._err, safe + "\n")
+        if self._err.isatty():
+            safe = folded(safe, columns_of(self._err))
+        self._write(self._err, (painted(safe) if self._note_colours else safe) + "\n")
 
     def _write(self, stream: TextIO, text: str) -> None:
         """A reader that went away (`| head`), a full disk behind `>` or a closed terminal do not end a run: its output
@@ -131,13 +137,6 @@ def _shown(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def _columns(stream: TextIO) -> int:
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or _COLUMNS
-    except (OSError, ValueError):
-        return _COLUMNS
-
-
 def _detach(stream: TextIO) -> None:
     """What a stream could not write stays in its buffer and would fail again when the interpreter ends."""
     with contextlib.suppress(OSError, ValueError):
@@ -150,9 +149,12 @@ ViewMaker = Callable[[Plan], OutputView]
 """Makes the view of a run once its plan says how many ranks there are. Raises `UsageError` before anything is made."""
 
 
-def terminal_view(show: str, out: TextIO, err: TextIO) -> ViewMaker:
-    """Views that write the lines of the chosen ranks to `out`, and windlass' own words to `err`."""
-    return lambda plan: OutputView(show_ranks(show, plan.world_size), out, err, width=len(str(plan.world_size - 1)))
+def terminal_view(show: str, out: TextIO, err: TextIO, environ: Mapping[str, str] | None = None) -> ViewMaker:
+    """Views that write the lines of the chosen ranks to `out`, and windlass' own words to `err`; in colour where
+    `environ` (NO_COLOR, TERM and so on) says so."""
+    return lambda plan: OutputView(
+        show_ranks(show, plan.world_size), out, err, width=len(str(plan.world_size - 1)), environ=environ
+    )
 
 
 class Lines:

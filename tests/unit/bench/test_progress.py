@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 
 from windlass.bench.messages import message_lines
-from windlass.bench.progress import BenchView, Progress
+from windlass.bench.progress import BenchView
+from windlass.run.progress import Progress
 
 
 class _Terminal(io.StringIO):

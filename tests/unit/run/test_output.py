@@ -214,6 +214,9 @@ def test_only_files_of_nodes_that_are_shown_are_opened(tmp_path: Path) -> None:
     assert sorted(out.getvalue().splitlines()) == ["[3] x", "[70] x"]
 
 
+_XTERM = {"TERM": "xterm"}
+
+
 class _Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -233,14 +236,14 @@ def _read_growing(view: OutputView, *pieces: bytes) -> None:
 
 def test_a_progress_bar_grows_on_a_terminal_and_gives_way_to_the_next_line() -> None:
     out, err = _Terminal(), io.StringIO()
-    _read_growing(OutputView(None, out, err), b"\r 10%", b"\r 50%", b"\r100%\n", b"done\n")
+    _read_growing(OutputView(None, out, err, environ=_XTERM), b"\r 10%", b"\r 50%", b"\r100%\n", b"done\n")
     label, clear = "\x1b[2m[0]\x1b[0m", "\r\x1b[K"
     assert out.getvalue() == f"{clear}{label}  10%{clear}{label}  50%{clear}{label} 100%\n{label} done\n"
 
 
 def test_half_a_line_that_is_no_bar_waits_for_its_end_and_files_see_lines_alone() -> None:
     out = _Terminal()
-    _read_growing(OutputView(None, out, io.StringIO()), b"lo", b"ss 1\n")
+    _read_growing(OutputView(None, out, io.StringIO(), environ=_XTERM), b"lo", b"ss 1\n")
     assert out.getvalue() == "\x1b[2m[0]\x1b[0m loss 1\n"
     file = io.StringIO()
     _read_growing(OutputView(None, file, io.StringIO()), b"\r 10%", b"\r 50%\n")

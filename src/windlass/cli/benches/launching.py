@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from windlass.cli.benches.report import write_page
 from windlass.cli.option_groups import add_request_options
 from windlass.cli.options import request_from
 from windlass.cli.result import Result
+from windlass.cli.show import say
 from windlass.errors import UsageError
 from windlass.model.secrets import mask_argv
 from windlass.run.folder import folder_path
@@ -72,7 +72,7 @@ def finish(bench: Bench, record: BenchRecord, args: argparse.Namespace) -> Resul
         write_page(args.html, page([record], references))
     lines = [table_text(record), *report.end_lines(record, references)]
     if record.rows or record.skipped:
-        print(f"windlass: record {path}", file=sys.stderr)
+        say(f"windlass: record {path}")
     wrong = any(row.wrong for row in record.rows)
     code = bench.exit_code or (1 if wrong else 0)
     return Result(text="\n".join(line for line in lines if line), data=record, exit_code=code)

@@ -21,7 +21,6 @@ from pathlib import Path
 
 import windlass
 from windlass.bench.cases import table_text
-from windlass.bench.progress import Progress
 from windlass.bench.reading import read_record
 from windlass.bench.record import write_record
 from windlass.bench.runner import checkout_commit
@@ -40,6 +39,7 @@ from windlass.cli.result import Result
 from windlass.errors import MachineError, UsageError, unknown_name
 from windlass.notation.counts import counted
 from windlass.notation.sizes import parse_size
+from windlass.run.progress import Progress
 from windlass.settings import current_environ
 
 

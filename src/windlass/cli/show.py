@@ -1,0 +1,33 @@
+"""How the text of a command reaches its reader: a terminal gets it folded and in colour, a pipe as it is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TextIO
+
+from windlass.cli.working import clear
+from windlass.notation.style import folded, in_colour, painted
+from windlass.notation.terminal import columns_of, for_terminal
+from windlass.settings import current_environ
+
+
+def for_stream(
+    text: str, stream: TextIO, environ: Mapping[str, str], *, own_colours: bool = False, foreign: bool = False
+) -> str:
+    """The text as this stream gets it. `own_colours`: it holds some already. `foreign`: others wrote it, so that
+    nothing in it is a word of ours."""
+    live = stream.isatty()
+    if live:
+        text = for_terminal(text, coloured=own_colours)
+    if foreign:
+        return text
+    if live:
+        text = folded(text, columns_of(stream))
+    return painted(text) if in_colour(live, environ) else text
+
+
+def say(text: str) -> None:
+    """Words beside the result of a command, on standard error."""
+    clear()
+    print(for_stream(text, sys.stderr, current_environ()), file=sys.stderr, flush=True)
