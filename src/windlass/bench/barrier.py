@@ -39,7 +39,10 @@ class RankBarrier:
                 try:
                     came = server.accept()[0]
                 except TimeoutError:
-                    raise MachineError(f"only {len(found) + 1} of {self._size} ranks came to the barrier") from None
+                    raise MachineError(
+                        f"only {len(found) + 1} of {self._size} ranks came to the barrier",
+                        hint="one of them failed or hangs: see the logs of the others (`windlass logs --rank all`)",
+                    ) from None
                 if self._is_ours(came):
                     found.append(came)
                 else:
@@ -63,7 +66,10 @@ class RankBarrier:
                 return reached
             except OSError as error:
                 if time.monotonic() > end:
-                    raise MachineError(f"rank 0 cannot be reached at {address[0]}:{address[1]}: {error}") from error
+                    raise MachineError(
+                        f"rank 0 cannot be reached at {address[0]}:{address[1]}: {error}",
+                        hint="`windlass doctor` checks the network between the nodes",
+                    ) from error
                 time.sleep(_RETRY_S)
 
     def wait(self) -> None:

@@ -162,7 +162,7 @@ def _what(
     if ranks is None:
         raise UsageError(f"{where} does not say over how many ranks it ran", hint="add --ranks")
     if ranks < 1:
-        raise UsageError(f"--ranks {ranks}: at least 1")
+        raise UsageError(f"--ranks {ranks}: at least 1", hint="give the number of ranks that were measured")
     return op, ranks
 
 
@@ -226,7 +226,9 @@ def _oneccl_text(text: str, known: Known, where: str) -> BenchRecord:
             average = float(fields[5 if with_count else 4])
             rows.append(_ccl_row(op, size, count, dtype, average, ranks, known.nodes))
     if not rows:
-        raise ConfigError(f"{where}: no result line of the oneCCL benchmark in it")
+        raise ConfigError(
+            f"{where}: no result line of the oneCCL benchmark in it", hint="give its whole output, with the table"
+        )
     return _record(rows, known, [], known.device or "", {"library": "oneCCL"}, where)
 
 
@@ -239,9 +241,12 @@ def _oneccl_csv(text: str, known: Known, where: str) -> BenchRecord:
             size, count = int(line["message_size"]), int(line["#elements/buffer"])
             rows.append(_ccl_row(op, size, count, line["dtype"], float(line["t_avg[usec]"]), ranks, known.nodes))
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"{where}: a torn line in the oneCCL benchmark's CSV: {line}") from error
+            raise ConfigError(
+                f"{where}: a torn line in the oneCCL benchmark's CSV: {line}",
+                hint="was it still being written? fetch it again",
+            ) from error
     if not rows:
-        raise ConfigError(f"{where}: no result in the oneCCL benchmark's CSV")
+        raise ConfigError(f"{where}: no result in the oneCCL benchmark's CSV", hint="give the whole file")
     return _record(rows, known, [], known.device or "", {"library": "oneCCL"}, where)
 
 

@@ -62,7 +62,7 @@ def percentile(samples: Sequence[float], percent: float) -> float:
     if not samples:
         raise UsageError("a percentile of no samples", hint="measure at least one step")
     if not 0 <= percent <= 100:
-        raise UsageError(f"percentile {percent} is outside 0..100")
+        raise UsageError(f"percentile {percent} is outside 0..100", hint="give one from 0 to 100")
     ordered = sorted(samples)
     index = (len(ordered) - 1) * percent / 100
     below = math.floor(index)
@@ -162,4 +162,4 @@ def scaling_efficiency(rate_many: float, rate_one: float, factor: float) -> Figu
 
 def _positive(what: str, value: float) -> None:
     if not value > 0 or math.isinf(value):
-        raise UsageError(f"{what} is {value}: it must be a positive number")
+        raise UsageError(f"{what} is {value}: it must be a positive number", hint="give a number above 0")

@@ -80,7 +80,9 @@ def record_from_json(data: bytes, *, where: str) -> BenchRecord:
     try:
         head = msgspec.json.decode(data, type=_Head)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: not a benchmark record: {error}") from error
+        raise ConfigError(
+            f"{where}: not a benchmark record: {error}", hint="give a record.json of `windlass bench`"
+        ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
             f"{where}: torn or not JSON: {error}", hint="was it still being written? measure again, or fetch it again"

@@ -135,7 +135,10 @@ def _read(file: Path) -> References:
     try:
         found = msgspec.convert(tomllib.loads(file.read_text()), References)
     except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise ConfigError(f"{file}: not a file of reference figures: {error}") from error
+        raise ConfigError(
+            f"{file}: not a file of reference figures: {error}",
+            hint="mend it, or move it away; `docs/reference/bench.md` shows one",
+        ) from error
     missing = {row.source for row in _rows(found)} - set(found.sources)
     if missing:
         raise ConfigError(f"{file}: source {sorted(missing)[0]!r} is used but not told", hint="add [sources.NAME]")
@@ -180,7 +183,10 @@ def reference_lines(case: str, references: References, device: str | None = None
     table = {"collectives": _bandwidth_lines, "matmul": _ceiling_lines, "io": _sample_lines}.get(case)
     lines = table(references, device) if table else _rate_lines(references, device, case)
     if not lines:
-        raise UsageError(f"no published figures of {case}" + (f" for {device}" if device else ""))
+        raise UsageError(
+            f"no published figures of {case}" + (f" for {device}" if device else ""),
+            hint="`windlass bench reference CASE` without --device-name lists what there is",
+        )
     return lines
 
 

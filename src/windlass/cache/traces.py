@@ -52,7 +52,7 @@ def environment_identity(roots: Sequence[str]) -> str:
                         state.update(os.fsencode(f"{found} {status.st_size} {status.st_mtime_ns}\n"))
     except OSError as error:
         name = os.fsdecode(error.filename or "")
-        raise MachineError(f"root {name}: {error.strerror}") from error
+        raise MachineError(f"root {name}: {error.strerror}", hint="give a folder that is there") from error
     return state.hexdigest()[:16]
 
 

@@ -43,18 +43,26 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
         sys.exit(0 if argv else 2)
     if argv[0] not in SUBS:
         raise unknown_name("benchmark", argv[0], SUBS)
-    module: Any
-    if argv[0] in _MODULES:
-        module = import_module(f"windlass.cli.benches.{argv[0]}")
-    else:
-        module = import_module("windlass.cli.benches.measuring").MeasuringCommand(argv[0])
-    sub = type(parser)(
-        prog=f"{parser.prog} {argv[0]}", description=module.__doc__, formatter_class=parser.formatter_class
-    )
-    module.add_arguments(sub)
+    module, sub = _sub(parser, argv[0])
     args = module.parse(sub, argv[1:]) if hasattr(module, "parse") else sub.parse_args(argv[1:])
     args.sub, args.words = module, tuple(argv)
     return args
+
+
+def sub_parser(parser: argparse.ArgumentParser, name: str) -> argparse.ArgumentParser:
+    """The options of a sub-command, for completion."""
+    return _sub(parser, name)[1]
+
+
+def _sub(parser: argparse.ArgumentParser, name: str) -> tuple[Any, argparse.ArgumentParser]:
+    module: Any
+    if name in _MODULES:
+        module = import_module(f"windlass.cli.benches.{name}")
+    else:
+        module = import_module("windlass.cli.benches.measuring").MeasuringCommand(name)
+    sub = type(parser)(prog=f"{parser.prog} {name}", description=module.__doc__, formatter_class=parser.formatter_class)
+    module.add_arguments(sub)
+    return module, sub
 
 
 def main(args: argparse.Namespace) -> Result:

@@ -27,7 +27,7 @@ from windlass.notation.sizes import size_text
 from windlass.plan.cache import VIEW_VARIABLE
 from windlass.settings import current_environ, read_settings
 
-_ACTIONS = ("start", "status", "stop", "trace")
+SUBS = ("start", "status", "stop", "trace")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,24 +39,29 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
     action = argv[0] if argv else ""
     if action in {"-h", "--help"}:
         parser.parse_args(argv)
-    if action not in _ACTIONS:
-        raise UsageError(f"windlass cache {action}".rstrip(), hint=f"say one of {', '.join(_ACTIONS)}")
+    if action not in SUBS:
+        raise UsageError(f"windlass cache {action}".rstrip(), hint=f"say one of {', '.join(SUBS)}")
+    if action == "trace" and argv[1:2] == ["record"]:
+        return _parse_record(type(parser)(prog=f"{parser.prog} {action}"), argv)
+    args = sub_parser(parser, action).parse_args(argv[1:])
+    args.action, args.kind, args.command = action, "none", []
+    return args
+
+
+def sub_parser(parser: argparse.ArgumentParser, action: str) -> argparse.ArgumentParser:
+    """The options of one of the actions."""
     own = type(parser)(prog=f"{parser.prog} {action}")
     if action == "start":
         add_request_options(own)
         own.usage = f"{own.prog} --root PATH [--root PATH…] [options]"
         own.add_argument("--root", action="append", default=[], dest="cache", metavar="PATH", help="folder to show")
-    elif action == "trace" and argv[1:2] == ["record"]:
-        return _parse_record(own, argv)
     elif action == "trace":
-        own.add_argument("what", choices=("list", "show", "drop"))
+        own.add_argument("what", choices=("list", "show", "drop", "record"))
         own.add_argument("id", nargs="?", metavar="ID", help="of the list")
     else:
         own.add_argument("run", nargs="?", metavar="RUN_DIR", help="which cache, where several are up")
     own.add_argument("--json", action="store_true")
-    args = own.parse_args(argv[1:])
-    args.action, args.kind, args.command = action, "none", []
-    return args
+    return own
 
 
 def _parse_record(own: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:

@@ -32,11 +32,12 @@ _ZSH = r"""_windlass() {
 (( $+functions[compdef] )) || { autoload -Uz compinit && compinit; }
 compdef _windlass windlass
 """
-_FISH = r"""function __windlass_words
+_FISH = r"""function __windlass_find
     set -l words (commandline -opc) (commandline -ct)
-    windlass completion words -- $words[2..-1] 2>/dev/null
+    set -g __windlass_found (windlass completion words -- $words[2..-1] 2>/dev/null)
+    test (count $__windlass_found) -gt 0
 end
-complete -c windlass -a '(__windlass_words)'
+complete -c windlass -n __windlass_find -f -a '$__windlass_found'
 """
 _SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 _RUN_ARGUMENTS = ("run", "runs")
@@ -60,7 +61,11 @@ def candidates(words: list[str]) -> list[str]:
         return _beginning(last, command_names())
     if before[0] not in command_names() or "--" in before:
         return []
-    parser = _deepest(command_parser(before[0])[1], before[1:])
+    command, parser = command_parser(before[0])
+    subs: Iterable[str] = getattr(command, "SUBS", ())
+    if subs and len(before) == 1 and not last.startswith("-"):
+        return _beginning(last, subs)
+    parser = command.sub_parser(parser, before[1]) if before[1:] and before[1] in subs else _deepest(parser, before[1:])
     option = parser._option_string_actions.get(before[-1])
     if option is not None and option.nargs != 0:
         return _beginning(last, _values(option))

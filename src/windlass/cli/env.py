@@ -4,10 +4,10 @@ it, packing it for the nodes."""
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from windlass.cli.result import Result
+from windlass.cli.show import say
 from windlass.doctor.node.mounts import file_system, mount_of, own_mounts, place_kind, resolved
 from windlass.envs.check import Place, check_env, check_text
 from windlass.envs.create import create_env, refuse_elsewhere
@@ -54,6 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pack.add_argument("--with-python", action="store_true", help="pack the interpreter of a venv too")
     for box in (check, pack):
         box.add_argument("--json", action="store_true")
+
+
+def progress(args: argparse.Namespace) -> str | None:
+    return {"pack": "packing", "check": "reading the environment"}.get(args.action)
 
 
 def main(args: argparse.Namespace) -> Result:
@@ -139,4 +143,4 @@ def _pack(args: argparse.Namespace) -> Result:
 
 
 def _tell(text: str) -> None:
-    print(f"windlass: {text}", file=sys.stderr, flush=True)
+    say(f"windlass: {text}")

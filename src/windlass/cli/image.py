@@ -155,7 +155,10 @@ def _own(args: argparse.Namespace) -> str:
 
 def _host_root(args: argparse.Namespace) -> str:
     if args.host_root and not Path(args.host_root).is_dir():
-        raise UsageError(f"--host-root {args.host_root}: there is no such folder")
+        raise UsageError(
+            f"--host-root {args.host_root}: there is no such folder",
+            hint="give the folder under which the host is seen, or leave it out",
+        )
     return str(Path(args.host_root).absolute()) if args.host_root else "/"
 
 

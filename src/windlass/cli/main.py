@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any
 
 import windlass
+from windlass.cli.examples import examples_text
 from windlass.cli.result import Result
 from windlass.cli.show import for_stream, say
 from windlass.cli.working import working
@@ -117,6 +118,7 @@ def command_parser(name: str) -> tuple[Any, argparse.ArgumentParser]:
     command = import_module(_COMMANDS[name][0])
     parser = _Parser(prog=f"windlass {name}", description=command.__doc__, formatter_class=_Help)
     command.add_arguments(parser)
+    parser.epilog = "\n\n".join(part for part in (parser.epilog, examples_text(name)) if part)
     return command, parser
 
 
@@ -177,7 +179,7 @@ def _show(result: Result, *, as_json: bool) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):  # `windlass plan … | head`
             return 128 + signal.SIGPIPE
-        return _complain(MachineError(f"cannot write the output: {error.strerror}"))
+        return _complain(MachineError(f"cannot write the output: {error.strerror}", hint="is the disk full?"))
     return 0
 
 

@@ -73,4 +73,4 @@ def _write_picture(plan: Plan, path: Path) -> None:
     try:
         path.write_text(drawn, encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"--picture: {path} cannot be written: {error.strerror}") from None
+        raise UsageError(f"--picture: {path} cannot be written: {error.strerror}", hint="give another file") from None

@@ -184,7 +184,9 @@ def _look_for_image(image: str, backend: Runtime, environ: Mapping[str, str] | N
         return
     path = binds.expanded(image, environ or {})
     if path is None:
-        raise UsageError(f"--container {image}: a variable in it is not set here")
+        raise UsageError(
+            f"--container {image}: a variable in it is not set here", hint="set it, or write the path of the image"
+        )
     if not Path(path).exists():
         raise UsageError(
             f"--container {path}: there is no such image", hint=f"{backend.name} takes {backend.image_forms}"

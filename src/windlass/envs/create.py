@@ -190,7 +190,12 @@ def _lines(output: IO[bytes], ended: Callable[[], bool], log: IO[bytes]) -> Iter
             yield from (line.decode(errors="replace") for line in lines)
         elif data == b"" or ended():
             return
-    raise DeadlineError(f"not finished after {_MAX_S / 3600:g} hours", argv=("bash",), code=None)
+    raise DeadlineError(
+        f"not finished after {_MAX_S / 3600:g} hours",
+        argv=("bash",),
+        code=None,
+        hint="is the package registry slow or out of reach? what was said is in the log",
+    )
 
 
 def _failure(step: str, log: Path, argv: tuple[str, ...], code: int, folder: Path) -> CommandError:

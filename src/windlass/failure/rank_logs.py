@@ -85,7 +85,10 @@ class RankLogs:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise MachineError(f"cannot read {path}: {error.strerror}") from error
+            raise MachineError(
+                f"cannot read {path}: {error.strerror}",
+                hint="is the file system there, and are you the owner of the run?",
+            ) from error
         with stream:
             if start:
                 stream.seek(start)

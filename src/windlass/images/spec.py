@@ -155,7 +155,9 @@ def _refuse_strange(spec: ImageSpec, file: str, line: Callable[..., int]) -> Non
         if not value or any(char.isspace() or char in "\"'$`\\;&|<>" for char in value):
             raise ConfigError(f"{file}, line {line(key)}: {key}: {value!r} cannot be", hint="no blanks, quotes or $")
     if not spec.prefix.startswith("/"):
-        raise ConfigError(f"{file}, line {line('prefix')}: prefix: {spec.prefix} is not a full path")
+        raise ConfigError(
+            f"{file}, line {line('prefix')}: prefix: {spec.prefix} is not a full path", hint="begin it with /"
+        )
     unknown = [name for name in spec.versions if name not in load_versions().components]
     if unknown:
         close = nearest(unknown[0], load_versions().components)
@@ -165,7 +167,10 @@ def _refuse_strange(spec: ImageSpec, file: str, line: Callable[..., int]) -> Non
         )
     for step in spec.steps:
         if any("\n" in command for command in step.run):
-            raise ConfigError(f"{file}, line {line('steps')}: step {step.name!r}: a command of several lines")
+            raise ConfigError(
+                f"{file}, line {line('steps')}: step {step.name!r}: a command of several lines",
+                hint="join them by && or give several commands",
+            )
 
 
 def _text(path: Path) -> str:

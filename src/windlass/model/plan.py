@@ -308,10 +308,14 @@ def plan_from_json(data: bytes, *, where: str = "plan") -> Plan:
 def _check_counts(plan: Plan, where: str) -> None:
     """Whoever reads the plan goes through its nodes and ranks: there must be no more of them than any machine has."""
     if not (1 <= plan.nodes <= _MAX_NODES and 1 <= plan.ranks_per_node <= _MAX_RANKS_PER_NODE):
-        raise ConfigError(f"{where}: not a plan: no machine has {plan.nodes} nodes x {plan.ranks_per_node} ranks")
+        raise ConfigError(
+            f"{where}: not a plan: no machine has {plan.nodes} nodes x {plan.ranks_per_node} ranks",
+            hint="it is damaged: make it again with `windlass plan --json`",
+        )
     if plan.world_size != plan.nodes * plan.ranks_per_node:
         raise ConfigError(
-            f"{where}: not a plan: {plan.nodes} nodes x {plan.ranks_per_node} ranks are not {plan.world_size} ranks"
+            f"{where}: not a plan: {plan.nodes} nodes x {plan.ranks_per_node} ranks are not {plan.world_size} ranks",
+            hint="it is damaged: make it again with `windlass plan --json`",
         )
 
 
@@ -334,4 +338,7 @@ def _check_words_for_shells(plan: Plan, where: str) -> None:
         )
     logged = plan.request.comm_log
     if logged is not None and not re.fullmatch(r"all|\d{1,9}(,\d{1,9})*", logged):
-        raise ConfigError(f"{where}: comm_log must be all or rank numbers, not {logged[:80]!r}")
+        raise ConfigError(
+            f"{where}: comm_log must be all or rank numbers, not {logged[:80]!r}",
+            hint="it is damaged: make it again with `windlass plan --json`",
+        )

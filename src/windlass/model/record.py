@@ -63,7 +63,12 @@ def record_from_json(data: bytes, *, where: str = "record") -> RunRecord:
     try:
         version = from_json(data, Versioned).version
         if version > RECORD_VERSION:
-            raise VersionError(f"{where}: record version {version} is newer than this windlass reads")
+            raise VersionError(
+                f"{where}: record version {version} is newer than this windlass reads", hint="use a newer windlass"
+            )
         return from_json(data, RunRecord)
     except msgspec.DecodeError as error:
-        raise ConfigError(f"{where}: not a record of a run: {error}") from error
+        raise ConfigError(
+            f"{where}: not a record of a run: {error}",
+            hint="it is damaged; the output of the run is in `out` beside it",
+        ) from error

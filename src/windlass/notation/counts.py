@@ -24,6 +24,6 @@ def parse_counts(text: str, what: str = "tasks of each node") -> tuple[int, ...]
             raise UsageError(f"{what}: not a list of counts: {text[:80]!r}", hint="Slurm writes it as in 2(x3),1")
         times = int(match[2] or 1)
         if len(counts) + times > _MAX_NODES:
-            raise UsageError(f"{what}: more than {_MAX_NODES} nodes: {text[:80]!r}")
+            raise UsageError(f"{what}: more than {_MAX_NODES} nodes: {text[:80]!r}", hint="give fewer")
         counts.extend([int(match[1])] * times)
     return tuple(counts)

@@ -23,7 +23,7 @@ def expand_hostlist(text: str) -> tuple[str, ...]:
     for item in _split_outside_brackets(text):
         hosts.extend(_expand_item(item, text))
         if len(hosts) > _MAX_HOSTS:
-            raise UsageError(f"host list names more than {_MAX_HOSTS} hosts: {text[:60]!r}…")
+            raise UsageError(f"host list names more than {_MAX_HOSTS} hosts: {text[:60]!r}…", hint="give fewer")
     if not hosts:
         raise UsageError(f"empty host list {text!r}", hint="write names or ranges, as in nid[0001-0004]")
     return tuple(hosts)
@@ -37,12 +37,15 @@ def _split_outside_brackets(text: str) -> list[str]:
         elif char == "]":
             depth -= 1
         if depth not in (0, 1):
-            raise UsageError(f"malformed host list {text!r}: unexpected {char!r} at character {index + 1}")
+            raise UsageError(
+                f"malformed host list {text!r}: unexpected {char!r} at character {index + 1}",
+                hint="write it as in nid[0001-0004,0009]",
+            )
         if depth == 0 and char in ", \n\t":
             parts.append(text[start:index])
             start = index + 1
     if depth:
-        raise UsageError(f"malformed host list {text!r}: '[' is not closed")
+        raise UsageError(f"malformed host list {text!r}: '[' is not closed", hint="write it as in nid[0001-0004,0009]")
     parts.append(text[start:])
     return [part for part in parts if part]
 
@@ -55,11 +58,14 @@ def _expand_item(item: str, whole: str) -> Iterable[str]:
         choices.append([piece] if index % 2 == 0 else _expand_ranges(piece, whole))
         count *= len(choices[-1])
         if count > _MAX_HOSTS:
-            raise UsageError(f"host list names more than {_MAX_HOSTS} hosts: {whole[:60]!r}…")
+            raise UsageError(f"host list names more than {_MAX_HOSTS} hosts: {whole[:60]!r}…", hint="give fewer")
     for parts in itertools.product(*choices):
         host = "".join(parts)
         if not _NAME.match(host):
-            raise UsageError(f"malformed host name {host!r} in host list {whole!r}")
+            raise UsageError(
+                f"malformed host name {host!r} in host list {whole!r}",
+                hint="names have letters, digits, dots and dashes, as in nid[0001-0004]",
+            )
         yield host
 
 
@@ -73,7 +79,7 @@ def _expand_ranges(text: str, whole: str) -> list[str]:
                 f"malformed range {part[:80]!r} in host list {whole[:80]!r}", hint="ranges go up, as in [0001-0004]"
             )
         if len(out) + int(numbers[-1]) - int(first) >= _MAX_HOSTS:
-            raise UsageError(f"host list names more than {_MAX_HOSTS} hosts: {whole[:60]!r}…")
+            raise UsageError(f"host list names more than {_MAX_HOSTS} hosts: {whole[:60]!r}…", hint="give fewer")
         out.extend(f"{n:0{len(first)}d}" for n in range(int(first), int(last if dash else first) + 1))
     return out
 

@@ -23,7 +23,9 @@ def parse_ranks(text: str, flag: str, *, world_size: int | None = None, words: s
             raise UsageError(f"{flag} {text[:80]!r}: {part[:80]!r} is no range", hint="ranges go up, as in 3-5")
         if world_size is not None:
             if low >= world_size:
-                raise UsageError(f"{flag} {text[:80]!r}: the run has ranks 0 to {world_size - 1}")
+                raise UsageError(
+                    f"{flag} {text[:80]!r}: the run has ranks 0 to {world_size - 1}", hint="e.g. 0, 0,3-5 or all"
+                )
             high = min(high, world_size - 1)
         if len(ranks) + high - low >= MAX_RANKS:
             raise UsageError(f"{flag} {text[:80]!r}: more than {MAX_RANKS} ranks", hint="give all for every rank")

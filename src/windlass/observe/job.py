@@ -134,7 +134,9 @@ def read_job(folder: Path) -> Job | None:
     try:
         version = from_json(data, Versioned).version
         if version > JOB_VERSION:
-            raise VersionError(f"{path}: version {version} is newer than this windlass reads")
+            raise VersionError(
+                f"{path}: version {version} is newer than this windlass reads", hint="use a newer windlass"
+            )
         return msgspec.json.decode(data, type=Job)
     except msgspec.DecodeError as error:
         raise ConfigError(

@@ -197,7 +197,10 @@ def with_view(container: ContainerPlan | None, cache: CachePlan | None) -> Conta
     for mount in mounts:
         problem = runtime.check_mount(mount)
         if problem:
-            raise UsageError(f"--cache {mount.target} cannot be shown by {runtime.name}: {problem}")
+            raise UsageError(
+                f"--cache {mount.target} cannot be shown by {runtime.name}: {problem}",
+                hint="leave --cache out, or use another container runtime (--runtime)",
+            )
     hidden = {root.path for root in cache.roots}
     kept = tuple(mount for mount in container.mounts if mount.target not in hidden)
     return msgspec.structs.replace(container, mounts=(*kept, *mounts))

@@ -234,7 +234,10 @@ def _nodes(request: Request, allocation: Allocation | None, avoid: tuple[str, ..
             chosen = frozenset(wanted)  # in the order of the allocation, by which launchers number the nodes
             wanted = tuple(host for host in allocation.hosts if host in chosen)
         if request.nodes is not None and request.nodes != len(wanted):
-            raise UsageError(f"--nodes {request.nodes}, but --hosts names {len(wanted)}")
+            raise UsageError(
+                f"--nodes {request.nodes}, but --hosts names {len(wanted)}",
+                hint="leave --nodes out: the hosts are counted",
+            )
         part = allocation is not None and len(wanted) < len(allocation.hosts)
         return len(wanted), fold_hostlist(wanted), part
     if allocation is None:

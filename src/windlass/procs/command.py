@@ -61,7 +61,12 @@ def run_command(
             errors="surrogateescape",
         )
     except OSError as error:
-        raise CommandError(f"cannot run {argv[0]}: {error.strerror}", argv=argv, code=None) from error
+        raise CommandError(
+            f"cannot run {argv[0]}: {error.strerror}",
+            argv=argv,
+            code=None,
+            hint="is it installed, and in PATH? `module load` may bring it",
+        ) from error
     try:
         stdout, stderr = child.communicate(input_text, timeout=timeout_s)
     except subprocess.TimeoutExpired as error:
@@ -79,7 +84,13 @@ def run_command(
     if check and done.code != 0:
         said = (done.stderr or done.stdout).strip()
         last = said.splitlines()[-1] if said else "no message"
-        raise CommandError(f"{argv[0]} failed with code {done.code}: {last}", argv=argv, code=done.code, output=said)
+        raise CommandError(
+            f"{argv[0]} failed with code {done.code}: {last}",
+            argv=argv,
+            code=done.code,
+            output=said,
+            hint="what it said last is shown; run it by hand to see all of it",
+        )
     return done
 
 
@@ -95,7 +106,12 @@ def become(argv: tuple[str, ...], environ: Mapping[str, str]) -> NoReturn:
         os.execvpe(argv[0], argv, dict(environ))
     except OSError as error:
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-        raise CommandError(f"cannot run {argv[0]}: {error.strerror}", argv=argv, code=None) from error
+        raise CommandError(
+            f"cannot run {argv[0]}: {error.strerror}",
+            argv=argv,
+            code=None,
+            hint="is it installed, and in PATH? `module load` may bring it",
+        ) from error
 
 
 def _end(child: subprocess.Popen[str], stop_with: signal.Signals | None) -> str:

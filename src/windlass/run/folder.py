@@ -223,7 +223,10 @@ def _create(path: Path, *, exist_ok: bool) -> Path:
     except FileExistsError:
         if not exist_ok:
             raise
-        raise MachineError(f"cannot make the run folder {path}: there is a file of this name") from None
+        raise MachineError(
+            f"cannot make the run folder {path}: there is a file of this name",
+            hint="choose another place with --run-dir",
+        ) from None
     except OSError as error:
         raise MachineError(
             f"cannot make the run folder {path}: {error.strerror}", hint="choose another place with --run-dir"

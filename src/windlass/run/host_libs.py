@@ -77,7 +77,10 @@ def place_host_libraries(run: Run) -> None:
     try:
         done = run_node_step(step, program, environ=run.environ, timeout_s=_PLACE_S, folder=run.folder, check=False)
     except CommandError as error:
-        raise MachineError(f"cannot put the host's libraries into the container: {error.message}") from error
+        raise MachineError(
+            f"cannot put the host's libraries into the container: {error.message}",
+            hint="--host-libs none uses what the image has; `windlass image check IMAGE --site NAME` says more",
+        ) from error
     answers = _answers(done.stdout)
     run.folder.write(RECORD_FILE, json.dumps(answers, indent=1) + "\n")
     for answer in answers:
@@ -135,7 +138,10 @@ def _probed(run: Run, facts: JobFacts, container: ContainerPlan) -> ImageFacts:
             step, (str(path),), environ=run.environ, timeout_s=_PROBE_S, folder=run.folder, check=False
         )
     except CommandError as error:
-        raise MachineError(f"cannot look into the image {container.image}: {error.message}") from error
+        raise MachineError(
+            f"cannot look into the image {container.image}: {error.message}",
+            hint="is it an image of this container runtime? `windlass image check IMAGE` says more",
+        ) from error
     found = parse_probe(said.stdout, platform.machine())
     if found is None:
         last = (said.stderr.strip() or "no message").splitlines()[-1]

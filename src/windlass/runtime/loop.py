@@ -145,7 +145,10 @@ class Loop:
         """The end of a step at which the ranks decide together. The same answer on every rank."""
         saver = self._saver
         if saver is None or not self._open:
-            raise UsageError("windlass.Snapshot: step was called outside a loop over resume(...)")
+            raise UsageError(
+                "windlass.Snapshot: step was called outside a loop over resume(...)",
+                hint="call it inside: for step in snapshot.resume(range(steps)): …",
+            )
         if self._peers.is_main:
             self._flag.check_deadline(self._save_s, self._pace.agree_s)
         due = self._peers.is_main and self._pace.due(now)

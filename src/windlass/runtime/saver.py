@@ -147,7 +147,10 @@ class Saver:
             except OSError as error:
                 self._error = store.disk_error(error, self._folder, "save into")
             except Exception as error:  # the top of a thread: nobody above would see it
-                self._error = MachineError(f"saving into {self._folder} failed: {type(error).__name__}: {error}")
+                self._error = MachineError(
+                    f"saving into {self._folder} failed: {type(error).__name__}: {error}",
+                    hint="is there room and write access? the last complete snapshot is still there",
+                )
 
         if background:
             self._thread = threading.Thread(target=guarded, name="windlass-save", daemon=True)

@@ -91,7 +91,10 @@ class Snapshot:
         Costs about a microsecond where nothing is due; the ranks talk to each other about twice a second.
         """
         if self._loop is None:
-            raise UsageError("windlass.Snapshot: step was called outside a loop over resume(...)")
+            raise UsageError(
+                "windlass.Snapshot: step was called outside a loop over resume(...)",
+                hint="call it inside: for step in snapshot.resume(range(steps)): …",
+            )
         self._loop.step(step)
 
 

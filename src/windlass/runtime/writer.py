@@ -133,7 +133,10 @@ class ShardWriter:
                     plans, metadata = planner.create_global_plan([part for part, _ in parts])
                     answers = [(plan, None) for plan in storage.prepare_global_plan(plans)]
             except Exception as error:  # whatever it is, the other ranks wait for an answer
-                failed = MachineError(f"torch cannot plan the snapshot: {type(error).__name__}: {first_line(error)}")
+                failed = MachineError(
+                    f"torch cannot plan the snapshot: {type(error).__name__}: {first_line(error)}",
+                    hint="can every value of the state be saved by torch.distributed.checkpoint?",
+                )
             if failed is not None:
                 answers = [(None, failed)] * peers.world_size
         mine, failed = peers.deal(answers)
@@ -150,7 +153,10 @@ class ShardWriter:
         except OSError as error:
             raise disk_error(error, self.path, "write") from error
         except RuntimeError as error:
-            raise MachineError(f"cannot write {self.path}: {first_line(error)}") from error
+            raise MachineError(
+                f"cannot write {self.path}: {first_line(error)}",
+                hint="is there room and write access? the last complete snapshot is still there",
+            ) from error
 
     def cancel(self) -> None:
         """Make a `write` that is under way end soon, with an error."""

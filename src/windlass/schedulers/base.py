@@ -164,7 +164,13 @@ class Scheduler(ABC):
             if match := self.job_id.fullmatch(line.strip()):
                 return match.group(1)
         program = self.submit_command
-        raise CommandError(f"{' '.join(program)} printed no job id", argv=program, code=0, output=output)
+        raise CommandError(
+            f"{' '.join(program)} printed no job id",
+            argv=program,
+            code=0,
+            output=output,
+            hint="was it submitted? the queue says so (squeue, qstat, flux jobs)",
+        )
 
     def explain_refusal(self, code: int, output: str) -> WindlassError:
         """The error for a refused submission, in words and with a hint; `transient` where trying again may help. The
@@ -175,7 +181,13 @@ class Scheduler(ABC):
             if code in refusal.codes or re.search(refusal.pattern, output):
                 kind = SchedulerBusyError if refusal.transient else UsageError
                 return kind(f"{name} refused the job: {refusal.means} (it said: {said})", hint=refusal.hint)
-        return CommandError(f"{name} failed with code {code}: {said}", argv=program, code=code, output=output)
+        return CommandError(
+            f"{name} failed with code {code}: {said}",
+            argv=program,
+            code=code,
+            output=output,
+            hint="the words are the scheduler's own; `windlass submit --dry-run` prints the script that it got",
+        )
 
     @abstractmethod
     def status_argv(self, job_id: str) -> tuple[str, ...]: ...

@@ -82,14 +82,22 @@ _REFUSALS = (
         "there are no such nodes, or not so many",
         hint="`flux resource list` shows what there is",
     ),
-    Refusal(r"invalid Flux standard duration|Errno 22", "Flux does not accept one of the values"),
+    Refusal(
+        r"invalid Flux standard duration|Errno 22",
+        "Flux does not accept one of the values",
+        hint="`windlass submit --dry-run` prints the directives; change one with --time or --directive",
+    ),
     Refusal(
         r"unrecognized arguments|invalid .* value|expected one argument|sentinel changed|orphan '",
         "a directive that this Flux does not know",
         hint="remove it with --directive ~NAME",
         codes=(2,),
     ),
-    Refusal(r"does not appear to start with|No such file", "the batch script is not one that Flux takes"),
+    Refusal(
+        r"does not appear to start with|No such file",
+        "the batch script is not one that Flux takes",
+        hint="is the run folder on a file system that Flux sees? --run-dir names another",
+    ),
 )
 
 

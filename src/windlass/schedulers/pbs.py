@@ -80,7 +80,12 @@ _REFUSALS = (
         hint="`qstat -Q -f QUEUE` shows its limits; change --nodes, --time or --queue",
         codes=(188,),
     ),
-    Refusal(r"Illegal attribute or resource value", "PBS does not accept one of the values", codes=(166,)),
+    Refusal(
+        r"Illegal attribute or resource value",
+        "PBS does not accept one of the values",
+        hint="`windlass submit --dry-run` prints the directives; change one with --directive",
+        codes=(166,),
+    ),
     Refusal(
         r"cannot connect to server|Connection refused|Unknown Host|Server is shutting down|[Tt]imed? ?out",
         "the PBS server does not answer",
@@ -103,6 +108,7 @@ _REFUSALS = (
     Refusal(
         r"script contains cr, lf|script not a file|No such file",
         "the batch script is not one that PBS takes",
+        hint="is the run folder on a file system that the PBS server sees? --run-dir names another",
     ),
     Refusal(
         r"usage: qsub|invalid option|illegal -",
@@ -153,7 +159,10 @@ class Pbs(Scheduler):
         try:
             text = read_text(path)
         except OSError as error:
-            raise UsageError(f"cannot read the node file {path}: {error.strerror or error}") from error
+            raise UsageError(
+                f"cannot read the node file {path}: {error.strerror or error}",
+                hint="is this shell inside the job? PBS_NODEFILE names a file of the first node",
+            ) from error
         counts = _parse_nodefile(text, path)
         each = min(counts.values())
         job_id = environ.get("PBS_JOBID", "")

@@ -117,10 +117,15 @@ _REFUSALS = (
         transient=True,
         hint="try again in a minute",
     ),
-    Refusal(r"Access/permission denied|not permitted|Permission denied", "you may not submit this here"),
+    Refusal(
+        r"Access/permission denied|not permitted|Permission denied",
+        "you may not submit this here",
+        hint="may you use this partition and account? `sacctmgr show associations user=$USER` lists yours",
+    ),
     Refusal(
         r"DOS line breaks|does not look like a batch script|script is empty|Unable to open file",
         "the batch script is not one that Slurm takes",
+        hint="is the run folder on a file system that is still there? --run-dir names another",
     ),
 )
 

@@ -96,7 +96,10 @@ def _chain(
 ) -> list[Layer]:
     """The files about a site, lowest first: what it extends, the catalog's, the user's folder's, the given ones."""
     if name in seen:
-        raise ConfigError(f"sites extend each other in a circle: {' -> '.join((*seen, name))}")
+        raise ConfigError(
+            f"sites extend each other in a circle: {' -> '.join((*seen, name))}",
+            hint="take `extends` out of one of them",
+        )
     found: list[Layer] = []
     builtin = catalog_path("site", name)
     if builtin:

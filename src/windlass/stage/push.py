@@ -120,7 +120,9 @@ def _checked(staging: Staging) -> tuple[tuple[CacheRoot, ...], str]:
         if staging.extract and source.endswith(_SQUASHFS_NAMES) and not _is_squashfs(source):
             raise UsageError(f"{source} is no squashfs image", hint="make it again, or copy it without --extract")
     if staging.shard and staging.one_reader:
-        raise UsageError("--shard has every node read its own part: there is no one reader")
+        raise UsageError(
+            "--shard has every node read its own part: there is no one reader", hint="leave --one-reader or --shard out"
+        )
     paths = tuple(os.path.abspath(Path(source).expanduser()) for source in staging.sources)  # noqa: PTH100  links stay
     roots = declared_roots(((path, str(Path(path).resolve())) for path in paths), "stage")
     if len({Path(root.path).name for root in roots}) < len(roots):

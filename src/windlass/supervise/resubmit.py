@@ -50,7 +50,10 @@ def refuse_cancelled(plan: Plan, environ: Mapping[str, str], deadline_s: float |
     if disposition == "cancelled":
         raise UsageError(f"job {plan.job_id} was cancelled", hint="submit it again yourself if you want it back")
     if disposition == "requeued":
-        raise UsageError(f"job {plan.job_id} is in the queue again: the scheduler starts it by itself")
+        raise UsageError(
+            f"job {plan.job_id} is in the queue again: the scheduler starts it by itself",
+            hint="wait for it, or cancel that job first",
+        )
 
 
 def with_excluded(text: str, plan: Plan, bad: frozenset[str]) -> str:

@@ -119,7 +119,10 @@ def _completed(plan: Plan, context: PlanningContext, where: str) -> Plan:
         )
     if plan.topology.cores and allocation is not None:
         if len(allocation.hosts) < plan.nodes:
-            raise UsageError(f"the plan has {plan.nodes} nodes, but this job has {len(allocation.hosts)}")
+            raise UsageError(
+                f"the plan has {plan.nodes} nodes, but this job has {len(allocation.hosts)}",
+                hint="get an allocation of that size, or `windlass runs resume --nodes N`",
+            )
         if plan.request.supervised:
             return in_job(plan, context)
         hosts = fold_hostlist(allocation.hosts[: plan.nodes])

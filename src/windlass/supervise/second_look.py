@@ -49,14 +49,20 @@ def find_place(plan: Plan, folder: RunFolder, *, node: str | None, rank: int | N
     hosts = expand_hostlist(plan.hosts) if plan.hosts else (socket.gethostname().split(".", 1)[0],)
     if rank is not None:
         if not 0 <= rank < plan.world_size:
-            raise UsageError(f"--rank {rank}: the run has ranks 0 to {plan.world_size - 1}")
+            raise UsageError(
+                f"--rank {rank}: the run has ranks 0 to {plan.world_size - 1}",
+                hint="`windlass logs --where` lists them",
+            )
         seat = next((seat for seat in read_seats(folder.part("where")) if seat.rank == rank), None)
         return Place(host=hosts[rank // plan.ranks_per_node], rank=rank, script_pid=seat.pid if seat else None)
     if node is None:
         return Place(host=hosts[0])
     if node.isdigit() and node not in hosts:
         if int(node) >= len(hosts):
-            raise UsageError(f"--node {node}: the run has nodes 0 to {len(hosts) - 1}")
+            raise UsageError(
+                f"--node {node}: the run has nodes 0 to {len(hosts) - 1}",
+                hint="give its number, or its name as `windlass logs --where` shows it",
+            )
         return Place(host=hosts[int(node)])
     found = next((host for host in hosts if node in {host, host.split(".", 1)[0]}), None)
     if found is None:

@@ -33,7 +33,7 @@ def stop_run(folder: RunFolder, environ: Mapping[str, str]) -> str | None:
         return None
     state = state_of(folder, environ)
     if state.state not in {"running", "waiting"} or state.job_id is None:
-        raise UsageError(f"{folder.path} does not run: {state.state}")
+        raise UsageError(f"{folder.path} does not run: {state.state}", hint="`windlass runs list` shows which do")
     scheduler = get_scheduler(read_plan(folder.path).scheduler)
     found = scheduler_environ(scheduler, environ)
     run_command(scheduler.cancel_argv(state.job_id), timeout_s=_CANCEL_S, env=found)

@@ -163,7 +163,9 @@ def _cores(
             )
         for cpu in cpus:
             if seen.setdefault(cpu, numa) != numa:
-                raise ConfigError(f"{place}: CPU {cpu} is in domain {seen[cpu]} too")
+                raise ConfigError(
+                    f"{place}: CPU {cpu} is in domain {seen[cpu]} too", hint="give each CPU to one domain"
+                )
         count = len(cpus) // threads
         for position in range(count):
             first, step = (position * threads, 1) if node.adjacent_threads else (position, count)
@@ -205,7 +207,10 @@ def _devices(
                     memory_bytes=memory,
                 )
     if sorted(found) != list(range(len(found))):
-        raise ConfigError(f"{where}: devices {sorted(found)} are not numbered from 0 without a gap")
+        raise ConfigError(
+            f"{where}: devices {sorted(found)} are not numbered from 0 without a gap",
+            hint="number them 0, 1, 2 …, each once",
+        )
     return tuple(found[index] for index in sorted(found))
 
 
@@ -222,5 +227,7 @@ def _inside(cpus: tuple[int, ...], cores: tuple[Core, ...], where: str) -> tuple
     """The CPUs, all of which must exist where the node is described at all."""
     strange = set(cpus) - {cpu for core in cores for cpu in core.cpus} if cores else set()
     if strange:
-        raise ConfigError(f"{where}: the node has no CPU {format_cpulist(strange)}")
+        raise ConfigError(
+            f"{where}: the node has no CPU {format_cpulist(strange)}", hint="count CPUs as `lscpu -e` does"
+        )
     return cpus

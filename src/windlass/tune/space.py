@@ -72,7 +72,10 @@ def check_space(space: tuple[TunedSetting, ...], where: str) -> None:
                 f"{where}: {setting.argument!r} has no {{value}}", hint='as in argument = "--workers={value}"'
             )
         if not 2 <= len(set(setting.values)) == len(setting.values) <= _MAX_VALUES:
-            raise ConfigError(f"{where}: {setting.name}: give 2 to {_MAX_VALUES} different values")
+            raise ConfigError(
+                f"{where}: {setting.name}: give 2 to {_MAX_VALUES} different values",
+                hint="fewer values make fewer trials",
+            )
 
 
 _ORIGIN = "one of the variables that NCCL's and the sites' pages tell people to try"

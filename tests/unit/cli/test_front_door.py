@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import select
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from requirements import require
 from unit.cli.typed import in_process, script, windlass
 from windlass.cli.completion import candidates
 from windlass.cli.main import command_names
@@ -111,6 +118,10 @@ def test_an_option_behind_the_script_is_noticed_unless_the_script_reads_it(tmp_p
         (["sites", "sh"], ["show"]),
         (["sites", "show", "fron"], ["frontier"]),
         (["run", "train.py", ""], []),
+        (["bench", "coll"], ["collectives"]),
+        (["bench", "llm", "--mod"], ["--module", "--model"]),
+        (["cache", "st"], ["start", "status", "stop"]),
+        (["cache", "trace", "re"], ["record"]),
         (["run", "--", "l"], []),
         (["nonsense", ""], []),
     ],
@@ -126,14 +137,61 @@ def test_every_command_can_be_completed() -> None:
         assert "--help" in candidates([name, "--"])
 
 
-def test_bash_completes_with_the_script_that_is_printed(tmp_path: Path) -> None:
-    (tmp_path / "windlass").write_text(f'#!/bin/sh\nexec {sys.executable} -m windlass "$@"\n')
-    (tmp_path / "windlass").chmod(0o755)
+@pytest.fixture
+def shell_path(tmp_path: Path) -> str:
+    """A PATH with a `windlass` in it; one run is there to be completed."""
+    tool = tmp_path / "bin" / "windlass"
+    tool.parent.mkdir()
+    tool.write_text(f'#!/bin/sh\nexec {sys.executable} -m windlass "$@"\n')
+    tool.chmod(0o755)
+    return f"{tool.parent}:/usr/bin:/bin"
+
+
+def test_bash_completes_with_the_script_that_is_printed(shell_path: str) -> None:
     text = (
         'eval "$(windlass completion bash)"; COMP_WORDS=(windlass run --site fro); COMP_CWORD=3; _windlass;'
         ' printf "%s\\n" "${COMPREPLY[@]}"'
     )
-    done = subprocess.run(
-        ["bash", "-c", text], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run(["bash", "-c", text], env={"PATH": shell_path}, capture_output=True, text=True, timeout=60)
     assert done.stdout == "frontier\n", done.stderr
+
+
+def test_fish_completes_with_the_script_that_is_printed(shell_path: str, tmp_path: Path) -> None:
+    require("shells", shutil.which("fish") is not None, "no fish in PATH")
+    asked = "complete -C 'windlass run --site fro'; complete -C 'windlass ben'"
+    text = f"windlass completion fish | source; cd $HOME; mkdir bench; {asked}"
+    env = {"PATH": shell_path, "HOME": str(tmp_path)}
+    done = subprocess.run(["fish", "--no-config", "-c", text], env=env, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["frontier", "bench"], done.stderr
+
+
+def test_zsh_completes_what_is_typed_at_its_prompt(shell_path: str, tmp_path: Path) -> None:
+    """Keys go to a real zsh on a terminal, which shows what it makes of them."""
+    require("shells", shutil.which("zsh") is not None, "no zsh in PATH")
+    pid, terminal = pty.fork()
+    if pid == 0:  # pragma: no cover
+        os.execve(
+            shutil.which("zsh") or "zsh",
+            ["zsh", "-f", "-i"],
+            {"PATH": shell_path, "HOME": str(tmp_path), "TERM": "xterm"},
+        )
+    shown = b""
+
+    def until(text: bytes) -> None:
+        nonlocal shown
+        shown = b""
+        deadline = time.monotonic() + 60
+        while text not in shown:
+            assert time.monotonic() < deadline, shown
+            if select.select([terminal], [], [], 1)[0]:
+                shown += os.read(terminal, 1 << 14)
+
+    try:
+        os.write(terminal, b"PS1='rea''dy> '; eval \"$(windlass completion zsh)\"; print lo''aded\n")
+        until(b"loaded")
+        os.write(terminal, b"windlass sites show fro\t")
+        until(b"ntier")
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(terminal)

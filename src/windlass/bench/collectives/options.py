@@ -58,7 +58,10 @@ class CollectivesOptions:
         if self.redop not in REDOPS:
             raise unknown_name("reduction", self.redop, REDOPS)
         if self.iters < 1 or self.warmup < 0 or self.root < 0 or self.most_seconds <= 0:
-            raise UsageError("--iters must be 1 or more, --warmup and --root 0 or more, --most-seconds positive")
+            raise UsageError(
+                "--iters must be 1 or more, --warmup and --root 0 or more, --most-seconds positive",
+                hint="leave one out to have its default",
+            )
 
 
 def parse_ops(text: str) -> tuple[str, ...]:

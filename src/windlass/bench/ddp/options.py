@@ -40,7 +40,9 @@ class DdpOptions:
 
     def __post_init__(self) -> None:
         if min(self.batch, self.steps) < 1 or self.warmup < 0:
-            raise UsageError("--batch and --steps must be 1 or more, --warmup 0 or more")
+            raise UsageError(
+                "--batch and --steps must be 1 or more, --warmup 0 or more", hint="leave one out to have its default"
+            )
         for model in self.models:
             self.step(model, parallel=True)
 

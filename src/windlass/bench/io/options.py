@@ -27,7 +27,10 @@ class IoOptions:
             if form not in FORMATS:
                 raise unknown_name("format", form, FORMATS)
         if self.samples < 1 or self.sample_bytes < 8 or self.workers < 0:
-            raise UsageError("--samples must be 1 or more, --sample-size 8 bytes or more, --workers 0 or more")
+            raise UsageError(
+                "--samples must be 1 or more, --sample-size 8 bytes or more, --workers 0 or more",
+                hint="leave one out to have its default",
+            )
 
     @property
     def sample_bytes(self) -> int:

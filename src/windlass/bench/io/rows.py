@@ -46,7 +46,9 @@ def _need(text: str | None) -> float | None:
         if unit != "images/s":
             raise UsageError(f"{text} has no images/s", hint="give a record of bench ddp or synthetic") from None
     if value <= 0:
-        raise UsageError(f"--need {text}: it must be a positive rate")
+        raise UsageError(
+            f"--need {text}: it must be a positive rate", hint="give samples a second of one device, e.g. --need 2500"
+        )
     return value
 
 

@@ -26,4 +26,4 @@ class MatmulOptions:
             if kind not in TYPES:
                 raise unknown_name("type", kind, TYPES)
         if self.size < 0 or self.seconds <= 0:
-            raise UsageError("--size and --seconds must be positive")
+            raise UsageError("--size and --seconds must be positive", hint="leave one out to have its default")

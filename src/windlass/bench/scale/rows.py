@@ -64,7 +64,7 @@ def parse_counts(text: str, flag: str) -> tuple[int, ...]:
     except ValueError:
         raise UsageError(f"{flag} {text!r} is not a list of numbers", hint="write it as in 1,2,4,8") from None
     if counts[0] < 1:
-        raise UsageError(f"{flag} {text!r}: numbers must be 1 or more")
+        raise UsageError(f"{flag} {text!r}: numbers must be 1 or more", hint="e.g. 1,2,4")
     return tuple(counts)
 
 

@@ -128,7 +128,7 @@ def _trace(setup: StartSetup) -> Path:
             with hosted(clients, 1, setup.run, setup.work, service) as up:
                 run_ranks(_viewed(setup, up, 1), 1, setup.code, setup.work)
         if not path.exists():
-            raise MachineError("no trace was recorded")
+            raise MachineError("no trace was recorded", hint="did the import fail? see the log of the run")
         setup.made["trace"] = path
     return setup.made["trace"]
 

@@ -71,7 +71,10 @@ class Clients:
                 self._start(node)
             for server in self._servers:
                 if _line(server, 30.0) != b"ready\n":
-                    raise MachineError("the shared file system of the measurement did not come up")
+                    raise MachineError(
+                        "the shared file system of the measurement did not come up",
+                        hint="is /dev/fuse usable, and fusermount3 there?",
+                    )
         except BaseException:
             self.__exit__()
             raise
@@ -199,10 +202,16 @@ def _wait_up(agent: Process, node: int) -> None:
     while True:
         raw = _line(agent, deadline - time.monotonic())
         if not raw:
-            raise MachineError(f"the agent of node {node} ended: {_said(agent)}")
+            raise MachineError(
+                f"the agent of node {node} ended: {_said(agent)}",
+                hint="is there room in /tmp and memory for its store? measure fewer nodes",
+            )
         line: dict[str, Any] = json.loads(raw)
         if "failed" in line:
-            raise MachineError(f"the agent of node {node} did not start: {line['failed']}")
+            raise MachineError(
+                f"the agent of node {node} did not start: {line['failed']}",
+                hint="is there room in /tmp, and a usable /dev/fuse?",
+            )
         if "up" in line:
             return
 
@@ -217,10 +226,16 @@ def run_ranks(pythons: Sequence[Path], ranks: int, code: str, home: Path) -> flo
         for child in children:
             if not _ended(child, deadline - time.monotonic()):
                 raise DeadlineError(
-                    f"a rank still runs after {_RANKS_S:g} s", argv=(str(pythons[0]), "-c", code), code=None
+                    f"a rank still runs after {_RANKS_S:g} s",
+                    argv=(str(pythons[0]), "-c", code),
+                    code=None,
+                    hint="the machine is too busy for so many ranks: measure fewer",
                 )
             if child.wait(1.0):
-                raise MachineError(f"{pythons[0]} -c {code!r} failed: {_said(child)}")
+                raise MachineError(
+                    f"{pythons[0]} -c {code!r} failed: {_said(child)}",
+                    hint="does the import work in this environment by itself?",
+                )
         return time.monotonic() - began
     finally:
         for child in children:
@@ -263,7 +278,12 @@ def _line(process: Process, timeout_s: float) -> bytes:
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         if not selector.select(max(0.0, timeout_s)):
-            raise DeadlineError(f"no word within {timeout_s:.0f} s", argv=(), code=None)
+            raise DeadlineError(
+                f"no word within {timeout_s:.0f} s",
+                argv=(),
+                code=None,
+                hint="the machine is too busy for so many nodes: measure fewer",
+            )
     return process.stdout.readline()
 
 

@@ -32,7 +32,10 @@ def one_hop(source: Path, copy: Path | None) -> float:
     seconds = time.monotonic() - began
     sender.join(_SILENT_S)
     if got != size:
-        raise MachineError(f"{got:,} of {size:,} bytes came through loopback")
+        raise MachineError(
+            f"{got:,} of {size:,} bytes came through loopback",
+            hint="is something else using up the memory of this machine?",
+        )
     return seconds
 
 

@@ -138,10 +138,12 @@ def staged(setup: PushSetup, nodes: int, work: Path, links: Links | None, *, one
     for node in range(nodes):
         found = (work / f"to-{node}" / setup.file.name).stat().st_size
         if found != setup.size:
-            raise MachineError(f"node {node} has {found:,} of {setup.size:,} bytes")
+            raise MachineError(
+                f"node {node} has {found:,} of {setup.size:,} bytes", hint="is there room for the copies in /tmp?"
+            )
     ended = list(up.ended.values())
     if len(ended) < nodes or not all("span" in figures for figures in ended):
-        raise MachineError("an agent did not say how long it took")
+        raise MachineError("an agent did not say how long it took", hint="measure again: the agent was ended too early")
     spans = [figures["span"] for figures in ended]
     return PushSample(
         seconds=max(span[1] for span in spans) - min(span[0] for span in spans),

@@ -28,4 +28,7 @@ class SyntheticOptions:
     def __post_init__(self) -> None:
         resnet_blocks(self.model)
         if min(self.batch, self.rounds, self.batches) < 1 or self.warmup < 0:
-            raise UsageError("--batch, --rounds and --batches must be 1 or more, --warmup 0 or more")
+            raise UsageError(
+                "--batch, --rounds and --batches must be 1 or more, --warmup 0 or more",
+                hint="leave one out to have its default",
+            )

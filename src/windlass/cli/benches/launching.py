@@ -43,7 +43,10 @@ def open_bench(case: str, args: argparse.Namespace, asked: dict[str, Any]) -> Be
     args.kind, args.command = "command", ["true"]
     request = request_from(args, environ)
     if request.supervised:
-        raise UsageError("a benchmark is not started again when it fails: its figures would mean nothing")
+        raise UsageError(
+            "a benchmark is not started again when it fails: its figures would mean nothing",
+            hint="leave --restarts, --spares and --until-done out",
+        )
     return Bench(
         case=case,
         request=request,

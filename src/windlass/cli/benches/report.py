@@ -53,7 +53,7 @@ def main(args: argparse.Namespace) -> Result:
     records = [read_record(path, known_from(args)) for path in args.records]
     if args.out:
         if len(records) != 1:
-            raise UsageError(f"--out takes one record, not {len(records)}")
+            raise UsageError(f"--out takes one record, not {len(records)}", hint="give one record, or leave --out out")
         write_record(Path(args.out), records[0])
     texts = []
     for path, record in zip(args.records, records, strict=True):

@@ -85,15 +85,20 @@ def main(args: argparse.Namespace) -> Result:
     if not (env / "bin" / "python").exists():
         raise UsageError(f"--env {env} has no bin/python", hint="give a virtual or conda environment")
     if not args.module.replace(".", "").replace("_", "").isalnum():
-        raise UsageError(f"--import {args.module} is not the name of a module")
+        raise UsageError(f"--import {args.module} is not the name of a module", hint="e.g. --import torch")
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        raise MachineError("no usable /dev/fuse: the shared file system of the measurement cannot be made")
+        raise MachineError(
+            "no usable /dev/fuse: the shared file system of the measurement cannot be made",
+            hint="as root: modprobe fuse; in a container it needs the device",
+        )
     if args.curves:
         return _curves(args, env)
     cases = _cases(args.cases, CASES)
     sizes = _sizes(args.nodes or "1,2,4")
     if args.repeat < 1 or args.ranks < 1 or args.warm_up < 0:
-        raise UsageError("--repeat and --ranks are 1 or more, --warm-up is 0 or more")
+        raise UsageError(
+            "--repeat and --ranks are 1 or more, --warm-up is 0 or more", hint="leave one out to have its default"
+        )
     limits = Limits(
         latency_s=args.latency / 1000,
         calls_per_s=args.calls,

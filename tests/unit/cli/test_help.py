@@ -1,0 +1,92 @@
+"""Help has examples that work, and errors say what to do."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from unit.cli.typed import SRC, in_process
+from windlass import errors
+from windlass.cli.examples import EXAMPLES
+from windlass.cli.main import command_names, command_parser
+from windlass.schedulers import get_scheduler, scheduler_names
+
+ALL = [pytest.param(line, id=line) for rows in EXAMPLES.values() for line, _ in rows]
+
+
+def test_every_command_has_examples() -> None:
+    assert set(EXAMPLES) == set(command_names())
+    assert all(rows and all(line.startswith(f"windlass {name}") for line, _ in rows) for name, rows in EXAMPLES.items())
+
+
+@pytest.mark.parametrize("line", ALL)
+def test_an_example_is_a_line_that_its_command_takes(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(line)[1:]
+    command, parser = command_parser(words[0])
+    args = command.parse(parser, words[1:]) if hasattr(command, "parse") else parser.parse_args(words[1:])
+    assert isinstance(args, argparse.Namespace)
+
+
+def test_help_prints_its_examples_and_fits_a_terminal(tmp_path: Path) -> None:
+    for name in command_names():
+        text = in_process(name, "--help", cwd=tmp_path).stdout
+        assert "examples:" in text and EXAMPLES[name][0][0] in text
+
+
+def _made(tree: ast.AST, kinds: set[str]) -> Iterator[ast.Call]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in kinds:
+            yield node
+
+
+def test_every_error_that_is_raised_says_what_to_do() -> None:
+    kinds = {
+        name
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, errors.WindlassError) and kind is not errors.WindlassError
+    }
+    without = [
+        f"{file.relative_to(SRC)}:{call.lineno}"
+        for file in sorted((SRC / "windlass").rglob("*.py"))
+        for call in _made(ast.parse(file.read_text()), kinds)
+        if not any(keyword.arg in {"hint", None} for keyword in call.keywords)
+    ]
+    assert without == []
+
+
+@pytest.mark.parametrize("name", scheduler_names())
+def test_every_refusal_of_a_scheduler_says_what_to_do(name: str) -> None:
+    assert [refusal.means for refusal in get_scheduler(name).refusals if not refusal.hint] == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("rnu",),
+        ("run", "--nod", "2", "x.py"),
+        ("run", "--np", "2", "x.py"),
+        ("run",),
+        ("sites",),
+        ("sites", "show", "lumy"),
+        ("runs", "show"),
+        ("image", "check"),
+        ("bench", "nonsense"),
+        ("cache",),
+        ("completion", "tcsh"),
+        ("submit", "x.py"),
+        ("logs", "nothing"),
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_command_line_ends_in_a_hint(words: tuple[str, ...], tmp_path: Path) -> None:
+    done = in_process(*words, cwd=tmp_path)
+    assert done.code == 2, done.text
+    assert done.stderr.rstrip().splitlines()[-1].lstrip().startswith(("hint:", "`windlass")), done.stderr
