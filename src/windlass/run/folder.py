@@ -172,7 +172,9 @@ class RunFolder:
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError) as error:
-            raise ConfigError(f"{self.part(COMMAND_FILE)}: cannot be read: {error}") from error
+            raise ConfigError(
+                f"{self.part(COMMAND_FILE)}: cannot be read: {error}", hint="it is damaged; start the command again"
+            ) from error
 
 
 def make_folder(wanted: str | None, runs_dir: Path, name: str, *, now: float | None = None) -> RunFolder:
