@@ -70,6 +70,7 @@ def test_images_are_classified_from_a_folder_by_a_script_that_wants_its_rank(tmp
     assert "images/s" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_script_for_aurora_trains_on_cpu_ranks(tmp_path: Path) -> None:
     words = ("--ppd", "4", "--channels-last", "--tf32", "--steps", "2")
     done = windlass("run", "-r", "2", str(EXAMPLES / "aurora/train.py"), *words, cwd=tmp_path, timeout_s=200)

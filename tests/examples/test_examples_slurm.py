@@ -53,6 +53,7 @@ def test_arguments_that_only_a_rank_knows_and_horovod_s_variables_are_filled_in_
     assert [last[f"HOROVOD_{name}"] for name in names] == ["3", "4", "1", "2", "1", "2"]
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_the_tutorial_of_frontier_trains_on_two_nodes(slurm: SlurmCluster, tmp_path: Path) -> None:
     require_torch()

@@ -31,6 +31,7 @@ def told(text: str, what: str) -> list[str]:
     return re.findall(rf"rank \d: {what} (.*)", text)
 
 
+@pytest.mark.slow
 def test_a_kernel_is_compiled_once_and_found_by_the_next_run(made: Path) -> None:
     words = ("run", "-r", "2", "--cache", f"{made}/env", "--keep-caches", "kept", "--show", "all", SCRIPT)
     first, second = (windlass(*words, "{view}" + f"{made}/data", cwd=made) for _ in range(2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from string import Template
 
 import msgspec
 
@@ -96,7 +97,7 @@ def gather_context(request: Request, settings: Settings, *, environ: Mapping[str
     remarks += silence
     roots = cache_roots(request) if here else ()
     if here and not request.container:
-        check_python(request)
+        check_python(request, () if on_node else _node_local(site, environ))
     python, because = find_python(request, site, environ)
     return PlanningContext(
         site=site,
@@ -118,6 +119,11 @@ def gather_context(request: Request, settings: Settings, *, environ: Mapping[str
         detection=detection,
         remarks=tuple(remarks),
     )
+
+
+def _node_local(site: Site, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Folders that each node has for itself: what `windlass stage` put there is not seen from a login node."""
+    return ("/tmp", "/dev/shm", Template(site.file.storage.local or "/tmp").safe_substitute(environ))
 
 
 def _many_read_it(request: Request, allocation: Allocation | None) -> bool:

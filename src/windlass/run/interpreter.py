@@ -12,14 +12,18 @@ from pathlib import Path
 from windlass.errors import UsageError
 from windlass.model.request import Request
 from windlass.model.site import Site
+from windlass.plan.cache import is_below
 from windlass.procs.command import which
 
 _MAX_SCRIPT_BYTES = 1 << 20
 
 
-def check_python(request: Request) -> None:
-    """An interpreter that is named by its path must be here, where the ranks will run."""
+def check_python(request: Request, node_local: tuple[str, ...] = ()) -> None:
+    """An interpreter that is named by its path must be here, where the ranks will run, unless it lies in one of the
+    `node_local` folders, which we cannot see from where we are."""
     path = request.python
+    if path is not None and any(is_below(path, folder) for folder in node_local):
+        return
     if path is not None and "/" in path and not os.access(path, os.X_OK):
         what = "cannot be executed" if Path(path).exists() else "does not exist"
         raise UsageError(f"--python {path} {what}", hint="give the path of an interpreter, as in .venv/bin/python")

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from windlass.errors import UsageError
 from windlass.model.request import Request
-from windlass.run.interpreter import find_python, missing_imports
+from windlass.run.interpreter import check_python, find_python, missing_imports
 from windlass.sites.catalog import load_site
 
 PLAIN = {"PATH": "/usr/bin:/bin"}
@@ -85,3 +86,11 @@ def test_imports_are_read_from_the_script_without_running_it(tmp_path: Path) -> 
 @pytest.mark.parametrize("text", ["def broken(:\n", "\0", "("])
 def test_a_script_that_cannot_be_read_is_taken_for_one_that_needs_torch(text: str, tmp_path: Path) -> None:
     assert missing_imports(script(tmp_path, text)) in {(), ("torch",)}
+
+
+def test_an_interpreter_that_was_staged_to_the_nodes_need_not_be_on_the_login_node(tmp_path: Path) -> None:
+    staged = script(tmp_path, "", python="/tmp/no-such-env/bin/python")
+    check_python(staged, node_local=("/tmp",))
+    for elsewhere in ((), ("/tmp/no-such",)):
+        with pytest.raises(UsageError, match="does not exist"):
+            check_python(staged, node_local=elsewhere)
