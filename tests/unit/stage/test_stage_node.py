@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -252,6 +254,22 @@ def test_an_archive_whose_program_is_missing_is_an_error_that_names_it(
             unpack(iter(()), folder, "env.tar.zst")
     finally:
         os.close(folder)
+
+
+def test_a_tar_that_has_a_word_for_every_member_is_not_waited_for(tmp_path: Path) -> None:
+    """As archives of other systems make it say: more than a pipe holds, while nobody reads."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for number in range(1500):
+            member = tarfile.TarInfo(f"file{number}")
+            member.pax_headers = {"LIBARCHIVE.xattr.com.example.quarantine": "x"}
+            tar.addfile(member)
+    folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        unpack(iter([memoryview(packed.getvalue())]), folder, "env.tar")
+    finally:
+        os.close(folder)
+    assert len(list(tmp_path.iterdir())) == 1500
 
 
 def test_a_failing_decompressor_is_named_and_not_tar(tmp_path: Path) -> None:

@@ -13,12 +13,14 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
 from typing import IO, NamedTuple
 
 from windlass.agents.node.host import AgentError
 
 _END_S = 120.0
+_WORDS_BYTES = 300
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
 _RECORD_BLOCKS = "2048"  # of 512 bytes: what tar reads at a time; its usual 10 kB cost a third of its time from a pipe
@@ -56,21 +58,31 @@ def unpack(blocks: Iterator[memoryview], folder: int, name: str) -> None:
     assert archive is not None
     tar = ("tar", "-x", "-f", "-", "-b", _RECORD_BLOCKS, "-C", "/proc/self/fd/%d" % folder, "--no-same-owner")
     programs = [tar] if archive.compressed is None else [_decompressor(archive.compressed, name), tar]
-    running = _start(programs, folder)
-    try:
-        _feed(running[0], blocks)
-    except BaseException:
-        for program in running:
-            program.kill()
-        for program in running:
-            program.communicate(timeout=_END_S)
-        raise
-    said = [(program.communicate(timeout=_END_S)[1] or b"").decode(errors="replace").strip() for program in running]
-    # Where tar fails first, the program before it ends by SIGPIPE and is not to blame.
-    for argv, program, words in zip(programs, running, said):
-        if program.returncode not in (0, -signal.SIGPIPE):
-            raise AgentError("%s cannot unpack %s: %s" % (argv[0], name, words[-300:] or "no message"))
+    with contextlib.ExitStack() as stack:
+        # Files and not pipes: tar may have a word for each of many members, and nobody reads while it is fed.
+        logs = [stack.enter_context(tempfile.TemporaryFile()) for _ in programs]
+        running = _start(programs, folder, logs)
+        try:
+            _feed(running[0], blocks)
+            for program in running:
+                program.wait(_END_S)
+        except subprocess.TimeoutExpired as error:
+            raise AgentError("%s does not end: %s" % (error.cmd[0], name)) from error
+        finally:
+            for program in running:
+                program.kill()
+                program.wait(_END_S)
+        for argv, program, log in zip(programs, running, logs):
+            words = _last_words(log)
+            # Where tar fails first, the program before it loses its reader and is not to blame.
+            if program.returncode not in (0, -signal.SIGPIPE) and not words.endswith("roken pipe"):
+                raise AgentError("%s cannot unpack %s: %s" % (argv[0], name, words or "no message"))
     _refuse_devices(folder, name)
+
+
+def _last_words(log: IO[bytes]) -> str:
+    log.seek(max(0, log.seek(0, os.SEEK_END) - _WORDS_BYTES))
+    return log.read().decode(errors="replace").strip()
 
 
 def _decompressor(kind: str, name: str) -> Sequence[str]:
@@ -80,20 +92,20 @@ def _decompressor(kind: str, name: str) -> Sequence[str]:
     return found
 
 
-def _start(programs: Sequence[Sequence[str]], folder: int) -> list[subprocess.Popen[bytes]]:
+def _start(programs: Sequence[Sequence[str]], folder: int, logs: Sequence[IO[bytes]]) -> list[subprocess.Popen[bytes]]:
     """The programs as a pipeline, the last one unpacking into the folder."""
     env = {**os.environ, "LC_ALL": "C"}
     for variable in ("TAR_OPTIONS", "GZIP", "XZ_OPT", "XZ_DEFAULTS"):  # a user's defaults are for archives of their own
         env.pop(variable, None)
     running: list[subprocess.Popen[bytes]] = []
-    for argv in programs:
+    for argv, log in zip(programs, logs):
         program = subprocess.Popen(
             argv,
             env=env,
             pass_fds=(folder,),
             stdin=running[-1].stdout if running else subprocess.PIPE,
             stdout=subprocess.DEVNULL if argv is programs[-1] else subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=log,
             bufsize=0,
         )
         for end in (program.stdin, program.stdout):
@@ -113,7 +125,7 @@ def _widen(pipe: IO[bytes]) -> None:
 
 
 def _feed(first: subprocess.Popen[bytes], blocks: Iterator[memoryview]) -> None:
-    pipe, first.stdin = first.stdin, None  # closed here, and no business of `communicate` any more
+    pipe, first.stdin = first.stdin, None
     assert pipe is not None
     with contextlib.closing(pipe), contextlib.suppress(BrokenPipeError):  # its own words say why
         for data in blocks:
