@@ -52,7 +52,7 @@ test-apptainer: $(VENV)/.tools
 
 # From source, an hour. IMAGE_SOURCES names copies of the repositories where their hosts cannot be reached.
 test-images: $(VENV)/.tools
-	@WINDLASS_TEST_REAL=images WINDLASS_REQUIRE=podman IMAGE_SOURCES=$(IMAGE_SOURCES) nice -n 10 \
+	@WINDLASS_TEST_REAL=images WINDLASS_REQUIRE=podman IMAGE_SOURCES=$(IMAGE_SOURCES) IMAGE_STORAGE=$(IMAGE_STORAGE) nice -n 10 \
 	  $(BIN)/python -m pytest -p no:cacheprovider tests/containers/test_whole_build.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.tools

@@ -3,6 +3,7 @@
 `make test-images` makes a Debian with CUDA's headers and runtime library from PyPI as the base, builds libcxi,
 libfabric, Open MPI and NCCL's plugin on it, and asks each of them in the image. Where the sources' hosts cannot be
 reached, `IMAGE_SOURCES=DIR` names a folder with copies of their repositories (`OWNER+NAME/repo`, or `NAME`).
+`IMAGE_STORAGE=FILE` names a storage.conf whose storage stays: a second run takes the steps that are built already.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ pytestmark = [
     pytest.mark.timeout(4 * 3600),
     pytest.mark.skipif(os.environ.get("WINDLASS_TEST_REAL") != "images", reason="opt-in: make test-images"),
 ]
-BASE = "localhost/debian:12-cuda"
+BASE = "localhost/debian:12-cuda12.8"
 WHEELS = ("nvidia-cuda-runtime-cu12==12.8.90", "nvidia-cuda-nvcc-cu12==12.8.93", "nvidia-nvml-dev-cu12==12.8.90")
 SPEC = f"""
 name = "stack"
@@ -75,31 +76,40 @@ def _point_git_at(sources: Path, root: Path) -> None:
     (root / "etc/gitconfig").write_text("\n".join(lines) + "\n")
 
 
-@pytest.fixture(scope="module")
-def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    why = missing_programs("buildah", "podman", "debootstrap")
-    require("podman", not why and os.geteuid() == 0, why or "debootstrap needs root")
-    folder = tmp_path_factory.mktemp("stack")
+def _make_base(folder: Path, env: dict[str, str]) -> None:
     root = folder / "root"
     subprocess.run(["debootstrap", "--variant=minbase", "bookworm", str(root)], check=True, timeout=1800)
     (folder / "wheels").mkdir()
     _add_cuda(root, folder / "wheels")
-    shutil.copy("/etc/ssl/certs/ca-certificates.crt", folder)
-    (root / "etc/ssl/certs").mkdir(parents=True, exist_ok=True)
-    shutil.move(folder / "ca-certificates.crt", root / "etc/ssl/certs/ca-certificates.crt")
+    certificates = root / "etc/ssl/certs/ca-certificates.crt"
+    certificates.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy("/etc/ssl/certs/ca-certificates.crt", certificates)
     if os.environ.get("IMAGE_SOURCES"):
         _point_git_at(Path(os.environ["IMAGE_SOURCES"]), root)
-    short = tempfile.mkdtemp(prefix="wlstk.")
-    conf = folder / "storage.conf"
-    conf.write_text(f'[storage]\ndriver = "vfs"\nrunroot = "{short}"\ngraphroot = "{folder}/graph"\n')
+    _run("sh", "-c", f"tar -C {root} -c . | podman import - {BASE}", env=env)
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Where images are kept, with the base in it: that of IMAGE_STORAGE, which stays, or one of this run."""
+    why = missing_programs("buildah", "podman", "debootstrap")
+    require("podman", not why and os.geteuid() == 0, why or "debootstrap needs root")
+    folder = tmp_path_factory.mktemp("stack")
+    kept = os.environ.get("IMAGE_STORAGE", "")
+    short = "" if kept else tempfile.mkdtemp(prefix="wlstk.")
+    conf = Path(kept) if kept else folder / "storage.conf"
+    if not kept:
+        conf.write_text(f'[storage]\ndriver = "vfs"\nrunroot = "{short}"\ngraphroot = "{folder}/graph"\n')
     env = {**os.environ, "CONTAINERS_STORAGE_CONF": str(conf), "BUILDAH_ISOLATION": "chroot"}
     try:
-        _run("sh", "-c", f"tar -C {root} -c . | podman import - {BASE}", env=env)
+        if subprocess.run(["podman", "image", "exists", BASE], timeout=60, env=env).returncode != 0:
+            _make_base(folder, env)
         yield env
     finally:
         subprocess.run(["buildah", "rm", "--all"], capture_output=True, timeout=300, env=env)
-        subprocess.run(["podman", "rmi", "--all", "--force"], capture_output=True, timeout=600, env=env)
-        shutil.rmtree(short, ignore_errors=True)
+        if short:
+            subprocess.run(["podman", "rmi", "--all", "--force"], capture_output=True, timeout=600, env=env)
+            shutil.rmtree(short, ignore_errors=True)
 
 
 def test_the_whole_stack_is_built_and_answers(storage: dict[str, str], tmp_path: Path) -> None:
@@ -107,7 +117,7 @@ def test_the_whole_stack_is_built_and_answers(storage: dict[str, str], tmp_path:
     sources = os.environ.get("IMAGE_SOURCES")
     volume = [f"--builder-arg=--volume={sources}:/sources:ro"] if sources else []
     argv = [sys.executable, "-m", "windlass", "image", "build", "stack.toml", "--builder", "buildah", *volume]
-    argv += ["--tag", "localhost/stack:1", "--log", "build.log", "--json"]
+    argv += ["--builder-arg=--layers", "--tag", "localhost/stack:1", "--log", "build.log", "--json"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=4 * 3600, env=storage, cwd=tmp_path)
     assert done.returncode == 0, done.stderr + (tmp_path / "build.log").read_text(errors="replace")[-4000:]
     box = _run("buildah", "from", "localhost/stack:1", env=storage).strip()

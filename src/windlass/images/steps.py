@@ -39,6 +39,9 @@ _STUBS = (
 """Named, because configure otherwise takes every libcuda.so that it finds, those of the folder compat too."""
 
 
+_CUDART = 'if [ -e "$GPU_HOME/lib64/libcudart_static.a" ]; then cudart=; else cudart=--enable-cudart-dynamic; fi'
+"""NCCL's plugin takes the static runtime by default, which smaller toolkits lack."""
+
 BUNDLED = "bundled"
 """A version of PMIx: that which Open MPI's archive has in it."""
 
@@ -218,12 +221,15 @@ def mpi_steps(pmix: Source, openmpi: Source, spec: ImageSpec) -> tuple[Step, ...
 
 def ofi_step(source: Source, spec: ImageSpec) -> Step:
     """NCCL's or RCCL's plugin. `$LIBFABRIC` must not be /usr: the compiler would then find no standard headers."""
-    gpu = ' --with-cuda="$GPU_HOME"' if spec.gpu == "nvidia" else ' --with-rocm="$GPU_HOME"'
+    gpu = ' --with-rocm="$GPU_HOME"'
+    if spec.gpu == "nvidia":
+        gpu = ' --with-cuda="$GPU_HOME" ${cudart:+"$cudart"}'
     return Step(
         name=source.name,
         because="the collective library's plugin for libfabric; without it NCCL and RCCL use TCP and say nothing",
         commands=(
             *checkout(source),
+            *((_CUDART,) if spec.gpu == "nvidia" else ()),
             f'cd "$SRC/{source.name}"',
             "./autogen.sh",
             f'./configure --prefix="$PREFIX" --with-libfabric="$LIBFABRIC"{gpu} --disable-tests',
