@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from markdown_links import DOCS, addresses_of, pages, title_of
+from markdown_links import DOCS, ROOT, addresses_of, pages, title_of
 from markdown_table import table
 from windlass.model.site import Site
 
@@ -30,10 +30,11 @@ def dates_of_links() -> dict[str, str]:
 
 
 def linked_addresses() -> dict[str, list[Path]]:
-    """Addresses outside that documents link to, and where."""
+    """Addresses outside that the documents and the front pages link to, and where. Pages beside examples and records
+    keep their own."""
     found: dict[str, list[Path]] = {}
     for page in pages():
-        if page != PAGE:
+        if page != PAGE and (page.is_relative_to(DOCS) or page.parent == ROOT):
             for address in addresses_of(page.read_text()):
                 found.setdefault(address, []).append(page)
     return found
