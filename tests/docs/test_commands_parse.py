@@ -74,3 +74,8 @@ def test_a_wrong_option_is_found() -> None:
     assert "--nodez" in complaint("windlass plan --nodez 2 train.py")
     assert complaint("windlass run train.py --nodez 2 | tail -1  # the script's own") == ""
     assert sum(len(command_lines(page)) for page in pages()) > 150
+
+
+def test_every_command_has_an_example_in_the_reference() -> None:
+    said = {words_of(line)[1] for line in command_lines(ROOT / "docs" / "reference" / "commands.md")}
+    assert sorted(set(command_names()) - said) == []
