@@ -36,6 +36,7 @@ def site_part(site: Site) -> str:
         _node(site),
         _section("Queues and limits", _queues(site.file)),
         _section("Storage", _storage(site.file)),
+        _section("Python environments", _environments(site.file)),
         _section("What a plan has, and why", _settings(site)),
         _section("Where sources differ", _notes(site.file)),
         _section("Sources", _sources(site.file)),
@@ -155,6 +156,25 @@ def _storage(file: SiteFile) -> list[str]:
     )
     known = [row for row in rows if row[1]]
     return table(("what", "where"), known) if len(known) > 1 else []
+
+
+def _environments(file: SiteFile) -> list[str]:
+    python = file.python
+    if not python.because:
+        return []
+    beneath = {"nothing": "", "module": ", the module's packages beneath", "image": ", the image's packages beneath"}
+    rows = (
+        ("how", f"{python.kind}{beneath[python.beneath]}"),
+        ("why", python.because),
+        ("image", _code(python.image)),
+        ("torch", _code(python.torch)),
+        ("mpi4py", _code(f'MPICC="{python.mpicc}"') if python.mpicc and python.beneath != "image" else ""),
+        ("where", _code(python.place)),
+        ("quotas", ", ".join(f"`{path}`: {text}" for path, text in python.quotas.items())),
+        ("worth knowing", python.note),
+    )
+    lines = table(("what", ""), [row for row in rows if row[1]])
+    return [*lines, "", f"All steps: `windlass env plan --site {file.name}` ([how to](../howto/environment.md))."]
 
 
 def _code(path: str) -> str:

@@ -37,6 +37,7 @@ def site_text(site: Site) -> str:
         ),
         ("containers", _flat(_container(site))),
         ("storage", _storage(site)),
+        ("Python environments", _python(site)),
         ("peak rates of one device", [_peak(peak) for peak in file.peaks]),
         ("measured by others", [_reference(reference) for reference in file.references]),
         ("notes", _flat(_note(n.topic, n.verdict, n.alternatives) for n in file.notes)),
@@ -183,6 +184,22 @@ def _storage(site: Site) -> list[str]:
         ("node-local", f"{store.local} ({store.local_kind})"),
         ("staging", store.stage),
         ("note", store.note),
+    )
+    return [f"{name:<11}{value}" for name, value in rows if value]
+
+
+def _python(site: Site) -> list[str]:
+    python = site.file.python
+    if not python.because:
+        return []
+    rows = (
+        ("kind", python.kind),
+        ("beneath", python.beneath),
+        ("torch", python.torch),
+        ("place", python.place),
+        ("because", python.because),
+        ("note", python.note),
+        ("all steps", f"windlass env plan --site {site.name}"),
     )
     return [f"{name:<11}{value}" for name, value in rows if value]
 

@@ -74,6 +74,9 @@ def _interpreter(facts: EnvFacts) -> Iterator[Finding]:
         what = "it has no bin/python" if facts.incomplete else f"its base interpreter {facts.base} is not there"
         remedy = "load the module (or start the image) that it was made with, or " + _REMAKE
         yield Finding(level="error", topic="python", text=what, remedy=remedy)
+    elif _other_version(facts):
+        text = f"{facts.base} is not the Python {facts.python} that its packages were installed for"
+        yield Finding(level="error", topic="python", text=text, remedy=_REMAKE)
     elif facts.base and not facts.base.startswith(("/usr/", "/opt/")):
         text = (
             f"{facts.python}, a venv of {facts.base}: every node must have that file, and reads its library from there"
@@ -85,6 +88,12 @@ def _interpreter(facts: EnvFacts) -> Iterator[Finding]:
         yield Finding(level="ok", topic="python", text=text)
     else:
         yield Finding(level="ok", topic="python", text=f"{facts.python}, its own")
+
+
+def _other_version(facts: EnvFacts) -> bool:
+    """Whether the base was replaced by another minor version, as an update of the system or of a module does."""
+    name = re.search(r"python(3\.\d+)\Z", facts.base)
+    return name is not None and facts.python.split(".")[:2] != name[1].split(".")
 
 
 def _machine(facts: EnvFacts, site: Site, host: HostFacts | None) -> Iterator[Finding]:

@@ -28,7 +28,10 @@ def plan_text(plan: EnvPlan) -> str:
     for note in plan.notes:
         lines += _wrapped(f"note: {note}", "  ")
     lines += [] if not plan.notes else [""]
-    lines.append("as a script: add --format script; here and now: windlass env create PATH")
+    here = (
+        "" if plan.kind == "conda" or plan.beneath == "image" else f"; on {plan.site} itself: windlass env create PATH"
+    )
+    lines.append(f"as a script for a login node: add --format script{here}")
     return "\n".join(lines)
 
 

@@ -95,6 +95,14 @@ def test_a_base_interpreter_that_is_gone_is_an_error(env: Path) -> None:
     assert found[0].level == "error" and "/opt/modules/python" in found[0].text
 
 
+def test_a_base_of_another_version_is_an_error(env: Path, tmp_path: Path) -> None:
+    updated = tmp_path / "python3.99"
+    updated.touch()
+    (env / "bin" / "python").unlink()
+    (env / "bin" / "python").symlink_to(updated)
+    assert "is not the Python 3." in about(check(env), "python")[0].text
+
+
 def test_the_build_of_torch_is_held_against_devices_and_driver(env: Path) -> None:
     put_torch(env, "2.10.0+cu130", cuda="13.0")
     old = HostFacts(machine="x86_64", glibc="2.36", vendor="nvidia", driver="550.54.15")
