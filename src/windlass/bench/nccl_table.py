@@ -2,7 +2,7 @@
 
 Columns differ between versions (`error` or `#wrong`, with or without `root`, `copybw`, percentiles, a time stamp) and
 with options (in-place only), so they are taken from each table's own heading. A line that does not fit its heading, or
-whose bandwidth does not follow from its size and time, is an error with its number; only the last line of all may be
+whose bandwidth does not follow from its size and time, is an error with its number; only the last row of all may be
 cut off, as it is when the program was stopped, and is then left out.
 """
 
@@ -84,7 +84,7 @@ def parse_text(text: str, where: str) -> Text:
     library: dict[str, str] = {}
     columns, program, cut = None, None, False
     lines = list(_lines(text))
-    last = max((number for number, line in lines if line.strip() and not line.startswith("#")), default=0)
+    last = max((number for number, line in lines if _like_row(line)), default=0)
     for number, line in lines:
         if match := _DEVICE.search(line):
             seats[int(match[1])] = (match[2], match[3].strip())
@@ -95,7 +95,7 @@ def parse_text(text: str, where: str) -> Text:
         elif HEADING.match(line):
             columns = _columns(line, f"{where}, line {number}")
             tables.append(Table(program=program))
-        elif columns is not None and (_ROW.match(line) or _TORN_ROW.match(line)):
+        elif columns is not None and _like_row(line):
             row = _row(line, columns)
             if isinstance(row, Row):
                 tables[-1].rows.append(row)
@@ -116,6 +116,10 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(text.split("\n"), 1):
         bare = line.rstrip("\r")
         yield number, bare[found.end() :] if (found := _LABELLED.match(bare)) else bare
+
+
+def _like_row(line: str) -> bool:
+    return bool(_ROW.match(line) or _TORN_ROW.match(line))
 
 
 def _ended(lines: list[tuple[int, str]], after: int) -> bool:

@@ -127,7 +127,7 @@ def _step(report: RunReport) -> str:
     if report.step_ms is None:
         return ""
     tail = f", 95 % under {report.p95_ms:.1f} ms" if report.p95_ms is not None else ""
-    return f"{report.step_ms:.1f} ms{tail}"
+    return f"{report.step_ms:.1f} ms on average{tail}"
 
 
 def _efficiency(report: RunReport) -> str:

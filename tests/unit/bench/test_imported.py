@@ -170,6 +170,8 @@ def test_a_table_that_was_cut_off_is_read_up_to_there_and_called_partial() -> No
     whole = PUBLISHED[: PUBLISHED.index("# Out of bounds")]
     for cut in (whole, whole[:-40], whole[: whole.rindex("94752")], whole[: whole.rindex("2147483648")]):
         record = read(cut)
+        killed = read(cut + "\nslurmstepd: error: *** STEP 7.0 ON nid0001 CANCELLED DUE TO TIME LIMIT ***\n")
+        assert (len(killed.rows), killed.complete) == (len(record.rows), False)
         assert not record.complete
         assert "stopped" in record.remarks[-1]
         assert len(record.rows) in (26, 28)
