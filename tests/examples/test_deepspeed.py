@@ -76,9 +76,9 @@ def test_zero_1_and_2_train_and_the_second_run_compiles_nothing(tmp_path: Path) 
 @pytest.mark.slurm
 @pytest.mark.torch
 @pytest.mark.timeout(1500)
-def test_zero_1_trains_on_two_nodes(slurm: SlurmCluster, tmp_path: Path) -> None:
+def test_zero_1_trains_on_two_nodes(slurm: SlurmCluster, tmp_path: Path, compiled: str) -> None:
     require_examples()
-    words = [word if word != "2" else "1" for word in command()]
+    words = [{"2": "1", "kept": compiled}.get(word, word) for word in command()]
     with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
         done = job.windlass(*words, timeout_s=900)
     assert done.code == 0, done.text

@@ -91,10 +91,10 @@ def test_a_model_is_fine_tuned_on_two_nodes(slurm: SlurmCluster, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_deepspeed_and_gradient_checkpointing_are_really_used(tmp_path: Path) -> None:
+def test_deepspeed_and_gradient_checkpointing_are_really_used(tmp_path: Path, compiled: str) -> None:
     require_examples()
     more = ("--deepspeed", str(FOLDER / "zero1.json"), "--gradient-checkpointing")
-    words = ("run", "-r", "2", "--python", str(examples_python()), str(FOLDER / "finetune.py"), *SMALL, *more)
-    done = windlass(*words, cwd=tmp_path, timeout_s=800)
+    words = ("run", "-r", "2", "--keep-caches", compiled, "--python", str(examples_python()))
+    done = windlass(*words, str(FOLDER / "finetune.py"), *SMALL, *more, cwd=tmp_path, timeout_s=800)
     assert done.code == 0, done.text
     assert engine_of(done.stdout) == "2 ranks by deepspeed"
