@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from unit.cli.typed import SRC, in_process
+from windlass.cli.main import command_parser
 
 ROOT = SRC.parent
 _IN_A_SLURM = ROOT / "docs" / "tutorial" / "ten-minutes.md"
@@ -47,3 +48,36 @@ def test_a_printed_command_works_as_printed(command: str, tmp_path: Path) -> Non
 
 def test_there_are_commands_to_try() -> None:
     assert len(printed()) > 10
+
+
+_FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_TYPED = re.compile(r"^(?:\$ )?(windlass [a-z].*)$", re.MULTILINE)
+_SYNOPSIS = re.compile(r"…|\[|\]| \| |\(the same\)|\bCASE\b|\bWHAT\b")
+
+
+def typed() -> list[tuple[str, str]]:
+    """Lines of code blocks that somebody could copy into a shell, whatever they start."""
+    found = []
+    for page in (*PAGES, _IN_A_SLURM):
+        for block in _FENCE.findall(page.read_text()):
+            for line in _TYPED.findall(block.replace("\\\n", " ")):
+                command = re.split(r"\s#\s", line)[0].strip()
+                if not _SYNOPSIS.search(command):
+                    found.append((f"{page.relative_to(ROOT)}: {command}", command))
+    return list(dict.fromkeys(found))
+
+
+@pytest.mark.parametrize("command", [pytest.param(command, id=name) for name, command in typed()])
+def test_a_line_of_a_code_block_is_one_that_its_command_takes(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(command)[1:]
+    end = next((at for at, word in enumerate(words) if word in {"&&", "&"} or word.startswith(">")), len(words))
+    words = words[:end]
+    module, parser = command_parser(words[0])
+    (module.parse if hasattr(module, "parse") else lambda box, argv: box.parse_args(argv))(parser, words[1:])
+
+
+def test_there_are_lines_to_try() -> None:
+    assert len(typed()) > 100
