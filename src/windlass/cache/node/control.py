@@ -22,8 +22,8 @@ from windlass.procs.locks import is_locked, take_lock
 
 from . import wire
 from .config import ConfigFileError, NodeConfig, dump_config, read_config, read_key
-from .fuse import unmount
 from .link import Collect, open_local_link
+from .mounting import unmount
 from .mounts import mounts, real_place
 from .proof import NO_NODE, ProtocolError
 

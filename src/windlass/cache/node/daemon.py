@@ -21,7 +21,8 @@ from windlass.procs.locks import take_lock
 
 from .backend import Backend
 from .config import ConfigFileError, NodeConfig, read_config, read_key
-from .fuse import Server, mount, unmount
+from .fuse import Server
+from .mounting import mount, unmount
 from .peer import Peer
 from .view import View
 from .warm import Warmer

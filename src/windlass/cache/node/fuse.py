@@ -7,21 +7,16 @@ request. A miss never blocks that thread: the request is finished later by whoev
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import errno
-import fcntl
 import logging
 import os
-import shutil
-import socket
 import struct
-import subprocess
 import threading
 from collections.abc import Callable
 from time import perf_counter
 
 from .backend import Backend
+from .mounting import MAX_READ, clone_device
 from .stages import STAGES
 from .view import Miss, Node, View, split_batch_forget
 
@@ -65,14 +60,12 @@ _OPEN_OUT = struct.Struct("<QII")
 _STATFS_OUT = struct.Struct("<5Q3I28x")
 _KEEP_CACHE, _CACHE_DIR = 1 << 1, 1 << 3
 _REQUEST_BYTES = 64 << 10
-_MAX_READ = 1 << 20
-_CLONE = 0x8004E500
 _TRIES = 4
 _NOTIFY_STORE = 4
 _OWN = threading.local()  # a buffer for each thread that finishes late reads
 
 
-def negotiate(body: bytes, mask: int, readahead_bytes: int = _MAX_READ) -> tuple[bytes, int]:
+def negotiate(body: bytes, mask: int, readahead_bytes: int = MAX_READ) -> tuple[bytes, int]:
     """Answer to INIT and the flags agreed on. `mask` takes flags away, as an older kernel would; `readahead_bytes` is
     the most that the kernel reads around what a program touches.
 
@@ -82,7 +75,7 @@ def negotiate(body: bytes, mask: int, readahead_bytes: int = _MAX_READ) -> tuple
     if (major, minor) < (7, 12):
         raise OSError(errno.EPROTO, "the kernel speaks FUSE %d.%d" % (major, minor))
     flags = offered & _WANTED & mask
-    pages = _MAX_READ // 4096 if flags & MAX_PAGES else 0
+    pages = MAX_READ // 4096 if flags & MAX_PAGES else 0
     answer = _INIT_OUT.pack(7, min(minor, 31), min(readahead, readahead_bytes), flags, 64, 48, 4096, 1, pages, 0, 0)
     return (answer if minor >= 23 else answer[:24]), flags
 
@@ -97,7 +90,7 @@ class Server:
     """Answers the kernel on a mounted device until it is unmounted."""
 
     def __init__(
-        self, view: View, backend: Backend, device: int, flags_mask: int, readahead_bytes: int = _MAX_READ
+        self, view: View, backend: Backend, device: int, flags_mask: int, readahead_bytes: int = MAX_READ
     ) -> None:
         self._view = view
         self._readahead_bytes = readahead_bytes
@@ -148,7 +141,7 @@ class Server:
         request = bytearray(_REQUEST_BYTES)
         view = memoryview(request)
         buffers = [request]
-        buffer = memoryview(bytearray(_MAX_READ))
+        buffer = memoryview(bytearray(MAX_READ))
         unpack, handle, requests, readv = _IN.unpack_from, self._handle, self.requests, os.readv
         while True:
             try:
@@ -299,7 +292,7 @@ class _Late:
         code, _, ident, body = self._request
         buffer = getattr(_OWN, "buffer", None)
         if buffer is None:
-            buffer = _OWN.buffer = memoryview(bytearray(_MAX_READ))
+            buffer = _OWN.buffer = memoryview(bytearray(MAX_READ))
         try:
             data = self._server._table[code](ident, body, buffer)
         except Miss as miss:
@@ -327,98 +320,3 @@ class _Late:
         self._server._reply(self._device, unique, data, error)
         STAGES.add("miss: finish", self._came)
         STAGES.add("miss of a read" if self._is_read else "miss of a name", self._began)
-
-
-# Mounting
-
-
-def clone_device(device: int) -> int:
-    """A second descriptor of the same connection, with a queue of its own; the same one where the kernel has none."""
-    try:
-        other = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return device
-    try:
-        fcntl.ioctl(other, _CLONE, struct.pack("<I", device))
-    except OSError:
-        os.close(other)
-        return device
-    return other
-
-
-def mount(where: str, name: str, *, allow_other: bool) -> int:
-    """Mounts at `where` and returns the device: directly as root, through fusermount for everybody else."""
-    if os.geteuid() == 0:
-        try:
-            return _mount_directly(where, name, allow_other)
-        except PermissionError:  # root of a container without the right to mount
-            pass
-    return _mount_through_fusermount(where, name, allow_other)
-
-
-def _mount_directly(where: str, name: str, allow_other: bool) -> int:
-    device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
-    options = "fd=%d,rootmode=40000,user_id=%d,group_id=%d,default_permissions,max_read=%d%s" % (
-        device,
-        os.getuid(),
-        os.getgid(),
-        _MAX_READ,
-        ",allow_other" if allow_other else "",
-    )
-    libc = ctypes.CDLL(None, use_errno=True)
-    read_only_nosuid_nodev = 1 | 2 | 4
-    if libc.mount(name.encode(), os.fsencode(where), b"fuse.windlass", read_only_nosuid_nodev, options.encode()):
-        number = ctypes.get_errno()
-        os.close(device)
-        raise OSError(number, "mount %s: %s" % (where, os.strerror(number)))
-    return device
-
-
-def _mount_through_fusermount(where: str, name: str, allow_other: bool) -> int:
-    program = fusermount()
-    options = "ro,nosuid,nodev,fsname=%s,subtype=windlass,default_permissions,max_read=%d" % (name, _MAX_READ)
-    if allow_other:
-        options += ",allow_other"
-    mine, theirs = socket.socketpair()
-    with mine, theirs:
-        done = subprocess.run(
-            [program, "-o", options, "--", where],
-            env=dict(os.environ, _FUSE_COMMFD=str(theirs.fileno())),
-            pass_fds=[theirs.fileno()],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=30,
-            check=False,
-        )
-        if done.returncode:
-            raise OSError(errno.EPERM, "%s: %s" % (program, done.stdout.decode(errors="replace").strip()))
-        mine.settimeout(10)
-        _, descriptors, _, _ = socket.recv_fds(mine, 1, 1)
-    if not descriptors:
-        raise OSError(errno.EPERM, "%s passed no descriptor" % program)
-    os.set_inheritable(descriptors[0], False)
-    return descriptors[0]
-
-
-def fusermount() -> str:
-    for program in ("fusermount3", "fusermount"):
-        found = shutil.which(program)
-        if found:
-            return found
-    raise FileNotFoundError(errno.ENOENT, "neither fusermount3 nor fusermount is installed on this node")
-
-
-def unmount(where: str) -> None:
-    """Takes the mount away at once, also under open files; nothing happens where there is none."""
-    if os.geteuid() == 0:
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.umount2(os.fsencode(where), 2) == 0:
-            return
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        subprocess.run(
-            [fusermount(), "-u", "-z", "--", where],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=30,
-            check=False,
-        )

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from windlass.agents.node.host import AgentError, NodeContext
-from windlass.cache.node.fuse import unmount
+from windlass.cache.node.mounting import unmount
 from windlass.cache.node.mounts import Mount, mounts, real_place
 from windlass.procs.identity import start_of
 
