@@ -122,6 +122,10 @@ class CacheSidecar:
             self._view.note(f"windlass: {figures_text(ended)}")
 
 
+_LIKE_ONE = 1.5
+"""All nodes together ask so many times as often as the one that asks most, where one reads for all."""
+
+
 def figures_total(ended: Mapping[int, Mapping[str, Any]]) -> dict[str, int]:
     names = ("source_calls", "source_bytes", "hits", "misses", "errors", "failovers", "corrupt", "changed", "direct")
     return {name: sum(int(figures.get(name, 0)) for figures in ended.values()) for name in names}
@@ -134,6 +138,9 @@ def figures_text(ended: Mapping[int, Mapping[str, Any]]) -> str:
         f"cache: {counted(len(ended), 'node')} asked the shared file system "
         f"{total['source_calls']:,} times for {size_text(total['source_bytes'])}"
     )
+    most = max(int(figures.get("source_calls", 0)) for figures in ended.values())
+    if len(ended) > 1 and 0 < total["source_calls"] <= _LIKE_ONE * most:
+        text += ", hardly more than one node alone would"
     if any(int(figures.get("pushed", 0)) for figures in ended.values()):
         text += ", ahead of the ranks, as an earlier run recorded it"
     elif any(figures.get("recorded") for figures in ended.values()):

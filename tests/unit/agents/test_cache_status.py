@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from windlass.agents.cache_service import figures_text
 from windlass.agents.cache_status import status_text, totals
 
 
@@ -42,3 +43,17 @@ def test_table_has_a_line_per_node_one_for_all_and_the_reason_of_who_is_gone() -
     assert [line.split()[:2] for line in lines[1:3]] == [["n0", "ready"], ["n2", "gone"]]
     assert lines[3].split()[:3] == ["1", "of", "2"]
     assert lines[-1] == "n2: no connection"
+
+
+def _figures(calls: int, **more: object) -> dict[str, object]:
+    return {"source_calls": calls, "source_bytes": calls * 1000, **more}
+
+
+def test_the_last_word_of_a_cached_run_says_whether_its_figures_are_good() -> None:
+    together = figures_text({0: _figures(9_000), 1: _figures(40), 2: _figures(60)})
+    assert together.endswith("9,100 times for 9.1 MB, hardly more than one node alone would")
+    each = figures_text({0: _figures(9_000), 1: _figures(9_000)})
+    assert "hardly more" not in each
+    alone = figures_text({0: _figures(9_000)})
+    assert "hardly more" not in alone and alone.startswith("cache: 1 node asked")
+    assert figures_text({0: _figures(0), 1: _figures(0, errors=2)}).endswith("(2 errors)")
