@@ -69,4 +69,4 @@ def test_the_plans_in_the_pages_can_be_made(
     code = main(words)
     said = capsys.readouterr()
     assert code == 0, said.err
-    assert "train.py" in said.out
+    assert ("train.py" in said.out) == ("train.py" in line)
