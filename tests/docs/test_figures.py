@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from markdown_links import DOCS
 from windlass.cache.node import accept, server
-from windlass.cache.node.config import CHAIN_NODES, NodeConfig
+from windlass.cache.node.config import CHAIN_NODES, TREE_CHILDREN, NodeConfig
 from windlass.runtime.codes import RESUME_ME
 
 
@@ -16,7 +16,8 @@ def test_the_cache_has_the_defaults_that_its_page_states() -> None:
     text, config = page("explanation/cache.md"), NodeConfig
     assert f"chunks of {config.chunk_bytes >> 10} KiB" in text
     assert f"`budget_bytes` ({config.budget_bytes >> 30} GiB)" in text
-    assert f"of up to {CHAIN_NODES} nodes a chain" in text
+    assert f"a k-ary tree ({TREE_CHILDREN} children a node" in text
+    assert f"up to {CHAIN_NODES} nodes are a chain" in text
     assert f"`peer_timeout_s` ({config.peer_timeout_s:g} s)" in text
     assert f"`give_up_s` ({config.give_up_s:g} s)" in text
     assert f"at most {accept.MAX_UNPROVEN:,} connections" in text

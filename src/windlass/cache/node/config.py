@@ -15,6 +15,7 @@ VERSION = 1
 REPLICATE = "replicate"
 PARTITION = "partition"
 CHAIN_NODES = 8
+TREE_CHILDREN = 4
 
 
 class ConfigFileError(Exception):
@@ -68,7 +69,7 @@ class NodeConfig:
     @property
     def children_each(self) -> int:
         """In a chain each answers one node and sends every byte once; of many nodes the last would wait too long."""
-        return self.fanout or (1 if len(self.hosts) <= CHAIN_NODES else 4)
+        return self.fanout or (1 if len(self.hosts) <= CHAIN_NODES else TREE_CHILDREN)
 
     @property
     def stripes(self) -> int:
