@@ -82,7 +82,7 @@ def read_image(
     libraries = _libraries(root)
     libc, glibc = _libc(root)
     fabric = tuple(path for name, path, _ in libraries if name == "libfabric.so.1")
-    first = _first(libraries)
+    first = _first(root, libraries)
     searched = {root.inside(place) for folder in (*root.search, *root.folders()) if (place := root.place(folder))}
     for path in names:
         folder, _, name = path.rpartition("/")
@@ -147,11 +147,13 @@ def _versions(place: str, machine: str) -> tuple[str, ...] | None:
     return elf.version_defs if not machine or elf.machine == machine else None
 
 
-def _first(libraries: list[tuple[str, str, tuple[str, ...] | None]]) -> dict[str, ImageLibrary]:
-    """By name, the one that the loader takes. The folders of plugins that it does not look at by itself stay out."""
+def _first(root: Root, libraries: list[tuple[str, str, tuple[str, ...] | None]]) -> dict[str, ImageLibrary]:
+    """By name, the one that the loader takes. Folders of plugins stay out, unless the image's search path or its
+    ld.so.conf names them."""
+    searched = {*root.search, *root.folders(), "/usr/local/lib"}
     made: dict[str, ImageLibrary] = {}
     for name, path, versions in libraries:
-        if name not in made and (path.rpartition("/")[0] not in PLUGIN_FOLDERS or path.startswith("/usr/local/lib/")):
+        if name not in made and path.rpartition("/")[0] in searched:
             made[name] = ImageLibrary(path, versions)
     return made
 

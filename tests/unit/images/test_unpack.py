@@ -353,3 +353,14 @@ def test_damage_within_a_layer_is_felt(root: Path, tmp_path: Path) -> None:
         except UsageError:
             refused += 1
     assert refused > 40
+
+
+def test_a_folder_that_the_images_loader_is_told_of_counts_and_another_does_not(tmp_path: Path) -> None:
+    require_compiler()
+    libfabric(tmp_path / "container/hpc/lib", 2, ("tcp", "cxi"))
+    (tmp_path / "usr").mkdir()
+    assert inspect_image(str(tmp_path), os.environ)[0].providers == ()
+    (tmp_path / "etc/ld.so.conf.d").mkdir(parents=True)
+    (tmp_path / "etc/ld.so.conf").write_text("include /etc/ld.so.conf.d/*.conf\n")
+    (tmp_path / "etc/ld.so.conf.d/000-windlass.conf").write_text("/container/hpc/lib\n")
+    assert inspect_image(str(tmp_path), os.environ)[0].providers == ("cxi", "tcp")
