@@ -1,8 +1,8 @@
 """Curves of `bench start`: the ways to start against what the shared file system can do, one limit at a time.
 
-Every way is measured without limits first. Of the rest, what should be quick comes first, so that a sweep that may take
-only so long measures as many points as it can; a point that would take longer than what is left is not begun. A sweep
-that is stopped goes on where it was: what its record has is not measured again.
+Every way is measured without limits first. Of the rest, what should be quick comes first, each point with all of its
+ways, so that a sweep that may take only so long has as much as it can to compare; what would take longer than is left
+is not begun. A sweep that is stopped goes on where it was: what its record has is not measured again.
 """
 
 from __future__ import annotations
@@ -114,14 +114,23 @@ def measure_curves(
     left = [(way, point) for point in wanted.points for way in wanted.ways if (way, point) not in have]
     left = [(way, point) for way, point in left if point != FREE]
     missing += [f"{way}: there was no time for it without limits" for way in wanted.ways if way not in free]
-    for estimate, way, point in sorted(
-        ((estimate_s(free[way], point), way, point) for way, point in left if way in free), key=lambda each: each[0]
-    ):
+    for estimate, way, point in quick_points_first([each for each in left if each[0] in free], free):
         if time.monotonic() + estimate > end:
             missing.append(f"{way} at {point_text(point)}: would take about {estimate:.0f} s, more than was left")
         else:
             one(way, point)
     return rows, missing
+
+
+def quick_points_first(
+    left: Iterable[tuple[str, Point]], free: Mapping[str, Measurement]
+) -> list[tuple[float, str, Point]]:
+    """With what each should take. All ways of a point stand together: one alone has nothing to be compared with."""
+    estimates = [(estimate_s(free[way], point), way, point) for way, point in left]
+    totals: dict[Point, float] = {}
+    for estimate, _, point in estimates:
+        totals[point] = totals.get(point, 0.0) + estimate
+    return sorted(estimates, key=lambda each: (totals[each[2]], each[0]))
 
 
 def point_text(point: Point) -> str:

@@ -21,11 +21,12 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from windlass.bench.start.measured import StageCosts
+from windlass.cache.node.config import TREE_CHILDREN
 
 Way = Literal["direct", "copper", "windlass", "windlass+trace"]
 WAYS: tuple[Way, ...] = ("direct", "copper", "windlass", "windlass+trace")
-FANOUT = 4
-"""Children of a node in the cache's tree."""
+FANOUT = TREE_CHILDREN
+"""Of a node in the cache's tree of many nodes; the few that form a chain are measured, not simulated."""
 COPPER_FANOUT = 2
 
 

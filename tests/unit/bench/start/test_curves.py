@@ -10,7 +10,16 @@ import pytest
 
 from requirements import require_fuse
 from windlass.bench.record import Measurement, Where, new_record
-from windlass.bench.start.curves import FREE, Point, beats_direct_from, estimate_s, milder_first, sweep, waited_s
+from windlass.bench.start.curves import (
+    FREE,
+    Point,
+    beats_direct_from,
+    estimate_s,
+    milder_first,
+    quick_points_first,
+    sweep,
+    waited_s,
+)
 from windlass.bench.start.curves_text import BEGIN, END, curves_svg, curves_text, renewed_curves
 from windlass.bench.start.rows import measurement
 from windlass.cli.main import main
@@ -55,6 +64,14 @@ def test_an_estimate_grows_with_the_limit_and_serial_calls_cost_most() -> None:
     direct, traced = row("direct", 1.0), row("cache+trace", 1.0, 1.0)
     assert estimate_s(direct, slow) > estimate_s(traced, slow) > estimate_s(traced, FREE)
     assert estimate_s(direct, Point(calls_per_s=100.0)) > 80
+
+
+def test_all_ways_of_a_point_stand_together_and_a_slow_point_comes_last() -> None:
+    free = {way: row(way, 1.0) for way in ("direct", "cache+trace")}
+    points = (Point(latency_ms=4.0), Point(latency_ms=1.0), Point(bytes_per_s=2e9))
+    order = quick_points_first([(way, point) for way in free for point in points], free)
+    assert [point for _, _, point in order] == [points[2]] * 2 + [points[1]] * 2 + [points[0]] * 2
+    assert [way for _, way, _ in order[2:]] == ["cache+trace", "direct"] * 2
 
 
 def test_the_tables_name_the_quickest_and_the_charts_have_every_way() -> None:
