@@ -8,6 +8,7 @@ import os
 import pickle
 import pty
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -44,11 +45,16 @@ BENCH_RECORDS = (
 EVIL = "\x1b]0;owned\x07\x1b[2J\rok\x9b31m\u202eabc\x08\x00"
 
 
-def on_terminal(*argv: str, cwd: Path) -> str:
+def on_terminal(*argv: str, cwd: Path, **variables: str) -> str:
     """What a command writes to a terminal."""
     ours, theirs = pty.openpty()
     child = subprocess.Popen(
-        [sys.executable, "-m", "windlass", *argv], cwd=cwd, stdout=theirs, stderr=theirs, stdin=subprocess.DEVNULL
+        [sys.executable, "-m", "windlass", *argv],
+        cwd=cwd,
+        env={**os.environ, **variables},
+        stdout=theirs,
+        stderr=theirs,
+        stdin=subprocess.DEVNULL,
     )
     os.close(theirs)
     said = b""
@@ -82,9 +88,11 @@ def test_control_characters_of_a_log_and_of_a_plan_do_not_reach_the_terminal(tmp
     other.write_text(plan.replace('"%b"', '"\\u001b[2J\\r\\u009b"'))
     assert other.read_text() != plan
     for argv in (("logs", str(run)), ("logs", "--follow", str(run)), ("diff", str(run), str(other))):
-        said = on_terminal(*argv, cwd=tmp_path)
-        assert "\\x9b" in said, said
-        assert not [char for char in said if char in "\x1b\r\x9b\x07\x08\u202e"]
+        for variables in ({"NO_COLOR": "1"}, {"FORCE_COLOR": "1"}):
+            said = on_terminal(*argv, cwd=tmp_path, **variables)
+            assert "\\x9b" in said, said
+            own = "" if "NO_COLOR" in variables else r"\x1b\[[0-9;]*m"
+            assert not set(re.sub(own, "", said)) & set("\x1b\r\x9b\x07\x08\u202e"), "nothing but windlass's colours"
     piped = subprocess.run([sys.executable, "-m", "windlass", "logs", str(run)], capture_output=True, timeout=60)
     assert b"\x1b[2J" in piped.stdout, "files and pipes get the bytes as they are"
     record("control characters in a log and a plan", expected="shown escaped", seen="shown escaped", commands=3)

@@ -16,7 +16,13 @@ from windlass.errors import ConfigError, VersionError
 RESULTS = Path(__file__).parents[3] / "results"
 REFERENCES = load_references()
 # Measures of other programs, which say themselves what they are.
-OTHERS = {"push-before-after-preliminary", "norm-sweep", "parts"}
+OTHERS = {
+    "push-before-after-preliminary",
+    "push-floors",
+    "waits-for-libraries-16-cores-cuda",
+    "norm-sweep",
+    "parts",
+}
 KEPT = [
     path
     for folder in ("h200", "h200/tried", "h200/commands", "start")

@@ -92,7 +92,8 @@ def test_output_that_cannot_be_written_is_an_error_in_words(tmp_path: Path) -> N
             argv("plan", "place.py"), cwd=tmp_path, env=environment(tmp_path), stdout=full, stderr=subprocess.PIPE
         )
     assert done.returncode == 3
-    assert done.stderr.decode() == "windlass: error: cannot write the output: No space left on device\n"
+    said = "windlass: error: cannot write the output: No space left on device\n  hint: is the disk full?\n"
+    assert done.stderr.decode() == said
 
 
 def test_a_full_disk_behind_the_output_does_not_end_a_run(tmp_path: Path) -> None:
