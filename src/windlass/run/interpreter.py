@@ -47,16 +47,17 @@ def find_python(request: Request, site: Site, environ: Mapping[str, str]) -> tup
         if (Path(root) / "pyvenv.cfg").exists() or (Path(root) / "conda-meta").exists():
             return str(Path(root) / "bin" / "python"), "of the environment that --cache names"
     missing = missing_imports(request) if own else ()
+    has = ", which has what the script imports" if own and _script_imports(request) is not None else ""
     active = _same(environ.get("VIRTUAL_ENV"), own)
     if active and not missing:
-        return sys.executable, "of the active environment (VIRTUAL_ENV), which has what the script imports"
+        return sys.executable, f"of the active environment (VIRTUAL_ENV){has}"
     module = python_module(request, site)
     if module is not None:
         return module
     if active:
         return sys.executable, f"of the active environment (VIRTUAL_ENV); it has no {missing[0]}"
     if own and not missing:
-        return sys.executable, "of the environment that windlass is installed in, which has what the script imports"
+        return sys.executable, f"of the environment that windlass is installed in{has}"
     found = which("python3", environ) or which("python", environ)
     return (found, "first in PATH") if found else (sys.executable, "the one that runs windlass")
 

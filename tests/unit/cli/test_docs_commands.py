@@ -81,3 +81,17 @@ def test_a_line_of_a_code_block_is_one_that_its_command_takes(
 
 def test_there_are_lines_to_try() -> None:
     assert len(typed()) > 100
+
+
+def test_printed_srun_lines_are_those_of_a_plan(tmp_path: Path) -> None:
+    planned = in_process("plan", "--site", "lumi", "--nodes", "2", "--no-script", cwd=tmp_path).stdout
+    real = re.search(r"^ *(srun .*)$", planned, re.MULTILINE)
+    assert real is not None
+    options = [word.partition("=")[0] for word in real[1].split()]
+    for page in (ROOT / "README.md", _IN_A_SLURM):
+        printed = re.search(r"^ *(srun --nodes.*) *…$", page.read_text(), re.MULTILINE)
+        assert printed is not None, page
+        words = printed[1].split()
+        assert [word.partition("=")[0] for word in words] == options[: len(words)], page
+        if page != _IN_A_SLURM:
+            assert real[1].startswith(printed[1]), page

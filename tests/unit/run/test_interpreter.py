@@ -74,6 +74,19 @@ def test_windlass_s_own_environment_counts_only_with_what_the_script_imports(tmp
     assert python == sys.executable and "it has no not_here_at_all" in because
 
 
+@pytest.mark.skipif(sys.prefix == sys.base_prefix, reason="windlass is not in an environment of its own here")
+@pytest.mark.parametrize("environ", [PLAIN, {**PLAIN, "VIRTUAL_ENV": sys.prefix}])
+def test_nothing_is_said_of_the_imports_of_a_script_that_is_not_here(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("windlass.run.interpreter._has", lambda name: True)
+    here, request = load_site("workstation"), script(tmp_path, "import msgspec\n")
+    assert find_python(request, here, environ)[1].endswith(", which has what the script imports")
+    (tmp_path / "train.py").unlink()
+    python, because = find_python(request, here, environ)
+    assert python == sys.executable and "imports" not in because and "environment" in because
+
+
 def test_imports_are_read_from_the_script_without_running_it(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("")
     (tmp_path / "package").mkdir()
