@@ -43,6 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     plan.add_argument(
         "--path", metavar="PATH", default="", help="where to (default: the site's place for environments)"
     )
+    plan.add_argument(
+        "--account", "-A", metavar="NAME", default="", help="your project, in the site's place (default: config.toml)"
+    )
     plan.add_argument("--format", choices=("text", "script"), default="text")
     create.add_argument("path", metavar="PATH", help="the environment's folder, which must not be there")
     check = sub.add_parser("check", help="what is inside, and whether it will work on a site")
@@ -77,9 +80,17 @@ def _site(name: str | None) -> tuple[Site, bool]:
     return load_site(chosen, config_dir=read_settings(current_environ()).config_dir), chosen == here
 
 
-def _planned(args: argparse.Namespace, path: str) -> EnvPlan:
+def _own_account(site: str) -> str:
+    """What `windlass init` has kept, for this site or for all."""
+    settings = read_settings(current_environ())
+    of_site = settings.job_at.get(site)
+    return (of_site.account if of_site else None) or settings.job.account or ""
+
+
+def _planned(args: argparse.Namespace, path: str, account: str = "") -> EnvPlan:
     site, here = _site(args.site)
     request = EnvRequest(
+        account=account or _own_account(site.name),
         path=path,
         extras=tuple(dict.fromkeys(name.strip() for name in args.extras.split(",") if name.strip())),
         torch=args.torch,
@@ -93,7 +104,7 @@ def _planned(args: argparse.Namespace, path: str) -> EnvPlan:
 
 
 def _plan(args: argparse.Namespace) -> Result:
-    plan = _planned(args, args.path)
+    plan = _planned(args, args.path, args.account)
     return Result(text=script_text(plan) if args.format == "script" else plan_text(plan), data=plan)
 
 

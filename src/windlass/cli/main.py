@@ -80,6 +80,13 @@ class _Parser(argparse.ArgumentParser):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, **kwargs)
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does it, but an unknown option of `env plan` is a matter of `env plan`, not of `env`."""
+        found, rest = self.parse_known_args(args, namespace)
+        if rest:
+            _chosen_parser(self, found).error(f"unrecognized arguments: {' '.join(rest)}")
+        return found
+
     def error(self, message: str) -> Any:
         hint = ""
         words = message.split()
@@ -99,6 +106,15 @@ class _Parser(argparse.ArgumentParser):
         print(
             for_stream(self.format_help(), stream, current_environ(), foreign=not stream.isatty()), end="", file=stream
         )
+
+
+def _chosen_parser(parser: argparse.ArgumentParser, found: argparse.Namespace) -> argparse.ArgumentParser:
+    """The parser of the action that was chosen, or that of the command, where it has none."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            chosen = action.choices.get(str(getattr(found, action.dest, "")))
+            return _chosen_parser(chosen, found) if chosen else parser
+    return parser
 
 
 def _usage() -> str:

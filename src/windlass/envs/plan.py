@@ -15,7 +15,7 @@ import msgspec
 from windlass.environment.modules import module_lines
 from windlass.envs.extras import Extra, find_extra
 from windlass.envs.place import place_findings
-from windlass.envs.step import Step, shell_path, site_modules
+from windlass.envs.step import Step, shell_path, site_modules, with_account
 from windlass.envs.use import use_steps
 from windlass.envs.wheels import Wheel, choose_wheel
 from windlass.errors import UsageError
@@ -32,6 +32,7 @@ _EXISTS = (
     "  exit 2",
     "fi",
 )
+_ACCOUNT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
 _KEPT = "'^(torch|pytorch-triton[a-z-]*)=='"
 
 
@@ -47,6 +48,8 @@ class EnvRequest(msgspec.Struct, frozen=True, kw_only=True):
     python: str = ""
     """conda: a version; venv: the interpreter to build on."""
     image: str = ""
+    account: str = ""
+    """The project that the site's places for environments belong to."""
 
 
 class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,8 +85,8 @@ class EnvPlan(msgspec.Struct, frozen=True, kw_only=True):
 def plan_env(request: EnvRequest, site: Site, facts: MachineFacts) -> EnvPlan:
     """Decide. Raises `UsageError` for what cannot be: an unknown build of torch, a name that is no package."""
     spec = site.file.python
-    path = request.path or (f"{spec.place}/torch" if spec.place else "${HOME}/envs/torch")
     _refuse_strange(request, spec)
+    path = with_account(request.path or f"{spec.place or '${HOME}/envs'}/torch", request.account)
     extras = tuple(find_extra(name) for name in request.extras)
     wheel = _wheel(request, site, facts)
     source = _source(site)
@@ -107,7 +110,7 @@ def plan_env(request: EnvRequest, site: Site, facts: MachineFacts) -> EnvPlan:
         variables=tuple(n for n in dict.fromkeys(_names(path)) if n not in ("USER", "HOME")),
         steps=tuple(steps),
         use=use_steps(path, site),
-        findings=(*warnings, *place_findings(path, site)),
+        findings=(*warnings, *place_findings(path, site, account=request.account)),
         notes=tuple(_notes(site)),
     )
 
@@ -121,6 +124,8 @@ def _refuse_strange(request: EnvRequest, spec: PythonSpec) -> None:
         raise UsageError("--path holds a line break", hint="choose another folder")
     if request.path and not request.path.startswith(("/", "${", "~")):
         raise UsageError(f"--path {request.path} is not a full path", hint="jobs start in folders of their own")
+    if request.account and not _ACCOUNT.match(request.account):
+        raise UsageError(f"--account {request.account!r} is no name of a project", hint="as in --account abc123")
     if spec.kind == "conda" and request.python and not _PYTHON.match(request.python):
         raise UsageError(f"--python {request.python}: conda takes a version here", hint="as in --python 3.12")
     if request.image and spec.beneath != "image":
@@ -152,11 +157,12 @@ def _wheel(request: EnvRequest, site: Site, facts: MachineFacts) -> Wheel | None
 
 
 def _place(path: str) -> Step:
+    ask = ("export ACCOUNT=YOUR_PROJECT   # or: windlass env plan --account NAME",) if "ACCOUNT" in _names(path) else ()
     return Step(
         name="the place",
         because="made anew, so that nothing old is in it",
         commands=(*_EXISTS, 'mkdir -p "$(dirname "$ENV")"'),
-        shown=(f"ENV={shell_path(path)}",),
+        shown=(*ask, f"ENV={shell_path(path)}"),
     )
 
 

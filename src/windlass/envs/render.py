@@ -38,7 +38,8 @@ def plan_text(plan: EnvPlan) -> str:
 def _step_lines(head: str, step: Step) -> list[str]:
     lines = [head, *_wrapped(step.because, "     ")]
     lines += [f"     ({step.source})"] if step.source else []
-    return [*lines, *(f"       {line}" for line in step.shown or step.commands), ""]
+    shown = [line for line in step.shown or step.commands if not line.startswith("# shellcheck ")]
+    return [*lines, *(f"       {line}" for line in shown), ""]
 
 
 def _wrapped(text: str, indent: str) -> list[str]:

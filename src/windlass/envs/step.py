@@ -22,12 +22,23 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """What people are shown in the place of the commands."""
 
 
+def shown_path(path: str) -> str:
+    """A path of the catalog as people read it, with the shell's variables in the place of `{account}`."""
+    return path.replace("{account_lower}", "${ACCOUNT,,}").replace("{account}", "${ACCOUNT}")
+
+
+def with_account(path: str, account: str) -> str:
+    """A path of the catalog with the project in it; without a project as it is."""
+    if not account:
+        return path
+    return path.replace("{account_lower}", account.lower()).replace("{account}", account)
+
+
 def shell_path(path: str) -> str:
     """A path of the catalog (`{account}`, `${USER}`) or of the user as one word of bash."""
     if "{account" not in path and "${" not in path:
         return quote(path)
-    text = path.replace("{account_lower}", "${ACCOUNT,,}").replace("{account}", "${ACCOUNT}")
-    return '"' + re.sub(r'[\\"`]|\$(?!\{)', lambda match: "\\" + match[0], text) + '"'
+    return '"' + re.sub(r'[\\"`]|\$(?!\{)', lambda match: "\\" + match[0], shown_path(path)) + '"'
 
 
 def site_modules(site: Site) -> tuple[ModuleSpec, ...]:

@@ -3,7 +3,7 @@
 # torch and its oneCCL come with the frameworks module; what it lacks goes on top, in a venv with --system-site-
 # packages. Source: ALCF user guide, aurora/data-science/python.md, 2026-08-19
 # Run it on a login node. ENV=/another/place bash FILE puts it elsewhere.
-# note: /lus/flare/projects/{account}/${USER}/envs/torch is on Lustre: some nodes start well from it, hundreds do not
+# note: /lus/flare/projects/${ACCOUNT}/${USER}/envs/torch is on Lustre: some nodes start well from it, hundreds do not
 # (import torch from Lustre: 1020 s on 8192 nodes). windlass run --cache ENV reads it once for all nodes; or windlass
 # env pack and windlass stage
 # note: /lus/flare holds 1 TB a project; an environment with torch has more than 20,000 files

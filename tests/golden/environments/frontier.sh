@@ -3,9 +3,9 @@
 # the site's own document makes a conda environment from its miniforge3 module and takes torch from PyTorch's index for
 # ROCm. Source: OLCF user documentation, software/analytics/pytorch_frontier.rst, 2026-07-22
 # Run it on a login node. ENV=/another/place bash FILE puts it elsewhere.
-# note: /lustre/orion/{account_lower}/proj-shared/${USER}/envs/torch is on Lustre: some nodes start well from it,
-# hundreds do not (start of a conda environment from Lustre: 51 s on 8 nodes). windlass run --cache ENV reads it once
-# for all nodes; or windlass env pack and windlass stage
+# note: /lustre/orion/${ACCOUNT,,}/proj-shared/${USER}/envs/torch is on Lustre: some nodes start well from it, hundreds
+# do not (start of a conda environment from Lustre: 51 s on 8 nodes). windlass run --cache ENV reads it once for all
+# nodes; or windlass env pack and windlass stage
 # note: Orion is purged after 90 days: keep a packed copy elsewhere. Import mpi4py before torch. For MPI without GPU
 # support unload rocm before mpi4py is built
 # note: NVMe at /mnt/bb/$USER only after --with nvme; start of 8 nodes: 2 s from NVMe, 51 s from Orion, 236 s from NFS;

@@ -50,6 +50,7 @@ def test_the_version_is_that_of_the_package(tmp_path: Path) -> None:
         (("plan", "--scheduler", "slrum", "x.py"), "did you mean 'slurm'?"),
         (("plan", "--launcher", "sruns", "x.py"), "did you mean 'srun'?"),
         (("plan", "--devices", "two", "x.py"), "choose from"),
+        (("env", "plan", "--sit", "lumi"), "did you mean --site? `windlass env plan --help`"),
     ],
 )
 def test_a_misspelt_word_is_answered_with_the_nearest(tmp_path: Path, words: tuple[str, ...], told: str) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from unit.cli.typed import in_process
 from windlass.envs.place import place_findings
 from windlass.envs.plan import EnvPlan, EnvRequest, MachineFacts, plan_env
 from windlass.envs.render import plan_text, script_text
@@ -97,3 +100,33 @@ def test_nfs_and_home_are_warned_of_with_what_somebody_measured() -> None:
     assert place_findings("/opt/aurora/env", load_site("aurora"))[0].level == "ok"
     assert place_findings("/data/env", load_site("workstation")) == ()
     assert place_findings("/data/env", load_site("workstation"), seen="NFS")[0].level == "warning"
+
+
+@pytest.mark.parametrize("site", site_names())
+def test_no_plan_shows_placeholders_of_the_catalog_or_words_for_shellcheck(site: str) -> None:
+    plan = _plan(site)
+    assert "{account" not in plan_text(plan) and "{account" not in script_text(plan)
+    assert "shellcheck" not in plan_text(plan)
+    assert ("export ACCOUNT=" in plan_text(plan)) == ("ACCOUNT" in plan.variables)
+
+
+def test_the_project_is_put_into_the_sites_place() -> None:
+    plan = _plan("frontier", account="ABC123")
+    assert plan.path == "/lustre/orion/abc123/proj-shared/${USER}/envs/torch" and plan.variables == ()
+    assert "ACCOUNT" not in plan_text(plan) + script_text(plan)
+    at_home = _plan("frontier", account="ABC123", path="/ccs/home/me/env")
+    assert "put it below /lustre/orion/abc123/" in at_home.findings[0].remedy
+    with pytest.raises(UsageError, match="no name of a project"):
+        _plan("frontier", account="../abc")
+
+
+def test_the_command_takes_the_project_from_its_option_or_from_the_configuration(tmp_path: Path) -> None:
+    assert in_process("init", "--account", "mine", cwd=tmp_path).code == 0
+    assert in_process("init", "--for", "aurora", "--account", "flares", cwd=tmp_path).code == 0
+    for words, told in (
+        (("--site", "frontier"), "/lustre/orion/mine/"),
+        (("--site", "aurora"), "/projects/flares/"),
+        (("--site", "aurora", "--account", "abc123"), "/projects/abc123/"),
+    ):
+        plan = in_process("env", "plan", *words, cwd=tmp_path)
+        assert plan.code == 0 and told in plan.stdout, plan.text
