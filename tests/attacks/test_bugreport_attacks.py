@@ -19,6 +19,7 @@ from unit.cli.typed import in_process, script, windlass
 from windlass.bugreport import gather
 from windlass.bugreport.last_run import MAX_LOG_BYTES, MAX_NODES
 from windlass.model.secrets import MASK
+from windlass.plan.render.secrets import SECRETS_FILE
 from windlass.run.bundle import scrubber
 
 S = "Zq7xK2vB9\"mW4'tR8y"
@@ -132,6 +133,8 @@ def test_links_and_pipes_in_a_run_folder_are_not_followed(run: Path) -> None:
     (run / "launcher.log").symlink_to(elsewhere)
     (run / "out" / "linked").symlink_to(elsewhere)
     os.mkfifo(run / "agents.log")
+    (run / SECRETS_FILE).unlink(missing_ok=True)
+    os.mkfifo(run / SECRETS_FILE)
     files = report(run)
     assert not [name for name, text in files.items() if shows(text)]
     assert "agents.log" in files["SUMMARY.txt"] and "not a plain file" in files["SUMMARY.txt"]

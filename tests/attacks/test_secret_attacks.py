@@ -38,7 +38,16 @@ S = "Zq7xK2vB9mW4tR8y"
             "AccountKey",
             "MYTOKEN",
         ),
-        *("SLACK_WEBHOOK_URL", "PGPASSWORD", "--auth", "--pw", "clientSecret", "SharedAccessKey", "AZURE_CONN_STR"),
+        *(
+            "SLACK_WEBHOOK_URL",
+            "PGPASSWORD",
+            "PBS_JOBCOOKIE",
+            "--auth",
+            "--pw",
+            "clientSecret",
+            "SharedAccessKey",
+            "AZURE_CONN_STR",
+        ),
         *("DB_CONNECTION_STRING", "SESSION_COOKIE", "--bearer", "MY_JWT", "x-api-key", "MYSQL_PWD", "CREDS"),
     ],
 )

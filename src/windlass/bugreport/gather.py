@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from windlass.bugreport.about import config_text, environment_text, site_text, tools_text, version_text
 from windlass.bugreport.last_run import plan_of, run_files, state_text
-from windlass.errors import CommandError, UsageError, WindlassError
+from windlass.errors import CommandError, MachineError, UsageError, WindlassError
 from windlass.model.plan import Plan
 from windlass.notation.sizes import size_text
 from windlass.procs.command import run_command
@@ -81,7 +81,14 @@ def write_report(
     settings, trouble = _settings(environ)
     folder, plan = _run(run, settings)
     given = plan.request.env if plan else ()
-    scrub = scrubber(environ, given, plan, folder, home=environ.get("HOME", "").rstrip("/"))
+    home = environ.get("HOME", "").rstrip("/")
+    scrub = _within(PART_S, lambda: scrubber(environ, given, plan, folder, home=home))
+    if isinstance(scrub, Exception):
+        place = folder.path if folder else "the run"
+        raise MachineError(
+            f"nothing is written: the secrets that {place} keeps, to be left out, cannot be read ({scrub})",
+            hint="name another run",
+        ) from scrub
     parts = gather(environ, settings, folder, plan, doctor=doctor, logs=logs, tell=tell)
     files = {name: scrub.clean(text) for name, text in parts.files.items()}
     left = {name: scrub.clean(why) for name, why in {**trouble, **parts.left}.items()}

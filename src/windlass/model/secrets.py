@@ -22,8 +22,8 @@ _SECRET_WORDS = frozenset(
 """Parts of a name, in small letters, that say what it holds."""
 _STRONG_WORDS = _SECRET_WORDS - {"key", "pass", "pat", "auth", "pw", "sas", "tokens", "signature"}
 """Those that mean it in the middle of other text too."""
-_ENDS = ("token", "password", "passwd", "secret", "apikey")
-"""Of names that are written without a mark between their parts: PGPASSWORD."""
+_ENDS = ("token", "password", "passwd", "secret", "apikey", "cookie")
+"""Of names that are written without a mark between their parts: PGPASSWORD, PBS_JOBCOOKIE."""
 _NOT_SECRET = re.compile(
     r"^(SSH_AUTH_SOCK|PWD|OLDPWD|TOKENIZERS_PARALLELISM|.*_PWD_DIR)$|tokens?_per|max_tokens|num_tokens|tokenizer|monkey"
     r"|keyboard|key_(size|dim|len|length|bias|value_heads)|(sort|primary|foreign)[_-]key"

@@ -32,6 +32,7 @@ from windlass.plan.render.variables import setting_lines
 from windlass.run.folder import RunFolder
 from windlass.run.selftest import VARIABLES
 
+_SECRETS_BYTES = 4 << 20
 _SHORT = 3
 """Values up to this length are hidden where the variable is set; elsewhere they could be anything."""
 _LONG_LINE = 12
@@ -86,7 +87,7 @@ def scrubber(
 
 def _kept_secrets(folder: RunFolder) -> Iterator[str]:
     try:
-        words = shlex.split(folder.part(SECRETS_FILE).read_text(errors="surrogateescape"), comments=True)
+        words = shlex.split(tail_text(folder.part(SECRETS_FILE), _SECRETS_BYTES), comments=True)
     except (OSError, ValueError):
         return
     for word in words:

@@ -49,8 +49,8 @@ def soon() -> float:
 
 def test_what_is_packed_is_found_by_its_key(tmp_path: Path, stored: list[PackObject]) -> None:
     path = str(tmp_path / "a.pack")
-    assert write_pack(path, stored, 1 << 20, soon()) == 3
-    pack = open_pack(path)
+    assert write_pack(path, stored, CHUNK, 1 << 20, soon) == 3
+    pack = open_pack(path, CHUNK)
     found = pack.index[b"key1"]
     data = memoryview(bytearray(found.size))
     pack.read_into(found.offset, data)
@@ -62,40 +62,48 @@ def test_what_is_packed_is_found_by_its_key(tmp_path: Path, stored: list[PackObj
 
 def test_a_pack_ends_at_its_limit_and_in_time(tmp_path: Path, stored: list[PackObject]) -> None:
     path = str(tmp_path / "a.pack")
-    assert write_pack(path, stored, 2100, soon()) == 2
-    assert list(open_pack(path).index) == [b"key0", b"key1"]
-    assert write_pack(path, stored, 1 << 20, time.monotonic() - 1.0) == 0
-    assert not open_pack(path).index
+    assert write_pack(path, stored, CHUNK, 2100, soon) == 2
+    assert list(open_pack(path, CHUNK).index) == [b"key0", b"key1"]
+    assert write_pack(path, stored, CHUNK, 1 << 20, lambda: time.monotonic() - 1.0, more_than=2000) == 0
+    assert list(open_pack(path, CHUNK).index) == [b"key0", b"key1"], "a better one is not replaced by what was cut off"
+    assert [each.name for each in tmp_path.glob("*.pack*")] == ["a.pack"]
+
+
+def test_chunks_of_another_size_are_never_taken_for_those_of_today(tmp_path: Path, stored: list[PackObject]) -> None:
+    path = str(tmp_path / "a.pack")
+    write_pack(path, stored, CHUNK, 1 << 20, soon)
+    with pytest.raises(BadPackError, match="chunks of 16384 bytes, not 32768"):
+        open_pack(path, 2 * CHUNK)
 
 
 def test_a_pack_that_others_could_have_written_is_refused(tmp_path: Path, stored: list[PackObject]) -> None:
     folder = tmp_path / "traces"
     folder.mkdir(mode=0o700)
     path = folder / "a.pack"
-    write_pack(str(path), stored, 1 << 20, soon())
+    write_pack(str(path), stored, CHUNK, 1 << 20, soon)
     path.chmod(0o620)
     with pytest.raises(BadPackError, match="written by others"):
-        open_pack(str(path))
+        open_pack(str(path), CHUNK)
     path.chmod(0o600)
     folder.chmod(0o770)
     with pytest.raises(BadPackError, match="written by others"):
-        open_pack(str(path))
+        open_pack(str(path), CHUNK)
     folder.chmod(0o700)
     (folder / "link.pack").symlink_to(path)
     with pytest.raises(OSError):
-        open_pack(str(folder / "link.pack"))
+        open_pack(str(folder / "link.pack"), CHUNK)
 
 
 @pytest.mark.parametrize("damage", ["cut off", "index", "empty"])
 def test_a_damaged_pack_is_none(tmp_path: Path, stored: list[PackObject], damage: str) -> None:
     path = tmp_path / "a.pack"
-    write_pack(str(path), stored, 1 << 20, soon())
+    write_pack(str(path), stored, CHUNK, 1 << 20, soon)
     data = bytearray(path.read_bytes())
     if damage == "index":
         data[3100] ^= 1
     path.write_bytes({"cut off": data[:-5], "index": data, "empty": b""}[damage])
     with pytest.raises(BadPackError):
-        open_pack(str(path))
+        open_pack(str(path), CHUNK)
 
 
 def test_the_oldest_packs_go_when_there_are_too_many(tmp_path: Path) -> None:
@@ -184,4 +192,41 @@ def test_files_that_changed_just_now_are_not_packed(tmp_path: Path, tree: Path) 
         keys = keys_of(peer, tree / "f0")
         assert peer.fetcher.wait(keys[0], 15.0).error is None
         peer._saver.touched(keys[0])
-    assert not open_pack(pack_path(str(trace))).index
+    assert not Path(pack_path(str(trace))).exists()
+
+
+def touch_again(folder: Path, tree: Path, trace: Path) -> None:
+    """A second run, which reads and touches what the first did."""
+    with peers(folder, 1, tree, trace_in=str(trace), trace_out=str(trace), chunk_bytes=CHUNK) as (peer,):
+        peer._saver.fresh_s = -3600.0
+        wait_for(lambda: peer.status()["push"]["ended"])
+        for key in (key for name in NAMES for key in keys_of(peer, tree / name)):
+            assert peer.fetcher.wait(key, 15.0).error is None
+            peer._saver.touched(key)
+
+
+def test_a_pack_that_no_longer_fits_is_written_anew(tmp_path: Path, tree: Path) -> None:
+    trace = record(tmp_path, tree)
+    path = pack_path(str(trace))
+    for name in NAMES:
+        (tree / name).chmod(0o640)  # another ctime, the same content
+    before = {packed.ctime_ns for packed in open_pack(path, CHUNK).index.values()}
+    touch_again(tmp_path / "c", tree, trace)
+    after = open_pack(path, CHUNK).index
+    assert len(after) == 4 * len(NAMES) - 1 and not before & {packed.ctime_ns for packed in after.values()}
+
+
+def test_a_damaged_pack_is_replaced_by_the_run_that_meets_it(tmp_path: Path, tree: Path) -> None:
+    trace = record(tmp_path, tree)
+    path = Path(pack_path(str(trace)))
+    sound = path.read_bytes()
+    path.write_bytes(sound[:5000] + b"bit rot" + sound[5007:])
+    touch_again(tmp_path / "c", tree, trace)
+    assert path.read_bytes()[5000:5007] != b"bit rot" and open_pack(str(path), CHUNK).index
+
+
+def test_nothing_is_packed_where_others_can_write(tmp_path: Path, tree: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "traces").mkdir()
+    (tmp_path / "traces").chmod(0o770)
+    record(tmp_path, tree)
+    assert not list((tmp_path / "traces").glob("*.pack*")) and "written by others" in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import subprocess
 import tarfile
 from pathlib import Path
@@ -270,6 +271,18 @@ def test_a_tar_that_has_a_word_for_every_member_is_not_waited_for(tmp_path: Path
     finally:
         os.close(folder)
     assert len(list(tmp_path.iterdir())) == 1500
+
+
+def test_without_tar_the_error_names_it(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "gzip").symlink_to(shutil.which("gzip") or "")
+    (tmp_path / "out").mkdir()
+    folder = os.open(tmp_path / "out", os.O_RDONLY)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", str(tmp_path / "bin"))
+        with pytest.raises(AgentError, match="tar cannot be started on this node: No such file"):
+            unpack(iter(()), folder, "a.tar.gz")
+    os.close(folder)
 
 
 def test_a_failing_decompressor_is_named_and_not_tar(tmp_path: Path) -> None:

@@ -17,12 +17,13 @@ import os
 import stat
 import struct
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from .keys import DIGEST_BYTES, MAX_KEY_BYTES
 
-_MAGIC = b"windlass pack 1\n"
+_MAGIC = b"windlass pack 2\n"
+_HEAD = struct.Struct("<16sQ")  # magic, bytes of a chunk
 _TAIL = struct.Struct("<QQ32s")  # where the index begins, its length, its digest
 _ENTRY = struct.Struct("<QIqH")  # offset, size, ctime of the file, length of the key
 _MAX_INDEX_BYTES = 64 << 20
@@ -83,16 +84,23 @@ class Pack:
             os.close(fd)
 
 
-def open_pack(path: str) -> Pack:
-    """`BadPackError` for a file that is none or that others could have written; `OSError` where it cannot be read."""
-    _check_owner(os.stat(os.path.dirname(path) or "."), os.path.dirname(path))
+def check_folder(path: str) -> None:
+    """`BadPackError` where others can write into the folder of a pack: none that lies there is ever used."""
+    folder = os.path.dirname(path) or "."
+    _check_owner(os.stat(folder), folder)
+
+
+def open_pack(path: str, chunk_bytes: int) -> Pack:
+    """`BadPackError` for a file that is none, that others could have written, or whose chunks have another size;
+    `OSError` where it cannot be read."""
+    check_folder(path)
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise BadPackError("%s is no file" % path)
         _check_owner(status, path)
-        return Pack(fd, _read_index(fd, status.st_size))
+        return Pack(fd, _read_index(fd, status.st_size, chunk_bytes))
     except BaseException:
         os.close(fd)
         raise
@@ -105,9 +113,14 @@ def _check_owner(status: os.stat_result, path: str) -> None:
         raise BadPackError("%s can be written by others (chmod go-w)" % path)
 
 
-def _read_index(fd: int, size: int) -> dict[bytes, Packed]:
-    if size < len(_MAGIC) + _TAIL.size or os.pread(fd, len(_MAGIC), 0) != _MAGIC:
+def _read_index(fd: int, size: int, chunk_bytes: int) -> dict[bytes, Packed]:
+    if size < _HEAD.size + _TAIL.size:
         raise BadPackError("not a pack")
+    magic, theirs = _HEAD.unpack(os.pread(fd, _HEAD.size, 0))
+    if magic != _MAGIC:
+        raise BadPackError("not a pack")
+    if theirs != chunk_bytes:
+        raise BadPackError("a pack with chunks of %d bytes, not %d" % (theirs, chunk_bytes))
     begin, length, stated = _TAIL.unpack(os.pread(fd, _TAIL.size, size - _TAIL.size))
     if length > _MAX_INDEX_BYTES or begin + length + _TAIL.size != size:
         raise BadPackError("not a pack, or cut off")
@@ -132,15 +145,24 @@ def _parse_index(data: bytes, end: int) -> dict[bytes, Packed]:
     return index
 
 
-def write_pack(path: str, objects: Iterable[PackObject], limit_bytes: int, deadline: float) -> int:
-    """Puts objects into a new pack at `path`, in their order, up to a limit and until a time (`monotonic`); what is
-    missing then is read from its file at the next start. Returns how many; on `OSError` the old pack stays."""
-    partial = "%s.%d" % (path, os.getpid())
-    fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+def write_pack(
+    path: str,
+    objects: Iterable[PackObject],
+    chunk_bytes: int,
+    limit_bytes: int,
+    deadline: Callable[[], float],
+    more_than: int = 0,
+) -> int:
+    """Puts objects into a new pack at `path`, in their order, up to a limit and until a time (`monotonic`, which may
+    come closer meanwhile); what is missing then is read from its file at the next start. Returns how many. The old pack
+    stays on `OSError`, and where time ran out before there were `more_than` bytes."""
+    partial = "%s.%s" % (path, os.urandom(8).hex())
+    fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        index, end = [], os.write(fd, _MAGIC)
+        index, end, late = [], os.write(fd, _HEAD.pack(_MAGIC, chunk_bytes)), False
         for each in objects:
-            if time.monotonic() > deadline or end + each.size > limit_bytes:
+            late = time.monotonic() > deadline()
+            if late or end + each.size > limit_bytes:
                 break
             _copy(each, fd)
             entry = _ENTRY.pack(end, each.size, each.ctime_ns, len(each.key))
@@ -148,6 +170,11 @@ def write_pack(path: str, objects: Iterable[PackObject], limit_bytes: int, deadl
             end += each.size
         data = b"".join(index)
         _write_all(fd, data + _TAIL.pack(end, len(data), hashlib.sha256(data).digest()))
+        closing, fd = fd, -1
+        os.close(closing)  # a full network file system may say so only now
+        if late and end - _HEAD.size <= more_than:
+            os.unlink(partial)
+            return 0
         os.replace(partial, path)
         return len(index)
     except BaseException:
@@ -155,7 +182,8 @@ def write_pack(path: str, objects: Iterable[PackObject], limit_bytes: int, deadl
             os.unlink(partial)
         raise
     finally:
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
 
 
 def _copy(each: PackObject, fd: int) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import threading
 from time import perf_counter
 
@@ -21,8 +23,9 @@ _THREADS = 4  # reading, hashing and storing hold no lock of the interpreter
 class PackReader:
     """Collects objects that lie beside each other in the pack and reads them together. One thread calls it."""
 
-    def __init__(self, pack: Pack, fetcher: Fetcher, chunk_bytes: int) -> None:
+    def __init__(self, pack: Pack, path: str, fetcher: Fetcher, chunk_bytes: int) -> None:
         self._pack = pack
+        self._path = path
         self._fetcher = fetcher
         self._buffer_bytes = wire.BATCH_BYTES + chunk_bytes
         self._pool = Pool(_THREADS, "pack")
@@ -37,7 +40,7 @@ class PackReader:
         """The pack of the trace that this node was given; None where there is none that can be used."""
         path = pack_path(config.trace_in)
         try:
-            return cls(open_pack(path), fetcher, config.chunk_bytes)
+            return cls(open_pack(path, config.chunk_bytes), path, fetcher, config.chunk_bytes)
         except FileNotFoundError:
             return None
         except (OSError, BadPackError) as error:
@@ -103,7 +106,9 @@ class PackReader:
             return
         if not self._damaged:
             self._damaged = True
-            log.warning("the pack of the trace is damaged; what is left of it is read from the files themselves")
+            log.warning("the pack of the trace is damaged and removed; what it held is read from the files themselves")
+            with contextlib.suppress(OSError):  # so that this run writes another
+                os.unlink(self._path)
         self._read_files(objects)
 
     def _read_files(self, objects: list[tuple[bytes, bytes, int]]) -> None:

@@ -54,6 +54,14 @@ _RUN_BYTES = 1 << 20
 _FILES_EACH = 4
 
 
+def chunks_of(ranges: Iterable[Range], size: int, chunk_bytes: int) -> list[int]:
+    """The chunks of a file in which ranges of it lie; what a damaged file says of its tables may be anything."""
+    found: set[int] = set()
+    for offset, length in ranges:
+        found.update(range(offset // chunk_bytes, chunk_count(min(offset + length, size), chunk_bytes)))
+    return sorted(found)
+
+
 class ReadAhead:
     """Told of every object that this node read from the shared file system; asks for what will follow.
 
@@ -202,15 +210,7 @@ class ReadAhead:
 
     def _fetch(self, key: bytes, ranges: Iterable[Range]) -> None:
         """Ranges of a file, in runs, by several threads."""
-        total = chunk_count(file_size(key), self._chunk_bytes)
-        wanted = sorted(
-            {
-                index
-                for offset, length in ranges
-                for index in range(offset // self._chunk_bytes, -(-(offset + length) // self._chunk_bytes))
-                if index < total
-            }
-        )
+        wanted = chunks_of(ranges, file_size(key), self._chunk_bytes)
         keys = [sibling_key(key, index) for index in wanted]
         if len(keys) * self._chunk_bytes > _MAX_EACH_BYTES:
             return

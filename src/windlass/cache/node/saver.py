@@ -11,12 +11,12 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from .config import NodeConfig
 from .keys import CHUNK, chunk_length, directory_key, parse_key
 from .listing import Listing, attr_ctime_ns, attr_pin
-from .pack import FRESH_S, BadPackError, PackObject, drop_old_packs, open_pack, pack_path, write_pack
+from .pack import FRESH_S, BadPackError, PackObject, check_folder, drop_old_packs, open_pack, pack_path, write_pack
 from .store import Store
 from .timers import Timers
 from .trace import BadTraceError, Recorder, read_trace, write_trace
@@ -42,6 +42,7 @@ class TraceSaver:
         self._started_s = time.time()
         self.fresh_s = FRESH_S
         self._writing = threading.Lock()
+        self._until = 0.0
 
     def start(self, timers: Timers) -> None:
         if self._config.trace_out:
@@ -58,9 +59,10 @@ class TraceSaver:
             self._recorder.directory(parsed.path)
 
     def end(self) -> None:
-        """The last word on this run: saves what is not saved yet."""
+        """The last word on this run: saves what is not saved yet, and ends a packer that is at it."""
         self.save_trace()
-        self.save_pack(_AT_END_S)
+        self._until = min(self._until, time.monotonic() + _AT_END_S)
+        self.save_pack(_AT_END_S, patience_s=2 * _AT_END_S)
 
     def _sometimes(self, timers: Timers) -> None:
         if not self.save_trace() and self._recorder.changes != self._packed:
@@ -85,55 +87,74 @@ class TraceSaver:
             log.warning("trace not saved: %s", error)
         return True
 
-    def save_pack(self, within_s: float) -> None:
-        """Writes the pack where there is none that is nearly as good; a failure is a warning, the job goes on."""
+    def save_pack(self, within_s: float, patience_s: float = 0.0) -> None:
+        """Writes the pack where there is none that is nearly as good; a failure is a warning, the job goes on.
+        `patience_s`: how long to wait for another thread that is writing it."""
         config = self._config
-        if not config.trace_out or not config.pack_limit_bytes or not self._writing.acquire(blocking=False):
+        if not config.trace_out or not config.pack_limit_bytes or not self._writing.acquire(timeout=patience_s):
             return
         try:
             if self._recorder.changes == self._packed:
                 return
             self._packed = self._recorder.changes
             path = pack_path(config.trace_out)
+            check_folder(path)
             keys = dict.fromkeys([*self._chunks, *(k for k in self._planned() if k is not None and k[0] == CHUNK)])
-            if not self._is_worth(path, list(keys)):
+            ctimes = self._packable(keys)
+            held = self._held_bytes(path, ctimes)
+            if not self._is_worth(path, sum(map(self._size_of, ctimes)), held):
                 return
-            write_pack(path, self._objects(keys), config.pack_limit_bytes, time.monotonic() + within_s)
+            self._until = time.monotonic() + within_s
+            write_pack(
+                path, self._objects(ctimes), config.chunk_bytes, config.pack_limit_bytes, lambda: self._until, held
+            )
             drop_old_packs(os.path.dirname(path) or ".", path)
-        except OSError as error:
+        except (OSError, BadPackError) as error:
             log.warning("the content of the trace is not packed: %s", error)
         finally:
             self._writing.release()
 
-    def _is_worth(self, path: str, keys: list[bytes]) -> bool:
-        """Whether there is room for a pack, and none that has most of these objects."""
-        sizes = {key: self._size_of(key) for key in keys}
-        wanted = sum(sizes.values())
+    def _is_worth(self, path: str, wanted: int, held: int) -> bool:
+        """Whether there is room for a pack, and none that has most of what it would hold."""
         place = os.statvfs(os.path.dirname(path) or ".")
-        if not wanted or place.f_bavail * place.f_frsize < 2 * wanted:
-            return False
+        return 2 * wanted <= place.f_bavail * place.f_frsize and wanted - held > wanted // _STALE_PART
+
+    def _held_bytes(self, path: str, ctimes: Mapping[bytes, int]) -> int:
+        """Of these objects, what the pack that is there can give to the next start."""
         try:
-            old = open_pack(path)
+            old = open_pack(path, self._config.chunk_bytes)
         except (OSError, BadPackError):
-            return True
+            return 0
         old.close()
-        return sum(size for key, size in sizes.items() if key not in old.index) > wanted // _STALE_PART
+        there = (key for key, ctime_ns in ctimes.items() if key in old.index and old.index[key].ctime_ns == ctime_ns)
+        return sum(map(self._size_of, there))
 
     def _size_of(self, key: bytes) -> int:
         parsed = parse_key(key)
         return chunk_length(parsed.pin.size, self._config.chunk_bytes, parsed.chunk)
 
-    def _objects(self, keys: Iterable[bytes]) -> Iterator[PackObject]:
-        """Those that are held, of files that did not change lately."""
+    def _packable(self, keys: Iterable[bytes]) -> dict[bytes, int]:
+        """Those that are held, of files that did not change lately, up to the limit; with the ctimes of their files."""
         ctimes: dict[bytes, int | None] = {}
         newest_ns = int((self._started_s - self.fresh_s) * 1e9)
+        found: dict[bytes, int] = {}
+        left = self._config.pack_limit_bytes
         for key in keys:
             path = parse_key(key).path
             if path not in ctimes:
                 ctimes[path] = self._ctime_of(key)
             ctime_ns = ctimes[path]
-            held = self._store.hold(key) if ctime_ns is not None and ctime_ns < newest_ns else None
-            if held is not None and ctime_ns is not None:
+            if ctime_ns is not None and ctime_ns < newest_ns and key in self._store:
+                left -= self._size_of(key)
+                if left < 0:
+                    break
+                found[key] = ctime_ns
+        return found
+
+    def _objects(self, ctimes: Mapping[bytes, int]) -> Iterator[PackObject]:
+        for key, ctime_ns in ctimes.items():
+            held = self._store.hold(key)
+            if held is not None:  # else it had to make room meanwhile
                 try:
                     yield PackObject(key, held.digest, ctime_ns, held.fd, held.offset, held.size)
                 finally:

@@ -99,15 +99,21 @@ def _start(programs: Sequence[Sequence[str]], folder: int, logs: Sequence[IO[byt
         env.pop(variable, None)
     running: list[subprocess.Popen[bytes]] = []
     for argv, log in zip(programs, logs):
-        program = subprocess.Popen(
-            argv,
-            env=env,
-            pass_fds=(folder,),
-            stdin=running[-1].stdout if running else subprocess.PIPE,
-            stdout=subprocess.DEVNULL if argv is programs[-1] else subprocess.PIPE,
-            stderr=log,
-            bufsize=0,
-        )
+        try:
+            program = subprocess.Popen(
+                argv,
+                env=env,
+                pass_fds=(folder,),
+                stdin=running[-1].stdout if running else subprocess.PIPE,
+                stdout=subprocess.DEVNULL if argv is programs[-1] else subprocess.PIPE,
+                stderr=log,
+                bufsize=0,
+            )
+        except OSError as error:
+            for before in running:
+                before.kill()
+                before.wait(_END_S)
+            raise AgentError("%s cannot be started on this node: %s" % (argv[0], error.strerror)) from error
         for end in (program.stdin, program.stdout):
             if end is not None:
                 _widen(end)
