@@ -32,4 +32,4 @@ def main(args: argparse.Namespace) -> Result:
     if not args.dry_run:
         enter_allocation(allocation, environ)
     data = {"argv": allocation.argv, "arguments": allocation.arguments}
-    return Result(text=quote_words(allocation.argv), data=data)
+    return Result(text=quote_words(allocation.argv), data=data, foreign=True)

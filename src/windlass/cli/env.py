@@ -4,6 +4,7 @@ it, packing it for the nodes."""
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from windlass.cli.result import Result
@@ -16,11 +17,12 @@ from windlass.envs.inspect import inspect_env
 from windlass.envs.pack import pack_env
 from windlass.envs.plan import EnvPlan, EnvRequest, MachineFacts, plan_env
 from windlass.envs.probe import machine_facts, probe_host
-from windlass.envs.render import plan_text, script_text
+from windlass.envs.render import command_lines, plan_text, script_text
 from windlass.errors import UsageError
 from windlass.model.site import Site
 from windlass.notation.counts import counted
 from windlass.notation.sizes import size_text
+from windlass.notation.terminal import width_of
 from windlass.settings import current_environ, read_settings
 from windlass.sites.catalog import load_site
 from windlass.sites.detect import detect_site
@@ -105,7 +107,11 @@ def _planned(args: argparse.Namespace, path: str, account: str = "") -> EnvPlan:
 
 def _plan(args: argparse.Namespace) -> Result:
     plan = _planned(args, args.path, args.account)
-    return Result(text=script_text(plan) if args.format == "script" else plan_text(plan), data=plan)
+    if args.format == "script":
+        return Result(text=script_text(plan), data=plan, foreign=True)
+    width = width_of(sys.stdout, current_environ())
+    text = plan_text(plan, width) if width else plan_text(plan)
+    return Result(text=text, data=plan, verbatim=frozenset(command_lines(plan)))
 
 
 def _create(args: argparse.Namespace) -> Result:

@@ -17,7 +17,8 @@ from windlass.cli.result import Result
 from windlass.cli.show import for_stream, say
 from windlass.cli.working import working
 from windlass.errors import CommandError, MachineError, UsageError, WindlassError, nearest
-from windlass.notation.terminal import columns_of
+from windlass.notation.style import filled
+from windlass.notation.terminal import width_of
 from windlass.settings import current_environ
 
 _COMMANDS = {
@@ -103,9 +104,9 @@ class _Parser(argparse.ArgumentParser):
 
     def print_help(self, file: Any = None) -> None:
         stream = file or sys.stdout
-        print(
-            for_stream(self.format_help(), stream, current_environ(), foreign=not stream.isatty()), end="", file=stream
-        )
+        environ = current_environ()
+        plain = width_of(stream, environ) is None
+        print(for_stream(self.format_help(), stream, environ, foreign=plain), end="", file=stream)
 
 
 def _chosen_parser(parser: argparse.ArgumentParser, found: argparse.Namespace) -> argparse.ArgumentParser:
@@ -178,8 +179,14 @@ def main(argv: list[str]) -> int:
 
 
 def _as_shown(result: Result) -> str:
-    own = result.coloured
-    return for_stream(result.text, sys.stdout, current_environ(), own_colours=own, foreign=result.foreign)
+    return for_stream(
+        result.text,
+        sys.stdout,
+        current_environ(),
+        own_colours=result.coloured,
+        foreign=result.foreign,
+        verbatim=result.verbatim,
+    )
 
 
 def _show(result: Result, *, as_json: bool) -> int:
@@ -201,8 +208,11 @@ def _show(result: Result, *, as_json: bool) -> int:
 
 class _Help(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
-        width = min(110, columns_of(sys.stdout)) if sys.stdout.isatty() else 110
-        super().__init__(prog, max_help_position=32, width=width)
+        self._limit = width_of(sys.stdout, current_environ())
+        super().__init__(prog, max_help_position=32, width=min(110, self._limit or 110))
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return super()._fill_text(filled(text, width) if self._limit else text, width, indent)
 
 
 def _print_json(data: object) -> None:

@@ -10,7 +10,6 @@ Works anywhere and for any site; without a script it shows what would be around 
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from windlass.cli.result import Result
 from windlass.errors import UsageError
 from windlass.model.plan import Plan
 from windlass.notation.style import in_colour
+from windlass.notation.terminal import width_of
 from windlass.plan.show import headline, plan_text
 from windlass.run.planning import plan_request
 from windlass.settings import current_environ
@@ -52,12 +52,12 @@ def main(args: argparse.Namespace) -> Result:
     plan = plan_request(request_from(args, environ), environ, here=here).plan
     if args.picture:
         _write_picture(plan, Path(args.picture))
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    columns = width_of(sys.stdout, environ)
     text = plan_text(
         plan,
         explain=args.explain,
         script=not args.no_script,
-        color=in_colour(columns is not None, environ),
+        color=in_colour(sys.stdout.isatty(), environ),
         width=min(columns or 110, 110),
         columns=columns,
     )

@@ -16,3 +16,5 @@ class Result:
     """The text holds colours of our own, for a terminal."""
     foreign: bool = False
     """Others wrote the text (a log, a script): none of its words are ours to colour or its lines ours to fold."""
+    verbatim: frozenset[str] = frozenset()
+    """Lines of the text that stay whole: commands to copy."""

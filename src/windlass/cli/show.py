@@ -1,29 +1,36 @@
-"""How the text of a command reaches its reader: a terminal gets it folded and in colour, a pipe as it is."""
+"""How the text of a command reaches its reader: a terminal gets it folded and in colour, a pipe as it is unless
+COLUMNS says how wide its reader is."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TextIO
 
 from windlass.cli.working import clear
 from windlass.notation.style import folded, in_colour, painted
-from windlass.notation.terminal import columns_of, for_terminal
+from windlass.notation.terminal import for_terminal, width_of
 from windlass.settings import current_environ
 
 
 def for_stream(
-    text: str, stream: TextIO, environ: Mapping[str, str], *, own_colours: bool = False, foreign: bool = False
+    text: str,
+    stream: TextIO,
+    environ: Mapping[str, str],
+    *,
+    own_colours: bool = False,
+    foreign: bool = False,
+    verbatim: Collection[str] = (),
 ) -> str:
     """The text as this stream gets it. `own_colours`: it holds some already. `foreign`: others wrote it, so that
-    nothing in it is a word of ours."""
+    nothing in it is a word of ours. `verbatim`: lines that stay whole."""
     live = stream.isatty()
     if live:
         text = for_terminal(text, coloured=own_colours)
     if foreign:
         return text
-    if live:
-        text = folded(text, columns_of(stream))
+    if width := width_of(stream, environ):
+        text = folded(text, width, verbatim)
     return painted(text) if in_colour(live, environ) else text
 
 

@@ -186,7 +186,7 @@ def check_place(report: Mapping[str, Any], nodes: int, level: str) -> Finding:
     worst = max(places, key=lambda place: (place.get("kind") == "shared", place.get("look_us", 0.0)))
     kind, look_us = worst.get("kind"), float(worst.get("look_us", 0.0))
     seconds = report.get("import_s")
-    cost = f"import torch took {seconds:.1f} s" if seconds is not None else f"a look at a file takes {look_us:.0f} µs"
+    cost = f"import torch took {seconds:.1f} s" if seconds is not None else f"a stat() takes {look_us:.0f} µs"
     seen = f"{worst.get('path')} is on {worst.get('file_system')} ({worst.get('mount')}); {cost}"
     slow = look_us > SLOW_LOOK_US or (seconds or 0.0) > SLOW_IMPORT_S
     if slow:

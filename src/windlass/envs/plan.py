@@ -256,7 +256,7 @@ def _environment(request: EnvRequest, site: Site, source: str) -> Step:
         name="a venv on top of the site's packages" if through else "a venv",
         because="pip sees the module's packages and leaves them there"
         if through
-        else "nothing of the system shines through",
+        else "isolated from the system's packages",
         commands=(
             f'{python} -m venv {"--system-site-packages " if through else ""}"$ENV"',
             'py() { "$ENV/bin/python" "$@"; }',

@@ -15,18 +15,18 @@ STEP_MARK = "== step"
 """How a script says in its output that a step begins."""
 
 
-def plan_text(plan: EnvPlan) -> str:
-    """For people."""
+def plan_text(plan: EnvPlan, width: int = _WIDTH) -> str:
+    """For people; paragraphs as wide as this at most."""
     lines = [f"A Python environment for {plan.site}: {plan.kind} at {shell_path(plan.path)}"]
-    lines += [*_wrapped(plan.because, "  "), f"  source: {plan.source}", ""]
+    lines += [*_wrapped(plan.because, "  ", width), f"  source: {plan.source}", ""]
     for number, step in enumerate(plan.steps, 1):
-        lines += _step_lines(f"{number}. {step.name}", step)
+        lines += _step_lines(f"{number}. {step.name}", step, width)
     lines += ["How it is used:", ""]
     for step in plan.use:
-        lines += _step_lines(f"- {step.name}", step)
+        lines += _step_lines(f"- {step.name}", step, width)
     lines += [*finding_lines(plan.findings), ""] if plan.findings else []
     for note in plan.notes:
-        lines += _wrapped(f"note: {note}", "  ")
+        lines += _wrapped(f"note: {note}", "  ", width)
     lines += [] if not plan.notes else [""]
     here = (
         "" if plan.kind == "conda" or plan.beneath == "image" else f"; on {plan.site} itself: windlass env create PATH"
@@ -35,15 +35,23 @@ def plan_text(plan: EnvPlan) -> str:
     return "\n".join(lines)
 
 
-def _step_lines(head: str, step: Step) -> list[str]:
-    lines = [head, *_wrapped(step.because, "     ")]
+def _step_lines(head: str, step: Step, width: int) -> list[str]:
+    lines = [head, *_wrapped(step.because, "     ", width)]
     lines += [f"     ({step.source})"] if step.source else []
-    shown = [line for line in step.shown or step.commands if not line.startswith("# shellcheck ")]
-    return [*lines, *(f"       {line}" for line in shown), ""]
+    return [*lines, *_command_lines(step), ""]
 
 
-def _wrapped(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=indent)
+def _command_lines(step: Step) -> list[str]:
+    return [f"       {line}" for line in step.shown or step.commands if not line.startswith("# shellcheck ")]
+
+
+def command_lines(plan: EnvPlan) -> list[str]:
+    """The lines of `plan_text` that people copy."""
+    return [line for step in (*plan.steps, *plan.use) for line in _command_lines(step)]
+
+
+def _wrapped(text: str, indent: str, width: int) -> list[str]:
+    return textwrap.wrap(text, max(40, min(width, _WIDTH)), initial_indent=indent, subsequent_indent=indent)
 
 
 def script_text(plan: EnvPlan) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 RESET = "\x1b[0m"
 _CODES = {"good": "32", "warn": "33", "bad": "1;31", "live": "36", "hint": "36", "faint": "2", "head": "1"}
@@ -31,6 +31,11 @@ _MARK_KIND = {"note:": "faint", "warning:": "warn", "error:": "bad"}
 _COLUMN = re.compile(r"^(?P<indent> *)(?P<key>\S.{0,22}?(?: {2,}|: ))(?=\S)")
 _ALREADY = re.compile(r"^\s*(?:\||[#│┌└├])|\\$|\x1b")
 """Lines that are laid out already: drawings, comments of scripts, command lines that go on, those with colours."""
+_COMMAND = re.compile(r"^\s+(?:\$ |windlass )")
+"""A line to copy."""
+_QUOTED = re.compile(r"`[^`\n]+`")
+_BLANK = "\0"
+"""Stands for a blank between backquotes while lines are folded: what they quote is copied, too."""
 _SCRIPT = "rank script"
 """The heading from which on a plan is a script, which nobody may fold."""
 _MAX_HEADING = 60
@@ -73,27 +78,51 @@ def _painted_line(line: str, following: str) -> str:
     return colour(line, "head") if heading else line
 
 
-def folded(text: str, columns: int) -> str:
+def filled(text: str, columns: int) -> str:
+    """Paragraphs of prose with their lines joined and broken anew at so many columns. Indented lines, drawings and
+    commands stay as they are."""
+    lines: list[str] = []
+    open_paragraph = False
+    for line in text.split("\n"):
+        prose = bool(line) and not line[0].isspace() and not line.startswith("- ") and not _ALREADY.search(line)
+        if prose and open_paragraph:
+            lines[-1] += f" {line}"
+        else:
+            lines.append(line)
+        open_paragraph = prose
+    return "\n".join(
+        piece for line in lines for piece in (_wrapped(line, columns) if line and not line[0].isspace() else [line])
+    )
+
+
+def folded(text: str, columns: int, verbatim: Collection[str] = ()) -> str:
     """No line longer than so many columns, as far as words allow: broken at spaces, and continued below the text that
-    it continues."""
+    it continues. Lines of `verbatim`, commands and what stands between backquotes stay whole."""
     lines = text.split("\n")
     end = lines.index(_SCRIPT) if _SCRIPT in lines else len(lines)
-    return "\n".join((*(piece for line in lines[:end] for piece in _pieces(line, columns)), *lines[end:]))
+    pieces = (piece for line in lines[:end] for piece in ([line] if line in verbatim else _pieces(line, columns)))
+    return "\n".join((*pieces, *lines[end:]))
 
 
 def _pieces(line: str, columns: int) -> list[str]:
-    if len(line) <= columns or _ALREADY.search(line):
+    if len(line) <= columns or _ALREADY.search(line) or _COMMAND.match(line):
         return [line]
     match = _COLUMN.match(line)
     indent = match.end() if match and match.end() <= columns // 2 else len(line) - len(line.lstrip()) + 2
     # The blanks of the first line are what aligns it: they are no place to break, and stay as they are.
     head, rest = line[:indent], line[indent:]
-    pieces = textwrap.wrap(
-        rest, max(20, columns - indent), break_long_words=False, break_on_hyphens=False, replace_whitespace=False
-    )
+    pieces = _wrapped(rest, columns - indent)
     if not pieces:
         return [line]
     return [head + pieces[0], *(" " * indent + piece for piece in pieces[1:])]
+
+
+def _wrapped(text: str, columns: int) -> list[str]:
+    whole = _QUOTED.sub(lambda match: match[0].replace(" ", _BLANK), text)
+    pieces = textwrap.wrap(
+        whole, max(20, columns), break_long_words=False, break_on_hyphens=False, replace_whitespace=False
+    )
+    return [piece.replace(_BLANK, " ") for piece in pieces]
 
 
 def table_lines(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Mapping
 from typing import TextIO
 
 _CONTROL = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069]")
@@ -23,3 +24,11 @@ def columns_of(stream: TextIO) -> int:
     with contextlib.suppress(OSError, ValueError):
         return os.get_terminal_size(stream.fileno()).columns or 80
     return 80
+
+
+def width_of(stream: TextIO, environ: Mapping[str, str]) -> int | None:
+    """How many columns text for this stream may take: COLUMNS, else those of its terminal; None: a pipe, no limit."""
+    said = environ.get("COLUMNS", "")
+    if said.isascii() and said.isdigit() and int(said):
+        return int(said)
+    return columns_of(stream) if stream.isatty() else None

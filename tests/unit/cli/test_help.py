@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,3 +91,53 @@ def test_a_wrong_command_line_ends_in_a_hint(words: tuple[str, ...], tmp_path: P
     done = in_process(*words, cwd=tmp_path)
     assert done.code == 2, done.text
     assert done.stderr.rstrip().splitlines()[-1].lstrip().startswith(("hint:", "`windlass")), done.stderr
+
+
+def _help_lines() -> Iterator[tuple[str, ...]]:
+    """Every command and sub-command, as it is asked for its help."""
+    for name in command_names():
+        yield (name,)
+        command, parser = command_parser(name)
+        nested = [a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+        for sub in [*getattr(command, "SUBS", ()), *(word for choices in nested for word in choices)]:
+            yield (name, sub)
+
+
+_COMMAND_TO_COPY = re.compile(r"^ {4}(?:windlass |eval )|^\s+`[^`]+`\S*$")
+
+
+@pytest.mark.parametrize("words", [(), *_help_lines()], ids=" ".join)
+def test_help_fits_eighty_columns_but_for_commands_to_copy(words: tuple[str, ...], tmp_path: Path) -> None:
+    shown = in_process(*words, "--help", cwd=tmp_path, env={"COLUMNS": "80"})
+    assert shown.code == 0 and shown.stdout
+    long = [line for line in shown.stdout.splitlines() if len(line) > 80 and not _COMMAND_TO_COPY.match(line)]
+    assert long == []
+
+
+def test_every_example_stays_one_line_at_forty_columns(tmp_path: Path) -> None:
+    for name in command_names():
+        lines = in_process(name, "--help", cwd=tmp_path, env={"COLUMNS": "40"}).stdout.splitlines()
+        assert [line for line, _ in EXAMPLES[name] if f"    {line}" not in lines] == []
+
+
+@pytest.mark.parametrize("site", ["frontier", "lumi", "aurora"])
+def test_a_plan_of_an_environment_fits_and_its_commands_stay_whole(site: str, tmp_path: Path) -> None:
+    words = ("env", "plan", "--site", site, "--with", "mpi4py,deepspeed")
+    whole = in_process(*words, cwd=tmp_path).stdout.splitlines()
+    lines = in_process(*words, cwd=tmp_path, env={"COLUMNS": "60"}).stdout.splitlines()
+    commands = [line for line in whole if line.startswith("       ") and not line.lstrip().startswith("->")]
+    assert commands and [line for line in commands if line not in lines] == []
+    assert [line for line in lines if len(line) > 60 and line not in commands and line.count("/") < 2] == []
+    script = in_process(*words, "--format", "script", cwd=tmp_path)
+    assert in_process(*words, "--format", "script", cwd=tmp_path, env={"COLUMNS": "60"}).stdout == script.stdout
+
+
+def test_lists_and_hints_fit_the_width_that_columns_says(tmp_path: Path) -> None:
+    listed = in_process("sites", "list", cwd=tmp_path, env={"COLUMNS": "60"}).stdout
+    assert (
+        max(map(len, listed.splitlines()))
+        <= 60
+        < max(map(len, in_process("sites", "list", cwd=tmp_path).stdout.splitlines()))
+    )
+    hint = in_process("explain", "NO_SUCH", "--site", "nowhere", cwd=tmp_path, env={"COLUMNS": "60"})
+    assert hint.code != 0 and max(map(len, hint.stderr.splitlines())) <= 60

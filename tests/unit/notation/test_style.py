@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from windlass.notation.style import folded, in_colour, painted, table_lines
+from windlass.notation.style import filled, folded, in_colour, painted, table_lines
 
 TERMINAL = {"TERM": "xterm"}
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
@@ -88,3 +88,18 @@ def test_columns_of_a_table_are_aligned() -> None:
         "resumable  128 x 8  runs/longer  step 4",
     ]
     assert table_lines([]) == []
+
+
+def test_what_backquotes_quote_and_lines_to_copy_are_not_broken() -> None:
+    text = "hint: get nodes by `windlass alloc --nodes 2 --time 1h` and then start the script in there"
+    assert any("`windlass alloc --nodes 2 --time 1h`" in line for line in folded(text, 45).split("\n"))
+    command = "    windlass run --ranks-per-node 2 --show all train.py --lr 0.1"
+    assert folded(command, 30) == command
+    kept = "       py -m pip install torch --index-url https://example.org/whl"
+    assert folded(kept, 30, {kept}) == kept and folded(kept, 30) != kept
+
+
+def test_paragraphs_are_filled_and_lists_stay() -> None:
+    text = "One line that is\nbroken anew.\n\n  a  list\n  b  of two\nand the end"
+    assert filled(text, 40) == "One line that is broken anew.\n\n  a  list\n  b  of two\nand the end"
+    assert filled("one two three four five six seven", 20) == "one two three four\nfive six seven"
