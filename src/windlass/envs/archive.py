@@ -28,9 +28,15 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     path: str = ""
     data: bytes | None = None
     link: str = ""
+    folder: bool = False
     mode: int
     mtime: int
     size: int = 0
+
+
+def refuse_unreadable(error: OSError) -> None:
+    """For `os.walk`, which would leave a folder out that it cannot read: half an environment must not look whole."""
+    raise MachineError(f"{error.filename} cannot be read: {error.strerror}", hint="nothing was written") from error
 
 
 def write_archive(entries: list[Entry], final: Path, environ: Mapping[str, str]) -> None:
@@ -94,7 +100,7 @@ def _write_tar(entries: list[Entry], stream: IO[bytes] | gzip.GzipFile) -> None:
         for entry in sorted(entries, key=lambda entry: os.fsencode(entry.name)):
             info = tarfile.TarInfo(entry.name)
             info.mode, info.mtime = entry.mode, entry.mtime
-            if entry.link == "/":
+            if entry.folder:
                 info.type = tarfile.DIRTYPE
                 archive.addfile(info)
             elif entry.link:

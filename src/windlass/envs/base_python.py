@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from windlass.agents.interpreter import LEFT_OUT
-from windlass.envs.archive import Entry
+from windlass.envs.archive import Entry, refuse_unreadable
 from windlass.envs.inspect import EnvFacts
 from windlass.errors import UsageError
 from windlass.images.node.closure import GLIBC
@@ -40,7 +40,7 @@ class BasePython:
             yield Entry(name=link, link=self.library.name, mode=0o777, mtime=mtime)
         # Debian's Python looks for packages under this name outside of a venv.
         yield Entry(name=f"lib/{self.library.name}/dist-packages", link="site-packages", mode=0o777, mtime=mtime)
-        for folder, folders, names in os.walk(self.library):
+        for folder, folders, names in os.walk(self.library, onerror=refuse_unreadable):
             folders[:] = sorted(name for name in folders if _wanted(name) and not (Path(folder) / name).is_symlink())
             for file in sorted(names):
                 path = Path(folder) / file

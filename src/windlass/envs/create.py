@@ -74,7 +74,7 @@ def refuse_elsewhere(plan: EnvPlan, here: str) -> None:
 def create_env(plan: EnvPlan, environ: Mapping[str, str], tell: Callable[[str], None]) -> Created:
     """Make it. On return it is complete; else nothing is under its name and the log says why."""
     final = Path(plan.path)
-    partial, log = final.with_name(f".{final.name}.partial"), final.with_name(f"{final.name}.log")
+    partial, log = final.with_name(f".{final.name}.partial"), final.with_name(f"{final.name}.{LOG}")
     _refuse_place(final)
     lock = _locked(final)
     began = time.monotonic()
@@ -160,7 +160,7 @@ def _run(plan: EnvPlan, partial: Path, log: Path, environ: Mapping[str, str], te
     env = {**kept, _MARK: str(partial)}
     argv = ("bash", "-c", script)
     step = "start"
-    with adopt_orphans(), log.open("ab") as stream:
+    with adopt_orphans(), log.open("xb") as stream:
         child = start_child(argv, env=env, death=signal.SIGTERM, merge=True)
         try:
             assert child.stdout is not None

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from windlass.envs.archive import SUFFIXES, Entry, write_archive
+from windlass.envs.archive import SUFFIXES, Entry, refuse_unreadable, write_archive
 from windlass.envs.base_python import BasePython, base_python
 from windlass.envs.inspect import EnvFacts, inspect_env
 from windlass.envs.relocate import PORTABLE_ACTIVATE, portable_script, read_text_file
@@ -91,7 +91,7 @@ def _refuse(facts: EnvFacts, root: Path, final: Path, with_python: bool) -> None
 
 
 def _entries(root: Path, base: BasePython | None) -> Iterator[Entry]:
-    for folder, folders, names in os.walk(root):
+    for folder, folders, names in os.walk(root, onerror=refuse_unreadable):
         folders.sort()
         here = Path(folder)
         links = [name for name in folders if (here / name).is_symlink()]
@@ -104,7 +104,7 @@ def _entries(root: Path, base: BasePython | None) -> Iterator[Entry]:
             if name not in links:
                 status = (here / name).stat()
                 inside = str((here / name).relative_to(root))
-                yield Entry(name=inside, link="/", mode=stat.S_IMODE(status.st_mode), mtime=int(status.st_mtime))
+                yield Entry(name=inside, folder=True, mode=stat.S_IMODE(status.st_mode), mtime=int(status.st_mtime))
 
 
 def _entry(root: Path, path: Path, inside: str) -> Iterator[Entry]:

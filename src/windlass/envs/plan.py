@@ -200,7 +200,8 @@ def _image(request: EnvRequest, site: Site) -> list[Step]:
     if not image:
         line = ': "${IMAGE:?set IMAGE to the image, or the environment definition (EDF), that the job will use}"'
     elif "*" in image:
-        line = f"IMAGE=${{IMAGE:-$(printf '%s\\n' {image} | sort -V | tail -n 1)}}"
+        named = "*".join(quote(part) if part else "" for part in image.split("*"))  # the star is the shell's
+        line = f"IMAGE=${{IMAGE:-$(printf '%s\\n' {named} | sort -V | tail -n 1)}}"
     else:
         line = f"IMAGE=${{IMAGE:-{quote(image)}}}"
     runtime = _runtime(site, image)

@@ -89,11 +89,13 @@ def test_an_environment_is_made_and_its_programs_work_under_its_final_name(tmp_p
 def test_a_package_that_is_not_there_leaves_the_log_and_nothing_else(
     tmp_path: Path, index: Path, quick_python: str
 ) -> None:
+    (tmp_path / "env.log").write_text("of the user's own")
     failed = create(tmp_path, index, "--with", "alpha,nowhere-to-be-found", python=quick_python)
     assert failed.code == 3
-    assert "step 'nowhere-to-be-found' failed: ERROR" in failed.stderr and "env.log" in failed.stderr
-    assert left(tmp_path) == {"env.log"}
-    assert "Successfully installed alpha" in (tmp_path / "env.log").read_text()
+    assert "step 'nowhere-to-be-found' failed: ERROR" in failed.stderr and "env.windlass-env.log" in failed.stderr
+    assert left(tmp_path) == {"env.windlass-env.log", "env.log"}
+    assert (tmp_path / "env.log").read_text() == "of the user's own"
+    assert "Successfully installed alpha" in (tmp_path / "env.windlass-env.log").read_text()
 
 
 @pytest.mark.apart
@@ -102,7 +104,7 @@ def test_without_a_network_the_way_out_is_named(tmp_path: Path, index: Path, qui
     settings |= {"PIP_FIND_LINKS": "", "PIP_TRUSTED_HOST": "127.0.0.1"}
     failed = create(tmp_path, index, "--with", "alpha", python=quick_python, **settings)
     assert failed.code == 3 and "cannot be reached" in failed.stderr and "https_proxy" in failed.stderr
-    assert left(tmp_path) == {"env.log"}
+    assert left(tmp_path) == {"env.windlass-env.log"}
 
 
 @pytest.mark.apart
@@ -122,7 +124,7 @@ def test_what_is_interrupted_leaves_nothing_under_the_name_and_the_next_start_be
     finally:
         child.kill()
         child.wait(timeout=10)
-    assert not (tmp_path / "env").exists() and (tmp_path / "env.log").exists()
+    assert not (tmp_path / "env").exists() and (tmp_path / "env.windlass-env.log").exists()
     assert (tmp_path / ".env.partial").exists() == (sig == signal.SIGKILL)
     made = create(tmp_path, index, "--with", "alpha", python=quick_python)
     assert made.code == 0, made.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -98,6 +99,27 @@ def test_the_same_environment_gives_the_same_bytes(env: Path, tmp_path: Path) ->
     source = env / PACKAGES / "alpha.py"
     assert members[f"{PACKAGES}/alpha.py"].mtime == int(source.stat().st_mtime), "compiled modules stay valid"
     assert not any(name.endswith((".fish", ".csh", ".ps1")) for name in members)
+
+
+def test_a_folder_that_cannot_be_read_ends_the_packing(env: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scan = os.scandir
+
+    def broken(path: str) -> object:
+        if str(path).endswith("site-packages"):
+            raise OSError(errno.EIO, "Input/output error", path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", broken)
+    with pytest.raises(MachineError, match="site-packages cannot be read: Input/output error"):
+        pack(env, "env.tar.gz")
+    assert not list(env.parent.glob("*env.tar.gz*"))
+
+
+def test_a_link_to_the_root_stays_a_link(env: Path, tmp_path: Path) -> None:
+    (env / "root").symlink_to("/")
+    pack(env, "env.tar.gz")
+    with tarfile.open(tmp_path / "env.tar.gz") as archive:
+        assert archive.getmember("root").linkname == "/" and archive.getmember("bin").isdir()
 
 
 def test_other_forms_hold_the_same(env: Path, tmp_path: Path) -> None:
