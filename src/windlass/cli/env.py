@@ -57,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pack.add_argument("path", metavar="PATH", help="the environment's folder")
     pack.add_argument("--output", "-o", metavar="FILE", help=".tar.gz (default), .tar.zst, .tar, .sqsh or .squashfs")
     pack.add_argument("--with-python", action="store_true", help="pack the interpreter of a venv too")
+    pack.add_argument("--force", action="store_true", help="replace an archive of that name")
     for box in (check, pack):
         box.add_argument("--json", action="store_true")
 
@@ -144,7 +145,11 @@ def _check(args: argparse.Namespace) -> Result:
 def _pack(args: argparse.Namespace) -> Result:
     name = Path(args.path).expanduser().absolute().name
     packed = pack_env(
-        args.path, args.output or f"{name}.tar.gz", with_python=args.with_python, environ=current_environ()
+        args.path,
+        args.output or f"{name}.tar.gz",
+        with_python=args.with_python,
+        environ=current_environ(),
+        force=args.force,
     )
     sizes = f"{size_text(packed.size_bytes)} of {size_text(packed.source_bytes)}, {counted(packed.entries, 'file')}"
     lines = [f"packed {packed.file}: {sizes}, {packed.seconds:.0f} s"]

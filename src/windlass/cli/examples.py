@@ -93,7 +93,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("windlass cache stop", "away with it"),
     ),
     "stage": (
-        ("windlass stage data.tar --to /tmp/data --extract", "unpacked on every node while it arrives"),
+        ("windlass stage data.tar --to /tmp --extract", "unpacked to /tmp/data on every node while it arrives"),
         ("windlass stage imagenet --to '${TMPDIR}' --shard", "each node its part"),
     ),
     "init": (
@@ -105,7 +105,11 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("windlass completion fish", "windlass completion fish | source"),
     ),
     "image": (
-        ("windlass image plan pytorch-rocm --site lumi", "the recipe of an image, each step with its reason"),
+        ("windlass image plan pytorch-rocm", "the recipe of an image, each step with its reason"),
+        (
+            "windlass image plan pytorch-rocm --with ofi --format script --site lumi",
+            "the network plugin without an image, built with the site's modules",
+        ),
         ("windlass image build pytorch-ngc --tag mine", "build it with what is here"),
         ("windlass image check image.sif --site lumi", "what will happen with it there"),
     ),

@@ -96,14 +96,15 @@ def _recipe(args: argparse.Namespace, chosen: dict[str, str]) -> Recipe:
 def _plan(args: argparse.Namespace) -> Result:
     chosen = _chosen(args)
     for_host = {name: chosen.pop(name) for name in HOST_KEYS if name in chosen and args.format == "script"}
-    recipe = _recipe(args, chosen)
+    recipe, site = _recipe(args, chosen), _site(args.site)
+    if site is not None and (args.output or args.format != "script"):
+        say("windlass: note: --site has no effect here: the image is the same for all sites; --format script uses it")
     if args.output:
         write_context(recipe, Path(args.output).expanduser())
         return Result(
             text=f"written to {args.output}: Containerfile, image.def, windlass-entry, sbom.json", data=recipe
         )
     if args.format == "script":
-        site = _site(args.site)
         if site is None:
             raise UsageError("--format script needs --site NAME", hint="its modules and its libfabric are taken")
         return Result(text=host_script_text(recipe, site, load_versions(), for_host), data=recipe, foreign=True)

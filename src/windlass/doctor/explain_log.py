@@ -229,7 +229,7 @@ def explain_files(paths: Iterable[Path], tell: Callable[[str], None]) -> LogRepo
                     reader.read(str(file), (decode(line.rstrip(b"\r\n")) for line in stream))
             except OSError as error:
                 raise UsageError(f"cannot read {file}: {error.strerror}", hint="give files or a run folder") from error
-            tell(f"{counted(reader.files, 'file')}, {reader.lines:,} lines")
+            tell(_amount(reader.files, reader.lines))
     return reader.report()
 
 
@@ -243,6 +243,10 @@ def _files(path: Path) -> Iterator[Path]:
     parts = [path / name for name in ("out", "comm", "launcher.log", "slurm.log") if (path / name).exists()]
     for part in parts or [path]:
         yield from sorted(p for p in part.rglob("*") if p.is_file()) if part.is_dir() else [part]
+
+
+def _amount(files: int, lines: int) -> str:
+    return f"{counted(files, 'file')}, {lines:,} line{'' if lines == 1 else 's'}"
 
 
 def report_lines(report: LogReport, *, everything: bool = False) -> list[str]:
@@ -261,6 +265,7 @@ def report_lines(report: LogReport, *, everything: bool = False) -> list[str]:
     if quiet and not everything:
         total = sum(one.count for one in quiet)
         lines.append(f"harmless: {counted(total, 'line')} ({', '.join(one.name for one in quiet)}); --all shows them")
-    where = f"{counted(report.files, 'file')}, {report.lines:,} lines"
-    lines.append(f"read {where}" + (f", {counted(report.ranks, 'rank')}" if report.ranks else ""))
+    lines.append(
+        f"read {_amount(report.files, report.lines)}" + (f", {counted(report.ranks, 'rank')}" if report.ranks else "")
+    )
     return lines

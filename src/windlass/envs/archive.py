@@ -13,6 +13,7 @@ from typing import IO
 
 import msgspec
 
+from windlass.envs.room import hint_for
 from windlass.errors import CommandError, MachineError
 from windlass.procs.command import run_command, which
 
@@ -48,7 +49,7 @@ def write_archive(entries: list[Entry], final: Path, environ: Mapping[str, str])
         partial.replace(final)
     except OSError as error:
         text = f"cannot write {final}: {error.strerror or error}"
-        raise MachineError(text, hint="make room, or choose another place; nothing was left there") from error
+        raise MachineError(text, hint=f"{hint_for(error, final.parent)}; nothing was left there") from error
     finally:
         partial.unlink(missing_ok=True)
 

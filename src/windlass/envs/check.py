@@ -12,7 +12,7 @@ from windlass.envs.place import place_findings
 from windlass.envs.probe import HostFacts
 from windlass.envs.step import site_modules
 from windlass.envs.wheels import least_driver
-from windlass.images.check import LEVELS, Finding, Level, finding_lines
+from windlass.images.check import LEVELS, Finding, Level, finding_lines, verdict_text
 from windlass.images.node.closure import version_key
 from windlass.model.site import Site
 from windlass.notation.counts import counted
@@ -60,7 +60,7 @@ def check_text(check: EnvCheck) -> str:
     facts = check.facts
     about = f"{facts.kind}, Python {facts.python or 'unknown'}, {counted(len(facts.packages), 'package')}"
     lines = [f"{facts.path}: {about}", "", *finding_lines(check.findings), ""]
-    return "\n".join([*lines, f"verdict on {check.site}: {check.verdict}"])
+    return "\n".join([*lines, f"verdict on {check.site}: {verdict_text(check.findings)}"])
 
 
 def _some(names: Iterable[str]) -> str:
@@ -124,6 +124,8 @@ def _torch(facts: EnvFacts, site: Site, host: HostFacts | None) -> Iterator[Find
     if not torch.get("__version__"):
         if "torch" in facts.packages:
             yield Finding(level="error", topic="torch", text="torch/version.py is missing or damaged", remedy=_REMAKE)
+        else:
+            yield _without_torch(facts, site, vendor)
         return
     build = f"CUDA {torch['cuda']}" if "cuda" in torch else f"ROCm {torch['hip']}" if "hip" in torch else ""
     build = build or ("XPU" if "xpu" in torch else "CPU only")
@@ -148,6 +150,18 @@ def _torch(facts: EnvFacts, site: Site, host: HostFacts | None) -> Iterator[Find
     if rocm and "hip" in torch and version_key(torch["hip"])[:2] != version_key(rocm)[:2]:
         text = f"ROCm {torch['hip']} in torch, {rocm} in the site's module: mixed libraries fail in odd ways"
         yield Finding(level="warning", topic="torch", text=text, remedy="take the wheel for that ROCm, or that module")
+
+
+def _without_torch(facts: EnvFacts, site: Site, vendor: str) -> Finding:
+    """It may lie beneath, where a module or an image has it, or not be wanted."""
+    if "torch" in facts.beneath_packages:
+        return Finding(level="ok", topic="torch", text=f"{facts.beneath_packages['torch']}, beneath it")
+    if facts.beneath and site.file.python.beneath != "nothing":
+        text = f"not installed: it must come from the {site.file.python.beneath} beneath"
+        remedy = f"windlass env plan --site {site.name} says from which"
+        return Finding(level="note", topic="torch", text=text, remedy=remedy)
+    remedy = f"windlass env plan --site {site.name} says which wheel fits"
+    return Finding(level="warning" if vendor else "note", topic="torch", text="not installed", remedy=remedy)
 
 
 def _collectives(facts: EnvFacts, site: Site) -> Iterator[Finding]:

@@ -22,6 +22,7 @@ import msgspec
 from windlass.envs.plan import EnvPlan
 from windlass.envs.relocate import move_names
 from windlass.envs.render import STEP_MARK, script_text
+from windlass.envs.room import hint_for, room_hint
 from windlass.errors import CommandError, DeadlineError, MachineError, UsageError
 from windlass.model.jsontext import to_json
 from windlass.procs.children import adopt_orphans, signal_group, start_child
@@ -91,7 +92,7 @@ def create_env(plan: EnvPlan, environ: Mapping[str, str], tell: Callable[[str], 
             log.replace(final / LOG)
             log = final / LOG
     except OSError as error:
-        raise MachineError(f"cannot make {final}: {error.strerror}", hint=_room(final.parent)) from error
+        raise MachineError(f"cannot make {final}: {error.strerror}", hint=hint_for(error, final.parent)) from error
     finally:
         final.with_name(f".{final.name}.lock").unlink(missing_ok=True)
         os.close(lock)
@@ -122,7 +123,9 @@ def _locked(final: Path) -> int:
             f"another windlass is making {final} now", hint="wait for it, or choose another place"
         ) from error
     except OSError as error:
-        raise MachineError(f"cannot write to {final.parent}: {error.strerror}", hint=_room(final.parent)) from error
+        raise MachineError(
+            f"cannot write to {final.parent}: {error.strerror}", hint=hint_for(error, final.parent)
+        ) from error
 
 
 def _sweep(partial: Path, tell: Callable[[str], None]) -> bool:
@@ -203,7 +206,7 @@ def _failure(step: str, log: Path, argv: tuple[str, ...], code: int, folder: Pat
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith(("not finished:", "[notice]"))]
     hint = f"all of its output: {log}; nothing is left but that, and the next start begins anew"
     if any(word in text for word in _NO_ROOM):
-        hint = f"{_room(folder)}; {hint}"
+        hint = f"{room_hint(folder)}; {hint}"
     elif any(word in text for word in _NO_NETWORK):
         hint = (
             "the index of packages cannot be reached: use a login node, set https_proxy, or name a mirror with "
@@ -219,10 +222,3 @@ def _failure(step: str, log: Path, argv: tuple[str, ...], code: int, folder: Pat
         output="\n".join(line[:160] for line in lines[-5:]),
         hint=hint,
     )
-
-
-def _room(folder: Path) -> str:
-    with contextlib.suppress(OSError):
-        free = shutil.disk_usage(folder).free
-        return f"{folder} has {free / 1e9:.1f} GB left (and perhaps a quota): make room, or choose another place"
-    return "choose another place"

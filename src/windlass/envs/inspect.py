@@ -129,7 +129,10 @@ def _kind(root: Path) -> str:
         return "conda"
     if (root / "bin" / "python").exists() and site_packages(root):
         return "python"  # a Python of its own: what `pack --with-python` makes of a venv
-    what = "there is no such folder" if not root.is_dir() else "neither pyvenv.cfg nor conda-meta is in it"
+    if root.is_dir():
+        what = "neither pyvenv.cfg nor conda-meta is in it"
+    else:
+        what = "it is a file, not a folder" if root.exists() else "there is no such folder"
     raise UsageError(f"{root} is no Python environment: {what}", hint="give the folder that has bin/python in it")
 
 

@@ -38,13 +38,17 @@ class Packed(msgspec.Struct, frozen=True, kw_only=True):
     """Files that hold the old path and could not be made to work anywhere."""
 
 
-def pack_env(path: str, output: str, *, with_python: bool, environ: Mapping[str, str]) -> Packed:
+def pack_env(path: str, output: str, *, with_python: bool, environ: Mapping[str, str], force: bool = False) -> Packed:
     """Write the archive. Raises `UsageError` for what cannot be packed, `MachineError` without a program or room."""
     began = time.monotonic()
     facts = inspect_env(path)
     root = Path(facts.path)
     final = Path(output).expanduser().absolute()
     _refuse(facts, root, final, with_python)
+    if not force and (final.exists() or final.is_symlink()):
+        raise UsageError(
+            f"{final} is there already: nothing was changed", hint="--force replaces it; or choose another name"
+        )
     base = base_python(facts) if with_python and facts.kind == "venv" else None
     entries = [*_entries(root, base), *(base.entries() if base else ())]
     write_archive(entries, final, environ)

@@ -12,6 +12,7 @@ from windlass.images.facts import ImageReport
 from windlass.images.inject import Injection
 from windlass.images.node.variables import judge_compat
 from windlass.model.site import Site
+from windlass.notation.counts import counted
 
 Level = Literal["ok", "note", "warning", "error"]
 LEVELS: tuple[Level, ...] = ("ok", "note", "warning", "error")
@@ -222,7 +223,16 @@ def check_text(check: ImageCheck) -> str:
     about = ", ".join(part for part in (report.kind, report.system, f"{report.libraries} libraries") if part)
     lines = [f"{report.image}: {about}", "", *finding_lines(check.findings)]
     where = f" on {check.site}" if check.site else ""
-    return "\n".join([*lines, "", f"verdict{where}: {check.verdict}"])
+    return "\n".join([*lines, "", f"verdict{where}: {verdict_text(check.findings)}"])
+
+
+def verdict_text(findings: Iterable[Finding]) -> str:
+    """The verdict in words: `should work, 1 note`, or `will not work as it is: 1 error, 2 notes`."""
+    levels = [finding.level for finding in findings]
+    numbers = [counted(levels.count(level), level) for level in ("error", "warning", "note") if level in levels]
+    if "error" in levels:
+        return f"will not work as it is: {', '.join(numbers)}"
+    return ", ".join(["should work", *numbers])
 
 
 def finding_lines(findings: Iterable[Finding]) -> list[str]:

@@ -147,3 +147,9 @@ def test_the_command_explains_and_complains_in_one_sentence(tmp_path: Path) -> N
     assert said["explained"][0]["name"] == "port taken" and said["version"] == 1
     missing = in_process("explain-log", "none.log", cwd=tmp_path)
     assert missing.code == 2 and missing.stderr.startswith("windlass: error: none.log does not exist")
+
+
+@pytest.mark.parametrize(("lines", "told"), [(1, "read 1 file, 1 line"), (1200, "read 1 file, 1,200 lines")])
+def test_lines_are_counted_as_people_say_it(lines: int, told: str, tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("step\n" * lines)
+    assert told in report_lines(explain_files([tmp_path / "a.log"], lambda text: None))

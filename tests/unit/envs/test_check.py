@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from unit.cli.typed import windlass
@@ -204,7 +205,11 @@ def test_a_slow_place_and_another_site_are_told(env: Path) -> None:
 
 def test_what_is_no_environment_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for path, said in (("gone", "there is no such folder"), ("file", "no such folder"), (".", "neither pyvenv.cfg")):
+    for path, said in (
+        ("gone", "there is no such folder"),
+        ("file", "it is a file"),
+        (".", "neither pyvenv.cfg"),
+    ):
         with pytest.raises(UsageError, match=said):
             inspect_env(str(tmp_path / path))
 
@@ -243,6 +248,24 @@ def test_the_command_ends_with_1_for_an_error_and_takes_the_active_environment(e
     (env / "bin" / "python").unlink()
     broken = windlass("env", "check", str(env), "--json", cwd=tmp_path)
     assert broken.code == 1 and json.loads(broken.stdout)["verdict"] == "error"
+
+
+def test_without_torch_the_check_says_so_and_the_verdict_counts(env: Path) -> None:
+    found = check(env, "frontier", None)
+    [torch] = about(found, "torch")
+    assert torch.level == "warning" and torch.text == "not installed" and "--site frontier" in torch.remedy
+    assert "verdict on frontier: should work, 1 warning" in check_text(found)
+    assert about(check(env, "workstation"), "torch")[0].level == "note"
+    put_torch(env, "2.10.0+cpu")
+    assert "verdict on frontier: will not work as it is: 1 error" in check_text(check(env, "frontier", None))
+
+
+def test_a_torch_beneath_is_not_missed(env: Path) -> None:
+    facts = msgspec.structs.replace(inspect_env(str(env)), beneath=True)
+    other = check_env(facts, load_site("aurora"), None, Place())
+    assert "must come from the module beneath" in about(other, "torch")[0].text
+    seen = msgspec.structs.replace(facts, beneath_packages={"torch": "2.8.0"})
+    assert about(check_env(seen, load_site("aurora"), None, Place()), "torch") == []
 
 
 def test_the_driver_is_read_from_what_the_kernel_says() -> None:

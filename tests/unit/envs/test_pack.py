@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from requirements import missing_programs, require
-from unit.cli.typed import argv, environment, windlass
+from unit.cli.typed import argv, environment, in_process, windlass
 from unit.envs.test_check import PACKAGES, bare, put
 from windlass.envs.pack import Packed, pack_env
 from windlass.envs.relocate import interpreter_of, portable_script
+from windlass.envs.room import hint_for
 from windlass.errors import MachineError, UsageError
 
 
@@ -128,6 +129,7 @@ def test_other_forms_hold_the_same(env: Path, tmp_path: Path) -> None:
     pack(env, "env.tar.zst")
     pack(env, "env.sqsh")
     first = (tmp_path / "env.sqsh").read_bytes()
+    (tmp_path / "env.sqsh").unlink()
     pack(env, "env.sqsh")
     assert (tmp_path / "env.sqsh").read_bytes() == first
     zst = untar(tmp_path / "env.tar.zst", tmp_path / "zst")
@@ -158,6 +160,35 @@ def test_what_could_not_work_elsewhere_is_refused(env: Path, tmp_path: Path) -> 
     env.rename(tmp_path / "moved")
     with pytest.raises(UsageError, match="was moved or copied"):
         pack(tmp_path / "moved", "env.tar")
+
+
+def test_an_archive_is_replaced_only_by_force(env: Path, tmp_path: Path) -> None:
+    (tmp_path / "env.tar").write_text("mine")
+    refused = in_process("env", "pack", "env", "-o", "env.tar", cwd=tmp_path)
+    assert refused.code == 2 and "is there already" in refused.stderr and "--force" in refused.stderr
+    assert (tmp_path / "env.tar").read_text() == "mine"
+    assert in_process("env", "pack", "env", "-o", "env.tar", "--force", cwd=tmp_path).code == 0
+    assert tarfile.is_tarfile(tmp_path / "env.tar")
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (errno.ENOSPC, "GB left"),
+        (errno.EDQUOT, "GB left"),
+        (errno.EROFS, "may not write"),
+        (errno.ENOENT, "no new files"),
+    ],
+)
+def test_the_hint_fits_the_error(number: int, told: str, tmp_path: Path) -> None:
+    assert told in hint_for(OSError(number, os.strerror(number)), tmp_path)
+
+
+def test_a_folder_that_takes_no_files_is_not_told_to_make_room(env: Path, tmp_path: Path) -> None:
+    for words in (("pack", str(env), "-o", "/proc/x.tar.gz"), ("create", "/proc/env")):
+        refused = in_process("env", *words, cwd=tmp_path)
+        assert refused.code in (2, 3) and "another place" in refused.stderr, refused.text
+        assert "room" not in refused.stderr and "GB" not in refused.stderr
 
 
 def test_a_full_disk_leaves_no_half_archive(env: Path, tmp_path: Path) -> None:

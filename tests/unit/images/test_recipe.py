@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from unit.cli.typed import in_process
 from windlass.errors import ConfigError, MachineError, UsageError, WindlassError
 from windlass.images.build import write_context
 from windlass.images.recipe import make_recipe, sbom
@@ -103,3 +104,14 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(MachineError, match=r"cannot write to .*/file/below: Not a directory"):
         write_context(make_recipe(load_spec("debian")), tmp_path / "file" / "below")
+
+
+def test_a_site_counts_for_scripts_alone_and_must_be_known(tmp_path: Path) -> None:
+    wrong = in_process("image", "plan", "pytorch-rocm", "--site", "lumy", cwd=tmp_path)
+    assert wrong.code == 2 and "did you mean 'lumi'?" in wrong.stderr
+    without = in_process("image", "plan", "pytorch-rocm", cwd=tmp_path)
+    told = in_process("image", "plan", "pytorch-rocm", "--site", "lumi", cwd=tmp_path)
+    assert told.code == 0 and told.stdout == without.stdout
+    assert "--site has no effect" in told.stderr and "--site" not in without.stderr
+    script = in_process("image", "plan", "pytorch-rocm", "--format", "script", "--site", "lumi", cwd=tmp_path)
+    assert script.code == 0 and "no effect" not in script.stderr

@@ -44,7 +44,8 @@ def test_colour_is_for_terminals_and_for_those_who_ask(live: bool, environ: dict
         ("  hint: say another", "hint:", "36"),
         ("       → use another node", "→", "36"),
         ("  network    error: no plugin", "error", "1;31"),
-        ("verdict on lumi: ok", "ok", "32"),
+        ("verdict on lumi: should work, 1 note", "should work", "32"),
+        ("verdict: will not work as it is: 1 error", "will not work as it is", "1;31"),
         ("windlass: all 2 ranks finished after 0.9 s", "finished", "32"),
     ],
 )
