@@ -35,14 +35,39 @@ def module_lines(use: tuple[str, ...], load: tuple[str, ...]) -> tuple[str, ...]
 
 
 def activation_lines(target: str, kind: str) -> tuple[str, ...]:
-    """Shell lines that activate a virtual environment (`venv`) or a conda environment (`conda`) in the job."""
+    """Shell lines that activate a virtual environment (`venv`) or a conda environment (`conda`) in the job. `unseen`:
+    the shell looks which of both it is, and does nothing where it has no such folder."""
     quoted = quote(target)
-    if kind == "venv":
-        return (f". {quoted}/bin/activate",)
-    return (
+    venv = f". {quoted}/bin/activate"
+    conda = (
         f'export CONDA_PREFIX={quoted} PATH={quoted}/bin:"$PATH" CONDA_DEFAULT_ENV={quoted}',
         f'for f in {quoted}/etc/conda/activate.d/*.sh; do [ -r "$f" ] && . "$f"; done',
     )
+    if kind == "unseen":
+        return (
+            f"[ -d {quoted}/conda-meta ] || [ ! -e {quoted}/bin/activate ] || {venv}",
+            f"[ ! -d {quoted}/conda-meta ] || {{ {'; '.join(conda)}; }}",
+        )
+    return conda if kind == "conda" else (venv,)
+
+
+def rank_activation_lines(target: str) -> list[str]:
+    """Lines of POSIX `sh` that activate on the rank's node what the lines before the launcher could not see. A hook of
+    conda's that this shell cannot read is left out, with the shell's own words."""
+    quoted = quote(target)
+    return [
+        f'if [ "${{VIRTUAL_ENV-}}" != {quoted} ] && [ "${{CONDA_PREFIX-}}" != {quoted} ]; then',
+        f'  PATH={quoted}/bin:"$PATH"',
+        f"  if [ -d {quoted}/conda-meta ]; then",
+        f"    export PATH CONDA_PREFIX={quoted} CONDA_DEFAULT_ENV={quoted}",
+        f"    for w_file in {quoted}/etc/conda/activate.d/*.sh; do",
+        '      [ -r "$w_file" ] && sh -n "$w_file" && . "$w_file"',
+        "    done",
+        "  else",
+        f"    export PATH VIRTUAL_ENV={quoted}; unset PYTHONHOME",
+        "  fi",
+        "fi",
+    ]
 
 
 def after_modules_argv(use: tuple[str, ...], load: tuple[str, ...]) -> tuple[str, ...]:

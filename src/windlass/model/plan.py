@@ -261,6 +261,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     modules_use: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     prologue: tuple[Prologue, ...] = ()
+    activate_on_node: str | None = None
+    """The environment of --activate, where only the nodes have its folder: the ranks look at it there."""
     limits: tuple[Argument, ...] = ()
     """`ulimit` words, e.g. `-c 0`."""
     environment: tuple[Setting, ...] = ()

@@ -89,6 +89,7 @@ def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets
         modules_use=modules_use,
         modules=modules,
         prologue=_prologue(request, context, facts),
+        activate_on_node=request.activate if context.activate_kind == "unseen" else None,
         limits=rank_limits(site, facts),
         environment=environment,
         binding=binding,

@@ -20,12 +20,13 @@ from windlass.model.plan import Remark
 from windlass.model.request import Allocation, PartitionOffer, Request
 from windlass.model.site import Site
 from windlass.model.topology import Topology
+from windlass.plan.cache import is_below
 from windlass.plan.inputs import PlanningContext
 from windlass.plan.shape import VISIBILITY
 from windlass.procs.command import run_command, which
 from windlass.run.bad_nodes import bad_hosts
 from windlass.run.environment_place import environment_place
-from windlass.run.interpreter import check_python, find_python
+from windlass.run.interpreter import activate_kind, check_activate, check_python, find_python
 from windlass.run.remote import probe_node
 from windlass.run.rendezvous import is_this_host
 from windlass.run.scheduler_commands import scheduler_environ
@@ -92,12 +93,12 @@ def gather_context(request: Request, settings: Settings, *, environ: Mapping[str
         seen, taken = look.topology, look.taken_ports
     topology, remarks = choose_topology(site, seen)
     topology = restrict_devices(topology, environ) if allocation is None and on_node else topology
+    ruled = (request.scheduler or site.file.scheduler.kind) != "none"
     unseen = allocation is None and not topology.cores
     offers, silence = ask_offers(site, request, environ) if unseen else ((), [])
     remarks += silence
     roots = cache_roots(request) if here else ()
-    if here and not request.container:
-        check_python(request, () if on_node else _node_local(site, environ))
+    remarks += _check_paths(request, site, environ, here=here, ours=on_node and (allocation is not None or not ruled))
     python, because = find_python(request, site, environ)
     return PlanningContext(
         site=site,
@@ -108,7 +109,7 @@ def gather_context(request: Request, settings: Settings, *, environ: Mapping[str
         python=python,
         python_because=because,
         place=environment_place(python) if here and _many_read_it(request, allocation) else None,
-        activate_kind=_activate_kind(request),
+        activate_kind=activate_kind(request),
         cache_roots=roots,
         cache_environments=_cache_environments(request, python, environ) if roots else (),
         bad_hosts=bad_hosts(settings.state_dir, site.name) if site.file.scheduler.kind != "none" or allocation else (),
@@ -121,9 +122,33 @@ def gather_context(request: Request, settings: Settings, *, environ: Mapping[str
     )
 
 
-def _node_local(site: Site, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Folders that each node has for itself: what `windlass stage` put there is not seen from a login node."""
-    return ("/tmp", "/dev/shm", Template(site.file.storage.local or "/tmp").safe_substitute(environ))
+def _check_paths(request: Request, site: Site, environ: Mapping[str, str], *, here: bool, ours: bool) -> list[Remark]:
+    """Environments that the request names must be here, unless they lie on the nodes themselves and this is none of
+    those (`ours`). For a plan of another machine, a warning for each that is not."""
+    if here:
+        node_local = () if ours else node_local_folders(site, environ)
+        if not request.container:
+            check_python(request, node_local)
+        check_activate(request, node_local)
+        return []
+    node_local = node_local_folders(site, environ)
+    if request.activate and Path(request.activate).exists():
+        check_activate(request, node_local)
+    named = [("--activate", request.activate or ""), *(("--cache", path) for path in request.cache)]
+    return [
+        Remark(level="warning", text=f"{flag} {path} does not exist here", hint="it has to be on the nodes")
+        for flag, path in named
+        if path and not Path(path).exists() and not any(is_below(path, folder) for folder in node_local)
+    ]
+
+
+def node_local_folders(site: Site, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Folders that each node has for itself: what `windlass stage` put there is not seen from a login node. Of one that
+    is each user's or each job's own (`/mnt/bb/${USER}`), the folder above: who asks need not be who runs."""
+    storage = site.file.storage
+    named = (path for path in (storage.local, storage.stage) if path)
+    fixed = (path.partition("$")[0].rstrip("/") or Template(path).safe_substitute(environ) for path in named)
+    return tuple(dict.fromkeys(("/tmp", "/dev/shm", *fixed)))
 
 
 def _many_read_it(request: Request, allocation: Allocation | None) -> bool:
@@ -233,20 +258,6 @@ def _cache_environments(request: Request, python: str, environ: Mapping[str, str
     if "/" in python:
         named.insert(0, str(Path(python).parent.parent))
     return tuple(dict.fromkeys(str(prefix) for prefix in named if prefix and (Path(prefix) / "bin").is_dir()))
-
-
-def _activate_kind(request: Request) -> str | None:
-    if request.activate is None:
-        return None
-    folder = Path(request.activate)
-    if (folder / "bin" / "activate").exists() and not (folder / "conda-meta").exists():
-        return "venv"
-    if (folder / "conda-meta").exists():
-        return "conda"
-    raise UsageError(
-        f"--activate {request.activate}: neither a virtual environment nor a conda environment",
-        hint="give the folder that has bin/python in it",
-    )
 
 
 def _users_environment(request: Request, site: Site, environ: Mapping[str, str]) -> dict[str, str]:

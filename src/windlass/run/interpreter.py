@@ -29,6 +29,25 @@ def check_python(request: Request, node_local: tuple[str, ...] = ()) -> None:
         raise UsageError(f"--python {path} {what}", hint="give the path of an interpreter, as in .venv/bin/python")
 
 
+def activate_kind(request: Request) -> str | None:
+    """`venv` or `conda` for the environment that --activate names; `unseen` where that cannot be told from here."""
+    if request.activate is None:
+        return None
+    folder = Path(request.activate)
+    if (folder / "conda-meta").exists():
+        return "conda"
+    return "venv" if (folder / "bin" / "activate").exists() else "unseen"
+
+
+def check_activate(request: Request, node_local: tuple[str, ...] = ()) -> None:
+    """The environment of --activate must be here and be one, unless it lies in one of the `node_local` folders."""
+    path = request.activate
+    if path is None or activate_kind(request) != "unseen" or any(is_below(path, folder) for folder in node_local):
+        return
+    what = "neither a virtual environment nor a conda environment" if Path(path).exists() else "does not exist here"
+    raise UsageError(f"--activate {path}: {what}", hint="give the folder that has bin/python in it")
+
+
 def find_python(request: Request, site: Site, environ: Mapping[str, str]) -> tuple[str, str]:
     """The interpreter for a script, and why. What the user says or has activated wins; then the Python of a module that
     the plan loads, by its name, so that the job finds it after loading; windlass's own environment only where it has

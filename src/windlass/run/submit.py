@@ -16,7 +16,9 @@ from windlass.plan.render.batch_script import batch_script, standalone_script
 from windlass.plan.shape import run_name
 from windlass.procs.command import run_command
 from windlass.procs.own import own_argv
+from windlass.run.context import node_local_folders
 from windlass.run.folder import BATCH_FILE, RunFolder, folder_path, make_folder
+from windlass.run.interpreter import check_activate
 from windlass.run.planning import PlannedRequest, plan_request
 from windlass.run.scheduler_commands import require_submit_program, scheduler_environ
 from windlass.schedulers import get_scheduler
@@ -122,7 +124,9 @@ def plan_job(request: Request, environ: Mapping[str, str], run_dir: str | None =
         raise UsageError(
             f"{plan.site} has no scheduler to submit to", hint="use `windlass run`, or name the machine with --site"
         )
-    refuse_incomplete(planned.request, planned.context.site)
+    site = planned.context.site
+    check_activate(planned.request, node_local_folders(site, environ))
+    refuse_incomplete(planned.request, site)
     return planned
 
 

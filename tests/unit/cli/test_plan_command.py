@@ -103,3 +103,33 @@ def test_picture_writes_the_map_of_a_node_and_says_what_is_missing(tmp_path: Pat
     nowhere = in_process("plan", "--site", "lumi", "--picture", "no/such/folder.svg", cwd=tmp_path)
     assert nowhere.code == 2
     assert "cannot be written" in nowhere.text
+
+
+def test_what_is_named_for_another_machine_need_not_be_here(tmp_path: Path) -> None:
+    script(tmp_path)
+    named = ("--activate", "/lustre/no-such/env", "--cache", "/lustre/no-such/data")
+    ended = in_process("plan", "--site", "frontier", *named, "place.py", cwd=tmp_path)
+    assert ended.code == 0, ended.text
+    assert "warning: --activate /lustre/no-such/env does not exist here" in ended.stdout
+    assert "warning: --cache /lustre/no-such/data does not exist here" in ended.stdout
+    for words in (named[:2], named[2:]):
+        here = in_process("plan", *words, "place.py", cwd=tmp_path)
+        assert here.code == 2 and "does not exist" in here.stderr, "this machine can be looked at"
+    wrong = in_process("plan", "--site", "frontier", "--activate", "/etc", "place.py", cwd=tmp_path)
+    assert wrong.code == 2 and "neither a virtual environment nor a conda" in wrong.stderr
+
+
+@pytest.mark.parametrize("folder", ["/mnt/bb/me/no-such-env", "/tmp/no-such-env"])
+def test_an_environment_on_the_nodes_themselves_can_be_planned_and_submitted(tmp_path: Path, folder: str) -> None:
+    script(tmp_path)
+    words = ("--account", "ABC", "--time", "10", "--nodes", "2", "--with", "nvme", "--activate")
+    site = {"WINDLASS_SITE": "frontier"}  # as on its login node
+    for command in (("plan",), ("plan", "--site", "frontier"), ("submit", "--dry-run", "--standalone")):
+        ended = in_process(*command, *words, folder, "place.py", cwd=tmp_path, env=site)
+        assert ended.code == 0, (command, ended.text)
+        assert f"|| . {folder}/bin/activate" in ended.stdout, "looked at in the job"
+        assert f"--activate {folder} does not exist here" not in ended.text
+    refused = in_process("submit", "--dry-run", *words, "/lustre/no-such-env", "place.py", cwd=tmp_path, env=site)
+    assert refused.code == 2 and "--activate /lustre/no-such-env: does not exist here" in refused.stderr
+    machine = in_process("plan", "--activate", folder, "place.py", cwd=tmp_path)
+    assert machine.code == 2, "a machine without a scheduler is the node"

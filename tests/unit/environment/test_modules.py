@@ -185,7 +185,7 @@ def test_a_conda_environment_is_active_with_its_own_hooks(tmp_path: Path) -> Non
     assert ended.stdout == f"[0] {prefix} ran\n"
 
 
-@pytest.mark.parametrize("kind", ["venv", "conda"])
+@pytest.mark.parametrize("kind", ["venv", "conda", "unseen"])
 def test_activation_quotes_its_folder(tmp_path: Path, kind: str) -> None:
     target = tmp_path / "$(touch pwned) `id` 'x'"
     (target / "bin").mkdir(parents=True)
@@ -194,6 +194,22 @@ def test_activation_quotes_its_folder(tmp_path: Path, kind: str) -> None:
     done = subprocess.run(["bash", "-c", text], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("done")
     assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize(
+    ("made", "said"), [("bin", "venv"), ("conda-meta", "conda"), ("etc", "untouched"), (None, "untouched")]
+)
+def test_what_nobody_saw_is_activated_as_what_the_node_has(tmp_path: Path, made: str | None, said: str) -> None:
+    target = tmp_path / "its env"
+    if made:
+        (target / made).mkdir(parents=True)
+    if made in {"bin", "conda-meta"}:  # a conda environment may have a bin/activate too: of conda itself
+        (target / "bin").mkdir(exist_ok=True)
+        (target / "bin/activate").write_text("export SEEN=venv\n")
+    show = f'[ "${{CONDA_PREFIX-}}" != "{target}" ] || SEEN=conda; echo "${{SEEN-untouched}}"'
+    text = "\n".join([*activation_lines(str(target), "unseen"), show])
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})
+    assert (done.stdout, done.stderr) == (f"{said}\n", "")
 
 
 def test_threads_that_pbs_counted_are_not_the_users() -> None:

@@ -319,3 +319,25 @@ def test_any_words_survive_quoting_by_a_real_shell(words: list[str]) -> None:
 def test_text_around_placeholders_is_literal() -> None:
     assert fillable("a b{rank}$x") == "'a b'\"$w_rank\"'$x'"
     assert fillable("{unknown}") == "'{unknown}'"
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("kind", ["venv", "conda"])
+def test_an_environment_that_only_the_node_has_is_activated_there(tmp_path: Path, shell: str, kind: str) -> None:
+    target, names = tmp_path / "it's staged", ("VIRTUAL_ENV", "CONDA_PREFIX", "HOOK")
+    plan = msgspec.structs.replace(local_plan(tmp_path), activate_on_node=str(target))
+    gone = run_script(plan, tmp_path, shell=shell)
+    assert gone.returncode == EXIT_BROKEN and "does not exist on this node" in gone.stderr
+    (target / "bin").mkdir(parents=True)
+    if kind == "conda":
+        (target / "conda-meta").mkdir()
+        (target / "etc/conda/activate.d").mkdir(parents=True)
+        (target / "etc/conda/activate.d/a.sh").write_text("if broken\n")
+        (target / "etc/conda/activate.d/b.sh").write_text("export HOOK=ran\n")
+    seen = json.loads(run_script(plan, tmp_path, shell=shell).stdout)["env"]
+    wanted = {"VIRTUAL_ENV": str(target)} if kind == "venv" else {"CONDA_PREFIX": str(target), "HOOK": "ran"}
+    assert {name: seen[name] for name in names if name in seen} == wanted
+    assert seen["PATH"].startswith(f"{target}/bin:")
+    done = {"VIRTUAL_ENV": str(target), "PATH": os.environ["PATH"]}
+    again = json.loads(run_script(plan, tmp_path, shell=shell, **done).stdout)["env"]
+    assert again["PATH"] == os.environ["PATH"], "done before the launcher"

@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 
 from windlass.errors import UsageError
-from windlass.model.request import Request
+from windlass.model.request import Allocation, Request
+from windlass.run import context
 from windlass.run.interpreter import check_python, find_python, missing_imports
+from windlass.run.remote import NodeProbe
+from windlass.settings import Settings
 from windlass.sites.catalog import load_site
+from windlass.topology.probe import probe_topology
 
 PLAIN = {"PATH": "/usr/bin:/bin"}
 
@@ -107,3 +111,19 @@ def test_an_interpreter_that_was_staged_to_the_nodes_need_not_be_on_the_login_no
     for elsewhere in ((), ("/tmp/no-such",)):
         with pytest.raises(UsageError, match="does not exist"):
             check_python(staged, node_local=elsewhere)
+
+
+def test_what_was_staged_is_activated_from_a_shell_that_stays_on_the_login_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Allocation(scheduler="slurm", job_id="7", hosts=("no-such-node",))
+    node = NodeProbe(topology=probe_topology(), taken_ports=())
+    monkeypatch.setattr(context, "find_allocation", lambda *_: job)
+    monkeypatch.setattr(context, "probe_node", lambda *_: node)
+    settings = Settings(config_dir=tmp_path / "none")
+    staged = script(tmp_path, "", activate="/mnt/bb/me/no-such-env", site="frontier")
+    found = context.gather_context(staged, settings, environ=PLAIN, here=True)
+    assert (found.activate_kind, found.python) == ("unseen", "/mnt/bb/me/no-such-env/bin/python")
+    monkeypatch.setattr(context, "is_this_host", lambda *_: True)
+    with pytest.raises(UsageError, match="does not exist here"):
+        context.gather_context(staged, settings, environ=PLAIN, here=True)

@@ -7,6 +7,7 @@ failed. Pure text; `tests` run it through real shells.
 
 from __future__ import annotations
 
+from windlass.environment.modules import rank_activation_lines
 from windlass.environment.ranks import RANK_VARIABLES
 from windlass.launchers import get_launcher
 from windlass.launchers.base import LAST_LINE, SIGNAL_FILE
@@ -56,6 +57,7 @@ def rank_script(plan: Plan, job: JobFacts) -> str:
         _limits(plan),
         cache_lines(plan, job),
         _seat(plan),
+        _activation(plan),
         environment_lines(plan),
         _rank_variables(),
         _watch_variables(job),
@@ -86,6 +88,20 @@ def _head(plan: Plan) -> list[str]:
         *([f"trap '' {_carrier(plan)}  # a request that comes before there is a rank"] if _carrier(plan) else []),
         *(["w_path=$PATH  # for commands of this script, whatever the plan sets for yours"] if plan.parent else []),
         "",
+    ]
+
+
+def _activation(plan: Plan) -> list[str]:
+    """Activation of a folder that is the nodes' own, unless it was done before the launcher."""
+    folder = plan.activate_on_node
+    if folder is None:
+        return []
+    gone = f"--activate {folder} does not exist on this node: was it staged here?"
+    return [
+        "",
+        "# The environment of --activate, which lies on the nodes themselves.",
+        f"[ -d {quote(folder)} ] || w_fail {quote(gone)}",
+        *rank_activation_lines(folder),
     ]
 
 
