@@ -105,8 +105,8 @@ class _Parser(argparse.ArgumentParser):
     def print_help(self, file: Any = None) -> None:
         stream = file or sys.stdout
         environ = current_environ()
-        plain = width_of(stream, environ) is None
-        print(for_stream(self.format_help(), stream, environ, foreign=plain), end="", file=stream)
+        plain = width_of(stream, environ, pipe=True) is None
+        print(for_stream(self.format_help(), stream, environ, foreign=plain, pipe=True), end="", file=stream)
 
 
 def _chosen_parser(parser: argparse.ArgumentParser, found: argparse.Namespace) -> argparse.ArgumentParser:
@@ -208,7 +208,7 @@ def _show(result: Result, *, as_json: bool) -> int:
 
 class _Help(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
-        self._limit = width_of(sys.stdout, current_environ())
+        self._limit = width_of(sys.stdout, current_environ(), pipe=True)  # as argparse itself does
         super().__init__(prog, max_help_position=32, width=min(110, self._limit or 110))
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:

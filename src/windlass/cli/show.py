@@ -1,5 +1,4 @@
-"""How the text of a command reaches its reader: a terminal gets it folded and in colour, a pipe as it is unless
-COLUMNS says how wide its reader is."""
+"""How the text of a command reaches its reader: a terminal gets it folded and in colour, a pipe as it is."""
 
 from __future__ import annotations
 
@@ -21,15 +20,17 @@ def for_stream(
     own_colours: bool = False,
     foreign: bool = False,
     verbatim: Collection[str] = (),
+    pipe: bool = False,
 ) -> str:
     """The text as this stream gets it. `own_colours`: it holds some already. `foreign`: others wrote it, so that
-    nothing in it is a word of ours. `verbatim`: lines that stay whole."""
+    nothing in it is a word of ours. `verbatim`: lines that stay whole. `pipe`: COLUMNS counts in a
+    pipe, too."""
     live = stream.isatty()
     if live:
         text = for_terminal(text, coloured=own_colours)
     if foreign:
         return text
-    if width := width_of(stream, environ):
+    if width := width_of(stream, environ, pipe=pipe):
         text = folded(text, width, verbatim)
     return painted(text) if in_colour(live, environ) else text
 

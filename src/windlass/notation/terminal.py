@@ -26,8 +26,11 @@ def columns_of(stream: TextIO) -> int:
     return 80
 
 
-def width_of(stream: TextIO, environ: Mapping[str, str]) -> int | None:
-    """How many columns text for this stream may take: COLUMNS, else those of its terminal; None: a pipe, no limit."""
+def width_of(stream: TextIO, environ: Mapping[str, str], *, pipe: bool = False) -> int | None:
+    """How many columns text for this stream may take: COLUMNS, else those of its terminal. None: a pipe, whose reader
+    may look for a line as it is; with `pipe` COLUMNS counts there, too."""
+    if not stream.isatty() and not pipe:
+        return None
     said = environ.get("COLUMNS", "")
     if said.isascii() and said.isdigit() and int(said):
         return int(said)

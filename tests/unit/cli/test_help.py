@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from unit.cli.test_on_a_terminal import on_terminal, plain
 from unit.cli.typed import SRC, in_process
 from windlass import errors
 from windlass.cli.examples import EXAMPLES
@@ -106,12 +107,16 @@ def _help_lines() -> Iterator[tuple[str, ...]]:
 _COMMAND_TO_COPY = re.compile(r"^ {4}(?:windlass |eval )|^\s+`[^`]+`\S*$")
 
 
-@pytest.mark.parametrize("words", [(), *_help_lines()], ids=" ".join)
+@pytest.mark.parametrize("words", _help_lines(), ids=" ".join)
 def test_help_fits_eighty_columns_but_for_commands_to_copy(words: tuple[str, ...], tmp_path: Path) -> None:
     shown = in_process(*words, "--help", cwd=tmp_path, env={"COLUMNS": "80"})
     assert shown.code == 0 and shown.stdout
     long = [line for line in shown.stdout.splitlines() if len(line) > 80 and not _COMMAND_TO_COPY.match(line)]
     assert long == []
+
+
+def test_the_list_of_commands_fits_a_terminal(tmp_path: Path) -> None:
+    assert max(map(len, plain(on_terminal("--help", cwd=tmp_path, columns=80)).splitlines())) <= 80
 
 
 def test_every_example_stays_one_line_at_forty_columns(tmp_path: Path) -> None:
@@ -124,20 +129,17 @@ def test_every_example_stays_one_line_at_forty_columns(tmp_path: Path) -> None:
 def test_a_plan_of_an_environment_fits_and_its_commands_stay_whole(site: str, tmp_path: Path) -> None:
     words = ("env", "plan", "--site", site, "--with", "mpi4py,deepspeed")
     whole = in_process(*words, cwd=tmp_path).stdout.splitlines()
-    lines = in_process(*words, cwd=tmp_path, env={"COLUMNS": "60"}).stdout.splitlines()
+    lines = plain(on_terminal(*words, cwd=tmp_path, columns=60)).splitlines()
     commands = [line for line in whole if line.startswith("       ") and not line.lstrip().startswith("->")]
     assert commands and [line for line in commands if line not in lines] == []
     assert [line for line in lines if len(line) > 60 and line not in commands and line.count("/") < 2] == []
     script = in_process(*words, "--format", "script", cwd=tmp_path)
-    assert in_process(*words, "--format", "script", cwd=tmp_path, env={"COLUMNS": "60"}).stdout == script.stdout
+    assert plain(on_terminal(*words, "--format", "script", cwd=tmp_path, columns=60)) == script.stdout
 
 
-def test_lists_and_hints_fit_the_width_that_columns_says(tmp_path: Path) -> None:
-    listed = in_process("sites", "list", cwd=tmp_path, env={"COLUMNS": "60"}).stdout
-    assert (
-        max(map(len, listed.splitlines()))
-        <= 60
-        < max(map(len, in_process("sites", "list", cwd=tmp_path).stdout.splitlines()))
-    )
-    hint = in_process("explain", "NO_SUCH", "--site", "nowhere", cwd=tmp_path, env={"COLUMNS": "60"})
-    assert hint.code != 0 and max(map(len, hint.stderr.splitlines())) <= 60
+def test_lists_and_hints_fit_a_terminal_and_a_pipe_gets_them_whole(tmp_path: Path) -> None:
+    listed = plain(on_terminal("sites", "list", cwd=tmp_path, columns=60))
+    piped = in_process("sites", "list", cwd=tmp_path, env={"COLUMNS": "60"}).stdout
+    assert max(map(len, listed.splitlines())) <= 60 < max(map(len, piped.splitlines()))
+    hint = plain(on_terminal("explain", "NO_SUCH", "--site", "nowhere", cwd=tmp_path, columns=60))
+    assert "hint:" in hint and max(map(len, hint.splitlines())) <= 60

@@ -36,13 +36,18 @@ def on_terminal(*words: str, cwd: Path, columns: int = 80, **env: str) -> str:
     return shown.decode().replace("\r\n", "\n")
 
 
+def plain(shown: str) -> str:
+    """Without colours."""
+    return _ESCAPE.sub("", shown)
+
+
 def test_a_site_is_folded_between_words_and_has_coloured_headings(tmp_path: Path) -> None:
     shown = on_terminal("sites", "show", "lumi", cwd=tmp_path)
-    plain = _ESCAPE.sub("", shown)
+    words = plain(shown)
     assert "\x1b[1mmachine\x1b[0m" in shown and "\x1b[2m" in shown
-    assert [line for line in plain.splitlines() if len(line) > 80 and " " in line.strip()] == []
+    assert [line for line in words.splitlines() if len(line) > 80 and " " in line.strip()] == []
     piped = windlass("sites", "show", "lumi", cwd=tmp_path).stdout
-    assert "".join(plain.split()) == "".join(piped.split()), "nothing is lost or added"
+    assert "".join(words.split()) == "".join(piped.split()), "nothing is lost or added"
     assert not _ESCAPE.search(piped)
 
 
