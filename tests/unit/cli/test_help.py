@@ -107,7 +107,7 @@ def _help_lines() -> Iterator[tuple[str, ...]]:
 _COMMAND_TO_COPY = re.compile(r"^ {4}(?:windlass |eval )|^\s+`[^`]+`\S*$")
 
 
-@pytest.mark.parametrize("words", _help_lines(), ids=" ".join)
+@pytest.mark.parametrize("words", [*_help_lines()], ids=" ".join)
 def test_help_fits_eighty_columns_but_for_commands_to_copy(words: tuple[str, ...], tmp_path: Path) -> None:
     shown = in_process(*words, "--help", cwd=tmp_path, env={"COLUMNS": "80"})
     assert shown.code == 0 and shown.stdout
