@@ -32,6 +32,7 @@ def windlass_env(folder: Path) -> dict[str, str]:
         "PYTHONPATH": str(REPO / "src"),
         "WINDLASS_RUNS": str(folder / "runs"),
         "WINDLASS_CONFIG": str(folder / "no-config"),
+        "WINDLASS_STATE": str(folder / "state"),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
 
