@@ -3,12 +3,12 @@ the machines. Renew with WINDLASS_GOLDEN=write and read the diff."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from golden.reviewed import compare
 from requirements import missing_programs, require
 from windlass.envs.plan import EnvPlan, EnvRequest, MachineFacts, plan_env
 from windlass.envs.render import plan_text, script_text
@@ -22,23 +22,14 @@ def _planned(site: str, **chosen: str) -> EnvPlan:
     return plan_env(EnvRequest(extras=("mpi4py", "deepspeed"), **chosen), load_site(site), MachineFacts())
 
 
-def _compare(name: str, text: str) -> None:
-    path = FOLDER / name
-    if os.environ.get("WINDLASS_GOLDEN") == "write":
-        FOLDER.mkdir(exist_ok=True)
-        path.write_text(text)
-    assert path.exists(), f"{name} is missing: write it with WINDLASS_GOLDEN=write"
-    assert text == path.read_text(), f"{name} differs: read the diff, then WINDLASS_GOLDEN=write"
-
-
 @pytest.mark.parametrize("site", DOCUMENTED)
 def test_plans_of_environments_are_as_reviewed(site: str) -> None:
-    _compare(f"{site}.txt", plan_text(_planned(site)) + "\n")
+    compare(FOLDER, f"{site}.txt", plan_text(_planned(site)) + "\n")
 
 
 @pytest.mark.parametrize("site", ["frontier", "lumi", "aurora"])
 def test_scripts_of_environments_are_as_reviewed(site: str) -> None:
-    _compare(f"{site}.sh", script_text(_planned(site)))
+    compare(FOLDER, f"{site}.sh", script_text(_planned(site)))
 
 
 def test_frontiers_older_document_is_one_option_away() -> None:

@@ -6,18 +6,17 @@ A change of the catalog or of planning shows here as a diff that a person reads.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
+from golden.reviewed import compare
 from planning import plan_for
 from windlass.plan.render.batch_script import batch_script, standalone_script
 from windlass.plan.show import plan_text
 from windlass.sites.catalog import load_site, site_names
 
 FOLDER = Path(__file__).parent / "plans"
-WRITE = os.environ.get("WINDLASS_GOLDEN") == "write"
 GENERIC = {"generic-slurm", "generic-pbs", "generic-flux"}
 # The only partition that takes the whole machine, where the default does not.
 WHOLE_MACHINE = {"lumi": "bench"}
@@ -34,22 +33,13 @@ def sizes(site: str) -> tuple[int, ...]:
 CASES = [(site, nodes) for site in site_names() for nodes in sizes(site)]
 
 
-def compare(name: str, text: str) -> None:
-    path = FOLDER / name
-    if WRITE:
-        FOLDER.mkdir(exist_ok=True)
-        path.write_text(text)
-    assert path.exists(), f"{path.name} is missing: write it with WINDLASS_GOLDEN=write"
-    assert text == path.read_text(), f"{path.name} differs: read the diff, then WINDLASS_GOLDEN=write"
-
-
 @pytest.mark.parametrize(("site", "nodes"), CASES, ids=str)
 def test_plan_is_as_reviewed(site: str, nodes: int) -> None:
     partition = WHOLE_MACHINE.get(site) if nodes > 2 else None
     plan, _ = plan_for(
         site, "python", "train.py", "--epochs", "3", nodes=nodes, account="ACCOUNT", time="1h", partition=partition
     )
-    compare(f"{site}-{nodes}.txt", plan_text(plan, explain=True, script=False) + "\n")
+    compare(FOLDER, f"{site}-{nodes}.txt", plan_text(plan, explain=True, script=False) + "\n")
 
 
 @pytest.mark.parametrize("site", MAIN)
@@ -57,8 +47,8 @@ def test_scripts_of_the_main_sites_are_as_reviewed(site: str) -> None:
     plan, _ = plan_for(
         site, "python", "train.py", "--rank={rank}", "two words", nodes=2, account="ACCOUNT", time="1h", name="train"
     )
-    compare(f"{site}-2-batch.sh", batch_script(plan, "RUN_DIR", ("windlass",)))
-    compare(f"{site}-2-standalone.sh", standalone_script(plan, "RUN_DIR"))
+    compare(FOLDER, f"{site}-2-batch.sh", batch_script(plan, "RUN_DIR", ("windlass",)))
+    compare(FOLDER, f"{site}-2-standalone.sh", standalone_script(plan, "RUN_DIR"))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +63,7 @@ def test_scripts_of_the_main_sites_are_as_reviewed(site: str) -> None:
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_container_plans_are_as_reviewed(site: str, image: str, nodes: int) -> None:
     plan, _ = plan_for(site, "python", "train.py", nodes=nodes, container=image, account="ACCOUNT", name="train")
-    compare(f"{site}-{nodes}-container.txt", plan_text(plan, explain=True, script=True) + "\n")
+    compare(FOLDER, f"{site}-{nodes}-container.txt", plan_text(plan, explain=True, script=True) + "\n")
 
 
 AGENTS = {"restarts": {"restarts": 2}, "cache": {"cache": ("/shared/env",)}}
@@ -85,7 +75,7 @@ WITH_AGENTS = ("aurora", "frontier", "lumi", "perlmutter")
 def test_plans_with_agents_are_as_reviewed(site: str, kind: str) -> None:
     options = AGENTS[kind]
     plan, _ = plan_for(site, "python", "train.py", nodes=2, account="ACCOUNT", time="1h", **options)
-    compare(f"{site}-2-{kind}.txt", plan_text(plan, explain=True, script=False) + "\n")
+    compare(FOLDER, f"{site}-2-{kind}.txt", plan_text(plan, explain=True, script=False) + "\n")
 
 
 def test_no_reviewed_plan_is_left_over() -> None:

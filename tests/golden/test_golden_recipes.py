@@ -3,12 +3,12 @@ text says that it was not built. Renew with WINDLASS_GOLDEN=write and read the d
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from golden.reviewed import compare
 from requirements import missing_programs, require
 from windlass.images.build import entry_script
 from windlass.images.host_script import host_script_text
@@ -26,15 +26,6 @@ OLDER_FRONTIER = {
 """As the site's older document builds the plugin."""
 
 
-def _compare(name: str, text: str) -> None:
-    path = FOLDER / name
-    if os.environ.get("WINDLASS_GOLDEN") == "write":
-        FOLDER.mkdir(exist_ok=True)
-        path.write_text(text)
-    assert path.exists(), f"{name} is missing: write it with WINDLASS_GOLDEN=write"
-    assert text == path.read_text(), f"{name} differs: read the diff, then WINDLASS_GOLDEN=write"
-
-
 def _everything(name: str) -> tuple[str, ...]:
     return EXTRAS if load_spec(name).gpu else ("mpi", "deepspeed", "horovod")
 
@@ -42,8 +33,8 @@ def _everything(name: str) -> tuple[str, ...]:
 @pytest.mark.parametrize("name", spec_names())
 def test_recipes_are_as_reviewed(name: str) -> None:
     recipe = make_recipe(load_spec(name))
-    _compare(f"{name}.Containerfile", containerfile_text(recipe))
-    _compare(f"{name}.def", singularity_text(recipe))
+    compare(FOLDER, f"{name}.Containerfile", containerfile_text(recipe))
+    compare(FOLDER, f"{name}.def", singularity_text(recipe))
     assert "not built here" in containerfile_text(recipe)
     assert containerfile_text(recipe) == containerfile_text(make_recipe(load_spec(name))), (
         "the same spec, the same text"
@@ -51,13 +42,13 @@ def test_recipes_are_as_reviewed(name: str) -> None:
 
 
 def test_an_environment_definition_is_as_reviewed() -> None:
-    _compare("pytorch-ngc.edf.toml", edf_text(make_recipe(load_spec("pytorch-ngc")), "pytorch-ngc.sqsh"))
+    compare(FOLDER, "pytorch-ngc.edf.toml", edf_text(make_recipe(load_spec("pytorch-ngc")), "pytorch-ngc.sqsh"))
 
 
 @pytest.mark.parametrize(("name", "chosen"), [("frontier-rocm7.sh", {}), ("frontier-rocm5.sh", OLDER_FRONTIER)])
 def test_the_plugins_script_for_a_bare_frontier_is_as_reviewed(name: str, chosen: dict[str, str]) -> None:
     text = host_script_text(make_recipe(load_spec("pytorch-rocm")), load_site("frontier"), load_versions(), chosen)
-    _compare(name, text)
+    compare(FOLDER, name, text)
 
 
 def _lint(text: str, shell: str) -> None:

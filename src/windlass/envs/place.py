@@ -5,6 +5,7 @@ from __future__ import annotations
 from windlass.envs.step import shown_path, with_account
 from windlass.images.check import Finding
 from windlass.model.site import Site
+from windlass.plan.cache import is_below
 
 _REMEDY = "windlass run --cache ENV reads it once for all nodes; or windlass env pack and windlass stage"
 _SLOWEST = ("NFS", "DVS")
@@ -13,10 +14,6 @@ _SLOWEST = ("NFS", "DVS")
 def stem(path: str) -> str:
     """The part of a catalog's path before its first variable: `/ccs/home` of `/ccs/home/${USER}`."""
     return path.split("$", 1)[0].split("{", 1)[0].rstrip("/")
-
-
-def is_below(path: str, folder: str) -> bool:
-    return bool(folder) and (path == folder or path.startswith(folder.rstrip("/") + "/"))
 
 
 def is_home(path: str, site: Site, home: str = "") -> bool:

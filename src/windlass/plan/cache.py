@@ -66,7 +66,8 @@ def declared_roots(pairs: Iterable[tuple[str, str]], said: str = "--cache") -> t
 
 
 def is_below(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
+    """Whether a path is a folder or in it; nothing is in a folder without a name."""
+    return bool(folder) and (path == folder or path.startswith(folder.rstrip("/") + "/"))
 
 
 def below_roots(path: str, roots: tuple[CacheRoot, ...]) -> bool:

@@ -52,8 +52,7 @@ def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets
     shape = decide_shape(request, site, context.topology, context.allocation, context.avoided_hosts, context.offers)
     check_profile(request, shape.nodes * shape.ranks_per_node)
     command = rank_command(request, context.python if not request.container else request.python or "python")
-    nested = refuse_nested_launcher(command, shape.nodes, shape.ranks_per_node)
-    remarks = [*context.remarks, *shape.remarks, *((Remark(level="warning", text=nested),) if nested else ())]
+    remarks = [*context.remarks, *shape.remarks, *_nested_launcher(command, shape)]
     binding = _binding(request, site, context.topology, shape)
     facts = _facts(request, shape, binding, site)
     _check_options(request, site)
@@ -107,6 +106,11 @@ def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets
         parent=request.supervised or not get_launcher(shape.launcher).names_failed_rank,
     )
     return msgspec.structs.replace(plan, agents=plan_agents(plan)), secrets
+
+
+def _nested_launcher(command: tuple[str, ...], shape: Shape) -> tuple[Remark, ...]:
+    text = refuse_nested_launcher(command, shape.nodes, shape.ranks_per_node)
+    return (Remark(level="warning", text=text),) if text else ()
 
 
 def _secrets(request: Request, command: tuple[str, ...], environment: tuple[Setting, ...]) -> Secrets:

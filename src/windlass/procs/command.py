@@ -61,12 +61,7 @@ def run_command(
             errors="surrogateescape",
         )
     except OSError as error:
-        raise CommandError(
-            f"cannot run {argv[0]}: {error.strerror}",
-            argv=argv,
-            code=None,
-            hint="is it installed, and in PATH? `module load` may bring it",
-        ) from error
+        raise _cannot_run(argv, error) from error
     try:
         stdout, stderr = child.communicate(input_text, timeout=timeout_s)
     except subprocess.TimeoutExpired as error:
@@ -94,6 +89,15 @@ def run_command(
     return done
 
 
+def _cannot_run(argv: tuple[str, ...], error: OSError) -> CommandError:
+    return CommandError(
+        f"cannot run {argv[0]}: {error.strerror}",
+        argv=argv,
+        code=None,
+        hint="is it installed, and in PATH? `module load` may bring it",
+    )
+
+
 def become(argv: tuple[str, ...], environ: Mapping[str, str]) -> NoReturn:
     """Turn this process into the command: terminal, signals and exit code are the command's own from here on. Raises
     `CommandError` where it cannot start."""
@@ -106,12 +110,7 @@ def become(argv: tuple[str, ...], environ: Mapping[str, str]) -> NoReturn:
         os.execvpe(argv[0], argv, dict(environ))
     except OSError as error:
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-        raise CommandError(
-            f"cannot run {argv[0]}: {error.strerror}",
-            argv=argv,
-            code=None,
-            hint="is it installed, and in PATH? `module load` may bring it",
-        ) from error
+        raise _cannot_run(argv, error) from error
 
 
 def _end(child: subprocess.Popen[str], stop_with: signal.Signals | None) -> str:

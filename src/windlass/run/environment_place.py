@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from windlass.cache.node.mounts import Mount, mounts
+from windlass.plan.cache import is_below
 from windlass.plan.inputs import EnvironmentPlace
 
 _DEADLINE_S = 0.08
@@ -56,7 +57,7 @@ def environment_place(python: str, look: Callable[[Path, _Seen], None] | None = 
 
 def mount_of(path: str, table: Sequence[Mount]) -> Mount:
     """The deepest mount above a path, and of equals the last, which hides the others."""
-    above = [m for m in table if path == m.place or path.startswith(m.place.rstrip("/") + "/")]
+    above = [mount for mount in table if is_below(path, mount.place)]
     return max(reversed(above), key=lambda mount: len(mount.place), default=Mount("/", "unknown", "", None))
 
 
