@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shlex
@@ -13,7 +14,9 @@ import pytest
 
 from attacks.record import record
 from attacks.stranger import UID, as_stranger, common_place, require_stranger
+from windlass.cli import report as report_command
 from windlass.errors import UsageError
+from windlass.procs.atomic import replace_file
 from windlass.run.folder import RunFolder, make_folder, open_folder
 
 
@@ -195,3 +198,41 @@ def test_the_standalone_script_makes_its_folder_ours_or_ends(tmp_path: Path) -> 
         assert ours.stat().st_mode & 0o022 == 0
         assert not (ours / "rank.sh").is_symlink()
         assert RunFolder(ours).part("out").is_dir()
+
+
+def test_replacing_a_file_never_writes_through_a_link_that_another_user_laid() -> None:
+    """The temporary file has a random name and is never opened through a link; nor is the file itself."""
+    require_stranger()
+    with common_place() as place:
+        secret, folder = place / "authorized_keys", place / "theirs"
+        secret.write_text("mine")
+        secret.chmod(0o600)
+
+        def trap() -> None:
+            folder.mkdir(mode=0o1777)
+            folder.chmod(0o1777)
+            for pid in range(os.getppid() - 50, os.getppid() + 50):
+                (folder / f".report.html.{pid}").symlink_to(secret)
+            (folder / "report.html").symlink_to(secret)
+
+        as_stranger(trap)
+        with contextlib.suppress(OSError):
+            replace_file(folder / "report.html", b"theirs")
+        assert secret.read_text() == "mine"
+        as_stranger(lambda: folder.chmod(0o777))
+        with pytest.raises(PermissionError):
+            replace_file(folder / "other.html", b"x")
+    record(
+        "links at the place of a page", expected="no file of ours changes", seen="no file of ours changes", links=101
+    )
+
+
+def test_the_report_of_another_users_run_is_written_to_the_current_folder() -> None:
+    require_stranger()
+    with common_place() as place:
+        theirs, mine = place / "run", place / "mine"
+        mine.mkdir()
+        as_stranger(lambda: theirs.mkdir(mode=0o777))
+        theirs.chmod(0o777)
+        assert report_command.page_path(theirs) != theirs / "report.html"
+        assert report_command.page_path(mine) == mine / "report.html"

@@ -288,3 +288,39 @@ def test_an_archive_with_a_device_or_a_pipe_is_refused(tmp_path: Path) -> None:
         seen="refused, and the member is named",
         archives=3,
     )
+
+
+def test_a_copy_has_no_setuid_bit_and_no_write_permission_for_others(tmp_path: Path) -> None:
+    """A colleague's data set with a setuid shell must not become a setuid shell of the user who stages it."""
+    items = [
+        Item(0, b"", stat.S_IFDIR | 0o6777, Pin(0, 0, 0), None),
+        Item(0, b"empty", stat.S_IFREG | 0o4777, Pin(0, 0, 0), None),
+        Item(0, b"shell", stat.S_IFREG | 0o6775, Pin(4, 0, 0), None),
+        Item(0, b"plain", stat.S_IFREG | 0o755, Pin(0, 0, 0), None),
+    ]
+    with Workplace(str(tmp_path)) as work:
+        copy = Copy(items, 0, work.fd, "0", 1 << 20)
+        copy.begin()
+        copy.write(Block(0, 4, (Part(2, 0, 0, 4),)), memoryview(b"evil"))
+        copy.settle()
+        work.put_in_place("0", "data")
+    found = {path: stat.S_IMODE((tmp_path / path).lstat().st_mode) for path in ("data", "data/empty", "data/shell")}
+    assert {path: mode & 0o7022 for path, mode in found.items()} == dict.fromkeys(found, 0)
+    assert copy.dropped_bits == 3
+    record("setuid programs in a staged data set", expected="plain copies", seen="plain copies", copies=len(found))
+
+
+def test_an_unpacked_archive_has_no_setuid_bit_and_no_write_permission_for_others(tmp_path: Path) -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, mode in (("shell", 0o6777), ("plain", 0o755)):
+            entry = tarfile.TarInfo(name)
+            entry.mode = mode
+            archive.addfile(entry, io.BytesIO(b""))
+    folder = os.open(tmp_path, os.O_RDONLY)
+    try:
+        unpack(iter([memoryview(packed.getvalue())]), folder, "data.tar")
+    finally:
+        os.close(folder)
+    assert stat.S_IMODE((tmp_path / "shell").stat().st_mode) & 0o7022 == 0
+    assert (tmp_path / "plain").stat().st_mode & 0o100

@@ -7,6 +7,7 @@ windlass report RUN --format jobreport    a table for a proposal"""
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from windlass.cli.result import Result
@@ -28,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format", choices=("html", "text", "jobreport"), default="html", help="html (default) writes the page too"
     )
     parser.add_argument(
-        "--output", metavar="FILE", help=f"where the page goes (default: {PAGE_FILE} in the run folder)"
+        "--output",
+        metavar="FILE",
+        help=f"where the page goes (default: {PAGE_FILE} in the run folder, or here if it is not yours)",
     )
     parser.add_argument("--json", action="store_true")
 
@@ -47,8 +50,15 @@ def main(args: argparse.Namespace) -> Result:
         return Result(text=jobreport_text(report), data=report)
     text = report_text(report)
     if args.format == "html" and not args.json:
-        text += f"\n\npage: {_write(report, Path(args.output) if args.output else folder.part(PAGE_FILE))}"
+        text += f"\n\npage: {_write(report, Path(args.output) if args.output else page_path(folder.path))}"
     return Result(text=text, data=report)
+
+
+def page_path(folder: Path) -> Path:
+    """The page's path in the run folder, or in the current folder where the run folder belongs to another user."""
+    if folder.stat().st_uid == os.geteuid():
+        return folder / PAGE_FILE
+    return Path(f"{folder.name}-{PAGE_FILE}").absolute()
 
 
 def _write(report: RunReport, path: Path) -> Path:

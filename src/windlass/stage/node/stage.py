@@ -175,6 +175,7 @@ class StageService:
         if source in self._copies:
             self._push.wait_written(source, len(blocks), self._tick)
             self._copies[source].settle()
+            self._tell_dropped_bits(source)
             final = name
         else:
             folder = os.open(str(source), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=work.fd)
@@ -191,6 +192,12 @@ class StageService:
         if self._extracts and is_squashfs(image):
             where = os.path.join(target, os.path.splitext(name)[0])
             self._mounts.append((where, start_mount(self._node, image, where)))
+
+    def _tell_dropped_bits(self, source: int) -> None:
+        count = self._copies[source].dropped_bits
+        if count:
+            text = "%s: %d copies have no setuid, setgid, group or world write permission, which their sources have"
+            self._news.append(text % (self._name(source), count))
 
     def _ordered(self, blocks: Sequence[int]) -> Iterator[memoryview]:
         for index in blocks:

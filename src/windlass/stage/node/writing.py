@@ -15,6 +15,9 @@ from .layout import Block, Item, Part
 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_KEPT_BITS = 0o755
+"""Permission bits of the source that a copy keeps. The copy belongs to another user than the source may: setuid, setgid
+and write permission for others would let the source's owner act as the owner of the copy."""
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -33,6 +36,8 @@ class Copy:
         self._masked = os.umask(0o077)
         os.umask(self._masked)
         self.files = 0
+        self.dropped_bits = sum(item.target is None and _mode(item) != stat.S_IMODE(item.mode) for item in self._own)
+        """Files and folders whose copy has fewer permission bits than the source."""
 
     def begin(self) -> None:
         """All names that have no bytes. Raises `OSError`."""
@@ -86,7 +91,7 @@ class Copy:
                 folder, name = self._place(item)
                 fd = os.open(name, _FOLDER_FLAGS, dir_fd=folder)
                 try:
-                    os.fchmod(fd, stat.S_IMODE(item.mode) | 0o700)
+                    os.fchmod(fd, _mode(item) | 0o700)
                     os.utime(fd, ns=(item.pin.mtime_ns, item.pin.mtime_ns))
                 finally:
                     os.close(fd)
@@ -97,7 +102,7 @@ class Copy:
 
     def _create(self, item: Item) -> int:
         folder, name = self._place(item)
-        return os.open(name, _CREATE_FLAGS, stat.S_IMODE(item.mode) | 0o400, dir_fd=folder)
+        return os.open(name, _CREATE_FLAGS, _mode(item) | 0o400, dir_fd=folder)
 
     def _write_part(self, item: Item, part: Part, piece: memoryview) -> None:
         with self._lock:
@@ -115,13 +120,17 @@ class Copy:
         self._end_file(fd, item)
 
     def _end_file(self, fd: int, item: Item) -> None:
-        mode = stat.S_IMODE(item.mode) | 0o400
-        if mode & (self._masked | 0o7000):
+        mode = _mode(item) | 0o400
+        if mode & self._masked:
             os.fchmod(fd, mode)
         os.utime(fd, ns=(item.pin.mtime_ns, item.pin.mtime_ns))
         os.close(fd)
         with self._lock:
             self.files += 1
+
+
+def _mode(item: Item) -> int:
+    return stat.S_IMODE(item.mode) & _KEPT_BITS
 
 
 def _write_all(fd: int, data: memoryview, offset: int) -> None:
