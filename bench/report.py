@@ -24,8 +24,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from unit.report.samples import write_samples  # noqa: E402
-from windlass.report.gather import gather  # noqa: E402
-from windlass.report.page import report_page  # noqa: E402
+from windlass.diagnose.report.gather import gather  # noqa: E402
+from windlass.diagnose.report.page import report_page  # noqa: E402
 from windlass.run.folder import RunFolder  # noqa: E402
 
 

@@ -121,7 +121,7 @@ def _agent_below(root: int) -> int:
     front = [root]
     while front:
         pid = front.pop()
-        if "windlass.agents.node" in _read(f"/proc/{pid}/cmdline"):
+        if "windlass.node.agent" in _read(f"/proc/{pid}/cmdline"):
             return pid
         front += [int(word) for word in _read(f"/proc/{pid}/task/{pid}/children").split()]
     raise SystemExit("no agent found")

@@ -20,12 +20,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from windlass.observe.demo import demo_job
-from windlass.observe.findings import find
-from windlass.observe.fold import JobFiles, JobFold
-from windlass.observe.job import Job, read_job
-from windlass.observe.node import recorder, sitecustomize
-from windlass.observe.screen import screen_text
+from windlass.diagnose.watch.demo import demo_job
+from windlass.diagnose.watch.findings import find
+from windlass.diagnose.watch.fold import JobFiles, JobFold
+from windlass.diagnose.watch.job import Job, read_job
+from windlass.diagnose.watch.screen import screen_text
+from windlass.node.sampler import recorder, sitecustomize
 
 _HOOKED = """
 import json, sys, time

@@ -10,7 +10,7 @@ from windlass.model.topology import Core, Topology
 from windlass.plan.inputs import EnvironmentPlace, PlanningContext, Secrets
 from windlass.plan.plan import make_plan
 from windlass.sites.catalog import load_site
-from windlass.topology.described import topology_from_spec
+from windlass.sites.topology.described import topology_from_spec
 
 PLAIN = Topology(arch="x86_64", cores=tuple(Core(cpus=(n,)) for n in range(4)), allowed=(0, 1, 2, 3))
 

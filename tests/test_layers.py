@@ -11,61 +11,55 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 SRC = Path(__file__).parents[1] / "src" / "windlass"
 
 # A part imports only parts of a lower layer. Parts of one layer do not import each other.
 LAYERS = {
-    "errors": 0,
-    "settings": 0,
-    "notation": 0,
-    "pages": 0,
-    "model": 1,
-    "procs": 1,
-    "sites": 2,
-    "topology": 2,
-    "schedulers": 3,
-    "launchers": 3,
-    "containers": 3,
-    "environment": 3,
-    "cache": 3,
-    "images": 4,
-    "plan": 4,
-    "failure": 4,
-    "observe": 5,
-    "run": 5,
-    "agents": 6,
-    "stage": 7,
-    "supervise": 7,
-    "doctor": 7,
-    "envs": 8,
-    "report": 8,
-    "api": 8,
-    "bugreport": 8,
-    "bench": 9,
-    "tune": 10,
-    "cli": 11,
-    "__main__": 12,
+    "node": 0,
+    "errors": 1,
+    "base/settings": 1,
+    "base/notation": 1,
+    "base/pages": 1,
+    "base": 1,
+    "base/procs": 2,
+    "model": 2,
+    "sites": 3,
+    "sites/topology": 3,
+    "backends": 4,
+    "backends/schedulers": 4,
+    "backends/launchers": 4,
+    "backends/containers": 4,
+    "plan/environment": 4,
+    "build/images": 5,
+    "plan": 5,
+    "run/failure": 5,
+    "diagnose/watch": 6,
+    "run": 6,
+    "agents": 7,
+    "run/stage": 8,
+    "run/supervise": 8,
+    "diagnose/doctor": 8,
+    "build": 9,
+    "build/envs": 9,
+    "diagnose": 9,
+    "diagnose/report": 9,
+    "diagnose/bugreport": 9,
+    "api": 9,
+    "bench": 10,
+    "bench/tune": 11,
+    "cli": 12,
+    "__main__": 13,
 }
 SAME_LAYER = {
-    ("settings", "errors"),
-    ("notation", "errors"),
+    ("base/settings", "errors"),
+    ("base/notation", "errors"),
 }
 
-# Beside the layers: what a user's script imports (it must work with no launcher at all), and the package itself.
-BESIDE = {"runtime": {"errors", "notation"}, "__init__": {"runtime"}}
+# Outside the layers: what a user's script imports (it works without a launcher), and the package itself.
+OUTSIDE = {"runtime": {"errors", "base/notation", "node"}, "__init__": {"runtime"}}
 
-# Small modules of the standard library alone: they live in the user's process, and travel to the nodes too.
-EVERYWHERE = (
-    *(f"procs/{name}.py" for name in ("atomic", "folders", "identity", "locks", "marks")),
-    "observe/node/recorder.py",
-    "notation/parts.py",
-)
-
-# These travel to the node as one file and run with whatever Python is there.
-NODE_PARTS = ("cache/node/", "agents/node/", "stage/node/", "images/node/", "observe/node/", "doctor/node/")
-TRAVELS = (*NODE_PARTS, *EVERYWHERE)
+TRAVELS = "node/"
+"""This tree is sent to the nodes as one zip file and runs with whatever Python is there."""
 TRAVELS_PYTHON = (3, 9)
 
 # Heavy libraries cost seconds (and a file system storm); only programs that are ranks themselves import them at once.
@@ -74,31 +68,22 @@ HEAVY_AT_IMPORT = ("bench/train/",)
 
 # The environment is read at the edge and handed on as a value.
 READS_ENVIRONMENT = (
-    "settings.py",  # the one copy of the environment that a command works with
+    "base/settings.py",  # the one copy of the environment that a command works with
     "run/selftest.py",  # a program that is a rank itself
     "runtime/",  # lives in the user's process: the environment is its input
     "bench/rank.py",  # programs that are ranks themselves: who they are
-    "cache/node/",  # travels: has nobody to hand it over
-    "agents/node/",
-    "stage/node/",
-    "observe/node/",
-    "images/node/",
-    "doctor/node/",
+    "node/",  # runs on compute nodes
 )
 
 # Commands are run in one place, which gives each a deadline; long-lived children have a few places of their own.
 STARTS_PROCESSES = (
-    "procs/command.py",
-    "procs/children.py",
+    "base/procs/command.py",
+    "base/procs/children.py",
     "run/guard.py",  # a fork that outlives a windlass which was killed
     "run/jobs.py",
     "run/node_step.py",  # a step that goes on beside the ranks
     "bench/start/machine.py",  # nodes on one machine
-    "cache/node/",  # travels: may not import `procs`
-    "agents/node/",
-    "stage/node/",
-    "observe/node/",  # asks the vendors' tools, with deadlines
-    "doctor/node/",
+    "node/",  # runs on compute nodes
 )
 
 
@@ -151,7 +136,11 @@ ALL_IMPORTS = [found for path in _files() for found in _imports(path)]
 
 
 def _part(file: str) -> str:
-    return file.split("/", 1)[0].removesuffix(".py")
+    """The entry of the table that a file belongs to: its folder, or the nearest folder above that has an entry."""
+    path = file.removesuffix(".py").removesuffix("/__init__")
+    while path not in LAYERS and "/" in path:
+        path = path.rpartition("/")[0]
+    return path
 
 
 def _target(name: str) -> str | None:
@@ -160,36 +149,31 @@ def _target(name: str) -> str | None:
     if pieces[0] != "windlass":
         return None
     second = pieces[1] if len(pieces) > 1 else "__init__"
-    return second if (SRC / second).is_dir() or (SRC / f"{second}.py").is_file() else "__init__"
+    if len(pieces) == 1 or (not (SRC / second).is_dir() and not (SRC / f"{second}.py").is_file()):
+        return "__init__"
+    return _part("/".join(pieces[1:]))
 
 
 def _allowed(part: str, target: str) -> bool:
     if part == target or (target == "__init__" and part != "runtime"):
         return True  # the package itself holds only the version
-    if part in BESIDE:
-        return target in BESIDE[part]
-    if target in BESIDE:
+    if part in OUTSIDE:
+        return target in OUTSIDE[part]
+    if target in OUTSIDE:
         return False
     return LAYERS[target] < LAYERS[part] or (part, target) in SAME_LAYER
 
 
 def test_every_part_has_its_layer() -> None:
     parts = {_part(_rel(path)) for path in _files()}
-    assert parts <= set(LAYERS) | set(BESIDE), "add the new part to the table, and to the design"
-
-
-def _is_everywhere(name: str) -> bool:
-    module = name.removeprefix("windlass.").replace(".", "/")
-    return f"{module}.py" in EVERYWHERE or f"{module.rpartition('/')[0]}.py" in EVERYWHERE
+    assert parts <= set(LAYERS) | set(OUTSIDE), "add the new part to the table, and to the design"
 
 
 def test_parts_import_only_what_stands_lower() -> None:
     wrong = [
         str(found)
         for found in ALL_IMPORTS
-        if not _is_everywhere(found.name)
-        and (target := _target(found.name)) is not None
-        and not _allowed(_part(found.file), target)
+        if (target := _target(found.name)) is not None and not _allowed(_part(found.file), target)
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -247,22 +231,19 @@ def test_the_runtime_needs_nothing_but_the_standard_library_to_be_imported() -> 
     assert not wrong, "\n".join(wrong)
 
 
-def test_what_travels_to_a_node_is_stdlib_only() -> None:
-    wrong = []
-    for found in ALL_IMPORTS:
-        home = next((folder for folder in TRAVELS if found.file.startswith(folder)), None)
-        if home is None or found.name.split(".")[0] in sys.stdlib_module_names:
-            continue
-        # Together in one file: the packages that travel may know each other, as far as their layers allow.
-        names = (folder.removesuffix(".py").replace("/", ".").rstrip(".") for folder in TRAVELS)
-        if not found.name.startswith(tuple(f"windlass.{name}" for name in names)):
-            wrong.append(str(found))
+def test_node_code_imports_the_standard_library_and_itself() -> None:
+    wrong = [
+        str(found)
+        for found in ALL_IMPORTS
+        if found.file.startswith(TRAVELS)
+        and found.name.split(".")[0] not in sys.stdlib_module_names
+        and not found.name.startswith("windlass.node")
+    ]
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("folder", TRAVELS)
-def test_what_travels_to_a_node_parses_with_an_old_python(folder: str) -> None:
-    for path in sorted((SRC / folder).rglob("*.py")) or [SRC / folder]:
+def test_node_code_parses_with_an_old_python() -> None:
+    for path in sorted((SRC / TRAVELS).rglob("*.py")):
         ast.parse(path.read_text(), filename=str(path), feature_version=TRAVELS_PYTHON)
 
 
@@ -318,7 +299,7 @@ def test_the_rule_sees_imports_in_functions_and_for_type_checkers(tmp_path: Path
         ("torch", True),
     ]
     assert not _allowed("sites", "cli")
-    assert not _allowed("sites", "topology")
+    assert not _allowed("sites", "sites/topology")
     assert not _allowed("plan", "runtime")
-    assert _allowed("notation", "errors")
-    assert not _allowed("errors", "notation")
+    assert _allowed("base/notation", "errors")
+    assert not _allowed("errors", "base/notation")

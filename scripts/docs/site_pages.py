@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from markdown_table import table
+from windlass.base.notation.shell import quote_words
 from windlass.model.condition import ALWAYS, When
 from windlass.model.plan import Binding
 from windlass.model.site import QueueSpec, Site, SiteFile
 from windlass.model.topology import Topology
-from windlass.notation.shell import quote_words
 from windlass.sites.catalog import load_site, site_names
-from windlass.topology.bind import bind
-from windlass.topology.binding_request import binding_request_from_site
-from windlass.topology.described import topology_from_spec
-from windlass.topology.picture import node_picture
+from windlass.sites.topology.bind import bind
+from windlass.sites.topology.binding_request import binding_request_from_site
+from windlass.sites.topology.described import topology_from_spec
+from windlass.sites.topology.picture import node_picture
 
 
 def catalog_sites() -> list[Site]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from markdown_table import table
-from windlass.cache.node import channel, keys, proof, wire
+from windlass.node.cache import keys
+from windlass.node.wire import channel, proof, wire
 
 REQUESTS = ("GET", "GET_INLINE", "PREFETCH", "STREAM", "READY", "STATUS", "TOUCH", "PING")
 REPLIES = ("OBJECT", "HAVE", "ERROR", "WAIT", "PLAN", "SKIP", "END", "ANSWER", "GONE", "BATCH")

@@ -18,11 +18,12 @@ import msgspec
 from windlass.agents.cache_service import cache_sidecar
 from windlass.agents.command import program_text
 from windlass.agents.sampler import SamplerSidecar, sampler_agents, samples
+from windlass.base.settings import current_environ, read_settings
 from windlass.errors import MachineError
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.model.request import Request
-from windlass.notation import parts
+from windlass.node.sys import parts
 from windlass.plan.render.job_facts import JobFacts
 from windlass.run import new, planning, submit
 from windlass.run import selftest as rank_program
@@ -36,11 +37,10 @@ from windlass.run.run import Run
 from windlass.run.selftest_bundle import write_bundle
 from windlass.run.selftest_findings import judge
 from windlass.run.submit import Submission
-from windlass.settings import current_environ, read_settings
-from windlass.supervise import saved
-from windlass.supervise.attempts import own
-from windlass.supervise.replan import next_plan, spare_hosts
-from windlass.supervise.supervised import run_supervised
+from windlass.run.supervise import saved
+from windlass.run.supervise.attempts import own
+from windlass.run.supervise.replan import next_plan, spare_hosts
+from windlass.run.supervise.supervised import run_supervised
 
 _MAX_CHECKS = 3
 
@@ -190,7 +190,7 @@ def _given(environ: Mapping[str, str] | None) -> Mapping[str, str]:
 
 def _checked(run: Run) -> Run:
     """The run on nodes that passed the quick checks: spare ones take the place of those that did not."""
-    from windlass.doctor.before_run import bad_nodes_of  # here: only a run with --check pays for it
+    from windlass.diagnose.doctor.before_run import bad_nodes_of  # here: only a run with --check pays for it
 
     bad: dict[str, str] = {}
     for _ in range(_MAX_CHECKS):

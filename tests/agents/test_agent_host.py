@@ -20,8 +20,8 @@ from waiting import wait_until
 from windlass.agents.bundle import BundleManifest, ServiceSpec, bundle_bytes
 from windlass.agents.command import agent_argv, script_argv, stop_argv, tool_argv
 from windlass.agents.interpreter import fits, pack_interpreter
-from windlass.agents.node import host
-from windlass.procs.identity import start_of
+from windlass.node.agent import host
+from windlass.node.sys.identity import start_of
 
 KEY = b"k" * 32
 NODE = "TEST_NODE"
@@ -252,7 +252,7 @@ def test_tool_runs_from_the_living_agents_copy(tmp_path: Path, started: list[Age
     agent = Agent(write_bundle(tmp_path))
     started.append(agent)
     agent.line()
-    words = tool_argv("${PLACE}/node local", "run1", 0, "windlass.procs.folders:private_folder", str(tmp_path))
+    words = tool_argv("${PLACE}/node local", "run1", 0, "windlass.node.sys.folders:private_folder", str(tmp_path))
     env = {"PATH": os.defpath, "PLACE": str(tmp_path)}
     done = subprocess.run(words, capture_output=True, text=True, timeout=20, env=env)
     assert "TypeError" in done.stderr and "list" in done.stderr, "it was called, with a list of arguments"

@@ -16,8 +16,8 @@ import pytest
 
 from attacks.record import record
 from unit.cli.typed import in_process, script, windlass
-from windlass.bugreport import gather
-from windlass.bugreport.last_run import MAX_LOG_BYTES, MAX_NODES
+from windlass.diagnose.bugreport import gather
+from windlass.diagnose.bugreport.last_run import MAX_LOG_BYTES, MAX_NODES
 from windlass.model.secrets import MASK
 from windlass.plan.render.secrets import SECRETS_FILE
 from windlass.run.bundle import scrubber
@@ -152,7 +152,7 @@ def test_a_report_of_endless_logs_of_many_nodes_stays_small(run: Path) -> None:
 def test_a_tool_that_hangs_and_one_that_shouts_cost_their_own_lines_alone(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("windlass.bugreport.about.TOOL_S", 1.0)
+    monkeypatch.setattr("windlass.diagnose.bugreport.about.TOOL_S", 1.0)
     tools = tmp_path / "tools"
     tools.mkdir()
     for name, text in (("srun", "exec sleep 600"), ("flux", "yes"), ("mpiexec", "exit 3")):

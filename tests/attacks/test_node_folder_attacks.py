@@ -7,7 +7,7 @@ import os
 from attacks.record import record
 from attacks.stranger import as_stranger, common_place, require_stranger
 from planning import plan_for
-from windlass.agents.node.claim import leave, sweep_other_runs
+from windlass.node.agent.claim import leave, sweep_other_runs
 from windlass.plan.cache import agents_folder
 from windlass.run.folder import make_folder
 

@@ -22,17 +22,17 @@ import pytest
 from attacks.record import record
 from planning import plan_for
 from waiting import wait_until
+from windlass.base.notation.counts import parse_counts
+from windlass.base.notation.cpulist import parse_cpulist
+from windlass.base.notation.hostlist import expand_hostlist
+from windlass.base.notation.ranks import parse_ranks
+from windlass.base.notation.terminal import for_terminal
 from windlass.bench.reading import read_record
 from windlass.cli.main import main
 from windlass.cli.options import add_request_options
 from windlass.errors import WindlassError
-from windlass.failure.flight import missing_text, read_dump
 from windlass.model.plan import plan_to_json
-from windlass.notation.counts import parse_counts
-from windlass.notation.cpulist import parse_cpulist
-from windlass.notation.hostlist import expand_hostlist
-from windlass.notation.ranks import parse_ranks
-from windlass.notation.terminal import for_terminal
+from windlass.run.failure.flight import missing_text, read_dump
 from windlass.run.folder import AGENT_FILE
 from windlass.sites.catalog import catalog_path
 from windlass.sites.check import check_file

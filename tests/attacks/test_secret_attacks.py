@@ -13,9 +13,9 @@ import pytest
 
 from attacks.record import record
 from planning import plan_for
-from windlass.agents.node.diagnostics import command_text
 from windlass.model.plan import plan_to_json
 from windlass.model.secrets import MASK, is_secret, is_secret_name, mask_argv, mask_text
+from windlass.node.agent.diagnostics import command_text
 from windlass.plan.render.job_facts import JobFacts
 from windlass.plan.render.rank_script import rank_script
 from windlass.plan.render.secrets import secrets_text

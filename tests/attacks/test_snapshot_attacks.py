@@ -20,7 +20,7 @@ from attacks.record import record
 from attacks.stranger import UID, as_stranger, common_place, require_stranger
 from requirements import require_torch
 from windlass.errors import WindlassError
-from windlass.procs.folders import UntrustedError, open_own, private_folder
+from windlass.node.sys.folders import UntrustedError, open_own, private_folder
 from windlass.runtime import store
 from windlass.runtime.peers import Peers
 from windlass.runtime.store import CorruptError, FileEntry, Manifest

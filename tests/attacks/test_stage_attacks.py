@@ -15,12 +15,12 @@ import pytest
 
 from attacks.record import record
 from attacks.stranger import UID, as_stranger, common_place, require_stranger
-from windlass.agents.node.host import AgentError
-from windlass.cache.node.keys import Pin
-from windlass.stage.node.layout import Block, Item, Layout, LayoutError, Part, parse_items
-from windlass.stage.node.places import PARTIAL, Workplace, sweep_partial
-from windlass.stage.node.unpacking import unpack
-from windlass.stage.node.writing import Copy
+from windlass.node.agent.host import AgentError
+from windlass.node.cache.keys import Pin
+from windlass.node.stage.layout import Block, Item, Layout, LayoutError, Part, parse_items
+from windlass.node.stage.places import PARTIAL, Workplace, sweep_partial
+from windlass.node.stage.unpacking import unpack
+from windlass.node.stage.writing import Copy
 
 FOLDER, FILE, LINK = stat.S_IFDIR | 0o755, stat.S_IFREG | 0o644, stat.S_IFLNK | 0o777
 

@@ -21,17 +21,18 @@ from attacks.background import Act, Counts, stranger
 from attacks.record import record
 from attacks.stranger import UID
 from fuse.caches import configs, wait_for
-from windlass.cache.node import accept, wire
-from windlass.cache.node.accept import MAX_UNPROVEN, Acceptor
-from windlass.cache.node.channel import Channel
-from windlass.cache.node.config import NodeConfig
-from windlass.cache.node.dial import Target, dial
-from windlass.cache.node.keys import chunk_key, directory_key
-from windlass.cache.node.link import Collect, FrameReader, open_link
-from windlass.cache.node.listing import Listing, attr_pin
-from windlass.cache.node.peer import Peer
-from windlass.cache.node.ports import CANDIDATES, listen_tcp, port_candidates
-from windlass.cache.node.proof import (
+from windlass.node.cache.config import NodeConfig
+from windlass.node.cache.keys import chunk_key, directory_key
+from windlass.node.cache.listing import Listing, attr_pin
+from windlass.node.cache.peer import Peer
+from windlass.node.cache.trace import BadTraceError, parse_trace
+from windlass.node.wire import accept, wire
+from windlass.node.wire.accept import MAX_UNPROVEN, Acceptor
+from windlass.node.wire.channel import Channel
+from windlass.node.wire.dial import Target, dial
+from windlass.node.wire.link import Collect, FrameReader, open_link
+from windlass.node.wire.ports import CANDIDATES, listen_tcp, port_candidates
+from windlass.node.wire.proof import (
     CLAIM_BYTES,
     HELLO_BYTES,
     NO_NODE,
@@ -40,7 +41,6 @@ from windlass.cache.node.proof import (
     ProtocolError,
     SessionKeys,
 )
-from windlass.cache.node.trace import BadTraceError, parse_trace
 
 SEED = 20261115
 KEY = bytes(range(32))

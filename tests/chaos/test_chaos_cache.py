@@ -19,7 +19,7 @@ from chaos.network import Network, network
 from fuse.agents import CacheAgent, write_agents_file
 from fuse.caches import Mounts, wait_ready
 from requirements import require, require_fuse
-from windlass.cache.node import control
+from windlass.node.cache import control
 
 pytestmark = pytest.mark.fuse
 

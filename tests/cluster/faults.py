@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from windlass.failure.root_cause import Cause
+from windlass.run.failure.root_cause import Cause
 
 
 def tell_fault(

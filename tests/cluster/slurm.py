@@ -26,7 +26,7 @@ from typing import Literal
 from cluster.keeper import descendants
 from leftovers import MARK_VARIABLE
 from waiting import wait_until
-from windlass.procs.command import pdeathsig
+from windlass.base.procs.command import pdeathsig
 
 Flavour = Literal["bound", "wide"]
 _PORTS = range(10_000, 15_000)

@@ -181,7 +181,7 @@ def test_a_killed_agent_is_missed_but_the_run_goes_on(slurm: SlurmCluster, tmp_p
         child = job.popen("-r", "1", "--restarts", "1", *training.words(pause=0.2))
         with ended(child):
             wait_until(lambda: steps_done(training) >= 3, timeout_s=240, what="step 3")
-            agents = [pid for pid in _on_node(slurm, "nid0002") if "windlass.agents.node" in _words(pid)]
+            agents = [pid for pid in _on_node(slurm, "nid0002") if "windlass.node.agent" in _words(pid)]
             assert agents, slurm.step_processes()
             for pid in agents:
                 os.kill(pid, signal.SIGKILL)

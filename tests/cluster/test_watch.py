@@ -12,7 +12,7 @@ from cluster.command import Allocation, allocated, only_run, windlass_argv, wind
 from cluster.slurm import SlurmCluster
 from requirements import require_torch
 from waiting import wait_until
-from windlass.observe.job import Job, read_history, read_job
+from windlass.diagnose.watch.job import Job, read_history, read_job
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from windlass.launchers.base import LaunchSpec, label_line
+from windlass.backends.launchers.base import LaunchSpec, label_line
 
 HOSTILE = (
     "",

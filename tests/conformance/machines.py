@@ -17,10 +17,10 @@ import leftovers
 import windlass
 from standins.sites import Site, flux_site, pbs_site
 from waiting import wait_until
-from windlass.failure.rank_logs import rank_logs
+from windlass.backends.schedulers import get_scheduler
+from windlass.backends.schedulers.base import JobState
+from windlass.run.failure.rank_logs import rank_logs
 from windlass.run.folder import read_plan
-from windlass.schedulers import get_scheduler
-from windlass.schedulers.base import JobState
 
 SOURCE = str(Path(windlass.__file__).parents[1])
 OVER = {JobState.DONE, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT}

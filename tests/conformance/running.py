@@ -24,8 +24,8 @@ import leftovers
 from cluster.slurm import SlurmCluster
 from requirements import hydra_mpiexec, require, require_mpi
 from standins.sites import flux_site, pbs_site
-from windlass.launchers import get_launcher
-from windlass.launchers.base import LaunchSpec, LineReader
+from windlass.backends.launchers import get_launcher
+from windlass.backends.launchers.base import LaunchSpec, LineReader
 from windlass.model.origin import argv_of
 from windlass.model.site import ArgumentSpec, LauncherSpec
 

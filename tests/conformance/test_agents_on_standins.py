@@ -11,7 +11,7 @@ from conformance.machines import OVER, Machine, machine
 from requirements import require_fuse
 from standins.sites import real
 from waiting import wait_until
-from windlass.schedulers.base import JobState
+from windlass.backends.schedulers.base import JobState
 
 __all__ = ["machine"]
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.launcher_cases import SPECS, WORDS
+from windlass.backends.launchers import get_launcher, launcher_names
+from windlass.backends.launchers.base import Launcher, LaunchSpec
 from windlass.errors import UsageError
-from windlass.launchers import get_launcher, launcher_names
-from windlass.launchers.base import Launcher, LaunchSpec
 from windlass.model.origin import Argument, argv_of
 from windlass.model.site import ArgumentSpec, LauncherSpec, argument_key
 

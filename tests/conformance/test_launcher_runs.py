@@ -19,7 +19,7 @@ from conformance.launcher_cases import HOSTILE
 from conformance.running import Ended, Machine, machine
 from standins.sites import real
 from waiting import wait_until
-from windlass.launchers import get_launcher
+from windlass.backends.launchers import get_launcher
 
 CASES = [
     pytest.param("srun", marks=pytest.mark.slurm),

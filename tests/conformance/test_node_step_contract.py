@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from windlass.launchers import get_launcher, launcher_names
-from windlass.launchers.base import PLACEHOLDERS, NodeStep, NodeStepSpec
+from windlass.backends.launchers import get_launcher, launcher_names
+from windlass.backends.launchers.base import PLACEHOLDERS, NodeStep, NodeStepSpec
 from windlass.model.origin import argv_of
 
 pytestmark = pytest.mark.parametrize("name", launcher_names())

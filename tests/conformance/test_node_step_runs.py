@@ -15,9 +15,9 @@ import pytest
 
 from conformance.running import TIMEOUT_S, Machine, machine
 from waiting import wait_until
+from windlass.backends.launchers import get_launcher
+from windlass.backends.launchers.base import NodeStep, NodeStepSpec
 from windlass.errors import DeadlineError, MachineError
-from windlass.launchers import get_launcher
-from windlass.launchers.base import NodeStep, NodeStepSpec
 from windlass.run.folder import RunFolder, make_folder
 from windlass.run.node_step import RunningStep, broker_ranks, run_node_step, start_node_step
 

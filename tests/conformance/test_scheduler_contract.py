@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from windlass.backends.schedulers import get_scheduler, scheduler_names
+from windlass.backends.schedulers.base import JobSpec, JobState, Scheduler
 from windlass.errors import UsageError, WindlassError
 from windlass.model.origin import Argument
 from windlass.model.site import ArgumentSpec, SchedulerSpec, argument_key
-from windlass.schedulers import get_scheduler, scheduler_names
-from windlass.schedulers.base import JobSpec, JobState, Scheduler
 
 pytestmark = pytest.mark.parametrize("name", scheduler_names())
 BATCH = [name for name in scheduler_names() if name != "none"]

@@ -18,12 +18,12 @@ import leftovers
 from cluster.slurm import SlurmCluster
 from standins.sites import flux_site, pbs_site, real
 from waiting import wait_until
+from windlass.backends.schedulers import get_scheduler
+from windlass.backends.schedulers.base import JobSpec, JobState, JobStatus
+from windlass.base.notation.shell import quote_words
+from windlass.base.procs.command import Done, run_command
 from windlass.errors import UsageError
 from windlass.model.site import ArgumentSpec, SchedulerSpec
-from windlass.notation.shell import quote_words
-from windlass.procs.command import Done, run_command
-from windlass.schedulers import get_scheduler
-from windlass.schedulers.base import JobSpec, JobState, JobStatus
 
 OVER = {JobState.DONE, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT}
 CASES = [pytest.param("slurm", marks=pytest.mark.slurm), "pbs", "flux"]

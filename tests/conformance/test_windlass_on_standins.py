@@ -18,8 +18,8 @@ from conformance.launcher_cases import HOSTILE
 from conformance.machines import OVER, Machine, machine, machine_of
 from standins.sites import real
 from waiting import wait_until
-from windlass.schedulers import get_scheduler
-from windlass.schedulers.base import JobState
+from windlass.backends.schedulers import get_scheduler
+from windlass.backends.schedulers.base import JobState
 
 __all__ = ["machine"]
 

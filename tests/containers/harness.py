@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import leftovers
-from windlass.containers import get_runtime
-from windlass.containers.base import OptionalArgument, WrapSpec
+from windlass.backends.containers import get_runtime
+from windlass.backends.containers.base import OptionalArgument, WrapSpec
+from windlass.base.notation.shell import expandable, fillable, quote
 from windlass.model.plan import ContainerPlan, Setting
-from windlass.notation.shell import expandable, fillable, quote
 
 STANDIN = Path(__file__).with_name("standin.py")
 

@@ -15,8 +15,8 @@ import pytest
 from containers.harness import HOSTILE, NOT_UTF8, Seen, run_wrapped, show
 from containers.rootfs import python_inside
 from requirements import missing_programs, require, require_containers
-from windlass.containers.base import WrapSpec
-from windlass.containers.choose import plan_container
+from windlass.backends.containers.base import WrapSpec
+from windlass.backends.containers.choose import plan_container
 from windlass.errors import UsageError
 from windlass.model.condition import Facts
 from windlass.model.origin import Argument, Origin

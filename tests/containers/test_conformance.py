@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from containers.harness import NOT_UTF8, Seen, container, hostile, run_wrapped, show, standin_executable
-from windlass.containers import get_runtime, runtime_names
-from windlass.containers.base import WrapSpec
-from windlass.containers.choose import plan_container
+from windlass.backends.containers import get_runtime, runtime_names
+from windlass.backends.containers.base import WrapSpec
+from windlass.backends.containers.choose import plan_container
 from windlass.errors import UsageError
 from windlass.model.condition import Facts, When
 from windlass.model.origin import Origin, argv_of

@@ -16,7 +16,7 @@ import pytest
 from containers.rootfs import copy_program
 from containers.toys import add_old_fabric, copy_root, libfabric, library, new_host, require_compiler
 from requirements import missing_programs, require, require_containers
-from windlass.images.build import entry_script
+from windlass.build.images.build import entry_script
 
 pytestmark = pytest.mark.containers
 SPEC = """

@@ -12,7 +12,7 @@ import pytest
 
 from containers.harness import HOSTILE, Seen, run_wrapped, show
 from containers.podman import podman_with
-from windlass.containers.base import WrapSpec
+from windlass.backends.containers.base import WrapSpec
 from windlass.model.origin import Origin
 from windlass.model.plan import ContainerPlan, Mount, Setting
 

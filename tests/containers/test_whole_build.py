@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from requirements import missing_programs, require
-from windlass.images.spec import load_versions
+from windlass.build.images.spec import load_versions
 
 pytestmark = [
     pytest.mark.containers,

@@ -10,7 +10,7 @@ import pytest
 
 from contract.pinned import hold, key_paths
 from unit.cli.typed import Ended, in_process, script
-from windlass.settings import known_settings
+from windlass.base.settings import known_settings
 
 SUB_COMMANDS = {
     "sites": ("list", "detect", "show", "check"),

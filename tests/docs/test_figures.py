@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from markdown_links import DOCS
-from windlass.cache.node import accept, server
-from windlass.cache.node.config import CHAIN_NODES, TREE_CHILDREN, NodeConfig
+from windlass.node.cache import server
+from windlass.node.cache.config import CHAIN_NODES, TREE_CHILDREN, NodeConfig
+from windlass.node.wire import accept
 from windlass.runtime.codes import RESUME_ME
 
 

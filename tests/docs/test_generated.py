@@ -13,8 +13,8 @@ from markdown_links import DOCS
 from schema_page import schema_page
 from site_pages import catalog_sites, site_part, site_picture
 from sources_page import SEEN, dates_of_links, linked_addresses
-from windlass.cache.node import wire
 from windlass.model.site import Site
+from windlass.node.wire import wire
 from wire_page import REPLIES, REQUESTS
 
 PLEASE = "out of date; run scripts/docs/generate.py (`make docs` does) and commit what it writes"

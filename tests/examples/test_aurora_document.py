@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from unit.cli.typed import in_process
-from windlass.environment.ranks import RANK_VARIABLES
+from windlass.plan.environment.ranks import RANK_VARIABLES
 
 TUNED = ("--cpu-bind", "three-cores", "--with", "oneccl-tuning", "--with", "cxi-overflow", "--with", "tf32")
 LOGGED = ("--with", "fabric-log", "--with", "ccl-root", "--with", "mpi-host-only")

@@ -11,9 +11,8 @@ from typing import Any
 
 from fuse.caches import wait_for
 from windlass.agents.bundle import BundleManifest, ServiceSpec, bundle_bytes
-from windlass.agents.cache_service import PACKAGES
 from windlass.agents.command import agent_argv
-from windlass.cache.node.config import NodeConfig, read_config
+from windlass.node.cache.config import NodeConfig, read_config
 
 NODE_VARIABLE = "TEST_NODE"
 RUN_ID = "run1"
@@ -27,10 +26,10 @@ def write_agents_file(base: Path, hosts: tuple[str, ...], root: Path, **config: 
         hosts=hosts,
         node_variables=(NODE_VARIABLE,),
         folder=str(base / "agents"),
-        services=(ServiceSpec(name="cache", entry="windlass.agents.node.cache:make", settings=told),),
+        services=(ServiceSpec(name="cache", entry="windlass.node.agent.cache:make", settings=told),),
     )
     path = base / "agent.pyz"
-    path.write_bytes(bundle_bytes(manifest, os.urandom(32), PACKAGES))
+    path.write_bytes(bundle_bytes(manifest, os.urandom(32)))
     path.chmod(0o600)
     return path
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from windlass.cache.node import control
-from windlass.cache.node.config import NodeConfig
-from windlass.cache.node.peer import Peer
-from windlass.cache.node.roots import declare_roots
+from windlass.node.cache import control
+from windlass.node.cache.config import NodeConfig
+from windlass.node.cache.peer import Peer
+from windlass.node.cache.roots import declare_roots
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = 10.0, what: str = "condition") -> None:

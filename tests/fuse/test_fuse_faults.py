@@ -15,9 +15,9 @@ import pytest
 
 from fuse.caches import configs, make_tree, mounts, wait_for, wait_ready
 from requirements import require_fuse
-from windlass.cache.node import control
-from windlass.cache.node.config import dump_config
-from windlass.procs.folders import UntrustedError
+from windlass.node.cache import control
+from windlass.node.cache.config import dump_config
+from windlass.node.sys.folders import UntrustedError
 
 pytestmark = pytest.mark.fuse
 
@@ -220,7 +220,7 @@ def test_sixteen_nodes_are_ready_soon_and_idle_quietly(tmp_path: Path, tree: Pat
 SRC = Path(__file__).parents[2] / "src"
 START = (
     "import sys; sys.path.insert(0, sys.argv[1])\n"
-    "from windlass.cache.node import config, control\n"
+    "from windlass.node.cache import config, control\n"
     "control.start(config.read_config(sys.argv[2]))"
 )
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from requirements import require_fuse
-from windlass.cache.node.trace import read_trace
-from windlass.cache.traces import environment_identity, list_traces, trace_path
+from windlass.agents.traces import environment_identity, list_traces, trace_path
 from windlass.cli.main import main
+from windlass.node.cache.trace import read_trace
 
 pytestmark = pytest.mark.fuse
 

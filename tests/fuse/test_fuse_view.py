@@ -20,7 +20,7 @@ import pytest
 from fuse.agents import CacheAgent, write_agents_file
 from fuse.caches import Mounts, make_tree, mounts, wait_for
 from requirements import require_fuse
-from windlass.cache.node.fuse import DO_READDIRPLUS, MAX_PAGES, NO_OPEN_SUPPORT, NO_OPENDIR_SUPPORT
+from windlass.node.cache.fuse import DO_READDIRPLUS, MAX_PAGES, NO_OPEN_SUPPORT, NO_OPENDIR_SUPPORT
 
 pytestmark = pytest.mark.fuse
 

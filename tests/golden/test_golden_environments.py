@@ -10,8 +10,8 @@ import pytest
 
 from golden.reviewed import compare
 from requirements import missing_programs, require
-from windlass.envs.plan import EnvPlan, EnvRequest, MachineFacts, plan_env
-from windlass.envs.render import plan_text, script_text
+from windlass.build.envs.plan import EnvPlan, EnvRequest, MachineFacts, plan_env
+from windlass.build.envs.render import plan_text, script_text
 from windlass.sites.catalog import load_site, site_names
 
 FOLDER = Path(__file__).with_name("environments")

@@ -10,11 +10,11 @@ import pytest
 
 from golden.reviewed import compare
 from requirements import missing_programs, require
-from windlass.images.build import entry_script
-from windlass.images.host_script import host_script_text
-from windlass.images.recipe import make_recipe
-from windlass.images.render import containerfile_text, edf_text, singularity_text, steps_script
-from windlass.images.spec import EXTRAS, load_spec, load_versions, spec_names
+from windlass.build.images.build import entry_script
+from windlass.build.images.host_script import host_script_text
+from windlass.build.images.recipe import make_recipe
+from windlass.build.images.render import containerfile_text, edf_text, singularity_text, steps_script
+from windlass.build.images.spec import EXTRAS, load_spec, load_versions, spec_names
 from windlass.sites.catalog import load_site
 
 FOLDER = Path(__file__).with_name("recipes")

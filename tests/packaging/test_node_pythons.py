@@ -12,8 +12,8 @@ from interpreters import NODE, interpreters
 
 from test_layers import SRC, TRAVELS
 from windlass.api import selftest_program
-from windlass.doctor.nodes import carried_program, unpacked
-from windlass.notation.parts import join_parts
+from windlass.diagnose.doctor.nodes import carried_program, unpacked
+from windlass.node.sys.parts import join_parts
 from windlass.run.node_answers import json_lines
 from windlass.run.selftest import MARK
 

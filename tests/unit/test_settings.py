@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from windlass.base.settings import known_settings, read_settings
 from windlass.errors import ConfigError, UsageError
-from windlass.settings import known_settings, read_settings
 
 
 def test_an_empty_environment_gives_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,18 +10,17 @@ import io
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 
 import msgspec
 
+import windlass.node
 from windlass.errors import ConfigError
 from windlass.model.jsontext import to_json
 
-AGENT_PACKAGE = "windlass.agents.node"
 MANIFEST = "manifest.json"
 KEY = "key"
-_NODE = Path(__file__).parent / "node"
-_SHARED = tuple(f"windlass/procs/{name}.py" for name in ("atomic", "folders", "identity", "locks", "marks"))
-"""Modules that the node side shares with the rest of windlass."""
+_NODE = Path(windlass.node.__path__[0])
 
 
 class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,13 +51,14 @@ class BundleManifest(msgspec.Struct, frozen=True, kw_only=True):
     services: tuple[ServiceSpec, ...] = ()
 
 
-def bundle_bytes(manifest: BundleManifest, key: bytes, packages: Mapping[str, Path]) -> bytes:
-    """The zip. `packages` are folders of modules by their full names, which are the same on the node; the packages
-    above them are empty there."""
+def bundle_bytes(manifest: BundleManifest, key: bytes, packages: Mapping[str, Path] = MappingProxyType({})) -> bytes:
+    """Return the zip: all of `windlass.node`, and `packages`, which are folders of modules by their full names. Parents
+    of packages are empty on the node."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         parents: dict[str, None] = {}
-        for name, folder in ((AGENT_PACKAGE, _NODE), *sorted(packages.items())):
+        node = ((_dotted(folder), folder) for folder in sorted({file.parent for file in _NODE.rglob("*.py")}))
+        for name, folder in (*node, *sorted(packages.items())):
             path = name.replace(".", "/")
             files = sorted(folder.glob("*.py"))
             if not files:
@@ -68,14 +68,15 @@ def bundle_bytes(manifest: BundleManifest, key: bytes, packages: Mapping[str, Pa
             parents |= dict.fromkeys(str(parent) for parent in PurePosixPath(path).parents if parent.name)
             if all(file.name != "__init__.py" for file in files):
                 parents[path] = None
-        for shared in _SHARED:
-            archive.writestr(_entry(shared), (_NODE.parents[2] / shared).read_bytes())
-            parents[str(PurePosixPath(shared).parent)] = None
-        for parent in parents:
+        for parent in parents.keys() - {PurePosixPath(name).parent.as_posix() for name in archive.namelist()}:
             archive.writestr(_entry(f"{parent}/__init__.py"), b"")
         archive.writestr(_entry(MANIFEST), to_json(manifest))
         archive.writestr(_entry(KEY), key)
     return stream.getvalue()
+
+
+def _dotted(folder: Path) -> str:
+    return ".".join(("windlass", "node", *folder.relative_to(_NODE).parts))
 
 
 def _entry(name: str) -> zipfile.ZipInfo:

@@ -6,27 +6,25 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import windlass.cache.node
 from windlass.agents.bundle import ServiceSpec
 from windlass.agents.control import Agents, agents_spec
-from windlass.agents.sampler import SAMPLER_PACKAGES, SamplerSidecar, sampler_service, samples
+from windlass.agents.sampler import SamplerSidecar, sampler_service, samples
 from windlass.agents.shims import environment_front
-from windlass.cache.traces import environment_identity, trace_path
+from windlass.agents.traces import environment_identity, trace_path
+from windlass.base.notation.counts import counted
+from windlass.base.notation.sizes import size_text
+from windlass.base.settings import read_settings
 from windlass.errors import WindlassError
 from windlass.model.jsontext import to_json
 from windlass.model.plan import CachePlan, Plan
-from windlass.notation.counts import counted
-from windlass.notation.sizes import size_text
 from windlass.plan.render.job_facts import JobFacts
 from windlass.run.execute import Sidecar
 from windlass.run.folder import RunFolder
 from windlass.run.output import OutputView
-from windlass.settings import read_settings
 
 FIGURES_FILE = "cache.json"
-_ENTRY = "windlass.agents.node.cache:make"
-STATUS_ENTRY = "windlass.agents.node.cache:status_tool"
-PACKAGES = {"windlass.cache.node": Path(windlass.cache.node.__path__[0])}
+_ENTRY = "windlass.node.agent.cache:make"
+STATUS_ENTRY = "windlass.node.agent.cache:status_tool"
 
 
 def cache_service(cache: CachePlan, traces_dir: Path | None) -> ServiceSpec:
@@ -61,7 +59,7 @@ def cache_agents(
     """The agents of a plan with a cache."""
     assert plan.cache is not None
     services = (cache_service(plan.cache, traces_dir), *((sampler_service(len(hosts)),) if samples(plan) else ()))
-    spec = agents_spec(plan, facts, hosts, services, {**PACKAGES, **SAMPLER_PACKAGES}, environ)
+    spec = agents_spec(plan, facts, hosts, services, environ)
     return Agents(spec, folder, environ)
 
 

@@ -6,7 +6,7 @@ system; that Python reads the travelled file once, from a copy in memory takes t
 
 from __future__ import annotations
 
-from windlass.notation.shell import expandable, quote
+from windlass.base.notation.shell import expandable, quote
 
 OLDEST = (3, 9)
 NODE_PYTHONS = (
@@ -40,7 +40,7 @@ os.write(held, data)
 sys.path.insert(0, "/proc/self/fd/%d" % held)
 with zipfile.ZipFile(io.BytesIO(data)) as archive:
     manifest, key = json.loads(archive.read("manifest.json")), archive.read("key")
-from windlass.agents.node.host import main
+from windlass.node.agent.host import main
 sys.exit(main(data, manifest, key))
 """
 

@@ -20,8 +20,8 @@ from typing import Any
 from windlass.agents.bundle import BundleManifest, ServiceSpec, bundle_bytes
 from windlass.agents.command import NODE_PYTHONS, OLDEST, agent_argv
 from windlass.agents.interpreter import ARCHIVE, fits, pack_interpreter
+from windlass.backends.launchers.base import NodeStep
 from windlass.errors import DeadlineError, MachineError
-from windlass.launchers.base import NodeStep
 from windlass.model.plan import Plan
 from windlass.plan.agents import agents_step
 from windlass.plan.cache import agents_folder
@@ -54,7 +54,6 @@ class AgentsSpec:
     folder: str
     cpus: tuple[int, ...]
     services: tuple[ServiceSpec, ...]
-    packages: Mapping[str, Path]
     ready_s: float
 
 
@@ -63,7 +62,6 @@ def agents_spec(
     facts: JobFacts,
     hosts: tuple[str, ...],
     services: tuple[ServiceSpec, ...],
-    packages: Mapping[str, Path],
     environ: Mapping[str, str],
 ) -> AgentsSpec:
     """The agents of a plan with these services, which are those that it names."""
@@ -76,7 +74,6 @@ def agents_spec(
         folder=agents_folder(plan, facts.uid, facts.run_id),
         cpus=plan.agents.cpus,
         services=services,
-        packages=packages,
         ready_s=plan.agents.ready_s,
     )
 
@@ -151,7 +148,7 @@ class Agents:
             cpus=self._spec.cpus,
             services=self._spec.services,
         )
-        data = bundle_bytes(manifest, secrets.token_bytes(_KEY_BYTES), self._spec.packages)
+        data = bundle_bytes(manifest, secrets.token_bytes(_KEY_BYTES))
         return self._folder.write_bytes(BUNDLE_FILE, data)
 
     def _wait_up(self, stopping: Callable[[], bool]) -> bool:

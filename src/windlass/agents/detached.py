@@ -23,22 +23,22 @@ from windlass.agents.cache_service import STATUS_ENTRY, cache_agents
 from windlass.agents.command import stop_argv, tool_argv
 from windlass.agents.control import BUNDLE_FILE, Agents
 from windlass.agents.interpreter import ARCHIVE
-from windlass.cache.node.config import state_folder
+from windlass.base.notation.hostlist import expand_hostlist
+from windlass.base.settings import read_settings
 from windlass.errors import MachineError, UsageError, WindlassError
 from windlass.model.jsontext import from_json, to_json
 from windlass.model.plan import Plan
 from windlass.model.request import Request
-from windlass.notation.hostlist import expand_hostlist
+from windlass.node.cache.config import state_folder
+from windlass.node.sys.identity import start_of
 from windlass.plan.cache import agents_folder
 from windlass.plan.inputs import Secrets
 from windlass.plan.node_step import plan_node_step
 from windlass.plan.render.job_facts import JobFacts
-from windlass.procs.identity import start_of
 from windlass.run.folder import PLAN_FILE, RunFolder, make_folder, open_folder, read_plan
 from windlass.run.node_step import run_node_step, write_host_file
 from windlass.run.planning import plan_request
 from windlass.run.rendezvous import plan_hosts
-from windlass.settings import read_settings
 
 AGENTS_FILE = "agents.json"
 _STATUS_S = 30.0

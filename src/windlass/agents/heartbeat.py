@@ -8,21 +8,21 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from windlass.agents.bundle import ServiceSpec
-from windlass.agents.cache_service import PACKAGES, CacheSidecar, cache_service
+from windlass.agents.cache_service import CacheSidecar, cache_service
 from windlass.agents.control import LOG_FILE, Agents, agents_spec
-from windlass.agents.sampler import SAMPLER_PACKAGES, sampler_service, samples
+from windlass.agents.sampler import sampler_service, samples
+from windlass.backends.launchers import get_launcher
+from windlass.base.settings import read_settings
 from windlass.errors import DeadlineError, MachineError
-from windlass.launchers import get_launcher
 from windlass.model.plan import Plan
 from windlass.plan.cache import agents_folder
 from windlass.plan.render.job_facts import JobFacts
 from windlass.plan.render.rank_script import place_mark
 from windlass.run.folder import RunFolder
 from windlass.run.output import OutputView
-from windlass.settings import read_settings
 
 HEARTBEAT = "heartbeat"
-_ENTRY = "windlass.agents.node.heartbeat:make"
+_ENTRY = "windlass.node.agent.heartbeat:make"
 _END_S = 3.0
 """Agents end within milliseconds; only a node that is lost takes longer, and it will not be heard of again."""
 
@@ -46,7 +46,7 @@ def heartbeat_agents(
     if plan.cache is not None:
         services = (cache_service(plan.cache, read_settings(environ).traces_dir), *services)
     # The service of the cache imports its package; the bundle holds both, used or not: it is a few kilobytes.
-    spec = agents_spec(plan, facts, hosts, services, {**PACKAGES, **SAMPLER_PACKAGES}, environ)
+    spec = agents_spec(plan, facts, hosts, services, environ)
     return Agents(spec, folder, environ)
 
 

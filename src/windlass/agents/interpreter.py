@@ -12,8 +12,8 @@ import sysconfig
 import tarfile
 from pathlib import Path
 
+from windlass.base.procs.command import run_command
 from windlass.errors import CommandError
-from windlass.procs.command import run_command
 
 ARCHIVE = "agent-python.tar.gz"
 LEFT_OUT = frozenset(

@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import windlass.observe.node
+import windlass.node.sampler
 from windlass.agents.bundle import ServiceSpec
 from windlass.agents.control import Agents, agents_spec
+from windlass.diagnose.watch.findings import find
+from windlass.diagnose.watch.fold import JobFiles, JobFold, interval_s
+from windlass.diagnose.watch.job import Job
 from windlass.errors import DeadlineError, MachineError
 from windlass.model.plan import Plan
-from windlass.observe.findings import find
-from windlass.observe.fold import JobFiles, JobFold, interval_s
-from windlass.observe.job import Job
 from windlass.plan.render.job_facts import JobFacts
 from windlass.plan.render.rank_script import HOOK_FOLDER
 from windlass.run.execute import Sidecar
@@ -21,9 +21,8 @@ from windlass.run.folder import RunFolder
 from windlass.run.output import OutputView
 
 SAMPLER = "sampler"
-_ENTRY = "windlass.observe.node.sampler:make"
-_NODE = Path(windlass.observe.node.__path__[0])
-SAMPLER_PACKAGES = {"windlass.observe.node": _NODE}
+_ENTRY = "windlass.node.sampler.sampler:make"
+_NODE = Path(windlass.node.sampler.__path__[0])
 _HOOK = {
     "sitecustomize.py": "sitecustomize.py",
     "windlass_recorder.py": "recorder.py",
@@ -48,7 +47,7 @@ def sampler_agents(
     plan: Plan, folder: RunFolder, facts: JobFacts, hosts: tuple[str, ...], environ: Mapping[str, str]
 ) -> Agents:
     """Agents with the samplers alone."""
-    spec = agents_spec(plan, facts, hosts, (sampler_service(len(hosts)),), SAMPLER_PACKAGES, environ)
+    spec = agents_spec(plan, facts, hosts, (sampler_service(len(hosts)),), environ)
     return Agents(spec, folder, environ)
 
 

@@ -14,7 +14,8 @@ from windlass.errors import MachineError
 
 _PACKAGE = Path(windlass.__file__).parent
 _BENCH = ("__init__", "barrier", "measure", "messages", "options", "rank", "sizes")
-_FILES = ("__init__.py", "errors.py", "procs/__init__.py", "procs/command.py", *(f"bench/{name}.py" for name in _BENCH))
+_PROCS = ("base/__init__.py", "base/procs/__init__.py", "base/procs/command.py")
+_FILES = ("__init__.py", "errors.py", *_PROCS, *(f"bench/{name}.py" for name in _BENCH))
 _PROGRAMS = ("collectives", "io", "matmul", "synthetic", "train")
 
 _SCRIPT = """\

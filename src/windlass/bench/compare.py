@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from windlass.base.notation.counts import counted
 from windlass.bench.record import BenchRecord, Label, Measurement
 from windlass.bench.sizes import size_text
-from windlass.notation.counts import counted
 
 _FEWEST = 4
 _FLOOR = 0.01

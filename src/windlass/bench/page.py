@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from windlass.base.pages.html import figures, whole_page
+from windlass.base.pages.svg import Bar, bar_chart
 from windlass.bench import compare
 from windlass.bench.cases import charts, table_text
 from windlass.bench.collectives import chart as collectives_chart
@@ -12,8 +14,6 @@ from windlass.bench.record import BenchRecord
 from windlass.bench.reference import References
 from windlass.bench.report import about_lines
 from windlass.bench.verdict import judge
-from windlass.pages.html import figures, whole_page
-from windlass.pages.svg import Bar, bar_chart
 
 _WORDS = {"normal": "normal", "low": "low", "bad": "bad", "unknown": "no figure"}
 

@@ -15,7 +15,7 @@ from windlass.bench.imported import Known, looks_foreign, parse_foreign
 from windlass.bench.older import OLDER, older_record
 from windlass.bench.record import RECORD_KIND, RECORD_VERSION, BenchRecord
 from windlass.errors import ConfigError, UsageError, VersionError
-from windlass.failure.rank_logs import rank_logs
+from windlass.run.failure.rank_logs import rank_logs
 from windlass.run.folder import PLAN_FILE, read_plan
 
 _NOT_WHOLE = (msgspec.ValidationError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError)

@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
+from windlass.base.notation.counts import counted
 from windlass.bench.measure import Figure
 from windlass.errors import MachineError
 from windlass.model.jsontext import to_json
-from windlass.notation.counts import counted
-from windlass.procs.atomic import replace_file
+from windlass.node.sys.atomic import replace_file
 
 RECORD_KIND = "windlass.bench"
 RECORD_VERSION = 1

@@ -15,18 +15,18 @@ import msgspec
 
 import windlass
 from windlass import api
+from windlass.base.procs.command import run_command
 from windlass.bench.code import put_code
 from windlass.bench.messages import messages
 from windlass.bench.options import as_values
 from windlass.bench.progress import BenchView
 from windlass.bench.record import BenchRecord, Measurement, RankLocation, Where, new_record
 from windlass.errors import MachineError, WindlassError
-from windlass.failure.ends import read_seats
-from windlass.failure.rank_logs import rank_logs
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.model.request import Request
-from windlass.procs.command import run_command
+from windlass.run.failure.ends import read_seats
+from windlass.run.failure.rank_logs import rank_logs
 from windlass.run.folder import RunFolder, make_folder
 from windlass.run.planning import plan_to_run
 from windlass.run.progress import Progress

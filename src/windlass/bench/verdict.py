@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from windlass.base.notation.counts import counted
 from windlass.bench import measure
 from windlass.bench.record import BenchRecord, Measurement
 from windlass.bench.reference import Bandwidth, Rate, References, ceiling_of, is_device
 from windlass.bench.sizes import size_text
-from windlass.notation.counts import counted
 
 NORMAL = 0.8
 """Share of a published figure from which on a measurement counts as normal."""

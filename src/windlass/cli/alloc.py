@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 
+from windlass.base.notation.shell import quote_words
+from windlass.base.settings import current_environ
 from windlass.cli.option_groups import add_allocation_options
 from windlass.cli.options import parse_allocation_options, request_from, warn
 from windlass.cli.result import Result
-from windlass.notation.shell import quote_words
 from windlass.run.allocate import enter_allocation, plan_allocation
-from windlass.settings import current_environ
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import argparse
 
-from windlass.bugreport.gather import write_report
+from windlass.base.settings import current_environ
 from windlass.cli.result import Result
 from windlass.cli.working import tell
-from windlass.settings import current_environ
+from windlass.diagnose.bugreport.gather import write_report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

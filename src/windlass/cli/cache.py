@@ -16,16 +16,16 @@ from pathlib import Path
 
 from windlass.agents.cache_status import status_text, totals
 from windlass.agents.detached import find_detached, start_detached, status_of, stop_detached
-from windlass.cache.recording import record_trace
-from windlass.cache.traces import drop_trace, list_traces, show_trace
+from windlass.agents.recording import record_trace
+from windlass.agents.traces import drop_trace, list_traces, show_trace
+from windlass.base.notation.counts import counted
+from windlass.base.notation.sizes import size_text
+from windlass.base.settings import current_environ, read_settings
 from windlass.cli.option_groups import add_request_options
 from windlass.cli.options import request_from
 from windlass.cli.result import Result
 from windlass.errors import UsageError
-from windlass.notation.counts import counted
-from windlass.notation.sizes import size_text
 from windlass.plan.cache import VIEW_VARIABLE
-from windlass.settings import current_environ, read_settings
 
 SUBS = ("start", "status", "stop", "trace")
 

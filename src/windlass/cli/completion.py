@@ -8,15 +8,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 
+from windlass.backends.containers import runtime_names
+from windlass.backends.launchers import launcher_names
+from windlass.backends.schedulers import scheduler_names
+from windlass.base.settings import current_environ, read_settings
 from windlass.cli.main import command_names, command_parser
 from windlass.cli.result import Result
-from windlass.containers import runtime_names
-from windlass.launchers import launcher_names
 from windlass.run.folder import RunFolder
-from windlass.schedulers import scheduler_names
-from windlass.settings import current_environ, read_settings
+from windlass.run.supervise.runs import find_runs
 from windlass.sites.catalog import site_names
-from windlass.supervise.runs import find_runs
 
 _BASH = r"""_windlass() {
     local IFS=$'\n'

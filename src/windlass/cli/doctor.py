@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import argparse
 
+from windlass.base.settings import current_environ
 from windlass.cli.option_groups import add_request_options
 from windlass.cli.options import join_values, request_from, split_command
 from windlass.cli.result import Result
 from windlass.cli.working import tell
-from windlass.doctor.examine import examine
-from windlass.doctor.finding import health_lines
-from windlass.doctor.patient import Level
-from windlass.settings import current_environ
+from windlass.diagnose.doctor.examine import examine
+from windlass.diagnose.doctor.finding import health_lines
+from windlass.diagnose.doctor.patient import Level
 
 _FAILED = 1
 

@@ -7,23 +7,23 @@ import argparse
 import sys
 from pathlib import Path
 
+from windlass.base.notation.counts import counted
+from windlass.base.notation.sizes import size_text
+from windlass.base.notation.terminal import width_of
+from windlass.base.settings import current_environ, read_settings
+from windlass.build.envs.check import Place, check_env, check_text
+from windlass.build.envs.create import create_env, refuse_elsewhere
+from windlass.build.envs.extras import KNOWN_EXTRAS
+from windlass.build.envs.inspect import inspect_env
+from windlass.build.envs.pack import pack_env
+from windlass.build.envs.plan import EnvPlan, EnvRequest, MachineFacts, plan_env
+from windlass.build.envs.probe import machine_facts, probe_host
+from windlass.build.envs.render import command_lines, plan_text, script_text
 from windlass.cli.result import Result
 from windlass.cli.show import say
-from windlass.doctor.node.mounts import file_system, mount_of, own_mounts, place_kind, resolved
-from windlass.envs.check import Place, check_env, check_text
-from windlass.envs.create import create_env, refuse_elsewhere
-from windlass.envs.extras import KNOWN_EXTRAS
-from windlass.envs.inspect import inspect_env
-from windlass.envs.pack import pack_env
-from windlass.envs.plan import EnvPlan, EnvRequest, MachineFacts, plan_env
-from windlass.envs.probe import machine_facts, probe_host
-from windlass.envs.render import command_lines, plan_text, script_text
 from windlass.errors import UsageError
 from windlass.model.site import Site
-from windlass.notation.counts import counted
-from windlass.notation.sizes import size_text
-from windlass.notation.terminal import width_of
-from windlass.settings import current_environ, read_settings
+from windlass.node.checks.mounts import file_system, mount_of, own_mounts, place_kind, resolved
 from windlass.sites.catalog import load_site
 from windlass.sites.detect import detect_site
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 
+from windlass.base.settings import current_environ, read_settings
 from windlass.cli import terminal
 from windlass.cli.result import Result
 from windlass.errors import UsageError
-from windlass.settings import current_environ, read_settings
-from windlass.supervise.runs import find_run
-from windlass.supervise.second_look import look
+from windlass.run.supervise.runs import find_run
+from windlass.run.supervise.second_look import look
 
 _TIMEOUT_S = 3600.0
 

@@ -9,6 +9,7 @@ import contextlib
 
 import msgspec
 
+from windlass.base.settings import current_environ, read_settings
 from windlass.cli.option_groups import add_request_options
 from windlass.cli.options import PLACEHOLDER_COMMAND, join_values, option_action, request_from
 from windlass.cli.result import Result
@@ -16,7 +17,6 @@ from windlass.errors import WindlassError
 from windlass.plan.explain import find_name, findings_text
 from windlass.plan.plan import make_plan
 from windlass.run.planning import plan_request
-from windlass.settings import current_environ, read_settings
 from windlass.sites.catalog import load_site, site_names
 
 

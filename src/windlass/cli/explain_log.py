@@ -10,7 +10,7 @@ from pathlib import Path
 
 from windlass.cli.result import Result
 from windlass.cli.working import tell
-from windlass.doctor.explain_log import explain_files, report_lines
+from windlass.diagnose.doctor.explain_log import explain_files, report_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

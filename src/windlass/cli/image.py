@@ -7,23 +7,23 @@ import time
 from pathlib import Path
 from typing import Any
 
+from windlass.backends.containers.strategy import site_means
+from windlass.base.settings import current_environ, read_settings
+from windlass.build.images.build import BUILDERS, build_image, choose_builder, write_context
+from windlass.build.images.check import check_image, check_text
+from windlass.build.images.host_script import HOST_KEYS, host_script_text
+from windlass.build.images.inject import Injection, injection_text, plan_injection, require_host_libraries
+from windlass.build.images.inspect import inspect_image
+from windlass.build.images.recipe import Recipe, make_recipe
+from windlass.build.images.render import containerfile_text, edf_text, singularity_text
+from windlass.build.images.spec import EXTRAS, load_spec, load_versions, spec_names
 from windlass.cli.result import Result
 from windlass.cli.show import say
-from windlass.containers.strategy import site_means
 from windlass.errors import UsageError
-from windlass.images.build import BUILDERS, build_image, choose_builder, write_context
-from windlass.images.check import check_image, check_text
-from windlass.images.host_script import HOST_KEYS, host_script_text
-from windlass.images.inject import Injection, injection_text, plan_injection, require_host_libraries
-from windlass.images.inspect import inspect_image
-from windlass.images.node.closure import Root
-from windlass.images.node.decide import ImageFacts
-from windlass.images.node.variables import driver_version
-from windlass.images.recipe import Recipe, make_recipe
-from windlass.images.render import containerfile_text, edf_text, singularity_text
-from windlass.images.spec import EXTRAS, load_spec, load_versions, spec_names
 from windlass.model.site import Site
-from windlass.settings import current_environ, read_settings
+from windlass.node.libs.closure import Root
+from windlass.node.libs.decide import ImageFacts
+from windlass.node.libs.variables import driver_version
 from windlass.sites.catalog import load_site
 
 FORMATS = ("containerfile", "singularity", "edf", "script")

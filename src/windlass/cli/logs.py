@@ -9,18 +9,18 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from windlass.backends.launchers import get_launcher
+from windlass.base.notation.style import table_lines
+from windlass.base.settings import current_environ, read_settings
 from windlass.cli.result import Result
 from windlass.errors import UsageError
-from windlass.failure.ends import read_seats
-from windlass.failure.rank_logs import rank_logs
-from windlass.failure.verdict import attempt_folders
-from windlass.launchers import get_launcher
 from windlass.model.plan import Plan
-from windlass.notation.style import table_lines
+from windlass.run.failure.ends import read_seats
+from windlass.run.failure.rank_logs import rank_logs
+from windlass.run.failure.verdict import attempt_folders
 from windlass.run.folder import PLAN_FILE, RESULT_FILE, RunFolder, read_plan
 from windlass.run.output import OutputView, Tail, show_ranks
-from windlass.settings import current_environ, read_settings
-from windlass.supervise.runs import RunState, find_run, state_of
+from windlass.run.supervise.runs import RunState, find_run, state_of
 
 _LOOK_S = 0.2
 _ASK_S = 5.0

@@ -12,14 +12,14 @@ from importlib import import_module
 from typing import Any
 
 import windlass
+from windlass.base.notation.style import filled
+from windlass.base.notation.terminal import width_of
+from windlass.base.settings import current_environ
 from windlass.cli.examples import examples_text
 from windlass.cli.result import Result
 from windlass.cli.show import for_stream, say
 from windlass.cli.working import working
 from windlass.errors import CommandError, MachineError, UsageError, WindlassError, nearest
-from windlass.notation.style import filled
-from windlass.notation.terminal import width_of
-from windlass.settings import current_environ
 
 _COMMANDS = {
     "run": ("windlass.cli.run", "run a script on this machine or in this allocation"),

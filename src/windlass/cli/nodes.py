@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import time
 
+from windlass.base.notation.hostlist import expand_hostlist
+from windlass.base.notation.style import table_lines
+from windlass.base.settings import current_environ, read_settings
 from windlass.cli.result import Result
 from windlass.errors import UsageError
-from windlass.notation.hostlist import expand_hostlist
-from windlass.notation.style import table_lines
 from windlass.run.bad_nodes import BadNode, forgive, read_nodes
-from windlass.settings import current_environ, read_settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

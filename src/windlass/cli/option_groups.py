@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from windlass.launchers import launcher_names
-from windlass.schedulers import scheduler_names
+from windlass.backends.launchers import launcher_names
+from windlass.backends.schedulers import scheduler_names
 
 Group = argparse._ArgumentGroup
 USAGE = "[options] SCRIPT.py [ARGS…] | -m MODULE [ARGS…] | -- COMMAND [ARGS…]"

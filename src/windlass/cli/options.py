@@ -9,17 +9,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from windlass.backends.launchers import launcher_names
+from windlass.backends.schedulers import scheduler_names
+from windlass.base.notation.ranks import parse_ranks
+from windlass.base.notation.shell import NAME
+from windlass.base.notation.sizes import parse_size
+from windlass.base.procs.command import which
 from windlass.cli.option_groups import USAGE, add_request_options
 from windlass.cli.show import say
 from windlass.errors import MachineError, UsageError, unknown_name
-from windlass.launchers import launcher_names
 from windlass.model.request import AUTO, Request
-from windlass.notation.ranks import parse_ranks
-from windlass.notation.shell import NAME
-from windlass.notation.sizes import parse_size
 from windlass.plan.command import nested_launcher
-from windlass.procs.command import which
-from windlass.schedulers import scheduler_names
 
 CommandKind = Literal["script", "module", "command", "none"]
 _SHELL_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".pbs")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import windlass
-from windlass.schedulers import scheduler_of_job
-from windlass.settings import CONFIG_FILE, JobDefaults, Settings, current_environ, read_settings
+from windlass.backends.schedulers import scheduler_of_job
+from windlass.base.settings import CONFIG_FILE, JobDefaults, Settings, current_environ, read_settings
+from windlass.run.supervise.runs import RunState, find_runs, state_of
 from windlass.sites.detect import Detection, detect_site
-from windlass.supervise.runs import RunState, find_runs, state_of
 
 
 def overview_text() -> str:

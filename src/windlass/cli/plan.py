@@ -13,17 +13,17 @@ import argparse
 import sys
 from pathlib import Path
 
+from windlass.base.notation.style import in_colour
+from windlass.base.notation.terminal import width_of
+from windlass.base.settings import current_environ
 from windlass.cli.option_groups import add_request_options
 from windlass.cli.options import PLACEHOLDER_COMMAND, parse_with_command, request_from
 from windlass.cli.result import Result
 from windlass.errors import UsageError
 from windlass.model.plan import Plan
-from windlass.notation.style import in_colour
-from windlass.notation.terminal import width_of
 from windlass.plan.show import headline, plan_text
 from windlass.run.planning import plan_request
-from windlass.settings import current_environ
-from windlass.topology.picture import node_picture
+from windlass.sites.topology.picture import node_picture
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,14 +10,14 @@ import argparse
 import os
 from pathlib import Path
 
+from windlass.base.settings import current_environ, read_settings
 from windlass.cli.result import Result
+from windlass.diagnose.report.gather import RunReport, gather
+from windlass.diagnose.report.page import report_page
+from windlass.diagnose.report.text import jobreport_text, report_text
 from windlass.errors import MachineError
-from windlass.procs.atomic import replace_file
-from windlass.report.gather import RunReport, gather
-from windlass.report.page import report_page
-from windlass.report.text import jobreport_text, report_text
-from windlass.settings import current_environ, read_settings
-from windlass.supervise.runs import find_run
+from windlass.node.sys.atomic import replace_file
+from windlass.run.supervise.runs import find_run
 
 PAGE_FILE = "report.html"
 

@@ -6,12 +6,12 @@ import argparse
 import sys
 
 from windlass import api
+from windlass.base.settings import current_environ
 from windlass.cli.option_groups import add_request_options
 from windlass.cli.options import parse_with_command, request_from
 from windlass.cli.result import Result
 from windlass.cli.watch_view import WatchView, watch_view
 from windlass.errors import UsageError
-from windlass.settings import current_environ
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

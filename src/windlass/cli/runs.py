@@ -11,16 +11,16 @@ from pathlib import Path
 import msgspec
 
 from windlass import api
+from windlass.base.notation.style import table_lines
+from windlass.base.settings import Settings, current_environ, read_settings
 from windlass.cli.result import Result
 from windlass.errors import UsageError
-from windlass.failure.snapshot_ledger import read_ledger
-from windlass.failure.verdict import Verdict, attempt_folders, read_verdict
-from windlass.notation.style import table_lines
+from windlass.run.failure.snapshot_ledger import read_ledger
+from windlass.run.failure.verdict import Verdict, attempt_folders, read_verdict
 from windlass.run.folder import RunFolder
-from windlass.settings import Settings, current_environ, read_settings
-from windlass.supervise.attempts import records
-from windlass.supervise.runs import RunState, choose_cleanable, find_folders, find_run, state_of
-from windlass.supervise.stop import stop_run
+from windlass.run.supervise.attempts import records
+from windlass.run.supervise.runs import RunState, choose_cleanable, find_folders, find_run, state_of
+from windlass.run.supervise.stop import stop_run
 
 _DAY_S = 86400.0
 _RUN = "folder of a run, or its name as `list` shows it"

@@ -9,10 +9,10 @@ import argparse
 import sys
 
 from windlass import api
+from windlass.base.settings import current_environ
 from windlass.cli.option_groups import add_request_options
 from windlass.cli.options import join_values, request_from
 from windlass.cli.result import Result
-from windlass.settings import current_environ
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from windlass.base.notation.counts import counted
+from windlass.base.notation.shell import quote_words
+from windlass.base.notation.style import table_lines
 from windlass.model.condition import ALWAYS, When
 from windlass.model.hardware import DeviceSpec, FabricSpec, PeakSpec, ReferenceSpec
 from windlass.model.origin import Origin
 from windlass.model.site import ArgumentSpec, ModuleSpec, QueueSpec, Site, SourceSpec
-from windlass.notation.counts import counted
-from windlass.notation.shell import quote_words
-from windlass.notation.style import table_lines
 from windlass.sites.adopted import Measurements
-from windlass.topology.bind import bind
-from windlass.topology.binding_request import binding_request_from_site
-from windlass.topology.described import topology_from_spec
-from windlass.topology.draw import draw_node
+from windlass.sites.topology.bind import bind
+from windlass.sites.topology.binding_request import binding_request_from_site
+from windlass.sites.topology.described import topology_from_spec
+from windlass.sites.topology.draw import draw_node
 
 
 def site_text(site: Site) -> str:

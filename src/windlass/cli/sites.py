@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from windlass.base.settings import current_environ, read_settings
 from windlass.cli.result import Result
 from windlass.cli.site_text import adopted_text, site_text
 from windlass.errors import WindlassError
 from windlass.plan.site_check import site_misfits
 from windlass.run.adopt import adopt_site
-from windlass.settings import current_environ, read_settings
 from windlass.sites.catalog import load_site, site_names, sites_of_file
 from windlass.sites.check import Problem, check_file, located
 from windlass.sites.detect import detect_site

@@ -10,14 +10,14 @@ from __future__ import annotations
 import argparse
 import sys
 
+from windlass.base.notation.counts import counted
+from windlass.base.notation.sizes import size_text
+from windlass.base.settings import current_environ
 from windlass.cli.option_groups import add_request_options
 from windlass.cli.options import request_from, warn
 from windlass.cli.result import Result
-from windlass.notation.counts import counted
-from windlass.notation.sizes import size_text
 from windlass.run.progress import Progress
-from windlass.settings import current_environ
-from windlass.stage.push import Staging, stage
+from windlass.run.stage.push import Staging, stage
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

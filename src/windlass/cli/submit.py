@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
+from windlass.base.settings import current_environ
 from windlass.cli.option_groups import add_request_options
 from windlass.cli.options import parse_with_command, request_from, warn
 from windlass.cli.result import Result
 from windlass.run.submit import batch_text, prepare_submission, submit
-from windlass.settings import current_environ
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,6 +15,12 @@ import argparse
 import time
 from pathlib import Path
 
+from windlass.base.notation.counts import counted
+from windlass.base.settings import current_environ, read_settings
+from windlass.bench.tune.overlay import may_overlay, write_overlay
+from windlass.bench.tune.search import Measure, Search, Trial, Verdict
+from windlass.bench.tune.space import UNSET, Choice, TunedSetting, default_space, read_space
+from windlass.bench.tune.trials import Objective, Trials
 from windlass.cli.option_groups import add_request_options
 from windlass.cli.options import PLACEHOLDER_COMMAND, join_values, request_from, split_command
 from windlass.cli.result import Result
@@ -22,15 +28,9 @@ from windlass.cli.show import say
 from windlass.errors import UsageError
 from windlass.model.jsontext import to_json
 from windlass.model.plan import Plan
-from windlass.notation.counts import counted
 from windlass.run.adopt import fabric_of
 from windlass.run.folder import make_folder
 from windlass.run.planning import plan_request
-from windlass.settings import current_environ, read_settings
-from windlass.tune.overlay import may_overlay, write_overlay
-from windlass.tune.search import Measure, Search, Trial, Verdict
-from windlass.tune.space import UNSET, Choice, TunedSetting, default_space, read_space
-from windlass.tune.trials import Objective, Trials
 
 RECORD_FILE = "tune.json"
 _OWN = ("--objective", "--space", "--repeats", "--most-trials", "--trial-timeout", "--run-dir")

@@ -11,21 +11,21 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from windlass.base.notation.style import in_colour
+from windlass.base.notation.terminal import for_terminal
+from windlass.base.settings import current_environ, read_settings
 from windlass.cli import terminal
 from windlass.cli.metrics_port import MetricsPort
 from windlass.cli.result import Result
+from windlass.diagnose.watch.demo import demo_job
+from windlass.diagnose.watch.findings import Finding, find
+from windlass.diagnose.watch.job import Job
+from windlass.diagnose.watch.prometheus import exposition_text
+from windlass.diagnose.watch.screen import screen_text
 from windlass.errors import MachineError, UsageError
-from windlass.notation.style import in_colour
-from windlass.notation.terminal import for_terminal
-from windlass.observe.demo import demo_job
-from windlass.observe.findings import Finding, find
-from windlass.observe.job import Job
-from windlass.observe.prometheus import exposition_text
-from windlass.observe.screen import screen_text
-from windlass.procs.atomic import replace_file
-from windlass.settings import current_environ, read_settings
-from windlass.supervise.runs import find_run
-from windlass.supervise.watched import watched
+from windlass.node.sys.atomic import replace_file
+from windlass.run.supervise.runs import find_run
+from windlass.run.supervise.watched import watched
 
 _MAX_DEMO_NODES = 100_000
 Seen = tuple[Job, tuple[Finding, ...]]

@@ -6,13 +6,13 @@ import sys
 from collections import deque
 from collections.abc import Mapping
 
+from windlass.base.notation.style import in_colour
+from windlass.base.notation.terminal import for_terminal
 from windlass.cli import terminal
+from windlass.diagnose.watch.findings import find
+from windlass.diagnose.watch.job import Job
+from windlass.diagnose.watch.screen import screen_text
 from windlass.model.plan import Plan
-from windlass.notation.style import in_colour
-from windlass.notation.terminal import for_terminal
-from windlass.observe.findings import find
-from windlass.observe.job import Job
-from windlass.observe.screen import screen_text
 from windlass.run.output import OutputView, ViewMaker, show_ranks
 
 _TAIL = 4

@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from windlass.base.notation.shell import NAME
 from windlass.errors import ConfigError, VersionError
 from windlass.model.condition import ALWAYS, When
 from windlass.model.jsontext import Versioned, from_json, to_json
@@ -18,7 +19,6 @@ from windlass.model.origin import BUILTIN, Argument, Origin
 from windlass.model.request import Request
 from windlass.model.site import SettingSpec
 from windlass.model.topology import DeviceUnit, Topology
-from windlass.notation.shell import NAME
 
 PLAN_VERSION = 2
 _MAX_NODES = 200_000

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from windlass.launchers.base import NodeStep
+from windlass.backends.launchers.base import NodeStep
 from windlass.model.origin import Origin
 from windlass.model.plan import AgentService, AgentsPlan, Plan
 from windlass.model.request import Request

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import msgspec
 
-from windlass.containers import get_runtime
-from windlass.containers.base import WrapSpec
-from windlass.environment import ranks
-from windlass.launchers import get_launcher
-from windlass.launchers.base import LaunchSpec
+from windlass.backends.containers import get_runtime
+from windlass.backends.containers.base import WrapSpec
+from windlass.backends.launchers import get_launcher
+from windlass.backends.launchers.base import LaunchSpec
+from windlass.backends.schedulers import get_scheduler
+from windlass.backends.schedulers.base import JobSpec
+from windlass.base.notation.shell import NAME
 from windlass.model.condition import Facts, holds
 from windlass.model.origin import BUILTIN, Argument
 from windlass.model.plan import Binding, ContainerPlan, Setting
 from windlass.model.request import Request
 from windlass.model.site import ArgumentSpec, Site
 from windlass.model.topology import Topology
-from windlass.notation.shell import NAME
 from windlass.plan.argument_edits import edit_arguments
+from windlass.plan.environment import ranks
 from windlass.plan.inputs import PlanningContext
 from windlass.plan.queues import queue_gpus
 from windlass.plan.shape import Shape
-from windlass.schedulers import get_scheduler
-from windlass.schedulers.base import JobSpec
 
 _PERSONAL = frozenset(
     {"_", "PWD", "OLDPWD", "SHLVL", "TERM", "DISPLAY", "LS_COLORS", "HOSTNAME", "SSH_AUTH_SOCK", "MAIL"}

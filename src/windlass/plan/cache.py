@@ -9,13 +9,13 @@ from collections.abc import Iterable
 
 import msgspec
 
-from windlass.cache.node.config import state_folder
-from windlass.containers import get_runtime
+from windlass.backends.containers import get_runtime
+from windlass.base.notation.shell import comment, expandable, quote
 from windlass.errors import UsageError
 from windlass.model.origin import Origin
 from windlass.model.plan import CachePlan, CacheRoot, ContainerPlan, Mount, Plan
 from windlass.model.request import Request
-from windlass.notation.shell import comment, expandable, quote
+from windlass.node.cache.config import state_folder
 
 VIEW_VARIABLE = "WINDLASS_VIEW"
 REDIRECTED = (

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 
 import msgspec
 
+from windlass.base.notation.cpulist import format_cpulist
+from windlass.base.notation.shell import quote_words
 from windlass.errors import UsageError, nearest
 from windlass.model.origin import Argument
 from windlass.model.plan import Plan
 from windlass.model.site import Site
-from windlass.notation.cpulist import format_cpulist
-from windlass.notation.shell import quote_words
 from windlass.plan.show import setting_line
 
 

@@ -6,11 +6,11 @@ import re
 
 import msgspec
 
-from windlass.environment.modules import module_lines
-from windlass.launchers import get_launcher
-from windlass.launchers.base import NodeStep, NodeStepSpec
+from windlass.backends.launchers import get_launcher
+from windlass.backends.launchers.base import NodeStep, NodeStepSpec
+from windlass.base.notation.hostlist import expand_hostlist
 from windlass.model.plan import Plan
-from windlass.notation.hostlist import expand_hostlist
+from windlass.plan.environment.modules import module_lines
 
 _TRAVELLING = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
 _NAMED = re.compile(r"\$\{(\w+)\}")

@@ -11,11 +11,9 @@ from dataclasses import replace
 import msgspec
 
 import windlass
-from windlass.containers.choose import plan_container
-from windlass.environment import caches, choose
-from windlass.environment.modules import activation_lines
+from windlass.backends.containers.choose import plan_container
+from windlass.backends.launchers import get_launcher
 from windlass.errors import UsageError
-from windlass.launchers import get_launcher
 from windlass.model.condition import Facts, holds
 from windlass.model.origin import BUILTIN, Origin
 from windlass.model.plan import (
@@ -37,13 +35,15 @@ from windlass.plan.agents import needs_agents, plan_agents
 from windlass.plan.arguments import batch_directives, launch_arguments, rank_limits
 from windlass.plan.cache import plan_cache, with_view
 from windlass.plan.command import rank_command, refuse_nested_launcher
-from windlass.plan.environment import plan_environment
+from windlass.plan.environment import caches, choose
+from windlass.plan.environment.modules import activation_lines
 from windlass.plan.inputs import PlanningContext, Secrets
 from windlass.plan.profile import check_profile
 from windlass.plan.remarks import binding_remarks, plan_remarks
 from windlass.plan.shape import Shape, decide_shape
-from windlass.topology.bind import bind
-from windlass.topology.binding_request import binding_request_from_site
+from windlass.plan.variables import plan_environment
+from windlass.sites.topology.bind import bind
+from windlass.sites.topology.binding_request import binding_request_from_site
 
 
 def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets]:

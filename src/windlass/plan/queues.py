@@ -10,12 +10,12 @@ from collections.abc import Container, Sequence
 
 import msgspec
 
+from windlass.backends.schedulers.walltime import clock_text, parse_walltime
+from windlass.base.notation.counts import counted
 from windlass.errors import UsageError, nearest
 from windlass.model.plan import Remark
 from windlass.model.request import Request
 from windlass.model.site import QueueSpec, Site
-from windlass.notation.counts import counted
-from windlass.schedulers.walltime import clock_text, parse_walltime
 
 _SHORT_S = 3600
 

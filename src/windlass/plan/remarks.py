@@ -14,7 +14,7 @@ from windlass.model.site import Site
 from windlass.model.topology import Topology
 from windlass.plan.inputs import EnvironmentPlace, PlanningContext
 from windlass.plan.shape import Shape
-from windlass.topology.check import problems_of
+from windlass.sites.topology.check import problems_of
 
 _SLOW_START_S = 30
 _MANY_NODES = 64

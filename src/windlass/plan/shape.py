@@ -9,17 +9,17 @@ from typing import Literal
 
 import msgspec
 
+from windlass.backends.launchers import get_launcher, launcher_names
+from windlass.backends.schedulers import get_scheduler
+from windlass.base.notation.counts import counted
+from windlass.base.notation.hostlist import expand_hostlist, fold_hostlist
 from windlass.errors import UsageError
-from windlass.launchers import get_launcher, launcher_names
 from windlass.model.plan import Binding, Remark
 from windlass.model.request import Allocation, PartitionOffer, Request
 from windlass.model.site import Site
 from windlass.model.topology import Topology
-from windlass.notation.counts import counted
-from windlass.notation.hostlist import expand_hostlist, fold_hostlist
 from windlass.plan.queues import QueueChoice, choose_queue
-from windlass.schedulers import get_scheduler
-from windlass.topology.binding_request import preset_for_ranks
+from windlass.sites.topology.binding_request import preset_for_ranks
 
 VISIBILITY = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "ROCR_VISIBLE_DEVICES", "intel": "ZE_AFFINITY_MASK"}
 _LAUNCHER_OF = {"slurm": "srun", "pbs": "hydra", "flux": "flux", "none": "local"}

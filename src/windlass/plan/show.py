@@ -6,19 +6,19 @@ from collections.abc import Iterable
 
 import msgspec
 
-from windlass.cache.node.config import state_folder
-from windlass.launchers.base import RUN_MARK
+from windlass.backends.launchers.base import RUN_MARK
+from windlass.base.notation.counts import counted
+from windlass.base.notation.cpulist import format_cpulist
+from windlass.base.notation.shell import quote, quote_words
 from windlass.model.origin import Argument
 from windlass.model.plan import Plan, Setting
 from windlass.model.request import Request
-from windlass.notation.counts import counted
-from windlass.notation.cpulist import format_cpulist
-from windlass.notation.shell import quote, quote_words
+from windlass.node.cache.config import state_folder
 from windlass.plan.cache import agents_folder
 from windlass.plan.render.batch_script import has_prologue, prologue_lines
 from windlass.plan.render.job_facts import JobFacts
 from windlass.plan.render.rank_script import rank_script
-from windlass.topology.draw import draw_node
+from windlass.sites.topology.draw import draw_node
 
 RUN_DIR = "RUN_DIR"
 """Stands for the run folder, which does not exist yet when a plan is shown."""

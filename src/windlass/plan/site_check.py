@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from windlass.base.notation.cpulist import format_cpulist, parse_cpulist
 from windlass.errors import WindlassError
 from windlass.model.site import PresetSpec, Site, SiteFile
 from windlass.model.topology import Topology, Vendor
-from windlass.notation.cpulist import format_cpulist, parse_cpulist
 from windlass.sites.lines import Path
 from windlass.sites.shape import Misfit
-from windlass.topology.bind import bind
-from windlass.topology.binding_request import binding_request_from_site, parse_cpu_bind
-from windlass.topology.check import whole_cores
-from windlass.topology.described import topology_from_spec
+from windlass.sites.topology.bind import bind
+from windlass.sites.topology.binding_request import binding_request_from_site, parse_cpu_bind
+from windlass.sites.topology.check import whole_cores
+from windlass.sites.topology.described import topology_from_spec
 
 VISIBILITY_NAMES: dict[Vendor, tuple[str, ...]] = {
     "nvidia": ("CUDA_VISIBLE_DEVICES",),

@@ -10,27 +10,27 @@ from pathlib import Path
 
 import msgspec
 
-from windlass.environment.modules import loaded_modules
+from windlass.backends.schedulers import get_scheduler
+from windlass.backends.schedulers.base import Scheduler
+from windlass.base.procs.command import run_command, which
 from windlass.errors import MachineError, UsageError, WindlassError
 from windlass.model.request import Allocation
 from windlass.model.site import Site
 from windlass.model.topology import Nic, Topology
-from windlass.procs.atomic import replace_file
-from windlass.procs.command import run_command, which
+from windlass.node.sys.atomic import replace_file
+from windlass.plan.environment.modules import loaded_modules
 from windlass.run.context import find_allocation
 from windlass.run.remote import probe_node
 from windlass.run.rendezvous import is_this_host
 from windlass.run.scheduler_commands import scheduler_environ
-from windlass.schedulers import get_scheduler
-from windlass.schedulers.base import Scheduler
 from windlass.sites.adopted import Measurements, site_file_text
 from windlass.sites.catalog import load_site
 from windlass.sites.check import check_text
 from windlass.sites.detect import generic_site
 from windlass.sites.evidence import gather_evidence
 from windlass.sites.folders import catalog_names, catalog_path
-from windlass.topology.described import spec_of_topology
-from windlass.topology.probe import probe_topology
+from windlass.sites.topology.described import spec_of_topology
+from windlass.sites.topology.probe import probe_topology
 
 _ASK_TIMEOUT_S = 15.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")

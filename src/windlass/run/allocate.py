@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
+from windlass.backends.schedulers import get_scheduler
+from windlass.base.procs.command import become
 from windlass.errors import UsageError
 from windlass.model.origin import Argument, argv_of
 from windlass.model.plan import Plan
 from windlass.model.request import Request
-from windlass.procs.command import become
 from windlass.run.scheduler_commands import require_interactive_program, scheduler_environ
 from windlass.run.submit import plan_job
-from windlass.schedulers import get_scheduler
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

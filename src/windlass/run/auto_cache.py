@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 
+from windlass.base.procs.command import run_command, which
 from windlass.errors import UsageError, WindlassError
 from windlass.model.plan import Remark
 from windlass.model.request import AUTO, Request
 from windlass.model.site import Site
 from windlass.plan.cache import is_below
-from windlass.procs.command import run_command, which
 from windlass.run.interpreter import find_python
 
 _ASK_S = 30.0

@@ -16,8 +16,8 @@ import msgspec
 
 from windlass.errors import MachineError
 from windlass.model.jsontext import from_json, to_json
-from windlass.procs.atomic import replace_file
-from windlass.procs.locks import take_lock
+from windlass.node.sys.atomic import replace_file
+from windlass.node.sys.locks import take_lock
 
 FILE = "nodes.json"
 KEEP_S = 24 * 3600.0

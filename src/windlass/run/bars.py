@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from windlass.launchers.base import decode
+from windlass.backends.launchers.base import decode
 from windlass.run.output import OutputView
 
 _TAIL_BYTES = 4096

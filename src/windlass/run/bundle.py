@@ -23,10 +23,10 @@ from pathlib import Path
 
 import msgspec
 
+from windlass.base.notation.shell import quote
 from windlass.errors import UsageError
 from windlass.model.plan import Plan, Setting
 from windlass.model.secrets import MASK, is_secret, mask_text
-from windlass.notation.shell import quote
 from windlass.plan.render.secrets import SECRETS_FILE
 from windlass.plan.render.variables import setting_lines
 from windlass.run.folder import RunFolder

@@ -8,35 +8,35 @@ from string import Template
 
 import msgspec
 
-from windlass.environment.caches import cache_variable_names
-from windlass.environment.modules import (
-    after_modules_argv,
-    loaded_modules,
-    parse_environment,
-    users_variables,
-)
+from windlass.backends.schedulers import get_scheduler, scheduler_of_job
+from windlass.base.procs.command import run_command, which
+from windlass.base.settings import Settings
 from windlass.errors import UsageError, WindlassError
 from windlass.model.plan import Remark
 from windlass.model.request import Allocation, PartitionOffer, Request
 from windlass.model.site import Site
 from windlass.model.topology import Topology
 from windlass.plan.cache import is_below
+from windlass.plan.environment.caches import cache_variable_names
+from windlass.plan.environment.modules import (
+    after_modules_argv,
+    loaded_modules,
+    parse_environment,
+    users_variables,
+)
 from windlass.plan.inputs import PlanningContext
 from windlass.plan.shape import VISIBILITY
-from windlass.procs.command import run_command, which
 from windlass.run.bad_nodes import bad_hosts
 from windlass.run.environment_place import environment_place
 from windlass.run.interpreter import activate_kind, check_activate, check_python, find_python
 from windlass.run.remote import probe_node
 from windlass.run.rendezvous import is_this_host
 from windlass.run.scheduler_commands import scheduler_environ
-from windlass.schedulers import get_scheduler, scheduler_of_job
-from windlass.settings import Settings
 from windlass.sites.catalog import load_site, site_of_file
 from windlass.sites.detect import Detection, detect_site
-from windlass.topology.described import complete_probe, topology_from_spec
-from windlass.topology.probe import probe_topology
-from windlass.topology.units import in_unit
+from windlass.sites.topology.described import complete_probe, topology_from_spec
+from windlass.sites.topology.probe import probe_topology
+from windlass.sites.topology.units import in_unit
 
 _BUILTIN = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", *VISIBILITY.values(), *cache_variable_names())
 """What a plan sets on every site and a module may have set before."""

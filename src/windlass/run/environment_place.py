@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from windlass.cache.node.mounts import Mount, mounts
+from windlass.node.sys.mounts import Mount, mounts
 from windlass.plan.cache import is_below
 from windlass.plan.inputs import EnvironmentPlace
 

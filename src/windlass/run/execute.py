@@ -13,20 +13,20 @@ from typing import Protocol
 
 import msgspec
 
+from windlass.backends.launchers import get_launcher
+from windlass.base.notation.cpulist import format_cpulist
+from windlass.base.notation.shell import quote
+from windlass.base.procs.children import adopt_orphans
 from windlass.errors import MachineError
-from windlass.failure.ends import read_seats
-from windlass.failure.evidence import first_failure, observe
-from windlass.failure.rank_logs import rank_logs
-from windlass.launchers import get_launcher
 from windlass.model.plan import Plan
 from windlass.model.record import RECORD_VERSION, Outcome, RankFailure, RunRecord
-from windlass.notation.cpulist import format_cpulist
-from windlass.notation.shell import quote
 from windlass.plan.render.batch_script import launch_argv, launch_script
 from windlass.plan.render.job_facts import JobFacts
 from windlass.plan.render.live_lines import LIVE_FOLDER
 from windlass.plan.render.rank_script import rank_script
-from windlass.procs.children import adopt_orphans
+from windlass.run.failure.ends import read_seats
+from windlass.run.failure.evidence import first_failure, observe
+from windlass.run.failure.rank_logs import rank_logs
 from windlass.run.folder import RunFolder
 from windlass.run.guard import guarded
 from windlass.run.host_libs import place_host_libraries, write_injection

@@ -22,11 +22,11 @@ from windlass.errors import ConfigError, MachineError, UsageError, WindlassError
 from windlass.model.jsontext import from_json, to_json
 from windlass.model.plan import PLAN_VERSION, Plan, plan_from_json, plan_to_json
 from windlass.model.record import RunRecord, record_from_json, record_to_json
+from windlass.node.sys.folders import UntrustedError, exposure, keep_to_ourselves
+from windlass.node.sys.identity import Process, this_process
 from windlass.plan.agents import plan_agents
 from windlass.plan.inputs import Secrets
 from windlass.plan.render.secrets import SECRETS_FILE, secrets_text
-from windlass.procs.folders import UntrustedError, exposure, keep_to_ourselves
-from windlass.procs.identity import Process, this_process
 
 PLAN_FILE = "plan.json"
 RESULT_FILE = "result.json"

@@ -13,16 +13,16 @@ from typing import Any
 
 import msgspec
 
-import windlass.images.node
-from windlass.containers import get_runtime
-from windlass.containers.binds import expanded
-from windlass.containers.image import image_kind, looked_up
+import windlass.node.libs
+from windlass.backends.containers import get_runtime
+from windlass.backends.containers.binds import expanded
+from windlass.backends.containers.image import image_kind, looked_up
+from windlass.base.notation.counts import counted
+from windlass.build.images.inspect import inspect_image
+from windlass.build.images.probe import PROBE, parse_probe
 from windlass.errors import CommandError, MachineError, UsageError
-from windlass.images.inspect import inspect_image
-from windlass.images.node.decide import BEHIND, FRONT, ImageFacts, facts_as_json
-from windlass.images.probe import PROBE, parse_probe
 from windlass.model.plan import ContainerPlan, HostLibs, Plan
-from windlass.notation.counts import counted
+from windlass.node.libs.decide import BEHIND, FRONT, ImageFacts, facts_as_json
 from windlass.plan.node_step import plan_node_step
 from windlass.plan.render.container import container_script
 from windlass.plan.render.jit_cache_lines import cache_parent
@@ -34,7 +34,7 @@ from windlass.run.run import Run
 SPEC_FILE, BUNDLE_FILE, RECORD_FILE, PROBE_FILE = "image.json", "host-libs.pyz", "host-libs.json", "image-probe.sh"
 _PROBE_S = 300.0
 _PLACE_S = 300.0
-_MAIN = b"import sys\nfrom windlass.images.node.place import main\nsys.exit(main(sys.argv))\n"
+_MAIN = b"import sys\nfrom windlass.node.libs.place import main\nsys.exit(main(sys.argv))\n"
 
 
 _FIND_PYTHON = """own=$1
@@ -185,12 +185,12 @@ def _summary(answers: list[dict[str, Any]]) -> str:
 
 def _bundle() -> bytes:
     """The node's part as one file that any Python can run."""
-    folder = Path(windlass.images.node.__path__[0])
+    folder = Path(windlass.node.libs.__path__[0])
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in sorted(folder.glob("*.py")):
-            archive.writestr(zipfile.ZipInfo(f"windlass/images/node/{file.name}"), file.read_bytes())
-        for parent in ("windlass", "windlass/images"):
+            archive.writestr(zipfile.ZipInfo(f"windlass/node/libs/{file.name}"), file.read_bytes())
+        for parent in ("windlass", "windlass/node"):
             archive.writestr(zipfile.ZipInfo(f"{parent}/__init__.py"), b"")
         archive.writestr(zipfile.ZipInfo("__main__.py"), _MAIN)
     return stream.getvalue()

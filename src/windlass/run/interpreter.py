@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+from windlass.base.procs.command import which
 from windlass.errors import UsageError
 from windlass.model.request import Request
 from windlass.model.site import Site
 from windlass.plan.cache import is_below
-from windlass.procs.command import which
 
 _MAX_SCRIPT_BYTES = 1 << 20
 

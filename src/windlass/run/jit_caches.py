@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from string import Template
 
+from windlass.base.notation.hostlist import expand_hostlist
+from windlass.base.notation.shell import expandable, quote
 from windlass.errors import WindlassError
 from windlass.model.plan import Plan
-from windlass.notation.hostlist import expand_hostlist
-from windlass.notation.shell import expandable, quote
+from windlass.node.sys.identity import start_of
 from windlass.plan.node_step import plan_node_step
 from windlass.plan.render.jit_cache_lines import cache_parent, kept_folder
 from windlass.plan.render.job_facts import JobFacts
-from windlass.procs.identity import start_of
 from windlass.run.folder import RunFolder
 from windlass.run.node_step import run_node_step
 from windlass.run.output import OutputView

@@ -12,15 +12,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
-from windlass.failure.ends import any_failed, read_seats
-from windlass.launchers import get_launcher
-from windlass.launchers.base import LAST_LINE, SIGNAL_FILE, Launcher, LineReader, decode
+from windlass.backends.launchers import get_launcher
+from windlass.backends.launchers.base import LAST_LINE, SIGNAL_FILE, Launcher, LineReader, decode
+from windlass.base.procs.children import signal_group, start_child
 from windlass.model.plan import Plan
 from windlass.model.record import RankFailure
 from windlass.plan.render.batch_script import has_prologue
 from windlass.plan.render.live_lines import LIVE_FOLDER
-from windlass.procs.children import signal_group, start_child
 from windlass.run.bars import LiveBars
+from windlass.run.failure.ends import any_failed, read_seats
 from windlass.run.folder import RunFolder
 from windlass.run.output import Lines, NodeLogs, OutputView, Tail
 

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from windlass.failure.ends import read_seats
 from windlass.model.plan import Plan
 from windlass.plan.render.job_facts import JobFacts
+from windlass.run.failure.ends import read_seats
 from windlass.run.folder import RunFolder
 from windlass.run.jobs import Job
 

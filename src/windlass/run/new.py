@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from windlass.base.settings import read_settings
 from windlass.model.request import Request
 from windlass.run.folder import RunFolder, make_folder
 from windlass.run.output import OutputView, ViewMaker
 from windlass.run.planning import PlannedRequest, plan_to_run
 from windlass.run.run import Run
-from windlass.settings import read_settings
 
 
 def new_run(

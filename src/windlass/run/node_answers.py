@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
+from windlass.backends.launchers import get_launcher
+from windlass.base.notation.hostlist import expand_hostlist
 from windlass.errors import CommandError, WindlassError
-from windlass.launchers import get_launcher
 from windlass.model.plan import Plan
-from windlass.notation.hostlist import expand_hostlist
 from windlass.plan.node_step import plan_node_step
 from windlass.run.folder import RunFolder
 from windlass.run.node_step import run_node_step

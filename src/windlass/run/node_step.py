@@ -14,19 +14,19 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from windlass.containers import get_runtime
+from windlass.backends.containers import get_runtime
+from windlass.backends.launchers import get_launcher
+from windlass.backends.launchers.base import LaunchSpec, NodeStep
+from windlass.backends.schedulers import get_scheduler
+from windlass.base.notation.cpulist import format_cpulist
+from windlass.base.notation.hostlist import expand_hostlist
+from windlass.base.procs.command import Done, pdeathsig, run_command
 from windlass.errors import MachineError, WindlassError
-from windlass.launchers import get_launcher
-from windlass.launchers.base import LaunchSpec, NodeStep
 from windlass.model.origin import argv_of
 from windlass.model.plan import Plan
-from windlass.notation.cpulist import format_cpulist
-from windlass.notation.hostlist import expand_hostlist
 from windlass.plan.render.batch_script import step_name
 from windlass.plan.render.container import wrap_spec
-from windlass.procs.command import Done, pdeathsig, run_command
 from windlass.run.folder import RunFolder
-from windlass.schedulers import get_scheduler
 
 _KILL_TIMEOUT_S = 20.0
 _LOOKUP_S = 20.0

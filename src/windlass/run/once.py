@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from windlass.failure.verdict import verdict_lines
 from windlass.model.record import RunRecord
 from windlass.plan.render.job_facts import JobFacts
 from windlass.run.execute import Sidecar, execute, good_end, prepare
+from windlass.run.failure.verdict import verdict_lines
 from windlass.run.rendezvous import plan_hosts, resolve_rendezvous
 from windlass.run.run import Run
 from windlass.run.verdict import judge_run

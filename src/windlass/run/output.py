@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TextIO
 
-from windlass.launchers.base import Launcher, LogReader, decode, label_line
+from windlass.backends.launchers.base import Launcher, LogReader, decode, label_line
+from windlass.base.notation.ranks import parse_ranks
+from windlass.base.notation.style import folded, in_colour, painted
+from windlass.base.notation.terminal import columns_of, for_terminal
 from windlass.model.plan import Plan
-from windlass.notation.ranks import parse_ranks
-from windlass.notation.style import folded, in_colour, painted
-from windlass.notation.terminal import columns_of, for_terminal
 
 _READ_BYTES = 1 << 16
 _LONGEST_LINE = 1 << 20

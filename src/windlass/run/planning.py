@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from windlass.backends.schedulers import scheduler_of_job
+from windlass.base.settings import JobDefaults, Settings, job_keys, read_settings
 from windlass.errors import UsageError
 from windlass.model.plan import Plan
 from windlass.model.request import AUTO, Request
@@ -14,8 +16,6 @@ from windlass.plan.inputs import PlanningContext, Secrets
 from windlass.plan.plan import make_plan
 from windlass.run.auto_cache import with_auto_cache
 from windlass.run.context import choose_site, gather_context
-from windlass.schedulers import scheduler_of_job
-from windlass.settings import JobDefaults, Settings, job_keys, read_settings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

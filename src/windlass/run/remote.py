@@ -11,16 +11,16 @@ from pathlib import Path
 
 import msgspec
 
+from windlass.backends.launchers import get_launcher
+from windlass.backends.launchers.base import NodeStepSpec
+from windlass.base.procs.own import own_argv
 from windlass.errors import CommandError, MachineError
-from windlass.launchers import get_launcher
-from windlass.launchers.base import NodeStepSpec
 from windlass.model.site import LauncherSpec
 from windlass.model.topology import Topology
-from windlass.notation.parts import join_parts, part_lines
-from windlass.procs.own import own_argv
+from windlass.node.sys.parts import join_parts, part_lines
 from windlass.run.node_answers import json_lines
 from windlass.run.node_step import run_node_step
-from windlass.topology.probe import probe_topology
+from windlass.sites.topology.probe import probe_topology
 
 _LOOK_TIMEOUT_S = 60.0
 

@@ -12,12 +12,12 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from windlass.backends.schedulers import get_scheduler
+from windlass.base.notation.hostlist import expand_hostlist
+from windlass.base.procs.command import run_command
 from windlass.errors import MachineError, WindlassError
 from windlass.model.plan import Plan
-from windlass.notation.hostlist import expand_hostlist
 from windlass.plan.render.job_facts import JobFacts
-from windlass.procs.command import run_command
-from windlass.schedulers import get_scheduler
 
 if TYPE_CHECKING:
     from windlass.run.run import Run  # `windlass plan` comes by here and has no run

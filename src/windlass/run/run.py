@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from windlass.base.settings import Settings, read_settings
 from windlass.model.plan import Plan
 from windlass.plan.inputs import PlanningContext, Secrets
 from windlass.plan.show import headline
 from windlass.run.folder import RunFolder
 from windlass.run.output import OutputView
-from windlass.settings import Settings, read_settings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

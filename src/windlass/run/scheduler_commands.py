@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from windlass.backends.schedulers import get_scheduler
+from windlass.backends.schedulers.base import Scheduler
+from windlass.base.procs.command import which
 from windlass.errors import MachineError
 from windlass.model.plan import Plan
-from windlass.procs.command import which
-from windlass.schedulers import get_scheduler
-from windlass.schedulers.base import Scheduler
 
 
 def scheduler_environ(scheduler: Scheduler, environ: Mapping[str, str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from windlass.notation.parts import part_lines  # travels with it, see `windlass.api.selftest_program`
+from windlass.node.sys.parts import part_lines  # travels with it, see `windlass.api.selftest_program`
 
 MARK = "WINDLASS-SELFTEST "
 VARIABLES = re.compile(

@@ -15,7 +15,7 @@ from windlass.run.bundle import plan_for_strangers, scrubber, write_archive
 from windlass.run.folder import RunFolder, read_plan
 from windlass.run.selftest_findings import reports
 from windlass.sites.detect import detect_site
-from windlass.topology.probe import probe_topology
+from windlass.sites.topology.probe import probe_topology
 
 _PARTS = ("result.json", "rank.sh", "launch.sh", "launcher.log")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 
-from windlass.failure.ends import read_seats
-from windlass.failure.rank_logs import rank_logs
+from windlass.base.notation.cpulist import format_cpulist, parse_cpulist
 from windlass.model.plan import Plan
-from windlass.notation.cpulist import format_cpulist, parse_cpulist
-from windlass.notation.parts import join_parts
+from windlass.node.sys.parts import join_parts
+from windlass.run.failure.ends import read_seats
+from windlass.run.failure.rank_logs import rank_logs
 from windlass.run.folder import RunFolder
 from windlass.run.node_answers import json_lines
 from windlass.run.selftest import MARK

@@ -8,21 +8,21 @@ from pathlib import Path
 
 import msgspec
 
+from windlass.backends.schedulers import get_scheduler
+from windlass.base.procs.command import run_command
+from windlass.base.procs.own import own_argv
+from windlass.base.settings import read_settings
 from windlass.errors import UsageError
 from windlass.model.plan import Plan
 from windlass.model.request import Request
 from windlass.plan.queues import refuse_incomplete
 from windlass.plan.render.batch_script import batch_script, standalone_script
 from windlass.plan.shape import run_name
-from windlass.procs.command import run_command
-from windlass.procs.own import own_argv
 from windlass.run.context import node_local_folders
 from windlass.run.folder import BATCH_FILE, RunFolder, folder_path, make_folder
 from windlass.run.interpreter import check_activate
 from windlass.run.planning import PlannedRequest, plan_request
 from windlass.run.scheduler_commands import require_submit_program, scheduler_environ
-from windlass.schedulers import get_scheduler
-from windlass.settings import read_settings
 
 _SUBMIT_TIMEOUT_S = 60.0
 

@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from windlass.base.settings import CONFIG_FILE, read_config
 from windlass.errors import MachineError
-from windlass.procs.atomic import replace_file
-from windlass.settings import CONFIG_FILE, read_config
+from windlass.node.sys.atomic import replace_file
 
 _TABLE = re.compile(r"^\s*\[\s*(?P<name>[^\[\]]+?)\s*\]\s*(?:#.*)?$")
 

@@ -9,15 +9,15 @@ import time
 import msgspec
 
 from windlass.errors import MachineError
-from windlass.failure.decide import Options
-from windlass.failure.evidence import observe
-from windlass.failure.rank_logs import rank_logs
-from windlass.failure.root_cause import RESUME_ME, Observed, first_end
-from windlass.failure.snapshot_ledger import read_ledger
-from windlass.failure.verdict import VERDICT_FILE, Attempt, Verdict, attempt_folders, judge, past_attempts
 from windlass.model.jsontext import to_json
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
+from windlass.run.failure.decide import Options
+from windlass.run.failure.evidence import observe
+from windlass.run.failure.rank_logs import rank_logs
+from windlass.run.failure.root_cause import RESUME_ME, Observed, first_end
+from windlass.run.failure.snapshot_ledger import read_ledger
+from windlass.run.failure.verdict import VERDICT_FILE, Attempt, Verdict, attempt_folders, judge, past_attempts
 from windlass.run.folder import RunFolder
 
 _LATE_S = 5.0

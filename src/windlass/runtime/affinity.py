@@ -9,7 +9,7 @@ import importlib
 import os
 from types import ModuleType
 
-from windlass.notation.cpulist import parse_cpulist
+from windlass.base.notation.cpulist import parse_cpulist
 
 
 def import_keeping_affinity(name: str, bound_to: str | None = None) -> tuple[ModuleType, bool]:

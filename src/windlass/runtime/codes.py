@@ -11,7 +11,7 @@ from __future__ import annotations
 RESUME_ME = 85
 """Exit code of a rank that saved its state and left before the work was done: start it again and it goes on."""
 
-# Written by the launcher for its ranks; all optional. `windlass.settings` holds the variables that users set.
+# Written by the launcher for its ranks; all optional. `windlass.base.settings` holds the variables that users set.
 MARK = "WINDLASS_RANK"
 """Set (to the global rank) by the rank script: the torch variables beside it are the truth, whatever else is set."""
 RUN_ID = "WINDLASS_RUN_ID"

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from windlass.errors import MachineError
-from windlass.procs import identity
+from windlass.node.sys import identity
 from windlass.runtime import codes
 from windlass.runtime.store import disk_error, new_token
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from windlass.base.notation.counts import parse_counts
+from windlass.base.notation.hostlist import expand_hostlist
 from windlass.errors import UsageError, unknown_name
-from windlass.notation.counts import parse_counts
-from windlass.notation.hostlist import expand_hostlist
 from windlass.runtime import codes
 
 # The order is the order of trust where two views agree: the first has the most words.

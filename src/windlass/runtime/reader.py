@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from windlass.procs.folders import is_own
+from windlass.node.sys.folders import is_own
 from windlass.runtime.store import CorruptError
 from windlass.runtime.unpickle import ForeignCodeError, foreign, load_plain
 

@@ -7,7 +7,7 @@ import os
 import sys
 from types import ModuleType
 
-from windlass.observe.node import recorder
+from windlass.node.sampler import recorder
 
 _own: recorder.Recorder | None = None
 

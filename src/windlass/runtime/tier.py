@@ -15,7 +15,7 @@ import socket
 from pathlib import Path
 
 from windlass.errors import MachineError, WindlassError
-from windlass.procs.folders import UntrustedError, open_own, private_folder
+from windlass.node.sys.folders import UntrustedError, open_own, private_folder
 from windlass.runtime import store
 from windlass.runtime.peers import Peers, on_main
 from windlass.runtime.store import CorruptError, FileEntry, Manifest

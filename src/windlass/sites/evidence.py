@@ -17,8 +17,8 @@ from typing import Literal
 
 import msgspec
 
+from windlass.base.procs.command import run_command, which
 from windlass.errors import CommandError
-from windlass.procs.command import run_command, which
 
 SchedulerKind = Literal["slurm", "pbs", "flux"]
 

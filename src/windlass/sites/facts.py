@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from windlass.base.notation.cpulist import format_cpulist, parse_cpulist
 from windlass.errors import ConfigError, nearest
 from windlass.model.site import argument_key
-from windlass.notation.cpulist import format_cpulist, parse_cpulist
 from windlass.sites.lines import Path
 from windlass.sites.shape import Misfit
 

@@ -17,7 +17,7 @@ import pytest
 import leftovers
 from requirements import require_fuse
 from waiting import wait_until
-from windlass.procs.identity import start_of
+from windlass.node.sys.identity import start_of
 
 pytestmark = [pytest.mark.fuse, pytest.mark.timeout(120)]
 SRC = Path(__file__).parents[3] / "src"

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from waiting import wait_until
-from windlass.agents.node import diagnostics
-from windlass.agents.node.heartbeat import read_beats, sweep, written_bytes
+from windlass.node.agent import diagnostics
+from windlass.node.agent.heartbeat import read_beats, sweep, written_bytes
 
 
 def test_a_process_is_seen_stopped_and_its_handlers_are_known() -> None:

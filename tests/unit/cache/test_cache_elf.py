@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from fuse.caches import peers, wait_for
-from windlass.cache.node.elf import names_of, parse_dynamic, parse_segments, written
-from windlass.cache.node.keys import HEAD_BYTES, Pin, chunk_key, directory_key, runs
-from windlass.cache.node.listing import Listing, attr_pin
+from windlass.node.cache.elf import names_of, parse_dynamic, parse_segments, written
+from windlass.node.cache.keys import HEAD_BYTES, Pin, chunk_key, directory_key, runs
+from windlass.node.cache.listing import Listing, attr_pin
 
 CHUNK = 4096
 NO_LIBRARIES = [b"", b"\x7fELF", b"#!/bin/sh\n" * 50, b"\x7fELF" + bytes(4092), b"\x7fELF\x02\x01" + b"\xff" * 4090]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.cache.node.keys import (
+from windlass.node.cache.keys import (
     BadKeyError,
     Pin,
     check_path,

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from fuse.caches import peers, wait_for
-from windlass.cache.node import wire
-from windlass.cache.node.config import read_key
-from windlass.cache.node.keys import chunk_key, digest, directory_key
-from windlass.cache.node.link import open_local_link
-from windlass.cache.node.listing import Listing, attr_pin
-from windlass.cache.node.pack import BadPackError, PackObject, drop_old_packs, open_pack, pack_path, write_pack
-from windlass.cache.node.peer import Peer
-from windlass.cache.node.proof import NO_NODE
+from windlass.node.cache.config import read_key
+from windlass.node.cache.keys import chunk_key, digest, directory_key
+from windlass.node.cache.listing import Listing, attr_pin
+from windlass.node.cache.pack import BadPackError, PackObject, drop_old_packs, open_pack, pack_path, write_pack
+from windlass.node.cache.peer import Peer
+from windlass.node.wire import wire
+from windlass.node.wire.link import open_local_link
+from windlass.node.wire.proof import NO_NODE
 
 CHUNK = 16 << 10
 NAMES = [f"f{number}" for number in range(12)]

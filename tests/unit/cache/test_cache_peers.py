@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from fuse.caches import peers, wait_for
-from windlass.cache.node import wire
-from windlass.cache.node.config import read_key
-from windlass.cache.node.dial import Target
-from windlass.cache.node.keys import chunk_key, digest, directory_key
-from windlass.cache.node.link import Collect, Link, open_link, open_local_link
-from windlass.cache.node.listing import Listing, attr_pin
-from windlass.cache.node.peer import Peer
-from windlass.cache.node.proof import NO_NODE
-from windlass.cache.node.trace import Recorder, Trace, read_trace, write_trace
+from windlass.node.cache.config import read_key
+from windlass.node.cache.keys import chunk_key, digest, directory_key
+from windlass.node.cache.listing import Listing, attr_pin
+from windlass.node.cache.peer import Peer
+from windlass.node.cache.trace import Recorder, Trace, read_trace, write_trace
+from windlass.node.wire import wire
+from windlass.node.wire.dial import Target
+from windlass.node.wire.link import Collect, Link, open_link, open_local_link
+from windlass.node.wire.proof import NO_NODE
 
 CHUNK = 16 << 10
 

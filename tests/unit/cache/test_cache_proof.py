@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fuse.caches import wait_for
-from windlass.cache.node import accept
-from windlass.cache.node.accept import Acceptor
-from windlass.cache.node.channel import TAG_BYTES, Channel
-from windlass.cache.node.dial import Target, dial, dial_unix
-from windlass.cache.node.ports import CANDIDATES, listen_tcp, listen_unix, listening_uids, port_candidates
-from windlass.cache.node.proof import (
+from windlass.node.wire import accept
+from windlass.node.wire.accept import Acceptor
+from windlass.node.wire.channel import TAG_BYTES, Channel
+from windlass.node.wire.dial import Target, dial, dial_unix
+from windlass.node.wire.ports import CANDIDATES, listen_tcp, listen_unix, listening_uids, port_candidates
+from windlass.node.wire.proof import (
     _HELLO,
     _MAGIC,
     VERSION,

@@ -4,11 +4,11 @@ import os
 from pathlib import Path
 
 from fuse.caches import peers, wait_for
-from windlass.cache.node.keys import directory_key, parse_key
-from windlass.cache.node.listing import Listing
-from windlass.cache.node.read_ahead import chunks_of, follow
-from windlass.cache.node.roots import declare_roots
-from windlass.cache.node.source import Source
+from windlass.node.cache.keys import directory_key, parse_key
+from windlass.node.cache.listing import Listing
+from windlass.node.cache.read_ahead import chunks_of, follow
+from windlass.node.cache.roots import declare_roots
+from windlass.node.cache.source import Source
 
 CHUNK = 4096
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from windlass.cache.node.keys import BadKeyError, Pin, chunk_key, directory_key
-from windlass.cache.node.listing import BadListingError, Entry, Listing, attr_pin, folder_attr, pack_attr, pack_listing
-from windlass.cache.node.roots import Root, declare_roots, link_text, names_above
-from windlass.cache.node.source import ChangedError, Source, shares
+from windlass.node.cache.keys import BadKeyError, Pin, chunk_key, directory_key
+from windlass.node.cache.listing import BadListingError, Entry, Listing, attr_pin, folder_attr, pack_attr, pack_listing
+from windlass.node.cache.roots import Root, declare_roots, link_text, names_above
+from windlass.node.cache.source import ChangedError, Source, shares
 
 CHUNK = 4096
 

@@ -6,7 +6,7 @@ import threading
 from time import perf_counter
 
 from windlass.bench.start.stages import costs_text, mean_costs, node_costs
-from windlass.cache.node.stages import Stages, thread_figures
+from windlass.node.cache.stages import Stages, thread_figures
 
 
 def test_calls_and_seconds_of_all_threads_are_added_up() -> None:

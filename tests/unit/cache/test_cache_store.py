@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from requirements import require
-from windlass.cache.node.limits import Health, TokenBucket, fallback_jitter_s
-from windlass.cache.node.memory import memory_left
-from windlass.cache.node.store import Store, StoreReader, parse_location
+from windlass.node.cache.limits import Health, TokenBucket, fallback_jitter_s
+from windlass.node.cache.memory import memory_left
+from windlass.node.cache.store import Store, StoreReader, parse_location
 
 
 def key(number: int) -> bytes:
@@ -61,7 +61,7 @@ def test_a_real_other_process_reads_memory_that_has_no_name() -> None:
     place = store.place_of(key(1))
     assert place is not None
     code = (
-        "import sys; from windlass.cache.node.store import StoreReader, parse_location\n"
+        "import sys; from windlass.node.cache.store import StoreReader, parse_location\n"
         "reader = StoreReader(''); reader.learn(b'k', parse_location(bytes.fromhex(sys.argv[1])))\n"
         "sys.stdout.buffer.write(reader.read(b'k') or b'nothing')"
     )
@@ -253,7 +253,7 @@ def test_on_a_full_disk_the_cache_gets_smaller_not_wrong(tiny_disk: Path) -> Non
 def test_on_a_node_short_of_memory_the_cache_gets_smaller_not_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     left = 300 << 20
     store = Store("", 1 << 30)
-    monkeypatch.setattr("windlass.cache.node.store.memory_left", lambda: left - store.used_bytes)
+    monkeypatch.setattr("windlass.node.cache.store.memory_left", lambda: left - store.used_bytes)
     for number in range(100):
         store.put(key(number), b"d", bytes(1 << 20))
         assert store.used_bytes <= left - (256 << 20)

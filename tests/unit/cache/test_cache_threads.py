@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from windlass.cache.node.pool import Pool
-from windlass.cache.node.timers import Timers
+from windlass.node.cache.pool import Pool
+from windlass.node.wire.timers import Timers
 
 
 def test_a_pool_runs_jobs_side_by_side_up_to_its_limit() -> None:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from windlass.cache.node.keys import Pin, chunk_key
-from windlass.cache.node.streamlog import StreamLog, dump_plan, parse_plan, stream_key
-from windlass.cache.node.trace import (
+from windlass.node.cache.keys import Pin, chunk_key
+from windlass.node.cache.streamlog import StreamLog, dump_plan, parse_plan, stream_key
+from windlass.node.cache.trace import (
     BadTraceError,
     Recorder,
     Touch,
@@ -17,7 +17,7 @@ from windlass.cache.node.trace import (
     read_trace,
     write_trace,
 )
-from windlass.cache.node.wire import ProtocolError
+from windlass.node.wire.wire import ProtocolError
 
 
 def test_touches_are_kept_in_order_once_and_neighbours_become_one_range() -> None:

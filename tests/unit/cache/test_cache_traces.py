@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from windlass.cache.node.trace import Touch, Trace, directory_touch, write_trace
-from windlass.cache.traces import drop_trace, environment_identity, list_traces, show_trace, trace_path
+from windlass.agents.traces import drop_trace, environment_identity, list_traces, show_trace, trace_path
 from windlass.errors import UsageError
+from windlass.node.cache.trace import Touch, Trace, directory_touch, write_trace
 
 
 @pytest.fixture

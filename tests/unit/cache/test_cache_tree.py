@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.cache.node.tree import (
+from windlass.node.wire.tree import (
     ancestors,
     children,
     node_at,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fuse.caches import make_tree
-from windlass.cache.node.fuse import (
+from windlass.node.cache.fuse import (
     CACHE_SYMLINKS,
     DO_READDIRPLUS,
     MAX_PAGES,
@@ -20,11 +20,11 @@ from windlass.cache.node.fuse import (
     negotiate,
     statfs_reply,
 )
-from windlass.cache.node.keys import parse_key
-from windlass.cache.node.listing import ATTR, Listing
-from windlass.cache.node.roots import declare_roots
-from windlass.cache.node.source import Source
-from windlass.cache.node.view import NO_SUCH_FILE, ROOT_ID, Miss, View, split_batch_forget
+from windlass.node.cache.keys import parse_key
+from windlass.node.cache.listing import ATTR, Listing
+from windlass.node.cache.roots import declare_roots
+from windlass.node.cache.source import Source
+from windlass.node.cache.view import NO_SUCH_FILE, ROOT_ID, Miss, View, split_batch_forget
 
 CHUNK = 4096
 
@@ -38,7 +38,7 @@ class Shelf:
         self.hints: list[tuple[int, int]] = []
 
     def listing(self, path: bytes) -> Listing | None:
-        from windlass.cache.node.keys import directory_key
+        from windlass.node.cache.keys import directory_key
 
         blob = self.objects.get(directory_key(path))
         return Listing(blob) if blob is not None else None

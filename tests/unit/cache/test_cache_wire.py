@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fuse.caches import configs, peers, wait_for
-from windlass.cache.node import wire
-from windlass.cache.node.channel import Channel
-from windlass.cache.node.config import ConfigFileError, dump_config, parse_config, read_key
-from windlass.cache.node.dial import Target, dial
-from windlass.cache.node.keys import directory_key
-from windlass.cache.node.link import Collect, FrameReader, open_link
-from windlass.cache.node.listing import Listing
-from windlass.cache.node.proof import NO_NODE, ProtocolError
+from windlass.node.cache.config import ConfigFileError, dump_config, parse_config, read_key
+from windlass.node.cache.keys import directory_key
+from windlass.node.cache.listing import Listing
+from windlass.node.wire import wire
+from windlass.node.wire.channel import Channel
+from windlass.node.wire.dial import Target, dial
+from windlass.node.wire.link import Collect, FrameReader, open_link
+from windlass.node.wire.proof import NO_NODE, ProtocolError
 
 
 @given(st.binary(min_size=wire.HEAD_BYTES, max_size=wire.HEAD_BYTES))

@@ -14,9 +14,9 @@ import pytest
 from unit.cli.test_on_a_terminal import on_terminal, plain
 from unit.cli.typed import SRC, in_process
 from windlass import errors
+from windlass.backends.schedulers import get_scheduler, scheduler_names
 from windlass.cli.examples import EXAMPLES
 from windlass.cli.main import command_names, command_parser
-from windlass.schedulers import get_scheduler, scheduler_names
 
 ALL = [pytest.param(line, id=line) for rows in EXAMPLES.values() for line, _ in rows]
 

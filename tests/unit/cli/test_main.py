@@ -197,7 +197,7 @@ def test_planning_imports_neither_heavy_libraries_nor_what_runs(tmp_path: Path) 
     text = (
         "import sys; from windlass.cli.main import main; code = main(['plan', '--site', 'lumi', '--', 'true']); "
         "sys.exit(code or 10 * bool({'torch', 'numpy', 'asyncio', 'windlass.api', 'windlass.agents', "
-        "'windlass.supervise', 'windlass.run.execute'} & set(sys.modules)))"
+        "'windlass.run.supervise', 'windlass.run.execute'} & set(sys.modules)))"
     )
     done = subprocess.run(
         [sys.executable, "-c", text], cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.DEVNULL

@@ -9,10 +9,10 @@ from importlib import import_module
 import pytest
 
 from unit.cli.typed import SRC
-from windlass.environment.ranks import rank_variable_names
-from windlass.notation.shell import PLACEHOLDERS
+from windlass.base.notation.shell import PLACEHOLDERS
+from windlass.base.settings import known_settings
+from windlass.plan.environment.ranks import rank_variable_names
 from windlass.plan.render.rank_script import EXIT_BROKEN
-from windlass.settings import known_settings
 
 DOCS = SRC.parent / "docs"
 PAGE = (DOCS / "reference" / "commands.md").read_text()

@@ -17,7 +17,7 @@ import pytest
 
 from cluster.command import only_run, windlass_argv, windlass_env
 from waiting import wait_until
-from windlass.observe.job import read_job
+from windlass.diagnose.watch.job import read_job
 
 pytestmark = pytest.mark.timeout(120)
 _STEPS = "import time, windlass\nfor _ in range(30):\n    time.sleep(0.01)\n    windlass.step(data_wait_s=0.001)\n"

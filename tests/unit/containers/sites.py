@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from windlass.containers import get_runtime
-from windlass.containers.base import WrapSpec
-from windlass.containers.choose import ContainerChoice, plan_container
+from windlass.backends.containers import get_runtime
+from windlass.backends.containers.base import WrapSpec
+from windlass.backends.containers.choose import ContainerChoice, plan_container
 from windlass.model.condition import Facts
 from windlass.model.origin import argv_of
 from windlass.model.site import ContainerSpec, StorageSpec

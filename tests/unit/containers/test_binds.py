@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from windlass.containers import binds, get_runtime
-from windlass.containers.binds import combine, needed_path, parse_bind, settle
+from windlass.backends.containers import binds, get_runtime
+from windlass.backends.containers.binds import combine, needed_path, parse_bind, settle
 from windlass.errors import MachineError, UsageError
 from windlass.model.origin import Origin
 from windlass.model.plan import Mount

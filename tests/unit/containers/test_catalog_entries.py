@@ -10,8 +10,8 @@ import pytest
 
 import windlass.sites
 from unit.containers.sites import spec_of
-from windlass.containers import get_runtime, runtime_names
-from windlass.containers.choose import plan_container
+from windlass.backends.containers import get_runtime, runtime_names
+from windlass.backends.containers.choose import plan_container
 from windlass.model.condition import Facts
 from windlass.model.origin import argv_of
 from windlass.model.site import ContainerSpec, StorageSpec

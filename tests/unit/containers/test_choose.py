@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from unit.containers.sites import FRONTIER, LUMI, PERLMUTTER, choose, command_line
-from windlass.containers.choose import plan_container
-from windlass.containers.image import image_kind
+from windlass.backends.containers.choose import plan_container
+from windlass.backends.containers.image import image_kind
 from windlass.errors import MachineError, UsageError
 from windlass.model.condition import Facts
 from windlass.model.site import StorageSpec

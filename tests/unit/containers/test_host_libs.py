@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from planning import plan_for
-from windlass.containers.host_libs import host_libs_plan, host_libs_settings
-from windlass.containers.strategy import site_means
+from windlass.backends.containers.host_libs import host_libs_plan, host_libs_settings
+from windlass.backends.containers.strategy import site_means
 from windlass.errors import UsageError
 from windlass.model.condition import Facts
 from windlass.model.origin import BUILTIN

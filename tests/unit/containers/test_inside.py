@@ -5,10 +5,10 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from windlass.containers import inside
+from windlass.backends.containers import inside
+from windlass.base.notation.shell import expandable, quote
 from windlass.model.condition import When
 from windlass.model.plan import ContainerPlan, HostLibs, Setting
-from windlass.notation.shell import expandable, quote
 
 
 def _words(activate: str, *args: object, host_libs: HostLibs | None = None) -> tuple[str, ...]:

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from unit.containers.sites import PERLMUTTER, choose, command_line, spec_of
-from windlass.containers import get_runtime
-from windlass.containers.base import WrapSpec
+from windlass.backends.containers import get_runtime
+from windlass.backends.containers.base import WrapSpec
 from windlass.model.condition import When
 from windlass.model.origin import argv_of
 from windlass.model.plan import ContainerPlan, Setting

@@ -19,8 +19,8 @@ from unit.containers.sites import (
     command_line,
     spec_of,
 )
-from windlass.containers import get_runtime
-from windlass.containers.edf import registry_image
+from windlass.backends.containers import get_runtime
+from windlass.backends.containers.edf import registry_image
 from windlass.errors import UsageError
 from windlass.model.plan import Setting
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from planning import plan_for
-from windlass.doctor.bandwidth import check_all_reduce, expected_gbs, judge_bandwidth, judge_transport
-from windlass.doctor.comm_log import Transport, parse_comm_log, transport_text
+from windlass.diagnose.doctor.bandwidth import check_all_reduce, expected_gbs, judge_bandwidth, judge_transport
+from windlass.diagnose.doctor.comm_log import Transport, parse_comm_log, transport_text
 from windlass.sites.catalog import load_site
 
 HEAD = "nid001:4101:4101 [0] NCCL INFO "

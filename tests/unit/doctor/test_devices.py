@@ -7,10 +7,10 @@ import json
 import pytest
 
 from captured import FOLDER
-from windlass.doctor.node.devices import judge_devices
-from windlass.doctor.node.finding import Finding
-from windlass.observe.node import amd, intel
-from windlass.observe.node.nvidia import HEALTH, OLD_DRIVERS, parse_nvidia_smi
+from windlass.node.checks.devices import judge_devices
+from windlass.node.checks.finding import Finding
+from windlass.node.sampler import amd, intel
+from windlass.node.sampler.nvidia import HEALTH, OLD_DRIVERS, parse_nvidia_smi
 
 H200 = (FOLDER / "devices" / "nvidia-smi-h200.csv").read_text()
 A100 = """\

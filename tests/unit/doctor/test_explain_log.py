@@ -9,8 +9,8 @@ import pytest
 
 from unit.cli.typed import in_process
 from unit.doctor.test_comm_log import FOUND, INFINIBAND, LOOPBACK, NOT_FOUND
-from windlass.doctor.explain_log import LogReader, LogReport, explain_files, report_lines
-from windlass.doctor.log_rules import RULES, WORDS
+from windlass.diagnose.doctor.explain_log import LogReader, LogReport, explain_files, report_lines
+from windlass.diagnose.doctor.log_rules import RULES, WORDS
 
 SAMPLES = {
     "errno 97": "[W1115 socket.cpp:200] [c10d] The client socket has failed to connect to [n1]:29500 (errno: 97 - "

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from windlass.doctor.finding import Finding, Health, Status, failing_hosts, fold, health_lines, worst
-from windlass.doctor.node.finding import ok
-from windlass.doctor.node.main import lines_of
-from windlass.doctor.nodes import carried_program, unpacked
+from windlass.diagnose.doctor.finding import Finding, Health, Status, failing_hosts, fold, health_lines, worst
+from windlass.diagnose.doctor.nodes import carried_program, unpacked
+from windlass.node.checks.finding import ok
+from windlass.node.checks.main import lines_of
 
 HOSTS = tuple(f"nid{number:04d}" for number in range(1, 1001))
 

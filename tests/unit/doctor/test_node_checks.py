@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from windlass.doctor.node import interfaces, leftovers, limits, meeting, mounts, space
-from windlass.doctor.node.finding import Finding, ok
-from windlass.doctor.node.main import lines_of, place_of, run_checks
+from windlass.node.checks import interfaces, leftovers, limits, meeting, mounts, space
+from windlass.node.checks.finding import Finding, ok
+from windlass.node.checks.main import lines_of, place_of, run_checks
 
 UP = {"lo": "up", "eth0": "up", "hsn0": "up", "hsn1": "down", "docker0": "up"}
 
@@ -73,7 +73,7 @@ def test_low_limits_are_found(files: int, locked: int, rdma: bool, status: str) 
 
 
 def test_the_limits_of_the_process_are_read() -> None:
-    code = "from windlass.doctor.node.limits import *; print(judge_limits(read_limits(), False)['seen'])"
+    code = "from windlass.node.checks.limits import *; print(judge_limits(read_limits(), False)['seen'])"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

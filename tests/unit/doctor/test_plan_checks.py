@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from planning import plan_for
-from windlass.doctor.plan_checks import check_nesting, check_proxies, check_settings, check_workers, loader_workers
+from windlass.diagnose.doctor.plan_checks import (
+    check_nesting,
+    check_proxies,
+    check_settings,
+    check_workers,
+    loader_workers,
+)
 from windlass.model.request import Request
 
 

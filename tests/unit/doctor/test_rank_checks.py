@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from planning import plan_for
-from windlass.doctor import rank_checks
-from windlass.doctor.node import environment, mounts, plugins
+from windlass.diagnose.doctor import rank_checks
 from windlass.model.plan import Plan
+from windlass.node.checks import environment, mounts, plugins
 from windlass.plan.inputs import PlanningContext
 from windlass.sites.catalog import load_site
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from windlass.doctor.node import slow
+from windlass.node.checks import slow
 
 
 class Machine:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from planning import plan_for
-from windlass.environment.choose import flag_settings, layer, settings_that_hold, with_users_values
 from windlass.model.condition import ALWAYS, Facts, When
 from windlass.model.plan import Setting, setting_of
 from windlass.model.secrets import MASK
 from windlass.model.site import SettingSpec
+from windlass.plan.environment.choose import flag_settings, layer, settings_that_hold, with_users_values
 
 
 def _set(name: str, value: str | None, **more: object) -> Setting:

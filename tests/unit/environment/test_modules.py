@@ -10,7 +10,9 @@ import pytest
 
 from requirements import require_modules
 from unit.cli.typed import in_process, run_here, script
-from windlass.environment.modules import (
+from windlass.base.settings import Settings
+from windlass.model.request import Request
+from windlass.plan.environment.modules import (
     activation_lines,
     after_modules_argv,
     loaded_modules,
@@ -18,9 +20,7 @@ from windlass.environment.modules import (
     parse_environment,
     users_variables,
 )
-from windlass.model.request import Request
 from windlass.run.context import gather_context
-from windlass.settings import Settings
 
 MODULEFILE = """#%Module1.0
 setenv FI_MR_CACHE_MONITOR memhooks

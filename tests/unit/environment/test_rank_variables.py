@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from planning import PLAIN, plan_for
-from windlass.environment.caches import cache_dirs, cache_settings, cache_variable_names
-from windlass.environment.ranks import RANK_VARIABLES, rank_variable_names, thread_settings, visibility_settings
+from windlass.base.notation.shell import fillable
 from windlass.model.plan import Binding, RankBinding
-from windlass.notation.shell import fillable
+from windlass.plan.environment.caches import cache_dirs, cache_settings, cache_variable_names
+from windlass.plan.environment.ranks import RANK_VARIABLES, rank_variable_names, thread_settings, visibility_settings
 from windlass.plan.render.variables import setting_lines
 
 

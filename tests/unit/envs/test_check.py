@@ -14,11 +14,11 @@ import msgspec
 import pytest
 
 from unit.cli.typed import windlass
-from windlass.envs.check import EnvCheck, Place, check_env, check_text
-from windlass.envs.inspect import inspect_env
-from windlass.envs.probe import HostFacts, parse_nvidia_version
+from windlass.build.envs.check import EnvCheck, Place, check_env, check_text
+from windlass.build.envs.inspect import inspect_env
+from windlass.build.envs.probe import HostFacts, parse_nvidia_version
+from windlass.build.images.check import Finding
 from windlass.errors import UsageError
-from windlass.images.check import Finding
 from windlass.sites.catalog import load_site
 
 HOST = HostFacts(machine="x86_64", glibc="2.36")

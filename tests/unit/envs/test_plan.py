@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from unit.cli.typed import in_process
-from windlass.envs.place import place_findings
-from windlass.envs.plan import EnvPlan, EnvRequest, MachineFacts, plan_env
-from windlass.envs.render import plan_text, script_text
-from windlass.envs.wheels import choose_wheel, parse_torch, wheel_table
+from windlass.build.envs.place import place_findings
+from windlass.build.envs.plan import EnvPlan, EnvRequest, MachineFacts, plan_env
+from windlass.build.envs.render import plan_text, script_text
+from windlass.build.envs.wheels import choose_wheel, parse_torch, wheel_table
 from windlass.errors import UsageError
 from windlass.sites.catalog import load_site, site_names
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from windlass.envs.requirements import Unmet, fits, unmet
+from windlass.build.envs.requirements import Unmet, fits, unmet
 
 HERE = {"python_version": "3.11", "sys_platform": "linux", "platform_machine": "x86_64", "extra": ""}
 

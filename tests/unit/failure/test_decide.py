@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from windlass.failure.decide import IDLE_JOBS, Decision, Options, Past, decide
-from windlass.failure.root_cause import Cause
+from windlass.run.failure.decide import IDLE_JOBS, Decision, Options, Past, decide
+from windlass.run.failure.root_cause import Cause
 
 _OPTIONS = Options(restarts=2, spare_hosts=1)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from planning import plan_for
-from windlass.failure.ends import any_failed, read_ends, read_seats
-from windlass.failure.rank_logs import RankLogs, rank_logs
 from windlass.model.request import Allocation
+from windlass.run.failure.ends import any_failed, read_ends, read_seats
+from windlass.run.failure.rank_logs import RankLogs, rank_logs
 
 
 def _logs(tmp_path: Path, *ends: str) -> RankLogs:

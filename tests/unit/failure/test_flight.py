@@ -7,7 +7,7 @@ import pickle
 from pathlib import Path
 
 from captured import FOLDER
-from windlass.failure.flight import last_collectives, missing_text, read_dump
+from windlass.run.failure.flight import last_collectives, missing_text, read_dump
 
 
 def entry(number: int, name: str = "nccl:all_reduce", state: str = "started") -> dict[str, object]:

@@ -12,7 +12,7 @@ import pytest
 from requirements import require_torch
 from unit.runtime.ranks import environment, free_port
 from waiting import wait_until
-from windlass.failure.flight import last_collectives, missing_text
+from windlass.run.failure.flight import last_collectives, missing_text
 
 require_torch()
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]

@@ -13,7 +13,7 @@ import pytest
 
 from requirements import require
 from unit.cli.typed import argv, environment, only_run, script
-from windlass.agents.node.diagnostics import memory_groups
+from windlass.node.agent.diagnostics import memory_groups
 
 HUNGRY = """
 import os, time

@@ -8,7 +8,7 @@ import pytest
 
 from planning import plan_for
 from windlass.errors import MachineError
-from windlass.failure.rank_logs import RankLogs, rank_logs
+from windlass.run.failure.rank_logs import RankLogs, rank_logs
 
 
 def _logs(tmp_path: Path, *nodes: bytes, ranks_per_node: int = 2) -> RankLogs:

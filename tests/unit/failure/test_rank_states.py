@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from planning import plan_for
-from windlass.failure.rank_logs import rank_logs
-from windlass.failure.rank_states import RankState, rank_states, states_text, straggler, top_frame
 from windlass.model.request import Allocation
+from windlass.run.failure.rank_logs import rank_logs
+from windlass.run.failure.rank_states import RankState, rank_states, states_text, straggler, top_frame
 
 _FAULTHANDLER = """Thread 0x00007f1 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 327 in wait

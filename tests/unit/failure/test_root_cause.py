@@ -8,12 +8,12 @@ import signal
 import pytest
 
 from captured import FOLDER
-from windlass.failure.ends import End
-from windlass.failure.last_lines import error_line, traceback_of
-from windlass.failure.rank_states import RankState
-from windlass.failure.root_cause import RESUME_ME, SCRIPT_BROKEN, Cause, Observed, find_cause
 from windlass.model.record import RankFailure
 from windlass.plan.render.rank_script import EXIT_BROKEN
+from windlass.run.failure.ends import End
+from windlass.run.failure.last_lines import error_line, traceback_of
+from windlass.run.failure.rank_states import RankState
+from windlass.run.failure.root_cause import RESUME_ME, SCRIPT_BROKEN, Cause, Observed, find_cause
 from windlass.runtime import RESUME_ME as RUNTIME_RESUME_ME
 
 _LOST_PEER = (

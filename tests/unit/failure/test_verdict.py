@@ -12,17 +12,17 @@ import pytest
 
 from conformance.launcher_cases import WORDS
 from planning import plan_for
-from windlass.failure.decide import Decision, Options
-from windlass.failure.root_cause import Cause
-from windlass.failure.verdict import Attempt, Verdict, judge, read_verdict, verdict_lines
-from windlass.launchers import get_launcher
+from windlass.backends.launchers import get_launcher
 from windlass.model.plan import Plan
 from windlass.model.record import RECORD_VERSION, Outcome, RankFailure, RunRecord
 from windlass.model.request import Allocation
 from windlass.run.execute import failure_of, good_end
+from windlass.run.failure.decide import Decision, Options
+from windlass.run.failure.root_cause import Cause
+from windlass.run.failure.verdict import Attempt, Verdict, judge, read_verdict, verdict_lines
 from windlass.run.folder import RunFolder, make_folder
+from windlass.run.supervise.evidence import Ended, gather
 from windlass.run.verdict import judge_run
-from windlass.supervise.evidence import Ended, gather
 
 _HOSTS = ("nid0001", "nid0002")
 _NAN = ("Traceback (most recent call last):", '  File "train.py", line 9, in <module>', "ValueError: loss is nan")

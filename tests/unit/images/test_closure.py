@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from containers.toys import library, require_compiler
-from windlass.images.node.closure import Root, closure
-from windlass.images.node.place import HostSearch, host_closure
+from windlass.node.libs.closure import Root, closure
+from windlass.node.libs.place import HostSearch, host_closure
 
 
 @pytest.fixture(autouse=True)

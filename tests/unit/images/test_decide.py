@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from windlass.images.node.closure import Closure, Library, newest, version_key
-from windlass.images.node.decide import ImageFacts, ImageLibrary, decide, facts_as_json, facts_from_json
-from windlass.images.node.elf import Elf
+from windlass.node.libs.closure import Closure, Library, newest, version_key
+from windlass.node.libs.decide import ImageFacts, ImageLibrary, decide, facts_as_json, facts_from_json
+from windlass.node.libs.elf import Elf
 
 
 def _elf(needs: dict[str, tuple[str, ...]] | None = None, defs: tuple[str, ...] = (), machine: str = "x86_64") -> Elf:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from requirements import missing_programs, require
-from windlass.images.node.elf import ElfError, parse_elf, read_elf
+from windlass.node.libs.elf import ElfError, parse_elf, read_elf
 
 LIBRARIES = sorted(
     {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from windlass.images.build import entry_script
+from windlass.build.images.build import entry_script
 
 
 @pytest.mark.parametrize(

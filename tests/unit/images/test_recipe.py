@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from unit.cli.typed import in_process
+from windlass.build.images.build import write_context
+from windlass.build.images.recipe import make_recipe, sbom
+from windlass.build.images.render import containerfile_text, singularity_text, steps_script
+from windlass.build.images.spec import load_spec, load_versions, parse_spec, spec_names
 from windlass.errors import ConfigError, MachineError, UsageError, WindlassError
-from windlass.images.build import write_context
-from windlass.images.recipe import make_recipe, sbom
-from windlass.images.render import containerfile_text, singularity_text, steps_script
-from windlass.images.spec import load_spec, load_versions, parse_spec, spec_names
 
 SOUND = 'name = "own"\nbase = "debian:12"\n'
 

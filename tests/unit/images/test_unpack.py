@@ -18,11 +18,11 @@ import pytest
 
 from containers.toys import libfabric, library, require_compiler
 from requirements import missing_programs, require
+from windlass.build.images.facts import directory_environment
+from windlass.build.images.inspect import inspect_image
+from windlass.build.images.unpack import open_image
 from windlass.errors import UsageError
-from windlass.images.facts import directory_environment
-from windlass.images.inspect import inspect_image
-from windlass.images.node.closure import Root
-from windlass.images.unpack import open_image
+from windlass.node.libs.closure import Root
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def test_only_what_matters_is_unpacked_and_nothing_is_left(squashfs: Path) -> No
 def test_large_libraries_are_known_by_name_alone(
     root: Path, squashfs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("windlass.images.unpack.MAX_LIBRARY", 100)
+    monkeypatch.setattr("windlass.build.images.unpack.MAX_LIBRARY", 100)
     other = (root / "usr/lib64/libnccl-net-ofi.so").read_bytes()
     fabric = (root / "usr/lib64/libfabric.so.1").read_bytes()
     layer = _layer({"usr/lib64/libfabric.so.1": fabric, "usr/lib64/libother.so.1": other, "srv/libfar.so.1": other})
@@ -127,7 +127,7 @@ def test_large_libraries_are_known_by_name_alone(
     assert facts.libraries["libother.so.1"] == ("/usr/lib64/libother.so.1", None)
     assert facts.libraries["libfabric.so.1"].versions is not None, "the network's are read whatever their size"
     assert "libfar.so.1" not in facts.libraries
-    monkeypatch.setattr("windlass.images.unpack.MAX_TOTAL", 0)
+    monkeypatch.setattr("windlass.build.images.unpack.MAX_TOTAL", 0)
     assert "libfabric.so.1" in inspect_image(str(squashfs), os.environ)[1].libraries
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from windlass.images.node.closure import Root
-from windlass.images.node.variables import (
+from windlass.node.libs.closure import Root
+from windlass.node.libs.variables import (
     SET,
     UNSET,
     Variable,

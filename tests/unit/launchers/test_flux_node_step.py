@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from windlass.launchers.base import NodeStepSpec
-from windlass.launchers.flux import FluxRun
+from windlass.backends.launchers.base import NodeStepSpec
+from windlass.backends.launchers.flux import FluxRun
 from windlass.model.origin import argv_of
 
 LOST = "flux-exec: Error: rank 3: sh: No route to host"

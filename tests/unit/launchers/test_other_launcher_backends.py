@@ -7,16 +7,16 @@ import itertools
 import pytest
 
 import captured
+from windlass.backends.launchers.base import Launcher, LaunchSpec, LineReader
+from windlass.backends.launchers.flux import FluxRun
+from windlass.backends.launchers.hydra import Hydra
+from windlass.backends.launchers.local import Local
+from windlass.backends.launchers.openmpi import OpenMpi
+from windlass.backends.launchers.pals import Pals
+from windlass.base.notation.cpulist import parse_bindings
 from windlass.errors import UsageError
-from windlass.launchers.base import Launcher, LaunchSpec, LineReader
-from windlass.launchers.flux import FluxRun
-from windlass.launchers.hydra import Hydra
-from windlass.launchers.local import Local
-from windlass.launchers.openmpi import OpenMpi
-from windlass.launchers.pals import Pals
 from windlass.model.origin import argv_of
 from windlass.model.site import LauncherSpec
-from windlass.notation.cpulist import parse_bindings
 
 AURORA = "4-7:8-11:12-15:16-19:20-23:24-27:56-59:60-63:64-67:68-71:72-75:76-79"
 FLUX = captured.captures("flux/messages.json")

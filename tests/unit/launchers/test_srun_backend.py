@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 import captured
+from windlass.backends.launchers.base import LaunchSpec, NodeStepSpec
+from windlass.backends.launchers.srun import Srun
+from windlass.base.notation.cpulist import parse_bindings
 from windlass.errors import UsageError
-from windlass.launchers.base import LaunchSpec, NodeStepSpec
-from windlass.launchers.srun import Srun
 from windlass.model.origin import argv_of
 from windlass.model.site import ArgumentSpec, LauncherSpec
-from windlass.notation.cpulist import parse_bindings
 
 SITE = LauncherSpec(kind="srun")
 LUMI = "49-55:57-63:17-23:25-31:1-7:9-15:33-39:41-47"

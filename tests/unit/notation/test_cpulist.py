@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from windlass.base.notation.cpulist import cpu_mask, format_bindings, format_cpulist, parse_bindings, parse_cpulist
 from windlass.errors import ConfigError
-from windlass.notation.cpulist import cpu_mask, format_bindings, format_cpulist, parse_bindings, parse_cpulist
 
 _cpus = st.sets(st.integers(0, 600), max_size=80)
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from windlass.base.notation.hostlist import expand_hostlist, fold_hostlist
 from windlass.errors import UsageError
-from windlass.notation.hostlist import expand_hostlist, fold_hostlist
 
 _prefixes = st.text(alphabet="abcnxyz", min_size=1, max_size=4)
 _numbers = st.integers(min_value=0, max_value=10_500)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from windlass.api import selftest_program
-from windlass.notation.parts import join_parts, part_lines
+from windlass.node.sys.parts import join_parts, part_lines
 from windlass.run.node_answers import json_lines
 from windlass.run.remote import NodeProbe
 from windlass.run.selftest import MARK

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from windlass.base.notation.counts import counted, parse_counts
+from windlass.base.notation.sizes import parse_size, size_text
 from windlass.errors import UsageError
-from windlass.notation.counts import counted, parse_counts
-from windlass.notation.sizes import parse_size, size_text
 
 
 @pytest.mark.parametrize(("text", "size"), [("512M", 512 << 20), ("2G", 2 << 30), ("1.5 KiB", 1536), ("7", 7)])

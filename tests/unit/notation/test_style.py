@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from windlass.notation.style import filled, folded, in_colour, painted, table_lines
+from windlass.base.notation.style import filled, folded, in_colour, painted, table_lines
 
 TERMINAL = {"TERM": "xterm"}
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")

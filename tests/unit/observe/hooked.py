@@ -6,8 +6,8 @@ import os
 import shutil
 from pathlib import Path
 
-from windlass.observe.node import recorder, sitecustomize
-from windlass.observe.node.recorder import parse_lines
+from windlass.node.sampler import recorder, sitecustomize
+from windlass.node.sampler.recorder import parse_lines
 
 
 def hooked(tmp_path: Path, *, behind: str = "", rank: int = 0) -> dict[str, str]:

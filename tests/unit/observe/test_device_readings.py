@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from windlass.observe.node import amd, devices, intel, nvidia
-from windlass.observe.node.readings import Device, MissingError, number
+from windlass.node.sampler import amd, devices, intel, nvidia
+from windlass.node.sampler.readings import Device, MissingError, number
 
 _NVIDIA_SMI = """\
 0, 97, 71234, 143771, 688.42, 61, 1980, 0x0000000000000004

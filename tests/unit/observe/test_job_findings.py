@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from windlass.observe.demo import demo_job
-from windlass.observe.findings import find
-from windlass.observe.job import DeviceRow, Job, NodeRow, Note, RankRow
-from windlass.observe.prometheus import exposition_text
-from windlass.observe.screen import screen_text
+from windlass.diagnose.watch.demo import demo_job
+from windlass.diagnose.watch.findings import find
+from windlass.diagnose.watch.job import DeviceRow, Job, NodeRow, Note, RankRow
+from windlass.diagnose.watch.prometheus import exposition_text
+from windlass.diagnose.watch.screen import screen_text
 
 AT = 1_700_000_000.0
 

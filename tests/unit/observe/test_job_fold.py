@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from windlass.diagnose.watch import fold
+from windlass.diagnose.watch.fold import JobFiles, JobFold, interval_s
+from windlass.diagnose.watch.job import DeviceRow, Job, NodeRow, RankRow, read_history, read_job
 from windlass.errors import ConfigError, VersionError
-from windlass.observe import fold
-from windlass.observe.fold import JobFiles, JobFold, interval_s
-from windlass.observe.job import DeviceRow, Job, NodeRow, RankRow, read_history, read_job
-from windlass.observe.node import sampler
-from windlass.observe.node.recorder import Recorder
+from windlass.node.sampler import sampler
+from windlass.node.sampler.recorder import Recorder
 
 NODE = "N[1700000000.1,0.5,100,200,1.0,2.0,null,null,3.0,4.0,null]"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from windlass.observe.node import host
+from windlass.node.sampler import host
 
 
 def _write(root: Path, files: dict[str, str]) -> str:

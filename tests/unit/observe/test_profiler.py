@@ -11,7 +11,7 @@ import pytest
 
 from requirements import require_torch
 from unit.cli.typed import windlass
-from windlass.observe.node.profiler import length, page, summarise, union
+from windlass.node.sampler.profiler import length, page, summarise, union
 
 TRAIN = """
 import torch

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from windlass.observe.node import recorder
-from windlass.observe.node.recorder import Recorder, block_of, fold_lines, merge_blocks, parse_lines
+from windlass.node.sampler import recorder
+from windlass.node.sampler.recorder import Recorder, block_of, fold_lines, merge_blocks, parse_lines
 
 
 class Clock:

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 from planning import PLAIN, plan_for
+from windlass.base.notation.hostlist import fold_hostlist
 from windlass.errors import UsageError
 from windlass.model.origin import argv_of
 from windlass.model.plan import Plan, plan_from_json, plan_to_json
 from windlass.model.request import Allocation
 from windlass.model.topology import Core, Topology
-from windlass.notation.hostlist import fold_hostlist
 from windlass.plan.explain import find_name, findings_text
 from windlass.sites.catalog import load_site
 

@@ -9,7 +9,7 @@ import pytest
 
 from planning import plan_for
 from windlass.errors import UsageError
-from windlass.observe.node import profiler
+from windlass.node.sampler import profiler
 from windlass.plan.profile import PROFILE_VARIABLE, PROFILERS, profile_lines
 
 

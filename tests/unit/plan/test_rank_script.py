@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planning import plan_for
+from windlass.base.notation.shell import fillable, quote
 from windlass.model.condition import When
 from windlass.model.plan import Plan, Setting, plan_to_json
-from windlass.notation.shell import fillable, quote
 from windlass.plan.render.job_facts import JobFacts
 from windlass.plan.render.rank_script import EXIT_BROKEN, rank_script
 from windlass.plan.render.secrets import secrets_text

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from waiting import wait_until
+from windlass.base.procs.command import run_command, which
 from windlass.errors import CommandError, DeadlineError
-from windlass.procs.command import run_command, which
 
 
 def _python(code: str, *arguments: str) -> tuple[str, ...]:
@@ -93,7 +93,7 @@ def test_which_looks_in_the_given_path(tmp_path: Path) -> None:
 
 _PARENT = """
 import signal, subprocess, sys, time
-from windlass.procs.command import pdeathsig
+from windlass.base.procs.command import pdeathsig
 child = subprocess.Popen(["sleep", "60"], preexec_fn=pdeathsig(signal.SIGTERM))
 print(child.pid, flush=True)
 time.sleep(60)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from windlass.procs.atomic import replace_file
-from windlass.procs.locks import is_locked, take_lock
+from windlass.node.sys.atomic import replace_file
+from windlass.node.sys.locks import is_locked, take_lock
 
 HOLD = """
 import sys
-from windlass.procs.locks import take_lock
+from windlass.node.sys.locks import take_lock
 take_lock(sys.argv[1])
 print("held", flush=True)
 input()

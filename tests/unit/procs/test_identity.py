@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from waiting import wait_until
-from windlass.procs.identity import Process, start_of, this_process
+from windlass.node.sys.identity import Process, start_of, this_process
 
 
 def test_this_process_is_alive_and_one_that_had_its_number_before_is_not() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from windlass.observe.job import (
+from windlass.diagnose.watch.job import (
     FOLDER,
     HISTORY_FILE,
     NOW_FILE,

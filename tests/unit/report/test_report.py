@@ -13,15 +13,15 @@ import pytest
 from requirements import missing_programs, require
 from unit.cli.typed import in_process, script, windlass
 from unit.report.samples import write_samples
-from windlass.observe.findings import find as find_now
-from windlass.observe.job import Job, read_history, read_job
+from windlass.diagnose.report.gather import RunReport, gather
+from windlass.diagnose.report.measured import measure
+from windlass.diagnose.report.page import report_page
+from windlass.diagnose.report.rules import Subject
+from windlass.diagnose.report.rules import find as find_all
+from windlass.diagnose.report.text import duration, jobreport_text, report_text
+from windlass.diagnose.watch.findings import find as find_now
+from windlass.diagnose.watch.job import Job, read_history, read_job
 from windlass.plan.inputs import Secrets
-from windlass.report.gather import RunReport, gather
-from windlass.report.measured import measure
-from windlass.report.page import report_page
-from windlass.report.rules import Subject
-from windlass.report.rules import find as find_all
-from windlass.report.text import duration, jobreport_text, report_text
 from windlass.run.folder import RunFolder, read_plan
 
 

@@ -8,7 +8,7 @@ import pytest
 from windlass.model.topology import Topology
 from windlass.run.context import choose_topology
 from windlass.sites.catalog import load_site
-from windlass.topology.described import topology_from_spec
+from windlass.sites.topology.described import topology_from_spec
 
 
 def seen_with(name: str, numas: dict[int, int]) -> Topology:

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from windlass.cache.node.mounts import Mount
+from windlass.node.sys.mounts import Mount
 from windlass.run.environment_place import environment_place, mount_of
 
 

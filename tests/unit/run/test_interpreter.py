@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from windlass.base.settings import Settings
 from windlass.errors import UsageError
 from windlass.model.request import Allocation, Request
 from windlass.run import context
 from windlass.run.interpreter import check_python, find_python, missing_imports
 from windlass.run.remote import NodeProbe
-from windlass.settings import Settings
 from windlass.sites.catalog import load_site
-from windlass.topology.probe import probe_topology
+from windlass.sites.topology.probe import probe_topology
 
 PLAIN = {"PATH": "/usr/bin:/bin"}
 

@@ -15,7 +15,7 @@ import pytest
 
 from planning import plan_for
 from unit.cli.typed import run_here
-from windlass.launchers import get_launcher
+from windlass.backends.launchers import get_launcher
 from windlass.model.plan import Plan
 from windlass.plan.render.job_facts import JobFacts
 from windlass.plan.render.rank_script import rank_script

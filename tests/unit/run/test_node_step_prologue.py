@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 
 from planning import plan_for
-from windlass.environment.modules import activation_lines
 from windlass.model.plan import Prologue
+from windlass.plan.environment.modules import activation_lines
 from windlass.plan.node_step import plan_node_step
 from windlass.run.node_step import run_node_step
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planning import plan_for
+from windlass.backends.launchers import get_launcher
 from windlass.errors import UsageError
-from windlass.launchers import get_launcher
 from windlass.run.output import Lines, NodeLogs, OutputView, Tail, show_ranks
 
 LOCAL = get_launcher("local")

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from windlass.base.settings import JobDefaults, Settings, read_settings
 from windlass.errors import ConfigError, MachineError
 from windlass.model.request import Request
 from windlass.run.planning import plan_request, with_job_defaults
 from windlass.run.user_config import with_keys, write_config
-from windlass.settings import JobDefaults, Settings, read_settings
 
 OLD = """# mine
 account = "old"  # who pays

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 import captured
+from windlass.backends.schedulers.base import JobSpec, JobState
+from windlass.backends.schedulers.flux import Flux
 from windlass.errors import UsageError
 from windlass.model.origin import argv_of
 from windlass.model.site import SchedulerSpec
-from windlass.schedulers.base import JobSpec, JobState
-from windlass.schedulers.flux import Flux
 
 MESSAGES = captured.captures("flux/messages.json")
 ENVIRON = {"FLUX_URI": "local:///tmp/x/local-0", "FLUX_ENCLOSING_ID": "ƒ2E1Wbrw"}

@@ -6,10 +6,10 @@ import pytest
 
 from captured import text
 from planning import plan_for
+from windlass.backends.schedulers import get_scheduler
 from windlass.model.origin import argv_of
 from windlass.model.request import PartitionOffer
 from windlass.model.topology import Topology
-from windlass.schedulers import get_scheduler
 
 UNKNOWN = Topology(arch="", cores=())
 

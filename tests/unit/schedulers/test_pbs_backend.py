@@ -8,11 +8,11 @@ import time
 import pytest
 
 import captured
+from windlass.backends.schedulers.base import JobSpec, JobState
+from windlass.backends.schedulers.pbs import Pbs
 from windlass.errors import UsageError
 from windlass.model.origin import argv_of
 from windlass.model.site import ArgumentSpec, SchedulerSpec
-from windlass.schedulers.base import JobSpec, JobState
-from windlass.schedulers.pbs import Pbs
 
 REFUSALS = captured.captures("openpbs/refusals.json")
 NODEFILES = json.loads(captured.text("openpbs/nodefiles.json"))

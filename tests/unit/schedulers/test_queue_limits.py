@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from captured import FOLDER
+from windlass.backends.schedulers import get_scheduler, scheduler_names
 from windlass.model.site import QueueSpec
-from windlass.schedulers import get_scheduler, scheduler_names
 
 
 def told(name: str, *files: str) -> tuple[QueueSpec, ...]:

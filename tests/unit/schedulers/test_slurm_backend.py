@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 import captured
+from windlass.backends.schedulers.base import JobSpec, JobState
+from windlass.backends.schedulers.slurm import Slurm
+from windlass.base.notation.counts import parse_counts
 from windlass.errors import UsageError
 from windlass.model.origin import argv_of
 from windlass.model.site import ArgumentSpec, SchedulerSpec
-from windlass.notation.counts import parse_counts
-from windlass.schedulers.base import JobSpec, JobState
-from windlass.schedulers.slurm import Slurm
 
 MESSAGES = captured.captures("slurm/messages.json")
 

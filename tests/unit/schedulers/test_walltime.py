@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from windlass.backends.schedulers.walltime import clock_text, day_clock_text, parse_walltime, unit_text
 from windlass.errors import UsageError
-from windlass.schedulers.walltime import clock_text, day_clock_text, parse_walltime, unit_text
 
 
 @pytest.mark.parametrize(

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 
 from unit.sites.loading import SLINGSHOT, directives, launcher_words, variables
-from windlass.containers import runtime_names
-from windlass.launchers import launcher_names
+from windlass.backends.containers import runtime_names
+from windlass.backends.launchers import launcher_names
+from windlass.backends.schedulers import scheduler_names
+from windlass.base.notation.cpulist import parse_bindings, parse_cpulist
 from windlass.model.site import Site, argument_key
-from windlass.notation.cpulist import parse_bindings, parse_cpulist
-from windlass.schedulers import scheduler_names
 from windlass.sites import facts
 from windlass.sites.catalog import load_site, site_names
 from windlass.sites.check import check_file
 from windlass.sites.folders import DATA_DIR, catalog_path, read_builtin, read_detect
-from windlass.topology.described import topology_from_spec
-from windlass.topology.units import in_unit
+from windlass.sites.topology.described import topology_from_spec
+from windlass.sites.topology.units import in_unit
 
 FILES = sorted(DATA_DIR.glob("*/*.toml"))
 SITES = site_names()

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from planning import plan_for
+from windlass.build.envs.plan import EnvRequest, MachineFacts, plan_env
+from windlass.build.envs.render import script_text
 from windlass.cli.site_text import site_text
-from windlass.envs.plan import EnvRequest, MachineFacts, plan_env
-from windlass.envs.render import script_text
 from windlass.errors import UsageError
 from windlass.model.request import Request
 from windlass.model.site import Site

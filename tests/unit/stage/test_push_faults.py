@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from windlass.agents.node.host import AgentError
-from windlass.cache.node.accept import Acceptor
-from windlass.cache.node.channel import TAG_BYTES, Channel
-from windlass.cache.node.dial import Target, dial
-from windlass.cache.node.ports import listen_tcp, port_candidates
-from windlass.cache.node.proof import Identity, ProtocolError
-from windlass.cache.node.roots import Root
-from windlass.stage.node.layout import make_trees
-from windlass.stage.node.push import Push, PushNode
-from windlass.stage.node.push_client import ASK, FRAME, NO_DIGEST, MessageKind, Patience, receive_all
-from windlass.stage.node.push_server import Feeder
+from windlass.node.agent.host import AgentError
+from windlass.node.cache.roots import Root
+from windlass.node.stage.layout import make_trees
+from windlass.node.stage.push import Push, PushNode
+from windlass.node.stage.push_client import ASK, FRAME, NO_DIGEST, MessageKind, Patience, receive_all
+from windlass.node.stage.push_server import Feeder
+from windlass.node.wire.accept import Acceptor
+from windlass.node.wire.channel import TAG_BYTES, Channel
+from windlass.node.wire.dial import Target, dial
+from windlass.node.wire.ports import listen_tcp, port_candidates
+from windlass.node.wire.proof import Identity, ProtocolError
 
 pytestmark = pytest.mark.timeout(60)
 KEY = bytes(range(32))

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.cache.node.keys import Pin
-from windlass.cache.node.roots import Root
-from windlass.cache.node.source import Source
-from windlass.stage.node.layout import (
+from windlass.node.cache.keys import Pin
+from windlass.node.cache.roots import Root
+from windlass.node.cache.source import Source
+from windlass.node.stage.layout import (
     Item,
     Layout,
     LayoutError,
@@ -21,7 +21,7 @@ from windlass.stage.node.layout import (
     parse_items,
     survey,
 )
-from windlass.stage.node.stage import share
+from windlass.node.stage.stage import share
 
 MIB = 1 << 20
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from windlass.stage.node.window import StripeWindow
+from windlass.node.stage.window import StripeWindow
 
 
 def fill(row: StripeWindow, upto: int) -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from requirements import missing_programs, require
 from waiting import wait_until
-from windlass.cache.node.mounts import mounts
-from windlass.procs.identity import start_of
+from windlass.node.sys.identity import start_of
+from windlass.node.sys.mounts import mounts
 
 pytestmark = pytest.mark.timeout(90)
 SRC = Path(__file__).parents[3] / "src"

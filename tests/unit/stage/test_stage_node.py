@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from requirements import missing_programs, require, require_fuse
-from windlass.agents.node.host import AgentError
 from windlass.bench.start.machine import Clients, hosted
 from windlass.bench.start.shared import Limits
 from windlass.errors import MachineError
 from windlass.model.plan import CacheRoot
-from windlass.stage.node.places import Workplace, sweep_partial
-from windlass.stage.node.unpacking import Archive, archive_of, unpack
-from windlass.stage.service import Progress, stage_service
+from windlass.node.agent.host import AgentError
+from windlass.node.stage.places import Workplace, sweep_partial
+from windlass.node.stage.unpacking import Archive, archive_of, unpack
+from windlass.run.stage.service import Progress, stage_service
 
 pytestmark = [pytest.mark.fuse, pytest.mark.timeout(120)]
 

@@ -11,10 +11,10 @@ import pytest
 
 from windlass.errors import UsageError
 from windlass.model.jsontext import to_json
-from windlass.procs.identity import start_of, this_process
+from windlass.node.sys.identity import start_of, this_process
 from windlass.run.folder import RunFolder
-from windlass.supervise import attempts
-from windlass.supervise.attempts import OWNER_FILE, Owner, own, read_owner, refuse_running
+from windlass.run.supervise import attempts
+from windlass.run.supervise.attempts import OWNER_FILE, Owner, own, read_owner, refuse_running
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from windlass.schedulers import get_scheduler
-from windlass.supervise.disposition import disposition_of
+from windlass.backends.schedulers import get_scheduler
+from windlass.run.supervise.disposition import disposition_of
 
 # Lines as Slurm 22.05 writes them inside the job, while it is taken back in each of the ways.
 _LINES = {

@@ -10,19 +10,19 @@ import pytest
 from planning import PLAIN, plan_for
 from unit.cli.typed import in_process
 from windlass.errors import UsageError
-from windlass.failure.snapshot_ledger import newest_step, read_ledger
 from windlass.model.request import Allocation
 from windlass.plan.inputs import PlanningContext
 from windlass.plan.render.batch_script import batch_script, launch_argv
 from windlass.plan.shape import choose_hosts
 from windlass.plan.show import plan_text
 from windlass.run.bad_nodes import bad_hosts, forgive, read_nodes, remember_node
+from windlass.run.failure.snapshot_ledger import newest_step, read_ledger
 from windlass.run.folder import RunFolder
+from windlass.run.supervise.attempts import Owner, own, read_owner
+from windlass.run.supervise.replan import in_job, next_plan, spare_hosts
+from windlass.run.supervise.resubmit import resubmit, with_excluded
+from windlass.run.supervise.runs import RunState, cleanable
 from windlass.sites.catalog import load_site
-from windlass.supervise.attempts import Owner, own, read_owner
-from windlass.supervise.replan import in_job, next_plan, spare_hosts
-from windlass.supervise.resubmit import resubmit, with_excluded
-from windlass.supervise.runs import RunState, cleanable
 
 _FOUR = Allocation(scheduler="slurm", job_id="7", hosts=("n1", "n2", "n3", "n4"))
 

@@ -9,9 +9,9 @@ import pytest
 from unit.cli.typed import in_process, only_run, run_here, script
 from windlass.errors import MachineError
 from windlass.model.jsontext import to_json
-from windlass.procs.identity import this_process
+from windlass.node.sys.identity import this_process
 from windlass.run.folder import COMMAND_FILE, FolderUse, RunFolder, make_folder
-from windlass.supervise.runs import choose_cleanable, find_folders, find_runs, state_of
+from windlass.run.supervise.runs import choose_cleanable, find_folders, find_runs, state_of
 
 
 def test_an_empty_history_is_no_error(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from windlass.model.hardware import DeviceSpec, DomainSpec, NodeSpec
 from windlass.model.site import PresetSpec
 from windlass.model.topology import Topology
-from windlass.topology.described import topology_from_spec
+from windlass.sites.topology.described import topology_from_spec
 
 
 def span(first: int, last: int, *, sibling: int) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from windlass.notation.cpulist import format_bindings
+from windlass.base.notation.cpulist import format_bindings
 from windlass.sites.catalog import load_site, site_names
-from windlass.topology.bind import bind
-from windlass.topology.binding_request import binding_request_from_site, effective_unit
-from windlass.topology.check import problems_of
-from windlass.topology.described import topology_from_spec
-from windlass.topology.units import in_unit
+from windlass.sites.topology.bind import bind
+from windlass.sites.topology.binding_request import binding_request_from_site, effective_unit
+from windlass.sites.topology.check import problems_of
+from windlass.sites.topology.described import topology_from_spec
+from windlass.sites.topology.units import in_unit
 
 PRESETS = [(name, preset.name) for name in site_names() for preset in load_site(name).file.binding.presets]
 

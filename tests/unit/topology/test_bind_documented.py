@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from unit.topology.nodes import AURORA_48, AURORA_PRESETS, aurora, gh200, juwels, lumi, perlmutter, polaris
+from windlass.base.notation.cpulist import cpu_mask, format_bindings, format_cpulist
 from windlass.model.plan import Binding
-from windlass.notation.cpulist import cpu_mask, format_bindings, format_cpulist
-from windlass.topology.bind import bind
-from windlass.topology.binding_request import BindingRequest, effective_unit
-from windlass.topology.check import problems_of
-from windlass.topology.units import in_unit
+from windlass.sites.topology.bind import bind
+from windlass.sites.topology.binding_request import BindingRequest, effective_unit
+from windlass.sites.topology.check import problems_of
+from windlass.sites.topology.units import in_unit
 
 
 def lists(binding: Binding) -> str:

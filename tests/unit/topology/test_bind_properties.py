@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from windlass.model.plan import Binding
 from windlass.model.topology import Core, Device, Nic, Topology
-from windlass.topology.bind import bind
-from windlass.topology.binding_request import BindingRequest
-from windlass.topology.check import problems_of
-from windlass.topology.draw import draw_node
-from windlass.topology.units import in_unit
+from windlass.sites.topology.bind import bind
+from windlass.sites.topology.binding_request import BindingRequest
+from windlass.sites.topology.check import problems_of
+from windlass.sites.topology.draw import draw_node
+from windlass.sites.topology.units import in_unit
 
 
 @st.composite

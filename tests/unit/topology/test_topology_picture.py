@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 from planning import plan_for
 from windlass.model.plan import Binding
 from windlass.model.topology import Topology
-from windlass.topology.picture import node_picture
+from windlass.sites.topology.picture import node_picture
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -21,14 +21,14 @@ from data.sysfs.machines import (
     perlmutter_node,
     polaris_node,
 )
+from windlass.base.notation.cpulist import format_bindings, format_cpulist
 from windlass.model.plan import Binding
 from windlass.model.topology import Topology
-from windlass.notation.cpulist import format_bindings, format_cpulist
-from windlass.topology.bind import bind
-from windlass.topology.binding_request import BindingRequest
-from windlass.topology.check import problems_of
-from windlass.topology.probe import probe_topology
-from windlass.topology.probe_cpus import AllowedBy
+from windlass.sites.topology.bind import bind
+from windlass.sites.topology.binding_request import BindingRequest
+from windlass.sites.topology.check import problems_of
+from windlass.sites.topology.probe import probe_topology
+from windlass.sites.topology.probe_cpus import AllowedBy
 
 
 def probed(tree: MachineTree, allowed_by: AllowedBy = "mask") -> Topology:
@@ -128,7 +128,7 @@ def test_this_machine_agrees_with_lscpu() -> None:
 
 
 def test_probe_imports_no_heavy_library() -> None:
-    code = "import sys, windlass.topology.probe; print([m for m in ('numpy', 'torch') if m in sys.modules])"
+    code = "import sys, windlass.sites.topology.probe; print([m for m in ('numpy', 'torch') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
 

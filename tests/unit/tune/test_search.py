@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from windlass.tune.search import Search, Trial, Verdict
-from windlass.tune.space import Choice, TunedSetting
+from windlass.bench.tune.search import Search, Trial, Verdict
+from windlass.bench.tune.space import Choice, TunedSetting
 
 ALGO = TunedSetting(name="ALGO", values=("unset", "Ring", "Tree"))
 PROTO = TunedSetting(name="PROTO", values=("unset", "LL", "Simple"))

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from unit.cli.typed import in_process, windlass
+from windlass.bench.tune.overlay import overlay_text, write_overlay
+from windlass.bench.tune.space import default_space, read_space
 from windlass.errors import ConfigError, MachineError
 from windlass.sites.catalog import load_site
-from windlass.tune.overlay import overlay_text, write_overlay
-from windlass.tune.space import default_space, read_space
 
 SPACE = '[[setting]]\nname = "KNOB"\nvalues = ["unset", "slow", "fast", "broken"]\n'
 SLEEPS = """

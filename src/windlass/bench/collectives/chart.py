@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from windlass.base.notation.counts import counted
+from windlass.base.pages.svg import Chart, Series, line_chart
 from windlass.bench.record import BenchRecord, Measurement
 from windlass.bench.reference import References, is_device
 from windlass.bench.sizes import size_text
-from windlass.notation.counts import counted
-from windlass.pages.svg import Chart, Series, line_chart
 
 
 def charts(record: BenchRecord, references: References) -> list[tuple[str, str]]:

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from windlass.base.notation.counts import counted
 from windlass.bench.record import BenchRecord, Measurement
-from windlass.notation.counts import counted
 
 
 def average_busbw(rows: Iterable[Measurement]) -> float:

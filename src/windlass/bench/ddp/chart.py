@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from windlass.base.pages.svg import Bar, Chart, Series, bar_chart, line_chart
 from windlass.bench import measure
 from windlass.bench.record import BenchRecord, Measurement
 from windlass.bench.reference import References
-from windlass.pages.svg import Bar, Chart, Series, bar_chart, line_chart
 
 
 def charts(record: BenchRecord, references: References) -> list[tuple[str, str]]:

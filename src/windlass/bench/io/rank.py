@@ -22,13 +22,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from windlass.base.procs.command import run_command, which
 from windlass.bench.barrier import RankBarrier
 from windlass.bench.io.options import IoOptions
 from windlass.bench.messages import MessageWriter
 from windlass.bench.options import from_values
 from windlass.bench.rank import World, guarded, read_world
 from windlass.errors import MachineError, WindlassError
-from windlass.procs.command import run_command, which
 
 _PER_FOLDER = 500
 _PACK_S = 1800.0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from windlass.base.notation.counts import counted
 from windlass.bench import measure
 from windlass.bench.record import BenchRecord, Measurement
-from windlass.notation.counts import counted
 
 PASS_LINE = 0.9
 """MLPerf Storage's line for image models: the devices must be busy nine tenths of the time."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from windlass.base.pages.svg import Bar, bar_chart
 from windlass.bench.record import BenchRecord
 from windlass.bench.reference import References
-from windlass.pages.svg import Bar, bar_chart
 
 
 def charts(record: BenchRecord, references: References) -> list[tuple[str, str]]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from windlass.base.pages.svg import Chart, Series, line_chart
 from windlass.bench.record import BenchRecord
 from windlass.bench.reference import References
-from windlass.pages.svg import Chart, Series, line_chart
 
 
 def charts(record: BenchRecord, references: References) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass.agents.bundle import ServiceSpec
+from windlass.base.procs.command import run_command, which
 from windlass.bench.start import rivals
 from windlass.bench.start.machine import Clients, Hosted, SharedTraffic, hosted, remove_tree, run_ranks
 from windlass.bench.start.rounds import NotMeasuredError, in_rounds
@@ -18,8 +19,7 @@ from windlass.bench.start.shared import Limits
 from windlass.bench.start.stages import Costs, mean_costs, read_costs
 from windlass.errors import MachineError
 from windlass.model.plan import CacheRoot
-from windlass.procs.command import run_command, which
-from windlass.stage.service import stage_service
+from windlass.run.stage.service import stage_service
 
 CASES = ("native", "direct", "sbcast", "squashfs", "stage", "cache", "cache+trace", "second")
 _PACK_S = 900.0
@@ -116,7 +116,7 @@ def _cache_service(setup: StartSetup, clients: Clients, *, trace_in: str = "", t
         "trace_in": str(clients.path("{node}") / "run" / trace_in) if trace_in else "",
         "trace_out": trace_out,
     }
-    return ServiceSpec(name="cache", entry="windlass.agents.node.cache:make", settings=settings)
+    return ServiceSpec(name="cache", entry="windlass.node.agent.cache:make", settings=settings)
 
 
 def _trace(setup: StartSetup) -> Path:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from windlass.base.notation.counts import counted
+from windlass.base.pages.svg import Bar, Chart, Series, bar_chart, line_chart, standalone
 from windlass.bench.record import BenchRecord
 from windlass.bench.reference import References
 from windlass.bench.start.curves import AXES
 from windlass.bench.start.curves_text import curves_chart
 from windlass.bench.start.simulate import PUBLISHED, Predicted
 from windlass.bench.start.table import is_push
-from windlass.notation.counts import counted
-from windlass.pages.svg import Bar, Chart, Series, bar_chart, line_chart, standalone
 
 _NAMES = {"direct": "direct", "copper": "Copper-like", "windlass": "windlass", "windlass+trace": "windlass, with trace"}
 

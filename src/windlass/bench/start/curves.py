@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from windlass.base.notation.sizes import size_text
 from windlass.bench.record import Measurement
 from windlass.bench.start.cases import StartSetup, measure
 from windlass.bench.start.rows import measurement
 from windlass.bench.start.shared import Limits
-from windlass.notation.sizes import size_text
 
 Axis = Literal["latency_ms", "calls_per_s", "bytes_per_s"]
 AXES: tuple[Axis, ...] = ("latency_ms", "calls_per_s", "bytes_per_s")

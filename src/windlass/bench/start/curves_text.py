@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from windlass.base.notation.counts import counted
+from windlass.base.pages.svg import Chart, Series, line_chart, standalone
 from windlass.bench.record import BenchRecord, Measurement
 from windlass.bench.start.curves import (
     AXES,
@@ -19,8 +21,6 @@ from windlass.bench.start.curves import (
     waited_s,
 )
 from windlass.errors import ConfigError
-from windlass.notation.counts import counted
-from windlass.pages.svg import Chart, Series, line_chart, standalone
 
 BEGIN, END = "<!-- curves: begin -->", "<!-- curves: end -->"
 _SHORT: dict[Axis, str] = {"latency_ms": "latency", "calls_per_s": "calls", "bytes_per_s": "bandwidth"}

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from windlass.base.procs.command import run_command, which
 from windlass.errors import MachineError, WindlassError
-from windlass.procs.command import run_command, which
-from windlass.procs.identity import start_of
+from windlass.node.sys.identity import start_of
 
 _SPACES = Path("/run/netns")
 _MARK = "wlpush"

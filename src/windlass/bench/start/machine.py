@@ -23,14 +23,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from windlass.agents.bundle import BundleManifest, ServiceSpec, bundle_bytes
-from windlass.agents.cache_service import PACKAGES
 from windlass.agents.command import agent_argv
+from windlass.base.procs.command import pdeathsig
+from windlass.base.procs.own import own_argv
 from windlass.bench.start.shared import ClientSettings, Counters, Limits, settings_text
-from windlass.cache.node.config import state_folder
 from windlass.errors import DeadlineError, MachineError
-from windlass.procs.command import pdeathsig
-from windlass.procs.own import own_argv
-from windlass.stage.service import PACKAGES as STAGE_PACKAGES
+from windlass.node.cache.config import state_folder
 
 _UP_S = 600.0
 _RANKS_S = 900.0
@@ -158,7 +156,7 @@ def hosted(
     )
     bundle = run / f"{run_id}.pyz"
     bundle.touch(0o600)
-    bundle.write_bytes(bundle_bytes(manifest, os.urandom(32), PACKAGES | STAGE_PACKAGES))
+    bundle.write_bytes(bundle_bytes(manifest, os.urandom(32)))
     agents: list[Process] = []
     began = time.monotonic()
     try:

@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from windlass.base.notation.shell import quote
+from windlass.base.procs.command import run_command, which
 from windlass.bench.start import broadcast
 from windlass.bench.start.machine import Network
 from windlass.bench.start.rounds import NotMeasuredError
 from windlass.errors import CommandError
-from windlass.notation.shell import quote
-from windlass.procs.command import run_command, which
 
 _PIECE_BYTES = 64 << 20
 _DAEMONS = ("munged", "slurmctld", "slurmd", "salloc", "sbcast", "sinfo", "unshare", "setpriv")

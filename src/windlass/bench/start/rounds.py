@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from windlass.notation.counts import counted
+from windlass.base.notation.counts import counted
 
 
 class NotMeasuredError(Exception):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from windlass.base.notation.counts import counted
 from windlass.bench.measure import Figure
 from windlass.bench.record import BenchRecord, Measurement, Where, new_record
-from windlass.notation.counts import counted
 
 STAGE = "stage "
 _LABELS = ("case", "nodes", "ranks", "bytes", "latency_ms", "calls_per_s", "bytes_per_s")

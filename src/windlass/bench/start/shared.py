@@ -21,9 +21,9 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from windlass.cache.node.fuse import negotiate, statfs_reply
-from windlass.cache.node.listing import folder_attr, pack_attr
-from windlass.cache.node.mounting import mount, unmount
+from windlass.node.cache.fuse import negotiate, statfs_reply
+from windlass.node.cache.listing import folder_attr, pack_attr
+from windlass.node.cache.mounting import mount, unmount
 
 _LOOKUP, _FORGET, _GETATTR, _READLINK, _OPEN, _READ, _STATFS, _RELEASE = 1, 2, 3, 5, 14, 15, 17, 18
 _INIT, _OPENDIR, _READDIR, _RELEASEDIR, _INTERRUPT, _BATCH_FORGET = 26, 27, 28, 29, 36, 42

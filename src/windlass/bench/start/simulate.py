@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from windlass.bench.start.measured import StageCosts
-from windlass.cache.node.config import TREE_CHILDREN
+from windlass.node.cache.config import TREE_CHILDREN
 
 Way = Literal["direct", "copper", "windlass", "windlass+trace"]
 WAYS: tuple[Way, ...] = ("direct", "copper", "windlass", "windlass+trace")

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from windlass.cache.node import control
+from windlass.node.cache import control
 
 _NEWS_S = 0.7
 """The mount process tells its figures every half second."""

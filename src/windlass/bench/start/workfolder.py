@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from windlass.procs.locks import is_locked, take_lock
+from windlass.node.sys.locks import is_locked, take_lock
 
 _PREFIX = "windlass-bench."
 _LOCK = ".lock"

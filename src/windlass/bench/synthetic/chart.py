@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from windlass.base.pages.svg import Chart, line_chart, sample_series
 from windlass.bench.record import BenchRecord
 from windlass.bench.reference import References
-from windlass.pages.svg import Chart, line_chart, sample_series
 
 
 def charts(record: BenchRecord, references: References) -> list[tuple[str, str]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from windlass.base.notation.counts import counted
 from windlass.bench.record import BenchRecord
-from windlass.notation.counts import counted
 
 
 def text(record: BenchRecord) -> str:

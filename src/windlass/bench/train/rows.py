@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
+from windlass.base.notation.counts import counted
 from windlass.bench.measure import Figure
 from windlass.bench.record import Label, Measurement
 from windlass.bench.runner import PartResult
-from windlass.notation.counts import counted
 
 
 def row_of(result: PartResult, **labels: Label) -> Measurement | None:

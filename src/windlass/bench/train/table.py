@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from windlass.base.notation.counts import counted
 from windlass.bench import measure
 from windlass.bench.record import BenchRecord, Measurement
-from windlass.notation.counts import counted
 
 
 def text(record: BenchRecord) -> str:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from windlass.base.settings import current_environ, read_settings
 from windlass.bench import report
 from windlass.bench.cases import table_text
 from windlass.bench.page import page
@@ -20,7 +21,6 @@ from windlass.cli.show import say
 from windlass.errors import UsageError
 from windlass.model.secrets import mask_argv
 from windlass.run.folder import folder_path
-from windlass.settings import current_environ, read_settings
 
 RUN_OPTIONS = ("device",)
 """Options of a case that belong to every run, and are declared here."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from windlass.base.settings import current_environ, read_settings
 from windlass.bench.page import page, reference_page
 from windlass.bench.reading import read_record, showing
 from windlass.bench.reference import CASES, load_references, reference_lines
@@ -11,7 +12,6 @@ from windlass.bench.report import verdict_lines
 from windlass.bench.verdict import judge
 from windlass.cli.benches.report import add_known_options, known_from, write_page
 from windlass.cli.result import Result
-from windlass.settings import current_environ, read_settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

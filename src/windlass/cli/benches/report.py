@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from windlass.base.settings import current_environ, read_settings
 from windlass.bench import report
 from windlass.bench.imported import Known
 from windlass.bench.page import page
@@ -13,7 +14,6 @@ from windlass.bench.record import write_record
 from windlass.bench.reference import load_references
 from windlass.cli.result import Result
 from windlass.errors import MachineError, UsageError
-from windlass.settings import current_environ, read_settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

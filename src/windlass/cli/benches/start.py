@@ -20,6 +20,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 import windlass
+from windlass.base.notation.counts import counted
+from windlass.base.notation.sizes import parse_size
+from windlass.base.settings import current_environ
 from windlass.bench.cases import table_text
 from windlass.bench.reading import read_record
 from windlass.bench.record import write_record
@@ -37,10 +40,7 @@ from windlass.bench.start.workfolder import work_folder
 from windlass.cli.benches import start_curves
 from windlass.cli.result import Result
 from windlass.errors import MachineError, UsageError, unknown_name
-from windlass.notation.counts import counted
-from windlass.notation.sizes import parse_size
 from windlass.run.progress import Progress
-from windlass.settings import current_environ
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import windlass
+from windlass.base.notation.sizes import parse_size
 from windlass.bench.reading import read_record
 from windlass.bench.record import BenchRecord, Measurement, Where, new_record, write_record
 from windlass.bench.runner import checkout_commit
@@ -17,7 +18,6 @@ from windlass.bench.start.curves import AXES, WAYS, Sweep, measure_curves, sweep
 from windlass.bench.start.curves_text import curves_svg, curves_text, plot_name, renewed_curves
 from windlass.cli.result import Result
 from windlass.errors import UsageError
-from windlass.notation.sizes import parse_size
 
 _LATENCIES, _RATES, _BANDWIDTHS = "0.25,0.5,1,2,4", "500,1000,2000,4000,8000", "200M,500M,1G,2G"
 

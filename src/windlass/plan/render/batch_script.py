@@ -10,20 +10,20 @@ import hashlib
 
 import msgspec
 
-from windlass.containers import get_runtime
-from windlass.environment.modules import module_lines
+from windlass.backends.containers import get_runtime
+from windlass.backends.launchers import get_launcher
+from windlass.backends.launchers.base import RUN_MARK, LaunchSpec
+from windlass.backends.schedulers import get_scheduler
+from windlass.base.notation.shell import comment, expandable, quote, quote_words, variable_names
 from windlass.errors import UsageError
-from windlass.launchers import get_launcher
-from windlass.launchers.base import RUN_MARK, LaunchSpec
 from windlass.model.origin import Argument, argv_of
 from windlass.model.plan import Plan
-from windlass.notation.shell import comment, expandable, quote, quote_words, variable_names
+from windlass.plan.environment.modules import module_lines
 from windlass.plan.node_step import plan_node_step
 from windlass.plan.render.container import wrap_spec
 from windlass.plan.render.jit_cache_lines import cache_parent
 from windlass.plan.render.job_facts import JobFacts
 from windlass.plan.render.rank_script import JOB_FILE, rank_script
-from windlass.schedulers import get_scheduler
 
 
 def launch_argv(plan: Plan, run_dir: str) -> tuple[str, ...]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from windlass.containers import get_runtime
-from windlass.containers.base import OptionalArgument, WrapSpec
-from windlass.environment.ranks import rank_variable_names
+from windlass.backends.containers import get_runtime
+from windlass.backends.containers.base import OptionalArgument, WrapSpec
+from windlass.base.notation.shell import expandable, quote
 from windlass.model.origin import Argument
 from windlass.model.plan import Plan
-from windlass.notation.shell import expandable, quote
+from windlass.plan.environment.ranks import rank_variable_names
 from windlass.plan.render.variables import setting_lines
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 
-from windlass.environment.caches import CACHE_DIR_VARIABLE
+from windlass.base.notation.shell import expandable, quote
 from windlass.model.plan import Plan
-from windlass.notation.shell import expandable, quote
+from windlass.plan.environment.caches import CACHE_DIR_VARIABLE
 from windlass.plan.render.job_facts import JobFacts
 
 

@@ -7,15 +7,15 @@ failed. Pure text; `tests` run it through real shells.
 
 from __future__ import annotations
 
-from windlass.environment.modules import rank_activation_lines
-from windlass.environment.ranks import RANK_VARIABLES
-from windlass.launchers import get_launcher
-from windlass.launchers.base import LAST_LINE, SIGNAL_FILE
+from windlass.backends.launchers import get_launcher
+from windlass.backends.launchers.base import LAST_LINE, SIGNAL_FILE
+from windlass.base.notation.counts import counted
+from windlass.base.notation.cpulist import format_cpulist
+from windlass.base.notation.shell import comment, expandable, fillable, quote
 from windlass.model.plan import Plan
-from windlass.notation.counts import counted
-from windlass.notation.cpulist import format_cpulist
-from windlass.notation.shell import comment, expandable, fillable, quote
 from windlass.plan.cache import agents_folder, command_lines, view_folder_lines, view_lines
+from windlass.plan.environment.modules import rank_activation_lines
+from windlass.plan.environment.ranks import RANK_VARIABLES
 from windlass.plan.profile import profile_lines
 from windlass.plan.render.container import container_lines
 from windlass.plan.render.jit_cache_lines import cache_lines

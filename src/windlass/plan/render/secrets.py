@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from windlass.notation.shell import fillable, quote
+from windlass.base.notation.shell import fillable, quote
 from windlass.plan.inputs import Secrets
 
 SECRETS_FILE = "secrets.sh"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from windlass.base.notation.shell import comment, expandable, fillable, quote
 from windlass.model.plan import Plan, Setting
-from windlass.notation.shell import comment, expandable, fillable, quote
 
 
 def environment_lines(plan: Plan) -> list[str]:

@@ -1,0 +1,1 @@
+"""Schedulers, launchers and container runtimes: three independent axes."""

@@ -1,0 +1,65 @@
+"""Charliecloud: `ch-run [options] IMAGE -- command`, unprivileged, with an image that is a folder or a squashfs file.
+
+The host's environment comes in as it is (the image's own is not applied), except TMPDIR. The host's /tmp is /tmp
+inside. Nothing is created in a read-only image, so every mount point has to be there already.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from windlass.backends.containers import binds, inside
+from windlass.backends.containers.base import ImageKind, Runtime, WrapSpec
+from windlass.backends.containers.image import image_kind
+from windlass.model.origin import Argument
+from windlass.model.plan import Mount, Setting
+
+
+class Charliecloud(Runtime):
+    name: ClassVar[str] = "charliecloud"
+    executable: ClassVar[str] = "ch-run"
+    image_forms: ClassVar[str] = "a folder with an unpacked image, a squashfs file, or a name in ch-image's storage"
+    image_kinds: ClassVar[frozenset[ImageKind]] = frozenset({"directory", "squashfs", "registry"})
+    needs_user: ClassVar[bool] = True
+
+    def wrap(self, spec: WrapSpec) -> tuple[Argument, ...]:
+        plan = spec.container
+        folder = (Argument(words=("--cd", spec.cwd), because="start in the working folder"),) if spec.cwd else ()
+        return (
+            Argument(words=(plan.executable,), because="the command runs in a container of charliecloud"),
+            *plan.arguments,
+            *(_bind(mount) for mount in visible_mounts(binds.mounts_of(spec, self))),
+            *folder,
+            Argument(words=(plan.image, "--"), because="the image"),
+            *inside.inner_arguments(plan, inside.carry(plan.settings), inside.unset_names(plan.settings)),
+        )
+
+    def host_settings(self, spec: WrapSpec) -> tuple[Setting, ...]:
+        shared = Setting(
+            name="TMPDIR",
+            value=None,
+            because="ch-run shows the host's TMPDIR as /tmp; without it both see the same /tmp",
+            keep_user=False,
+        )
+        return (shared, *inside.host_side(inside.carry(spec.container.settings)))
+
+    def check_image(self, image: str) -> str | None:
+        if image.startswith("-"):
+            return "an image's name cannot start with -"
+        if image_kind(image) not in self.image_kinds:
+            return f"charliecloud takes {self.image_forms}; convert it with ch-convert"
+        return None
+
+    def check_mount(self, mount: Mount) -> str | None:
+        if mount.read_only and mount.origin.scope == "flag":
+            return "ch-run cannot bind read-only"
+        return binds.forbidden(mount, ":", "ends the source in ch-run's --bind")
+
+
+def visible_mounts(mounts: tuple[Mount, ...]) -> tuple[Mount, ...]:
+    """Mounts that have to be made: what lies in /tmp is there already, and ch-run refuses to mount into it."""
+    return tuple(m for m in mounts if not (m.source == m.target and (m.target + "/").startswith("/tmp/")))
+
+
+def _bind(mount: Mount) -> Argument:
+    return binds.bind_argument(mount, ("--bind", f"{mount.source}:{mount.target}"))

@@ -1,0 +1,294 @@
+"""Which runtime, and what goes with it: the request and the site's entries become a `ContainerPlan`.
+
+Pure unless `check_paths` is given, which is for the machine that will run: then the image and the binds are looked for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+
+import msgspec
+
+from windlass.backends.containers import binds, get_runtime, runtime_names
+from windlass.backends.containers.base import ImageKind, Runtime
+from windlass.backends.containers.charliecloud import visible_mounts
+from windlass.backends.containers.host_libs import host_libs_note, host_libs_plan, host_libs_settings
+from windlass.backends.containers.image import image_kind, is_path, looked_up
+from windlass.backends.containers.strategy import strategy_note
+from windlass.errors import UsageError, unknown_name
+from windlass.model.condition import Facts, holds
+from windlass.model.origin import BUILTIN, Argument, Origin
+from windlass.model.plan import ContainerPlan, Mount, Remark, setting_of
+from windlass.model.site import ContainerSpec, HostLibrariesSpec, SettingSpec, StorageSpec, argument_key
+
+INSIDE_ONLY = frozenset({"LD_LIBRARY_PATH", "LD_PRELOAD", "PATH"})
+"""On the host these would break the host's own programs, because the paths in them are those of the inside."""
+
+_BY_KIND: dict[ImageKind, tuple[str, ...]] = {
+    "sif": ("apptainer", "singularity"),
+    "uri": ("apptainer", "singularity"),
+    "squashfs": ("charliecloud", "edf", "apptainer"),
+    "directory": ("charliecloud", "apptainer", "singularity"),
+    "edf": ("edf",),
+    "registry": ("podman-hpc", "shifter", "edf"),
+}
+
+
+class ContainerChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """A decided container, and what it asks of the rest of the plan."""
+
+    plan: ContainerPlan
+    settings: tuple[SettingSpec, ...] = ()
+    """Variables for the ranks, to be layered with those of the site and the user."""
+    modules: tuple[str, ...] = ()
+    remarks: tuple[Remark, ...] = ()
+
+
+def plan_container(
+    *,
+    image: str,
+    runtime: str | None,
+    binds: tuple[str, ...],
+    extra_arguments: tuple[str, ...],
+    cwd: str,
+    specs: tuple[ContainerSpec, ...],
+    storage: StorageSpec,
+    facts: Facts,
+    check_paths: bool,
+    needs: tuple[tuple[str, str], ...] = (),
+    command: tuple[str, ...] = (),
+    environ: Mapping[str, str] | None = None,
+    host_libraries: HostLibrariesSpec | None = None,
+    host_libs: str | None = None,
+    host_libs_origin: Origin = BUILTIN,
+) -> ContainerChoice:
+    """Decide the container. `needs` are more paths that the command has to see, each with a reason; `command` is only
+    looked at for words that the runtime cannot carry. With `check_paths`, `environ` fills in the variables in paths;
+    without it such paths are left to the node.
+
+    Raises `UsageError` for an unknown runtime, an image that the runtime cannot take or that is not there, and binds
+    that cannot be expressed; `MachineError` for a path of the site that this machine lacks."""
+    name = _runtime_name(image, runtime, specs)
+    backend = _backend(name, image)
+    spec = _entry(name, image, specs)
+    facts = msgspec.structs.replace(facts, container=True, runtime=name)
+    _refuse_bytes(backend, (image, cwd, *binds, *command))
+    image = _image_path(image, cwd)
+    mounts, notes = _mounts(backend, spec, storage, facts, _Wish(binds=binds, cwd=cwd, needs=needs), check_paths)
+    if check_paths:
+        _look_for_image(image, backend, environ)
+        mounts = _settled(mounts, backend, image, environ)
+    arguments, device_flag = _arguments(backend, spec, facts, extra_arguments)
+    settings = _settings(backend, spec, arguments)
+    note = strategy_note(mounts, arguments, spec.annotations, spec.modules, facts.nodes)
+    taken = host_libs_plan(host_libraries or HostLibrariesSpec(), host_libs, note, facts, host_libs_origin)
+    note = host_libs_note(taken) if taken is not None else note
+    inside = tuple(setting_of(s) for s in settings if s.name in INSIDE_ONLY and holds(s.when, facts))
+    plan = ContainerPlan(
+        runtime=name,
+        image=image,
+        executable=spec.executable or backend.executable,
+        verb=spec.verb,
+        arguments=arguments,
+        mounts=mounts,
+        settings=(*inside, *host_libs_settings(taken)),
+        host_libs=taken,
+        device_flag=device_flag,
+        activate=spec.activate if _any_match(spec.activate_images or ("*",), image) else "",
+        annotations=spec.annotations,
+        note=". ".join(part for part in (note, spec.note) if part),
+    )
+    return ContainerChoice(
+        plan=plan,
+        settings=tuple(s for s in settings if s.name not in INSIDE_ONLY),
+        modules=spec.modules,
+        remarks=tuple(Remark(level="note", text=f"container: {text}") for text in notes),
+    )
+
+
+def _backend(name: str, image: str) -> Runtime:
+    """The runtime of this name, which can take this image."""
+    backend = get_runtime(name)
+    wrong = backend.check_image(image)
+    if wrong:
+        raise UsageError(f"--container {image}: {wrong}", hint=f"--runtime chooses among {', '.join(runtime_names())}")
+    return backend
+
+
+class _Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user and the plan want to see inside."""
+
+    binds: tuple[str, ...]
+    cwd: str
+    needs: tuple[tuple[str, str], ...]
+
+
+def _runtime_name(image: str, wanted: str | None, specs: tuple[ContainerSpec, ...]) -> str:
+    """By --runtime, else by the site's entries, the default one first, else by the form of the image."""
+    if wanted is not None:
+        if wanted not in runtime_names():
+            raise unknown_name("container runtime", wanted, runtime_names(), where="--runtime")
+        return wanted
+    kind = image_kind(image)
+    entries = sorted(specs, key=lambda spec: not spec.default)
+    for spec in entries:
+        if kind in get_runtime(spec.runtime).image_kinds:
+            return spec.runtime
+    if not entries:
+        return _BY_KIND[kind][0]
+    takes = "; ".join(f"{n} takes {get_runtime(n).image_forms}" for n in dict.fromkeys(s.runtime for s in entries))
+    raise UsageError(
+        f"--container {image}: no runtime of this site takes it",
+        hint=f"{takes}; --runtime {_BY_KIND[kind][0]} insists",
+    )
+
+
+def _entry(name: str, image: str, specs: tuple[ContainerSpec, ...]) -> ContainerSpec:
+    """The site's entry for this runtime: one that names the image, else one for any image, else an empty one."""
+    mine = [spec for spec in specs if spec.runtime == name]
+    for spec in sorted(mine, key=lambda spec: not spec.images):
+        if not spec.images or _any_match(spec.images, image):
+            return spec
+    return ContainerSpec(runtime=name)
+
+
+def _refuse_bytes(backend: Runtime, words: Iterable[str]) -> None:
+    """Better no start than a file name or an argument that was changed in silence."""
+    for word in words:
+        if not backend.carries_bytes and any("\udc80" <= char <= "\udcff" for char in word):
+            raise UsageError(
+                f"{backend.name} replaces bytes that are not UTF-8, so it cannot carry {word!r}",
+                hint="rename the file, or hand the bytes over in a file",
+            )
+
+
+def _any_match(patterns: Iterable[str], image: str) -> bool:
+    return any(fnmatch(image, pattern) or fnmatch(image.rsplit("/", 1)[-1], pattern) for pattern in patterns)
+
+
+def _image_path(image: str, cwd: str) -> str:
+    """A relative path is one below the working folder; names and URIs stay."""
+    if not looked_up(image):
+        return image
+    path = binds.normal_path(image)
+    if path.startswith(("/", "${")) or not cwd:
+        return path
+    return binds.normal_path(f"{cwd}/{path}") if is_path(image) or image_kind(image) != "directory" else image
+
+
+def _look_for_image(image: str, backend: Runtime, environ: Mapping[str, str] | None) -> None:
+    if not looked_up(image) or (environ is None and binds.has_variables(image)):
+        return
+    path = binds.expanded(image, environ or {})
+    if path is None:
+        raise UsageError(
+            f"--container {image}: a variable in it is not set here", hint="set it, or write the path of the image"
+        )
+    if not Path(path).exists():
+        raise UsageError(
+            f"--container {path}: there is no such image", hint=f"{backend.name} takes {backend.image_forms}"
+        )
+    if not os.access(path, os.R_OK):
+        raise UsageError(f"--container {path}: the image cannot be read", hint="check its permissions")
+
+
+def _mounts(
+    backend: Runtime,
+    spec: ContainerSpec,
+    storage: StorageSpec,
+    facts: Facts,
+    wish: _Wish,
+    check_paths: bool,
+) -> tuple[tuple[Mount, ...], tuple[str, ...]]:
+    own = tuple(binds.mount_of(bind) for bind in spec.binds if holds(bind.when, facts))
+    for removal in (text[1:] for text in wish.binds if text.startswith("-")):
+        own = binds.without(own, removal)
+    asked = tuple(binds.parse_bind(text, wish.cwd) for text in wish.binds if not text.startswith("-"))
+    binds.refuse_variables(wish.cwd, "working folder")
+    needed: tuple[Mount, ...] = ()
+    if not backend.shares_file_systems:
+        paths = ((wish.cwd, "the working folder"), *wish.needs) if wish.cwd else wish.needs
+        needed = tuple(binds.needed_path(path, because) for path, because in paths)
+        local = binds.site_path(storage.local or "/tmp")
+        if not (backend.shares_tmp and (local + "/").startswith("/tmp/")):
+            needed += (binds.needed_path(local, "caches on the node", optional=True),)
+    real = os.path.realpath if check_paths else None
+    mounts, notes = binds.combine((*own, *asked, *needed), storage.links, real)
+    binds.refuse_inexpressible(mounts, backend)
+    return mounts, notes
+
+
+def _settled(
+    mounts: tuple[Mount, ...], backend: Runtime, image: str, environ: Mapping[str, str] | None
+) -> tuple[Mount, ...]:
+    mounts = binds.settle(mounts, environ)
+    folder = binds.expanded(image, environ or {})
+    if backend.name != "charliecloud" or folder is None or not Path(folder).is_dir():
+        return mounts
+    return _with_mount_points(mounts, folder, environ or {})
+
+
+def _with_mount_points(mounts: tuple[Mount, ...], folder: str, environ: Mapping[str, str]) -> tuple[Mount, ...]:
+    """Charliecloud cannot make a mount point in a read-only image: say so before a thousand ranks do."""
+    lacking = []
+    for mount in visible_mounts(mounts):
+        target = binds.expanded(mount.target, environ) or mount.target
+        if not Path(folder + target).exists():
+            lacking.append(mount)
+    needed = [mount.target for mount in lacking if not mount.optional]
+    if needed:
+        raise UsageError(
+            f"--container {folder}: the image has no {', '.join(needed)} to bind to, and ch-run does not create it",
+            hint=f"mkdir -p {' '.join(folder + target for target in needed)}, or bind to a folder that is there "
+            "(images made by ch-image have /mnt/0 to /mnt/9), or work below /tmp, which is shared",
+        )
+    return tuple(mount for mount in mounts if mount not in lacking)
+
+
+def _arguments(
+    backend: Runtime, spec: ContainerSpec, facts: Facts, edits: tuple[str, ...]
+) -> tuple[tuple[Argument, ...], bool]:
+    """The site's words with the user's edits, `~--name` taking one away; and whether devices get the runtime's flag."""
+    out = [
+        Argument(words=a.words, because=a.because, origin=a.origin or Origin(scope="site", where=a.source))
+        for a in spec.arguments
+        if holds(a.when, facts)
+    ]
+    device_flag = spec.device_flag
+    flag = Origin(scope="flag", where="--container-arg")
+    for edit in edits:
+        if edit.startswith("~"):
+            name = edit[1:].strip()
+            if name in backend.device_flags.values():
+                device_flag = False
+            left = [a for a in out if name not in {a.name, argument_key(a.words)}]
+            if len(left) == len(out) and name not in backend.device_flags.values():
+                known = ", ".join(argument_key(a.words) for a in out) or "none"
+                raise UsageError(
+                    f"--container-arg ~{name}: no default of this name to remove", hint=f"there are: {known}"
+                )
+            out = left
+        else:
+            head, space, tail = edit.partition(" ")
+            words = (head, tail.strip()) if space and head.startswith("-") and "=" not in head else (edit,)
+            out.append(Argument(words=words, because="you asked for it", origin=flag))
+    return tuple(out), device_flag
+
+
+def _settings(backend: Runtime, spec: ContainerSpec, arguments: tuple[Argument, ...]) -> tuple[SettingSpec, ...]:
+    made: list[SettingSpec] = []
+    hidden = {"--no-home", "--contain", "--containall", "-c", "-C"} & {a.name for a in arguments}
+    if backend.mounts_home and not hidden:
+        made.append(
+            SettingSpec(
+                name="PYTHONNOUSERSITE",
+                value="1",
+                because="packages in ~/.local, made for the host's Python, would hide those of the image",
+                source="",
+                origin=BUILTIN,
+            )
+        )
+    return (*made, *spec.settings)

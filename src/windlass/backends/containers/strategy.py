@@ -1,0 +1,61 @@
+"""How the network's libraries get into a container: injected from the host, or baked into the image. Says which.
+
+It matters because both fail in silence: a missing plugin means TCP at a tenth of the speed.
+"""
+
+from __future__ import annotations
+
+import re
+
+from windlass.backends.containers.binds import mount_of
+from windlass.model.condition import Facts, holds
+from windlass.model.origin import Argument
+from windlass.model.plan import Mount
+from windlass.model.site import Site
+
+_LIBRARY = re.compile(r"libcxi|libfabric|libmpi|/mpich|nccl|rccl|/opt/cray(/|$)|/host(/|$)|apptainer-enable-mpi")
+_OPTION = re.compile(r"--(nccl|mpi|cuda-mpi|openmpi-pmi)|--module=.*(nccl|mpich)")
+_HOOK = re.compile(r"com\.hooks\.(cxi|aws_ofi_nccl|netstack)\b")
+_MODULE = re.compile(r"binding|enable-mpi|multi-node|nccl|mpich-abi", re.IGNORECASE)
+
+
+def strategy_note(
+    mounts: tuple[Mount, ...],
+    arguments: tuple[Argument, ...],
+    annotations: dict[str, str],
+    modules: tuple[str, ...],
+    nodes: int,
+) -> str:
+    """`host-inject: …` with what brings the host's libraries in, or `baked: …`."""
+    by = [m.source for m in mounts if _LIBRARY.search(m.source) or _LIBRARY.search(m.target)]
+    by += [" ".join(a.words) for a in arguments if _OPTION.search(" ".join(a.words))]
+    by += [key for key, value in annotations.items() if _HOOK.match(key) and value != "false"]
+    by += [f"module {name}" for name in modules if _MODULE.search(name)]
+    if by:
+        return f"host-inject: network libraries of the host come in by {', '.join(dict.fromkeys(by))}"
+    if nodes == 1:
+        return "baked: one node, nothing of the host's network is put in"
+    return (
+        "baked: nothing of the host's network is put in, so the image has to bring libfabric and the collective "
+        "library's plugin; without them it falls back to TCP"
+    )
+
+
+def site_means(site: Site) -> str:
+    """By which means of its own the site brings the host's network libraries into containers on several nodes; empty
+    where it has none and windlass looks for them itself. Of several runtimes the site's default counts."""
+    for spec in sorted(site.file.containers, key=lambda spec: not spec.default)[:1]:
+        facts = Facts(
+            nodes=2,
+            ranks_per_node=1,
+            scheduler=site.file.scheduler.kind,
+            launcher=site.file.launcher.kind,
+            container=True,
+            runtime=spec.runtime,
+        )
+        mounts = tuple(mount_of(bind) for bind in spec.binds if holds(bind.when, facts))
+        arguments = tuple(Argument(words=a.words, because=a.because) for a in spec.arguments if holds(a.when, facts))
+        note = strategy_note(mounts, arguments, spec.annotations, spec.modules, facts.nodes)
+        if note.startswith("host-inject"):
+            return note.partition(" come in by ")[2]
+    return ""

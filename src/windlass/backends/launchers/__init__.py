@@ -1,0 +1,30 @@
+"""Launchers: what starts one process per rank on the nodes of an allocation. One row per backend."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from windlass.backends.launchers.base import Launcher
+from windlass.errors import unknown_name
+
+_BACKENDS = {
+    "srun": ("windlass.backends.launchers.srun", "Srun"),
+    "pals": ("windlass.backends.launchers.pals", "Pals"),
+    "hydra": ("windlass.backends.launchers.hydra", "Hydra"),
+    "openmpi": ("windlass.backends.launchers.openmpi", "OpenMpi"),
+    "flux": ("windlass.backends.launchers.flux", "FluxRun"),
+    "local": ("windlass.backends.launchers.local", "Local"),
+}
+
+
+def launcher_names() -> tuple[str, ...]:
+    return tuple(_BACKENDS)
+
+
+def get_launcher(name: str) -> Launcher:
+    """The backend of this name; an unknown name is a `UsageError` with the nearest one."""
+    if name not in _BACKENDS:
+        raise unknown_name("launcher", name, _BACKENDS)
+    module, attribute = _BACKENDS[name]
+    backend: Launcher = getattr(import_module(module), attribute)()
+    return backend

@@ -1,0 +1,205 @@
+"""Flux's `flux run`, inside a batch job's own instance. Binds lists and labels lines. It is not asked to end the others
+when a rank fails: exit-on-error loses the last words of that rank, and judges only the first rank that ends."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from windlass.backends.launchers.base import (
+    PLACE_VARIABLE,
+    RUN_MARK,
+    Launcher,
+    LaunchSpec,
+    NodeStep,
+    NodeStepSpec,
+    RankVariables,
+    own_message,
+    parse_label,
+    signal_number,
+)
+from windlass.base.notation.counts import counted
+from windlass.base.notation.cpulist import format_cpulist
+from windlass.model.origin import Argument
+from windlass.model.record import RankFailure
+from windlass.model.site import LauncherSpec, with_site
+
+_TASK = re.compile(r"task rank (?P<rank>\d+) on host (?P<host>\S+) (?:failed|exited) \((?P<how>[^)]*)\)")
+_START = re.compile(r"task (?P<rank>\d+) \(host (?P<host>[^)]+)\): (?P<said>start failed: .*)")
+_SHELL = re.compile(r"(?P<said>shell rank \d+ \(on (?P<host>[^)]+)\): .*|node failure on (?P<node>\S+).*)")
+_EXCEPTION = re.compile(r"job\.exception \S+ type=(?P<type>\S+) severity=0 ?(?P<note>.*)")
+_CODE = re.compile(r"\AExit (\d+)\Z")
+_STAMP = re.compile(r"\A\d+\.\d+s: (?:flux-shell\[|job\.)|\Aflux-(?:job|shell|run)\b")
+_EXEC_LOST = re.compile(r"\Aflux-exec: Error: rank (\d+): ")
+_STEP = "windlass-step"
+_NOT_FOUND = 127
+# A task of `flux exec` knows the rank of its broker alone; `$1` are the brokers of the step, in the order of its hosts.
+_FIND_PLACE = (
+    "r=$(flux getattr rank) || exit 3; n=0; IFS=,; "
+    'for p in $1; do a=${p%-*} b=${p#*-}; [ "$r" -ge "$a" ] && [ "$r" -le "$b" ] && { n=$((n + r - a)); break; }; '
+    "n=$((n + b - a + 1)); done; unset IFS; shift; "
+    f'{PLACE_VARIABLE}=$n; export {PLACE_VARIABLE}; exec "$@"'
+)
+
+
+class FluxRun(Launcher):
+    name = "flux"
+    executable = "flux"
+    variables = RankVariables(
+        rank=("FLUX_TASK_RANK",),
+        local_rank=("FLUX_TASK_LOCAL_ID",),
+        world_size=("FLUX_JOB_SIZE",),
+    )
+    output = "stream"
+    binds_lists = True
+    names_failed_rank = False
+    ends_others = False
+    sends_alarm = True
+    glues_last_lines = True
+    unwatched = ("-o", "exit-on-error")
+
+    def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:
+        return with_site(_defaults(spec, site.executable or self.executable), site.arguments)
+
+    def node_step(self, spec: NodeStepSpec) -> NodeStep:
+        """`flux exec` on the brokers of the nodes: a `flux run` would wait for ever behind the ranks, which hold their
+        nodes alone. Tasks have no standard input and are ended by SIGTERM, which flux exec forwards."""
+        executable = spec.executable or self.executable
+        return NodeStep(
+            arguments=tuple(_node_step(spec, executable)),
+            place=(PLACE_VARIABLE,),
+            lookup_argv=(executable, "getattr", "hostlist") if spec.hosts else (),
+            lookup_hosts=spec.hosts,
+        )
+
+    def parse_line(self, line: str) -> tuple[int | None, str]:
+        """`3: text`; lines of the shells and of flux-job begin with a time or their name."""
+        return own_message(line) if _STAMP.match(line) else parse_label(line)
+
+    def lost_place(self, message: str, argv: tuple[str, ...]) -> int | None:
+        """`flux-exec: Error: rank 3: sh: No route to host`, as soon as a broker is lost; by rank of the broker."""
+        found = _EXEC_LOST.match(message)
+        if found is None or _STEP not in argv[:-1]:
+            return None
+        spans = (piece.partition("-") for piece in argv[argv.index(_STEP) + 1].split(","))
+        order = [rank for low, _, high in spans for rank in range(int(low), int(high or low) + 1)]
+        return order.index(int(found[1])) if int(found[1]) in order else None
+
+    def parse_failure(self, messages: Iterable[str], exit_code: int) -> RankFailure | None:
+        """The task that exit-on-error names, else the first exception: a lost shell or node, a time limit, a request
+        that cannot be met."""
+        exception: RankFailure | None = None
+        for message in messages:
+            rank, text = self.parse_line(message)
+            if rank is not None:
+                continue
+            task = _task_failure(text)
+            if task:
+                return task
+            exception = exception or _exception(text)
+        return exception
+
+
+def _defaults(spec: LaunchSpec, executable: str) -> Iterator[Argument]:
+    yield Argument(words=(executable,), because="the site's launcher")
+    yield Argument(words=("run",), because="start ranks in this job's own Flux instance")
+    yield Argument(words=(f"--nodes={spec.nodes}",), because=counted(spec.nodes, "node"))
+    if spec.overcommit:
+        yield Argument(
+            words=(f"--tasks-per-node={spec.ranks_per_node}",),
+            because="more ranks than cores on a node: some share one",
+        )
+    else:
+        yield Argument(
+            words=(f"--ntasks={spec.ranks}",), because=f"{spec.ranks_per_node} ranks on each node, in blocks"
+        )
+    yield Argument(words=("--exclusive",), because="whole nodes: all cores and devices, not one core per rank")
+    if spec.host_list is not None:
+        yield Argument(words=(f"--requires=host:{spec.host_list}",), because="a part of the allocation")
+    yield from _binding(spec)
+    yield from _devices(spec)
+    yield Argument(
+        words=("-o", "exit-timeout=none"), because="Flux would end a healthy run 30 s after its first rank has finished"
+    )
+    if spec.time_limit is not None:
+        yield Argument(words=(f"--time-limit={spec.time_limit}",), because="time limit of this step")
+    yield Argument(
+        words=(f"--job-name={spec.step_name}.{RUN_MARK}",), because="so that exactly this step can be found and ended"
+    )
+    yield Argument(words=("--label-io",), because="every line begins with its rank")
+    yield Argument(
+        words=("-o", "output.stderr.buffer.type=line"),
+        because="Flux would label every piece of a line that arrives on standard error",
+    )
+
+
+def _node_step(spec: NodeStepSpec, executable: str) -> Iterator[Argument]:
+    first = f"0-{spec.nodes - 1}" if spec.nodes > 1 else "0"
+    ranks, order = ("{broker_ranks}", "{broker_order}") if spec.hosts else (first, first)
+    yield Argument(words=("stdbuf", "-oL"), because="flux exec holds lines back where it writes to no terminal")
+    yield Argument(words=(executable, "exec"), because="runs beside the ranks, which hold their nodes alone")
+    yield Argument(words=("--noinput",), because="its tasks need no standard input")
+    yield Argument(words=(f"--rank={ranks}",), because="one task on the broker of each node")
+    yield Argument(words=("sh", "-c", _FIND_PLACE, _STEP, order), because="each task looks up its place")
+
+
+def _binding(spec: LaunchSpec) -> Iterator[Argument]:
+    if spec.cpu_lists:
+        lists = ";".join(format_cpulist(cpus) for cpus in spec.cpu_lists)
+        yield Argument(
+            words=("-o", f"cpu-affinity=map:{lists}"), because="one list of CPUs per local rank, from the binding map"
+        )
+    elif spec.unbound:
+        yield Argument(words=("-o", "cpu-affinity=off"), because="Flux binds nothing")
+    elif spec.cpus_per_rank is not None:
+        yield Argument(words=("-o", "cpu-affinity=per-task"), because="each rank gets its share of the cores")
+    if spec.cpu_lists or spec.unbound:
+        yield Argument(
+            words=("-o", "mpibind=off"), because="where the site has mpibind, it would bind over this; others ignore it"
+        )
+
+
+def _devices(spec: LaunchSpec) -> Iterator[Argument]:
+    if not spec.gpus_per_node or spec.gpu_request == "none":
+        return
+    if spec.gpus_per_node % spec.ranks_per_node == 0 and not spec.overcommit:
+        yield Argument(
+            words=(f"--gpus-per-task={spec.gpus_per_node // spec.ranks_per_node}",),
+            because=f"{spec.gpus_per_node} devices per node",
+        )
+    if spec.devices == "one" and spec.device_by_launcher:
+        yield Argument(words=("-o", "gpu-affinity=per-task"), because="Flux gives each rank its own device")
+    else:
+        yield Argument(
+            words=("-o", "gpu-affinity=off"),
+            because="every rank sees its node's devices: hiding the others breaks peer-to-peer copies",
+        )
+
+
+def _task_failure(text: str) -> RankFailure | None:
+    started = _START.search(text)
+    if started:
+        return RankFailure(
+            rank=int(started.group("rank")), host=started.group("host"), code=_NOT_FOUND, said=started.group("said")
+        )
+    task = _TASK.search(text)
+    if not task:
+        return None
+    code = _CODE.match(task.group("how"))
+    return RankFailure(
+        rank=int(task.group("rank")),
+        host=task.group("host"),
+        code=int(code.group(1)) if code else None,
+        signal=None if code else signal_number(task.group("how")),
+        said=task.group("how"),
+    )
+
+
+def _exception(text: str) -> RankFailure | None:
+    shell = _SHELL.search(text)
+    if shell:
+        return RankFailure(rank=None, host=shell.group("host") or shell.group("node"), said=shell.group("said"))
+    raised = _EXCEPTION.search(text)
+    if raised:
+        return RankFailure(rank=None, said=f"{raised.group('type')}: {raised.group('note')}".strip())
+    return None

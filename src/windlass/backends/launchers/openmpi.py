@@ -1,0 +1,135 @@
+"""Open MPI's mpirun, 4.x and 5.x: only options that both take. Its lists of CPUs differ between the two, so the rank
+script binds. It ends all ranks when one fails, but passes on only the variables it is told to, and where a signal ended
+a rank on a busy machine it does not always say which one: the rank script stays the parent.
+
+4.1 labels in a buffer of 8 KiB what it reads in pieces of 4 KiB: a burst of hundreds of lines shorter than their labels
+(about 14 characters) is cut off there, in silence. Lines of ordinary length arrive whole."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Iterator
+
+from windlass.backends.launchers.base import (
+    Launcher,
+    LaunchSpec,
+    NodeStep,
+    NodeStepSpec,
+    RankVariables,
+    labelled_pieces,
+    one_line_alone,
+)
+from windlass.base.notation.hostlist import expand_hostlist
+from windlass.model.origin import Argument
+from windlass.model.record import RankFailure
+from windlass.model.site import LauncherSpec, with_site
+
+# 4.x: `[1,0]<stdout>:text`; 5.x names the job by its daemon and writes a space: `[prterun-host-99@1,0]<stdout>: text`.
+_LABEL = re.compile(r"\[(?:\d+|(?P<five>[^\]\s]*@\d+)),(?P<rank>\d+)\]<(?:stdout|stderr|stddiag)>:(?(five) ?)")
+_PROCESS = re.compile(r"\A\s*Process name: \[.*,(\d+)\]\s*\Z")
+_CODE = re.compile(r"\A\s*Exit code:\s+(\d+)\s*\Z")
+_SIGNAL = re.compile(
+    r"\S+ noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) "
+    r"exited on\s+signal (?P<signal>\d+) \((?P<said>[^)]*)\)"
+)
+
+
+class OpenMpi(Launcher):
+    name = "openmpi"
+    executable = "mpirun"
+    variables = RankVariables(
+        # OMPI_COMM_WORLD_NODE_RANK counts the processes of all jobs on a node; it is not the node's number.
+        rank=("OMPI_COMM_WORLD_RANK", "PMIX_RANK"),
+        local_rank=("OMPI_COMM_WORLD_LOCAL_RANK",),
+        world_size=("OMPI_COMM_WORLD_SIZE",),
+    )
+    output = "stream"
+    binds_lists = False
+    finds_hosts = False  # Debian's is built without PBS
+    names_failed_rank = False
+    carrier = signal.SIGUSR1
+    hurries = True  # it kills a second after SIGTERM, and all others where one of them then leaves with a code
+
+    def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:
+        return with_site(_defaults(spec, site.executable or self.executable), site.arguments)
+
+    def node_step(self, spec: NodeStepSpec) -> NodeStep:
+        """mpirun gives its standard input to rank 0 alone: a signal ends the step, as does the loss of a node. After
+        SIGTERM it kills within a second, or (`odls_base_sigkill_timeout`) waits for just as long as it is told, even
+        where all tasks have ended; SIGUSR1 it only hands on."""
+        in_file = spec.host_file if spec.hosts else None
+        return NodeStep(
+            arguments=tuple(_node_step(spec, spec.executable or self.executable)),
+            host_file=in_file,
+            host_file_text="".join(f"{host} slots=1\n" for host in spec.hosts) if in_file else "",
+            place=self.variables.rank,
+            stop_signal=signal.SIGUSR1,
+            environment=(("SLURM_OVERLAP", "1"),),  # inside Slurm its daemons are a step that would wait for the ranks
+        )
+
+    def host_file_text(self, hosts: Iterable[str], spec: LaunchSpec) -> str | None:
+        return "".join(f"{host} slots={spec.ranks_per_node}\n" for host in hosts)
+
+    def parse_line(self, line: str) -> tuple[int | None, str]:
+        return one_line_alone(_LABEL, line)
+
+    def segments(self, line: str) -> tuple[tuple[int | None, str], ...]:
+        return labelled_pieces(_LABEL, line)
+
+    def parse_failure(self, messages: Iterable[str], exit_code: int) -> RankFailure | None:
+        """ "The first process to do so was", or the process that a signal ended. 5.x breaks its lines anywhere."""
+        own = [text for rank, text in map(self.parse_line, messages) if rank is None]
+        noticed = _SIGNAL.search(" ".join(line.strip() for line in own))
+        if noticed:
+            return RankFailure(
+                rank=int(noticed.group("rank")),
+                host=noticed.group("host"),
+                signal=int(noticed.group("signal")),
+                said=noticed.group("said"),
+            )
+        rank: int | None = None
+        for line in own:
+            process, code = _PROCESS.match(line), _CODE.match(line)
+            rank = int(process.group(1)) if process else rank
+            if code and rank is not None:
+                return RankFailure(rank=rank, code=int(code.group(1)), said=f"exit code {code.group(1)}")
+        return None
+
+
+def _defaults(spec: LaunchSpec, executable: str) -> Iterator[Argument]:
+    yield Argument(words=(executable,), because="Open MPI's launcher")
+    yield Argument(
+        words=("-n", str(spec.ranks)),
+        because=spec.in_words,
+    )
+    share = ":OVERSUBSCRIBE" if spec.overcommit else ""
+    yield Argument(
+        words=("--map-by", f"ppr:{spec.ranks_per_node}:node{share}"), because="ranks in blocks: node 0 has the first"
+    )
+    yield Argument(words=("--bind-to", "none"), because="the rank script binds")
+    if spec.host_file is not None:
+        yield Argument(words=("--hostfile", spec.host_file), because="exactly these nodes, in this order")
+    elif spec.host_list is not None:
+        hosts = ",".join(f"{host}:{spec.ranks_per_node}" for host in expand_hostlist(spec.host_list))
+        yield Argument(words=("--host", hosts), because="exactly these nodes, in this order")
+    for name in spec.environment_names:
+        yield Argument(words=("-x", name), because="Open MPI passes on only variables that are named")
+    yield Argument(words=("--tag-output",), because="every line begins with its rank")
+
+
+def _node_step(spec: NodeStepSpec, executable: str) -> Iterator[Argument]:
+    yield Argument(words=(executable,), because="Open MPI's launcher")
+    yield Argument(words=("-n", str(spec.nodes)), because="one task on each node")
+    yield Argument(
+        words=("--map-by", "ppr:1:node:OVERSUBSCRIBE"), because="one task on each node, also where all slots are taken"
+    )
+    yield Argument(words=("--bind-to", "none"), because="binds nothing, and takes no core from the ranks")
+    if spec.hosts and spec.host_file:
+        yield Argument(words=("--hostfile", spec.host_file), because="exactly these nodes, in this order")
+    elif spec.hosts:
+        yield Argument(
+            words=("--host", ",".join(f"{host}:1" for host in spec.hosts)), because="exactly these nodes, in this order"
+        )
+    for name in spec.environment_names:
+        yield Argument(words=("-x", name), because="Open MPI passes on only variables that are named")

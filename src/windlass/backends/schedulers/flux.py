@@ -1,0 +1,264 @@
+"""Flux: flux batch, flux jobs, flux cancel. A batch job is a Flux instance of its own, in which `flux run` starts the
+ranks. Behaviour checked against the real output of flux-core 0.88."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from windlass.backends.schedulers.base import (
+    JobSpec,
+    JobState,
+    JobStatus,
+    NodeGroup,
+    Refusal,
+    Scheduler,
+    offers_of,
+    one_line,
+)
+from windlass.backends.schedulers.queue_limits import parse_flux_queues
+from windlass.backends.schedulers.walltime import parse_walltime, unit_text
+from windlass.base.notation.hostlist import expand_hostlist, fold_hostlist
+from windlass.errors import UsageError
+from windlass.model.origin import Argument
+from windlass.model.request import Allocation, PartitionOffer
+from windlass.model.site import QueueSpec, SchedulerSpec, with_site
+
+_PLAIN = re.compile(r"[A-Za-z0-9_./=:,@%+\-]+\Z")
+_RESOURCES = re.compile(r"(?:free|allocated)\s+(\d+)\s+\d+\s+(\d+)\b")
+_STATES = {
+    "NEW": JobState.QUEUED,
+    "DEPEND": JobState.QUEUED,
+    "PRIORITY": JobState.QUEUED,
+    "SCHED": JobState.QUEUED,
+    "RUN": JobState.RUNNING,
+    "CLEANUP": JobState.ENDING,
+}
+_RESULTS = {
+    "COMPLETED": JobState.DONE,
+    "FAILED": JobState.FAILED,
+    "CANCELED": JobState.CANCELLED,
+    "TIMEOUT": JobState.TIMEOUT,
+}
+_ALLOCATION = (
+    'flux hostlist local && flux resource list --no-header --format="{state} {nnodes} {ncores} {ngpus}" && '
+    'echo "now $(date +%s) left $(flux job timeleft 2>/dev/null)"'
+)
+_LEFT = re.compile(r"now (\d+) left (\d+)")
+_NO_LIMIT_S = 2**32 - 1
+# SIGKILL first: a cancel alone gives the tasks another five seconds.
+_KILL_STEP = (
+    'for id in $(flux jobs --no-header --format="{id}" --name="$1"); do '
+    'flux job kill --signal=SIGKILL "$id"; flux cancel "$id"; done'
+)
+
+_REFUSALS = (
+    Refusal(
+        r"[Ii]nvalid queue|not a valid queue",
+        "the queue does not exist here",
+        hint="`flux queue list` lists the queues; name one with --queue; `windlass init --partition NAME` keeps it",
+    ),
+    Refusal(
+        r"exceeds policy limit",
+        "the queue does not take jobs of this size or length",
+        hint="`flux queue list` shows its limits; change --nodes, --time or --queue",
+    ),
+    Refusal(
+        r"submission to \S+ is disabled|submission is disabled",
+        "the queue takes no jobs now",
+        transient=True,
+        hint="`flux queue status` says why; try later or name another queue",
+    ),
+    Refusal(
+        r"Unable to connect to Flux|Connection refused|Connection reset|[Tt]imed? ?out",
+        "Flux does not answer here",
+        transient=True,
+        hint="is this a login node of the machine, or is FLUX_URI left over from an instance that has ended?",
+    ),
+    Refusal(
+        r"unsatisfiable|host constraint contains invalid hosts",
+        "there are no such nodes, or not so many",
+        hint="`flux resource list` shows what there is",
+    ),
+    Refusal(
+        r"invalid Flux standard duration|Errno 22",
+        "Flux does not accept one of the values",
+        hint="`windlass submit --dry-run` prints the directives; change one with --time or --directive",
+    ),
+    Refusal(
+        r"unrecognized arguments|invalid .* value|expected one argument|sentinel changed|orphan '",
+        "a directive that this Flux does not know",
+        hint="remove it with --directive ~NAME",
+        codes=(2,),
+    ),
+    Refusal(
+        r"does not appear to start with|No such file",
+        "the batch script is not one that Flux takes",
+        hint="is the run folder on a file system that Flux sees? --run-dir names another",
+    ),
+)
+
+
+class Flux(Scheduler):
+    name = "flux"
+    directive = "# flux:"
+    job_id_variable = "FLUX_ENCLOSING_ID"
+    host_lines = "flux hostlist --expand local | tr ' ' '\\n' | awk 'NF && !seen[$1]++'"
+    submit_command = ("flux", "batch")
+    job_id = re.compile(r"([ƒf][1-9A-HJ-NP-Za-km-z]+|\d+)")  # `f2E1Wbrw` where the locale has no ƒ
+    refusals = _REFUSALS
+    interactive_program = ("flux", "alloc")
+    batch_options = frozenset({"--output", "--error"})
+    nests = True
+
+    def in_allocation(self, environ: Mapping[str, str]) -> bool:
+        return bool(environ.get("FLUX_URI"))
+
+    def allocation_argv(self, environ: Mapping[str, str]) -> tuple[str, ...] | None:
+        return ("sh", "-c", _ALLOCATION)
+
+    def parse_allocation(
+        self, environ: Mapping[str, str], read_text: Callable[[str], str], output: str | None = None
+    ) -> Allocation:
+        """From `flux hostlist local` (first line), `flux resource list` and `flux job timeleft`."""
+        lines = (output or "").strip().splitlines()
+        if not lines:
+            raise UsageError("flux hostlist printed no hosts", hint="is FLUX_URI that of a running instance?")
+        try:
+            hosts = tuple(dict.fromkeys(expand_hostlist(lines[0].strip())))
+        except UsageError as error:
+            raise UsageError(f"flux hostlist: {error.message}", hint=error.hint) from error
+        found = [match for match in (_RESOURCES.match(line.strip()) for line in lines[1:]) if match]
+        nodes, gpus = sum(int(match[1]) for match in found), sum(int(match[2]) for match in found)
+        return Allocation(
+            scheduler=self.name,
+            job_id=environ.get("FLUX_JOB_ID") or environ.get("FLUX_ENCLOSING_ID") or "",
+            hosts=hosts,
+            gpus_per_node=gpus // nodes if gpus and nodes else None,
+            end_time_s=_end_time_s(lines[-1]),
+        )
+
+    def directives(self, spec: JobSpec, site: SchedulerSpec) -> tuple[Argument, ...]:
+        return with_site(_directives(spec), site.directives)
+
+    def path_word(self, path: str) -> str:
+        if "{{" in path:
+            raise UsageError(
+                f"Flux cannot write a log to {path!r}: it fills in what stands in double braces",
+                hint="choose another folder with --run-dir",
+            )
+        return path
+
+    def outside_argv(self, argv: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str, ...]:
+        """A batch job is an instance of its own, which ends with it and does not know the job that it is."""
+        inside = environ.get("FLUX_ENCLOSING_ID") and not environ.get("FLUX_JOB_ID")
+        return (argv[0], "--parent", *argv[1:]) if inside else argv
+
+    def directive_line(self, argument: Argument) -> str:
+        """Flux reads directives with a lexer of its own, to which three quotes in a row are one: a shell's way to write
+        a single quote is refused. In double quotes two characters are escaped, and everything else is itself."""
+        return f"{self.directive} {' '.join(map(_directive_word, argument.words))}"
+
+    def status_argv(self, job_id: str) -> tuple[str, ...]:
+        return ("flux", "jobs", "--json", job_id)
+
+    def parse_status(self, output: str, code: int, job_id: str) -> JobStatus:
+        """From `flux jobs --json`, which prints a bare object for one job and a list in "jobs" for several."""
+        job = _find_job(output)
+        if job is None:
+            lines = [line.strip() for line in output.splitlines() if line.strip()]
+            return JobStatus(state=JobState.UNKNOWN, reason=lines[-1] if lines else "Flux knows no such job")
+        exception = job.get("exception")
+        note = str(exception.get("note") or "") if isinstance(exception, dict) else ""
+        if job.get("state") == "INACTIVE":
+            state = _RESULTS.get(str(job.get("result")), JobState.UNKNOWN)
+            return JobStatus(state=state, exit_code=_exit_code(job.get("returncode")), reason=note)
+        state = _STATES.get(str(job.get("state")), JobState.UNKNOWN)
+        if state is JobState.QUEUED and job.get("urgency") == 0:
+            state = JobState.HELD
+        return JobStatus(state=state, reason=note)
+
+    def cancel_argv(self, job_id: str) -> tuple[str, ...]:
+        return ("flux", "cancel", job_id)
+
+    def offers_argv(self) -> tuple[str, ...]:
+        columns = "{queue}|{nnodes}|{ncores}|{ngpus}"
+        return ("flux", "resource", "list", "--states=free,down,allocated", "--no-header", f"--format={columns}")
+
+    def parse_offers(self, output: str) -> tuple[PartitionOffer, ...]:
+        return offers_of(_node_groups(output))
+
+    def queues_argv(self) -> tuple[tuple[str, ...], ...]:
+        # Inside `flux alloc` the queues are those of the instance around it; outside, --parent means nothing.
+        columns = "{queuem}|{limits.timelimit}|{limits.min.nnodes}|{limits.max.nnodes}"
+        return (("flux", "--parent", "queue", "list", "--no-header", f"--format={columns}"),)
+
+    def parse_queues(self, output: str) -> tuple[QueueSpec, ...]:
+        return parse_flux_queues(output)
+
+    def kill_step_argv(self, environ: Mapping[str, str], step_name: str) -> tuple[str, ...] | None:
+        return ("sh", "-c", _KILL_STEP, "sh", step_name) if environ.get("FLUX_URI") else None
+
+
+def _end_time_s(line: str) -> float | None:
+    found = _LEFT.match(line.strip())
+    if found is None or int(found[2]) >= _NO_LIMIT_S:
+        return None
+    return float(int(found[1]) + int(found[2]))
+
+
+def _node_groups(output: str) -> Iterator[NodeGroup]:
+    """Lines of `flux resource list`, each with the sums of some nodes."""
+    for line in output.splitlines():
+        queue, *counts = line.strip().split("|")
+        if len(counts) == 3 and all(count.isdecimal() for count in counts) and int(counts[0]):
+            nodes, cores, gpus = (int(count) for count in counts)
+            yield NodeGroup(partition=queue, nodes=nodes, cpus=cores // nodes, gpus=gpus // nodes, default=not queue)
+
+
+def _directives(spec: JobSpec) -> Iterator[Argument]:
+    def line(word: str, because: str) -> Argument:
+        return Argument(words=(one_line(word, "a Flux directive"),), because=because)
+
+    if spec.qos:
+        raise UsageError("Flux has no quality of service", hint="name a queue, or say it by --directive")
+    yield line(f"--job-name={one_line(spec.name, 'the name of a job')}", "the name in the queue")
+    yield line(f"--nodes={spec.nodes}", "whole nodes, with all their cores and devices")
+    yield line("--exclusive", "nobody else on these nodes")
+    if spec.time:
+        yield line(f"--time-limit={unit_text(parse_walltime(spec.time))}", "the job ends after this time at the latest")
+    if spec.partition:
+        yield line(f"--queue={spec.partition}", "where to run")
+    if spec.account:
+        yield line(f"--bank={spec.account}", "who pays")
+    if spec.output:
+        yield line(f"--output={spec.output}", "output of the batch script itself")
+    if spec.exclude_hosts:
+        yield line(f"--requires=-host:{fold_hostlist(spec.exclude_hosts)}", "nodes known to be bad")
+
+
+def _directive_word(word: str) -> str:
+    if _PLAIN.match(word):
+        return word
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _find_job(output: str) -> Mapping[str, Any] | None:
+    start, end = output.find("{"), output.rfind("}")
+    try:
+        answer = json.loads(output[start : end + 1])
+    except ValueError:
+        return None
+    if isinstance(answer, dict) and isinstance(answer.get("jobs"), list):
+        answer = answer["jobs"][0] if answer["jobs"] else None
+    return answer if isinstance(answer, dict) and "state" in answer else None
+
+
+def _exit_code(code: object) -> int | None:
+    """Negative: a signal to the job's shell (-9), or -128 for a job that never ran."""
+    if not isinstance(code, int) or code == -128:
+        return None
+    return 128 - code if code < 0 else code

@@ -1,0 +1,357 @@
+"""PBS Pro and OpenPBS: qsub, qstat, qdel. Behaviour checked against the real output of OpenPBS 23.06."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from windlass.backends.schedulers.base import (
+    JobSpec,
+    JobState,
+    JobStatus,
+    NodeGroup,
+    Refusal,
+    Scheduler,
+    offers_of,
+    one_line,
+)
+from windlass.backends.schedulers.queue_limits import parse_pbs_queues
+from windlass.backends.schedulers.walltime import clock_text, parse_walltime
+from windlass.base.notation.counts import counted
+from windlass.errors import UsageError
+from windlass.model.origin import Argument
+from windlass.model.request import Allocation, PartitionOffer
+from windlass.model.site import QueueSpec, SchedulerSpec, with_site
+
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]*\Z")
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+=@%~\-]+\Z")
+_LONGEST_NAME = 230
+_STATES = {
+    "B": JobState.RUNNING,
+    "E": JobState.ENDING,
+    "H": JobState.HELD,
+    "Q": JobState.QUEUED,
+    "R": JobState.RUNNING,
+    "S": JobState.RUNNING,
+    "T": JobState.QUEUED,
+    "U": JobState.RUNNING,
+    "W": JobState.QUEUED,
+}
+_FINISHED = ("F", "X")
+_DELETED, _FAILED = 91, 93
+_WALLTIME = -29
+_NO_SUCH_JOB = re.compile(r"^qstat: (?:Unknown Job Id|\S+ Job has finished)", re.MULTILINE)
+
+# Without -x first: where the server keeps no history (PBS's default), `qstat -x` lists not even the jobs that run. Only
+# a job that is not live is looked for in the history; the first answer counts where there is none.
+_STATUS = """
+w_said=$(qstat -f -F json "$1" 2>&1); w_code=$?
+if [ $w_code -ne 0 ]; then
+  w_past=$(qstat -x -f -F json "$1" 2>/dev/null) || w_past=
+  case $w_past in *'"Jobs"'*) w_said=$w_past; w_code=0 ;; esac
+fi
+printf '%s\\n' "$w_said"
+exit $w_code
+"""
+
+# Nothing on its output where the server does not answer in time: the job runs, and only its end stays unknown.
+_ALLOCATION = 'timeout 10 qstat -f -F json "$1" 2>/dev/null || :'
+
+# qsub exits with the error's number modulo 256.
+_REFUSALS = (
+    Refusal(
+        r"Unknown queue",
+        "the queue does not exist here",
+        hint="`qstat -Q` lists the queues; name one with --queue; `windlass init --partition NAME` keeps it",
+        codes=(170,),
+    ),
+    Refusal(
+        r"Unknown resource|cannot be used with \"select\"|Cannot be used with select",
+        "a resource that this PBS does not know, or two forms of asking that exclude each other",
+        hint="remove it with --directive '~-l NAME'",
+        codes=(187, 5, 6),
+    ),
+    Refusal(
+        r"violates queue and/or server resource limits|would exceed",
+        "the queue does not take jobs of this size or length",
+        hint="`qstat -Q -f QUEUE` shows its limits; change --nodes, --time or --queue",
+        codes=(188,),
+    ),
+    Refusal(
+        r"Illegal attribute or resource value",
+        "PBS does not accept one of the values",
+        hint="`windlass submit --dry-run` prints the directives; change one with --directive",
+        codes=(166,),
+    ),
+    Refusal(
+        r"cannot connect to server|Connection refused|Unknown Host|Server is shutting down|[Tt]imed? ?out",
+        "the PBS server does not answer",
+        transient=True,
+        hint="try again in a minute",
+        codes=(255, 160),
+    ),
+    Refusal(
+        r"Maximum number of jobs|limit on (?:number of )?jobs|would exceed .* limit",
+        "you have as many jobs as you may have",
+        transient=True,
+        hint="wait for one of them to end",
+    ),
+    Refusal(
+        r"Unauthorized|not permitted|Access denied|[Nn]ot allowed|Permission denied",
+        "you may not submit this here",
+        hint="is the project right (--account), and may you use this queue? `windlass init --account NAME` keeps it",
+        codes=(159,),
+    ),
+    Refusal(
+        r"script contains cr, lf|script not a file|No such file",
+        "the batch script is not one that PBS takes",
+        hint="is the run folder on a file system that the PBS server sees? --run-dir names another",
+    ),
+    Refusal(
+        r"usage: qsub|invalid option|illegal -",
+        "a directive that this PBS does not know",
+        hint="remove it with --directive ~NAME",
+        codes=(2,),
+    ),
+)
+
+
+class Pbs(Scheduler):
+    name = "pbs"
+    directive = "#PBS"
+    job_id_variable = "PBS_JOBID"
+    host_lines = "awk 'NF && !seen[$1]++ { print $1 }' \"$PBS_NODEFILE\""
+    submit_command = ("qsub",)
+    job_id = re.compile(r"(\d+(?:\[\])?(?:\.[\w.\-]+)?)")
+    refusals = _REFUSALS
+    interactive_program = ("qsub", "-I")
+    batch_options = frozenset({"-j", "-k", "-o", "-e"})
+    can_exclude = False
+
+    def in_allocation(self, environ: Mapping[str, str]) -> bool:
+        return bool(environ.get("PBS_JOBID"))
+
+    def allocation_argv(self, environ: Mapping[str, str]) -> tuple[str, ...] | None:
+        return ("sh", "-c", _ALLOCATION, "sh", environ.get("PBS_JOBID", ""))
+
+    def program_folder(self, environ: Mapping[str, str], read_text: Callable[[str], str]) -> str | None:
+        """`bin` of the installation that PBS's own configuration names; /opt/pbs is its default."""
+        try:
+            text = read_text(environ.get("PBS_CONF_FILE") or "/etc/pbs.conf")
+        except (OSError, UsageError):
+            text = ""
+        named = re.findall(r"^[ \t]*PBS_EXEC=[\"']?(/[^\s\"']*)", text, re.MULTILINE)
+        return f"{named[-1] if named else '/opt/pbs'}/bin"
+
+    def parse_allocation(
+        self, environ: Mapping[str, str], read_text: Callable[[str], str], output: str | None = None
+    ) -> Allocation:
+        """From the node file; the job's end from `qstat -f`, where it answered. A host stands in the file once per rank
+        that was asked for (mpiprocs) or per chunk that it holds, so repeated lines are no error and the order is kept.
+        The number of CPUs is not told: without cgroups PBS counts them but binds nobody, so the node's own mask is the
+        truth."""
+        path = environ.get("PBS_NODEFILE", "")
+        if not path:
+            raise UsageError("PBS_NODEFILE is not set although PBS_JOBID is", hint="run inside the job's own shell")
+        try:
+            text = read_text(path)
+        except OSError as error:
+            raise UsageError(
+                f"cannot read the node file {path}: {error.strerror or error}",
+                hint="is this shell inside the job? PBS_NODEFILE names a file of the first node",
+            ) from error
+        counts = _parse_nodefile(text, path)
+        each = min(counts.values())
+        job_id = environ.get("PBS_JOBID", "")
+        return Allocation(
+            scheduler=self.name,
+            job_id=job_id,
+            hosts=tuple(counts),
+            tasks_per_node=each if max(counts.values()) > 1 else None,
+            end_time_s=_end_time_s(_find_job(output or "", job_id) or {}),
+            partition=environ.get("PBS_QUEUE") or environ.get("PBS_O_QUEUE"),
+        )
+
+    def directives(self, spec: JobSpec, site: SchedulerSpec) -> tuple[Argument, ...]:
+        own = tuple(a for a in site.directives if not (spec.gpu_chunks and a.key == "-l place"))
+        return with_site(_directives(spec, site), own)
+
+    def path_word(self, path: str) -> str:
+        if not _PLAIN_PATH.match(path):
+            raise UsageError(
+                f"PBS cannot write a log to {path!r}: it reads colons, commas, quotes and spaces in its own way",
+                hint="choose a folder with a plain name by --run-dir",
+            )
+        return path
+
+    def interactive_command(self, command: tuple[str, ...]) -> tuple[str, ...]:
+        if command:
+            raise UsageError(
+                f"qsub -I gives a shell on the first node, it does not run {command[0]}",
+                hint="type the command in that shell, or use `windlass submit`",
+            )
+        return ()
+
+    def status_argv(self, job_id: str) -> tuple[str, ...]:
+        return ("sh", "-c", _STATUS, "sh", job_id)
+
+    def parse_status(self, output: str, code: int, job_id: str) -> JobStatus:
+        """From `qstat -f -F json`, of a live job or (-x) of a finished one. A server that keeps no history answers -x
+        with code 0 and without any job; so does one that was asked in vain, which says nothing about the job."""
+        job = _find_job(output, job_id)
+        if job is None:
+            last = [line.strip() for line in output.splitlines() if line.strip().startswith("qstat:")]
+            gone = _NO_SUCH_JOB.search(output) is not None
+            return JobStatus(state=JobState.UNKNOWN, reason=last[-1] if last else "PBS does not answer", gone=gone)
+        comment = str(job.get("comment") or "")
+        letter = str(job.get("job_state") or "")
+        if letter in _FINISHED:
+            return _ended(job, comment)
+        return JobStatus(state=_STATES.get(letter, JobState.UNKNOWN), reason=comment)
+
+    def cancel_argv(self, job_id: str) -> tuple[str, ...]:
+        """One job at a time: an unknown id among several has crashed a server."""
+        return ("qdel", job_id)
+
+    def offers_argv(self) -> tuple[str, ...]:
+        return ("pbsnodes", "-a", "-F", "json")
+
+    def parse_offers(self, output: str) -> tuple[PartitionOffer, ...]:
+        """PBS ties nodes to queues in ways that only its administrator sees: one offer, without a name."""
+        return offers_of(_node_groups(output))
+
+    def queues_argv(self) -> tuple[tuple[str, ...], ...]:
+        return (("qstat", "-Q", "-f", "-F", "json"), ("qstat", "-B", "-f", "-F", "json"))
+
+    def parse_queues(self, output: str) -> tuple[QueueSpec, ...]:
+        return parse_pbs_queues(output)
+
+
+def _parse_nodefile(text: str, path: str) -> dict[str, int]:
+    """Host to the number of its lines, in the file's order."""
+    counts: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        host = line.strip()
+        if not host:
+            continue
+        if not _HOST.match(host):
+            raise UsageError(f"{path}, line {number}: not a host name: {host!r}", hint="PBS writes one name per line")
+        counts[host] = counts.get(host, 0) + 1
+    if not counts:
+        raise UsageError(f"the node file {path} is empty", hint="was the job given chunks with mpiprocs=0 only?")
+    return counts
+
+
+def _node_groups(output: str) -> Iterator[NodeGroup]:
+    start, end = output.find("{"), output.rfind("}")
+    try:
+        nodes = json.loads(output[start : end + 1])["nodes"].values()
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return
+    for node in nodes:
+        has = node.get("resources_available") if isinstance(node, dict) else None
+        cpus, gpus = (has.get("ncpus"), has.get("ngpus", 0)) if isinstance(has, dict) else (None, 0)
+        if isinstance(cpus, int) and isinstance(gpus, int):
+            yield NodeGroup(partition="", nodes=1, cpus=cpus, gpus=gpus, default=True)
+
+
+def _directives(spec: JobSpec, site: SchedulerSpec) -> Iterator[Argument]:
+    if spec.qos:
+        raise UsageError("PBS has no quality of service", hint="name a queue, or say it by --directive")
+    yield Argument(words=("-N", _job_name(spec.name)), because="the name in the queue")
+    if spec.gpu_chunks:
+        yield Argument(
+            words=("-l", f"select={spec.gpus_per_node}"), because="this queue gives GPUs of one node, a chunk for each"
+        )
+    else:
+        chunks = f"{counted(spec.nodes, 'node')}, one chunk on each"
+        yield Argument(words=("-l", f"select={_select(spec, site)}"), because=chunks)
+        because = "chunks on different hosts; without it they may share one"
+        yield Argument(words=("-l", "place=scatter"), because=because)
+    if spec.time:
+        yield Argument(
+            words=("-l", f"walltime={clock_text(parse_walltime(spec.time))}"),
+            because="the job ends after this time at the latest",
+        )
+    if spec.partition:
+        yield Argument(words=("-q", one_line(spec.partition, "a queue")), because="where to run")
+    if spec.account:
+        yield Argument(words=("-A", one_line(spec.account, "an account")), because="who pays")
+    yield Argument(words=("-j", "oe"), because="one log for output and errors")
+    if spec.output:
+        yield Argument(words=("-k", "doe"), because="the log is written while the job runs, not at its end")
+        yield Argument(
+            words=("-o", one_line(spec.output, "the path of a log")), because="output of the batch script itself"
+        )
+    if spec.outlives_nodes:
+        yield Argument(
+            words=("-W", "tolerate_node_failures=all"),
+            because="the job goes on without a node that is lost: there are spares (since PBS 18.2)",
+        )
+
+
+def _select(spec: JobSpec, site: SchedulerSpec) -> str:
+    parts = [str(spec.nodes)]
+    if spec.cpus_per_rank is not None:
+        parts.append(f"ncpus={spec.cpus_per_rank * spec.ranks_per_node}")
+        parts.append(f"mpiprocs={spec.ranks_per_node}")
+    if spec.gpus_per_node and site.gpu_request != "none":
+        parts.append(f"ngpus={spec.gpus_per_node}")
+    return ":".join(parts)
+
+
+def _job_name(name: str) -> str:
+    """PBS refuses names with spaces and long ones."""
+    return re.sub(r"[^A-Za-z0-9_.+\-]", "_", name)[:_LONGEST_NAME] or "windlass"
+
+
+def _find_job(output: str, job_id: str) -> Mapping[str, Any] | None:
+    """The job's attributes. PBS retypes values (a name 1e5 becomes a number), so nothing in it is surely a string."""
+    start, end = output.find("{"), output.rfind("}")
+    try:
+        answer = json.loads(output[start : end + 1])
+    except ValueError:
+        return None
+    jobs = answer.get("Jobs") if isinstance(answer, dict) else None
+    if not isinstance(jobs, dict):
+        return None
+    number = job_id.split(".", 1)[0]
+    for name, job in jobs.items():
+        if isinstance(job, dict) and name.split(".", 1)[0] == number:
+            return job
+    return None
+
+
+def _end_time_s(job: Mapping[str, Any]) -> float | None:
+    """When its walltime is over: counted from its start, which qstat tells in this machine's own time."""
+    asked = job.get("Resource_List")
+    walltime = asked.get("walltime") if isinstance(asked, dict) else None
+    try:
+        began = time.mktime(time.strptime(str(job.get("stime")), "%a %b %d %H:%M:%S %Y"))
+        return began + parse_walltime(str(walltime))
+    except (ValueError, OverflowError, UsageError):
+        return None
+
+
+def _ended(job: Mapping[str, Any], comment: str) -> JobStatus:
+    """Neither the exit status nor the substate alone can be trusted: a job that lost a node ended with status 0 and
+    substate 93."""
+    status, substate = job.get("Exit_status"), job.get("substate")
+    code = _exit_code(status) if isinstance(status, int) else None
+    if status == _WALLTIME or "exceeded resource walltime" in comment:
+        return JobStatus(state=JobState.TIMEOUT, exit_code=code, reason=comment)
+    if substate == _DELETED or not isinstance(status, int):
+        return JobStatus(state=JobState.CANCELLED, exit_code=code, reason=comment)
+    if status == 0 and substate != _FAILED:
+        return JobStatus(state=JobState.DONE, exit_code=0, reason="")
+    return JobStatus(state=JobState.FAILED, exit_code=code or None, reason=comment)
+
+
+def _exit_code(status: int) -> int | None:
+    """256 + signal for a killed top process; negative numbers are PBS's own reasons, not the job's code."""
+    if status < 0:
+        return None
+    return 128 + status - 256 if status > 256 else status

@@ -1,0 +1,1 @@
+"""What every layer uses: settings, notation, running commands, HTML pages."""

@@ -1,0 +1,49 @@
+"""The winner as an overlay of the site in the user's configuration, so that the next plan uses it and says why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from windlass.bench.tune.space import UNSET
+from windlass.errors import MachineError
+from windlass.node.sys.atomic import replace_file
+from windlass.sites.check import check_text
+from windlass.sites.folders import catalog_names, catalog_path
+
+
+def overlay_text(old: str, site: str, settings: dict[str, str], because: str, *, several_nodes: bool) -> str:
+    """The text of the site's file in the user's folder with these settings at its end, where they count most."""
+    head = old.rstrip("\n") + "\n" if old.strip() else f'kind = "overlay"\nextends = {json.dumps(site)}\n'
+    parts = [head]
+    for name, value in settings.items():
+        lines = ["[[settings]]", f"name = {json.dumps(name)}"]
+        lines += [] if value == UNSET else [f"value = {json.dumps(value, ensure_ascii=False)}"]
+        lines += [f"because = {json.dumps(because, ensure_ascii=False)}", 'source = "own"']
+        lines += ["when = { nodes_min = 2 }"] if several_nodes else []
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def write_overlay(config_dir: Path, site: str, settings: dict[str, str], because: str, *, several_nodes: bool) -> Path:
+    """Write it, checked; what was there stays. Raises `MachineError` where it would make no valid file."""
+    path = config_dir / "sites" / f"{site}.toml"
+    try:
+        old = path.read_text(encoding="utf-8") if path.exists() else ""
+        text = overlay_text(old, site, settings, because, several_nodes=several_nodes)
+        problems = check_text(
+            text, file=str(path), stem=site, known=lambda kind: catalog_names(kind, config_dir), builtin=False
+        )
+        if problems:
+            hint = "mend it with `windlass sites check`, or set the variables by hand"
+            raise MachineError(f"{path} cannot take the settings: {problems[0].text()}", hint=hint)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, text.encode(), 0o644)
+    except OSError as error:
+        raise MachineError(f"cannot write {path}: {error.strerror}", hint="set WINDLASS_CONFIG") from error
+    return path
+
+
+def may_overlay(site: str, config_dir: Path) -> bool:
+    """Whether there is a site of this name to lay something over."""
+    return catalog_path("site", site) is not None or (config_dir / "sites" / f"{site}.toml").exists()

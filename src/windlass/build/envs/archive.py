@@ -1,0 +1,122 @@
+"""Archives with fixed bytes: tar, tar.gz, tar.zst and squashfs from one list of members. Whole, or not there."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import os
+import tarfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from windlass.build.envs.room import hint_for
+from windlass.errors import CommandError, MachineError
+from windlass.base.procs.command import run_command, which
+
+_TAR_GZ, _TAR_ZST, _TAR = (".tar.gz", ".tgz"), (".tar.zst", ".tzst"), (".tar",)
+SUFFIXES = (*_TAR_GZ, *_TAR_ZST, *_TAR, ".squashfs", ".sqfs", ".sqsh")
+_PACK_S = 3600.0
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """A member of the archive: a file (from disk, or with new content), a folder, or a link."""
+
+    name: str
+    path: str = ""
+    data: bytes | None = None
+    link: str = ""
+    folder: bool = False
+    mode: int
+    mtime: int
+    size: int = 0
+
+
+def refuse_unreadable(error: OSError) -> None:
+    """For `os.walk`, which would leave a folder out that it cannot read: half an environment must not look whole."""
+    raise MachineError(f"{error.filename} cannot be read: {error.strerror}", hint="nothing was written") from error
+
+
+def write_archive(entries: list[Entry], final: Path, environ: Mapping[str, str]) -> None:
+    """Write the members in the form that the name's ending says. Raises `MachineError` without a program or room."""
+    write = _writer(final.name, environ)
+    partial = final.with_name(f".{final.name}.{os.getpid()}")
+    try:
+        write(entries, partial)
+        partial.replace(final)
+    except OSError as error:
+        text = f"cannot write {final}: {error.strerror or error}"
+        raise MachineError(text, hint=f"{hint_for(error, final.parent)}; nothing was left there") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+Writer = Callable[[list[Entry], Path], None]
+
+
+def _writer(name: str, environ: Mapping[str, str]) -> Writer:
+    if name.endswith(_TAR_GZ):
+        return _write_gzip
+    if name.endswith(_TAR):
+        return _write_plain
+    program = which("zstd" if name.endswith(_TAR_ZST) else "mksquashfs", environ)
+    if program is None:
+        missing = "zstd" if name.endswith(_TAR_ZST) else "mksquashfs (squashfs-tools)"
+        raise MachineError(f"{name}: no {missing} on this machine", hint="write a .tar.gz, which needs nothing")
+    if name.endswith(_TAR_ZST):
+        return lambda entries, path: _through(
+            entries, path, ("sh", "-c", 'exec "$0" -q -3 -T0 -f -o "$2" "$1"', program), environ
+        )
+    argv = ("sh", "-c", 'exec "$0" - "$2" -tar -quiet -noappend -no-progress -all-root -mkfs-time 0 <"$1"', program)
+    return lambda entries, path: _through(entries, path, argv, environ)
+
+
+def _write_gzip(entries: list[Entry], path: Path) -> None:
+    with path.open("wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as stream:
+        _write_tar(entries, stream)
+
+
+def _write_plain(entries: list[Entry], path: Path) -> None:
+    with path.open("wb") as stream:
+        _write_tar(entries, stream)
+
+
+def _through(entries: list[Entry], path: Path, argv: tuple[str, ...], environ: Mapping[str, str]) -> None:
+    """A plain archive beside it, then the program that makes the final form of it."""
+    plain = path.with_name(f"{path.name}.tar")
+    try:
+        _write_plain(entries, plain)
+        run_command((*argv, str(plain), str(path)), timeout_s=_PACK_S, env=environ)
+    except CommandError as error:
+        raise MachineError(f"cannot pack: {error.message}", hint="write a .tar.gz, which needs nothing") from error
+    finally:
+        plain.unlink(missing_ok=True)
+
+
+def _write_tar(entries: list[Entry], stream: IO[bytes] | gzip.GzipFile) -> None:
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for entry in sorted(entries, key=lambda entry: os.fsencode(entry.name)):
+            info = tarfile.TarInfo(entry.name)
+            info.mode, info.mtime = entry.mode, entry.mtime
+            if entry.folder:
+                info.type = tarfile.DIRTYPE
+                archive.addfile(info)
+            elif entry.link:
+                info.type, info.linkname = tarfile.SYMTYPE, entry.link
+                archive.addfile(info)
+            else:
+                info.size = entry.size
+                with _content(entry) as content:
+                    archive.addfile(info, content)
+
+
+@contextlib.contextmanager
+def _content(entry: Entry) -> Iterator[IO[bytes]]:
+    if entry.data is not None:
+        yield io.BytesIO(entry.data)
+        return
+    with Path(entry.path).open("rb") as stream:
+        yield stream

@@ -1,0 +1,224 @@
+"""Makes an environment here. It gets its name when it is complete; before that nothing is under that name.
+
+All steps run in one bash, the script of the plan itself, in a hidden folder beside the final one. What was interrupted
+is cleared away by the next start, which begins anew: pip's cache has what was downloaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from windlass.build.envs.plan import EnvPlan
+from windlass.build.envs.relocate import move_names
+from windlass.build.envs.render import STEP_MARK, script_text
+from windlass.build.envs.room import hint_for, room_hint
+from windlass.errors import CommandError, DeadlineError, MachineError, UsageError
+from windlass.model.jsontext import to_json
+from windlass.base.procs.children import adopt_orphans, signal_group, start_child
+from windlass.node.sys.locks import take_lock
+from windlass.node.sys.marks import kill_marked
+
+RECORD = "windlass-env.json"
+LOG = "windlass-env.log"
+_MAX_S = 4 * 3600.0
+_MARK = "WINDLASS_ENV_CREATE"
+_STEP = re.compile(re.escape(STEP_MARK) + r" \d+ of \d+: (.*)")
+_NO_ROOM = ("No space left on device", "Disk quota exceeded", "[Errno 28]", "[Errno 122]")
+_NO_NETWORK = (
+    "Failed to establish a new connection",
+    "Temporary failure in name resolution",
+    "Name or service not known",
+    "Network is unreachable",
+    "Connection refused",
+    "ConnectTimeoutError",
+    "ProxyError",
+    "CondaHTTPError",
+)
+
+
+class Created(msgspec.Struct, frozen=True, kw_only=True):
+    """What was made."""
+
+    path: str
+    site: str
+    log: str
+    seconds: float
+    swept: bool
+    """What an interrupted start had left was cleared away first."""
+
+
+def refuse_elsewhere(plan: EnvPlan, here: str) -> None:
+    """`UsageError` for what cannot be made here, with what to do instead."""
+    said = f"windlass env plan --site {plan.site} --format script >make-env.sh; run it on a login node there with bash"
+    if plan.site != here:
+        raise UsageError(f"an environment for {plan.site} cannot be made here: this is {here}", hint=said)
+    if plan.kind == "conda":
+        raise UsageError(
+            "a conda environment holds its own path in its programs, so it cannot be made aside and renamed",
+            hint=said,
+        )
+    if plan.beneath == "image":
+        raise UsageError("an environment on top of an image is made inside of that image", hint=said)
+
+
+def create_env(plan: EnvPlan, environ: Mapping[str, str], tell: Callable[[str], None]) -> Created:
+    """Make it. On return it is complete; else nothing is under its name and the log says why."""
+    final = Path(plan.path)
+    partial, log = final.with_name(f".{final.name}.partial"), final.with_name(f"{final.name}.{LOG}")
+    _refuse_place(final)
+    lock = _locked(final)
+    began = time.monotonic()
+    try:
+        swept = _sweep(partial, tell)
+        log.unlink(missing_ok=True)
+        tell(f"making {final}; it says what it does in {log}")
+        with _cleared(partial):
+            _run(plan, partial, log, environ, tell)
+            move_names(partial, str(partial), str(final))
+            (partial / RECORD).write_bytes(to_json(plan))
+            _name(partial, final)
+        with contextlib.suppress(OSError):
+            log.replace(final / LOG)
+            log = final / LOG
+    except OSError as error:
+        raise MachineError(f"cannot make {final}: {error.strerror}", hint=hint_for(error, final.parent)) from error
+    finally:
+        final.with_name(f".{final.name}.lock").unlink(missing_ok=True)
+        os.close(lock)
+    return Created(
+        path=str(final), site=plan.site, log=str(log), seconds=round(time.monotonic() - began, 1), swept=swept
+    )
+
+
+def _refuse_place(final: Path) -> None:
+    if final.exists() or final.is_symlink():
+        raise UsageError(
+            f"{final} is there already: nothing was changed",
+            hint="choose another place, or move it away; `windlass env check` says what is in it",
+        )
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{final.parent}: cannot be made: {error.strerror}", hint="choose another place") from error
+    if not os.access(final.parent, os.W_OK):
+        raise UsageError(f"{final.parent}: you may not write there", hint="choose another place")
+
+
+def _locked(final: Path) -> int:
+    try:
+        return take_lock(final.with_name(f".{final.name}.lock"))
+    except BlockingIOError as error:
+        raise UsageError(
+            f"another windlass is making {final} now", hint="wait for it, or choose another place"
+        ) from error
+    except OSError as error:
+        raise MachineError(
+            f"cannot write to {final.parent}: {error.strerror}", hint=hint_for(error, final.parent)
+        ) from error
+
+
+def _sweep(partial: Path, tell: Callable[[str], None]) -> bool:
+    """Clear away what an interrupted start left: its processes, which may live still, and its folder."""
+    if not partial.exists():
+        return False
+    tell(f"an earlier start was interrupted: {partial} is removed, and all begins anew")
+    kill_marked(f"{_MARK}={partial}".encode())
+    _remove(partial)
+    return True
+
+
+@contextlib.contextmanager
+def _cleared(partial: Path) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        _remove(partial)
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _name(partial: Path, final: Path) -> None:
+    if final.exists() or final.is_symlink():
+        raise UsageError(f"{final} was made by somebody else in the meantime", hint="choose another place")
+    partial.rename(final)
+
+
+def _run(plan: EnvPlan, partial: Path, log: Path, environ: Mapping[str, str], tell: Callable[[str], None]) -> None:
+    script = script_text(msgspec.structs.replace(plan, path=str(partial), variables=()))
+    kept = {k: v for k, v in environ.items() if k not in ("ENV", "VIRTUAL_ENV", "PYTHONHOME", "PYTHONPATH")}
+    env = {**kept, _MARK: str(partial)}
+    argv = ("bash", "-c", script)
+    step = "start"
+    with adopt_orphans(), log.open("xb") as stream:
+        child = start_child(argv, env=env, death=signal.SIGTERM, merge=True)
+        try:
+            assert child.stdout is not None
+            for line in _lines(child.stdout, lambda: child.poll() is not None, stream):
+                found = _STEP.match(line)
+                if found:
+                    step = found[1]
+                    tell(f"{step} …")
+            child.wait(timeout=10)
+        finally:
+            signal_group(child, signal.SIGKILL)
+            child.wait(timeout=10)
+    if child.returncode != 0:
+        raise _failure(step, log, argv, child.returncode, partial.parent)
+
+
+def _lines(output: IO[bytes], ended: Callable[[], bool], log: IO[bytes]) -> Iterator[str]:
+    """Lines of the child as they come, all of them in the log, until it has ended; `DeadlineError` in time."""
+    rest, end = b"", time.monotonic() + _MAX_S
+    while time.monotonic() < end:
+        ready, _, _ = select.select([output], [], [], 1.0)
+        data = output.read() if ready else None
+        if data:
+            log.write(data)
+            log.flush()
+            *lines, rest = (rest + data).split(b"\n")
+            yield from (line.decode(errors="replace") for line in lines)
+        elif data == b"" or ended():
+            return
+    raise DeadlineError(
+        f"not finished after {_MAX_S / 3600:g} hours",
+        argv=("bash",),
+        code=None,
+        hint="is the package registry slow or out of reach? what was said is in the log",
+    )
+
+
+def _failure(step: str, log: Path, argv: tuple[str, ...], code: int, folder: Path) -> CommandError:
+    text = log.read_text(errors="replace")
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(("not finished:", "[notice]"))]
+    hint = f"all of its output: {log}; nothing is left but that, and the next start begins anew"
+    if any(word in text for word in _NO_ROOM):
+        hint = f"{room_hint(folder)}; {hint}"
+    elif any(word in text for word in _NO_NETWORK):
+        hint = (
+            "the index of packages cannot be reached: use a login node, set https_proxy, or name a mirror with "
+            f"--torch-index URL (none: as pip is configured); {hint}"
+        )
+    elif "(from versions: none)" in text:
+        hint = f"the index has no such package for this Python, or cannot be reached; {hint}"
+    errors = [line for line in lines if line.startswith("ERROR")]
+    return CommandError(
+        f"step '{step}' failed: {(errors or lines or ['no message'])[-1][:200]}",
+        argv=argv[:2],
+        code=code,
+        output="\n".join(line[:160] for line in lines[-5:]),
+        hint=hint,
+    )

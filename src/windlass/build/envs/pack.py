@@ -1,0 +1,172 @@
+"""Packs an environment into one archive that works wherever it is unpacked. The archive is whole or not there.
+
+Scripts find the Python beside them, activation finds its own folder, links inside become relative. The files keep their
+times, because compiled modules are valid only for sources of the same time; all else that could differ is fixed, so the
+same environment gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from windlass.build.envs.archive import SUFFIXES, Entry, refuse_unreadable, write_archive
+from windlass.build.envs.base_python import BasePython, base_python
+from windlass.build.envs.inspect import EnvFacts, inspect_env
+from windlass.build.envs.relocate import PORTABLE_ACTIVATE, portable_script, read_text_file
+from windlass.errors import UsageError
+
+_DROPPED = ("windlass-env.log", "bin/activate.csh", "bin/activate.fish", "bin/activate.nu", "bin/Activate.ps1")
+"""The log, and activation for shells in which a file cannot tell where it is."""
+
+
+class Packed(msgspec.Struct, frozen=True, kw_only=True):
+    """What was written, and what it needs where it is unpacked."""
+
+    file: str
+    size_bytes: int
+    entries: int
+    source_bytes: int
+    seconds: float
+    needs: tuple[str, ...]
+    left: tuple[str, ...]
+    """Files that hold the old path and could not be made to work anywhere."""
+
+
+def pack_env(path: str, output: str, *, with_python: bool, environ: Mapping[str, str], force: bool = False) -> Packed:
+    """Write the archive. Raises `UsageError` for what cannot be packed, `MachineError` without a program or room."""
+    began = time.monotonic()
+    facts = inspect_env(path)
+    root = Path(facts.path)
+    final = Path(output).expanduser().absolute()
+    _refuse(facts, root, final, with_python)
+    if not force and (final.exists() or final.is_symlink()):
+        raise UsageError(
+            f"{final} is there already: nothing was changed", hint="--force replaces it; or choose another name"
+        )
+    base = base_python(facts) if with_python and facts.kind == "venv" else None
+    entries = [*_entries(root, base), *(base.entries() if base else ())]
+    write_archive(entries, final, environ)
+    return Packed(
+        file=str(final),
+        size_bytes=final.stat().st_size,
+        entries=len(entries),
+        source_bytes=sum(entry.size for entry in entries),
+        seconds=round(time.monotonic() - began, 1),
+        needs=tuple(_needs(facts, base)),
+        left=tuple(_left(root, entries, facts.fixed)),
+    )
+
+
+def _refuse(facts: EnvFacts, root: Path, final: Path, with_python: bool) -> None:
+    if facts.incomplete:
+        raise UsageError(f"{root} has no bin/python", hint="`windlass env check` says what is wrong with it")
+    if not final.name.endswith(SUFFIXES):
+        raise UsageError(
+            f"{final.name}: the name must say what to write", hint=".tar.gz, .tar.zst, .tar, .sqsh or .squashfs"
+        )
+    if not final.parent.is_dir():
+        raise UsageError(f"{final.parent}: there is no such folder", hint="make it first")
+    if final.is_relative_to(root):
+        raise UsageError("the archive would lie in the environment that it packs", hint="write it beside it")
+    if final.is_dir():
+        raise UsageError(f"{final} is a folder", hint="give the name of a file")
+    outside = [path for path in facts.outside if path.editable]
+    if outside:
+        raise UsageError(
+            f"{outside[0].path} is installed with pip install -e: its code is not in {root}",
+            hint="install it without -e (pip install --no-deps --force-reinstall PATH), then pack",
+        )
+    if facts.moved:
+        raise UsageError(
+            f"{facts.moved[0][0]} starts {facts.moved[0][1]}: the environment was moved or copied",
+            hint="make it anew; `windlass env check` says more",
+        )
+    if with_python and facts.beneath:
+        raise UsageError(
+            "--with-python: the packages beneath it belong to its Python and would be left behind",
+            hint="leave --with-python out; the nodes need the same module or image",
+        )
+
+
+def _entries(root: Path, base: BasePython | None) -> Iterator[Entry]:
+    for folder, folders, names in os.walk(root, onerror=refuse_unreadable):
+        folders.sort()
+        here = Path(folder)
+        links = [name for name in folders if (here / name).is_symlink()]
+        for name in sorted([*names, *links]):
+            inside = str((here / name).relative_to(root))
+            if inside in _DROPPED or (base and base.has(inside)):
+                continue
+            yield from _entry(root, here / name, inside)
+        for name in folders:
+            if name not in links:
+                status = (here / name).stat()
+                inside = str((here / name).relative_to(root))
+                yield Entry(name=inside, folder=True, mode=stat.S_IMODE(status.st_mode), mtime=int(status.st_mtime))
+
+
+def _entry(root: Path, path: Path, inside: str) -> Iterator[Entry]:
+    status = path.lstat()
+    mode, mtime = stat.S_IMODE(status.st_mode), int(status.st_mtime)
+    if stat.S_ISLNK(status.st_mode):
+        yield Entry(name=inside, link=_link(root, path), mode=0o777, mtime=mtime)
+    elif stat.S_ISREG(status.st_mode):
+        data = _portable(root, path, inside)
+        size = status.st_size if data is None else len(data)
+        yield Entry(name=inside, path=str(path), data=data, mode=mode, mtime=mtime, size=size)
+
+
+def _link(root: Path, path: Path) -> str:
+    """Where a link leads, from where it is: into the environment by a relative path, out of it as it stands."""
+    target = path.readlink()
+    if target.is_absolute() and target.is_relative_to(root):
+        return os.path.relpath(target, path.parent)
+    return str(target)
+
+
+def _portable(root: Path, path: Path, inside: str) -> bytes | None:
+    """New content for a file that names the environment's place; None: as it is on disk."""
+    if not inside.startswith("bin/") and inside != "pyvenv.cfg":
+        return None
+    data = read_text_file(path)
+    if data is None:
+        return None
+    if inside == "bin/activate":
+        return PORTABLE_ACTIVATE.encode()
+    if inside == "pyvenv.cfg":
+        # Only `home` is read; the command that made it names the old place.
+        kept = [line for line in data.splitlines() if not line.startswith(b"command")]
+        return b"\n".join(kept) + b"\n"
+    changed = portable_script(data)
+    return None if changed == data else changed
+
+
+def _left(root: Path, entries: list[Entry], fixed: tuple[str, ...]) -> list[str]:
+    """Files that still name the old place: scripts of an unknown form, and what conda wrote it into."""
+    changed = {entry.name for entry in entries if entry.data is not None}
+    found = [name for name in fixed if name not in changed]
+    for entry in entries:
+        if entry.name.startswith("bin/") and entry.path and entry.name not in found:
+            data = entry.data if entry.data is not None else read_text_file(Path(entry.path))
+            if data is not None and os.fsencode(root) in data:
+                found.append(entry.name)
+    return found
+
+
+def _needs(facts: EnvFacts, base: BasePython | None) -> Iterator[str]:
+    if base is not None:
+        yield from base.needs()
+    elif facts.kind == "venv":
+        yield f"{facts.base} (Python {facts.python}) in the same place, or pack it too: --with-python"
+    if facts.beneath:
+        yield "the module or image whose packages lie beneath it"
+    for path in facts.outside:
+        yield f"{path.path}, which {path.by} adds"
+    if facts.glibc:
+        yield f"{facts.machine}, glibc {facts.glibc} or newer"

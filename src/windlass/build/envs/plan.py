@@ -1,0 +1,361 @@
+"""How a Python environment is made at a site: a value that says every step, its reason and its source. Pure.
+
+The shell lines are written for `bash` with three names in them: `$ENV` (the folder), `$IMAGE` (where packages of an
+image lie beneath), and `py`, a function that runs the environment's own Python wherever it has to run.
+"""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatchcase
+from typing import Literal
+
+import msgspec
+
+from windlass.plan.environment.modules import module_lines
+from windlass.build.envs.extras import Extra, find_extra
+from windlass.build.envs.place import place_findings
+from windlass.build.envs.step import Step, shell_path, site_modules, with_account
+from windlass.build.envs.use import use_steps
+from windlass.build.envs.wheels import Wheel, choose_wheel
+from windlass.errors import UsageError
+from windlass.build.images.check import Finding
+from windlass.model.site import ContainerSpec, PythonSpec, Site
+from windlass.base.notation.shell import quote
+
+PLAN_VERSION = 1
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)")
+_PYTHON = re.compile(r"\d+\.\d+(\.\d+)?\Z")
+_EXISTS = (
+    'if [ -e "$ENV" ] || [ -L "$ENV" ]; then',
+    '  echo "$ENV is there already: move it away, or choose another ENV" >&2',
+    "  exit 2",
+    "fi",
+)
+_ACCOUNT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
+_KEPT = "'^(torch|pytorch-triton[a-z-]*)=='"
+
+
+class EnvRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user asks for."""
+
+    path: str = ""
+    extras: tuple[str, ...] = ()
+    torch: str = ""
+    """A version, a build (`+cu128`), both, or `none`."""
+    torch_index: str = ""
+    """Another index for torch; `none`: whatever pip is configured with."""
+    python: str = ""
+    """conda: a version; venv: the interpreter to build on."""
+    image: str = ""
+    account: str = ""
+    """The project that the site's places for environments belong to."""
+
+
+class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What was seen of the machine, where it is the one that is planned for; else what the catalog says."""
+
+    vendor: str = ""
+    machine: str = ""
+    driver: str = ""
+    runtime: str = ""
+
+
+class EnvPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole: how it is made (`steps`) and how it is used (`use`)."""
+
+    version: int
+    site: str
+    title: str
+    path: str
+    kind: Literal["venv", "conda"]
+    beneath: Literal["nothing", "module", "image"]
+    because: str
+    source: str
+    torch: Wheel | None
+    extras: tuple[str, ...]
+    variables: tuple[str, ...]
+    """Variables that the path is made of and that must be set: the project, a scratch folder."""
+    steps: tuple[Step, ...]
+    use: tuple[Step, ...]
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...] = ()
+
+
+def plan_env(request: EnvRequest, site: Site, facts: MachineFacts) -> EnvPlan:
+    """Decide. Raises `UsageError` for what cannot be: an unknown build of torch, a name that is no package."""
+    spec = site.file.python
+    _refuse_strange(request, spec)
+    path = with_account(request.path or f"{spec.place or '${HOME}/envs'}/torch", request.account)
+    extras = tuple(find_extra(name) for name in request.extras)
+    wheel = _wheel(request, site, facts)
+    source = _source(site)
+    steps = [_place(path), *_modules(site), *_image(request, site), _environment(request, site, source)]
+    if wheel is not None:
+        steps.append(_torch(wheel, request.torch_index))
+    steps += _extras(extras, site, wheel, request.torch_index)
+    steps.append(_try(wheel, extras, spec))
+    warnings = [Finding(level="warning", topic="torch", text=text) for text in (wheel.warnings if wheel else ())]
+    return EnvPlan(
+        version=PLAN_VERSION,
+        site=site.name,
+        title=site.file.title or site.name,
+        path=path,
+        kind=spec.kind,
+        beneath=spec.beneath,
+        because=spec.because or "the catalog has no document of this site on environments: a plain venv",
+        source=source,
+        torch=wheel,
+        extras=request.extras,
+        variables=tuple(n for n in dict.fromkeys(_names(path)) if n not in ("USER", "HOME")),
+        steps=tuple(steps),
+        use=use_steps(path, site),
+        findings=(*warnings, *place_findings(path, site, account=request.account)),
+        notes=tuple(_notes(site)),
+    )
+
+
+def _names(path: str) -> list[str]:
+    return (["ACCOUNT"] if "{account" in path else []) + _VARIABLE.findall(path)
+
+
+def _refuse_strange(request: EnvRequest, spec: PythonSpec) -> None:
+    if "\n" in request.path or "\0" in request.path:
+        raise UsageError("--path holds a line break", hint="choose another folder")
+    if request.path and not request.path.startswith(("/", "${", "~")):
+        raise UsageError(f"--path {request.path} is not a full path", hint="jobs start in folders of their own")
+    if request.account and not _ACCOUNT.match(request.account):
+        raise UsageError(f"--account {request.account!r} is no name of a project", hint="as in --account abc123")
+    if spec.kind == "conda" and request.python and not _PYTHON.match(request.python):
+        raise UsageError(f"--python {request.python}: conda takes a version here", hint="as in --python 3.12")
+    if request.image and spec.beneath != "image":
+        raise UsageError(
+            "--image: at this site no image lies beneath an environment",
+            hint="for a container of your own build the packages into it: windlass image plan",
+        )
+
+
+def _source(site: Site, key: str = "because") -> str:
+    if not getattr(site.file.python, key):
+        return "" if key == "mpicc" else "windlass"
+    origin = site.origin_of(f"python.{key}")
+    return ", ".join(part for part in (origin.where, origin.checked) if part)
+
+
+def _wheel(request: EnvRequest, site: Site, facts: MachineFacts) -> Wheel | None:
+    if request.torch == "none" or (site.file.python.beneath != "nothing" and not request.torch):
+        return None
+    return choose_wheel(
+        said=request.torch,
+        site=site.file.python.torch,
+        site_source=_source(site),
+        vendor=facts.vendor or site.file.devices.vendor or "",
+        machine=facts.machine or site.file.node.arch,
+        driver=facts.driver,
+        runtime=facts.runtime,
+    )
+
+
+def _place(path: str) -> Step:
+    ask = ("export ACCOUNT=YOUR_PROJECT   # or: windlass env plan --account NAME",) if "ACCOUNT" in _names(path) else ()
+    return Step(
+        name="the place",
+        because="made anew, so that nothing old is in it",
+        commands=(*_EXISTS, 'mkdir -p "$(dirname "$ENV")"'),
+        shown=(*ask, f"ENV={shell_path(path)}"),
+    )
+
+
+def _modules(site: Site) -> list[Step]:
+    specs, spec = site_modules(site), site.file.python
+    if spec.beneath == "image":
+        return []
+    use = tuple(dict.fromkeys(path for one in specs for path in one.use))
+    load = tuple(dict.fromkeys(name for one in specs for name in one.load))
+    exports = tuple(f"export {name}={quote(value)}" for name, value in spec.compilers.items())
+    if not load and not spec.before and not exports:
+        return []
+    shown = [*(f"module use {path}" for path in use), *([f"module load {' '.join(load)}"] if load else [])]
+    step = Step(
+        name="the site's modules" if load else "the site's compilers",
+        because="; ".join(one.because for one in specs if one.because) or "the system's own compilers are too old",
+        commands=(*module_lines(use, load), *spec.before, *exports),
+        shown=(*shown, *spec.before, *exports),
+        source=_source(site),
+    )
+    return [step]
+
+
+def _runtime(site: Site, image: str) -> ContainerSpec | None:
+    specs = site.file.containers
+    named = next((s for s in specs if any(fnmatchcase(image, pattern) for pattern in s.images)), None)
+    return named or next((s for s in specs if s.default), None)
+
+
+def _image(request: EnvRequest, site: Site) -> list[Step]:
+    spec = site.file.python
+    if spec.beneath != "image":
+        return []
+    image = request.image or spec.image
+    if not image:
+        line = ': "${IMAGE:?set IMAGE to the image, or the environment definition (EDF), that the job will use}"'
+    elif "*" in image:
+        named = "*".join(quote(part) if part else "" for part in image.split("*"))  # the star is the shell's
+        line = f"IMAGE=${{IMAGE:-$(printf '%s\\n' {named} | sort -V | tail -n 1)}}"
+    else:
+        line = f"IMAGE=${{IMAGE:-{quote(image)}}}"
+    runtime = _runtime(site, image)
+    inside = _inside(site, runtime)
+    step = Step(
+        name="the image beneath",
+        because="the environment must be made by the image's own Python: it works with that image and no other",
+        commands=(line, f'inside() {{ {inside} "$@"; }}'),
+        source=_source(site),
+    )
+    return [step]
+
+
+def _inside(site: Site, runtime: ContainerSpec | None) -> str:
+    if runtime is not None and runtime.runtime == "edf":
+        return 'srun --ntasks=1 --environment="$IMAGE"'
+    name = (runtime.executable or runtime.runtime) if runtime else "apptainer"
+    verb = runtime.verb if runtime else "exec"
+    links = sorted(set(site.file.storage.links.values()))
+    binds = "".join(f" -B {quote(path)}" for path in links)
+    return f'{name} {verb}{binds} -B "$(dirname "$ENV")" "$IMAGE"'
+
+
+def _environment(request: EnvRequest, site: Site, source: str) -> Step:
+    spec = site.file.python
+    if spec.kind == "conda":
+        version = request.python or spec.version or "3.11"
+        return Step(
+            name=f"a conda environment with Python {version}",
+            because=spec.because,
+            commands=(f'conda create --yes --prefix "$ENV" python={version} pip', 'py() { "$ENV/bin/python" "$@"; }'),
+            source=source,
+        )
+    python = quote(request.python or "python3")
+    if spec.beneath == "image":
+        # WITH_CONDA activates the image's own environment where it has one; `.pth`: a venv inside the image would not
+        # be seen by a venv that is made from it.
+        make = 'eval "${WITH_CONDA:-}"; exec "$0" "$@"'
+        return Step(
+            name="a venv with the image's packages beneath",
+            because="the image is read-only and lacks some packages; pip sees those it has and leaves them there",
+            commands=(
+                "# shellcheck disable=SC2016",
+                f'inside sh -c {quote(make)} {python} -m venv --system-site-packages "$ENV"',
+                "# shellcheck disable=SC2016",
+                f'inside sh -c {quote(make)} {python} -c {quote(_BENEATH)} "$ENV"',
+                'py() { inside "$ENV/bin/python" "$@"; }',
+            ),
+            source=source,
+        )
+    through = spec.beneath == "module"
+    return Step(
+        name="a venv on top of the site's packages" if through else "a venv",
+        because="pip sees the module's packages and leaves them there"
+        if through
+        else "isolated from the system's packages",
+        commands=(
+            f'{python} -m venv {"--system-site-packages " if through else ""}"$ENV"',
+            'py() { "$ENV/bin/python" "$@"; }',
+        ),
+        source=source,
+    )
+
+
+_BENEATH = (
+    "import sys, sysconfig; "
+    'to = "%s/lib/python%d.%d/site-packages/beneath.pth" % (sys.argv[1], *sys.version_info[:2]); '
+    'sys.prefix == sys.base_prefix or open(to, "w").write(sysconfig.get_path("purelib") + "\\n")'
+)
+
+
+def _torch(wheel: Wheel, index: str) -> Step:
+    return Step(
+        name=f"torch {wheel.version} ({wheel.build})",
+        because=wheel.because,
+        commands=(f"py -m pip install {wheel.requirement}{_index(wheel, index)}",),
+        source=wheel.source,
+    )
+
+
+def _index(wheel: Wheel, said: str) -> str:
+    if said == "none":
+        return ""
+    return f" --index-url {quote(said or wheel.index)}"
+
+
+def _extras(extras: tuple[Extra, ...], site: Site, wheel: Wheel | None, index: str) -> list[Step]:
+    if not extras:
+        return []
+    keep = Step(
+        name="keep torch as it is",
+        because="a package that wants another torch must fail, not replace the one that fits the driver",
+        commands=(f'py -m pip list --format=freeze | grep -iE {_KEPT} >"$ENV/constraints.txt" || true',),
+    )
+    found = [keep]
+    for extra in extras:
+        words = [*extra.environment]
+        if extra.mpi:
+            words.append(f"MPICC={quote(_wrapper(site))}")
+        options = list(extra.options)
+        if extra.torch_index and wheel is not None and index != "none":
+            options.append(f"--extra-index-url {quote(index or wheel.index)}")
+        install = " ".join(
+            [*words, "py -m pip install", '-c "$ENV/constraints.txt"', *options, quote(extra.requirement)]
+        )
+        tools = (f"py -m pip install {' '.join(extra.tools)}",) if extra.tools else ()
+        found.append(
+            Step(
+                name=extra.name,
+                because=_with_mpi(site) if extra.mpi else extra.because,
+                commands=(*_need_wrapper(extra, site), *tools, install),
+                shown=(*tools, install),
+                source=_source(site, "mpicc") if extra.mpi else "",
+            )
+        )
+    return found
+
+
+def _wrapper(site: Site) -> str:
+    return "mpicc" if site.file.python.beneath == "image" else site.file.python.mpicc or "mpicc"
+
+
+def _need_wrapper(extra: Extra, site: Site) -> tuple[str, ...]:
+    if not extra.mpi or site.file.python.beneath == "image":
+        return ()
+    wrapper = _wrapper(site).split()[0]
+    said = f"{wrapper} cannot compile for MPI here (no wrapper, or no mpi.h): load the MPI, or leave mpi4py out"
+    return (f"printf '#include <mpi.h>\\n' | {wrapper} -E -x c - >/dev/null || {{ echo {quote(said)} >&2; exit 3; }}",)
+
+
+def _with_mpi(site: Site) -> str:
+    if site.file.python.beneath == "image":
+        return "compiled against the image's MPI: a wheel brings another one, which cannot talk to the launcher"
+    return "compiled with the site's compiler wrapper, so that it uses the site's MPI; a wheel knows only others"
+
+
+def _try(wheel: Wheel | None, extras: tuple[Extra, ...], spec: PythonSpec) -> Step:
+    names = [extra.module for extra in extras if extra.module and not extra.mpi]
+    names = (["torch"] if wheel is not None or spec.beneath != "nothing" else []) + names
+    # mpi4py's package, not its MPI: that starts only where a launcher is. Before torch, as Frontier wants it.
+    names = (["mpi4py"] if any(extra.mpi for extra in extras) else []) + names
+    code = f"import {', '.join(names)}" if names else "import sys"
+    say = "; print(torch.__version__)" if "torch" in names else ""
+    return Step(
+        name="import what was installed",
+        because="what fails here fails on a thousand ranks",
+        commands=(f"py -c {quote(code + say)}",),
+    )
+
+
+def _notes(site: Site) -> list[str]:
+    notes = [site.file.python.note] if site.file.python.note else []
+    if site.file.offline:
+        notes.append("compute nodes cannot reach the internet: make it on a login node")
+    if site.file.storage.note:
+        notes.append(site.file.storage.note)
+    return notes

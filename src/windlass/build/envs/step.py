@@ -1,0 +1,52 @@
+"""One step of making or using an environment, and the pieces of shell that both have in common. Pure."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from windlass.model.condition import Facts, holds
+from windlass.model.site import ModuleSpec, Site
+from windlass.base.notation.shell import quote
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One step: lines of bash, and why."""
+
+    name: str
+    because: str
+    commands: tuple[str, ...]
+    source: str = ""
+    shown: tuple[str, ...] = ()
+    """What people are shown in the place of the commands."""
+
+
+def shown_path(path: str) -> str:
+    """A path of the catalog as people read it, with the shell's variables in the place of `{account}`."""
+    return path.replace("{account_lower}", "${ACCOUNT,,}").replace("{account}", "${ACCOUNT}")
+
+
+def with_account(path: str, account: str) -> str:
+    """A path of the catalog with the project in it; without a project as it is."""
+    if not account:
+        return path
+    return path.replace("{account_lower}", account.lower()).replace("{account}", account)
+
+
+def shell_path(path: str) -> str:
+    """A path of the catalog (`{account}`, `${USER}`) or of the user as one word of bash."""
+    if "{account" not in path and "${" not in path:
+        return quote(path)
+    return '"' + re.sub(r'[\\"`]|\$(?!\{)', lambda match: "\\" + match[0], shown_path(path)) + '"'
+
+
+def site_modules(site: Site) -> tuple[ModuleSpec, ...]:
+    """The modules that an environment is made with: the site's defaults on one node, and those it needs beside them."""
+    facts = Facts(nodes=1, ranks_per_node=1, scheduler=site.file.scheduler.kind, launcher="local")
+    wanted = set(site.file.python.modules)
+    return tuple(
+        spec
+        for spec in site.file.modules
+        if (spec.default and holds(spec.when, facts)) or {name.split("/", 1)[0] for name in spec.load} & wanted
+    )

@@ -1,0 +1,161 @@
+"""The table of torch's wheels: which build fits a machine and its driver, and whether a combination is known. Pure but
+for reading the table."""
+
+from __future__ import annotations
+
+import re
+import sys
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+
+from windlass.errors import UsageError, nearest
+from windlass.node.libs.closure import version_key
+from windlass.model.site import SourceSpec
+from windlass.model.table import Table
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_TABLE = Path(__file__).parent / "data" / "wheels.toml"
+_TORCH = re.compile(r"(\d+(?:\.\d+)*(?:(?:a|b|rc)\d+)?)?(?:\+([a-z0-9.]+))?\Z")
+
+
+class BuildSpec(Table, frozen=True, kw_only=True):
+    """A build of torch: the local part of its version (`cu128`) and the index that has it."""
+
+    name: str
+    vendor: str = ""
+    """Whose devices it is for; none: the CPU."""
+    runtime: str = ""
+    """The CUDA or ROCm in it."""
+    index: str
+    machines: tuple[str, ...]
+    torch: tuple[str, ...]
+    """Patterns of versions that exist in this build."""
+    default: str
+    preferred: bool = False
+    """What to take where neither the site nor the driver decides."""
+    source: str
+
+    @property
+    def driver(self) -> str:
+        """The oldest driver that it works with, where that is known."""
+        return least_driver(self.runtime) if self.vendor == "nvidia" else ""
+
+
+class WheelTable(Table, frozen=True, kw_only=True):
+    sources: dict[str, SourceSpec]
+    builds: tuple[BuildSpec, ...]
+    drivers: dict[str, str]
+
+
+class Wheel(msgspec.Struct, frozen=True, kw_only=True):
+    """The wheel that is chosen, and why."""
+
+    version: str
+    build: str
+    index: str
+    because: str
+    source: str
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def requirement(self) -> str:
+        return f"torch=={self.version}"
+
+
+@lru_cache(maxsize=1)
+def wheel_table() -> WheelTable:
+    return msgspec.convert(tomllib.loads(_TABLE.read_text(encoding="utf-8")), WheelTable)
+
+
+def least_driver(runtime: str) -> str:
+    """The oldest NVIDIA driver for a version of CUDA, or nothing where the table does not say."""
+    return wheel_table().drivers.get(runtime.split(".", 1)[0], "")
+
+
+def parse_torch(text: str) -> tuple[str, str]:
+    """`2.10.0+cu128` as version and build; either may be empty. `UsageError` for anything else."""
+    found = _TORCH.match(text)
+    if not text or not found:
+        raise UsageError(
+            f"--torch {text!r} is no version of torch", hint="as in 2.10.0, 2.10.0+cu128, +rocm7.1; or none"
+        )
+    return found[1] or "", found[2] or ""
+
+
+def choose_wheel(
+    *, said: str, site: str, site_source: str, vendor: str, machine: str, driver: str = "", runtime: str = ""
+) -> Wheel:
+    """The wheel for a machine. `said` is the user's version or build, `site` the site's; `driver` (NVIDIA's) and
+    `runtime` (CUDA's or ROCm's version) are what is known of the machine. Raises `UsageError` for an unknown build."""
+    version, build = parse_torch(said) if said else ("", "")
+    own_version, own_build = parse_torch(site) if site else ("", "")
+    spec, because = _build(build or own_build, vendor, machine, driver, runtime)
+    if build:
+        because = "you asked for it"
+    elif own_build:
+        because = "the site's document names it"
+    version = version or (own_version if spec.name == own_build else "") or spec.default
+    source = wheel_table().sources[spec.source]
+    return Wheel(
+        version=version,
+        build=spec.name,
+        index=spec.index,
+        because=because,
+        source=site_source if spec.name == own_build else f"{source.where}, {source.checked}",
+        warnings=tuple(_doubts(spec, version, vendor, machine, driver)),
+    )
+
+
+def _build(name: str, vendor: str, machine: str, driver: str, runtime: str) -> tuple[BuildSpec, str]:
+    builds = wheel_table().builds
+    if name:
+        spec = next((build for build in builds if build.name == name), None)
+        if spec is None:
+            names = [build.name for build in builds]
+            close = nearest(name, names)
+            hint = f"did you mean +{close}? " if close else ""
+            raise UsageError(f"no build of torch is known as +{name}", hint=f"{hint}known: {', '.join(names)}")
+        return spec, ""
+    if not vendor:
+        return next(build for build in builds if not build.vendor), "no accelerator is known here: the CPU's build"
+    fitting = [build for build in builds if build.vendor == vendor and machine in ("", *build.machines)]
+    if driver:
+        able = [build for build in fitting if build.driver and version_key(build.driver) <= version_key(driver)]
+        if able:
+            best = max(
+                able, key=lambda build: (version_key(build.default), build.preferred, version_key(build.runtime))
+            )
+            return best, f"driver {driver} is new enough for it (it needs {best.driver})"
+    if runtime and vendor == "amd":
+        same = [build for build in fitting if version_key(build.runtime)[:2] == version_key(runtime)[:2]]
+        if same:
+            return same[-1], f"for the machine's ROCm {runtime}"
+    spec = next((build for build in fitting if build.preferred), None) or next(b for b in builds if not b.vendor)
+    return spec, f"a build for {spec.vendor or 'the CPU'} that suits most drivers"
+
+
+def _doubts(spec: BuildSpec, version: str, vendor: str, machine: str, driver: str) -> list[str]:
+    found = []
+    if not any(fnmatchcase(version, pattern) for pattern in spec.torch):
+        found.append(
+            f"torch {version} with {spec.name} is not among the known combinations ({', '.join(spec.torch)}): "
+            "look whether the index has it"
+        )
+    if machine and machine not in spec.machines:
+        found.append(f"{spec.name} has wheels for {', '.join(spec.machines)} and none for {machine} is known")
+    if vendor != spec.vendor and vendor:
+        found.append(f"{spec.name} does not use the devices of this machine ({vendor})")
+    if spec.driver and not driver:
+        found.append(
+            f"the driver of this machine is not known here: {spec.name} needs {spec.driver} or newer (nvidia-smi)"
+        )
+    elif spec.driver and version_key(driver) < version_key(spec.driver):
+        found.append(f"driver {driver} is too old for {spec.name}, which needs {spec.driver}")
+    return found

@@ -1,0 +1,240 @@
+"""Builds a recipe with the builder that is here. A failed build keeps its log and leaves nothing under the final name.
+
+The image is built under a name of its own and gets its final name in one step, when all of it, also what is derived
+from it, is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from windlass.errors import CommandError, MachineError, UsageError
+from windlass.build.images.host_variant import host_variant_files
+from windlass.build.images.recipe import Recipe, sbom
+from windlass.build.images.render import context_files
+from windlass.node.sys.atomic import replace_file
+from windlass.base.procs.command import run_command, which
+
+BUILDERS = ("podman", "buildah", "docker", "apptainer")
+_ENTRY = Path(__file__).parent / "data" / "entry.sh"
+_BUILD_S = 6 * 3600.0
+_SHORT_S = 600.0
+_MAX_LINE, _MAX_LINES, _MAX_SEARCHED = 160, 5, 80
+_SUMMARIES = ("Error: building at STEP", "Error: error building", "subprocess exited with", "exit status ")
+"""How buildah and podman end a build that failed: with all words of the step."""
+
+
+_FITS = (
+    "said=$(LD_PRELOAD=/container/host-libs/libfabric.so.1 /bin/sh -c : 2>&1) || said=${said:-it does not load}; "
+    '[ -z "$said" ] || { echo "error: the host\'s libfabric does not fit the image: $said" >&2; exit 1; }'
+)
+
+
+class Built(msgspec.Struct, frozen=True, kw_only=True):
+    """What a build has made."""
+
+    image: str
+    builder: str
+    log: str
+    variant: str = ""
+    """The derived image with the host's libraries, where --host-libs asked for it."""
+    sif: str = ""
+
+
+def entry_script() -> str:
+    return _ENTRY.read_text(encoding="utf-8")
+
+
+def choose_builder(wanted: str | None, environ: Mapping[str, str]) -> tuple[str, str]:
+    """Name and path of the builder. Raises `MachineError` where there is none."""
+    names = (wanted,) if wanted else BUILDERS
+    for name in names:
+        found = which(name, environ)
+        if found:
+            return name, found
+    what = f"no {wanted}" if wanted else f"none of {', '.join(BUILDERS)}"
+    raise MachineError(
+        f"{what} on this machine to build with",
+        hint="`windlass image plan SPEC --output DIR` writes the recipe for another machine",
+    )
+
+
+def write_context(recipe: Recipe, folder: Path) -> None:
+    """Everything that a build needs, as files. Raises `MachineError` where they cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in context_files(recipe, entry_script(), sbom(recipe)).items():
+            replace_file(folder / name, text.encode(), mode=0o644)
+    except OSError as error:
+        raise MachineError(f"cannot write to {folder}: {error.strerror}", hint="choose another folder") from error
+
+
+def build_image(
+    recipe: Recipe,
+    *,
+    tag: str,
+    builder: tuple[str, str],
+    environ: Mapping[str, str],
+    log: Path,
+    host_libs: str = "",
+    sif: str = "",
+    options: tuple[str, ...] = (),
+) -> Built:
+    """Build it. Raises `UsageError` for host libraries that are not whole, `CommandError` with the log's place for a
+    build that fails."""
+    name, program = builder
+    extra = host_variant_files(recipe, host_libs) if host_libs else None
+    if name == "apptainer" and host_libs:
+        raise UsageError("--host-libs with apptainer", hint="build with podman, buildah or docker, and add --sif")
+    if sif and name != "apptainer" and which("apptainer", environ) is None and which("singularity", environ) is None:
+        raise MachineError(
+            "--sif: no apptainer and no singularity on this machine", hint="leave --sif out, convert later"
+        )
+    with tempfile.TemporaryDirectory(prefix="windlass-build-") as folder:
+        context = Path(folder) / "context"
+        write_context(recipe, context)
+        job = _Job(name, program, environ, log, options)
+        if name == "apptainer":
+            return _build_sif(job, recipe, context, sif or f"{recipe.name}.sif")
+        partial = f"localhost/windlass-build:{Path(folder).name.rpartition('-')[2].lower()}-{os.getpid()}"
+        try:
+            job.build(partial, context)
+            variant = ""
+            if extra is not None:
+                variant = _variant(job, partial, Path(folder) / "variant", extra, _ss_tag(tag))
+            job.run("tag", partial, tag)
+        finally:
+            job.forget(partial)
+        made = _to_sif(job, variant or tag, Path(folder), sif) if sif else ""
+    return Built(image=tag, builder=name, log=str(log), variant=variant, sif=made)
+
+
+def _ss_tag(tag: str) -> str:
+    """`name:tag` as `name-ss:tag`."""
+    name, colon, version = tag.rpartition(":")
+    if not colon or "/" in version:
+        return f"{tag}-ss"
+    return f"{name}-ss:{version}"
+
+
+class _Job:
+    """Commands of one builder, each of whose words goes to the log."""
+
+    def __init__(
+        self, name: str, program: str, environ: Mapping[str, str], log: Path, options: tuple[str, ...]
+    ) -> None:
+        self.name, self.program, self.environ, self.log, self.options = name, program, environ, log, options
+
+    def build(self, tag: str, context: Path) -> None:
+        verb = ("bud",) if self.name == "buildah" else ("build",)
+        argv = (*verb, *self.options, "-t", tag, "-f", str(context / "Containerfile"), str(context))
+        self.run(*argv, timeout_s=_BUILD_S)
+
+    def forget(self, name: str) -> None:
+        """Take a name away, where it is there. Never raises."""
+        with contextlib.suppress(CommandError):
+            run_command((self.program, "rmi", name), timeout_s=_SHORT_S, env=self.environ, check=False)
+
+    def run(self, *words: str, timeout_s: float = _SHORT_S, program: str = "", cwd: Path | None = None) -> None:
+        """Run a command of the builder; its output goes to the log while it runs, so that a build of hours can be
+        watched and one that was interrupted has left what it said."""
+        argv = (program or self.program, *words)
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("a", errors="surrogateescape") as stream:
+            stream.write(f"$ {' '.join(argv)}\n")
+        said_from = self.log.stat().st_size
+        into_log = ("/bin/sh", "-c", 'exec "$@" >>"$0" 2>&1', str(self.log), *argv)
+        done = run_command(
+            into_log,
+            timeout_s=timeout_s,
+            env=self.environ,
+            check=False,
+            stop_with=signal.SIGTERM,
+            cwd=str(cwd) if cwd else None,
+        )
+        if done.code != 0:
+            with self.log.open(errors="replace") as stream:
+                stream.seek(said_from)
+                said = stream.read().strip() or "no message"
+            headline, lines = _what_failed(said)
+            raise CommandError(
+                f"the build failed: {headline}",
+                argv=argv,
+                code=done.code,
+                output="\n".join(lines),
+                hint=f"all of its output: {self.log}",
+            )
+
+
+def _what_failed(said: str) -> tuple[str, list[str]]:
+    """The line that says why a build failed, and the last lines before the builder's own summary, which repeats the
+    whole step."""
+    lines = [line[:_MAX_LINE] for line in said.splitlines() if line.strip()]
+    own = [line for line in lines if not line.startswith(_SUMMARIES)] or lines
+    errors = [line for line in own[-_MAX_SEARCHED:] if re.search(r"\berror: ", line, re.IGNORECASE)]
+    return (errors or own)[-1], own[-_MAX_LINES:]
+
+
+def _variant(job: _Job, base: str, context: Path, files: dict[str, Path], tag: str) -> str:
+    """The image with the host's libraries inside, from the one that was just built."""
+    (context / "libs").mkdir(parents=True)
+    for name, source in files.items():
+        shutil.copyfile(source, context / "libs" / name)
+    lines = [
+        f"FROM {base}",
+        "# The host's network libraries, in front of the image's own.",
+        "COPY libs /container/host-libs",
+        'ENV LD_LIBRARY_PATH="/container/host-libs${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"',
+        "# The loader itself says whether they fit: what is missing, a glibc that is too old.",
+        f"RUN {_FITS}",
+        'LABEL windlass.host-libs="' + ",".join(sorted(files)) + '"',
+    ]
+    (context / "Containerfile").write_text("\n".join(lines) + "\n")
+    partial = f"{base}-ss"
+    try:
+        job.build(partial, context)
+        job.run("tag", partial, tag)
+    finally:
+        job.forget(partial)
+    return tag
+
+
+def _to_sif(job: _Job, tag: str, folder: Path, sif: str) -> str:
+    """The image as a SIF file, by apptainer or singularity, through an archive; the file is whole or not there."""
+    program = which("apptainer", job.environ) or which("singularity", job.environ) or "apptainer"
+    archive = folder / "image.tar"
+    if job.name == "buildah":
+        job.run("push", tag, f"docker-archive:{archive}")
+    else:
+        job.run("save", "--format" if job.name == "podman" else "-o", *_save_words(job.name, archive), tag)
+    return _apptainer_build(job, program, f"docker-archive://{archive}", sif)
+
+
+def _save_words(builder: str, archive: Path) -> tuple[str, ...]:
+    return ("docker-archive", "-o", str(archive)) if builder == "podman" else (str(archive),)
+
+
+def _build_sif(job: _Job, recipe: Recipe, context: Path, sif: str) -> Built:
+    made = _apptainer_build(job, job.program, "image.def", sif, cwd=context)
+    return Built(image=made, builder=job.name, log=str(job.log), sif=made)
+
+
+def _apptainer_build(job: _Job, program: str, source: str, sif: str, cwd: Path | None = None) -> str:
+    final = Path(sif).absolute()
+    partial = final.with_name(f".{final.name}.{os.getpid()}")
+    words = ("build", "--force", *job.options, str(partial), source)
+    try:
+        job.run(*words, program=program, timeout_s=_BUILD_S, cwd=cwd)  # files of a definition are named from there
+        partial.replace(final)
+    finally:
+        partial.unlink(missing_ok=True)
+    return str(final)

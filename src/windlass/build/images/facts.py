@@ -1,0 +1,284 @@
+"""What an unpacked image is made of, as far as the network cares: machine, C library, libraries, plugins, MPI, CUDA.
+
+Reads files and runs nothing of the image.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from windlass.node.libs.closure import GLIBC, Root, closure, newest, version_key
+from windlass.node.libs.decide import ImageFacts, ImageLibrary
+from windlass.node.libs.elf import ElfError, is_elf, read_elf
+from windlass.node.libs.plugins import FABRIC, ImagePlugin, plugin_family
+
+PROVIDERS = ("cxi", "efa", "verbs", "opx", "psm3", "tcp", "shm", "sockets")
+_SHELLS = ("/bin/sh", "/usr/bin/env", "/bin/bash", "/usr/bin/python3", "/bin/busybox")
+_MPI = re.compile(r"libmpi(?:ch|_cray|_gnu_\d+)?\.so\.\d+\Z")
+PLUGIN_FOLDERS = (
+    "/container/hpc/lib",
+    "/opt/amazon/ofi-nccl/lib",
+    "/opt/amazon/efa/lib",
+    "/opt/hpcx/nccl_rdma_sharp_plugin/lib",
+    "/opt/nccl-plugin/lib",
+    "/opt/rccl-plugin/lib",
+    "/usr/local/lib",
+    "/usr/local/mpi/lib",
+    "/opt/ompi/lib",
+)
+"""Where known images keep plugins and MPI outside of the loader's own folders."""
+_COMPAT = ("/usr/local/cuda/compat/lib.real", "/usr/local/cuda/compat/lib", "/usr/local/cuda/compat")
+_MAX_FILES = 20_000
+LOADING = ("LD_LIBRARY_PATH", "FI_PROVIDER_PATH", "NCCL_NET_PLUGIN")
+"""Variables of an image that decide which libraries are loaded."""
+
+
+class ImageReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What `windlass image check` says of an image, before it is held against a site."""
+
+    image: str
+    kind: str
+    machine: str = ""
+    system: str = ""
+    libc: str = ""
+    glibc: str = ""
+    libfabric: tuple[str, ...] = ()
+    """Places of libfabric.so.1, the one that the loader takes first."""
+    libfabric_version: str = ""
+    providers: tuple[str, ...] = ()
+    missing: dict[str, str] = {}
+    """Libraries that the image's own libfabric or plugin needs and that are not there: name to who needs it."""
+    plugins: tuple[str, ...] = ()
+    mpi: tuple[str, ...] = ()
+    cuda_compat: str = ""
+    environment: dict[str, str] = {}
+    libraries: int = 0
+
+
+def image_root(folder: str, environment: dict[str, str] | None = None) -> Root:
+    """The image's file system, with the machine of its own programs and the search path of its environment."""
+    search = [path for path in (environment or {}).get("LD_LIBRARY_PATH", "").split(":") if path.startswith("/")]
+    root = Root(folder, search=search)
+    for path in _SHELLS:
+        found = root.load(path)
+        if found is not None:
+            root.machine = found[1].machine
+            break
+    return root
+
+
+def read_image(
+    root: Root, image: str, kind: str, environment: dict[str, str], names: tuple[str, ...] = ()
+) -> tuple[ImageReport, ImageFacts]:
+    """The report for people, and the facts for the decision. `names` are libraries of the image that are not below the
+    root, known by their places alone."""
+    libraries = _libraries(root)
+    libc, glibc = _libc(root)
+    fabric = tuple(path for name, path, _ in libraries if name == "libfabric.so.1")
+    first = _first(root, libraries)
+    searched = {root.inside(place) for folder in (*root.search, *root.folders()) if (place := root.place(folder))}
+    for path in names:
+        folder, _, name = path.rpartition("/")
+        if folder in searched:
+            first.setdefault(name, ImageLibrary(path, None))
+    plugins = _plugins(root, libraries)
+    compat, compat_folder = _cuda_compat(root)
+    providers = _providers(root, first["libfabric.so.1"].path) if "libfabric.so.1" in first else ()
+    report = ImageReport(
+        image=image,
+        kind=kind,
+        machine=root.machine,
+        system=_system(root),
+        libc=libc,
+        glibc=glibc,
+        libfabric=_unique(root, fabric),
+        libfabric_version=_file_version(root, fabric[0]) if fabric else "",
+        providers=providers,
+        missing=_missing(root, [*fabric[:1], *(plugin.paths[0] for plugin in plugins)]),
+        plugins=tuple(plugin.paths[0] for plugin in plugins),
+        mpi=_unique(root, (path for name, path, _ in libraries if _MPI.match(name))),
+        cuda_compat=compat,
+        environment={k: v for k, v in environment.items() if k.startswith(("NCCL_", "FI_", "LD_", "CUDA_", "OMPI_"))},
+        libraries=len(first),
+    )
+    facts = ImageFacts(
+        root.machine,
+        glibc,
+        libc,
+        first,
+        providers,
+        plugins=plugins,
+        environment={name: environment[name] for name in LOADING if environment.get(name)},
+        compat=compat,
+        compat_folder=compat_folder,
+    )
+    return report, facts
+
+
+def _libraries(root: Root) -> list[tuple[str, str, tuple[str, ...] | None]]:
+    """Every library in the folders that the loader looks at, in its order: name, path, versions that it offers."""
+    found: list[tuple[str, str, tuple[str, ...] | None]] = []
+    seen: dict[str, tuple[str, ...] | None] = {}
+    for folder in dict.fromkeys((*root.search, *root.folders(), *PLUGIN_FOLDERS)):
+        for name in root.names(folder):
+            if ".so" not in name or len(found) >= _MAX_FILES:
+                continue
+            place = root.place(f"{folder}/{name}")
+            if place is None or not os.path.isfile(place) or not is_elf(place):  # noqa: PTH113
+                continue
+            if place not in seen:
+                seen[place] = _versions(place, root.machine)
+            found.append((name, f"{folder}/{name}", seen[place]))
+    return found
+
+
+def _versions(place: str, machine: str) -> tuple[str, ...] | None:
+    try:
+        elf = read_elf(place)
+    except (ElfError, OSError):
+        return None
+    return elf.version_defs if not machine or elf.machine == machine else None
+
+
+def _first(root: Root, libraries: list[tuple[str, str, tuple[str, ...] | None]]) -> dict[str, ImageLibrary]:
+    """By name, the one that the loader takes. Folders of plugins stay out, unless the image's search path or its
+    ld.so.conf names them."""
+    searched = {*root.search, *root.folders(), "/usr/local/lib"}
+    made: dict[str, ImageLibrary] = {}
+    for name, path, versions in libraries:
+        if name not in made and path.rpartition("/")[0] in searched:
+            made[name] = ImageLibrary(path, versions)
+    return made
+
+
+def _libc(root: Root) -> tuple[str, str]:
+    found = root.find("libc.so.6")
+    if found is not None:
+        return "glibc", newest(found[1].version_defs)
+    if any(name.startswith("ld-musl-") for name in root.names("/lib")):
+        return "musl", ""
+    return "", ""
+
+
+def _unique(root: Root, paths: Iterable[str]) -> tuple[str, ...]:
+    """One path for each file: libnccl-net.so is often a link to libnccl-net-ofi.so."""
+    by_place: dict[str, str] = {}
+    for path in paths:
+        by_place.setdefault(root.place(path) or path, path)
+    return tuple(by_place.values())
+
+
+def _plugins(root: Root, libraries: list[tuple[str, str, tuple[str, ...] | None]]) -> tuple[ImagePlugin, ...]:
+    """Each plugin once, with all its names, and whether it is one for libfabric."""
+    by_place: dict[str, list[str]] = {}
+    for name, path, _ in libraries:
+        if plugin_family(name):
+            by_place.setdefault(root.place(path) or path, []).append(path)
+    return tuple(_plugin(root, place, paths) for place, paths in by_place.items())
+
+
+def _plugin(root: Root, place: str, paths: list[str]) -> ImagePlugin:
+    try:
+        elf = read_elf(place)
+    except (ElfError, OSError):
+        return ImagePlugin(tuple(paths), None)
+    before = () if elf.runpath else elf.rpath  # RPATH comes before LD_LIBRARY_PATH, and RUNPATH takes its effect away
+    own = [folder for folder in before if folder.startswith("/") and root.place(f"{folder}/{FABRIC}")]
+    return ImagePlugin(tuple(paths), FABRIC in elf.needed, own[0] if own else "")
+
+
+def _providers(root: Root, path: str) -> tuple[str, ...]:
+    """What libfabric can use: linked in (its name stands alone among the strings), or a plugin of its own beside it."""
+    place = root.place(path)
+    if place is None:
+        return ()
+    try:
+        data = Path(place).read_bytes()[: 64 << 20]
+    except OSError:
+        return ()
+    beside = root.names(path.rpartition("/")[0] + "/libfabric")
+    return tuple(
+        name for name in PROVIDERS if f"\0{name}\0".encode() in data or any(f"lib{name}-fi.so" in n for n in beside)
+    )
+
+
+def _file_version(root: Root, path: str) -> str:
+    place = root.place(path) or path
+    return place.rsplit(".so.", 1)[1] if ".so." in place else ""
+
+
+def _missing(root: Root, paths: Iterable[str]) -> dict[str, str]:
+    missing: dict[str, str] = {}
+    for path in paths:
+        for name, by in closure(root, [path], root.search).missing.items():
+            if name not in GLIBC:
+                missing.setdefault(name, by or path)
+    return missing
+
+
+def _system(root: Root) -> str:
+    pairs = dict(line.split("=", 1) for line in root.read("/etc/os-release").splitlines() if "=" in line)
+    return pairs.get("PRETTY_NAME", "").strip("\"'")
+
+
+def _cuda_compat(root: Root) -> tuple[str, str]:
+    """The version of the driver library that the image may put in front of the host's, and its folder."""
+    found = []
+    for folder in _COMPAT:
+        for name in root.names(folder):
+            match = re.match(r"libcuda\.so\.(\d+\.\d+(?:\.\d+)?)\Z", name)
+            if match:
+                found.append((match[1], folder))
+    return max(found, key=lambda pair: version_key(pair[0])) if found else ("", "")
+
+
+def directory_environment(root: Root) -> dict[str, str]:
+    """Variables of an unpacked image, where whoever unpacked it has left them: charliecloud, apptainer."""
+    environment: dict[str, str] = {}
+    for line in root.read("/ch/environment").splitlines():
+        name, equals, value = line.partition("=")
+        if equals and re.match(r"[A-Za-z_]\w*\Z", name):
+            environment[name] = value.strip("'")
+    for name in root.names("/.singularity.d/env"):
+        if name.endswith(".sh"):
+            environment |= _exported(root.read(f"/.singularity.d/env/{name}"))
+    return environment
+
+
+def _exported(text: str) -> dict[str, str]:
+    """Plain values that a script of apptainer exports; one that needs a shell to know it is left out."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        default = re.match(r'\s*export ([A-Za-z_]\w*)="?\$\{\1:-"?([^"}]*)', line)  # of an image from a registry
+        if default:
+            found[default[1]] = default[2]
+        elif line.lstrip().startswith("export "):
+            found |= {name: value for name, value in _assignments(line) if "$" not in value and "`" not in value}
+    return found
+
+
+def _assignments(line: str) -> Iterator[tuple[str, str]]:
+    try:
+        words = shlex.split(line, comments=True)[1:]
+    except ValueError:
+        return
+    for word in words:
+        name, equals, value = word.partition("=")
+        if equals and re.match(r"[A-Za-z_]\w*\Z", name):
+            yield name, value
+
+
+def config_environment(text: str) -> dict[str, str]:
+    """Variables of an OCI image's configuration."""
+    try:
+        entries = json.loads(text).get("config", {}).get("Env") or []
+    except (ValueError, AttributeError):
+        return {}
+    return {name: value for name, equals, value in (str(e).partition("=") for e in entries) if equals}

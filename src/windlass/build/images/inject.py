@@ -1,0 +1,149 @@
+"""What would be put into an image on a host, in which order and why: the decision of a node, made here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from windlass.errors import MachineError
+from windlass.node.libs.decide import BEHIND, FRONT, PROVIDERS, ImageFacts
+from windlass.node.libs.place import decide_here
+from windlass.model.site import HostLibrariesSpec
+
+Strategy = Literal["baked", "host-inject", "refused"]
+
+
+class InjectedLibrary(msgspec.Struct, frozen=True, kw_only=True):
+    """One library of the host's closure; `where` is front, behind or image."""
+
+    name: str
+    source: str
+    where: str
+    because: str
+
+
+class ChangedVariable(msgspec.Struct, frozen=True, kw_only=True):
+    """A variable inside that the node changes; `how` is set, unset, front or without."""
+
+    name: str
+    how: str
+    value: str = ""
+    because: str
+
+
+class Injection(msgspec.Struct, frozen=True, kw_only=True):
+    """The decision for one image on one host."""
+
+    image: str
+    strategy: Strategy
+    because: str
+    libraries: tuple[InjectedLibrary, ...] = ()
+    refused: tuple[str, ...] = ()
+    remedy: str = ""
+    links: dict[str, str] = {}
+    """Names in front of the image's libraries that lead to one of its own files."""
+    hidden: tuple[str, ...] = ()
+    """Plugins of the image that compete with the one that is taken, and are not loaded any more."""
+    variables: tuple[ChangedVariable, ...] = ()
+    warnings: tuple[str, ...] = ()
+    by_site: bool = False
+    """The site has means of its own; what they bring is not known here."""
+
+
+def plan_injection(
+    image: str, facts: ImageFacts, spec: HostLibrariesSpec, *, own: str = "", host_root: str = "/", site_means: str = ""
+) -> Injection:
+    """The decision on this machine, or on an unpacked copy of a node (`host_root`). Reads files, changes nothing.
+    `site_means` is what the site itself brings libraries in by: then windlass adds nothing, unless `own` says so."""
+    if site_means and not own:
+        because = f"the site brings the host's network libraries in by {site_means}; windlass adds nothing"
+        return Injection(image=image, strategy="host-inject", because=because, by_site=True)
+    if not spec.names and not own:
+        return Injection(image=image, strategy="baked", because="this site's network needs nothing of the host")
+    decision = decide_here(_settings(spec, own, host_root), facts)
+    if decision.refused:
+        return Injection(
+            image=image,
+            strategy="refused",
+            because="the host's network libraries do not fit this image",
+            refused=decision.refused,
+            remedy=decision.remedy,
+        )
+    because = f"the image's own libfabric has {spec.provider}"
+    if decision.placed:
+        because = f"you named {own}" if own else f"the image's libfabric lacks {spec.provider}"
+    return Injection(
+        image=image,
+        strategy="host-inject" if decision.placed else "baked",
+        because=because,
+        libraries=tuple(
+            InjectedLibrary(name=e.name, source=e.source, where=e.where, because=e.because) for e in decision.placed
+        ),
+        links={link.name: link.target for link in decision.links},
+        hidden=decision.hidden,
+        variables=tuple(
+            ChangedVariable(name=v.name, how=v.how, value=v.value, because=v.because) for v in decision.variables
+        ),
+        warnings=decision.warnings,
+    )
+
+
+def require_host_libraries(injection: Injection, site: str) -> None:
+    """`MachineError` where this machine has none of the site's libraries at all: then it is no node of it."""
+    if injection.refused and all(text.startswith("the host has no ") for text in injection.refused):
+        raise MachineError(
+            f"this machine has no {', '.join(text.rpartition(' ')[2] for text in injection.refused)}: "
+            f"it is no node of {site}",
+            hint="run this on a node of it, or give its files: --host-root DIR, --host-libs DIR",
+        )
+
+
+def _settings(spec: HostLibrariesSpec, own: str, host_root: str) -> Mapping[str, object]:
+    return {
+        "root": host_root,
+        "names": spec.names,
+        "folders": spec.folders,
+        "provider": spec.provider,
+        "own": own,
+    }
+
+
+def injection_text(injection: Injection) -> str:
+    """For people: the strategy, then the libraries in the order in which the loader meets them."""
+    lines = [f"{injection.image}: {injection.strategy}: {injection.because}"]
+    titles = {
+        FRONT: "in front of the image's libraries",
+        BEHIND: "behind the image's libraries",
+        PROVIDERS: "providers of libfabric, in a folder that FI_PROVIDER_PATH names",
+        "image": "stay the image's own",
+    }
+    for where, title in titles.items():
+        entries = [library for library in injection.libraries if library.where == where]
+        if entries:
+            lines += ["", f"{title}:"]
+            lines += [f"  {e.source if where != 'image' else e.name}   {e.because}" for e in entries]
+    if injection.links or injection.hidden:
+        lines += ["", "plugins of NCCL and RCCL:"]
+        lines += [f"  {name} leads to {target}" for name, target in injection.links.items()]
+        lines += [f"  {path} is hidden" for path in injection.hidden]
+    if injection.variables:
+        lines += ["", "variables inside:"]
+        lines += [f"  {_change(variable)}   {variable.because}" for variable in injection.variables]
+    lines += [f"  warning: {text}" for text in injection.warnings]
+    lines += [f"  refused: {text}" for text in injection.refused]
+    if injection.remedy:
+        lines.append(f"  remedy: {injection.remedy}")
+    return "\n".join(lines)
+
+
+def _change(variable: ChangedVariable) -> str:
+    value = variable.value.replace("{folder}", "the job's folder")
+    texts = {
+        "set": f"{variable.name}={value}",
+        "unset": f"no {variable.name}",
+        "front": f"{value} in front of {variable.name}",
+        "without": f"{variable.name} without {value}",
+    }
+    return texts[variable.how]

@@ -1,0 +1,208 @@
+"""A spec decided: base, steps in order, variables, labels, contents. The one value from which every format is written.
+
+Pure: the same spec gives the same recipe, and the same text.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+import windlass
+from windlass.errors import UsageError, unknown_name
+from windlass.build.images import steps as make
+from windlass.build.images.spec import (
+    EXTRAS,
+    EnvironmentSpec,
+    ImageSpec,
+    RemoveSpec,
+    Versions,
+    known_combination,
+    load_versions,
+)
+from windlass.build.images.steps import Source, Step
+
+ENTRY = "/container/bin/windlass-entry"
+SBOM = "/usr/share/windlass/sbom.json"
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that an image is made of."""
+
+    name: str
+    title: str
+    base: str
+    prefix: str
+    gpu: str
+    gpu_home: str
+    build: tuple[Step, ...]
+    """In a stage of its own, of which only the prefix stays."""
+    final: tuple[Step, ...]
+    remove: tuple[RemoveSpec, ...]
+    environment: tuple[EnvironmentSpec, ...]
+    labels: dict[str, str]
+    contents: tuple[Source, ...]
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def make_recipe(spec: ImageSpec, extras: tuple[str, ...] | None = None, chosen: dict[str, str] | None = None) -> Recipe:
+    """The recipe. `extras` replaces what the spec has by itself; `chosen` are versions of components. Raises
+    `UsageError` for an unknown extra or version, or one that the spec cannot have."""
+    wanted = _extras(spec, extras)
+    versions = load_versions()
+    sources = _Sources(versions, {**spec.versions, **(chosen or {})})
+    build = _build(spec, wanted, sources)
+    final = _final(spec, wanted, sources)
+    contents = tuple(sources.used.values())
+    remarks = _remarks(spec, versions, sources)
+    return Recipe(
+        name=spec.name,
+        title=spec.title or spec.name,
+        base=spec.base,
+        prefix=spec.prefix,
+        gpu=spec.gpu,
+        gpu_home=spec.gpu_home,
+        build=build,
+        final=final,
+        remove=spec.remove,
+        environment=_environment(spec, build),
+        labels=_labels(spec, wanted, contents),
+        contents=contents,
+        warnings=remarks,
+        notes=(spec.built,) if spec.built else (),
+    )
+
+
+def _extras(spec: ImageSpec, extras: tuple[str, ...] | None) -> tuple[str, ...]:
+    asked = spec.with_ if extras is None else extras
+    for name in asked:
+        if name not in EXTRAS:
+            raise unknown_name("step", name, EXTRAS, where="--with")
+    for name in ("ofi", "nccl-tests"):
+        if name in asked and not spec.gpu:
+            raise UsageError(f"--with {name}: {spec.name} has no GPU library", hint="take pytorch-ngc or pytorch-rocm")
+    for name in ("horovod", "nccl-tests"):
+        if name in asked and "mpi" not in asked:
+            raise UsageError(f"--with {name} needs mpi", hint=f"--with mpi,{','.join(asked)}")
+    return tuple(name for name in EXTRAS if name in asked)
+
+
+class _Sources:
+    """Components by name, remembered in the order in which they were used."""
+
+    def __init__(self, versions: Versions, chosen: dict[str, str]) -> None:
+        for name in chosen:
+            if name not in versions.components:
+                raise unknown_name("component", name, versions.components, where="--set")
+        self._versions = versions
+        self._chosen = chosen
+        self.used: dict[str, Source] = {}
+
+    def __call__(self, name: str) -> Source:
+        component = self._versions.components[name]
+        made = make.source_of(name, component, self._chosen.get(name, component.version))
+        self.used[name] = made
+        return made
+
+
+def _build(spec: ImageSpec, extras: tuple[str, ...], source: _Sources) -> tuple[Step, ...]:
+    fabric = bool({"mpi", "ofi"} & set(extras))
+    if not fabric:
+        return ()
+    found = [make.packages_step("tools", make.build_packages(spec, extras), "compilers and headers; they stay behind")]
+    if spec.fabric:
+        found.append(make.cxi_step(source("cassini-headers"), source("cxi-driver"), source("libcxi")))
+    found.append(make.libfabric_step(source("libfabric"), spec))
+    if "mpi" in extras:
+        found += make.mpi_steps(source("pmix"), source("openmpi"), spec)
+    if "ofi" in extras:
+        found.append(make.ofi_step(source("aws-ofi-nccl"), spec))
+    if "nccl-tests" in extras:
+        found.append(make.collective_tests_step(source("rccl-tests" if spec.gpu == "amd" else "nccl-tests"), spec))
+    return tuple(found)
+
+
+def _final(spec: ImageSpec, extras: tuple[str, ...], source: _Sources) -> tuple[Step, ...]:
+    found = []
+    packages = make.runtime_packages(spec, extras)
+    if packages:
+        found.append(make.packages_step("packages", packages, "what the built libraries need at run time"))
+    if spec.remove:
+        found.append(
+            Step(
+                name="remove",
+                because="; ".join(f"{entry.path}: {entry.because}" for entry in spec.remove),
+                commands=tuple(f"rm -rf {entry.path}" for entry in spec.remove),
+            )
+        )
+    if {"mpi", "ofi"} & set(extras):
+        found.append(
+            Step(
+                name="loader",
+                because="the loader finds what was built, for `exec` as well as for the entry point",
+                commands=(f"echo {spec.prefix}/lib > /etc/ld.so.conf.d/000-windlass.conf", "ldconfig"),
+            )
+        )
+    if "deepspeed" in extras:
+        found.append(make.deepspeed_step(source("deepspeed")))
+    if "horovod" in extras:
+        found.append(make.horovod_step(source("horovod"), spec))
+    found += [Step(name=step.name, because=step.because, commands=step.run) for step in spec.steps]
+    return tuple(found)
+
+
+def _environment(spec: ImageSpec, build: tuple[Step, ...]) -> tuple[EnvironmentSpec, ...]:
+    own: tuple[EnvironmentSpec, ...] = ()
+    if build:
+        own = (
+            EnvironmentSpec(
+                name="PATH", value=f"{spec.prefix}/bin:$PATH", because="fi_info, mpirun and the tests of collectives"
+            ),
+        )
+    return (*own, *spec.environment)
+
+
+def _labels(spec: ImageSpec, extras: tuple[str, ...], contents: tuple[Source, ...]) -> dict[str, str]:
+    labels = {
+        "org.opencontainers.image.title": spec.title or spec.name,
+        "org.opencontainers.image.base.name": spec.base,
+        "windlass.spec": spec.name,
+        "windlass.version": windlass.__version__,
+        "windlass.with": ",".join(extras),
+    }
+    return labels | {f"windlass.component.{s.name}": f"{s.version} {s.commit}".strip() for s in contents}
+
+
+def _remarks(spec: ImageSpec, versions: Versions, sources: _Sources) -> tuple[str, ...]:
+    found = []
+    if "@sha256:" not in spec.base and not spec.base.startswith(("localhost/", "/", "oci-archive:", "docker-archive:")):
+        found.append(f"{spec.base} is a tag, which may move: give base = NAME@sha256:… in a spec of yours to pin it")
+    used = {name: f"{name} {source.version}" for name, source in sources.used.items()}
+    chosen = {
+        "libcxi": used.get("libcxi", "").partition(" ")[2],
+        "libfabric": used.get("libfabric", "").partition(" ")[2],
+        "plugin": used.get("aws-ofi-nccl", ""),
+        "mpi": used.get("openmpi", ""),
+    }
+    if spec.fabric and chosen["libfabric"] and known_combination(versions, chosen, spec.base) is None:
+        together = ", ".join(
+            text
+            for text in (*(f"{k} {chosen[k]}" for k in ("libcxi", "libfabric")), chosen["plugin"], chosen["mpi"])
+            if text
+        )
+        found.append(f"nobody is known to run {together} on {spec.base} together: check it with `windlass image check`")
+    return tuple(found)
+
+
+def sbom(recipe: Recipe) -> dict[str, object]:
+    """The list of contents that lies in the image: what was added to the base, and whence."""
+    entries = [
+        {"name": s.name, "version": s.version, "source": s.url, "commit": s.commit, "sha256": s.sha256}
+        for s in recipe.contents
+    ]
+    return {
+        "made_by": f"windlass {windlass.__version__}",
+        "spec": recipe.name,
+        "base": recipe.base,
+        "components": entries,
+    }

@@ -1,0 +1,276 @@
+"""The steps of which images are built, as commands for `sh` with a reason each. Pure.
+
+Commands use `$PREFIX` (where things are installed), `$SRC` (where they are built), `$GPU_HOME` and `$LIBFABRIC`; who
+renders them says what these are. Each command must succeed for the next to run, and stands on one line.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from windlass.errors import UsageError
+from windlass.build.images.spec import Component, ImageSpec
+
+_BUILD_PACKAGES = (
+    "autoconf",
+    "automake",
+    "ca-certificates",
+    "curl",
+    "g++",
+    "gcc",
+    "git",
+    "libtool",
+    "make",
+    "pkg-config",
+)
+_CXI_PACKAGES = (
+    *("libconfig-dev", "libcurl4-openssl-dev", "libfuse-dev", "libjson-c-dev", "libnl-3-dev", "libnl-genl-3-dev"),
+    *("libnuma-dev", "libsensors-dev", "libuv1-dev", "libyaml-dev", "python3"),
+)
+_CXI_RUNTIME = ("libconfig9", "libcurl4", "libjson-c5", "libnl-3-200", "libnl-genl-3-200", "libnuma1", "libyaml-0-2")
+
+_GDRCOPY = "if [ -e /usr/include/gdrapi.h ]; then gdrcopy=--enable-gdrcopy-dlopen; else gdrcopy=; fi"
+"""Only where the base has its header: configure ends otherwise."""
+
+_STUBS = (
+    'if [ -e "$GPU_HOME/lib64/stubs/libcuda.so" ]; then stubs=$GPU_HOME/lib64/stubs; '
+    'else stubs=; echo "no stub of the driver in $GPU_HOME: MPI is built without CUDA" >&2; fi'
+)
+"""Named, because configure otherwise takes every libcuda.so that it finds, those of the folder compat too."""
+
+
+_CUDART = 'if [ -e "$GPU_HOME/lib64/libcudart_static.a" ]; then cudart=; else cudart=--enable-cudart-dynamic; fi'
+"""NCCL's plugin takes the static runtime by default, which smaller toolkits lack."""
+
+BUNDLED = "bundled"
+"""A version of PMIx: that which Open MPI's archive has in it."""
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is done, and why."""
+
+    name: str
+    because: str
+    commands: tuple[str, ...]
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """A component of the image, for its list of contents."""
+
+    name: str
+    version: str
+    url: str
+    commit: str = ""
+    sha256: str = ""
+
+
+def source_of(name: str, component: Component, version: str) -> Source:
+    """A component in the version that was chosen. Raises `UsageError` for one that nothing pins."""
+    if component.commits and version not in component.commits:
+        raise UsageError(
+            f"{name} {version}: no commit is known for it", hint=f"known: {', '.join(sorted(component.commits))}"
+        )
+    if name == "pmix" and version == BUNDLED:
+        return Source(name=name, version=version, url="in the archive of openmpi")
+    if version in component.archives:
+        archive = component.archives[version]
+        return Source(name=name, version=version, url=archive.url, sha256=archive.sha256)
+    series = ".".join(version.split(".")[:2])
+    url = component.url.format(version=version, series=series) if "{version}" in component.url else component.url
+    return Source(name=name, version=version, url=url, commit=component.commits.get(version, ""))
+
+
+def checkout(source: Source) -> tuple[str, ...]:
+    """Commands that bring the sources to `$SRC/NAME`, exactly those."""
+    place = f'"$SRC/{source.name}"'
+    if source.commit:
+        return (
+            f"git init -q {place}",
+            f"git -C {place} fetch -q --depth 1 {source.url} {source.commit}",
+            f"git -C {place} checkout -q {source.commit}",
+        )
+    archive = f'"$SRC/{source.name}.tar"'
+    verify = (f'echo "{source.sha256}  $SRC/{source.name}.tar" | sha256sum -c -',) if source.sha256 else ()
+    return (
+        f"mkdir -p {place}",
+        f"curl -fsSL -o {archive} {source.url}",
+        *verify,
+        f"tar -xf {archive} -C {place} --strip-components=1",
+    )
+
+
+def build_packages(spec: ImageSpec, extras: tuple[str, ...]) -> tuple[str, ...]:
+    """Debian packages that the build needs."""
+    names = {*_BUILD_PACKAGES, *(_CXI_PACKAGES if spec.fabric else ())}
+    if "ofi" in extras or "mpi" in extras:
+        names.add("libhwloc-dev")
+    if "mpi" in extras:
+        names |= {"libevent-dev", "python3", "xz-utils"}
+    return tuple(sorted(names))
+
+
+def runtime_packages(spec: ImageSpec, extras: tuple[str, ...]) -> tuple[str, ...]:
+    """Debian packages that the image needs to run what was built."""
+    names = {*spec.packages, *(_CXI_RUNTIME if spec.fabric else ())}
+    if "ofi" in extras or "mpi" in extras:
+        names.add("libhwloc15")
+    if "mpi" in extras:
+        names |= {"libevent-2.1-7", "libevent-pthreads-2.1-7"}
+    if {"deepspeed", "horovod"} & set(extras):
+        names |= {"g++", "cmake"} if "horovod" in extras else {"g++"}
+    return tuple(sorted(names))
+
+
+def packages_step(name: str, packages: tuple[str, ...], because: str) -> Step:
+    return Step(
+        name=name,
+        because=because,
+        commands=(
+            "apt-get update",
+            f"DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends {' '.join(packages)}",
+            "rm -rf /var/lib/apt/lists/*",
+        ),
+    )
+
+
+def cxi_step(headers: Source, driver: Source, library: Source) -> Step:
+    return Step(
+        name="libcxi",
+        because="the library of the Slingshot NIC; built here, so that the image does not depend on the host's version",
+        commands=(
+            *checkout(headers),
+            *checkout(driver),
+            *checkout(library),
+            'mkdir -p "$PREFIX/include" "$PREFIX/share"',
+            'cp -r "$SRC/cassini-headers/include/." "$PREFIX/include/"',
+            'cp -r "$SRC/cassini-headers/share/." "$PREFIX/share/"',
+            # One of libcxi's own scripts looks for a table there, or in /usr/share.
+            'mkdir -p "$SRC/cassini-headers/install"',
+            'cp -r "$SRC/cassini-headers/share" "$SRC/cassini-headers/install/"',
+            'cp -r "$SRC/cxi-driver/include/." "$PREFIX/include/"',
+            'cd "$SRC/libcxi"',
+            "./autogen.sh",
+            'export CFLAGS="-I$PREFIX/include"',
+            './configure --prefix="$PREFIX" --with-udevrulesdir=no --with-systemdsystemunitdir=no',
+            'make -j "$(nproc)"',
+            "make install",
+        ),
+    )
+
+
+def libfabric_step(source: Source, spec: ImageSpec) -> Step:
+    cxi = ' --enable-cxi="$PREFIX" --with-cassini-headers="$PREFIX" --with-cxi-uapi-headers="$PREFIX"'
+    gpu = {
+        "nvidia": ' --with-cuda="$GPU_HOME" --enable-cuda-dlopen ${gdrcopy:+"$gdrcopy"}',
+        "amd": ' --with-rocr="$GPU_HOME"',
+        "": "",
+    }[spec.gpu]
+    only = " --disable-verbs --disable-efa --enable-lnx" if spec.fabric else ""
+    return Step(
+        name="libfabric",
+        because="MPI and NCCL's plugin reach the fabric through it"
+        + (", by the provider cxi" if spec.fabric else ": verbs on InfiniBand, tcp on Ethernet"),
+        commands=(
+            *checkout(source),
+            *((_GDRCOPY,) if spec.gpu == "nvidia" else ()),
+            'cd "$SRC/libfabric"',
+            "./autogen.sh",
+            f'./configure --prefix="$PREFIX" --enable-shm{cxi if spec.fabric else ""}{gpu}{only}',
+            'make -j "$(nproc)"',
+            "make install",
+        ),
+    )
+
+
+def mpi_steps(pmix: Source, openmpi: Source, spec: ImageSpec) -> tuple[Step, ...]:
+    """PMIx and Open MPI; with `pmix=bundled` the copy of PMIx in Open MPI's archive, which then needs no source."""
+    gpu = {
+        "nvidia": ' --with-cuda="$GPU_HOME" ${stubs:+"--with-cuda-libdir=$stubs"}',
+        "amd": ' --with-rocm="$GPU_HOME"',
+        "": "",
+    }[spec.gpu]
+    bundled = pmix.version == BUNDLED
+    own = "internal" if bundled else '"$PREFIX"'
+    first = (
+        Step(
+            name="pmix",
+            because="how MPI in the image finds the ranks that Slurm has started; without munge, which is the host's",
+            commands=(
+                *checkout(pmix),
+                'cd "$SRC/pmix"',
+                './configure --prefix="$PREFIX" --disable-munge',
+                'make -j "$(nproc)"',
+                "make install",
+            ),
+        ),
+    )
+    last = Step(
+        name="openmpi",
+        because="MPI over libfabric; without UCX, which would be taken first and does not know the fabric",
+        commands=(
+            *checkout(openmpi),
+            *((_STUBS,) if spec.gpu == "nvidia" else ()),
+            'cd "$SRC/openmpi"',
+            f'./configure --prefix="$PREFIX" --with-libfabric="$PREFIX" --with-pmix={own} --without-ucx{gpu}',
+            'make -j "$(nproc)"',
+            "make install",
+        ),
+    )
+    return (last,) if bundled else (*first, last)
+
+
+def ofi_step(source: Source, spec: ImageSpec) -> Step:
+    """NCCL's or RCCL's plugin. `$LIBFABRIC` must not be /usr: the compiler would then find no standard headers."""
+    gpu = ' --with-rocm="$GPU_HOME"'
+    if spec.gpu == "nvidia":
+        gpu = ' --with-cuda="$GPU_HOME" ${cudart:+"$cudart"}'
+    return Step(
+        name=source.name,
+        because="the collective library's plugin for libfabric; without it NCCL and RCCL use TCP and say nothing",
+        commands=(
+            *checkout(source),
+            *((_CUDART,) if spec.gpu == "nvidia" else ()),
+            f'cd "$SRC/{source.name}"',
+            "./autogen.sh",
+            f'./configure --prefix="$PREFIX" --with-libfabric="$LIBFABRIC"{gpu} --disable-tests',
+            'make -j "$(nproc)"',
+            "make install",
+        ),
+    )
+
+
+def collective_tests_step(source: Source, spec: ImageSpec) -> Step:
+    home = 'CUDA_HOME="$GPU_HOME"' if spec.gpu == "nvidia" else 'HIP_HOME="$GPU_HOME" NCCL_HOME="$GPU_HOME"'
+    return Step(
+        name=source.name,
+        because="measures whether the network is used at all: all_reduce_perf over two nodes",
+        commands=(
+            *checkout(source),
+            f'make -C "$SRC/{source.name}" -j "$(nproc)" MPI=1 MPI_HOME="$PREFIX" {home}',
+            'mkdir -p "$PREFIX/bin"',
+            f'cp "$SRC/{source.name}"/build/*_perf "$PREFIX/bin/"',
+        ),
+    )
+
+
+def deepspeed_step(source: Source) -> Step:
+    return Step(
+        name="deepspeed",
+        because="of this version alone; torch stays the image's own",
+        commands=(f"python3 -m pip install --no-cache-dir --no-build-isolation deepspeed=={source.version}",),
+    )
+
+
+def horovod_step(source: Source, spec: ImageSpec) -> Step:
+    gpu = {
+        "nvidia": 'HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_CUDA_HOME="$GPU_HOME"',
+        "amd": 'HOROVOD_GPU=ROCM HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_ROCM_HOME="$GPU_HOME"',
+        "": "",
+    }[spec.gpu]
+    which = "HOROVOD_WITH_TENSORFLOW=1" if spec.framework == "tensorflow" else "HOROVOD_WITH_PYTORCH=1"
+    install = f"python3 -m pip install --no-cache-dir --no-build-isolation horovod=={source.version}"
+    return Step(
+        name="horovod",
+        because="built against the MPI of this image",
+        commands=(" ".join(part for part in ("HOROVOD_WITH_MPI=1", which, gpu, install) if part),),
+    )

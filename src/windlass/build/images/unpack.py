@@ -1,0 +1,256 @@
+"""Opens an image for reading: a directory as it is; of a squashfs, a SIF or an OCI image, the files that matter.
+
+What matters is what the loader reads (libraries, its configuration) and a few files that say what the image is. They
+are put into a folder of our own, which is gone afterwards. It may lie in memory, so of large libraries that are not the
+network's only the name is kept, and the largest of all are left out until the rest fits into `MAX_TOTAL`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import IO, NamedTuple
+
+from windlass.errors import CommandError, MachineError, UsageError
+from windlass.build.images.facts import config_environment, directory_environment
+from windlass.node.libs.closure import Root
+from windlass.node.libs.decide import is_network
+from windlass.build.images.oci import Blobs, FolderBlobs, TarBlobs, image_parts, refusing_damage
+from windlass.build.images.sif import is_sif, sif_partition
+from windlass.base.procs.command import run_command, which
+
+MAX_LIBRARY = 6 << 20
+MAX_NETWORK_LIBRARY = 128 << 20
+MAX_TOTAL = 1 << 30
+_TIMEOUT_S = 900.0
+_LIBRARY = re.compile(
+    r"(usr/|usr/local/|container/hpc/|opt/[^/]+/(?:[^/]+/)?)?(lib|lib64)(/[\w.-]+-linux-gnu\w*)?(/[^/]+)?/[^/]*\.so[^/]*\Z"
+    r"|container/host-libs/[^/]*\.so[^/]*\Z|usr/local/cuda[^/]*/compat/(lib(\.real)?/)?libcuda\.so[^/]*\Z|lib/ld-musl-[^/]*\Z"
+)
+_OTHER = re.compile(
+    r"(usr/)?etc/(ld\.so\.conf(\.d/[^/]+)?|os-release)\Z|usr/lib/os-release\Z|(usr/)?bin/(sh|env|bash|dash|busybox)\Z"
+    r"|ch/environment\Z|\.singularity\.d/env/[^/]+\Z"
+)
+_LISTED = re.compile(r"([-dlbcps])\S{9}\s+\S+\s+(\d+)\s+\S+\s+\S+\s+squashfs-root/(.*)\Z")
+
+
+class OpenImage(NamedTuple):
+    """An image that can be read as a folder."""
+
+    folder: str
+    kind: str
+    environment: dict[str, str]
+    names: tuple[str, ...] = ()
+    """Libraries that the image has too and that were not unpacked, by their places in it."""
+
+
+@contextlib.contextmanager
+def open_image(image: str, environ: Mapping[str, str]) -> Iterator[OpenImage]:
+    """The image as a folder for the time of the block. Raises `UsageError` for what is no image, a damaged one, or one
+    that cannot be read; `MachineError` where a program that unpacks it is missing."""
+    path = Path(image).expanduser()
+    if not path.exists():
+        hint = (
+            "`podman save --format oci-archive -o FILE NAME` writes an image of a registry or a local storage to a file"
+        )
+        raise UsageError(
+            f"{image}: there is no such image", hint=f"give a folder, a .sqfs, a .sif or an archive; {hint}"
+        )
+    if path.is_dir() and not (path / "oci-layout").is_file():
+        _refuse_strange_folder(path)
+        yield OpenImage(str(path.resolve()), "directory", directory_environment(Root(str(path.resolve()))))
+        return
+    with tempfile.TemporaryDirectory(prefix="windlass-image-", ignore_cleanup_errors=True) as folder:
+        try:
+            yield _unpacked(path, Path(folder) / "root", environ)
+        finally:
+            _make_removable(Path(folder))
+
+
+def _refuse_strange_folder(path: Path) -> None:
+    if not any((path / name).is_dir() or (path / name).is_symlink() for name in ("usr", "lib", "bin")):
+        raise UsageError(
+            f"{path}: a folder, but no image",
+            hint="an unpacked image has usr, bin and lib in it, an OCI layout index.json",
+        )
+
+
+def _make_removable(folder: Path) -> None:
+    for entry in folder.rglob("*"):
+        if entry.is_dir() and not entry.is_symlink():
+            entry.chmod(0o700)
+
+
+def _unpacked(path: Path, target: Path, environ: Mapping[str, str]) -> OpenImage:
+    if path.is_dir():
+        target.mkdir()
+        with refusing_damage(path):
+            environment, names = _unpack_archive(FolderBlobs(path), path, target)
+        return OpenImage(str(target), "oci-layout", environment, names)
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(512)
+    except OSError as error:
+        raise UsageError(f"{path}: the image cannot be read: {error.strerror}", hint="check its permissions") from error
+    if head[:4] == b"hsqs" or is_sif(head):
+        kind = "squashfs" if head[:4] == b"hsqs" else "sif"
+        names = _unsquash(path, target, sif_partition(str(path)).offset if kind == "sif" else 0, environ)
+        return OpenImage(str(target), kind, directory_environment(Root(str(target))), names)
+    if head[257:262] == b"ustar" or head[:2] == b"\x1f\x8b":
+        target.mkdir()
+        with refusing_damage(path), TarBlobs(path) as blobs:
+            environment, names = _unpack_archive(blobs, path, target)
+        return OpenImage(str(target), "oci-archive", environment, names)
+    raise UsageError(
+        f"{path}: not an image: neither squashfs, nor SIF, nor an OCI or Docker archive",
+        hint="give a folder with an unpacked image, a .sqfs, a .sif, or what `podman save` writes",
+    )
+
+
+def _unsquash(path: Path, target: Path, offset: int, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Unpacks what matters; returns the libraries that were left out."""
+    program = which("unsquashfs", environ)
+    if program is None:
+        raise MachineError(
+            f"{path}: unsquashfs is needed to look into it, and is not in PATH",
+            hint="install squashfs-tools, or look at an unpacked folder",
+        )
+    _refuse_truncated(path, offset)
+    at = ("-o", str(offset)) if offset else ()
+    try:
+        listed = run_command((program, *at, "-lln", str(path)), timeout_s=_TIMEOUT_S)
+        chosen, left_out = _chosen(list(_parsed(listed.stdout)))
+        listing = target.parent / "wanted"
+        listing.write_text("".join(f"{_escaped(name)}\n" for name in chosen), errors="surrogateescape")
+        argv = (program, *at, "-q", "-n", "-no-xattrs", "-d", str(target), "-ef", str(listing), str(path))
+        run_command(argv, timeout_s=_TIMEOUT_S)
+        return left_out
+    except CommandError as error:
+        raise UsageError(
+            f"{path}: unsquashfs cannot read it: {error.output.strip().splitlines()[-1] if error.output else error}",
+            hint="the file is damaged or truncated: copy or build it again",
+        ) from error
+
+
+def _refuse_truncated(path: Path, offset: int) -> None:
+    """The file system says how long it is; unsquashfs notices a missing end only where it reads there."""
+    with path.open("rb") as stream:
+        stream.seek(offset)
+        head = stream.read(48)
+    size = path.stat().st_size
+    if len(head) < 48 or head[:4] != b"hsqs" or offset + int.from_bytes(head[40:48], "little") > size:
+        raise UsageError(f"{path}: a damaged or truncated squashfs ({size} bytes)", hint="copy or build it again")
+
+
+def _parsed(listing: str) -> Iterator[tuple[str, int, str]]:
+    for line in listing.splitlines():
+        found = _LISTED.match(line)
+        if found:
+            yield found[1], int(found[2]), found[3].split(" -> ", 1)[0] if found[1] == "l" else found[3]
+
+
+def _chosen(entries: list[tuple[str, int, str]]) -> tuple[list[str], tuple[str, ...]]:
+    """The names to unpack, and the libraries to know by name alone."""
+    wanted = {name: size for kind, size, name in entries if _is_wanted(kind, size, name)}
+    total = sum(wanted.values())
+    for name in sorted(wanted, key=lambda name: wanted[name], reverse=True):
+        if total <= MAX_TOTAL or is_network(name.rpartition("/")[2]):
+            break
+        total -= wanted.pop(name)
+    left_out = (f"/{name}" for kind, _, name in entries if kind in "-l" and name not in wanted and _LIBRARY.match(name))
+    return list(wanted), tuple(left_out)
+
+
+def _is_wanted(kind: str, size: int, name: str) -> bool:
+    if kind == "l" and name.count("/") == 0:
+        return True  # lib -> usr/lib
+    if not (_LIBRARY.match(name) or _OTHER.match(name)):
+        return False
+    most = MAX_NETWORK_LIBRARY if is_network(name.rpartition("/")[2]) else MAX_LIBRARY
+    return kind == "l" or (kind == "-" and size <= most)
+
+
+def _escaped(name: str) -> str:
+    return re.sub(r"([\\*?\[\]()|+@!])", r"\\\1", name)
+
+
+def _unpack_archive(blobs: Blobs, path: Path, target: Path) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Layers of an OCI or Docker image, one on the other. Returns the variables of its configuration, and the libraries
+    that were left out."""
+    layers, config = image_parts(blobs, path)
+    left_out: dict[str, None] = {}
+    budget = MAX_TOTAL
+    for layer in layers:
+        with blobs.open(layer) as stream:
+            budget = _apply_layer(stream, target, budget, left_out)
+    return config_environment(blobs.text(config)), tuple(left_out)
+
+
+def _apply_layer(stream: IO[bytes], target: Path, budget: int, left_out: dict[str, None]) -> int:
+    """Put the wanted files of a layer over those of the layers below it; returns what is left of the budget."""
+    if stream.read(4) == b"\x28\xb5\x2f\xfd":
+        raise ValueError("a layer is compressed with zstd; save the image uncompressed or with gzip")
+    stream.seek(0)
+    with tarfile.open(fileobj=stream, mode="r|*") as layer:
+        for member in layer:
+            name = str(PurePosixPath(member.name.lstrip("/")))
+            parts = PurePosixPath(name).parts
+            if ".." in parts or not parts:
+                continue
+            if parts[-1].startswith(".wh."):
+                _white_out(target, name)
+                continue
+            kind = "l" if member.issym() else "-" if member.isreg() or member.islnk() else "?"
+            if kind == "?" or not _is_wanted(kind, member.size, name) or member.size > budget:
+                if kind != "?" and _LIBRARY.match(name):
+                    left_out[f"/{name}"] = None
+                continue
+            budget -= member.size
+            _put(layer, member, target, name)
+    return budget
+
+
+def _inside(target: Path, name: str) -> Path | None:
+    """Where a member goes: no link of an earlier member may lead out of the folder."""
+    place = target
+    for part in PurePosixPath(name).parts[:-1]:
+        place = place / part
+        if place.is_symlink():
+            return None  # /lib -> usr/lib: the image itself names the file by its real path
+        place.mkdir(exist_ok=True)
+    return place / PurePosixPath(name).name
+
+
+def _put(layer: tarfile.TarFile, member: tarfile.TarInfo, target: Path, name: str) -> None:
+    place = _inside(target, name)
+    if place is None or (place.is_dir() and not place.is_symlink()):
+        return
+    place.unlink(missing_ok=True)
+    if member.issym():
+        place.symlink_to(member.linkname)
+    elif member.islnk():
+        source = target / member.linkname.lstrip("/")
+        inside = target.resolve() in source.resolve().parents
+        if inside and source.is_file() and not source.is_symlink():
+            shutil.copyfile(source, place)
+    else:
+        stream = layer.extractfile(member)
+        if stream is not None:
+            with place.open("wb") as out:
+                shutil.copyfileobj(stream, out)
+
+
+def _white_out(target: Path, name: str) -> None:
+    place = _inside(target, name)
+    if place is None:
+        return
+    gone = place.parent if place.name == ".wh..wh..opq" else place.with_name(place.name[len(".wh.") :])
+    if gone.is_symlink() or gone.is_file():
+        gone.unlink()
+    elif gone.is_dir() and gone != target:
+        shutil.rmtree(gone)

@@ -1,0 +1,1 @@
+"""Health checks, watching a run, reports, and bug reports."""

@@ -1,0 +1,106 @@
+"""What a bug report says of this machine: windlass, Python, the site, the tools, the environment, the user's files."""
+
+from __future__ import annotations
+
+import platform
+import re
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import windlass
+from windlass.backends.schedulers import scheduler_of_job
+from windlass.base.procs.command import run_command, which
+from windlass.base.settings import CONFIG_FILE, Settings
+from windlass.errors import CommandError
+from windlass.model.secrets import MASK, is_secret
+from windlass.run.bundle import tail_text
+from windlass.run.selftest import VARIABLES
+from windlass.sites.detect import detect_site
+
+TOOL_S = 5.0
+_TOOL_LINES = 4
+_AT_ONCE = 8
+_MAX_FILE_BYTES = 64 << 10
+_TOOLS = (
+    *(("srun", "--version"), ("sbatch", "--version"), ("qstat", "--version"), ("flux", "version")),
+    *(("mpiexec", "--version"), ("mpirun", "--version")),
+    *(("apptainer", "--version"), ("singularity", "--version"), ("podman", "--version"), ("podman-hpc", "--version")),
+    *(("shifter", "--version"), ("ch-run", "--version"), ("enroot", "version")),
+    *(("nvidia-smi", "--list-gpus"), ("rocm-smi", "--version"), ("xpu-smi", "--version")),
+    *(("fusermount3", "--version"), ("fi_info", "--version"), ("ldd", "--version"), ("python3", "--version")),
+)
+_RELEVANT = re.compile(
+    r"(WINDLASS|SLURM|SALLOC|SBATCH|PBS|FLUX|PALS|PMI|PMIX|OMP|OMPI|MPI|MPICH|MPIR|UCX|TORCH|PYTORCH|CUDA|ROCM|XDG|CONDA)_"
+    r"|(PATH|LD_LIBRARY_PATH|LD_PRELOAD|PYTHON\w*|VIRTUAL_ENV|LOADEDMODULES|MODULEPATH|LANG|LC_\w+|TERM|COLUMNS|NO_COLOR"
+    r"|SHELL|TMPDIR|HOSTTYPE|CPUTYPE|PE_ENV|CRAYPE_VERSION|CLUSTER_NAME|SYSTEMNAME|LMOD_SYSTEM_NAME)\Z"
+)
+"""Variables that decide how windlass plans and how ranks start; all others stay out, even their names."""
+
+
+def version_text(environ: Mapping[str, str]) -> str:
+    """Who runs where."""
+    return "\n".join(
+        (
+            f"windlass {windlass.__version__} in {Path(windlass.__file__).parent}",
+            f"python {platform.python_version()} ({platform.python_implementation()}) {sys.executable}",
+            f"system {platform.system()} {platform.release()} {platform.machine()}, {_release()}",
+            f"host {platform.node()}, inside a job of: {scheduler_of_job(environ) or 'no scheduler'}",
+        )
+    )
+
+
+def _release() -> str:
+    try:
+        return platform.freedesktop_os_release().get("PRETTY_NAME", "")
+    except OSError:
+        return "no os-release"
+
+
+def site_text(settings: Settings, environ: Mapping[str, str]) -> str:
+    """Which machine this is taken for, and by which evidence."""
+    said = [f"named by you: {settings.site}"] if settings.site else []
+    said += [f"site file of yours: {settings.site_file}"] if settings.site_file else []
+    found = detect_site(config_dir=settings.config_dir, environ=environ)
+    return "\n".join((*said, f"detected: {found.name} ({found.because})", *found.lines()))
+
+
+def tools_text(environ: Mapping[str, str]) -> str:
+    """Versions of schedulers, launchers, container runtimes and drivers' tools that are here."""
+    here = [argv for argv in _TOOLS if which(argv[0], environ)]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        said = list(pool.map(lambda argv: _answer(argv, environ), here))
+    missing = ", ".join(argv[0] for argv in _TOOLS if argv not in here)
+    return "\n".join((*said, f"not in PATH: {missing}"))
+
+
+def _answer(argv: tuple[str, ...], environ: Mapping[str, str]) -> str:
+    try:
+        done = run_command(argv, timeout_s=TOOL_S, env=environ, check=False)
+        text = (done.stdout.strip() or done.stderr.strip()).splitlines()[:_TOOL_LINES]
+    except CommandError as error:  # a deadline too
+        text = [f"({error.message})"]
+    return f"$ {' '.join(argv)}\n" + "\n".join(f"  {line}" for line in text)
+
+
+def environment_text(environ: Mapping[str, str]) -> str:
+    """Variables that matter, without secrets; how many there are besides."""
+    shown = {name: value for name, value in sorted(environ.items()) if _RELEVANT.match(name) or VARIABLES.match(name)}
+    lines = [f"{name}={MASK if is_secret(name, value) else value}" for name, value in shown.items()]
+    return "\n".join((*lines, f"[{len(environ) - len(shown)} other variables are left out, with their names]"))
+
+
+def config_text(settings: Settings) -> str:
+    """The user's configuration and site files."""
+    found = [settings.config_dir / CONFIG_FILE, *sorted(settings.config_dir.glob("**/*.toml"))]
+    files = dict.fromkeys((*found, *([settings.site_file] if settings.site_file else [])))
+    texts = []
+    for path in files:
+        try:
+            texts.append(f"# {path}\n{tail_text(path, _MAX_FILE_BYTES)}")
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            texts.append(f"# {path}: {error.strerror}")
+    return "\n".join(texts) or f"no files in {settings.config_dir}"

@@ -1,0 +1,66 @@
+"""The quick checks in front of a run (`run --check`): which of its nodes must not be used, and why."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+
+from windlass.diagnose.doctor.examine import rendezvous
+from windlass.diagnose.doctor.finding import Finding, failing_hosts, fold
+from windlass.diagnose.doctor.nodes import check_nodes
+from windlass.diagnose.doctor.patient import Patient
+from windlass.diagnose.doctor.plan_checks import check_plan
+from windlass.diagnose.doctor.ranks import examine_ranks
+from windlass.errors import MachineError
+from windlass.run.bad_nodes import remember_node
+from windlass.run.folder import make_folder
+from windlass.run.rendezvous import plan_hosts
+from windlass.run.run import Run
+
+FOLDER = "check"
+
+
+def bad_nodes_of(run: Run) -> Mapping[str, str]:
+    """Hosts that must not be used, of those of the plan and of those that could take their place; each is remembered
+    with its reason. Raises `MachineError` where something is wrong that no other node would mend."""
+    used = plan_hosts(run.plan)
+    allocation = run.context.allocation
+    spare = tuple(host for host in (allocation.hosts if allocation else ()) if host not in used)
+    hosts = (*used, *spare)
+    folder = make_folder(str(run.folder.part(FOLDER)), run.folder.path, FOLDER)
+    patient = Patient(
+        request=run.plan.request,
+        plan=run.plan,
+        context=run.context,
+        folder=folder,
+        environ=run.environ,
+        hosts=hosts,
+    )
+    findings = check_plan(run.plan, run.plan.request, run.context.site, run.environ)
+    meeting, trouble = rendezvous(patient)
+    findings += trouble
+    findings += check_nodes(run.plan, run.context, folder, run.environ, hosts, meeting)
+    bad = dict(failing_hosts(findings, hosts))
+    if not bad:
+        findings += examine_ranks(patient, "quick")
+        bad = dict(failing_hosts(findings, used))
+    _tell(run, findings)
+    for host, reason in bad.items():
+        settings = run.settings
+        remember_node(settings.state_dir, site=run.plan.site, host=host, reason=reason, run=str(run.folder.path))
+    failed = [f for f in findings if f.status == "fail" and f.host not in bad]
+    if failed:
+        raise MachineError(
+            f"the check before the run failed: {failed[0].name}: {failed[0].seen}",
+            hint=failed[0].remedy or "`windlass doctor` tells more",
+        )
+    shutil.rmtree(folder.path, ignore_errors=True)
+    return bad
+
+
+def _tell(run: Run, findings: list[Finding]) -> None:
+    for check in fold(findings):
+        if check.status == "fail" or (check.status == "warn" and not run.quiet):
+            where = f"{check.hosts}: " if check.hosts else ""
+            remedy = f" ({check.remedy})" if check.remedy else ""
+            run.view.note(f"windlass: check {check.name}: {check.status}: {where}{check.seen}{remedy}")

@@ -1,0 +1,115 @@
+"""An examination: the plan is made, the nodes are asked, a few ranks really start, and what they found is folded."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from windlass.base.settings import read_settings
+from windlass.diagnose.doctor.finding import Finding, Health, failing_hosts, fold, worst
+from windlass.diagnose.doctor.nodes import check_nodes
+from windlass.diagnose.doctor.patient import Level, Patient
+from windlass.diagnose.doctor.plan_checks import check_plan
+from windlass.diagnose.doctor.ranks import examine_ranks
+from windlass.errors import MachineError
+from windlass.model.request import Request
+from windlass.plan.inputs import PlanningContext
+from windlass.plan.plan import make_plan
+from windlass.run.bad_nodes import remember_node
+from windlass.run.context import gather_context
+from windlass.run.folder import RunFolder, make_folder
+from windlass.run.rendezvous import is_free, master_address, master_port, plan_hosts
+
+Tell = Callable[[str], None]
+"""Shows a word of progress."""
+
+
+def examine(request: Request, environ: Mapping[str, str], level: Level, tell: Tell) -> Health:
+    """Examine the machine or the allocation for this request. Leaves nothing behind, unless the request names a run
+    folder. Raises `UsageError` for a request that cannot be."""
+    began = time.monotonic()
+    settings = read_settings(environ)
+    context = gather_context(request, settings, environ=environ, here=True)
+    there = settings.runs_dir.exists()
+    folder = make_folder(request.run_dir, settings.runs_dir, "doctor")
+    try:
+        patient = admit(request, context, folder, environ)
+        findings = findings_of(patient, level, tell)
+    finally:
+        if request.run_dir is None:
+            shutil.rmtree(folder.path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                if not there:
+                    folder.path.parent.rmdir()
+    health = health_of(patient, findings, level, time.monotonic() - began)
+    if level == "full":
+        for host, reason in health.bad_nodes.items():
+            remember_node(settings.state_dir, site=health.site, host=host, reason=reason)
+    return health
+
+
+def admit(request: Request, context: PlanningContext, folder: RunFolder, environ: Mapping[str, str]) -> Patient:
+    """The request, planned for this machine or allocation; on a login node for that node alone."""
+    outside = context.allocation is None and context.site.file.scheduler.kind != "none"
+    login = outside and request.scheduler != "none"
+    wanted = request
+    if login:
+        wanted = msgspec.structs.replace(request, scheduler="none", launcher="local", nodes=1, partition=None)
+    probe = msgspec.structs.replace(wanted, kind="command", command=("true",), name=request.name or "doctor")
+    plan, _ = make_plan(probe, context)
+    if login:  # the catalog's node is a compute node
+        plan = msgspec.structs.replace(plan, topology=msgspec.structs.replace(plan.topology, devices=(), nics=()))
+    hosts = plan_hosts(plan)
+    return Patient(
+        request=request, plan=plan, context=context, folder=folder, environ=environ, hosts=hosts, login=login
+    )
+
+
+def findings_of(patient: Patient, level: Level, tell: Tell) -> list[Finding]:
+    """All checks of this level, the cheap ones first."""
+    findings = check_plan(patient.plan, patient.request, patient.context.site, patient.environ)
+    tell(f"asking {len(patient.hosts)} nodes" if len(patient.hosts) > 1 else "looking at this node")
+    if patient.login:
+        findings = [
+            finding for finding in findings if finding.name != "loader workers"
+        ]  # of the nodes, not of this one
+        findings.append(Finding(name="ranks", status="not applicable", seen="not inside a job: none was started"))
+    meeting, trouble = (None, []) if patient.login else rendezvous(patient)
+    findings += trouble
+    findings += check_nodes(patient.plan, patient.context, patient.folder, patient.environ, patient.hosts, meeting)
+    if patient.login:
+        return findings
+    tell("starting ranks" if level == "quick" else "timing all-reduces")
+    return findings + examine_ranks(patient, level)
+
+
+def rendezvous(patient: Patient) -> tuple[tuple[str, int] | None, list[Finding]]:
+    """Address and port as a run would choose them, or why it could not."""
+    plan, context = patient.plan, patient.context
+    free = is_free if context.on_node or context.allocation is None else lambda port: port not in context.taken_ports
+    try:
+        address = master_address(plan, patient.hosts, patient.environ)
+        port = master_port(plan, plan.job_id, patient.folder.run_id, free)
+    except MachineError as error:
+        name = "port" if "port" in error.message else "rendezvous"
+        return None, [Finding(name=name, status="fail", seen=error.message, remedy=error.hint or "")]
+    return (address, port), []
+
+
+def health_of(patient: Patient, findings: list[Finding], level: Level, seconds: float) -> Health:
+    checks = fold(findings)
+    return Health(
+        version=1,
+        site=patient.context.site.name,
+        nodes=len(patient.hosts),
+        outside=patient.login,
+        level=level,
+        status=worst(check.status for check in checks),
+        checks=checks,
+        bad_nodes=dict(failing_hosts(findings, patient.hosts)),
+        seconds=round(seconds, 2),
+    )

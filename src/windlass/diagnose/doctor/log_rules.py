@@ -1,0 +1,310 @@
+"""What lines of logs mean: causes, what only follows from a cause, and what is harmless. The patterns of failures that
+supervision goes by are those of `failure/`; here are more, with a remedy for each. Data, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple
+
+from windlass.run.failure.last_lines import LOST_PEERS
+from windlass.run.failure.root_cause import DISK, MACHINE, MEMORY
+
+Kind = Literal["cause", "slow", "follows", "harmless"]
+"""`slow`: nothing fails by it, but it costs time. `follows`: a rank that lost its peers says so."""
+
+
+class Rule(NamedTuple):
+    """The first rule that matches a line explains it."""
+
+    name: str
+    kind: Kind
+    pattern: re.Pattern[str]
+    meaning: str
+    remedy: str = ""
+
+
+def _rule(name: str, kind: Kind, pattern: str | re.Pattern[str], meaning: str, remedy: str = "") -> Rule:
+    compiled = re.compile(pattern) if isinstance(pattern, str) else pattern
+    return Rule(name, kind, compiled, meaning, remedy)
+
+
+HARMLESS = (
+    _rule(
+        "errno 97",
+        "harmless",
+        r"\[c10d\].*errno: 97|errno: 97 - Address family not supported",
+        "the node has no IPv6; torch tries it first and goes on with IPv4",
+    ),
+    _rule(
+        "no process group destroyed",
+        "harmless",
+        r"destroy_process_group\(\) was not called|process group has NOT been destroyed before",
+        "the script ended without dist.destroy_process_group(); it had ended already",
+        "call dist.destroy_process_group() at the end to silence it",
+    ),
+    _rule(
+        "OMP_NUM_THREADS",
+        "harmless",
+        r"Setting OMP_NUM_THREADS environment variable for each process",
+        "torchrun sets one thread; under windlass the plan sets the cores of the rank",
+    ),
+    _rule(
+        "TensorFlow start-up",
+        "harmless",
+        r"oneDNN custom operations are on|Unable to register cu\w+ factory|TF-TRT Warning|cpu_feature_guard",
+        "TensorFlow says hello when something imports it",
+    ),
+    _rule(
+        "verbs drivers",
+        "harmless",
+        r"libibverbs: Warning: couldn't (?:load|open) (?:driver|config)",
+        "a driver for hardware that is not in this node",
+    ),
+    _rule(
+        "NCCL plugins",
+        "harmless",
+        r"(?:TUNER|PROFILER|ENV|RAS)/Plugin ?: (?:Could not find|No plugin|Plugin load)",
+        "NCCL looks for optional plugins; none is needed",
+    ),
+    _rule(
+        "library warnings",
+        "harmless",
+        r"\b(?:Future|User|Deprecation|PendingDeprecation|Runtime|Syntax)Warning\b",
+        "warnings of Python libraries",
+    ),
+)
+
+CAUSES = (
+    _rule(
+        "out of memory (the kernel's)",
+        "cause",
+        r"(?i)oom[-_]kill|Out Of Memory: Killed|Killed process \d+|Memory cgroup out of memory|"
+        r"killed by signal: Killed",
+        "the node or the job ran out of host memory, and the kernel killed a process",
+        "fewer DataLoader workers or ranks per node, less pinned memory, whole nodes (--exclusive), more --mem",
+    ),
+    _rule(
+        "shared memory",
+        "cause",
+        r"killed by signal: Bus error|insufficient shared memory|"
+        r"unable to (?:open|write to) (?:shared memory|file </torch)",
+        "DataLoader workers hand batches over through /dev/shm, which is full or too small",
+        "a larger /dev/shm in the container, fewer workers, or file_system sharing (torch.multiprocessing)",
+    ),
+    _rule(
+        "time limit",
+        "cause",
+        r"DUE TO TIME LIMIT|PBS: job killed: walltime|job exceeded (?:its )?(?:walltime|time limit)|CANCELLED.*TIMEOUT",
+        "the scheduler ended the job because its time was up",
+        "ask for more --time, or `windlass run --until-done` with snapshots",
+    ),
+    _rule(
+        "preemption",
+        "cause",
+        r"DUE TO PREEMPTION|CANCELLED.*PREEMPT",
+        "the scheduler took the nodes back",
+        "save snapshots; `windlass run --restarts` goes on",
+    ),
+    _rule(
+        "lost node",
+        "cause",
+        r"DUE TO NODE FAILURE|NODE_FAIL|Node failure on|node .* not responding|LOST CONNECTION to node",
+        "a node died or lost its network",
+        "start again with --spares 1 --restarts 3; `windlass doctor` checks the nodes first",
+    ),
+    _rule(
+        "duplicate device",
+        "cause",
+        r"Duplicate GPU detected|invalid device ordinal|peer mapping resources exhausted",
+        "two ranks use the same device, or one uses a device that it does not see",
+        "use LOCAL_RANK for the device; set one visibility variable only; see `windlass logs --where`",
+    ),
+    _rule(
+        "no device",
+        "cause",
+        r"No CUDA GPUs are available|no NVIDIA driver|hipErrorNoDevice|No HIP GPUs are available|"
+        r"CUDA driver initialization failed|no (?:xpu|XPU) device",
+        "the ranks see no device",
+        "ask for devices (--gpus-per-node), check the container's device option, see `windlass doctor`",
+    ),
+    _rule(
+        "driver too old",
+        "cause",
+        r"driver version is insufficient|driver on your system is too old|forward compatibility was attempted",
+        "torch was built for a newer CUDA than the driver runs",
+        "install a torch for an older CUDA, or use a newer node",
+    ),
+    _rule(
+        "torch for another device",
+        "cause",
+        r"no kernel image is available|Torch not compiled with (?:CUDA|XPU)|hipErrorNoBinaryForGpu|"
+        r"invalid device function",
+        "this torch was not built for these devices",
+        "install the build for this vendor and architecture (`windlass doctor` shows which is used)",
+    ),
+    _rule(
+        "network forced",
+        "cause",
+        r"network \S.* not found",
+        "NCCL_NET forces a network whose plugin was not found",
+        "put the plugin's folder into LD_LIBRARY_PATH of the ranks or bind it into the container; unset on one node",
+    ),
+    _rule(
+        "library missing",
+        "cause",
+        r"(?<!libnccl-net\.so)(?<!librccl-net\.so): cannot open shared object file|GLIBC(?:XX)?_[\d.]+.? not found|"
+        r"undefined symbol: ",
+        "a shared library is missing on the node or does not fit",
+        "load the module that has it, or build the environment on this machine; mixed modules are the usual cause",
+    ),
+    _rule(
+        "port taken",
+        "cause",
+        r"EADDRINUSE|errno: 98|[Aa]ddress already in use",
+        "another process listens on MASTER_PORT of the first node: a leftover rank, or a fixed port used twice",
+        "let windlass choose the port; `windlass doctor` finds leftovers",
+    ),
+    _rule(
+        "name of the first node",
+        "cause",
+        r"errno: -?[23] - (?:Temporary|Name)|[Nn]ame or service not known|Temporary failure in name resolution|"
+        r"nodename nor servname|No address associated with hostname",
+        "MASTER_ADDR does not resolve on the nodes",
+        "use the name of the fabric (`windlass sites show`), not the one of the login node",
+    ),
+    _rule(
+        "ranks missing at the start",
+        "cause",
+        r"\d+/\d+ clients joined|waiting for clients|Timed out .*waiting for .*ranks|rendezvous.*timed? ?out",
+        "some ranks never reached the rendezvous: they died before it, or wait elsewhere",
+        "look at ranks that say nothing here; check that all have the same MASTER_ADDR and WORLD_SIZE",
+    ),
+    _rule(
+        "out of memory (the device's)",
+        "cause",
+        MEMORY,
+        "an allocation failed",
+        "smaller batches, activation checkpointing, sharding; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    ),
+    _rule(
+        "no space left",
+        "cause",
+        DISK,
+        "a file system or a quota is full",
+        "see `windlass doctor`; point HF_HOME, TORCH_HOME and caches to scratch",
+    ),
+    _rule(
+        "open files",
+        "cause",
+        r"Too many open files|errno: 24\b|EMFILE",
+        "the limit of open files is too low",
+        "ulimit -n 65536 before the job starts",
+    ),
+    _rule(
+        "collectives differ",
+        "cause",
+        r"Detected mismatch between collectives|COLLECTIVE_\w+_MISMATCH|Expected to have finished reduction",
+        "ranks called different collectives, or parameters got no gradient on some",
+        "a branch that not all ranks take; TORCH_DISTRIBUTED_DEBUG=DETAIL, find_unused_parameters=True",
+    ),
+    _rule(
+        "MPI start-up",
+        "cause",
+        r"PMI2?_Init(?:ialized)? (?:failed|returned)|PMIX ERROR|MPIR_pmi_init|OPAL ERROR: Unreachable",
+        "MPI was not started by a launcher that it understands",
+        "choose --mpi pmi2, pmix or cray_shasta as the site says",
+    ),
+    _rule(
+        "fabric resources",
+        "cause",
+        r"LE resources|cxip?_.*(?:ENOSPC|flow control|resource)|cq_readerr|Cassini Event Queue overflow",
+        "the NIC ran out of match entries or its event queue overflowed",
+        "FI_CXI_RX_MATCH_MODE=hybrid, FI_CXI_DEFAULT_CQ_SIZE=131072",
+    ),
+    _rule(
+        "offline",
+        "cause",
+        r"huggingface\.co.*(?:Max retries|NameResolution|unreachable)|MaxRetryError|offline mode is enabled|"
+        r"couldn't connect to 'https://",
+        "the script downloads at run time, and the nodes have no way out",
+        "download before the job, then HF_HUB_OFFLINE=1",
+    ),
+    _rule(
+        "hardware",
+        "cause",
+        MACHINE,
+        "the node, its device or its network is not well",
+        "leave the node out (`windlass doctor --full`), and tell the site's support",
+    ),
+    _rule(
+        "crash",
+        "cause",
+        r"Segmentation fault|Fatal Python error|SIGSEGV|core dumped|free\(\): invalid|double free",
+        "a process crashed in native code",
+        "often mixed libraries (two NCCLs, another libstdc++) or a bad node: try another, see its core or stack",
+    ),
+)
+
+SLOW = (
+    _rule(
+        "device of the barrier",
+        "slow",
+        r"devices used by this process are currently unknown|Guessing device ID based on global rank",
+        "the process group does not know its device: with more nodes it guesses a wrong one, and may hang",
+        "init_process_group(…, device_id=torch.device('cuda', local_rank))",
+    ),
+    _rule(
+        "loader workers",
+        "slow",
+        r"This DataLoader will create \d+ worker processes.*(?:suggested max|more than)",
+        "more workers than cores",
+        "fewer workers, or more cores for each rank; `windlass doctor SCRIPT` compares them",
+    ),
+    _rule(
+        "allocator retries",
+        "slow",
+        r"cudaMalloc retries|num_alloc_retries: [1-9]",
+        "device memory is nearly full: the allocator empties its cache again and again",
+        "smaller batches, or expandable segments",
+    ),
+)
+
+FOLLOWS = (
+    _rule(
+        "collective timed out",
+        "follows",
+        r"Watchdog caught collective operation timeout|watchdog caught collective",
+        "the rank waited in a collective for one that did not come",
+        "the cause is with the ranks that did not time out: see which below",
+    ),
+    _rule(
+        "lost peers",
+        "follows",
+        LOST_PEERS,
+        "another rank ended first, and this one lost its connection",
+    ),
+    _rule(
+        "ended by the launcher",
+        "follows",
+        r"srun: error: .*(?:Terminated|Killed|task \d+.*Exited)|srun: Terminating|Force Terminated|"
+        r"Sending process \d+ closing signal SIGTERM|slurmstepd: error: \*\*\* STEP|mpiexec.*abort|BAD TERMINATION",
+        "the launcher ended the others after one had failed",
+    ),
+)
+
+RULES = (*SLOW, *HARMLESS, *CAUSES, *FOLLOWS)
+
+WORDS = (
+    *("error", "warn", "errno", "fail", "timed out", "timeout", "time limit", "walltime", "preempt", "killed", "oom"),
+    *("memory", "refused", "reset by", "pipe", "closed", "peer", "not found", "cannot", "space left", "quota"),
+    *("duplicate gpu", "ordinal", "no cuda", "no hip", "no nvidia", "no xpu", "hiperror", "driver", "kernel image"),
+    *("not compiled", "device function", "symbol", "in use", "eaddrinuse", "resolution", "not known", "servname"),
+    *("no address", "clients", "open files", "emfile", "mismatch", "finished reduction", "pmi", "opal", "le resources"),
+    *("cxi", "cassini", "cq_readerr", "retries", "offline", "connect", "xid", "hsa_status", "device_lost", "output"),
+    *("stale file", "endpoint", "no route", "network", "segmentation", "fatal", "sigsegv", "core dumped", "free()"),
+    *("double free", "guessing", "devices used", "dataloader", "num_alloc", "watchdog", "ncclremote", "gloo", "store"),
+    *("exited", "terminat", "*** step", "abort", "closing signal", "destroy", "omp_num", "onednn", "register cu"),
+    *("tf-trt", "cpu_feature", "libibverbs", "/plugin", "bad_alloc", "lost", "gone", "dead", "did not meet"),
+    *("node failure", "node_fail", "not responding", "compatibility", "waiting for", "rendezvous", "some nccl"),
+)
+"""Every line that a rule matches has one of these in it, whatever its case: a first look that costs next to nothing."""

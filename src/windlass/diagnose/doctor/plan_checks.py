@@ -1,0 +1,158 @@
+"""Checks that need no node: variables, the user's command and the plan against what is known to go wrong. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from windlass.base.notation.counts import counted
+from windlass.diagnose.doctor.finding import Finding, Status
+from windlass.model.plan import Plan
+from windlass.model.request import Request
+from windlass.model.site import Site
+from windlass.plan.command import nested_launcher
+
+_MISSPELT = {
+    "FI_CXI_OVFLOW_BUF_SIZE": "FI_CXI_OFLOW_BUF_SIZE",
+    "NCCL_NET_GDR_LVL": "NCCL_NET_GDR_LEVEL",
+    "NCCL_SOCKET_IF_NAME": "NCCL_SOCKET_IFNAME",
+    "GLOO_SOCKET_IF_NAME": "GLOO_SOCKET_IFNAME",
+    "NCCL_IB_DISABLED": "NCCL_IB_DISABLE",
+}
+_DEBUGGING = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE")
+_PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
+_WORKERS = re.compile(r"\A-{0,2}(?:data[._-]?loader[._-])?(?:num[_-]?)?(?:data[_-])?workers(?:=(\d+))?\Z")
+_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "WANDB_MODE")
+_MIN_CORES = 2
+
+
+def rank_environ(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables of the ranks as far as they are known here: the shell's, with the plan's on top."""
+    found = dict(environ)
+    for setting in plan.environment:
+        if setting.value is None:
+            found.pop(setting.name, None)
+        elif not setting.joins:
+            found[setting.name] = setting.value
+    return found
+
+
+def check_plan(plan: Plan, request: Request, site: Site, environ: Mapping[str, str]) -> list[Finding]:
+    """Everything that can be told from the plan, the request and the environment alone."""
+    variables = rank_environ(plan, environ)
+    return [
+        check_settings(variables, plan.nodes),
+        check_nesting(request, variables, plan.ranks_per_node),
+        check_proxies(variables, site.file.offline),
+        check_workers(request, plan),
+    ]
+
+
+def check_settings(variables: Mapping[str, str], nodes: int) -> Finding:
+    """Settings that are known to hang, to slow down or to do nothing."""
+    wrong: list[tuple[str, str]] = []
+    if variables.get("FI_MR_CACHE_MONITOR") == "memhooks":
+        wrong.append(("FI_MR_CACHE_MONITOR=memhooks deadlocks with NCCL and RCCL", "set it to userfaultfd or kdreg2"))
+    for name, right in _MISSPELT.items():
+        if name in variables:
+            wrong.append((f"{name} is read by nobody", f"the name is {right}"))
+    net = variables.get("NCCL_NET")
+    if net and net not in {"Socket", "IB"} and nodes == 1:
+        text = f"NCCL_NET={net} is forced on one node: ranks of one node would talk through the network, or not start"
+        wrong.append((text, "unset NCCL_NET where the job has one node"))
+    on = [name for name in _DEBUGGING if variables.get(name, "0") not in {"0", ""}]
+    if on:
+        wrong.append((f"{', '.join(on)} switched on: the fast way between devices or nodes is off", "unset it"))
+    visible = [n for n in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES") if n in variables]
+    if len(visible) > 1 and len({variables[name] for name in visible}) > 1:
+        wrong.append((f"{', '.join(visible)} disagree: each narrows what the other left", "set one of them"))
+    if variables.get("NCCL_DEBUG") in {"INFO", "TRACE"} and nodes > 64 and "NCCL_DEBUG_FILE" not in variables:
+        wrong.append((f"NCCL_DEBUG={variables['NCCL_DEBUG']} on every rank", "use --comm-log, for one rank"))
+    if not wrong:
+        return Finding(name="settings", status="ok", seen="none that is known to be bad")
+    status: Status = "fail" if any("deadlocks" in seen or "forced" in seen for seen, _ in wrong) else "warn"
+    return Finding(
+        name="settings",
+        status=status,
+        seen="; ".join(seen for seen, _ in wrong),
+        remedy="; ".join(remedy for _, remedy in wrong),
+    )
+
+
+def check_nesting(request: Request, variables: Mapping[str, str], ranks_per_node: int) -> Finding:
+    """A launcher inside the ranks, or windlass inside another launcher."""
+    name = "launcher nesting"
+    inside = nested_launcher(request.command) if request.kind in {"command", "script"} else None
+    if request.kind == "module":
+        inside = nested_launcher(("python", "-m", *request.command))
+    if inside is not None and (ranks_per_node > 1 or inside in {"srun", "mpiexec", "mpirun"}):
+        seen = f"the command starts {inside} inside every rank ({ranks_per_node} per node)"
+        remedy = "leave it out: windlass starts one process per device and sets RANK, WORLD_SIZE and MASTER_ADDR"
+        return Finding(name=name, status="fail", seen=seen, remedy=remedy)
+    if inside is not None:
+        seen = f"{inside} runs inside windlass, one per node: its workers get no binding"
+        return Finding(name=name, status="warn", seen=seen, remedy="leave it out")
+    if "TORCHELASTIC_RUN_ID" in variables or "OMPI_COMM_WORLD_RANK" in variables:
+        other = "torchrun" if "TORCHELASTIC_RUN_ID" in variables else "mpirun"
+        seen = f"windlass itself runs inside {other}: every one of its processes would start a whole run"
+        return Finding(name=name, status="fail", seen=seen, remedy=f"start windlass without {other}")
+    seen = "no launcher inside the ranks" if request.command else "no launcher around windlass"
+    return Finding(name=name, status="ok", seen=seen)
+
+
+def check_proxies(variables: Mapping[str, str], offline: bool) -> Finding:
+    """What downloads at run time meet on the nodes."""
+    proxies = sorted({name.lower() for name in _PROXIES if variables.get(name)})
+    excluded = variables.get("no_proxy") or variables.get("NO_PROXY") or ""
+    if proxies and not excluded:
+        seen = f"{', '.join(proxies)} set without no_proxy: calls between nodes may go to the proxy"
+        return Finding(name="proxies", status="warn", seen=seen, remedy="set no_proxy=localhost,127.0.0.1,.local")
+    said = [name for name in _OFFLINE if variables.get(name, "0") not in {"0", "", "online"}]
+    if offline and not proxies and not said:
+        seen = "the nodes of this site have no way out, and no library is told so"
+        remedy = "download before the job; HF_HUB_OFFLINE=1 makes a missing file an error at once, not after minutes"
+        return Finding(name="proxies", status="warn", seen=seen, remedy=remedy)
+    if offline:
+        return Finding(name="proxies", status="ok", seen=f"offline site; {', '.join(proxies + said)} set")
+    return Finding(name="proxies", status="ok", seen=", ".join(proxies) + " set" if proxies else "none set")
+
+
+def loader_workers(words: tuple[str, ...]) -> int | None:
+    """The number of DataLoader workers that the user's own arguments ask for, where they say it in the usual words."""
+    for index, word in enumerate(words):
+        match = _WORKERS.match(word.rpartition(".")[2] if "." in word.split("=")[0] else word)
+        if not match:
+            continue
+        text = match[1] or (words[index + 1] if index + 1 < len(words) else "")
+        if text.isdecimal():
+            return int(text)
+    return None
+
+
+def check_workers(request: Request, plan: Plan) -> Finding:
+    """DataLoader workers of a rank against the cores that it gets."""
+    name = "loader workers"
+    cores = [_cores(plan, rank.cpus) for rank in plan.binding.ranks if rank.cpus]
+    if not cores:
+        return Finding(name=name, status="not applicable", seen="ranks are not bound: they share the node's cores")
+    least = min(cores)
+    workers = loader_workers(request.command)
+    if workers is None:
+        seen = f"{counted(least, 'core')} for each rank"
+        if least >= _MIN_CORES:
+            return Finding(name=name, status="ok", seen=f"{seen}: room for {counted(least - 1, 'worker')}")
+        remedy = "a rank with one core cannot load data beside its step: fewer ranks per node, or whole nodes"
+        return Finding(name=name, status="warn", seen=seen, remedy=remedy)
+    if workers + 1 > least:
+        seen = f"{counted(workers, 'worker')} and the rank itself on {counted(least, 'core')}"
+        remedy = f"use at most {max(least - 1, 1)} workers, or fewer ranks per node (-r)"
+        return Finding(name=name, status="warn", seen=seen, remedy=remedy)
+    return Finding(
+        name=name, status="ok", seen=f"{counted(workers, 'worker')} on {counted(least, 'core')} for each rank"
+    )
+
+
+def _cores(plan: Plan, cpus: tuple[int, ...]) -> int:
+    """Physical cores among these hardware threads."""
+    known = {cpu: core.id for core in plan.topology.cores for cpu in core.cpus}
+    return len({known.get(cpu, cpu) for cpu in cpus})

@@ -1,0 +1,281 @@
+"""What the ranks of the examination say, held against the plan, the site and each other. Pure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from windlass.base.notation.cpulist import format_cpulist
+from windlass.base.notation.hostlist import expand_hostlist
+from windlass.diagnose.doctor.bandwidth import check_all_reduce
+from windlass.diagnose.doctor.comm_log import Transport
+from windlass.diagnose.doctor.finding import Finding, Status
+from windlass.model.plan import Plan
+from windlass.model.request import Request
+from windlass.node.checks.limits import judge_limits
+from windlass.plan.inputs import PlanningContext
+
+Reports = Mapping[int, Mapping[str, Any]]
+HostOf = Callable[[int], str]
+
+SLOW_LOOK_US = 500.0
+SLOW_IMPORT_S = 20.0
+_LOOKS_OF_IMPORT = 17_700
+"""stat calls of one `import torch`."""
+_DRIVER_FOR_CUDA = {11: 450, 12: 525, 13: 580}
+"""Lowest driver that runs a torch built for this major version of CUDA."""
+
+
+def check_ranks(
+    plan: Plan,
+    request: Request,
+    context: PlanningContext,
+    reports: Reports,
+    way: Transport,
+    level: str,
+    environ: Mapping[str, str],
+) -> list[Finding]:
+    """All checks of the ranks' own words."""
+    hosts = expand_hostlist(plan.hosts) if plan.hosts else ()
+    first = {rank: report for rank, report in reports.items() if report.get("local_rank") == 0}
+
+    def host_of(rank: int) -> str:
+        node = rank // plan.ranks_per_node
+        return hosts[node] if len(hosts) > 1 and node < len(hosts) else ""
+
+    findings = check_affinity(plan, reports, host_of)
+    for rank, report in first.items():
+        found = [
+            check_python(plan, report, environ),
+            check_torch(plan, report),
+            check_place(report, plan.nodes, level),
+            check_plugin(plan, context, report),
+            check_providers(plan, context, report),
+            _limits(report),
+        ]
+        findings += [_at(finding, host_of(rank)) for finding in found]
+    findings += _same_everywhere(first, host_of)
+    if level != "quick":
+        findings += check_all_reduce(plan, context.site, reports, way)
+    return findings
+
+
+def _at(finding: Finding, host: str) -> Finding:
+    return Finding(
+        name=finding.name,
+        status=finding.status,
+        seen=finding.seen,
+        remedy=finding.remedy,
+        host=host,
+        facts=finding.facts,
+    )
+
+
+def check_affinity(plan: Plan, reports: Reports, host_of: HostOf) -> list[Finding]:
+    """The CPUs that each rank really got, against the plan and against its neighbours. One finding per node."""
+    planned = {rank.local_rank: frozenset(rank.cpus) for rank in plan.binding.ranks if rank.cpus}
+    nodes: dict[int, list[int]] = {}
+    for rank in reports:
+        nodes.setdefault(rank // plan.ranks_per_node, []).append(rank)
+    return [_affinity_of(plan, planned, reports, sorted(ranks), host_of) for ranks in nodes.values()]
+
+
+def _affinity_of(
+    plan: Plan, planned: Mapping[int, frozenset[int]], reports: Reports, ranks: list[int], host_of: HostOf
+) -> Finding:
+    wrong: list[str] = []
+    narrow = False
+    masks: dict[tuple[int, ...], list[int]] = {}
+    for rank in ranks:
+        got = tuple(reports[rank].get("cpus", ()))
+        local = rank % plan.ranks_per_node
+        masks.setdefault(got, []).append(local)
+        wanted = planned.get(local)
+        if wanted is not None and set(got) != wanted:
+            wrong.append(f"local rank {local} is on CPUs {format_cpulist(got)} instead of {format_cpulist(wanted)}")
+            narrow = narrow or len(got) < len(wanted)
+        elif wanted is None and len(got) == 1 and len(plan.topology.cores) > plan.ranks_per_node:
+            wrong.append(f"local rank {local} is pinned to one CPU ({got[0]})")
+            narrow = True
+    host = host_of(ranks[0])
+    if wrong:
+        remedy = "the launcher binds otherwise than planned: allocate whole nodes (--exclusive), unset SLURM_CPU_BIND"
+        status: Status = "fail" if narrow else "warn"
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        return Finding(name="affinity", status=status, seen="; ".join(wrong[:3]) + more, remedy=remedy, host=host)
+    shared = [locals_ for locals_ in masks.values() if len(locals_) > 1]
+    if shared and planned:
+        seen = f"local ranks {', '.join(map(str, shared[0]))} share the same CPUs, as the plan says"
+        return Finding(name="affinity", status="ok", seen=seen, host=host)
+    seen = "every rank is on the CPUs of the plan" if planned else "ranks are not bound"
+    return Finding(name="affinity", status="ok", seen=seen, host=host)
+
+
+def check_python(plan: Plan, report: Mapping[str, Any], environ: Mapping[str, str]) -> Finding:
+    """The interpreter that the ranks really use, against the one that was planned and the one that is active here."""
+    python = report.get("python", {})
+    executable, prefix = str(python.get("executable", "")), str(python.get("prefix", ""))
+    seen = f"Python {python.get('version')} at {executable}"
+    planned = plan.command[0] if plan.command else ""
+    if plan.container is None and planned.startswith("/") and not same_python(planned, executable, prefix):
+        remedy = "a wrapper, a module or PATH on the node puts another one first: name it with --python"
+        return Finding(name="python", status="fail", seen=f"{seen}, where the plan has {planned}", remedy=remedy)
+    active = environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX") or ""
+    if plan.container is None and active and os.path.realpath(active) != os.path.realpath(prefix):
+        remedy = "name it: --python, or --activate"
+        return Finding(name="python", status="warn", seen=f"{seen}, but {active} is active here", remedy=remedy)
+    return Finding(name="python", status="ok", seen=seen)
+
+
+def same_python(planned: str, executable: str, prefix: str) -> bool:
+    """Whether this is the interpreter that was planned; all environments of one Python link to the same file, so where
+    it belongs to an environment, that counts."""
+    if _is_script(planned):  # a wrapper of the user's own: whatever it starts is meant
+        return True
+    home = str(Path(planned).parent.parent)
+    if executable == planned or os.path.realpath(home) == os.path.realpath(prefix):
+        return True
+    marks = (f"{home}/pyvenv.cfg", f"{home}/conda-meta")
+    is_environment = any(Path(mark).exists() for mark in marks)
+    return not is_environment and os.path.realpath(planned) == os.path.realpath(executable)
+
+
+def _is_script(path: str) -> bool:
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(2) == b"#!"
+    except OSError:
+        return False
+
+
+def check_torch(plan: Plan, report: Mapping[str, Any]) -> Finding:
+    """The torch of the ranks: there, and built for these devices and their driver."""
+    torch = report.get("torch") or {}
+    if "import_error" in report:
+        remedy = "install it anew for this machine, in a fresh environment"
+        return Finding(name="torch", status="fail", seen=f"cannot be imported: {report['import_error']}", remedy=remedy)
+    if not torch:
+        remedy = "install it there, or name another interpreter with --python, --activate or --module"
+        status: Status = "fail" if plan.topology.devices else "warn"
+        return Finding(name="torch", status=status, seen="this Python has no torch", remedy=remedy)
+    built = next((f"{name} {torch[name]}" for name in ("cuda", "hip", "xpu") if torch.get(name)), "CPU")
+    seen = f"{torch.get('version', '?')} for {built} in {torch.get('folder')}"
+    vendor = plan.topology.devices[0].vendor if plan.topology.devices else None
+    wanted = {"nvidia": "cuda", "amd": "hip", "intel": "xpu"}.get(vendor or "")
+    if wanted and not torch.get(wanted) and plan.request.gpus_per_node != 0:
+        remedy = f"install a torch that is built for {wanted}: this one cannot use the devices"
+        return Finding(name="torch", status="fail", seen=f"{seen}, on nodes with devices of {vendor}", remedy=remedy)
+    driver = str(report.get("driver") or "")
+    lowest = _DRIVER_FOR_CUDA.get(_major(str(torch.get("cuda", ""))), 0)
+    if driver and lowest and _major(driver) < lowest:
+        remedy = f"use a torch for an older CUDA, or a node with driver {lowest} or newer"
+        return Finding(name="torch", status="fail", seen=f"{seen}, but the driver is {driver}", remedy=remedy)
+    return Finding(name="torch", status="ok", seen=seen + (f"; driver {driver}" if driver else ""))
+
+
+def _major(version: str) -> int:
+    word = version.split(".", 1)[0]
+    return int(word) if word.isdecimal() else 0
+
+
+def check_place(report: Mapping[str, Any], nodes: int, level: str) -> Finding:
+    """Where the environment lies, and what an import costs there."""
+    places = report.get("places") or [{}]
+    worst = max(places, key=lambda place: (place.get("kind") == "shared", place.get("look_us", 0.0)))
+    kind, look_us = worst.get("kind"), float(worst.get("look_us", 0.0))
+    seconds = report.get("import_s")
+    cost = f"import torch took {seconds:.1f} s" if seconds is not None else f"a stat() takes {look_us:.0f} µs"
+    seen = f"{worst.get('path')} is on {worst.get('file_system')} ({worst.get('mount')}); {cost}"
+    slow = look_us > SLOW_LOOK_US or (seconds or 0.0) > SLOW_IMPORT_S
+    if slow:
+        guess = f", so `import torch` takes about {look_us * _LOOKS_OF_IMPORT / 1e6:.0f} s" if seconds is None else ""
+        seen += guess
+    if kind == "shared" and (slow or nodes > 1):
+        mount = worst.get("path")
+        remedy = f"read it once for all nodes: windlass run --cache {mount} …; or push it: windlass stage"
+        return Finding(name="environment", status="warn", seen=seen, remedy=remedy, facts={"import_s": seconds})
+    if slow:
+        remedy = "the disk of this node is slow or busy: put the environment into memory (windlass stage), or cache it"
+        return Finding(name="environment", status="warn", seen=seen, remedy=remedy, facts={"import_s": seconds})
+    return Finding(name="environment", status="ok", seen=seen, facts={"import_s": seconds})
+
+
+def needs_plugin(plan: Plan, context: PlanningContext) -> bool:
+    """Whether the fabric is one that NCCL and RCCL speak only through a plugin, and the plan has nodes to connect."""
+    devices = plan.topology.devices
+    network = context.site.file.network or ""
+    return (
+        plan.nodes > 1
+        and bool(devices)
+        and devices[0].vendor in {"nvidia", "amd"}
+        and network.startswith(("slingshot", "efa"))
+    )
+
+
+def check_plugin(plan: Plan, context: PlanningContext, report: Mapping[str, Any]) -> Finding:
+    """The network plugin, in the environment or container of the ranks."""
+    name = "network plugin"
+    network = report.get("network") or {}
+    found: list[str] = list(network.get("found", ()))
+    where = "the container" if plan.container is not None else "LD_LIBRARY_PATH of the ranks"
+    if not found:
+        if not needs_plugin(plan, context):
+            return Finding(name=name, status="not applicable", seen="none found, none needed here")
+        seen = f"no libnccl-net or librccl-net in {where}: NCCL falls back to TCP, ten times slower or more"
+        remedy = "load the site's module for it, or bind it into the container (`windlass explain NCCL_NET`)"
+        return Finding(name=name, status="fail", seen=seen, remedy=remedy)
+    if network.get("error"):
+        remedy = "a library that it needs is missing there (libfabric, libcxi, the device runtime): load its module"
+        return Finding(name=name, status="fail", seen=f"{found[0]} does not load: {network['error']}", remedy=remedy)
+    if len(found) > 1:
+        seen = f"{found[0]} is used, but there is a second one: {', '.join(found[1:])}"
+        remedy = "leave one in LD_LIBRARY_PATH: two plugins of different versions crash or hang"
+        return Finding(name=name, status="warn", seen=seen, remedy=remedy)
+    return Finding(name=name, status="ok", seen=f"{found[0]} loads")
+
+
+def check_providers(plan: Plan, context: PlanningContext, report: Mapping[str, Any]) -> Finding:
+    """Providers of libfabric."""
+    name = "libfabric"
+    providers = (report.get("network") or {}).get("providers")
+    if providers is None:
+        return Finding(name=name, status="not applicable", seen="no fi_info in PATH")
+    wanted = {"slingshot": "cxi", "efa": "efa"}.get((context.site.file.network or "").split("-", 1)[0])
+    seen = f"providers {', '.join(providers) or 'none'}"
+    if wanted and wanted not in providers:
+        remedy = "this libfabric is not the site's: load its module, or bind it into the container"
+        return Finding(name=name, status="fail", seen=f"{seen}; {wanted} is missing", remedy=remedy)
+    return Finding(name=name, status="ok", seen=seen)
+
+
+def _limits(report: Mapping[str, Any]) -> Finding:
+    """Limits of the ranks, which may differ from those of the node step."""
+    found = judge_limits(report.get("limits") or {"files": -1, "locked": -1, "processes": -1}, False)
+    return Finding(
+        name="ulimits of the ranks", status=found["status"], seen=found["seen"], remedy=found.get("remedy", "")
+    )
+
+
+def _same_everywhere(first: Reports, host_of: HostOf) -> list[Finding]:
+    """Python and torch of all nodes must be one: another version on one node is a hang later."""
+    seen: dict[str, list[int]] = {}
+    for rank, report in first.items():
+        python, torch = report.get("python", {}), report.get("torch") or {}
+        seen.setdefault(f"Python {python.get('version')}, torch {torch.get('version', 'none')}", []).append(rank)
+    if len(seen) < 2:
+        return []
+    usual = max(seen, key=lambda text: len(seen[text]))
+    return [
+        Finding(
+            name="same environment",
+            status="fail",
+            seen=f"{text}, where most nodes have {usual}",
+            remedy="use one environment that all nodes see, or stage it anew",
+            host=host_of(rank),
+        )
+        for text, ranks in seen.items()
+        if text != usual
+        for rank in ranks
+    ]

@@ -1,0 +1,154 @@
+"""Ranks of the examination: started by the plan itself, so that what they see is what a run would see."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from windlass.diagnose.doctor.comm_log import parse_comm_log
+from windlass.diagnose.doctor.finding import Finding
+from windlass.diagnose.doctor.nodes import carried_program
+from windlass.diagnose.doctor.patient import Level, Patient
+from windlass.diagnose.doctor.rank_checks import Reports, check_ranks
+from windlass.diagnose.doctor.slowness import check_slowness
+from windlass.errors import WindlassError
+from windlass.model.plan import Plan
+from windlass.model.record import RunRecord
+from windlass.node.checks.rank import MARK
+from windlass.node.sys.parts import join_parts
+from windlass.plan.inputs import Secrets
+from windlass.plan.plan import make_plan
+from windlass.run.failure.rank_logs import rank_logs
+from windlass.run.folder import RunFolder, make_folder
+from windlass.run.once import run_once
+from windlass.run.output import OutputView
+from windlass.run.run import Run
+
+SCRIPT = "doctor_rank.py"
+_SECONDS = {"quick": 60.0, "default": 180.0, "full": 480.0}
+"""After this a rank that hangs ends itself."""
+
+
+class Stopped(KeyboardInterrupt):
+    """Somebody asked the examination to end while ranks were running; they are gone."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.signal = signal.Signals(number)
+
+
+def examine_ranks(patient: Patient, level: Level) -> list[Finding]:
+    """Start one rank of the examination in the place of each rank of the plan, and judge what they say."""
+    folder = make_folder(str(patient.folder.part("ranks")), patient.folder.path, "ranks")
+    try:
+        plan, secrets = rank_plan(patient, folder, level)
+        record = _run(patient, plan, secrets, folder)
+    except WindlassError as error:
+        return [Finding(name="ranks", status="fail", seen=error.message, remedy=error.hint or "")]
+    if record.outcome == "stopped":
+        raise Stopped(record.exit_code - 128)
+    reports = read_reports(plan, folder)
+    findings = [_came_up(plan, folder, record, reports)]
+    if reports:
+        way = parse_comm_log(_comm_lines(folder))
+        findings += check_ranks(plan, patient.request, patient.context, reports, way, level, patient.environ)
+        findings += check_slowness(plan, patient.hosts, reports) if level == "full" else []
+    return findings
+
+
+def rank_plan(patient: Patient, folder: RunFolder, level: Level) -> tuple[Plan, Secrets]:
+    """The patient's plan with the examination in the place of the user's command."""
+    script = folder.write(SCRIPT, carried_program("rank"))
+    plan = patient.plan
+    spec = {
+        "level": level,
+        "seconds": _SECONDS[level],
+        "nodes": plan.nodes,
+        "ranks_per_node": plan.ranks_per_node,
+    }
+    context = patient.context
+    named = patient.request.command[:1] if patient.request.kind == "command" else ()
+    if named and Path(named[0]).name.startswith("python"):
+        context = msgspec.structs.replace(context, python=named[0], python_because="of the command")
+    request = msgspec.structs.replace(
+        patient.request,
+        kind="script",
+        command=(str(script), json.dumps(spec)),
+        placeholders=False,
+        name="doctor",
+        comm_log="0" if level != "quick" else None,
+        run_dir=None,
+        cache=(),
+        keep_caches=None,
+        restarts=None,
+        spares=0,
+        hang_after_s=None,
+        until_done=False,
+        watch=False,
+        profile=None,
+        check=False,
+        nodes=None if plan.hosts else plan.nodes,
+        hosts=plan.hosts,
+        ranks_per_node=plan.ranks_per_node,
+    )
+    return make_plan(request, context)
+
+
+def _run(patient: Patient, plan: Plan, secrets: Secrets, folder: RunFolder) -> RunRecord:
+    folder.save_plan(plan, secrets)
+    view = OutputView(frozenset(), io.StringIO(), io.StringIO())
+    run = Run(
+        plan=plan,
+        secrets=secrets,
+        folder=folder,
+        context=patient.context,
+        view=view,
+        environ=patient.environ,
+        quiet=True,
+    )
+    return run_once(run, lambda *_: None)
+
+
+def read_reports(plan: Plan, folder: RunFolder) -> Reports:
+    """What the ranks said, by rank; one of whose words is torn is left out."""
+    parts: dict[int, list[dict[str, Any]]] = {}
+    for rank, text in rank_logs(plan, folder.path).lines():
+        at = text.find(MARK)
+        if at >= 0:
+            with contextlib.suppress(ValueError):
+                parts.setdefault(rank, []).append(json.loads(text[at + len(MARK) :]))
+    found: dict[int, dict[str, Any]] = {}
+    for rank, said in parts.items():
+        with contextlib.suppress(ValueError):
+            found[rank] = join_parts(said)
+    return found
+
+
+def _comm_lines(folder: RunFolder) -> list[str]:
+    lines: list[str] = []
+    for file in sorted(folder.part("comm").iterdir()):
+        lines += file.read_text(errors="replace").splitlines()
+    return lines
+
+
+def _came_up(plan: Plan, folder: RunFolder, record: RunRecord, reports: Reports) -> Finding:
+    """Whether every rank of the plan started and answered."""
+    if len(reports) == plan.world_size:
+        return Finding(name="ranks", status="ok", seen=f"all {plan.world_size} started as planned")
+    failure = record.failure
+    why = ""
+    if failure is not None:
+        last = next((line for line in reversed(failure.last_lines) if line.strip()), failure.said)
+        why = f": rank {failure.rank} on {failure.host}: {last.strip()}" if failure.rank is not None else f": {last}"
+    return Finding(
+        name="ranks",
+        status="fail",
+        seen=f"{len(reports)} of {plan.world_size} answered{why}"[:600],
+        remedy="see the output with `windlass doctor --run-dir DIR`, then `windlass explain-log DIR/ranks`",
+    )

@@ -1,0 +1,292 @@
+"""Folds what the samplers of all nodes send into the files of the run folder: the job now, and its history.
+
+Only the windlass of the run writes them, so that 10,000 nodes are two files and not 10,000.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from windlass.base.notation.hostlist import fold_hostlist
+from windlass.diagnose.watch.job import (
+    FOLDER,
+    HISTORY_FILE,
+    NOW_FILE,
+    DeviceRow,
+    HistoryHead,
+    HistoryLine,
+    Job,
+    NodeRow,
+    Note,
+    RankActivity,
+    RankRow,
+)
+
+MAX_HISTORY_BYTES = 64 << 20
+MAX_HISTORY_LINES = 512
+_ACTIVITIES: tuple[RankActivity, ...] = ("steps", "python", "command", "ended")
+"""In the order of the samplers' numbers."""
+_NODES_PER_S = 500
+_INTERVAL_S = 2.0
+_MAX_NOTES = 64
+_Cells = tuple[float | None, ...]
+
+
+def interval_s(nodes: int) -> float:
+    """How often nodes look: so that one process can listen to all of them."""
+    return max(_INTERVAL_S, nodes / _NODES_PER_S)
+
+
+class JobFold:
+    """What is known of the job so far."""
+
+    def __init__(self, name: str, hosts: Sequence[str], every_s: float) -> None:
+        self._name = name
+        self._hosts = tuple(hosts)
+        self._every_s = every_s
+        self._nodes = [NodeRow(host, 0.0) for host in hosts]
+        self._devices: dict[tuple[int, int], DeviceRow] = {}
+        self._ranks: dict[int, RankRow] = {}
+        self._notes: dict[str, set[str]] = {}
+        self.torn = 0
+
+    def take(self, node: int, text: str) -> bool:
+        """One text of a sampler; False for one that cannot be read, which costs only itself."""
+        try:
+            if not 0 <= node < len(self._hosts):
+                raise ValueError("no such node")
+            if text[:1] == "T":
+                self.note(text[1:], self._hosts[node])
+                return True
+            rows = msgspec.json.decode(text[1:])
+            if text[:1] == "N":
+                self._nodes[node] = _convert([self._hosts[node], *rows], NodeRow)
+            elif text[:1] == "D":
+                for row in rows:
+                    throttled = None if row[-1] is None else bool(row[-1])
+                    self._devices[node, row[0]] = _convert([node, *row[:-1], throttled], DeviceRow)
+            elif text[:1] == "R":
+                for row in rows:
+                    activity = _ACTIVITIES[row[1]]
+                    self._ranks[row[0]] = _convert([row[0], node, activity, *row[2:]], RankRow)
+            else:
+                raise ValueError("no such text")
+        except (msgspec.MsgspecError, ValueError, IndexError, TypeError, KeyError):
+            self.torn += 1
+            return False
+        return True
+
+    def note(self, text: str, host: str) -> None:
+        if text in self._notes or len(self._notes) < _MAX_NOTES:
+            self._notes.setdefault(text, set()).add(host)
+
+    def job(self, now: float, *, ended: bool = False) -> Job:
+        order = {host: number for number, host in enumerate(self._hosts)}
+        notes = [
+            Note(text=text, nodes=fold_hostlist(tuple(sorted(hosts, key=lambda host: order.get(host, 0)))))
+            for text, hosts in self._notes.items()
+        ]
+        if self.torn:
+            notes.append(Note(text=f"{self.torn} samples could not be read", nodes=""))
+        return Job(
+            at=round(now, 1),
+            name=self._name,
+            interval_s=self._every_s,
+            ended=ended,
+            nodes=tuple(self._nodes),
+            devices=tuple(self._devices[key] for key in sorted(self._devices)),
+            ranks=tuple(self._ranks[rank] for rank in sorted(self._ranks)),
+            notes=tuple(notes),
+        )
+
+
+def _convert(row: list[Any], kind: type[Any]) -> Any:
+    return msgspec.convert(row, kind, strict=False)
+
+
+class JobFiles:
+    """The two files of a run folder."""
+
+    def __init__(self, folder: Path, *, every_s: float) -> None:
+        self._folder = folder / FOLDER
+        self._span_s = every_s
+        self._every_s = every_s
+        self._head: HistoryHead | None = None
+        self._begin = 0.0
+        self._sums: _Sums | None = None
+        self._lines = 0
+
+    def write(self, job: Job) -> None:
+        """Raises `OSError` where the folder cannot be written."""
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        _replace(self._folder / NOW_FILE, msgspec.json.encode(job))
+        self._remember(job)
+
+    def _remember(self, job: Job) -> None:
+        head = HistoryHead(
+            hosts=tuple(node.host for node in job.nodes),
+            devices=tuple((device.node, device.index) for device in job.devices),
+            ranks=tuple(rank.rank for rank in job.ranks),
+        )
+        if self._head is None:
+            self._begin = job.at
+        if head != self._head:
+            self._flush(job.at)
+            self._change_head(head)
+        assert self._sums is not None
+        self._sums.add(job)
+        if job.at - self._begin >= self._span_s or job.ended:
+            self._flush(job.at)
+
+    def _change_head(self, head: HistoryHead) -> None:
+        """A device or rank is seen for the first time: lines so far get empty columns for it."""
+        path = self._folder / HISTORY_FILE
+        old, self._head, self._sums = self._head, head, _Sums()
+        lines = [widened(line, old, head) for line in _read_lines(path)] if old else []
+        _replace(path, b"".join(_line_bytes(value) for value in (head, *lines)))
+        self._lines = len(lines)
+
+    def _flush(self, now: float) -> None:
+        if self._sums is None or not self._sums.count:
+            return
+        path = self._folder / HISTORY_FILE
+        with path.open("ab") as file:
+            file.write(_line_bytes(self._sums.line(self._begin, now)))
+            size = file.tell()
+        self._lines += 1
+        self._begin, self._sums = now, _Sums()
+        if self._lines > MAX_HISTORY_LINES or size > MAX_HISTORY_BYTES:
+            self._halve(path)
+
+    def _halve(self, path: Path) -> None:
+        """Two neighbours become one line."""
+        assert self._head is not None
+        lines = _read_lines(path)
+        merged = [merged_lines(lines[at : at + 2]) for at in range(0, len(lines), 2)]
+        _replace(path, b"".join(_line_bytes(value) for value in (self._head, *merged)))
+        self._lines = len(merged)
+        self._span_s *= 2
+
+
+class _Sums:
+    """Means over a span of time, cell by cell; what is not measured is left out."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._tables: list[list[list[float]]] = [[], [], []]
+
+    def add(self, job: Job) -> None:
+        self.count += 1
+        for table, rows in zip(self._tables, history_cells(job), strict=True):
+            if len(table) < len(rows):
+                width = len(rows[0])
+                table += [[0.0] * (2 * width) for _ in range(len(rows) - len(table))]
+            for sums, cells in zip(table, rows, strict=True):
+                for at, value in enumerate(cells):
+                    if value is not None:
+                        sums[2 * at] += value
+                        sums[2 * at + 1] += 1
+
+    def line(self, begin: float, end: float) -> HistoryLine:
+        means = [
+            tuple(
+                tuple(_short(sums[at] / sums[at + 1]) if sums[at + 1] else None for at in range(0, len(sums), 2))
+                for sums in table
+            )
+            for table in self._tables
+        ]
+        nodes, devices, ranks = means
+        return HistoryLine(begin=begin, end=end, nodes=nodes, devices=devices, ranks=ranks)  # type: ignore[arg-type]
+
+
+def history_cells(job: Job) -> tuple[list[_Cells], list[_Cells], list[_Cells]]:
+    """The columns of a history line for nodes, devices and ranks, as `HistoryLine` names them."""
+    nodes: list[_Cells] = [
+        (
+            node.cpu,
+            node.memory_bytes,
+            _sum(node.rx_bytes_s, node.tx_bytes_s),
+            _sum(node.shared_read_bytes_s, node.shared_write_bytes_s),
+            node.power_w,
+        )
+        for node in job.nodes
+    ]
+    devices: list[_Cells] = [(device.busy, device.power_w, device.memory_bytes) for device in job.devices]
+    ranks: list[_Cells] = [(rank.step_ms, rank.wait_share, rank.comm_share, rank.cpu) for rank in job.ranks]
+    return nodes, devices, ranks
+
+
+def merged_lines(lines: Sequence[HistoryLine]) -> HistoryLine:
+    """One line for neighbours: means weighted by their time."""
+    if len(lines) == 1:
+        return lines[0]
+    weights = [max(1e-9, line.end - line.begin) for line in lines]
+    parts = [
+        tuple(
+            tuple(_mean(cells, weights) for cells in zip(*rows, strict=True))
+            for rows in zip(*(getattr(line, name) for line in lines), strict=True)
+        )
+        for name in ("nodes", "devices", "ranks")
+    ]
+    return HistoryLine(
+        begin=lines[0].begin,
+        end=lines[-1].end,
+        nodes=parts[0],  # type: ignore[arg-type]
+        devices=parts[1],  # type: ignore[arg-type]
+        ranks=parts[2],  # type: ignore[arg-type]
+    )
+
+
+def widened(line: HistoryLine, old: HistoryHead, new: HistoryHead) -> HistoryLine:
+    """The line in the columns of another head."""
+    devices = dict(zip(old.devices, line.devices, strict=False))
+    ranks = dict(zip(old.ranks, line.ranks, strict=False))
+    return msgspec.structs.replace(
+        line,
+        devices=tuple(devices.get(key, (None, None, None)) for key in new.devices),
+        ranks=tuple(ranks.get(rank, (None, None, None, None)) for rank in new.ranks),
+    )
+
+
+def _mean(cells: Iterable[float | None], weights: Iterable[float]) -> float | None:
+    known = [(cell, weight) for cell, weight in zip(cells, weights, strict=True) if cell is not None]
+    whole = sum(weight for _, weight in known)
+    return _short(sum(cell * weight for cell, weight in known) / whole) if known else None
+
+
+def _sum(*values: float | None) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _short(value: float) -> float:
+    return int(value) if abs(value) >= 1000 else float(f"{value:.4g}")
+
+
+def _line_bytes(value: object) -> bytes:
+    return msgspec.json.encode(value) + b"\n"
+
+
+def _read_lines(path: Path) -> list[HistoryLine]:
+    lines = []
+    for text in path.read_bytes().splitlines()[1:]:
+        try:
+            lines.append(msgspec.json.decode(text, type=HistoryLine))
+        except msgspec.DecodeError:
+            continue
+    return lines
+
+
+def _replace(path: Path, data: bytes) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,206 @@
+"""The screen of `windlass watch`: the answer, then figures of the whole job, then the ranks that stand out. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from windlass.base.notation.counts import counted
+from windlass.base.notation.sizes import size_text
+from windlass.diagnose.watch.findings import Finding, Level, ms_text
+from windlass.diagnose.watch.job import Job, RankRow
+
+_COLOURS: dict[Level, str] = {"bad": "1;37;41", "warn": "30;43", "note": "36", "ok": "30;42"}
+_WORDS: dict[Level, str] = {"bad": " BAD ", "warn": " WARN ", "note": " NOTE ", "ok": " OK "}
+_MIN_WIDTH = 40
+_MAX_ROWS = 64
+_NAME = 16
+_CELL = 10
+
+
+def screen_text(
+    job: Job, findings: Sequence[Finding], *, width: int = 80, height: int | None = None, colour: bool = False
+) -> str:
+    """Lines of at most `width` columns, at most `height` of them where that is given."""
+    width = max(_MIN_WIDTH, width)
+    lines = [_head(job, width), *_banner(findings, width, colour), ""]
+    lines += [line[:width] for line in _table(job, width)]
+    room = _MAX_ROWS if height is None else height - len(lines)
+    lines += [line[:width] for line in _ranks(job, room - len(_idle(job)) - 3)]
+    lines += [line[:width] for line in _idle(job)]
+    rest = findings[2 if _has_second(findings) else 1 :]
+    if rest:
+        lines += ["", *(_cut(f"{finding.level}: {finding.text}", width) for finding in rest)]
+    if height is not None:
+        lines = lines[: max(3, height)]
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _head(job: Job, width: int) -> str:
+    steps = [rank.steps for rank in job.ranks if rank.steps]
+    parts = [job.name, counted(len(job.nodes), "node"), counted(len(job.ranks), "rank")]
+    if steps:
+        parts.append(f"step {max(steps):,}")
+    if job.ended:
+        parts.append("ended")
+    clock = time.strftime("%H:%M:%S", time.localtime(job.at))
+    left = _cut("  ".join(parts), width - len(clock) - 1)
+    return left + clock.rjust(width - len(left))
+
+
+def _banner(findings: Sequence[Finding], width: int, colour: bool) -> list[str]:
+    """What is worst, what to do, and what comes next."""
+    if not findings:
+        return []
+    first = findings[0]
+    word = _WORDS[first.level]
+    tag = f"\x1b[{_COLOURS[first.level]}m{word}\x1b[0m" if colour else f"[{word.strip()}]"
+    shown = len(word) if colour else len(word.strip()) + 2
+    lines = [f"{tag} {_cut(first.text, width - shown - 1)}"]
+    lines += [f"   {line}" for line in _wrapped(f"-> {first.hint}", width - 3, 2)] if first.hint else []
+    if _has_second(findings):
+        lines.append(_cut(f"   also: {findings[1].text}", width))
+    return lines
+
+
+def _has_second(findings: Sequence[Finding]) -> bool:
+    return len(findings) > 1 and findings[1].level in {"bad", "warn"}
+
+
+def _table(job: Job, width: int) -> list[str]:
+    """Quantiles over ranks, devices and nodes, and whose the extreme is."""
+    hosts = [node.host for node in job.nodes]
+
+    def rank_name(at: int) -> str:
+        return f"rank {job.ranks[at].rank} {hosts[job.ranks[at].node]}"
+
+    def device_name(at: int) -> str:
+        return f"{hosts[job.devices[at].node]}:{job.devices[at].index}"
+
+    def node_name(at: int) -> str:
+        return hosts[at]
+
+    ranks, devices, nodes = job.ranks, job.devices, job.nodes
+    rows = [
+        _row("step ms", [r.step_ms for r in ranks], rank_name),
+        _row("data wait %", [_percent(r.wait_share) for r in ranks], rank_name),
+        _row("collectives %", [_percent(r.comm_share) for r in ranks], rank_name),
+        _row("busy %", [_percent(d.busy) for d in devices], device_name, worst=min),
+        _row("power W", [d.power_w for d in devices], device_name, worst=min),
+        _row("device memory %", [_ratio(d.memory_bytes, d.memory_total_bytes) for d in devices], device_name),
+        _row("node memory %", [_ratio(n.memory_bytes, n.memory_limit_bytes) for n in nodes], node_name),
+        _row("node CPU %", [_percent(n.cpu) for n in nodes], node_name),
+        _row("node power W", [n.power_w for n in nodes], node_name),
+    ]
+    head = "".ljust(_NAME) + "".join(name.rjust(_CELL) for name in ("low", "median", "high", "worst"))
+    return [head, *(row for row in rows if row), *_totals(job)]
+
+
+_ALWAYS = frozenset({"step ms", "data wait %", "collectives %"})
+"""Rows that say so where nothing is known."""
+
+
+def _row(
+    name: str,
+    values: Sequence[float | None],
+    who: Callable[[int], str],
+    *,
+    worst: Callable[[list[float]], float] = max,
+) -> str:
+    known = sorted(value for value in values if value is not None)
+    if not known:
+        return name.ljust(_NAME) + "unknown".rjust(_CELL) if values and name in _ALWAYS else ""
+    at = [known[min(len(known) - 1, int(q * len(known)))] for q in (0.05, 0.5, 0.95)]
+    extreme = worst(known)
+    cut = "" if len(known) == len(values) else f" ({len(known)} of {len(values)})"
+    cells = "".join(_number(value).rjust(_CELL) for value in (*at, extreme))
+    return f"{name.ljust(_NAME)}{cells}  {who(values.index(extreme))}{cut}"
+
+
+def _totals(job: Job) -> list[str]:
+    """Traffic of the whole job."""
+    sums = {
+        "network": [(n.rx_bytes_s or 0.0) + (n.tx_bytes_s or 0.0) for n in job.nodes if n.rx_bytes_s is not None],
+        "shared files": [
+            (n.shared_read_bytes_s or 0.0) + (n.shared_write_bytes_s or 0.0)
+            for n in job.nodes
+            if n.shared_read_bytes_s is not None
+        ],
+        "local disks": [
+            (n.disk_read_bytes_s or 0.0) + (n.disk_write_bytes_s or 0.0)
+            for n in job.nodes
+            if n.disk_read_bytes_s is not None
+        ],
+    }
+    parts = [f"{name} {size_text(int(sum(values)))}/s" for name, values in sums.items() if values]
+    return ["traffic".ljust(_NAME) + "  " + ", ".join(parts)] if parts else []
+
+
+def _ranks(job: Job, room: int) -> list[str]:
+    """All ranks where they fit, else the slowest."""
+    ranks = list(job.ranks)
+    if not ranks or room < 3:
+        return []
+    title = "ranks"
+    if len(ranks) > room:
+        ranks.sort(
+            key=lambda rank: (
+                (rank.last_at or 0.0, -(rank.step_ms or 0.0)) if rank.step_ms is None else (1e18, -rank.step_ms)
+            )
+        )
+        ranks, title = ranks[: min(room, 12)], "slowest ranks"
+    head = f"{title:<14} {'node':<16} {'step':>9} {'wait':>5} {'comm':>5} {'cores':>6} {'memory':>9}  last"
+    return ["", head, *(_rank_line(rank, job) for rank in ranks)]
+
+
+def _rank_line(rank: RankRow, job: Job) -> str:
+    last = {"python": "no step", "command": "unseen", "ended": "ended"}.get(rank.activity)
+    if last is None:
+        last = f"{max(0.0, job.at - (rank.last_at or job.at)):.0f} s ago"
+    return (
+        f"{rank.rank:<14} {job.nodes[rank.node].host[:16]:<16} {ms_text(rank.step_ms):>9} {_share(rank.wait_share):>5} "
+        f"{_share(rank.comm_share):>5} {'-' if rank.cpu is None else f'{rank.cpu:.1f}':>6} "
+        f"{'-' if rank.memory_bytes is None else size_text(rank.memory_bytes):>9}  {last}"
+    )
+
+
+def _idle(job: Job) -> list[str]:
+    """Devices that do nothing."""
+    idle = [device for device in job.devices if device.busy is not None and device.busy < 0.1]
+    if not idle:
+        return []
+    names = [f"{job.nodes[device.node].host}:{device.index}" for device in idle[:4]]
+    more = f" and {len(idle) - 4} more" if len(idle) > 4 else ""
+    return ["", f"idle devices    {', '.join(names)}{more}"]
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value
+
+
+def _ratio(part: float | None, whole: float | None) -> float | None:
+    return None if part is None or not whole else 100 * part / whole
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
+
+
+def _wrapped(text: str, width: int, most: int) -> list[str]:
+    lines, line = [], ""
+    for word in text.split():
+        if line and len(line) + 1 + len(word) > width:
+            lines.append(line)
+            line = "   " + word
+        else:
+            line = f"{line} {word}" if line else word
+    lines.append(line)
+    return [_cut(line, width) for line in lines[:most]]

@@ -1,0 +1,242 @@
+"""A look at one node by a short program beside the ranks: where each of them stands, and what the kernel says.
+
+`stacks RUN_DIR VARIABLES` while the ranks live: state and stack of each, one file per rank in `evidence/`.
+`after RUN_DIR VARIABLES MARK SECONDS` when they should be gone: kernel messages of the last SECONDS, and a sweep of
+what still carries the run's mark (which ends in the node's number). Both print one JSON line per thing found, and a
+last one that says that this node answered. VARIABLES are where the launcher tells a task its node's number.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from typing import Any
+
+from windlass.node.sys.marks import kill_marked
+
+_KERNEL = re.compile(
+    r"out of memory|oom-kill|killed process|NVRM|\bXid\b|amdgpu|\bxe\b.*(error|reset)|i915.*(error|reset)"
+    r"|hardware error|machine check|\bmce\b|I/O error|LustreError|nfs: server|segfault|general protection|cxi"
+    r"|link is down",
+    re.IGNORECASE,
+)
+_STACK_S = 10.0
+_MAX_LINES = 40
+
+
+def main(words: list[str]) -> int:
+    what, run_dir = words[0], words[1]
+    environ = os.environ
+    node = next((environ[name] for name in words[2].split(",") if environ.get(name, "").isdigit()), "0")
+    host = environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
+    if what == "stacks":
+        stacks(run_dir, node, host)
+    else:
+        after(node, (words[3] + node).encode("utf-8", "surrogateescape"), float(words[4]))
+    say(node=int(node), host=host, done=True)
+    return 0
+
+
+def say(**news: Any) -> None:
+    os.write(1, (json.dumps(news, separators=(",", ":")) + "\n").encode())
+
+
+# While the ranks live
+
+
+def stacks(run_dir: str, node: str, host: str) -> None:
+    folder = os.path.join(run_dir, "evidence")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    found = {rank: rank_process(pid) for rank, pid in seats(run_dir, node)}
+    asked = [pid for pid in found.values() if pid and state_of(pid) not in "TtZX" and catches(pid, signal.SIGUSR1)]
+    spy = shutil.which("py-spy")
+    for pid in asked if not spy else ():
+        os.kill(pid, signal.SIGUSR1)  # faulthandler writes all stacks into the rank's own output
+    for pid in found.values():
+        if pid and state_of(pid) not in "TtZX":
+            ask_for_record(pid)
+    for rank, pid in sorted(found.items()):
+        if not pid:
+            say(rank=rank, host=host, state="gone")
+            continue
+        text = describe(pid)
+        if spy and state_of(pid) not in "TtZX":
+            text += py_spy(spy, pid)
+        with open(os.path.join(folder, "stack-rank-%d.txt" % rank), "w", encoding="utf-8") as file:
+            file.write("rank %d on %s, process %d\n%s" % (rank, host, pid, text))
+        say(rank=rank, host=host, state=state_of(pid), pid=pid, by="py-spy" if spy else "SIGUSR1" * (pid in asked))
+
+
+def seats(run_dir: str, node: str) -> list[tuple[int, int]]:
+    """Rank and process of its script, as the ranks of this node wrote them down."""
+    found: dict[int, int] = {}
+    try:
+        with open(os.path.join(run_dir, "where", node), encoding="utf-8", errors="replace") as file:
+            for line in file:
+                fields = line.rstrip("\n").split("\t")
+                if len(fields) == 5 and fields[0].isdigit() and fields[4].isdigit():
+                    found[int(fields[0])] = int(fields[4])
+    except OSError:
+        pass
+    return sorted(found.items())
+
+
+def rank_process(script: int) -> int:
+    """The process that does the rank's work: the only child of the rank script, through wrappers (a container, a
+    profiler) down to the first one that is Python, or else the last one. 0: gone."""
+    if not os.path.exists("/proc/%d" % script):
+        return 0
+    pid = script
+    for _ in range(8):
+        below = children(pid)
+        if not below:
+            break
+        pid = below[0]
+        if "python" in name_of(pid):
+            break
+    return pid
+
+
+def children(pid: int) -> list[int]:
+    try:
+        with open("/proc/%d/task/%d/children" % (pid, pid), encoding="ascii") as file:
+            return [int(word) for word in file.read().split()]
+    except OSError:
+        return []
+
+
+def name_of(pid: int) -> str:
+    return _read("/proc/%d/comm" % pid).strip()
+
+
+def state_of(pid: int) -> str:
+    """The kernel's letter: R, S, D (waits for a disk), T (stopped), Z; X where it is gone."""
+    text = _read("/proc/%d/stat" % pid)
+    return text.rpartition(")")[2].split()[0] if ")" in text else "X"
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler for this signal: without one it would die of it."""
+    match = re.search(r"^SigCgt:\s*([0-9a-f]+)", _read("/proc/%d/status" % pid), re.MULTILINE)
+    return bool(match and int(match.group(1), 16) >> (number - 1) & 1)
+
+
+def describe(pid: int) -> str:
+    lines = ["state %s, waits in %s" % (state_of(pid), _read("/proc/%d/wchan" % pid) or "?"), command_text(pid)]
+    kernel = _read("/proc/%d/stack" % pid)
+    return "\n".join([*lines, *(["kernel stack:", kernel] if kernel else []), ""])
+
+
+def command_text(pid: int) -> str:
+    """The program and its script. Arguments may hold a token in any form; they are in the plan, which hides them."""
+    argv = _read("/proc/%d/cmdline" % pid).rstrip("\0").split("\0")
+    shown = argv[:1] + [word for word in argv[1:2] if re.fullmatch(r"[\w./+-]+\.py", word)]
+    more = len(argv) - len(shown)
+    return "command: %s%s" % (" ".join(shown)[:300], " (and %d more words)" % more if more else "")
+
+
+def ask_for_record(pid: int) -> None:
+    """A byte in the pipe beside the rank's heartbeat: `windlass.init` then writes torch's flight record down."""
+    for entry in _read("/proc/%d/environ" % pid).split("\0"):
+        if entry.startswith("WINDLASS_HEARTBEAT="):
+            try:
+                handle = os.open(entry.partition("=")[2] + ".flight", os.O_WRONLY | os.O_NONBLOCK)
+                os.write(handle, b"1")
+                os.close(handle)
+            except OSError:
+                return
+
+
+def py_spy(program: str, pid: int) -> str:
+    try:
+        done = subprocess.run(
+            [program, "dump", "--pid", str(pid), "--nonblocking"],
+            capture_output=True,
+            text=True,
+            timeout=_STACK_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return "py-spy: %s\n" % error
+    return done.stdout or done.stderr
+
+
+# When the ranks are gone
+
+
+def after(node: str, mark: bytes, seconds: float) -> None:
+    for line in kernel_lines(seconds)[-_MAX_LINES:]:
+        say(node=int(node), kernel=line[:400])
+    swept = kill_marked(mark, 5.0)
+    if swept:
+        say(node=int(node), swept=swept)
+
+
+def kernel_lines(seconds: float) -> list[str]:
+    """Telling messages of the kernel from the last `seconds`; none where a user may not read them."""
+    try:
+        done = subprocess.run(
+            ["dmesg"], capture_output=True, text=True, timeout=_STACK_S, errors="replace", check=False
+        )
+        up = float(_read("/proc/uptime").split()[0])
+    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError):
+        return []
+    found = []
+    for line in done.stdout.splitlines():
+        match = re.match(r"\[\s*(\d+\.\d+)\]", line)
+        if match and up - float(match.group(1)) <= seconds and _KERNEL.search(line):
+            found.append(line)
+    return found
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed for memory in our job's control group; on the whole node where we are in
+    none that counts."""
+    for group, name in memory_groups(_read("/proc/self/cgroup")):
+        counts = [_oom_count(os.path.join(group, name))]
+        if name == "memory.oom_control":  # the old kind counts each group for itself: add those below
+            counts += [_oom_count(os.path.join(folder, name)) for folder, _, _ in list(os.walk(group))[1:]]
+        known = [count for count in counts if count is not None]
+        if known:
+            return sum(known)
+    return _oom_count("/proc/vmstat") or 0
+
+
+def memory_groups(text: str) -> list[tuple[str, str]]:
+    """Folder and file of the control group that counts for us, by /proc/self/cgroup: the job's, above the step's and
+    the task's, where the scheduler names it so; else our own."""
+    found = []
+    for line in text.splitlines():
+        _, names, path = line.split(":", 2)
+        if names and "memory" not in names.split(","):
+            continue
+        parts = path.strip("/").split("/")
+        job = [index for index, part in enumerate(parts) if re.match(r"(job_?|jobid)?\d+([._]|$)", part)]
+        own = "/".join(parts[: job[-1] + 1] if job else parts)
+        if own:
+            root, name = ("memory/", "memory.oom_control") if names else ("", "memory.events")
+            found.append(("/sys/fs/cgroup/" + root + own, name))
+    return found
+
+
+def _oom_count(path: str) -> int | None:
+    match = re.search(r"^oom_kill\s+(\d+)", _read(path), re.MULTILINE)
+    return int(match.group(1)) if match else None
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,147 @@
+"""The watch on one node, as a service of the agent: signs of life of the ranks, memory kills, and no orphan at the end.
+
+Ranks that use `windlass.Snapshot` write `<step> <time>` into a file of their own in a folder of this node; that costs
+the shared file system nothing. What is worth knowing goes out as one short JSON text: that ranks beat at all, that no
+step was finished for too long, that steps go on again, that ranks write or have ceased to, that the kernel killed
+somebody for memory.
+
+Whether ranks write is asked of the kernel, because launchers hold a line back until it ends, and a progress bar never
+ends its line. It counts what the main thread of a rank wrote, to anything: other threads also write while it hangs
+(stores, watchdogs).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from typing import Any
+
+from windlass.node.agent.diagnostics import oom_kills
+from windlass.node.agent.host import NodeContext
+from windlass.node.sys.marks import kill_marked, marked
+
+_LOOKS = 10
+"""How often, in the time after which silence counts, the kernel is asked what the ranks wrote."""
+
+
+def make(node: NodeContext, settings: dict[str, Any]) -> WatchService:
+    return WatchService(node, settings)
+
+
+class WatchService:
+    """`settings`: `mark` (an entry of the environment that all processes of this start have, but
+    for the node's number at its end) and `silent_s`,
+    after which ranks that do not finish a step are told of; None: never."""
+
+    def __init__(self, node: NodeContext, settings: dict[str, Any]) -> None:
+        self._settings = settings
+        self._mark = "%s%d" % (settings["mark"], node.number)
+        self._base = node.folder
+        self.folder = os.path.join(node.folder, "w", "%s.%d" % (node.run_id, node.number))
+        self._steps: dict[int, int] = {}
+        self._moved = time.monotonic()
+        self._beats = False
+        self._silent = False
+        self._written: dict[int, int] = {}
+        self._wrote = self._asked = time.monotonic()
+        self._writes = False
+        self._oom = oom_kills()
+        self._oom_told = 0
+
+    def start(self) -> None:
+        sweep(self._base)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        os.makedirs(self.folder, mode=0o700, exist_ok=True)
+
+    def news(self) -> list[str]:
+        said: list[dict[str, Any]] = []
+        now = time.monotonic()
+        steps = read_beats(self.folder)
+        if steps and not self._beats:
+            self._beats = True
+            said.append({"beats": len(steps)})
+        if steps != self._steps:
+            self._steps, self._moved = steps, now
+            if self._silent:
+                self._silent = False
+                said.append({"moves": min(steps.values())})
+        limit = self._settings.get("silent_s")
+        if limit and self._beats and not self._silent and now - self._moved >= limit:
+            self._silent = True
+            behind = min(steps.values()) if steps else -1
+            said.append({"silent": round(now - self._moved, 1), "step": behind, "ranks": _at(steps, behind)})
+        if limit and now - self._asked >= limit / _LOOKS:
+            said += self._news_of_writes(limit)
+        killed = oom_kills() - self._oom
+        if killed > self._oom_told:
+            said.append({"oom": killed - self._oom_told})
+            self._oom_told = killed
+        return [json.dumps(news, separators=(",", ":")) for news in said]
+
+    def _news_of_writes(self, limit: float) -> list[dict[str, Any]]:
+        """Said when ranks begin to write, and when none has for the limit."""
+        written = written_bytes(self._mark.encode("utf-8", "surrogateescape"))
+        self._asked = now = time.monotonic()
+        moved = any(count != self._written.get(pid) for pid, count in written.items())
+        self._written = written
+        if moved:
+            self._wrote = now
+        writes = now - self._wrote < limit if self._writes else moved
+        if writes == self._writes:
+            return []
+        self._writes = writes
+        return [{"writes": writes}]
+
+    def end(self) -> dict[str, Any]:
+        """The ranks have ended, or nobody is left to wait for them: what still carries the run's mark is killed."""
+        steps = read_beats(self.folder)
+        killed = max(oom_kills() - self._oom, self._oom_told)  # groups that have ended take their counts along
+        figures: dict[str, Any] = {"oom": killed, "beating": len(steps)}
+        if steps:
+            figures["step"] = max(steps.values())
+            figures["behind"] = min(steps.values())
+        figures["swept"] = kill_marked(self._mark.encode("utf-8", "surrogateescape"), 5.0)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return figures
+
+
+def sweep(base: str) -> None:
+    """Removes what a watch left that was killed: an agent that lives has a folder of the same name beside."""
+    try:
+        names = os.listdir(os.path.join(base, "w"))
+    except OSError:
+        return
+    for name in names:
+        if not os.path.isdir(os.path.join(base, "a", name)):
+            shutil.rmtree(os.path.join(base, "w", name), ignore_errors=True)
+
+
+def read_beats(folder: str) -> dict[int, int]:
+    """The last step of each rank that has shown one."""
+    found: dict[int, int] = {}
+    for name in os.listdir(folder):
+        if name.isdigit():
+            try:
+                with open(os.path.join(folder, name), "rb") as file:
+                    found[int(name)] = int(file.read(64).split()[0])
+            except (OSError, ValueError, IndexError):
+                continue
+    return found
+
+
+def written_bytes(mark: bytes) -> dict[int, int]:
+    """What the main thread of each process with this mark has written so far; none where the kernel does not count."""
+    found: dict[int, int] = {}
+    for pid in marked(mark):
+        try:
+            with open("/proc/%d/task/%d/io" % (pid, pid), "rb") as file:
+                found[pid] = next(int(line.split()[1]) for line in file if line.startswith(b"wchar:"))
+        except (OSError, ValueError, StopIteration):
+            continue
+    return found
+
+
+def _at(steps: dict[int, int], step: int) -> list[int]:
+    return sorted(rank for rank, at in steps.items() if at == step)[:16]

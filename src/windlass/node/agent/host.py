@@ -1,0 +1,295 @@
+"""The host of services on one node: starts them, tells the job that they are up, watches them, ends them.
+
+It lives as long as whoever started it: until its standard input ends or a signal asks it to stop. Everything it says
+is one JSON line of less than a kilobyte on standard output, because launchers cut longer ones.
+
+A service is made by `module:function(node, settings)`; the file that travelled says which ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from windlass.node.agent.claim import AlreadyClaimedError, claimed, leave
+from windlass.node.agent.keeper import run_kept
+
+VERSION = 1
+_WATCH_EVERY_S = 0.5
+_LINGER_S = 60.0
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_FOR_RANKS = (signal.SIGUSR1, signal.SIGUSR2)
+"""A job may send these to all of its processes; only ranks know what they mean."""
+MAX_LINE_BYTES = 960
+PYTHON_VARIABLE = "WINDLASS_AGENT_PYTHON"
+"""Folder of the interpreter that runs this, where it travelled too."""
+
+
+class AgentError(Exception):
+    """The agent cannot do its work on this node; the text says why."""
+
+
+class NodeContext(NamedTuple):
+    """What a service is told about its place."""
+
+    number: int
+    hosts: tuple[str, ...]
+    run_id: str
+    folder: str
+    """Folder of this user's agents on the node, closed to others."""
+    bundle: str
+    """The travelled file, as it lies on this node."""
+    key: bytes
+    owners: tuple[int, ...] = ()
+    """Processes of which one must live for what the service starts to go on."""
+    follows_stdin: bool = True
+    """The end of the standard input says that nobody wants us any more. Elsewhere it may have none from the start."""
+
+
+class NodeService(Protocol):
+    """What the host does with a service. `start` may raise; `end` must not hang and returns a few figures."""
+
+    def start(self) -> None: ...
+
+    def news(self) -> list[str]:
+        """What a person should know, each thing once."""
+        ...
+
+    def end(self) -> dict[str, Any]: ...
+
+
+def main(data: bytes, manifest: dict[str, Any], key: bytes) -> int:
+    """Runs the agent to its end. `data` is the travelled file itself, read once."""
+    started, environ = time.monotonic(), os.environ
+    number = -1
+    try:
+        if manifest.get("version", 0) > VERSION:
+            raise AgentError("the file is of version %s, this code knows %d" % (manifest["version"], VERSION))
+        number = node_number(manifest["node_variables"], manifest["hosts"], environ)
+        set_affinity(manifest.get("cpus", ()))
+        base = expand(manifest["folder"])
+        own = os.path.join(base, "a", "%s.%d" % (manifest["run_id"], number))
+        with claimed(base, own, data) as bundle:
+            node = NodeContext(
+                number,
+                _reachable(manifest["hosts"], manifest.get("addresses") or manifest["hosts"]),
+                manifest["run_id"],
+                base,
+                bundle,
+                key,
+                owners=(os.getpid(),),
+                follows_stdin=manifest.get("until") == "stdin",
+            )
+            return _run_kept(node, manifest, started)
+    except AlreadyClaimedError:
+        say(node=number, failed="an agent of this run is on this node already")
+        return 1
+    except Exception as error:  # the one place: whoever waits for this node must hear of it
+        say(node=number, failed="%s: %s" % (type(error).__name__, error))
+        return 1
+    finally:
+        if PYTHON_VARIABLE in environ:
+            shutil.rmtree(environ[PYTHON_VARIABLE], ignore_errors=True)
+            leave(os.path.dirname(environ[PYTHON_VARIABLE]))
+
+
+def _run_kept(node: NodeContext, manifest: dict[str, Any], started: float) -> int:
+    """Runs the agent below a keeper, which takes its place where it is killed."""
+
+    def run(up: Callable[[], None]) -> int:
+        own = node._replace(owners=(*node.owners, os.getpid()))
+        try:
+            return _Host(own, manifest, started).run(up)
+        except Exception as error:
+            say(node=node.number, failed="%s: %s" % (type(error).__name__, error))
+            return 1
+
+    for number in _FOR_RANKS:
+        signal.signal(number, lambda *_: None)
+    kept = run_kept(run, {*_STOP_SIGNALS, manifest.get("stop_signal", signal.SIGTERM)})
+    if not kept.killed_by:
+        return kept.code
+    host = _Host(node, manifest, started)
+    if not kept.was_up:
+        host.end_services()
+        raise AgentError("killed by signal %d before it was up" % kept.killed_by)
+    say(node=node.number, agent="was killed by signal %d; its keeper goes on in its place" % kept.killed_by)
+    return host.go_on(asked=kept.asked_to_stop)
+
+
+class _Host:
+    def __init__(self, node: NodeContext, manifest: dict[str, Any], started: float) -> None:
+        self._node = node
+        self._manifest = manifest
+        self._started = started
+        # A pipe and no event: a handler that sets an event while its thread is about to wait for it never returns.
+        self._stop, self._ask_to_stop = os.pipe()
+        self._asked = 0.0
+        self._services: list[tuple[str, NodeService]] = []
+        self._keeper = 0
+
+    def run(self, up: Callable[[], None]) -> int:
+        """Starts the services, calls `up`, and ends them when it is time."""
+        self._keeper = os.getppid()
+        self._listen()
+        try:
+            for entry in self._manifest["services"]:
+                service = make_service(entry["entry"])(self._node, entry["settings"])
+                self._services.append((entry["name"], service))
+                service.start()
+            say(node=self._node.number, up=round(time.monotonic() - self._started, 3))
+            up()
+            self._watch()
+        finally:
+            ended = self._end()
+            if os.getppid() != self._node.owners[0]:  # nobody is left who would
+                shutil.rmtree(os.path.dirname(self._node.bundle), ignore_errors=True)
+                leave(self._node.folder)
+        say(node=self._node.number, ended=ended)
+        return 0
+
+    def go_on(self, *, asked: bool) -> int:
+        """The same from where an agent was killed: its services run, and are watched and ended as it would have.
+        `asked`: it had been asked to end."""
+        self._listen()
+        if asked:
+            self._hear()
+        self._make_services()
+        try:
+            self._watch()
+        finally:
+            ended = self._end()
+        say(node=self._node.number, ended=ended)
+        return 0
+
+    def end_services(self) -> None:
+        """What an agent that was killed may have started ends."""
+        self._make_services()
+        self._end()
+
+    def _make_services(self) -> None:
+        for entry in self._manifest["services"]:
+            with contextlib.suppress(Exception):  # it is only asked what it has to end
+                self._services.append((entry["name"], make_service(entry["entry"])(self._node, entry["settings"])))
+
+    def _listen(self) -> None:
+        for number in (*_STOP_SIGNALS, self._manifest.get("stop_signal", signal.SIGTERM)):
+            signal.signal(number, self._hear)
+        if self._manifest.get("until") == "stdin":
+            threading.Thread(target=self._follow_stdin, name="stdin", daemon=True).start()
+
+    def _hear(self, *_: Any) -> None:
+        """A signal to the whole job (preemption, its time is up) is meant for the ranks, which may still save: whoever
+        follows the standard input outlives them for a while."""
+        if self._manifest.get("until") == "stdin":
+            self._asked = self._asked or time.monotonic()
+        else:
+            os.write(self._ask_to_stop, b"x")
+
+    def _follow_stdin(self) -> None:
+        with contextlib.suppress(OSError):
+            while os.read(0, 4096):
+                pass
+        os.write(self._ask_to_stop, b"x")
+
+    def _watch(self) -> None:
+        while not select.select([self._stop], [], [], _WATCH_EVERY_S)[0]:
+            self._tell_news()
+            if self._asked and time.monotonic() - self._asked > _LINGER_S:
+                break
+            if self._keeper and os.getppid() != self._keeper and self._lost_keeper():
+                break
+        self._tell_news()
+
+    def _lost_keeper(self) -> bool:
+        """Whether to end for it: where only a signal ends us nobody knows our number any more."""
+        self._keeper = 0
+        say(node=self._node.number, agent="lost its keeper, which was killed")
+        return self._manifest.get("until") != "stdin"
+
+    def _tell_news(self) -> None:
+        for name, service in self._services:
+            for text in service.news():
+                say(node=self._node.number, service=name, news=text)
+
+    def _end(self) -> dict[str, Any]:
+        ended: dict[str, Any] = {}
+        for name, service in reversed(self._services):
+            try:
+                ended[name] = service.end()
+            except Exception as error:
+                ended[name] = {"error": str(error)[:200]}
+            for text in getattr(service, "last_news", list)():  # of those that know more when they have ended
+                say(node=self._node.number, service=name, news=text)
+        return ended
+
+
+def say(**news: Any) -> None:
+    """One line to whoever started us; who is gone does not want to know."""
+    line = json.dumps(news, separators=(",", ":"))
+    for name, value in news.items():
+        if len(line) > MAX_LINE_BYTES and isinstance(value, str):
+            line = json.dumps(dict(news, **{name: value[:400]}), separators=(",", ":"))
+    with contextlib.suppress(OSError):
+        os.write(1, (line + "\n").encode())
+
+
+def _reachable(hosts: list[str], addresses: list[str]) -> tuple[str, ...]:
+    """The hosts by name where this node knows names, else by their addresses."""
+    if hosts == addresses:
+        return tuple(hosts)
+    try:
+        socket.getaddrinfo(hosts[0], None)
+    except OSError:
+        return tuple(addresses)
+    return tuple(hosts)
+
+
+def node_number(names: list[str], hosts: list[str], environ: Any) -> int:
+    """Our place among the hosts, as the launcher says it. A launcher that counts in another order than the plan would
+    give ranks the view of another node: refused."""
+    for name in names:
+        if environ.get(name, "").isdigit():
+            number = int(environ[name])
+            break
+    else:
+        raise AgentError("none of %s is set: who started this?" % ", ".join(names))
+    if not number < len(hosts):
+        raise AgentError("node %d, but the plan has %d" % (number, len(hosts)))
+    told = environ.get("SLURMD_NODENAME", "")
+    if told and len(hosts) > 1 and told.split(".")[0] != hosts[number].split(".")[0][: len(told.split(".")[0])]:
+        raise AgentError("the launcher's node %d is %s, the plan's is %s" % (number, told, hosts[number]))
+    return number
+
+
+def set_affinity(cpus: tuple[int, ...] | list[int]) -> None:
+    """Stays on the cores that the plan set aside, as far as they are ours."""
+    with contextlib.suppress(OSError):
+        allowed = os.sched_getaffinity(0) & set(cpus)
+        if allowed:
+            os.sched_setaffinity(0, allowed)
+
+
+def make_service(entry: str) -> Callable[[NodeContext, dict[str, Any]], NodeService]:
+    module, _, function = entry.partition(":")
+    made: Callable[[NodeContext, dict[str, Any]], NodeService] = getattr(importlib.import_module(module), function)
+    return made
+
+
+# Folders
+
+
+def expand(path: str) -> str:
+    """The path with each `${NAME}` taken from this node's environment; `$NAME` is a name like any other."""
+    return re.sub(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}", lambda match: os.environ.get(match.group(1), ""), path)

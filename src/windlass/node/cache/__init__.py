@@ -1,0 +1,1 @@
+"""The cooperative cache: the processes of one node."""

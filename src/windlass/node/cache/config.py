@@ -1,0 +1,157 @@
+"""What a node's cache is told: one value, one JSON file, no secret in it (the key stays in its own file)."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from windlass.node.cache.roots import Root
+from windlass.node.wire.proof import Identity
+
+VERSION = 1
+REPLICATE = "replicate"
+PARTITION = "partition"
+CHAIN_NODES = 8
+TREE_CHILDREN = 4
+
+
+class ConfigFileError(Exception):
+    """A configuration or key file that cannot be used; the text says which and why."""
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """The cache of one node. `hosts[i]` is the address of node i; the list is the same on all nodes, `node` is not."""
+
+    job: str
+    node: int
+    hosts: tuple[str, ...]
+    roots: tuple[Root, ...]
+    state_dir: str
+    key_file: str
+    mount: str = ""
+    store_dir: str = ""
+    budget_bytes: int = 2 << 30
+    chunk_bytes: int = 96 << 10
+    fanout: int = 0
+    """Children of each node; 0: one for few nodes, four for many."""
+    readers: int = 1
+    placement: str = REPLICATE
+    trace_in: str = ""
+    trace_out: str = ""
+    trace_limit_bytes: int = 1 << 30
+    pack_limit_bytes: int = 1 << 30
+    peer_timeout_s: float = 2.0
+    give_up_s: float = 20.0
+    start_grace_s: float = 20.0
+    source_threads: int = 8
+    fallback_rate: float = 500.0
+    fuse_threads: int = 0
+    warm: bool = True
+    live: bool = True
+    live_limit_bytes: int = 1 << 30
+    fuse_flags_mask: int = 0xFFFFFFFFFFFFFFFF
+    allow_other: bool = False
+    owner_pids: tuple[int, ...] = ()
+    version: int = VERSION
+
+    def identity(self, key: bytes) -> Identity:
+        """Who this node is to the others of the job."""
+        return Identity(key, self.job, "cache", self.node)
+
+    @property
+    def nodes(self) -> int:
+        return len(self.hosts)
+
+    @property
+    def children_each(self) -> int:
+        """In a chain each answers one node and sends every byte once; of many nodes the last would wait too long."""
+        return self.fanout or (1 if len(self.hosts) <= CHAIN_NODES else TREE_CHILDREN)
+
+    @property
+    def stripes(self) -> int:
+        return max(1, min(self.readers, len(self.hosts)))
+
+    @property
+    def mount_threads(self) -> int:
+        """Threads that answer the kernel. One is cheapest for many small requests; large reads gain from several."""
+        return self.fuse_threads or (1 if self.placement == REPLICATE else 4)
+
+    @property
+    def sparse(self) -> bool:
+        """Large files are read here and there, as programs and libraries are, not from end to end."""
+        return self.placement == REPLICATE
+
+    @property
+    def store(self) -> str:
+        """The folder of the objects, below `store_dir` and named after its owner for the sweep; empty: in memory."""
+        if not self.store_dir:
+            return ""
+        return os.path.join(self.store_dir, "windlass-%s-%d" % (self.job, self.node))
+
+    @property
+    def socket(self) -> str:
+        return os.path.join(self.state_dir, "peer.sock")
+
+
+def state_folder(folder: str, run_id: str, node: int | str) -> str:
+    """The cache of one node: `view` is its mount, `front` holds scripts of the environments with the interpreter of the
+    view in their first line. The number is in the name because nodes may share a folder (on one machine they do)."""
+    return "%s/c/%s.%s" % (folder, run_id, node)
+
+
+def dump_config(config: NodeConfig) -> str:
+    values = asdict(config)
+    values["hosts"] = list(config.hosts)
+    # Paths are bytes; JSON holds them as text with the bytes that are not UTF-8 escaped one by one.
+    values["roots"] = [[os.fsdecode(r.view), os.fsdecode(r.real)] for r in config.roots]
+    return json.dumps(values, indent=1, sort_keys=True)
+
+
+def parse_config(text: str) -> NodeConfig:
+    """The value of a file; `ConfigFileError` for an unknown key, a newer version or a value out of range."""
+    values: dict[str, Any] = json.loads(text)
+    known = {f.name for f in fields(NodeConfig)}
+    if values.get("version", 0) > VERSION:
+        raise ConfigFileError("cache configuration of version %s, this code knows %d" % (values["version"], VERSION))
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise ConfigFileError("unknown setting in cache configuration: %s" % ", ".join(unknown))
+    values["hosts"] = tuple(values["hosts"])
+    values["owner_pids"] = tuple(values.get("owner_pids", ()))
+    values["roots"] = tuple(Root(os.fsencode(v), os.fsencode(r)) for v, r in values["roots"])
+    config = NodeConfig(**values)
+    if not 0 <= config.node < config.nodes:
+        raise ConfigFileError("node %d of %d" % (config.node, config.nodes))
+    if config.placement not in (REPLICATE, PARTITION):
+        raise ConfigFileError("unknown placement %r" % config.placement)
+    if config.chunk_bytes % 4096 or not 4096 <= config.chunk_bytes <= 16 << 20:
+        raise ConfigFileError("chunk_bytes must be a multiple of 4096 up to 16 MiB, not %d" % config.chunk_bytes)
+    if config.fanout < 0:
+        raise ConfigFileError("fanout must be at least 1, or 0 to leave it to the number of nodes")
+    return config
+
+
+def read_config(path: str) -> NodeConfig:
+    with open(path, encoding="utf-8") as file:
+        return parse_config(file.read())
+
+
+def read_key(path: str) -> bytes:
+    """The job's key. Refused where others could read it: a key everyone knows proves nothing."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o077:
+            raise ConfigFileError("%s: the key file must be readable by its owner only (chmod 600)" % path)
+        if status.st_uid not in (os.getuid(), 0):
+            raise ConfigFileError("%s: the key file belongs to another user" % path)
+        key = os.read(fd, 4096)
+    finally:
+        os.close(fd)
+    if len(key) < 16:
+        raise ConfigFileError("%s: a key has at least 16 bytes, not %d" % (path, len(key)))
+    return key

@@ -1,0 +1,79 @@
+"""What lies beside a chunk that somebody waited for: a few chunks around it, and many ahead of one that sweeps a file.
+
+The loader runs the initializers of a library one after the other, and what they touch lies in the order in which the
+library was linked: a walk through the file with gaps, forwards or (in the libraries of CUDA) backwards, often two or
+three at a time (code, constants). A read within a gap of where the last window ended goes on with one twice as long.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import NamedTuple
+
+from windlass.node.cache.keys import chunk_count, chunk_index, file_size
+
+RUN_CHUNKS = 4  # chunks of a library that are read together: those beside one that is wanted mostly are, too
+GAP_CHUNKS = 8
+FIRST_WINDOW, LAST_WINDOW = 8, 32
+_SWEEPS_EACH = 6
+_FILES = 256
+
+
+class Sweep(NamedTuple):
+    """A walk through a file: the chunks from `start` to `end` are on their way; `window` were asked for last, below
+    zero for a walk backwards."""
+
+    start: int
+    end: int
+    window: int
+
+
+class Neighbours:
+    """Remembers the sweeps of the files that are read. Thread-safe; decides, and reads nothing."""
+
+    def __init__(self, chunk_bytes: int, limit_bytes: int) -> None:
+        """`limit_bytes`: of all windows together; what lies in the group of a chunk comes in any case."""
+        self._chunk_bytes = chunk_bytes
+        self._left = limit_bytes
+        self._lock = threading.Lock()
+        self._files: OrderedDict[bytes, list[Sweep]] = OrderedDict()
+
+    def of(self, key: bytes) -> range:
+        """Numbers of the chunks to read after that of `key`, which may be among them."""
+        index = chunk_index(key)
+        count = chunk_count(file_size(key), self._chunk_bytes)
+        with self._lock:
+            sweeps = self._files.setdefault(key[5:], [])
+            self._files.move_to_end(key[5:])
+            if len(self._files) > _FILES:
+                self._files.popitem(last=False)
+            found = next((s for s in sweeps if s.start - GAP_CHUNKS <= index < s.end + GAP_CHUNKS), None)
+            if found is None:
+                group = index - index % RUN_CHUNKS
+                sweep = Sweep(group, min(group + RUN_CHUNKS, count), 0)
+                wanted = range(sweep.start, sweep.end)
+            elif found.start <= index < found.end:
+                return range(0)  # on its way already
+            else:
+                sweeps.remove(found)
+                window = self._window(found, forwards=index >= found.end)
+                if window > 0:
+                    wanted = range(index + 1, min(index + 1 + window, count))
+                    sweep = Sweep(found.start, max(index + 1, wanted.stop), window)
+                else:
+                    wanted = range(max(0, index + window), index)
+                    sweep = Sweep(wanted.start, found.end, window)
+            sweeps.insert(0, sweep)
+            del sweeps[_SWEEPS_EACH:]
+        return wanted
+
+    def _window(self, sweep: Sweep, *, forwards: bool) -> int:
+        """Twice the last one where the walk goes on in its direction; below zero backwards."""
+        goes_on = sweep.window > 0 if forwards else sweep.window < 0
+        window = min(LAST_WINDOW, max(FIRST_WINDOW, 2 * abs(sweep.window) if goes_on else 0))
+        if self._left < window * self._chunk_bytes:
+            window = RUN_CHUNKS
+        else:
+            self._left -= window * self._chunk_bytes
+        return window if forwards else -window

@@ -1,0 +1,156 @@
+"""Warms the kernel: what the push brought is put into the kernel's own caches before anyone asks.
+
+Directories are listed once through the mount, which makes the kernel know every name in them; the pages of files are
+handed over with the kernel's "store" notification. The reader then finds names and pages where a second run would find
+them, and this process is not asked at all.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import threading
+from time import perf_counter
+
+from windlass.node.cache.backend import Backend
+from windlass.node.cache.config import NodeConfig
+from windlass.node.cache.fuse import Server
+from windlass.node.cache.keys import DIRECTORY, parse_key, runs
+from windlass.node.cache.memory import memory_left
+from windlass.node.cache.stages import STAGES
+from windlass.node.cache.store import parse_location
+from windlass.node.cache.view import Node, View
+from windlass.node.wire import wire
+
+log = logging.getLogger("windlass.cache")
+_PLAN_OVER: list[bytes] = []
+_RUN_BYTES = 1 << 20
+
+
+class Warmer:
+    """Follows the peer process's stream of arrivals, on a thread of its own."""
+
+    def __init__(self, config: NodeConfig, view: View, backend: Backend, server: Server) -> None:
+        self._config = config
+        self._view = view
+        self._backend = backend
+        self._server = server
+        self._keys: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
+        self._run_chunks = max(1, _RUN_BYTES // config.chunk_bytes)
+        self._buffer = memoryview(bytearray(self._run_chunks * config.chunk_bytes))
+        self._left = memory_left() // 4  # pages can be dropped again, but not for free
+        self._wanted = config.warm and bool(config.trace_in)
+        # What is warmed is never asked for, and so not recorded: the node that writes the trace warms what an older
+        # trace names, and nothing else.
+        self._records = bool(config.trace_out)
+        self._planned_left = config.stripes
+        self._ended = False
+        self._objects = 0
+        self._bytes = 0
+
+    def status(self) -> dict[str, object]:
+        return {"wanted": self._wanted, "ended": self._ended, "objects": self._objects, "bytes": self._bytes}
+
+    def start(self) -> None:
+        """Does nothing where nothing can be pushed."""
+        if not self._config.warm or not (self._config.trace_in or self._config.live):
+            return
+        for stripe in range(self._config.stripes):
+            if not self._backend.subscribe(json.dumps([stripe, 0]).encode(), _Arrivals(self._backend, self._keys)):
+                self._keys.put(_PLAN_OVER)
+                self._keys.put(None)
+        threading.Thread(target=self._run, name="warm", daemon=True).start()
+
+    def _run(self) -> None:
+        open_streams = self._config.stripes
+        while open_streams:
+            keys = self._keys.get()
+            if keys is None:
+                open_streams -= 1
+            elif keys is _PLAN_OVER:
+                self._end_of_plan()
+            elif not self._warm_all(keys):
+                break
+        while self._planned_left:
+            self._end_of_plan()
+
+    def _warm_all(self, keys: list[bytes]) -> bool:
+        """False where the mount is gone."""
+        for run in runs(keys, self._run_chunks):
+            planned = self._wanted and not self._ended
+            # A folder that nobody planned is only learned: the first look into it has to come here, and is a hint.
+            if not planned and (self._records or run[0][0] == DIRECTORY):
+                continue
+            began = perf_counter()
+            try:
+                self._warm(run)
+                STAGES.add("warm a folder" if run[0][0] == DIRECTORY else "warm pages", began)
+            except OSError as error:
+                if error.errno in (107, 103, 19):  # ENOTCONN, ECONNABORTED, ENODEV: unmounted
+                    return False
+                log.debug("not warmed: %s", error)
+        return True
+
+    def _end_of_plan(self) -> None:
+        self._planned_left -= 1
+        if self._planned_left == 0:
+            self._ended = True
+            self._backend.send_news()
+
+    def _warm(self, run: list[bytes]) -> None:
+        parsed = parse_key(run[0])
+        if parsed.kind == DIRECTORY:
+            # Through the mount, on purpose: the answer to this listing is what fills the kernel's table of names.
+            with os.scandir(self._config.mount.encode() + parsed.path) as entries:
+                for _ in entries:
+                    pass
+            self._objects += 1
+            return
+        node = self._view.known(parsed.path)
+        if node is None:
+            os.lstat(self._config.mount.encode() + parsed.path)
+            node = self._view.known(parsed.path)
+        if node is None or self._left < self._config.chunk_bytes:
+            return
+        if self._store_pages(node, parsed.chunk, run) < 0:
+            for index, key in enumerate(run):
+                self._store_pages(node, parsed.chunk + index, [key])
+
+    def _store_pages(self, node: Node, chunk: int, run: list[bytes]) -> int:
+        """Bytes given to the kernel at once; -1 where they do not lie together in the store."""
+        if len(run) == 1:
+            size = self._backend.read_into(run[0], 0, self._buffer)
+        else:
+            size = self._backend.read_run_into(run, self._buffer)
+        if size > 0:
+            self._server.store_pages(node, chunk * self._config.chunk_bytes, self._buffer[:size])
+            self._left -= size
+            self._objects += len(run)
+            self._bytes += size
+        return size
+
+
+class _Arrivals:
+    """Frames of keys from the peer process."""
+
+    def __init__(self, backend: Backend, keys: queue.SimpleQueue[list[bytes] | None]) -> None:
+        self._backend = backend
+        self._keys = keys
+
+    def frame(self, kind: int, body: memoryview) -> bool:
+        if kind == wire.HAVE:
+            parts = wire.split_keys(bytes(body))
+            for key, place in zip(parts[::2], parts[1::2]):
+                self._backend.learn(key, parse_location(place))
+            self._keys.put(parts[::2])
+            return False
+        if kind == wire.SKIP:
+            self._keys.put(_PLAN_OVER)
+            return False
+        self._keys.put(None)
+        return True
+
+    def lost(self, reason: str) -> None:
+        self._keys.put(None)

@@ -1,0 +1,159 @@
+"""Node 0 listens where rank 0 will; every other node calls it. Shows that the port is free, that the name resolves and
+the way there is open, and how far the clocks are apart.
+
+What is said is a word of this check and the time of day: nothing that a stranger could not know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import selectors
+import socket
+import time
+from collections.abc import Callable
+
+from windlass.node.checks.finding import Finding, fail, not_applicable, ok, warn
+
+Clock = Callable[[], float]
+SKEW_WARN_S = 1.0
+SKEW_FAIL_S = 60.0
+_ROUNDS = 3
+_RETRY_S = 0.1
+_CALL_S = 2.0
+
+
+def hold(port: int, word: str, callers: int, seconds: float, clock: Clock = time.time) -> list[Finding]:
+    """Node 0: listen on the port until every other node has called or the time is over."""
+    try:
+        server = _listen(port)
+    except OSError as error:
+        if error.errno in {errno.EADDRINUSE, errno.EACCES}:
+            seen = "port %d is taken on the first node (%s)" % (port, error.strerror)
+            return [fail("port", seen, "leave --master-port out, or choose another; a leftover rank may hold it")]
+        return [warn("port", "cannot listen on port %d: %s" % (port, error.strerror), "is there a network here?")]
+    with contextlib.closing(server):
+        came = _serve(server, word, callers, seconds, clock)
+    found = [ok("port", "%d is free on the first node" % port)]
+    if callers and came < callers:
+        found.append(ok("rendezvous", "the first node; %d of %d others came" % (came, callers)))
+    elif callers:
+        found.append(ok("rendezvous", "every node reaches the first one"))
+    return found
+
+
+def _listen(port: int) -> socket.socket:
+    server = socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if server.family == socket.AF_INET6:
+            server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        server.bind(("", port))
+        server.listen(4096)
+        server.setblocking(False)
+    except OSError:
+        server.close()
+        raise
+    return server
+
+
+def _serve(server: socket.socket, word: str, callers: int, seconds: float, clock: Clock) -> int:
+    """Answer each line that holds the word with the time. Returns how many callers have had all their answers."""
+    deadline = time.monotonic() + seconds
+    done = 0
+    with selectors.DefaultSelector() as waiting:
+        waiting.register(server, selectors.EVENT_READ)
+        while done < callers and time.monotonic() < deadline:
+            for key, _ in waiting.select(0.2):
+                if key.fileobj is server:
+                    with contextlib.suppress(OSError):
+                        caller, _ = server.accept()
+                        caller.setblocking(False)
+                        waiting.register(caller, selectors.EVENT_READ, [caller, 0])
+                    continue
+                rounds = key.data[1] = _answer(key.data[0], word, key.data[1], clock)
+                if rounds < 0 or rounds >= _ROUNDS:
+                    done += rounds >= _ROUNDS
+                    waiting.unregister(key.data[0])
+                    key.data[0].close()
+        for key in list(waiting.get_map().values()):
+            if key.data is not None:
+                key.data[0].close()
+    return done
+
+
+def _answer(caller: socket.socket, word: str, rounds: int, clock: Clock) -> int:
+    """One more round with this caller, or -1 where it is gone or a stranger."""
+    try:
+        said = caller.recv(256)
+        if said.strip() != word.encode():
+            return -1
+        caller.send(("%s %.6f\n" % (word, clock())).encode())
+    except BlockingIOError:
+        return rounds
+    except OSError:
+        return -1
+    return rounds + 1
+
+
+def call(address: str, port: int, word: str, seconds: float, clock: Clock = time.time) -> list[Finding]:
+    """Every other node: resolve, connect, compare clocks."""
+    try:
+        known = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        seen = "%s does not resolve: %s" % (address, error.strerror or error)
+        return [fail("rendezvous", seen, "check `rendezvous.suffix` of the site, or name hosts that the nodes know")]
+    where = str(known[0][4][0])
+    deadline = time.monotonic() + seconds
+    last = "nobody listens"
+    while time.monotonic() < deadline:
+        try:
+            with socket.create_connection((address, port), timeout=_CALL_S) as there:
+                skew = _compare(there, word, clock)
+        except OSError as error:
+            last = error.strerror or str(error) or "timed out"
+            time.sleep(_RETRY_S)
+            continue
+        if skew is None:
+            seen = "somebody else answers on port %d of %s" % (port, address)
+            return [fail("rendezvous", seen, "leave --master-port out, or choose another")]
+        return [ok("rendezvous", "reaches the first node at its rendezvous address"), judge_skew(skew)]
+    if where.startswith("127.") or where == "::1":
+        seen = "%s is %s here: this node waits for itself" % (address, where)
+        return [fail("rendezvous", seen, "mend /etc/hosts, or use the fabric's name (`rendezvous.suffix` of the site)")]
+    remedy = "is there a firewall or another network in between? The fabric's name is `rendezvous.suffix` of the site"
+    return [fail("rendezvous", "%s port %d (%s) is not reached: %s" % (address, port, where, last), remedy)]
+
+
+def _compare(there: socket.socket, word: str, clock: Clock) -> float | None:
+    """Seconds that this node's clock is ahead, by the quickest of a few rounds; None where a stranger answers."""
+    best: tuple[float, float] | None = None
+    for _ in range(_ROUNDS):
+        sent, before = clock(), time.monotonic()
+        there.sendall((word + "\n").encode())
+        said = there.recv(256).decode("ascii", "replace").split()
+        took = time.monotonic() - before
+        if len(said) != 2 or said[0] != word:
+            return None
+        ahead = sent + took / 2 - float(said[1])
+        if best is None or took < best[0]:
+            best = (took, ahead)
+    return best[1] if best else None
+
+
+def judge_skew(skew_s: float) -> Finding:
+    """Seconds that this node's clock is ahead of the first node's."""
+    if abs(skew_s) < SKEW_WARN_S:
+        return ok("clock", "within %g s of the first node" % SKEW_WARN_S, skew_s=round(skew_s, 4))
+    seen = "%.1f s %s the first node" % (abs(skew_s), "ahead of" if skew_s > 0 else "behind")
+    remedy = "tell the site's support: time is not kept on this node (chrony, ntpd); munge and tokens fail at minutes"
+    return (fail if abs(skew_s) > SKEW_FAIL_S else warn)("clock", seen, remedy, skew_s=round(skew_s, 4))
+
+
+def check_meeting(node: int, nodes: int, address: str, port: int, word: str, seconds: float) -> list[Finding]:
+    """This node's part in it."""
+    if node == 0:
+        return hold(port, word, nodes - 1, seconds)
+    if not address:
+        return [not_applicable("rendezvous", "no address is known yet")]
+    return call(address, port, word, seconds)

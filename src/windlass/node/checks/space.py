@@ -1,0 +1,115 @@
+"""Room on the node: node-local folders, shared memory, and the user's home."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+
+from windlass.node.checks.finding import Finding, expanded, fail, ok, size_text, warn
+
+LOW_BYTES = 2 << 30
+FULL_BYTES = 64 << 20
+LOW_SHARE = 0.02
+LOW_FILES = 1000
+
+Room = tuple[int, int, int]
+"""Free bytes for a user, all bytes, free file entries (-1: the file system does not count them)."""
+
+
+def room_of(path: str) -> Room | None:
+    try:
+        stat = os.statvfs(path)
+    except OSError:
+        return None
+    files = stat.f_favail if stat.f_files else -1
+    return stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize, files
+
+
+def check_local_space(folders: Sequence[str]) -> Finding:
+    """Room in node-local folders, and that a file can be made there."""
+    rooms: dict[str, Room | None] = {}
+    refused: dict[str, str] = {}
+    for folder in dict.fromkeys(expanded(name) for name in folders):
+        there = _existing(folder)
+        rooms[folder] = room_of(there)
+        error = _write_error(there)
+        if error:
+            refused[folder] = error
+    return judge_space(rooms, refused)
+
+
+def judge_space(rooms: dict[str, Room | None], refused: dict[str, str]) -> Finding:
+    bad: list[str] = []
+    poor: list[str] = []
+    good: list[str] = []
+    for folder, room in rooms.items():
+        if room is None:
+            bad.append("%s does not exist" % folder)
+            continue
+        free, size, files = room
+        text = "%s has %s free" % (folder, size_text(free))
+        if free < FULL_BYTES or folder in refused:
+            bad.append(text + (" (%s)" % refused[folder] if folder in refused else ""))
+        elif 0 <= files < LOW_FILES:
+            bad.append("%s has room for %d files only" % (folder, files))
+        elif free < LOW_BYTES and free < size * 0.5:
+            poor.append(text)
+        else:
+            good.append(text)
+    if bad or poor:
+        remedy = "remove what earlier jobs left there, or use another node: caches, snapshots and shared memory need it"
+        return (fail if bad else warn)("local space", "; ".join(bad + poor), remedy)
+    return ok("local space", "; ".join(good), free_bytes=[room[0] for room in rooms.values() if room])
+
+
+def _existing(folder: str) -> str:
+    """The folder, or the nearest one above it that is there already."""
+    while not os.path.isdir(folder) and folder not in {"/", ""}:
+        folder = os.path.dirname(folder)
+    return folder or "/"
+
+
+def _write_error(folder: str) -> str:
+    """Why no file can be made there; empty where one can. A page is written: a full one may still take names."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"w" * 4096)
+            file.flush()
+        return ""
+    except OSError as error:
+        return os.strerror(error.errno or 0)
+
+
+def check_home(environ: dict[str, str], uid: int) -> Finding:
+    """The user's home can be written: caches and histories go there unless somebody says otherwise."""
+    home = environ.get("HOME") or ""
+    if not os.path.isdir(home):
+        return warn(
+            "home", "%s does not exist on this node" % (home or "$HOME"), "set HOME to a folder that nodes have"
+        )
+    if os.stat(home).st_uid != uid and not os.access(home, os.W_OK):
+        return warn("home", "%s is not ours" % home, "set HOME to a folder of yours")
+    error = _write_error(home)
+    if error:
+        remedy = "clear ~/.cache (pip, huggingface, torch), or point HF_HOME, TORCH_HOME and XDG_CACHE_HOME to scratch"
+        return fail("home", "no file can be written to %s: %s" % (home, error), remedy)
+    inside = [name for name in CACHES if _below(environ.get(name) or _default(name, home), home)]
+    room = room_of(home)
+    if room and room[0] < FULL_BYTES:
+        return fail("home", "%s has %s free" % (home, size_text(room[0])), "clear ~/.cache, or get a larger quota")
+    if room and room[0] < LOW_BYTES and inside:
+        remedy = "point %s to scratch: models fill a home quickly" % ", ".join(inside)
+        return warn("home", "%s has %s free" % (home, size_text(room[0])), remedy)
+    return ok("home", "%s can be written%s" % (home, ", %s free" % size_text(room[0]) if room else ""))
+
+
+CACHES = ("HF_HOME", "TORCH_HOME", "XDG_CACHE_HOME")
+
+
+def _default(name: str, home: str) -> str:
+    return {"HF_HOME": home + "/.cache/huggingface", "TORCH_HOME": home + "/.cache/torch"}.get(name, home + "/.cache")
+
+
+def _below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")

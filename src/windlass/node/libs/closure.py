@@ -1,0 +1,198 @@
+"""Which files the loader would take on a root: the closure of some libraries, over NEEDED, RUNPATH and search paths.
+
+A root is a host (`/`) or an unpacked image; links are followed inside the root, as a process in it would see them.
+It reads and never loads. Travels: standard library, Python 3.9.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
+
+from windlass.node.libs.elf import Elf, ElfError, read_elf
+
+_TRIPLES = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu", "ppc64le": "powerpc64le-linux-gnu"}
+_DEFAULT = ("/lib64", "/usr/lib64", "/lib", "/usr/lib")
+_MAX_LINKS = 40
+_MAX_CONFIGS = 200
+_MAX_LIBRARIES = 2000
+
+GLIBC = frozenset(
+    (
+        *("libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libresolv.so.2", "libutil.so.1"),
+        *("libnsl.so.1", "libanl.so.1", "libmvec.so.1", "libcrypt.so.1", "libthread_db.so.1", "linux-vdso.so.1"),
+        *("ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1", "ld64.so.2", "ld-linux.so.2"),
+    )
+)
+"""The C library and its loader belong together and to the image: one of them from elsewhere crashes every program."""
+
+
+class Library(NamedTuple):
+    """A library as the loader would find it."""
+
+    name: str
+    path: str
+    """Place on the root, links followed."""
+    elf: Elf
+    needed_by: str
+
+
+class Closure(NamedTuple):
+    """What the loader would load, and what it would not find."""
+
+    libraries: Dict[str, Library]
+    missing: Dict[str, str]
+    """Name to the library that needs it."""
+
+
+class Root:
+    """A file system as seen from `folder`; `/` is this machine's own."""
+
+    def __init__(self, folder: str = "/", machine: str = "", search: Iterable[str] = ()) -> None:
+        self.folder = folder.rstrip("/") or "/"
+        self.machine = machine
+        self.search = tuple(search)
+        self._configured: Optional[Tuple[str, ...]] = None
+
+    def place(self, path: str) -> Optional[str]:
+        """The file's place on this machine with every link followed inside the root, or None where there is none."""
+        parts = [part for part in path.split("/") if part not in ("", ".")][::-1]
+        current: List[str] = []
+        links = 0
+        while parts:
+            part = parts.pop()
+            if part == "..":
+                current = current[:-1]
+                continue
+            full = self._join("/".join([*current, part]))
+            try:
+                target = os.readlink(full)
+            except OSError:
+                current.append(part)
+                continue
+            links += 1
+            if links > _MAX_LINKS:
+                return None
+            if target.startswith("/"):
+                current = []
+            parts += [piece for piece in target.split("/") if piece not in ("", ".")][::-1]
+        full = self._join("/".join(current))
+        return full if os.path.lexists(full) else None
+
+    def _join(self, inside: str) -> str:
+        return "/" + inside if self.folder == "/" else self.folder + "/" + inside
+
+    def inside(self, place: str) -> str:
+        """A place on this machine as a process in the root names it."""
+        return place if self.folder == "/" else place[len(self.folder) :] or "/"
+
+    def read(self, path: str, most: int = 1 << 20) -> str:
+        """The text of a small file of the root; empty where there is none."""
+        place = self.place(path)
+        try:
+            if place is None or not os.path.isfile(place):
+                return ""
+            with open(place, "rb") as stream:
+                return stream.read(most).decode("utf-8", "replace")
+        except OSError:
+            return ""
+
+    def names(self, folder: str) -> Tuple[str, ...]:
+        """The names in a folder of the root, sorted; none where there is no such folder."""
+        place = self.place(folder)
+        try:
+            return tuple(sorted(os.listdir(place))) if place else ()
+        except OSError:
+            return ()
+
+    def folders(self) -> Tuple[str, ...]:
+        """Where the loader looks by default: ld.so.conf, then the system's own folders."""
+        if self._configured is None:
+            triple = _TRIPLES.get(self.machine)
+            own = tuple("%s/%s" % (base, triple) for base in ("/lib", "/usr/lib")) if triple else ()
+            configured = _configured(self, "/etc/ld.so.conf", [])
+            self._configured = tuple(dict.fromkeys((*configured, *own, *_DEFAULT)))
+        return self._configured
+
+    def find(self, name: str, first: Iterable[str] = ()) -> Optional[Tuple[str, Elf]]:
+        """The library of this name in `first`, in the root's own search path or in the default folders: its place and
+        what it says. One of another machine is passed over, as the loader does."""
+        if "/" in name:
+            return self.load(name)
+        for folder in (*first, *self.search, *self.folders()):
+            found = self.load(folder.rstrip("/") + "/" + name)
+            if found is not None:
+                return found
+        return None
+
+    def load(self, path: str) -> Optional[Tuple[str, Elf]]:
+        place = self.place(path)
+        if place is None or not os.path.isfile(place):
+            return None
+        try:
+            elf = read_elf(place)
+        except (ElfError, OSError):
+            return None
+        return None if self.machine and elf.machine != self.machine else (place, elf)
+
+
+def _configured(root: Root, path: str, seen: List[str]) -> List[str]:
+    """Folders that an ld.so.conf names, its includes followed."""
+    if path in seen or len(seen) > _MAX_CONFIGS:
+        return []
+    seen.append(path)
+    found: List[str] = []
+    for raw in root.read(path).splitlines():
+        line = raw.split("#", 1)[0].strip()
+        if line.startswith("include "):
+            pattern = line.split(None, 1)[1]
+            if not pattern.startswith("/"):
+                pattern = os.path.dirname(path) + "/" + pattern
+            folder, _, glob = pattern.rpartition("/")
+            for name in fnmatch.filter(root.names(folder), glob):
+                found += _configured(root, folder + "/" + name, seen)
+        elif line.startswith("/"):
+            found.append(line.split("=", 1)[0].rstrip("/"))
+    return found
+
+
+def closure(root: Root, names: Iterable[str], first: Iterable[str] = ()) -> Closure:
+    """Everything that these libraries need on the root, breadth first as the loader goes. A name that is not there at
+    all is among the missing."""
+    first = tuple(first)
+    libraries: Dict[str, Library] = {}
+    missing: Dict[str, str] = {}
+    waiting = [(name, "", first) for name in names]
+    while waiting and len(libraries) < _MAX_LIBRARIES:
+        name, by, folders = waiting.pop(0)
+        if name in libraries or name in missing:
+            continue
+        found = root.find(name, folders)
+        if found is None:
+            missing[name] = by
+            continue
+        place, elf = found
+        libraries[name] = Library(name, place, elf, by)
+        waiting += [(needed, name, _own_folders(root, place, elf) + first) for needed in elf.needed]
+    return Closure(libraries, missing)
+
+
+def _own_folders(root: Root, place: str, elf: Elf) -> Tuple[str, ...]:
+    origin = os.path.dirname(root.inside(place))
+    paths = elf.runpath or elf.rpath
+    lib = "lib64" if elf.bits == 64 else "lib"
+    found = (re.sub(r"\$(ORIGIN\b|\{ORIGIN\})", lambda _: origin, path) for path in paths)
+    return tuple(re.sub(r"\$(LIB\b|\{LIB\})", lib, path) for path in found if path.startswith(("/", "$")))
+
+
+def version_key(version: str) -> Tuple[int, ...]:
+    """`GLIBC_2.31` as (2, 31), to be compared."""
+    return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
+def newest(versions: Iterable[str], prefix: str = "GLIBC_") -> str:
+    """The highest version of this prefix, without it; empty where there is none."""
+    found = [v[len(prefix) :] for v in versions if re.match(re.escape(prefix) + r"\d[\d.]*\Z", v)]
+    return max(found, key=version_key) if found else ""

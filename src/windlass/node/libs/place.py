@@ -1,0 +1,241 @@
+"""Runs on each node before the ranks: computes the closure of the host's network libraries and copies what the image
+needs of it into a folder of this job. Prints one line of JSON. Travels: standard library, Python 3.9.
+
+Copies and no links, because links to the host's paths lead nowhere inside. The
+folder is the job's own, is made under another name first, and goes with the job's caches.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import json
+import os
+import platform
+import shutil
+import sys
+from typing import Any, Dict, List, Mapping, Tuple
+
+from windlass.node.libs.closure import Closure, Root, closure, version_key
+from windlass.node.libs.decide import (
+    BEHIND,
+    FRONT,
+    IMAGE,
+    NETWORK,
+    PROVIDERS,
+    Decision,
+    ImageFacts,
+    decide,
+    facts_from_json,
+)
+from windlass.node.libs.plugins import FABRIC, choose_plugins
+from windlass.node.libs.providers import decide_providers, provider_paths
+from windlass.node.libs.variables import (
+    UNSET,
+    Variable,
+    compat_variables,
+    driver_version,
+    environment_text,
+    provider_variable,
+)
+
+FOLDER = "host-libs"
+ENVIRONMENT = "env.sh"
+_PLUGIN_VARIABLE = "NCCL_NET_PLUGIN"
+EXIT_REFUSED = 3
+_PARTS = (FRONT, BEHIND, PROVIDERS)
+_OWN_HINT = "give the folder that has libfabric.so.1, on Cray systems /opt/cray/libfabric/VERSION/lib64"
+
+
+class HostSearch:
+    """Where a host keeps its network libraries: folders and names. Of the folders that a pattern stands for, those of
+    loaded modules (`loaded`, the search path of this process) come first, then the newest version."""
+
+    def __init__(
+        self, root: Root, folders: Tuple[str, ...], names: Tuple[str, ...], loaded: Tuple[str, ...] = ()
+    ) -> None:
+        self.root = root
+        self.names = names
+        self.folders = tuple(folder for pattern in folders for folder in _best_first(root, pattern, loaded))
+
+
+def _best_first(root: Root, pattern: str, loaded: Tuple[str, ...]) -> List[str]:
+    if not any(char in pattern for char in "*?["):
+        return [pattern]
+    base = "" if root.folder == "/" else glob.escape(root.folder)
+    found = [root.inside(place) for place in glob.glob(base + pattern)]
+    return sorted(found, key=lambda folder: (folder in loaded, version_key(folder)), reverse=True)
+
+
+def host_closure(search: HostSearch, own: str = "") -> Closure:
+    """The closure of the wanted names; of folders that the user names (`own`, with colons between them), of every
+    network library in them."""
+    names = list(search.names)
+    folders = search.folders
+    if own:
+        given = tuple(own.split(":"))
+        folders = (*given, *folders)
+        names = [name for folder in given for name in _network_names(search.root, folder)]
+    return closure(search.root, names, folders)
+
+
+def _network_names(root: Root, folder: str) -> List[str]:
+    """The network libraries in a folder, by the names that the loader knows them by."""
+    found: Dict[str, None] = {}
+    for name in root.names(folder):
+        loaded = root.load(folder + "/" + name) if any(fnmatch.fnmatch(name, p) for p in NETWORK) else None
+        if loaded is not None:
+            found[loaded[1].soname or name] = None
+    return list(found)
+
+
+def place(decision: Decision, parent: str) -> str:
+    """Copies the decision's libraries below `parent`; the folder has its name only when it is complete."""
+    final = os.path.join(parent, FOLDER)
+    partial = "%s.%d" % (final, os.getpid())
+    try:
+        for where in _PARTS:
+            os.makedirs(os.path.join(partial, where), mode=0o700)
+        for entry in decision.placed:
+            if entry.where != IMAGE:
+                _copy(entry.source, os.path.join(partial, entry.where), entry.name)
+        for link in decision.links:
+            _link(link.target, os.path.join(partial, FRONT, link.name))
+        with open(os.path.join(partial, ENVIRONMENT), "w", encoding="utf-8") as stream:
+            stream.write(environment_text(decision.variables, final))
+        _give_name(partial, final)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return final
+
+
+def _give_name(partial: str, final: str) -> None:
+    """One step. What is there already, of an earlier start of the run or of another node that shares the folder, stays
+    where it is the same: ranks may have it open."""
+    try:
+        os.rename(partial, final)
+    except OSError:
+        if _listing(final) == _listing(partial):
+            return
+        old = "%s.old" % partial
+        os.rename(final, old)
+        os.rename(partial, final)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _listing(folder: str) -> List[Tuple[str, int]]:
+    found = []
+    for where in ("", *_PARTS):
+        place = os.path.join(folder, where)
+        names = os.listdir(place) if os.path.isdir(place) else []
+        found += [("%s/%s" % (where, name), os.lstat(os.path.join(place, name)).st_size) for name in names]
+    return sorted(found)
+
+
+def _link(target: str, path: str) -> None:
+    """A link that wins over one of the same name: `_copy` makes short names of its own."""
+    if os.path.lexists(path):
+        os.unlink(path)
+    os.symlink(target, path)
+
+
+def _copy(source: str, folder: str, name: str) -> None:
+    target = os.path.join(folder, name)
+    shutil.copyfile(source, target)
+    os.chmod(target, 0o500)
+    base = name.split(".so", 1)[0] + ".so"
+    if base != name and not os.path.lexists(os.path.join(folder, base)):
+        os.symlink(name, os.path.join(folder, base))  # some are opened by their short name at run time
+
+
+def decide_here(spec: Mapping[str, Any], image: ImageFacts) -> Decision:
+    """The decision for this machine. Nothing goes in where the image has the fabric itself and nobody insists; of the
+    image's plugins the one for libfabric is taken all the same."""
+    root = Root(spec["root"], image.machine or platform.machine())
+    decision = _libraries(spec, image, root)
+    if decision.refused:
+        return decision
+    going = [entry.name for entry in decision.placed if entry.where == FRONT]
+    from_host = FABRIC in going
+    found = (library.path for library in image.libraries.values())
+    chosen = choose_plugins(going, image.plugins, found, bool(spec["provider"]) or from_host)
+    variables = [
+        provider_variable(
+            any(entry.where == PROVIDERS for entry in decision.placed),
+            image.environment.get("FI_PROVIDER_PATH"),
+            from_host,
+        ),
+        *compat_variables(image.compat, image.compat_folder, driver_version(root)),
+    ]
+    named = image.environment.get(_PLUGIN_VARIABLE)
+    if chosen.links or chosen.hidden or (named and (spec["provider"] or from_host)):
+        because = "the image names a plugin: %s" % named if named else "the plugin is found by the name of its library"
+        variables.append(Variable(_PLUGIN_VARIABLE, UNSET, "", because))
+    given = spec.get("given", ())
+    return decision._replace(
+        links=chosen.links,
+        hidden=chosen.hidden,
+        warnings=(*decision.warnings, *chosen.warnings),
+        variables=tuple(variable for variable in variables if variable.name not in given),
+    )
+
+
+def _libraries(spec: Mapping[str, Any], image: ImageFacts, root: Root) -> Decision:
+    if spec["provider"] and spec["provider"] in image.providers and not spec["own"]:
+        return Decision((), (), "")
+    loaded = tuple(folder.rstrip("/") for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":"))
+    search = HostSearch(root, tuple(spec["folders"]), tuple(spec["names"]), loaded)
+    found = host_closure(search, spec["own"])
+    if not found.libraries and not found.missing:
+        return Decision((), ("%s has no network library (libfabric, libcxi, …)" % spec["own"],), _OWN_HINT)
+    decision = decide(found, image)
+    fabric = found.libraries.get(FABRIC)
+    if decision.refused or fabric is None:
+        return decision
+    named = os.environ.get("FI_PROVIDER_PATH", "") if root.folder == "/" else ""
+    folders = (*(part for part in spec["own"].split(":") if part), *search.folders)
+    more = decide_providers(
+        root,
+        provider_paths(root, fabric.path, named),
+        image,
+        folders,
+        spec["provider"],
+        [entry.name for entry in decision.placed],
+    )
+    return Decision(
+        (*decision.placed, *more.placed), more.refused, more.remedy or decision.remedy, warnings=more.left_out
+    )
+
+
+def main(argv: List[str]) -> int:
+    """`place.py SPEC`: SPEC is a JSON file with the image's facts, what to look for, and the folder to fill."""
+    with open(argv[1], encoding="utf-8") as stream:
+        spec = json.load(stream)
+    decision = decide_here(spec, facts_from_json(spec["image"]))
+    said = {
+        "windlass": "host-libs",
+        "node": os.environ.get("SLURMD_NODENAME") or platform.node(),
+        "placed": [entry._asdict() for entry in decision.placed],
+        "links": [link._asdict() for link in decision.links],
+        "hidden": decision.hidden,
+        "variables": [variable._asdict() for variable in decision.variables],
+        "warnings": decision.warnings,
+        "refused": decision.refused,
+        "remedy": decision.remedy,
+    }
+    if not decision.refused:
+        try:
+            parent = os.path.expandvars(spec["parent"])
+            os.makedirs(parent, mode=0o700, exist_ok=True)
+            if os.lstat(parent).st_uid != os.getuid() or os.path.islink(parent):
+                raise OSError(0, "%s belongs to somebody else" % parent)
+            place(decision, parent)
+        except OSError as error:
+            said["refused"] = ["cannot copy the host's libraries: %s" % (error.strerror or error)]
+            said["remedy"] = "is there space in %s?" % spec["parent"]
+    sys.stdout.write(json.dumps(said) + "\n")
+    return EXIT_REFUSED if said["refused"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

@@ -1,0 +1,169 @@
+"""AMD devices: the files of the kernel driver, else what `amd-smi` or `rocm-smi` print.
+
+On an MI250X the first of two GCDs alone tells the power of the card; the other one's stays unknown.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+from windlass.node.sampler.readings import (
+    MIB,
+    Device,
+    json_of,
+    listed,
+    number,
+    output_of,
+    part_of,
+    read_number,
+    read_text,
+    share,
+    whole,
+)
+
+_VENDOR = "0x1002"
+AMD_SMI = ("amd-smi", "metric", "--json")
+ROCM_SMI = ("rocm-smi", "--showuse", "--showmeminfo", "vram", "--showpower", "--showtemp", "--showclocks", "--json")
+AMD_SMI_HEALTH = ("amd-smi", "metric", "--mem-usage", "--ecc", "--json")
+ROCM_SMI_HEALTH = ("rocm-smi", "--showproductname", "--showmeminfo", "vram", "--showdriverversion", "--json")
+
+
+def present(root: str = "/") -> bool:
+    return os.path.exists(os.path.join(root, "dev/kfd"))
+
+
+def sysfs_devices(root: str = "/") -> list[Device]:
+    """What the amdgpu driver shows everybody; a card without a busy figure is no accelerator of ours."""
+    found: list[Device] = []
+    drm = os.path.join(root, "sys/class/drm")
+    cards = sorted(int(name[4:]) for name in listed(drm) if re.fullmatch(r"card\d+", name))
+    for card in cards:
+        folder = os.path.join(drm, "card%d" % card, "device")
+        if read_text(os.path.join(folder, "vendor")) != _VENDOR:
+            continue
+        busy = read_number(os.path.join(folder, "gpu_busy_percent"))
+        if busy is not None:
+            found.append(_sysfs_device(len(found), folder, busy))
+    return found
+
+
+def _sysfs_device(index: int, folder: str, busy: float) -> Device:
+    sensors = [os.path.join(folder, "hwmon", name) for name in listed(os.path.join(folder, "hwmon"))][:1]
+    power = _first(sensors, "power1_average", "power1_input")
+    heat = _first(sensors, "temp2_input", "temp1_input")
+    return Device(
+        place=index,
+        busy=share(busy),
+        memory_bytes=whole(read_number(os.path.join(folder, "mem_info_vram_used"))),
+        memory_total_bytes=whole(read_number(os.path.join(folder, "mem_info_vram_total"))),
+        power_w=power / 1e6 if power else None,
+        temperature_c=heat / 1e3 if heat is not None else None,
+        clock_mhz=parse_dpm(read_text(os.path.join(folder, "pp_dpm_sclk")) or ""),
+    )
+
+
+def _first(folders: list[str], *names: str) -> float | None:
+    for folder in folders:
+        for name in names:
+            value = read_number(os.path.join(folder, name))
+            if value is not None:
+                return value
+    return None
+
+
+def parse_dpm(text: str) -> float | None:
+    """The clock that is marked in `pp_dpm_sclk`: `1: 1700Mhz *`."""
+    match = re.search(r"(\d+)Mhz \*", text)
+    return float(match.group(1)) if match else None
+
+
+def parse_amd_smi(text: str) -> list[Device]:
+    """`amd-smi metric --json`: a list, or since ROCm 7 an object with `gpu_data`."""
+    data = json_of(text, "amd-smi")
+    entries = data.get("gpu_data", []) if isinstance(data, dict) else data
+    found = []
+    for entry in entries if isinstance(entries, list) else []:
+        if not isinstance(entry, dict) or not isinstance(entry.get("gpu"), int):
+            continue
+        usage, power, heat, ecc = (part_of(entry, name) for name in ("usage", "power", "temperature", "ecc"))
+        memory = part_of(entry, "mem_usage") or part_of(entry, "vram")
+        clock = part_of(part_of(entry, "clock"), "gfx_0")
+        found.append(
+            Device(
+                place=entry["gpu"],
+                busy=share(number(usage.get("gfx_activity"))),
+                memory_bytes=_size(memory.get("used_vram")),
+                memory_total_bytes=_size(memory.get("total_vram")),
+                power_w=_known(power, "socket_power", "current_socket_power", "average_socket_power"),
+                temperature_c=_known(heat, "hotspot", "edge"),
+                clock_mhz=number(clock.get("clk")),
+                uncorrected=whole(_known(ecc, "total_uncorrectable_count", "total_uncorrectable_errors")),
+            )
+        )
+    return sorted(found, key=lambda device: device.place)
+
+
+def parse_rocm_smi(text: str) -> list[Device]:
+    """`rocm-smi --json`: one object per device, which on an MI250X is one of the two dies of a card; all values are
+    texts, and the case of keys differs between versions."""
+    data = json_of(text, "rocm-smi")
+    driver = part_of(data, "system").get("Driver version", "")
+    found = []
+    for name, entry in data.items() if isinstance(data, dict) else ():
+        match = re.fullmatch(r"card(\d+)", name)
+        if not match or not isinstance(entry, dict):
+            continue
+        said = {str(key).lower().rstrip(":"): value for key, value in entry.items()}
+        found.append(
+            Device(
+                place=int(match.group(1)),
+                busy=share(_known(said, "gpu use (%)")),
+                memory_bytes=whole(_known(said, "vram total used memory (b)")),
+                memory_total_bytes=whole(_known(said, "vram total memory (b)")),
+                power_w=_known(said, "average graphics package power (w)", "current socket graphics package power (w)"),
+                temperature_c=_known(said, "temperature (sensor junction) (c)", "temperature (sensor edge) (c)"),
+                clock_mhz=_known(said, "sclk clock speed"),
+                name=str(said.get("card series") or said.get("card model") or ""),
+                driver=str(driver),
+            )
+        )
+    return sorted(found, key=lambda device: device.place)
+
+
+def parse_ras(text: str) -> int | None:
+    """Uncorrected errors in amdgpu's `ras/umc_err_count` (`ue: 0`, `ce: 3`)."""
+    match = re.search(r"^ue:\s*(\d+)", text, re.MULTILINE)
+    return int(match.group(1)) if match else None
+
+
+def _size(value: Any) -> int | None:
+    """A size as amd-smi writes it, in MB unless its unit says otherwise; what it calls MB are MiB."""
+    gib = isinstance(value, dict) and value.get("unit") in {"GB", "GiB"}
+    return whole(number(value), MIB << 10 if gib else MIB)
+
+
+def _known(said: dict[str, Any], *names: str) -> float | None:
+    return next((value for name in names if (value := number(said.get(name))) is not None), None)
+
+
+def amd_smi_devices() -> list[Device]:
+    return parse_amd_smi(output_of(*AMD_SMI))
+
+
+def rocm_smi_devices() -> list[Device]:
+    return parse_rocm_smi(output_of(*ROCM_SMI))
+
+
+def rocm_smi_health(timeout_s: float, root: str = "/") -> list[Device]:
+    """rocm-smi's own table of RAS counters has no JSON: the driver's files have them."""
+    ras = os.path.join(root, "sys/class/drm/card%d/device/ras/umc_err_count")
+    return [
+        device._replace(uncorrected=parse_ras(read_text(ras % device.place) or ""))
+        for device in parse_rocm_smi(output_of(*ROCM_SMI_HEALTH, timeout_s=timeout_s))
+    ]
+
+
+def amd_smi_health(timeout_s: float) -> list[Device]:
+    return parse_amd_smi(output_of(*AMD_SMI_HEALTH, timeout_s=timeout_s))

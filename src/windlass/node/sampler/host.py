@@ -1,0 +1,226 @@
+"""The node itself: CPUs, memory with its limit, network, file systems, power, and what each rank's processes use.
+
+Everything is read from files that any user may read; what is not there is None. `root` is another place than `/` in
+tests.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import NamedTuple
+
+from windlass.node.sampler.readings import listed, read_number, read_text
+
+_SECTOR_BYTES = 512
+_NO_LIMIT = 1 << 60
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Counters(NamedTuple):
+    """What only grows: two looks give a rate. None: this node does not tell."""
+
+    cpu_busy: float | None = None
+    cpu_all: float | None = None
+    rx_bytes: float | None = None
+    tx_bytes: float | None = None
+    shared_read: float | None = None
+    shared_write: float | None = None
+    disk_read: float | None = None
+    disk_write: float | None = None
+    energy_j: float | None = None
+
+
+class Process(NamedTuple):
+    parent: int
+    cpu_s: float
+    memory_bytes: int
+
+
+def counters(root: str = "/") -> Counters:
+    busy, whole = cpu_ticks(read_text(os.path.join(root, "proc/stat")) or "")
+    rx, tx = network_bytes(root)
+    lustre, nfs = lustre_bytes(root), nfs_bytes(read_text(os.path.join(root, "proc/self/mountstats")) or "")
+    shared = [pair for pair in (lustre, nfs) if pair is not None]
+    disk = disk_bytes(read_text(os.path.join(root, "proc/diskstats")) or "")
+    return Counters(
+        cpu_busy=busy,
+        cpu_all=whole,
+        rx_bytes=rx,
+        tx_bytes=tx,
+        shared_read=sum(pair[0] for pair in shared) if shared else None,
+        shared_write=sum(pair[1] for pair in shared) if shared else None,
+        disk_read=disk[0] if disk else None,
+        disk_write=disk[1] if disk else None,
+        energy_j=energy_j(root),
+    )
+
+
+def cpu_ticks(text: str) -> tuple[float | None, float | None]:
+    """Busy and all ticks of `/proc/stat`; waiting for a disk is not busy."""
+    for line in text.splitlines():
+        if line.startswith("cpu "):
+            fields = [int(word) for word in line.split()[1:9]]
+            whole = sum(fields)
+            return float(whole - fields[3] - fields[4]), float(whole)
+    return None, None
+
+
+def network_bytes(root: str = "/") -> tuple[float | None, float | None]:
+    """Received and sent: Slingshot and InfiniBand count what bypasses the kernel; others are counted by interface."""
+    sums = [0.0, 0.0]
+    seen = False
+    covered: set[str] = set()
+    for kind, rx_name, tx_name, scale in (
+        ("cxi", "device/telemetry/hni_sts_rx_ok_octets", "device/telemetry/hni_sts_tx_ok_octets", 1.0),
+        ("infiniband", "counters/port_rcv_data", "counters/port_xmit_data", 4.0),
+    ):
+        folder = os.path.join(root, "sys/class", kind)
+        for name in listed(folder):
+            ports = [os.path.join(folder, name, "ports", port) for port in listed(os.path.join(folder, name, "ports"))]
+            for place in ports or [os.path.join(folder, name)]:
+                rx, tx = read_number(os.path.join(place, rx_name)), read_number(os.path.join(place, tx_name))
+                if rx is not None and tx is not None:
+                    sums[0] += rx * scale
+                    sums[1] += tx * scale
+                    seen = True
+                    covered.add(os.path.realpath(os.path.join(folder, name, "device")))
+    net = os.path.join(root, "sys/class/net")
+    for name in listed(net):
+        device = os.path.join(net, name, "device")
+        if not os.path.exists(device) or os.path.realpath(device) in covered:
+            continue  # virtual ones (lo, bridges, containers), and those that the hardware has counted
+        rx = read_number(os.path.join(net, name, "statistics/rx_bytes"))
+        tx = read_number(os.path.join(net, name, "statistics/tx_bytes"))
+        if rx is not None and tx is not None:
+            sums[0] += rx
+            sums[1] += tx
+            seen = True
+    return (sums[0], sums[1]) if seen else (None, None)
+
+
+def lustre_bytes(root: str = "/") -> tuple[float, float] | None:
+    """Read and written by Lustre clients; `read_bytes 3 samples [bytes] 4096 1048576 2101248`: the sum is the last."""
+    found: list[float] = []
+    for folder in ("proc/fs/lustre/llite", "sys/fs/lustre/llite", "sys/kernel/debug/lustre/llite"):
+        for name in listed(os.path.join(root, folder)):
+            text = read_text(os.path.join(root, folder, name, "stats"))
+            if text:
+                sums = {line.split()[0]: float(line.split()[6]) for line in text.splitlines() if "[bytes]" in line}
+                found += [sums.get("read_bytes", 0.0), sums.get("write_bytes", 0.0)]
+        if found:
+            return sum(found[::2]), sum(found[1::2])
+    return None
+
+
+def nfs_bytes(text: str) -> tuple[float, float] | None:
+    """Read from and written to NFS servers: fifth and sixth number of `bytes:` in `/proc/self/mountstats`."""
+    rows = [line.split()[1:] for line in text.splitlines() if line.strip().startswith("bytes:")]
+    rows = [row for row in rows if len(row) >= 6]
+    return (sum(float(row[4]) for row in rows), sum(float(row[5]) for row in rows)) if rows else None
+
+
+def disk_bytes(text: str) -> tuple[float, float] | None:
+    """Read from and written to whole disks, by `/proc/diskstats`."""
+    read = written = 0.0
+    seen = False
+    for line in text.splitlines():
+        fields = line.split()
+        if len(fields) > 9 and re.fullmatch(r"nvme\d+n\d+|sd[a-z]+|vd[a-z]+|xvd[a-z]+", fields[2]):
+            read += float(fields[5]) * _SECTOR_BYTES
+            written += float(fields[9]) * _SECTOR_BYTES
+            seen = True
+    return (read, written) if seen else None
+
+
+def energy_j(root: str = "/") -> float | None:
+    """Joules of the node since some time: Cray's counter for all of it, else the packages' by RAPL (often for root
+    alone)."""
+    cray = read_number(os.path.join(root, "sys/cray/pm_counters/energy"))
+    if cray is not None:
+        return cray
+    folder = os.path.join(root, "sys/class/powercap")
+    packages = [name for name in listed(folder) if re.fullmatch(r"(intel|amd)-rapl:\d+", name)]
+    values = [read_number(os.path.join(folder, name, "energy_uj")) for name in packages]
+    known = [value for value in values if value is not None]
+    return sum(known) / 1e6 if known else None
+
+
+def power_w(root: str = "/") -> float | None:
+    """Watts now: Cray's for the node, else a power meter among the sensors that is no accelerator's."""
+    cray = read_number(os.path.join(root, "sys/cray/pm_counters/power"))
+    if cray is not None:
+        return cray
+    folder = os.path.join(root, "sys/class/hwmon")
+    for name in listed(folder):
+        kind = read_text(os.path.join(folder, name, "name")) or ""
+        if kind in ("power_meter", "acpi_power_meter"):
+            for file in ("power1_average", "power1_input"):
+                value = read_number(os.path.join(folder, name, file))
+                if value:
+                    return value / 1e6
+    return None
+
+
+def memory(pid: int | None, root: str = "/") -> tuple[int | None, int | None]:
+    """Working set and limit: of the control group above this process that limits memory, else of the node."""
+    if pid is not None:
+        for folder, current, stat, inactive, limit in _groups(pid, root):
+            most, used = read_number(os.path.join(folder, limit)), read_number(os.path.join(folder, current))
+            if most is not None and most < _NO_LIMIT and used is not None:
+                match = re.search(r"^%s (\d+)$" % inactive, read_text(os.path.join(folder, stat)) or "", re.MULTILINE)
+                return int(used) - (int(match.group(1)) if match else 0), int(most)
+    said = dict(re.findall(r"^(\w+):\s+(\d+) kB", read_text(os.path.join(root, "proc/meminfo")) or "", re.MULTILINE))
+    if "MemTotal" not in said or "MemAvailable" not in said:
+        return None, None
+    whole = int(said["MemTotal"]) * 1024
+    return whole - int(said["MemAvailable"]) * 1024, whole
+
+
+def _groups(pid: int, root: str) -> list[tuple[str, str, str, str, str]]:
+    """Folders of the process's control groups for memory, the innermost first, with the names of their files."""
+    found = []
+    for line in (read_text(os.path.join(root, "proc/%d/cgroup" % pid)) or "").splitlines():
+        number, controllers, path = line.split(":", 2) if line.count(":") >= 2 else ("", "", "")
+        if "memory" in controllers.split(","):
+            base = os.path.join(root, "sys/fs/cgroup/memory")
+            names = ("memory.usage_in_bytes", "memory.stat", "total_inactive_file", "memory.limit_in_bytes")
+        elif number == "0" and controllers == "":
+            base = os.path.join(root, "sys/fs/cgroup")
+            names = ("memory.current", "memory.stat", "inactive_file", "memory.max")
+        else:
+            continue
+        parts = [part for part in path.split("/") if part]
+        found += [(os.path.join(base, *parts[:end]), *names) for end in range(len(parts), -1, -1)]
+    return found
+
+
+# Processes of the ranks
+
+
+def processes(root: str = "/") -> dict[int, Process]:
+    """All processes of the node, as far as they are shown."""
+    found: dict[int, Process] = {}
+    proc = os.path.join(root, "proc")
+    for name in listed(proc):
+        if name.isdigit():
+            text = read_text(os.path.join(proc, name, "stat"))
+            fields = text.rpartition(")")[2].split() if text else []
+            if len(fields) > 21:
+                ticks = float(fields[11]) + float(fields[12])
+                found[int(name)] = Process(int(fields[1]), ticks / _TICKS, int(fields[21]) * _PAGE)
+    return found
+
+
+def tree(first: int, all_of_them: dict[int, Process]) -> list[int]:
+    """A process and all below it."""
+    below: dict[int, list[int]] = {}
+    for pid, process in all_of_them.items():
+        below.setdefault(process.parent, []).append(pid)
+    found, todo = [], [first] if first in all_of_them else []
+    while todo:
+        pid = todo.pop()
+        found.append(pid)
+        todo += below.get(pid, ())
+    return found

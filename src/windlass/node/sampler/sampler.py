@@ -1,0 +1,220 @@
+"""The sampler of one node, as a service of the agent: looks every few seconds, and sends a few numbers.
+
+It makes the folder in which the ranks of the node find the start-up hook and leave their records; nothing of it is on a
+shared file system. What goes out are short texts, a letter and JSON: `N` the node, `D` devices, `R` ranks, `T` a note.
+They hold numbers alone, because launchers cut long lines.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import time
+from typing import Any
+
+from windlass.node.sampler import host
+from windlass.node.sampler.devices import Devices
+from windlass.node.sampler.readings import Device, listed, read_text
+from windlass.node.sampler.steps import RankSteps, follow
+
+MAX_TEXT = 640
+ACTIVITIES = ("steps", "python", "command", "ended")
+_PARTS = ("python", "steps", "pids")
+_FIRST_S = 0.2
+_SENT = Device._fields.index("throttled")
+"""Numbers of a device that go out; the texts behind them do not."""
+
+
+def make(node: Any, settings: dict[str, Any]) -> SamplerService:
+    return SamplerService(node.folder, node.run_id, node.number, settings)
+
+
+class SamplerService:
+    """`settings`: `interval_s`; `folder`, the name under which ranks look for it in the agents' folder; and `hook`, the
+    texts of the files that ranks import at their start."""
+
+    def __init__(self, base: str, run_id: str, number: int, settings: dict[str, Any], root: str = "/") -> None:
+        self._above = os.path.join(base, settings["folder"])
+        self.folder = os.path.join(self._above, "%s.%d" % (run_id, number))
+        self._base = base
+        self._settings = settings
+        self._root = root
+        self._lock = threading.Lock()
+        self._said: list[str] = []
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._sampler = Sampler(self.folder, root)
+
+    def start(self) -> None:
+        sweep(self._base, self._above)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        for part in _PARTS:
+            os.makedirs(os.path.join(self.folder, part), mode=0o700)
+        for name, text in self._settings["hook"].items():
+            with open(os.path.join(self.folder, "python", name), "w", encoding="utf-8") as file:
+                file.write(text)
+
+    def news(self) -> list[str]:
+        if self._thread is None and not self._stop.is_set():  # here: the keeper that goes on for an agent samples too
+            self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
+            self._thread.start()
+        with self._lock:
+            said, self._said = self._said, []
+        return said
+
+    def _run(self) -> None:
+        every_s = float(self._settings["interval_s"])
+        due_s = min(_FIRST_S, every_s)
+        while not self._stop.wait(due_s):
+            due_s = every_s
+            try:
+                texts = self._sampler.look()
+            except Exception as error:  # a node whose figures fail is a note, not a lost agent
+                texts = ["T%s: %s" % (type(error).__name__, str(error)[:300])]
+            with self._lock:
+                self._said += texts
+
+    def end(self) -> dict[str, Any]:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(2.0)
+        return {"looks": self._sampler.looks}
+
+    def last_news(self) -> list[str]:
+        """What the ranks have done to their end; the folder is gone afterwards."""
+        try:
+            texts = self.news() + self._sampler.last_texts()
+        except Exception:
+            texts = []
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return texts
+
+
+class Sampler:
+    """One look after another at a node."""
+
+    def __init__(self, folder: str, root: str = "/") -> None:
+        self.looks = 0
+        self._folder = folder
+        self._root = root
+        self._devices = Devices(root)
+        self._before: tuple[float, host.Counters] | None = None
+        self._ranks: dict[int, RankSteps] = {}
+        self._cpu: dict[int, tuple[float, float]] = {}
+        self._noted: set[str] = set()
+
+    def look(self) -> list[str]:
+        """The texts of this moment."""
+        self.looks += 1
+        pids = self._pids()
+        texts = [self._node_text(next(iter(pids.values()), None))]
+        rows = [
+            [_short(value) for value in device[:_SENT]]
+            + [device.throttled if device.throttled is None else int(device.throttled)]
+            for device in self._devices.read()
+        ]
+        return [*texts, *_packed("D", rows), *self.ranks_texts(pids), *self._notes()]
+
+    def last_texts(self) -> list[str]:
+        """Node and ranks, without asking the devices' tools, which may take their time."""
+        pids = self._pids()
+        return [self._node_text(next(iter(pids.values()), None)), *self.ranks_texts(pids)]
+
+    def _node_text(self, pid: int | None) -> str:
+        now, counted = time.monotonic(), host.counters(self._root)
+        before = self._before
+        self._before = (now, counted)
+        rates: list[float | None] = [None] * len(counted)
+        if before is not None and now > before[0]:
+            rates = [
+                (new - old) / (now - before[0]) if new is not None and old is not None and new >= old else None
+                for new, old in zip(counted, before[1])
+            ]
+        cpu = None
+        if before is not None and counted.cpu_all and before[1].cpu_all is not None:
+            ticks = counted.cpu_all - before[1].cpu_all
+            cpu = (counted.cpu_busy - before[1].cpu_busy) / ticks if ticks > 0 else None  # type: ignore[operator]
+        used, limit = host.memory(pid, self._root)
+        power = host.power_w(self._root)
+        row = [round(time.time(), 1), cpu, used, limit, *rates[2:8], power if power is not None else rates[8]]
+        return "N" + _json([_short(value) for value in row])
+
+    def _pids(self) -> dict[int, int]:
+        folder = os.path.join(self._folder, "pids")
+        found = {}
+        for name in listed(folder):
+            text = read_text(os.path.join(folder, name)) or ""
+            if name.isdigit() and text.isdigit():
+                found[int(name)] = int(text)
+        return found
+
+    def ranks_texts(self, pids: dict[int, int] | None = None) -> list[str]:
+        """A row for every rank of this node: those that began, and those that left a record."""
+        pids = self._pids() if pids is None else pids
+        follow(os.path.join(self._folder, "steps"), self._ranks)
+        running = host.processes(self._root)
+        now = time.monotonic()
+        rows = []
+        for rank in sorted({*pids, *self._ranks}):
+            mine = host.tree(pids[rank], running) if rank in pids else []
+            cpu_s = sum(running[pid].cpu_s for pid in mine)
+            before = self._cpu.get(rank)
+            self._cpu[rank] = (now, cpu_s)
+            cores = (cpu_s - before[1]) / (now - before[0]) if before and now > before[0] and mine else None
+            memory = sum(running[pid].memory_bytes for pid in mine) if mine else None
+            gone = rank in pids and not mine
+            rows.append(_row(rank, self._ranks.get(rank), gone, max(0.0, cores) if cores is not None else None, memory))
+        return _packed("R", rows)
+
+    def _notes(self) -> list[str]:
+        said = list(self._devices.notes)
+        for rank, record in self._ranks.items():
+            said += record.notes
+            if record.torn:
+                said.append("the record of rank %d has lines that cannot be read" % rank)
+        fresh = [text for text in said if text not in self._noted]
+        self._noted.update(fresh)
+        return ["T" + text for text in fresh]
+
+
+def _row(rank: int, record: RankSteps | None, gone: bool, cores: float | None, memory: int | None) -> list[Any]:
+    if record is None:
+        return [rank, 3 if gone else 2, 0, None, None, None, None, _short(cores), memory]
+    activity = 3 if gone else 0 if record.steps else 1 if record.python else 2
+    figures = [record.last_at, record.step_ms, record.wait_share, record.comm_share, cores, memory]
+    all_of_them = [record.all_ms, record.p95_ms, record.all_wait_share, record.alloc_retries]
+    return [rank, activity, record.steps, *(_short(value) for value in (*figures, *all_of_them))]
+
+
+def _short(value: Any) -> Any:
+    """A number with the digits that it is good for."""
+    if not isinstance(value, float):
+        return value
+    if abs(value) >= 1000:
+        return round(value, 1) if abs(value) > 1e8 and value < 1e10 else int(value)
+    return float("%.4g" % value)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _packed(letter: str, rows: list[list[Any]]) -> list[str]:
+    """Rows in as few texts as fit."""
+    texts: list[str] = []
+    held: list[str] = []
+    for row in (_json(row) for row in rows):
+        if held and sum(len(text) + 1 for text in held) + len(row) > MAX_TEXT:
+            texts.append("%s[%s]" % (letter, ",".join(held)))
+            held = []
+        held.append(row)
+    return texts + (["%s[%s]" % (letter, ",".join(held))] if held else [])
+
+
+def sweep(base: str, above: str) -> None:
+    """Removes what a sampler left that was killed: an agent that lives has a folder of the same name beside."""
+    for name in listed(above):
+        if not os.path.isdir(os.path.join(base, "a", name)):
+            shutil.rmtree(os.path.join(above, name), ignore_errors=True)

@@ -1,0 +1,257 @@
+"""What is staged, as one value that every node has: the files of all sources in order, and how they are cut up.
+
+A block is what travels and what is verified. A large file is many blocks; many small files are one, so that a small
+file costs no round trip of its own. The cut follows from the files alone: a block's number means the same everywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import NamedTuple
+
+from windlass.node.cache.keys import BadKeyError, Pin, check_path, chunk_count, chunk_length, directory_key
+from windlass.node.cache.listing import Listing, attr_mode, attr_pin
+from windlass.node.wire.tree import children, node_at, tree_route
+
+_SHORT = 32
+_RUN = 4
+_BLOCK = 1 << 20
+_LARGE_BLOCK = 8 << 20
+_LARGE_TOTAL = 64 << 30
+_MAX_TEXT_BYTES = 2 << 30
+_MAX_NUMBER = 1 << 63
+_WALKERS = 8
+
+
+class LayoutError(ValueError):
+    """Bytes that are not a layout."""
+
+
+class Item(NamedTuple):
+    """Something of a source. `path` is relative to the source, and empty for the source itself."""
+
+    source: int
+    path: bytes
+    mode: int
+    pin: Pin
+    target: bytes | None
+
+    @property
+    def is_file(self) -> bool:
+        return stat.S_ISREG(self.mode)
+
+    @property
+    def is_folder(self) -> bool:
+        return stat.S_ISDIR(self.mode)
+
+
+class Part(NamedTuple):
+    """Chunk `chunk` of a file, at `start` of its block."""
+
+    item: int
+    chunk: int
+    start: int
+    length: int
+
+
+class Block(NamedTuple):
+    source: int
+    length: int
+    parts: tuple[Part, ...]
+
+
+class PushTrees(NamedTuple):
+    """Who hands on to whom. Each stripe of the blocks has a tree of its own, all rotations of one; a node asks only
+    nodes that stand before it in that tree, so waiting never goes in a circle."""
+
+    nodes: int
+    stripes: int
+    fanout: int
+    one_reader: bool
+
+    def route(self, node: int, stripe: int) -> tuple[int, ...]:
+        """Whom to ask for a stripe, best first; empty for its reader of the shared file system."""
+        if not self.one_reader:
+            return tree_route(node, stripe, self.stripes, self.nodes, self.fanout)
+        if node == 0:
+            return ()
+        others = tree_route(node - 1, stripe, self.stripes, self.nodes - 1, self.fanout)
+        return (*(other + 1 for other in others), 0)
+
+    def children(self, node: int, stripe: int) -> tuple[int, ...]:
+        """Who asks this node first for a stripe."""
+        if not self.one_reader:
+            return children(node, stripe, self.stripes, self.nodes, self.fanout)
+        if node == 0:
+            return (1 + node_at(0, stripe, self.stripes, self.nodes - 1),)
+        return tuple(1 + c for c in children(node - 1, stripe, self.stripes, self.nodes - 1, self.fanout))
+
+
+def make_trees(nodes: int, *, one_reader: bool = False) -> PushTrees:
+    """A link carries each byte about once in each direction, whatever the number of nodes. Few nodes are chains, which
+    hold that exactly; many are trees, which are not as deep, and where a node that forwards in two of eight trees is a
+    leaf in the others. `one_reader`: the first node alone reads the sources, the others know only what it sends."""
+    if one_reader and nodes > 1:
+        few = nodes - 1 <= _SHORT
+        return PushTrees(nodes, 1 if few else 8, 1 if few else 4, True)
+    few = nodes <= _SHORT
+    return PushTrees(nodes, min(4, nodes) if few else 8, 1 if few else 4, False)
+
+
+class Layout:
+    """Items, blocks, and which stripe brings which block."""
+
+    def __init__(self, items: Sequence[Item], stripes: int) -> None:
+        self.items = tuple(items)
+        self.total = sum(item.pin.size for item in self.items if item.is_file)
+        self.block_bytes = _LARGE_BLOCK if self.total > _LARGE_TOTAL else _BLOCK
+        self.stripes = stripes
+        text = items_text(self.items)
+        self.packed = zlib.compress(text, 1)
+        # Of the text and not of what travels: two nodes may have two versions of zlib.
+        self.mark = hashlib.sha256(text).digest()
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        return cut(self.items, self.block_bytes)
+
+    def index(self, stripe: int, position: int) -> int:
+        """The block at a position of a stripe. Runs stay together: a reader of the shared file system reads on."""
+        run, rest = divmod(position, _RUN)
+        return (run * self.stripes + stripe) * _RUN + rest
+
+    def place(self, index: int) -> tuple[int, int]:
+        """Stripe and position of a block."""
+        run, rest = divmod(index, _RUN)
+        return run % self.stripes, run // self.stripes * _RUN + rest
+
+    def count(self, stripe: int) -> int:
+        """Blocks of a stripe."""
+        runs, rest = divmod(len(self.blocks), _RUN)
+        full = (runs - stripe + self.stripes - 1) // self.stripes * _RUN if runs > stripe else 0
+        return full + (rest if runs % self.stripes == stripe else 0)
+
+    def digest(self, index: int, data: memoryview) -> bytes:
+        """Made by the reader of the shared file system; right bytes of another block, or of another layout, fail."""
+        state = hashlib.sha256(b"%d " % index + self.mark)
+        state.update(data)
+        return state.digest()
+
+
+def cut(items: Sequence[Item], block_bytes: int) -> list[Block]:
+    """The blocks, in the order of the items. A block holds parts of one source only."""
+    blocks: list[Block] = []
+    parts: list[Part] = []
+    length = source = 0
+    for index, item in enumerate(items):
+        if not item.is_file:
+            continue
+        for chunk in range(chunk_count(item.pin.size, block_bytes)):
+            size = chunk_length(item.pin.size, block_bytes, chunk)
+            if parts and (length + size > block_bytes or item.source != source):
+                blocks.append(Block(source, length, tuple(parts)))
+                parts, length = [], 0
+            source = item.source
+            parts.append(Part(index, chunk, length, size))
+            length += size
+    if parts:
+        blocks.append(Block(source, length, tuple(parts)))
+    return blocks
+
+
+def items_text(items: Sequence[Item]) -> bytes:
+    """The items as text; the same items give the same text everywhere."""
+    rows = [
+        (i.source, os.fsdecode(i.path), i.mode, *i.pin, None if i.target is None else os.fsdecode(i.target))
+        for i in items
+    ]
+    # Names that are not UTF-8 are escaped one by one, which JSON keeps.
+    return json.dumps(rows, separators=(",", ":")).encode()
+
+
+def parse_items(data: bytes | bytearray) -> list[Item]:
+    """The items; `LayoutError` for bytes that are none, that name a place outside of their source, or a place below
+    anything but a folder that the layout made before: nothing can be written through a link."""
+    try:
+        unpacking = zlib.decompressobj()
+        text = unpacking.decompress(data, _MAX_TEXT_BYTES)
+        if not unpacking.eof:
+            raise LayoutError("not a layout: cut off, or of more than %d bytes" % _MAX_TEXT_BYTES)
+        items = [
+            Item(int(source), os.fsencode(path), int(mode), Pin(int(size), int(mtime), int(ino)), _target(target))
+            for source, path, mode, size, mtime, ino, target in json.loads(text)
+        ]
+    except (ValueError, TypeError, OverflowError, RecursionError, zlib.error) as error:
+        raise LayoutError("not a layout: %s" % error) from error
+    _check_items(items)
+    return items
+
+
+def _check_items(items: Sequence[Item]) -> None:
+    """Holds on return: each item is a file, a folder or a link of its own name, and lies in a folder that stands before
+    it."""
+    folders: set[tuple[int, bytes]] = set()
+    seen: set[tuple[int, bytes]] = set()
+    for item in items:
+        if item.path:
+            try:
+                check_path(b"/" + item.path)
+            except BadKeyError as error:
+                raise LayoutError("not a layout: %s" % error) from error
+            if (item.source, item.path.rpartition(b"/")[0]) not in folders:
+                raise LayoutError("%r of the layout lies in no folder of it" % item.path[:80])
+        if (item.source, item.path) in seen:
+            raise LayoutError("%r stands in the layout twice" % item.path[:80])
+        seen.add((item.source, item.path))
+        pin = item.pin
+        if item.source < 0 or not 0 <= pin.size < _MAX_NUMBER or not -_MAX_NUMBER <= pin.mtime_ns < _MAX_NUMBER:
+            raise LayoutError("numbers of %r are out of range" % item.path[:80])
+        if item.target is not None:
+            if not item.path or not item.target or b"\0" in item.target:
+                raise LayoutError("%r is no link" % item.path[:80])
+        elif item.is_folder:
+            folders.add((item.source, item.path))
+        elif not item.is_file:
+            raise LayoutError("%r is no file, folder or link" % item.path[:80])
+
+
+def _target(text: str | None) -> bytes | None:
+    return None if text is None else os.fsencode(text)
+
+
+def survey(sources: Sequence[tuple[bytes, bytes]], read: Callable[[bytes], bytes | memoryview]) -> list[Item]:
+    """Everything below the sources (path, real path), in an order that depends on the names alone. `read` gives the
+    listing of a folder by its key. Raises `OSError`; anything that is no file, folder or link is left out."""
+    items = []
+    with ThreadPoolExecutor(_WALKERS) as pool:
+        for source, (path, real) in enumerate(sources):
+            status = os.stat(real)
+            pin = Pin(status.st_size, status.st_mtime_ns, status.st_ino)
+            items.append(Item(source, b"", status.st_mode, pin, None))
+            level = [b""] if stat.S_ISDIR(status.st_mode) else []
+            while level:
+                keys = [directory_key(path + (b"/" + folder if folder else b"")) for folder in level]
+                below: list[bytes] = []
+                for folder, blob in zip(level, pool.map(lambda key: bytes(read(key)), keys)):
+                    found = _entries(source, folder, Listing(blob))
+                    items += found
+                    below += [item.path for item in found if item.is_folder]
+                level = below
+    return items
+
+
+def _entries(source: int, folder: bytes, listing: Listing) -> list[Item]:
+    above = folder + b"/" if folder else b""
+    found = []
+    for entry in listing.entries():
+        mode = attr_mode(entry.attr)
+        if entry.target is not None or stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+            found.append(Item(source, above + entry.name, mode, attr_pin(entry.attr), entry.target))
+    return found

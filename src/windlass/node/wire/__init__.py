@@ -1,0 +1,1 @@
+"""Authenticated connections between nodes, and the tree that connects them."""

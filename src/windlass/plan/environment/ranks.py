@@ -1,0 +1,113 @@
+"""The variables that frameworks look for in a rank, each filled in by the rank script inside the task.
+
+One table serves the rank script, the container runtimes (which must carry the names inside) and the documentation.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from windlass.base.notation.counts import counted
+from windlass.model.plan import Binding, Setting
+from windlass.model.topology import Topology
+
+
+class RankVariable(msgspec.Struct, frozen=True, kw_only=True):
+    """A variable and the placeholder that gives its value."""
+
+    name: str
+    value: str
+    readers: str
+
+
+RANK_VARIABLES: tuple[RankVariable, ...] = (
+    RankVariable(name="RANK", value="{rank}", readers="torch.distributed, DeepSpeed, accelerate"),
+    RankVariable(name="LOCAL_RANK", value="{local_rank}", readers="torch, DeepSpeed, HF Trainer, Lightning"),
+    RankVariable(name="WORLD_SIZE", value="{world_size}", readers="torch.distributed, DeepSpeed, accelerate"),
+    RankVariable(name="LOCAL_WORLD_SIZE", value="{ranks_per_node}", readers="accelerate, FSDP utilities"),
+    RankVariable(name="NODE_RANK", value="{node_rank}", readers="Lightning"),
+    RankVariable(name="GROUP_RANK", value="{node_rank}", readers="torchrun's name for it, Lightning"),
+    RankVariable(name="NNODES", value="{nodes}", readers="launch scripts"),
+    RankVariable(name="MASTER_ADDR", value="{master_addr}", readers="torch.distributed, DeepSpeed, Lightning"),
+    RankVariable(name="MASTER_PORT", value="{master_port}", readers="torch.distributed, DeepSpeed, Lightning"),
+    RankVariable(
+        name="TORCHELASTIC_RUN_ID",
+        value="windlass-{job_id}",
+        readers="Lightning and accelerate: the processes are already there, start none",
+    ),
+    RankVariable(name="HOROVOD_RANK", value="{rank}", readers="Horovod with gloo"),
+    RankVariable(name="HOROVOD_SIZE", value="{world_size}", readers="Horovod with gloo"),
+    RankVariable(name="HOROVOD_LOCAL_RANK", value="{local_rank}", readers="Horovod with gloo"),
+    RankVariable(name="HOROVOD_LOCAL_SIZE", value="{ranks_per_node}", readers="Horovod with gloo"),
+    RankVariable(name="HOROVOD_CROSS_RANK", value="{node_rank}", readers="Horovod with gloo"),
+    RankVariable(name="HOROVOD_CROSS_SIZE", value="{nodes}", readers="Horovod with gloo"),
+    RankVariable(name="PALS_LOCAL_RANKID", value="{local_rank}", readers="scripts written for PALS (Aurora, Polaris)"),
+    RankVariable(name="MPI_LOCALRANKID", value="{local_rank}", readers="scripts written for hydra; oneCCL"),
+    RankVariable(name="MPI_LOCALNRANKS", value="{ranks_per_node}", readers="oneCCL, beside MPI_LOCALRANKID"),
+    RankVariable(name="WINDLASS_RANK", value="{rank}", readers="windlass.init"),
+    RankVariable(name="WINDLASS_LOCAL_RANK", value="{local_rank}", readers="windlass.init"),
+    RankVariable(name="WINDLASS_NODE_RANK", value="{node_rank}", readers="windlass.init"),
+    RankVariable(name="WINDLASS_WORLD_SIZE", value="{world_size}", readers="windlass.init"),
+    RankVariable(name="WINDLASS_JOB_ID", value="{job_id}", readers="windlass.init"),
+)
+
+
+def rank_variable_names() -> tuple[str, ...]:
+    return tuple(variable.name for variable in RANK_VARIABLES)
+
+
+def thread_settings(binding: Binding, topology: Topology, wished: int | None) -> tuple[Setting, ...]:
+    """Threads from the rank's own cores: torchrun's 1 wastes them, the library default takes the whole node's."""
+    if wished is not None:
+        because, count = "you asked for it with --threads", wished
+    else:
+        counts = [len({core.id for cpu in rank.cpus if (core := topology.core_of(cpu))}) for rank in binding.ranks]
+        if not counts or min(counts) == 0:
+            return ()
+        count = min(counts)
+        because = f"each rank has {counted(count, 'core')}"
+    return (Setting(name="OMP_NUM_THREADS", value=str(count), because=because),)
+
+
+def cpu_settings(topology: Topology, vendor: str | None, world_size: int) -> tuple[Setting, ...]:
+    """For nodes that are known to have no device of any vendor: nothing is known of one without cores."""
+    if world_size == 1 or vendor is not None or topology.devices or not topology.cores:
+        return ()
+    return (
+        Setting(
+            name="ACCELERATE_USE_CPU",
+            value="true",
+            because="these nodes have no devices: without it the ranks of accelerate and HF Trainer each train alone",
+        ),
+    )
+
+
+def visibility_settings(
+    binding: Binding, variable: str | None, mode: str, *, by_launcher: bool, all_devices: tuple[int, ...]
+) -> tuple[Setting, ...]:
+    """Exactly one variable says which devices a rank sees; with all visible in their own order, none is needed."""
+    if variable is None or not any(rank.devices for rank in binding.ranks):
+        return ()
+    if mode == "one":
+        if by_launcher:
+            return ()
+        return (
+            Setting(
+                name=variable,
+                value="{device}",
+                because="each rank sees only its own device, which it finds as number 0",
+                expand=True,
+                keep_user=False,
+            ),
+        )
+    order = binding.visible or all_devices
+    if order == all_devices:
+        return ()
+    return (
+        Setting(
+            name=variable,
+            value=",".join(str(index) for index in order),
+            because="devices in the order of the ranks' cores, so that device number = local rank is the nearest one",
+            keep_user=False,
+        ),
+    )

@@ -1,0 +1,172 @@
+"""What to do about a run that ended: again, elsewhere, later, or not at all. Pure.
+
+Three limits keep it from running in circles: restarts in a row without a newer snapshot, the same error at the same
+step twice, and jobs in a row without progress.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import Literal
+
+import msgspec
+
+from windlass.base.notation.counts import counted
+from windlass.run.failure.root_cause import Cause
+
+Action = Literal["done", "restart", "resubmit", "stop"]
+IDLE_JOBS = 3
+"""Jobs in a row that end without a newer snapshot, after which --until-done gives up."""
+_STRIKES = 2
+"""Failures on one node, without a failure elsewhere in between, that make it a bad node."""
+
+
+class Past(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt of the run that is over. `progress`: a newer snapshot was saved in it."""
+
+    cause: Cause
+    job: str | None = None
+    progress: bool = False
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user allows, and what there is to go on with."""
+
+    restarts: int = 0
+    until_done: bool = False
+    spare_hosts: int = 0
+    """Hosts of the allocation that are neither in use nor bad."""
+    several_hosts: bool = True
+    """Whether a node can be blamed at all: on one machine there is no other."""
+    seconds_left: float | None = None
+    """Until the allocation ends, where that is known."""
+    needed_s: float = 120.0
+    """Less time than this is not worth another start."""
+    requeued: bool = False
+    """The scheduler has put the job back into its queue by itself."""
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What happens next and why; `bad` is a host that is not to be used again."""
+
+    action: Action
+    why: str
+    bad: str | None = None
+    hint: str = ""
+
+
+def decide(cause: Cause, past: tuple[Past, ...], options: Options) -> Decision:
+    """`past` holds all attempts in order, the one that ended with `cause` last."""
+    if cause.kind == "stopped":
+        return Decision(action="stop", why="stopped on request")
+    if cause.kind == "walltime":
+        return _later(past, options, "the time of this allocation is up")
+    if cause.kind == "preempted" and options.requeued:
+        return Decision(action="stop", why="the scheduler has put the job back into its queue and starts it again")
+    if cause.kind == "preempted":
+        return _later(past, options, "this allocation is taken back")
+    if cause.kind == "disk" and (cause.certain or _repeated(cause, past)):
+        return Decision(action="stop", why="a file system is full", hint="free space, then `windlass runs resume`")
+    if cause.kind == "user" and (again := _bug(cause, past)):
+        return Decision(action="stop", why=again, hint="this is in the script: another start would end the same way")
+    if cause.kind == "memory" and _repeated(cause, past):
+        return Decision(
+            action="stop",
+            why="out of memory twice at the same place",
+            hint="use fewer ranks per node (--ranks-per-node), a smaller batch, or shard the model",
+        )
+    bad = _bad_host(cause, past, options)
+    idle = _idle_restarts(past)
+    if cause.kind != "resume" and idle >= options.restarts:
+        how = f"after {counted(idle, 'restart')} without a newer snapshot" if idle else "no restart left"
+        return _give_up(past, options, how, bad)
+    if options.seconds_left is not None and options.seconds_left < options.needed_s:
+        return _later(past, options, f"only {max(options.seconds_left, 0):.0f} s of this allocation are left", bad)
+    if bad is not None and options.spare_hosts < 1:
+        if cause.kind == "node":
+            return _give_up(past, options, f"{bad} is lost and there is no spare node", bad, "add --spares 1")
+        return Decision(action="restart", why=f"{bad} looks bad, but there is no spare node: trying again", bad=None)
+    if bad is not None:
+        return Decision(action="restart", why=f"a spare node takes the place of {bad}", bad=bad)
+    return Decision(
+        action="restart",
+        why="the failure looks transient" if cause.kind != "resume" else "the run goes on where it was",
+    )
+
+
+def _bug(cause: Cause, past: tuple[Past, ...]) -> str | None:
+    if cause.certain:
+        return "an error that a second try cannot mend"
+    if _repeated(cause, past):
+        return "the same error at the same step twice"
+    return None
+
+
+def _repeated(cause: Cause, past: tuple[Past, ...]) -> bool:
+    """An attempt before ended with the same error, and this one got no further."""
+    for one in past[:-1]:
+        before = one.cause
+        further = cause.step is not None and before.step is not None and cause.step > before.step
+        if before.same_as == cause.same_as and not further:
+            return True
+    return False
+
+
+def _bad_host(cause: Cause, past: tuple[Past, ...], options: Options) -> str | None:
+    """The host to leave out. One that is lost is; one whose ranks die or hang twice in a row without reason is too."""
+    if cause.host is None or not options.several_hosts:
+        return None
+    if cause.kind == "node":
+        return cause.host
+    if cause.machine and cause.kind == "transient":
+        return cause.host
+    if cause.kind not in {"transient", "hang"} or cause.signal == signal.SIGTERM:
+        return None
+    in_a_row = 0
+    for one in reversed(past):
+        if one.cause.kind not in {"transient", "hang"} or one.cause.host != cause.host:
+            break
+        in_a_row += 1
+    return cause.host if in_a_row >= _STRIKES else None
+
+
+def _idle_restarts(past: tuple[Past, ...]) -> int:
+    """Restarts that have been made since the last newer snapshot, in this job."""
+    count = 0
+    for one in reversed(past):
+        if one.progress or one.job != past[-1].job:
+            break
+        count += 1
+    # The last entry has just ended: it was itself a restart unless it was the first of this row.
+    return max(0, count - 1) if count == len([p for p in past if p.job == past[-1].job]) else count
+
+
+def _later(past: tuple[Past, ...], options: Options, why: str, bad: str | None = None) -> Decision:
+    if not options.until_done:
+        return Decision(action="stop", why=why, bad=bad, hint="go on with `windlass runs resume`, or use --until-done")
+    idle = _idle_jobs(past)
+    if idle >= IDLE_JOBS:
+        return Decision(
+            action="stop", why=f"{idle} jobs in a row ended without a newer snapshot", bad=bad, hint="look at the logs"
+        )
+    return Decision(action="resubmit", why=why, bad=bad)
+
+
+def _idle_jobs(past: tuple[Past, ...]) -> int:
+    """Jobs in a row, up to the last, in none of which a newer snapshot was saved."""
+    jobs: dict[str | None, bool] = {}
+    for one in past:
+        jobs[one.job] = jobs.get(one.job, False) or one.progress
+    count = 0
+    for progress in reversed(list(jobs.values())):
+        if progress:
+            break
+        count += 1
+    return count
+
+
+def _give_up(past: tuple[Past, ...], options: Options, why: str, bad: str | None, hint: str = "") -> Decision:
+    """No more starts in this allocation. A lost node is a reason to ask for others, where the user wants it done."""
+    if options.until_done and past[-1].cause.kind == "node":
+        return _later(past, options, why, bad)
+    return Decision(action="stop", why=why, bad=bad, hint=hint)

@@ -1,0 +1,82 @@
+"""What rank scripts reported: where each rank was (`where/<node>`), and how it ended (`ends/<node>`) where asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from windlass.run.failure.rank_logs import RankLogs
+
+
+class End(msgspec.Struct, frozen=True, kw_only=True):
+    """How a rank ended; `code` as a shell says it."""
+
+    at: float
+    """Seconds since 1970 by the node's clock; infinite where its `date` said something else."""
+    rank: int
+    host: str
+    code: int
+    reported: bool = True
+    """By its rank script. Otherwise only the launcher says so."""
+
+    @property
+    def signal(self) -> int | None:
+        return self.code - 128 if 128 < self.code < 128 + 65 else None
+
+
+class Seat(NamedTuple):
+    """Where a rank really was."""
+
+    rank: int
+    host: str
+    cpus: str
+    device: str
+    pid: int
+
+
+def read_ends(logs: RankLogs) -> tuple[End, ...]:
+    """Every end that a rank script reported, the earliest first, with hosts as the scheduler names them."""
+    found = [
+        End(at=_seconds(at), rank=int(rank), host=logs.host(int(rank), host), code=int(code))
+        for at, rank, host, code in _rows(logs.folder / "ends", 4)
+        if rank.isdecimal() and code.isdecimal()
+    ]
+    return tuple(sorted(found, key=lambda end: end.at))
+
+
+def any_failed(run_dir: Path) -> bool:
+    """Whether any rank script has reported a failure by now."""
+    return any(row[3].isdecimal() and int(row[3]) != 0 for row in _rows(run_dir / "ends", 4))
+
+
+def read_seats(folder: Path) -> list[Seat]:
+    """Every rank that got as far as saying where it is."""
+    return [
+        Seat(int(rank), host, cpus, device, int(pid))
+        for rank, host, cpus, device, pid in _rows(folder, 5)
+        if rank.isdecimal() and pid.isdecimal()
+    ]
+
+
+def _rows(folder: Path, count: int) -> Iterator[list[str]]:
+    """Lines of so many fields from all files of a folder; others are torn, and are passed over."""
+    for file in sorted(folder.iterdir()) if folder.is_dir() else ():
+        try:
+            text = file.read_text(errors="replace")
+        except OSError:
+            continue
+        for line in text.splitlines():
+            fields = line.split("\t")
+            if len(fields) == count:
+                yield fields
+
+
+def _seconds(text: str) -> float:
+    """Some `date` commands know no nanoseconds and leave `%N` as it is."""
+    try:
+        return float(text.removesuffix("%N"))
+    except ValueError:
+        return float("inf")

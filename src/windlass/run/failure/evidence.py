@@ -1,0 +1,110 @@
+"""What an attempt left to be seen: ends and last lines of its ranks; kept as `evidence/` for people."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import shutil
+import signal
+from pathlib import Path
+
+from windlass.model.record import RankFailure
+from windlass.run.failure.ends import End, read_ends, read_seats
+from windlass.run.failure.last_lines import LOST_PEERS, died_of, excerpt, traceback_of
+from windlass.run.failure.rank_logs import RankLogs
+from windlass.run.failure.root_cause import Observed, first_end, is_secondary
+
+EVIDENCE = "evidence"
+_LINES = 60
+_MAX_RANKS = 64
+"""Ranks whose last lines are kept one by one; the whole logs stay where they are anyway."""
+_MAX_NODES = 64
+_TIME_LIMIT = re.compile(r"\Atimeout: resource allocation expired")
+
+
+def observe(logs: RankLogs, exit_code: int, launcher: RankFailure | None, *, stopped: bool = False) -> Observed:
+    """What the files of an attempt and its launcher tell. Where the launcher names a rank that reported no end, what it
+    says counts as the end; and where that is a secondary failure, so does an error in the log of another rank."""
+    ends = read_ends(logs)
+    failed = [end.rank for end in ends if end.code != 0][:_MAX_RANKS]
+    lines = logs.last_lines(failed, _LINES)
+    if launcher is not None and launcher.rank is not None and launcher.rank not in {end.rank for end in ends}:
+        hosts = {seat.rank: seat.host for seat in read_seats(logs.folder / "where")}
+        said = _unreported(logs, launcher.rank, launcher.host or hosts.get(launcher.rank, ""), launcher.exit_code)
+        lines |= logs.last_lines([said.rank], _LINES)
+        ends = (*ends, said)
+        if not failed and is_secondary(said, said, lines[said.rank]) and (other := _rank_with_error(logs)):
+            rank, lines[rank] = other
+            ends = (*ends, _unreported(logs, rank, hosts.get(rank, ""), 1))
+    over = _time_was_up(exit_code, launcher, stopped)
+    return Observed(
+        exit_code=exit_code,
+        ends=ends,
+        last_lines=lines,
+        launcher=launcher,
+        stopped=stopped and not over,
+        time_up=over,
+    )
+
+
+def _time_was_up(exit_code: int, launcher: RankFailure | None, stopped: bool) -> bool:
+    """The scheduler told windlass (SIGALRM), or the launcher says that it ended the ranks for it."""
+    if stopped:
+        return exit_code == 128 + signal.SIGALRM
+    return launcher is not None and bool(_TIME_LIMIT.search(launcher.said))
+
+
+def first_failure(logs: RankLogs, seen: Observed) -> RankFailure | None:
+    """The rank that failed first, for the record of the run; what the launcher says where no rank is known."""
+    end = first_end(seen)
+    if end is None:
+        return seen.launcher
+    return RankFailure(
+        rank=end.rank,
+        host=end.host or None,
+        code=end.code if end.signal is None else None,
+        signal=end.signal,
+        log=str(logs.path(end.rank).relative_to(logs.folder)),
+        last_lines=excerpt(seen.last_lines.get(end.rank, ())),
+        said=seen.said,
+    )
+
+
+def _unreported(logs: RankLogs, rank: int, host: str, code: int) -> End:
+    return End(at=math.inf, rank=rank, host=logs.host(rank, host), code=code, reported=False)
+
+
+def _rank_with_error(logs: RankLogs) -> tuple[int, tuple[str, ...]] | None:
+    """The lowest rank whose log ends with a traceback that is no complaint about peers. Looks at some nodes' logs."""
+    for node in range(min(logs.nodes, _MAX_NODES)):
+        for rank, lines in sorted(logs.tails(node, _LINES).items()):
+            error = died_of(lines)
+            if error and not LOST_PEERS.search(error):
+                return rank, lines
+    return None
+
+
+def keep_evidence(folder: Path, seen: Observed, states: str = "") -> None:
+    """Write what was seen into `evidence/`. Never raises: a full disk must not be in the way of the next start."""
+    rows = [
+        f"{f'{end.at:.3f}' if end.at < math.inf else 'unknown'}\trank {end.rank}\t{end.host}\tcode {end.code}"
+        for end in seen.ends
+    ]
+    texts = {"ends.txt": rows, "standing.txt": [states] if states else []}
+    for rank, lines in seen.last_lines.items():
+        texts[f"last-lines-rank-{rank}.txt"] = list(lines)
+        texts[f"traceback-rank-{rank}.txt"] = list(traceback_of(lines))
+    texts["kernel.txt"] = [f"{host}: {line}" for host, lines in seen.kernel.items() for line in lines]
+    target = folder / EVIDENCE
+    with contextlib.suppress(OSError):
+        target.mkdir(mode=0o700, exist_ok=True)
+        for name, found in texts.items():
+            if found:
+                _write(target / name, found)
+        if (folder / "launcher.log").exists():
+            shutil.copyfile(folder / "launcher.log", target / "launcher.log")
+
+
+def _write(path: Path, lines: list[str]) -> None:
+    path.write_bytes(("\n".join(lines) + "\n").encode("utf-8", "surrogateescape"))

@@ -1,0 +1,109 @@
+"""The files that the ranks of one start left behind: one labelled log per node. Reads them, whatever launcher wrote."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from windlass.backends.launchers import get_launcher
+from windlass.backends.launchers.base import Launcher, LogReader
+from windlass.base.notation.hostlist import expand_hostlist
+from windlass.errors import MachineError
+from windlass.model.plan import Plan
+
+_TAIL_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankLogs:
+    """Where the output of each rank is. `folder` is the run folder, or the one of an earlier attempt."""
+
+    folder: Path
+    launcher: Launcher
+    nodes: int
+    ranks_per_node: int
+    hosts: tuple[str, ...] = ()
+    """As the scheduler names them; empty on this machine alone."""
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+    def path(self, rank: int) -> Path:
+        """The file that holds this rank's output."""
+        return self._node_path(rank // self.ranks_per_node)
+
+    def host(self, rank: int, said: str) -> str:
+        """The host of a rank as the scheduler names it, which is what can be left out; nodes may name themselves
+        otherwise. Ranks are in blocks, in the order of the hosts."""
+        node = rank // self.ranks_per_node
+        return self.hosts[node] if node < len(self.hosts) else said
+
+    def lines(self, ranks: Iterable[int] | None = None) -> Iterator[tuple[int, str]]:
+        """Every line of these ranks (None: of all), node by node. A missing file has none; one that cannot be read is a
+        `MachineError`."""
+        wanted = None if ranks is None else frozenset(ranks)
+        for node in self._nodes_of(wanted):
+            yield from self._read(self._node_path(node), wanted, 0)
+
+    def last_lines(self, ranks: Iterable[int], count: int) -> dict[int, tuple[str, ...]]:
+        """The last lines of each of these ranks; a rank that wrote none, or whose file cannot be read, has none."""
+        found: dict[int, tuple[str, ...]] = {}
+        wanted = frozenset(ranks)
+        for node in self._nodes_of(wanted):
+            mine = frozenset(rank for rank in wanted if rank // self.ranks_per_node == node)
+            tails = self.tails(node, count)
+            if not mine <= tails.keys():  # a quiet rank beside a talkative one
+                tails = self.tails(node, count, whole=True)
+            found.update((rank, tails.get(rank, ())) for rank in mine)
+        return found
+
+    def tails(self, node: int, count: int, *, whole: bool = False) -> dict[int, tuple[str, ...]]:
+        """The last lines of each rank near the end of a node's file (or in the `whole` file); none where it cannot be
+        read."""
+        path = self._node_path(node)
+        found: dict[int, deque[str]] = {}
+        try:
+            start = 0 if whole else max(0, path.stat().st_size - _TAIL_BYTES)
+            for rank, text in self._read(path, None, start):
+                found.setdefault(rank, deque(maxlen=count)).append(text)
+        except (OSError, MachineError):
+            return {}
+        return {rank: tuple(lines) for rank, lines in found.items()}
+
+    def _node_path(self, node: int) -> Path:
+        return self.folder / "out" / self.launcher.node_log.format(node_rank=node)
+
+    def _nodes_of(self, ranks: frozenset[int] | None) -> Iterable[int]:
+        return range(self.nodes) if ranks is None else sorted({rank // self.ranks_per_node for rank in ranks})
+
+    def _read(self, path: Path, ranks: frozenset[int] | None, start: int) -> Iterator[tuple[int, str]]:
+        try:
+            stream = path.open("rb")
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise MachineError(
+                f"cannot read {path}: {error.strerror}",
+                hint="is the file system there, and are you the owner of the run?",
+            ) from error
+        with stream:
+            if start:
+                stream.seek(start)
+                stream.readline()  # most likely the rest of one
+            for rank, text in LogReader(self.launcher).read(stream):
+                if rank is not None and (ranks is None or rank in ranks):
+                    yield rank, text
+
+
+def rank_logs(plan: Plan, folder: Path) -> RankLogs:
+    """The logs of a plan's ranks in this folder."""
+    return RankLogs(
+        folder=folder,
+        launcher=get_launcher(plan.launcher),
+        nodes=plan.nodes,
+        ranks_per_node=plan.ranks_per_node,
+        hosts=expand_hostlist(plan.hosts) if plan.hosts else (),
+    )

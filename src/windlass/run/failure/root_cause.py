@@ -1,0 +1,269 @@
+"""Why a run ended: the root cause among the cascade, named with rank, node and reason. Pure.
+
+When one rank dies the others fail too, within milliseconds, each with an error of its own: a secondary failure. The
+root cause is the earliest end that is no secondary failure: neither a signal that launchers send to the rest, nor the
+complaint of a rank that lost its peer.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from windlass.model.record import RankFailure
+from windlass.run.failure.ends import End
+from windlass.run.failure.last_lines import (
+    LOST_PEERS,
+    complains_of_peers,
+    died_of,
+    error_line,
+    lost_peer_line,
+    traceback_of,
+)
+from windlass.run.failure.rank_states import RankState
+
+CauseKind = Literal["stopped", "resume", "walltime", "preempted", "hang", "node", "memory", "disk", "user", "transient"]
+"""`stopped`: somebody asked. `resume`: the ranks saved and left ("resume me"). `walltime`: the same, or not, because
+the time is up; `preempted`: because the scheduler takes the nodes back. `disk`: a file system is full. `user`: an error
+of the script. `transient`: anything that another start may well survive."""
+
+JobDisposition = Literal["", "runs", "cancelled", "preempted", "requeued", "over"]
+"""What the scheduler does with the job. `over`: its time is up. Empty: there is no job, or nobody asked or answered."""
+
+RESUME_ME = 85  # windlass.runtime.codes says what it means; a test holds the two together
+SCRIPT_BROKEN = 70  # plan.render.rank_script.EXIT_BROKEN: the rank script could not start the command
+_ENDERS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+_TOGETHER_S = 1.0
+"""Ends this close to the first may have happened before it: the clocks of nodes differ."""
+
+MEMORY = re.compile(r"OutOfMemoryError|out of memory|MemoryError|bad_alloc|cannot allocate memory", re.IGNORECASE)
+DISK = re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE)
+MACHINE = re.compile(
+    r"uncorrectable ECC|CUDA error: (?:an illegal|unspecified launch|device-side|.*ECC)|\bXid\b|HSA_STATUS_ERROR|"
+    r"hipErrorLaunchFailure|DEVICE_LOST|Input/output error|Stale file handle|Transport endpoint|Bus error|"
+    r"Remote I/O error|No route to host|Network is (?:unreachable|down)",
+    re.IGNORECASE,
+)
+_CERTAIN = re.compile(
+    r"^(?:SyntaxError|IndentationError|TabError|ModuleNotFoundError|ImportError|NameError|UnboundLocalError)\b"
+)
+"""Errors that no second try can mend."""
+
+
+class Observed(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known about an attempt that did not finish."""
+
+    exit_code: int
+    ends: tuple[End, ...] = ()
+    last_lines: Mapping[int, tuple[str, ...]] = {}
+    """Of the ranks that failed."""
+    launcher: RankFailure | None = None
+    """The first failure as the launcher tells it."""
+    stopped: bool = False
+    """Somebody asked windlass to stop."""
+    time_up: bool = False
+    """The ranks were asked to leave because the allocation ends."""
+    job: JobDisposition = ""
+    hang: str | None = None
+    straggler: RankState | None = None
+    """The rank that holds the others up, where they hang."""
+    lost: tuple[str, ...] = ()
+    """Hosts that do not answer any more."""
+    oom: frozenset[str] = frozenset()
+    """Hosts on which the kernel killed for memory."""
+    kernel: Mapping[str, tuple[str, ...]] = {}
+    step: int | None = None
+    """The last step that is known to have been reached."""
+
+    @property
+    def said(self) -> str:
+        """The launcher's own words about the first failure."""
+        return self.launcher.said if self.launcher else ""
+
+
+class Cause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The root cause of one attempt's end. `reason` is a sentence, or the rest of one that begins with rank or node."""
+
+    kind: CauseKind
+    reason: str
+    rank: int | None = None
+    host: str | None = None
+    code: int | None = None
+    signal: int | None = None
+    error: str = ""
+    """The line that names the error, where the rank said one."""
+    certain: bool = False
+    """No second try can mend it."""
+    machine: bool = False
+    """Looks like the node's fault."""
+    step: int | None = None
+    traceback: tuple[str, ...] = ()
+
+    @property
+    def same_as(self) -> tuple[object, ...]:
+        """Two causes with the same of these are the same error."""
+        if self.kind == "disk":  # whichever file it was that did not fit
+            return (self.kind,)
+        return (self.kind, _without_numbers(self.error) if self.error else (self.code, self.signal))
+
+    def line(self) -> str:
+        """One sentence for a person: who, where, why."""
+        who = f"rank {self.rank}" if self.rank is not None else "node" if self.host else ""
+        where = f"{'on ' if self.rank is not None else ''}{self.host}" if self.host else ""
+        return " ".join(part for part in (who, where, self.reason) if part)
+
+
+def find_cause(seen: Observed) -> Cause:
+    """The root cause. Always one: where nothing is known, it says so."""
+    if seen.job == "cancelled" or (seen.stopped and seen.job not in {"preempted", "requeued", "over"}):
+        return Cause(kind="stopped", reason="the run was stopped on request", step=seen.step)
+    if seen.job in {"preempted", "requeued"}:
+        return Cause(kind="preempted", reason="the scheduler takes the nodes back", step=seen.step)
+    if seen.job == "over":
+        return Cause(kind="walltime", reason="the allocation's time is up", step=seen.step)
+    if seen.lost:
+        said = seen.launcher.host if seen.launcher else None
+        host = said if said in seen.lost else seen.lost[0]
+        more = f" (and {len(seen.lost) - 1} more)" if len(seen.lost) > 1 else ""
+        return Cause(kind="node", host=host, reason=f"does not answer any more{more}", step=seen.step)
+    if seen.hang is not None:
+        return _hang(seen.hang, seen)
+    if seen.time_up:
+        return Cause(kind="walltime", reason="the allocation's time is up", step=seen.step)
+    first = first_end(seen)
+    if first is None:
+        return _from_launcher(seen)
+    if first.code == RESUME_ME:
+        return Cause(kind="resume", reason="the ranks saved and left on request", code=first.code, step=seen.step)
+    return _judge(first, seen)
+
+
+def _hang(hang: str, seen: Observed) -> Cause:
+    rank = seen.straggler
+    if rank is None:
+        return Cause(kind="hang", reason=f"the ranks hang: {hang}", step=seen.step)
+    reason = f"holds the others up: {hang}; it is {rank.text()}"
+    return Cause(kind="hang", rank=rank.rank, host=rank.host, reason=reason, step=seen.step)
+
+
+def first_end(seen: Observed) -> End | None:
+    """The earliest failed end that is no secondary failure; the earliest of all where every one looks like that. One
+    that only the launcher knows of counts before those that left on request: they were asked because of it."""
+    failed = sorted((end for end in seen.ends if end.code != 0), key=lambda end: end.at)
+    if not failed:
+        return None
+    first = failed[0]
+    causes = [end for end in failed if end.reported and not is_secondary(end, first, seen.last_lines.get(end.rank, ()))]
+    unreported = [end for end in failed if not end.reported]
+    if unreported and all(end.code == RESUME_ME for end in causes):
+        alone = [end for end in unreported if not is_secondary(end, end, seen.last_lines.get(end.rank, ()))]
+        causes = alone + causes
+    return _own_end(causes[0] if causes else first, seen.last_lines)
+
+
+def _own_end(end: End, last_lines: Mapping[int, tuple[str, ...]]) -> End:
+    """The end with the rank's own code. A rank that dies of an exception closes its connections first: its peers may
+    fail before it is gone, and the launcher ends it, or a thread of a collective aborts it. Python's own code is 1."""
+    interrupted = end.signal in {signal.SIGABRT, *_ENDERS} and died_of(last_lines.get(end.rank, ()))
+    return msgspec.structs.replace(end, code=1) if interrupted else end
+
+
+def is_secondary(end: End, first: End, lines: tuple[str, ...]) -> bool:
+    """Whether this end followed from another. `first` is the earliest of all, `lines` are the last of this rank."""
+    own = died_of(lines)
+    if own and not LOST_PEERS.search(own):  # it failed by itself, even if it was ended before it was quite gone
+        return False
+    if end.signal in _ENDERS:
+        return True
+    if end.signal == signal.SIGKILL:  # launchers kill the rest in the end; at the beginning it came from elsewhere
+        return end.at > first.at + _TOGETHER_S
+    if end.signal not in {None, signal.SIGABRT} or end.code == RESUME_ME:  # watchdogs of collectives abort
+        return False
+    return complains_of_peers(lines)
+
+
+def _judge(end: End, seen: Observed) -> Cause:
+    lines = seen.last_lines.get(end.rank, ())
+    error = error_line(lines)
+    trace = traceback_of(lines)
+    kernel = "; ".join(seen.kernel.get(end.host, ())[-1:])
+    number = end.signal
+    failed = (f"exited with code {end.code}" if number is None else "failed") + (f": {error}" if error else "")
+    base = Cause(
+        kind="transient",
+        reason="",
+        rank=end.rank,
+        host=end.host or None,
+        code=end.code if number is None else None,
+        signal=number,
+        step=seen.step,
+        error=error,
+        traceback=trace,
+    )
+
+    def found(kind: CauseKind, reason: str, *, machine: bool = False, certain: bool = False) -> Cause:
+        return msgspec.structs.replace(base, kind=kind, reason=reason, machine=machine, certain=certain)
+
+    if (number == signal.SIGKILL and end.host in seen.oom) or ("Out Of Memory" in seen.said and not trace):
+        reason = "was killed for memory: the node had no more" + (f" ({kernel})" if kernel else "")
+        return found("memory", reason)
+    if MEMORY.search(error):
+        return found("memory", failed)
+    if number == signal.SIGABRT and not trace and (gave_up := lost_peer_line(lines)):
+        return found("transient", f"lost its peers ({gave_up})")
+    if number is not None:
+        reason = f"was killed by {signal_name(number)}" + (f" ({kernel})" if kernel else "")
+        return found("transient", reason, machine=number == signal.SIGBUS)
+    if end.code == SCRIPT_BROKEN and not trace:
+        said = next((line for line in reversed(lines) if line.startswith("windlass: rank")), "")
+        why = said.partition(": ")[2].partition(": ")[2] or "its script gave no reason"
+        return found("transient", f"could not start: {why}", machine=True)
+    if LOST_PEERS.search(error):
+        return found("transient", f"lost its peers ({error})")
+    if DISK.search(error):
+        # Snapshots have tried several times over many steps; anything else may have met a full disk by chance.
+        return found("disk", failed, certain=error.startswith("windlass."))
+    if MACHINE.search(error):
+        return found("transient", failed, machine=True)
+    certain = bool(_CERTAIN.match(error)) or (end.code == 2 and not trace and _says_usage(lines))
+    return found("user", failed, certain=certain)
+
+
+def _from_launcher(seen: Observed) -> Cause:
+    """No rank is known to have failed: all that is left is what the launcher says."""
+    said = seen.launcher
+    if seen.exit_code == RESUME_ME:
+        return Cause(kind="resume", reason="the ranks saved and left on request", code=RESUME_ME, step=seen.step)
+    if said is None or not (said.said or said.signal):
+        reason = f"the launcher ended with code {seen.exit_code}, and no rank said why"
+    else:
+        how = said.said or f"a rank was killed by {signal_name(said.signal or 0)}"
+        reason = f"failed; the launcher says: {how}" if said.host else f"the launcher says: {how}"
+    return Cause(
+        kind="memory" if "Out Of Memory" in seen.said else "transient",
+        host=said.host if said else None,
+        reason=reason,
+        code=seen.exit_code,
+        signal=said.signal if said else None,
+        step=seen.step,
+    )
+
+
+def _says_usage(lines: tuple[str, ...]) -> bool:
+    return any(re.match(r"usage: |.*: error: ", line) for line in lines)
+
+
+def _without_numbers(text: str) -> str:
+    """Addresses, ports and times differ from start to start; the error does not."""
+    return re.sub(r"0x[0-9a-f]+|\d+", "#", text)
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,147 @@
+"""The verdict on an attempt that did not finish: root cause, decision, and how far it came. Kept as `verdict.json`.
+
+`judge` is the one way from what was seen to a verdict, for a run that starts once and for one that is supervised.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from windlass.base.notation.shell import quote
+from windlass.model.jsontext import from_json
+from windlass.model.record import RunRecord
+from windlass.run.failure.decide import Decision, Options, Past, decide
+from windlass.run.failure.evidence import keep_evidence
+from windlass.run.failure.launcher_hints import log_hint
+from windlass.run.failure.root_cause import Cause, Observed, find_cause
+from windlass.run.failure.snapshot_ledger import newest_step, read_ledger
+
+VERDICT_FILE = "verdict.json"
+_ATTEMPT = re.compile(r"attempt-(\d+)\Z")
+
+
+class Times(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Moments of one attempt, in seconds since 1970, for `bench/supervise.py` and for people."""
+
+    started: float = 0.0
+    noticed: float | None = None
+    """When windlass knew that it failed."""
+    ended: float = 0.0
+    """When the last rank was gone."""
+    decided: float = 0.0
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`verdict.json` of an attempt that did not finish: why, and what was done about it."""
+
+    version: int = 1
+    attempt: int
+    job_id: str | None = None
+    hosts: str = ""
+    cause: Cause
+    decision: Decision
+    from_step: int | None = None
+    """The snapshot that it began with."""
+    to_step: int | None = None
+    """The newest one that it saved."""
+    times: Times = Times()
+    where: str = ""
+    """For a hang: the states of the ranks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """One start of a run that is over. `session` tells the jobs that a run went through from each other."""
+
+    folder: Path
+    number: int
+    session: str
+    hosts: str
+    started: float
+    ended: float
+    noticed: float | None = None
+
+
+def judge(
+    attempt: Attempt, seen: Observed, past: tuple[Past, ...], options: Callable[[Cause], Options], states: str = ""
+) -> Verdict:
+    """Keep the evidence, find the root cause, decide. `past` are the attempts before; `options` what the user allows
+    and what there is to go on with, which may depend on the cause. Never raises."""
+    keep_evidence(attempt.folder, seen, states)
+    lines = read_ledger(attempt.folder)
+    earlier = newest_step([line for line in lines if line.at < attempt.started])
+    mine = [line for line in lines if line.at >= attempt.started]
+    saved = newest_step([line for line in mine if line.what == "saved"])
+    progress = saved if saved is not None and (earlier is None or saved > earlier) else None
+    if seen.step is None:  # the ranks' own signs are exact, but some show none
+        seen = msgspec.structs.replace(seen, step=newest_step(lines))
+    cause = find_cause(seen)
+    this = Past(cause=cause, job=attempt.session, progress=progress is not None)
+    return Verdict(
+        attempt=attempt.number,
+        job_id=attempt.session,
+        hosts=attempt.hosts,
+        cause=cause,
+        decision=decide(cause, (*past, this), options(cause)),
+        from_step=next((line.step for line in mine if line.what == "loaded"), None),
+        to_step=progress,
+        times=Times(
+            started=attempt.started, noticed=attempt.noticed, ended=attempt.ended, decided=round(time.time(), 3)
+        ),
+        where=states,
+    )
+
+
+def attempt_folders(run_dir: Path) -> list[Path]:
+    """Folders of earlier attempts, oldest first."""
+    found = [(int(m[1]), path) for path in run_dir.iterdir() if (m := _ATTEMPT.match(path.name))]
+    return [path for _, path in sorted(found)]
+
+
+def read_verdict(path: Path) -> Verdict | None:
+    """The verdict in an attempt's folder (or in the run folder, for the last one); None where there is none."""
+    try:
+        return from_json((path / VERDICT_FILE).read_bytes(), Verdict)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def past_attempts(run_dir: Path) -> tuple[Past, ...]:
+    """All attempts so far that did not finish, oldest first, as the decision wants them."""
+    found = [read_verdict(path) for path in (*attempt_folders(run_dir), run_dir)]
+    return tuple(past_of(verdict) for verdict in found if verdict is not None)
+
+
+def past_of(verdict: Verdict) -> Past:
+    return Past(cause=verdict.cause, job=verdict.job_id, progress=verdict.to_step is not None)
+
+
+def verdict_lines(verdict: Verdict, record: RunRecord, run_dir: Path, *, shown: Callable[[int], bool]) -> list[str]:
+    """The end of an attempt in words: the root cause in one sentence, what its rank wrote last unless it was `shown`,
+    where to read on."""
+    cause, seconds = verdict.cause, record.seconds
+    if cause.kind == "stopped":
+        return [f"windlass: stopped after {seconds:.1f} s; run folder {run_dir}"]
+    lines = [f"windlass: {cause.line()}"]
+    if verdict.where:
+        lines.append(f"windlass: {verdict.where}")
+    if cause.rank is None:
+        launcher_log = run_dir / "launcher.log"
+        if cause.kind in {"transient", "memory", "node"} and launcher_log.exists():
+            if hint := log_hint(launcher_log):
+                lines.append(f"windlass: hint: {hint}")
+            lines.append(f"windlass: all that the launcher said is in {launcher_log}")
+        return lines
+    failure = record.failure
+    if failure is not None and failure.rank == cause.rank and failure.last_lines and not shown(cause.rank):
+        lines.append(f"windlass: its last lines ({run_dir}/{failure.log}):")
+        lines += [f"  | {line}" for line in failure.last_lines]
+    logs = f"windlass logs {quote(str(run_dir))} --rank {cause.rank}"
+    others = "all other ranks were" if record.nodes * record.ranks_per_node > 1 else "it"
+    return [*lines, f"windlass: {others} ended after {seconds:.1f} s; all of its output: {logs}"]

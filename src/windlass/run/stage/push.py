@@ -1,0 +1,163 @@
+"""Staging from its request to its end: agents on all nodes that copy, and stay only where images are mounted."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from windlass.agents.control import LOG_FILE, Agents, agents_spec
+from windlass.agents.detached import detach
+from windlass.base.settings import read_settings
+from windlass.errors import MachineError, UsageError
+from windlass.model.plan import CacheRoot, Plan
+from windlass.model.request import Request
+from windlass.node.stage.unpacking import archive_of
+from windlass.plan.cache import declared_roots
+from windlass.plan.render.job_facts import JobFacts
+from windlass.run.folder import RunFolder, make_folder
+from windlass.run.node_step import write_host_file
+from windlass.run.planning import plan_request
+from windlass.run.rendezvous import plan_hosts
+from windlass.run.stage.service import Progress, stage_service, warnings
+
+_SQUASHFS = b"hsqs"
+_SQUASHFS_NAMES = (".squashfs", ".sqfs", ".sqsh")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Staging:
+    """What to copy and where to. `extract`: unpack archives, mount squashfs images. `shard`: each node gets its part of
+    the files. `one_reader`: the first node alone reads the sources."""
+
+    sources: tuple[str, ...]
+    to: str
+    extract: bool = False
+    shard: bool = False
+    one_reader: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Staged:
+    """How it went. `places`: where the copies lie on a node. `nodes`: what each node says of its copies. `mounted`:
+    agents keep images mounted."""
+
+    plan: Plan
+    folder: RunFolder
+    seconds: float
+    places: tuple[str, ...]
+    bytes_per_node: int
+    nodes: tuple[dict[str, object], ...]
+    mounted: bool
+    warnings: tuple[str, ...]
+
+
+def stage(
+    staging: Staging,
+    request: Request,
+    environ: Mapping[str, str],
+    *,
+    show: Callable[[str], None],
+    every_s: float,
+) -> Staged:
+    """Copy to all nodes of the request and say now and then, through `show`, how far it is. Raises where a node could
+    not; what is incomplete is removed then. On return no agent is left, unless images are mounted."""
+    roots, to = _checked(staging)
+    request = msgspec.structs.replace(request, stage=tuple(root.path for root in roots))
+    plan = plan_request(request, environ, here=True).plan
+    folder = make_folder(request.run_dir, read_settings(environ).runs_dir, plan.name)
+    with folder.used_by("stage"):
+        return _staged(staging, plan, folder, (roots, to), environ, Progress(plan.nodes, show, every_s))
+
+
+def _staged(
+    staging: Staging,
+    plan: Plan,
+    folder: RunFolder,
+    where: tuple[tuple[CacheRoot, ...], str],
+    environ: Mapping[str, str],
+    progress: Progress,
+) -> Staged:
+    roots, to = where
+    hosts = plan_hosts(plan)
+    facts = JobFacts(run_dir=str(folder.path), run_id=folder.run_id, uid=os.getuid())
+    write_host_file(plan, folder, hosts)
+    service = stage_service(roots, to, extract=staging.extract, shard=staging.shard, one_reader=staging.one_reader)
+    spec = agents_spec(plan, facts, hosts, (service,), environ)
+    agents = Agents(spec, folder, environ)
+    mounted = staging.extract and any(_is_squashfs(root.real) for root in roots)
+    began = time.monotonic()
+    _copy(agents, folder, progress, mounted)
+    seconds = time.monotonic() - began
+    if mounted:
+        detach(plan, folder, agents, facts, "images")
+    else:
+        agents.stop()
+    return Staged(
+        plan=plan,
+        folder=folder,
+        seconds=seconds,
+        places=tuple(f"{to.rstrip('/')}/{_copy_name(root, staging)}" for root in roots),
+        bytes_per_node=max((line["staged"] for line in agents.lines if "staged" in line), default=0),
+        nodes=tuple({"node": node, **figures} for node, figures in sorted(agents.ended("stage").items())),
+        mounted=mounted,
+        warnings=tuple(warnings(agents.lines)),
+    )
+
+
+def _checked(staging: Staging) -> tuple[tuple[CacheRoot, ...], str]:
+    """The sources by their full names, and the folder as a node can read it. `UsageError` for what cannot be."""
+    for source in staging.sources:
+        if not Path(source).exists():
+            raise UsageError(f"{source} does not exist", hint="sources are files and folders that every node can read")
+        if staging.extract and source.endswith(_SQUASHFS_NAMES) and not _is_squashfs(source):
+            raise UsageError(f"{source} is no squashfs image", hint="make it again, or copy it without --extract")
+    if staging.shard and staging.one_reader:
+        raise UsageError(
+            "--shard has every node read its own part: there is no one reader", hint="leave --one-reader or --shard out"
+        )
+    paths = tuple(os.path.abspath(Path(source).expanduser()) for source in staging.sources)  # noqa: PTH100  links stay
+    roots = declared_roots(((path, str(Path(path).resolve())) for path in paths), "stage")
+    if len({Path(root.path).name for root in roots}) < len(roots):
+        raise UsageError("two sources have the same name", hint="stage them into folders of their own")
+    to = str(Path(staging.to).expanduser()) if staging.to.startswith("~") else staging.to
+    if not to.startswith(("/", "${")):
+        raise UsageError(f"--to {to} is not a full path", hint="each node starts in a folder of its own")
+    return roots, to
+
+
+def _copy_name(root: CacheRoot, staging: Staging) -> str:
+    """An archive becomes a folder with its name, an image is mounted by its own; anything else keeps its name."""
+    path = Path(root.path)
+    if staging.extract and _is_squashfs(root.real):
+        return path.stem
+    archive = archive_of(path.name) if staging.extract else None
+    return archive.stem if archive is not None else path.name
+
+
+def _copy(agents: Agents, folder: RunFolder, progress: Progress, mounted: bool) -> None:
+    """Start the agents, which are up when all is copied."""
+
+    def look() -> bool:
+        progress.look(agents.lines)
+        return False
+
+    try:
+        agents.start(look, detached=mounted)
+    except MachineError as error:
+        found = re.fullmatch(r"the agent on (\S+) did not start: (?:\w+: )?(.*)", error.message, re.DOTALL)
+        text = f"cannot stage to {found[1]}: {found[2]}" if found else error.message
+        more = f"copies that were not complete are gone; more is in {folder.part(LOG_FILE)}"
+        raise MachineError(text, hint=more) from error
+
+
+def _is_squashfs(path: str) -> bool:
+    if not Path(path).is_file():
+        return False
+    with Path(path).open("rb") as stream:
+        return stream.read(len(_SQUASHFS)) == _SQUASHFS

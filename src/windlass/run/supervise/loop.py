@@ -1,0 +1,221 @@
+"""The loop of attempts: start, wait, find the cause, decide, start again. The one place of supervision that acts."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from windlass.agents.heartbeat import HeartbeatSidecar
+from windlass.base.notation.shell import quote
+from windlass.errors import WindlassError
+from windlass.model.plan import Plan
+from windlass.model.record import RunRecord
+from windlass.plan.inputs import Secrets
+from windlass.plan.render.secrets import SECRETS_FILE
+from windlass.run.bad_nodes import remember_node
+from windlass.run.failure.decide import Decision, Options, Past
+from windlass.run.failure.root_cause import RESUME_ME, Cause, Observed
+from windlass.run.failure.snapshot_ledger import newest_step, read_ledger
+from windlass.run.failure.verdict import Attempt, Verdict, attempt_folders, judge, past_attempts, past_of, verdict_lines
+from windlass.run.folder import RunFolder, restart
+from windlass.run.run import Run
+from windlass.run.supervise.attempts import own, release
+from windlass.run.supervise.diagnostics import NodeReport, diagnose_nodes
+from windlass.run.supervise.evidence import Ended, gather
+from windlass.run.supervise.heartbeat_monitor import HeartbeatMonitor, margin_s
+from windlass.run.supervise.replan import next_plan, spare_hosts
+from windlass.run.supervise.resubmit import resubmit
+from windlass.run.verdict import save_verdict
+
+Start = Callable[[Plan, int, HeartbeatMonitor], tuple[RunRecord, HeartbeatSidecar]]
+_NEEDED_S = 120.0
+_NEEDED_SHARE = 0.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Supervised(Run):
+    """A run to be kept alive, and what it takes to do so."""
+
+    start: Start
+    """Starts the ranks of a plan, as attempt so and so, under this watch; returns when all have ended."""
+
+    deadline_s: float | None = None
+    """When the allocation ends, where that is known."""
+
+
+def supervise_attempts(live: Supervised) -> RunRecord:
+    """Run to the end of the work, of the allowed restarts or of the allocation. Returns the last attempt's record,
+    with the exit code of "resume me" where the work can go on later."""
+    last: list[RunRecord] = []
+    try:
+        return _keep_alive(live, last)
+    except WindlassError as error:
+        if not last:
+            raise
+        live.view.note(f"windlass: could not be started again: {error.message}")
+        return _with_code(live, last[-1], last[-1].exit_code)
+    except KeyboardInterrupt:  # between two starts nobody else listens
+        if last:
+            live.folder.save_result(msgspec.structs.replace(last[-1], outcome="stopped"))
+        raise
+
+
+def _keep_alive(live: Supervised, last: list[RunRecord]) -> RunRecord:
+    secrets = _read_secrets(live.folder)
+    session = f"{live.plan.job_id or 'here'}/{time.time():.0f}"
+    past = list(past_attempts(live.folder.path))
+    number = len(attempt_folders(live.folder.path))
+    bad: frozenset[str] = frozenset()
+    plan = live.plan
+    began = time.time()
+    while True:
+        if secrets is not None:
+            live.folder.write_bytes(SECRETS_FILE, secrets)
+        ended = _attempt(live, plan, number, began)
+        last.append(ended.record)
+        if ended.record.outcome == "ok":
+            return ended.record
+        verdict = _judge(live, ended, tuple(past), bad, session, began)
+        past.append(past_of(verdict))
+        _tell(live, verdict, ended.record)
+        bad = _remember(live, verdict.decision, bad)
+        if verdict.decision.action == "resubmit":
+            return _resubmitted(live, plan, ended.record, bad)
+        if verdict.decision.action != "restart":
+            resumable = verdict.cause.kind in {"resume", "walltime", "preempted"}
+            code = RESUME_ME if resumable else ended.record.exit_code
+            return _with_code(live, ended.record, code)
+        restart(live.folder)
+        number = len(attempt_folders(live.folder.path))
+        plan = next_plan(plan, live.context, bad)
+        live.folder.save_plan(plan, Secrets())
+
+
+def _attempt(live: Supervised, plan: Plan, number: int, began: float) -> Ended:
+    stacks: list[NodeReport] = []
+    request = plan.request
+    watch = HeartbeatMonitor(
+        live.folder,
+        live.view,
+        hang_after_s=request.hang_after_s,
+        deadline_s=live.deadline_s,
+        margin_s=margin_s(live.deadline_s, began, plan.grace_s),
+        take_stacks=lambda: stacks.append(diagnose_nodes(plan, live.folder, live.environ, "stacks")),
+    )
+    started = time.time()
+    record, sidecar = live.start(plan, number, watch)
+    return Ended(
+        number=number,
+        plan=plan,
+        record=record,
+        sidecar=sidecar,
+        watch=watch,
+        started=started,
+        stacks=stacks[0] if stacks else None,
+        deadline_s=live.deadline_s,
+    )
+
+
+def _judge(
+    live: Supervised, ended: Ended, past: tuple[Past, ...], bad: frozenset[str], session: str, began: float
+) -> Verdict:
+    """Gather, find the root cause, decide, and write all of it down."""
+    attempt = Attempt(
+        folder=live.folder.path,
+        number=ended.number,
+        session=session,
+        hosts=ended.record.hosts,
+        started=ended.started,
+        ended=time.time(),
+        noticed=ended.watch.noticed,
+    )
+    seen, states = gather(ended, live.folder, live.environ)
+    verdict = judge(attempt, seen, past, lambda cause: _options(live, ended.plan, seen, cause, bad, began), states)
+    save_verdict(live.folder, verdict)
+    return verdict
+
+
+def _options(live: Supervised, plan: Plan, seen: Observed, cause: Cause, bad: frozenset[str], began: float) -> Options:
+    left = None if live.deadline_s is None else live.deadline_s - time.time()
+    whole = None if live.deadline_s is None else live.deadline_s - began
+    gone = bad | ({cause.host} if cause.host else set())
+    return Options(
+        restarts=plan.request.restarts_allowed,
+        until_done=plan.request.until_done,
+        spare_hosts=spare_hosts(plan, live.context, gone),
+        several_hosts=plan.launcher != "local",
+        seconds_left=left,
+        needed_s=min(_NEEDED_S, _NEEDED_SHARE * whole) if whole is not None else _NEEDED_S,
+        requeued=seen.job == "requeued",
+    )
+
+
+def _remember(live: Supervised, decision: Decision, bad: frozenset[str]) -> frozenset[str]:
+    if decision.bad is None:
+        return bad
+    try:
+        remember_node(
+            live.settings.state_dir,
+            site=live.plan.site,
+            host=decision.bad,
+            reason=decision.why,
+            run=str(live.folder.path),
+        )
+    except WindlassError as error:
+        live.view.note(f"windlass: {error.message}")
+    return bad | {decision.bad}
+
+
+def _tell(live: Supervised, verdict: Verdict, record: RunRecord) -> None:
+    """For a person: the root cause as any run tells it, with the rank's last lines where it ends here; then what is
+    done about it."""
+    cause, decision, note = verdict.cause, verdict.decision, live.view.note
+    for line in verdict_lines(verdict, record, live.folder.path, shown=live.view.shows):
+        note(line)
+    if cause.kind == "stopped":
+        return
+    step = newest_step(read_ledger(live.folder.path))
+    since = f" from the snapshot of step {step}" if step is not None else " from the beginning"
+    if decision.action == "restart":
+        note(f"windlass: {decision.why}; starting again{since}")
+        return
+    if decision.action == "resubmit":
+        note(f"windlass: {decision.why}; the rest goes into another job")
+        return
+    note(f"windlass: not starting again: {decision.why}" + (f" ({decision.hint})" if decision.hint else ""))
+    path = str(live.folder.path)
+    note(f"windlass: evidence is in {path}/evidence; all attempts: windlass runs show {quote(path)}")
+
+
+def _resubmitted(live: Supervised, plan: Plan, record: RunRecord, bad: frozenset[str]) -> RunRecord:
+    """The next job may begin before this one has ended: what is said of this one is written before, and nobody drives
+    the run any more when it is submitted."""
+    left = _with_code(live, record, RESUME_ME)
+    release(live.folder)
+    try:
+        job_id = resubmit(plan, live.folder, live.environ, bad, live.deadline_s)
+        live.view.note(f"windlass: submitted again as job {job_id}")
+    except WindlassError as error:
+        own(live.folder, plan.job_id)
+        live.view.note(f"windlass: could not be submitted again: {error.message}")
+        live.view.note(f"windlass: go on with: windlass runs resume {quote(str(live.folder.path))}")
+    return left
+
+
+def _with_code(live: Supervised, record: RunRecord, code: int) -> RunRecord:
+    changed = msgspec.structs.replace(record, exit_code=code)
+    with contextlib.suppress(WindlassError):
+        live.folder.save_result(changed)
+    return changed
+
+
+def _read_secrets(folder: RunFolder) -> bytes | None:
+    """Each start removes the file when it ends; the next one needs it again."""
+    try:
+        return folder.part(SECRETS_FILE).read_bytes()
+    except OSError:
+        return None

@@ -1,0 +1,253 @@
+"""Runs on disk: what state each is in, why it ended, whether it can go on. Asks the scheduler where it has to."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from windlass.agents.detached import AGENTS_FILE
+from windlass.backends.schedulers import get_scheduler
+from windlass.backends.schedulers.base import JobState
+from windlass.base.procs.command import run_command
+from windlass.errors import UsageError, WindlassError
+from windlass.model.plan import Plan
+from windlass.model.record import RunRecord
+from windlass.plan.render.batch_script import EXIT_FILE
+from windlass.run.failure.evidence import observe
+from windlass.run.failure.rank_logs import rank_logs
+from windlass.run.failure.root_cause import RESUME_ME, find_cause
+from windlass.run.failure.snapshot_ledger import newest_step, read_ledger
+from windlass.run.failure.verdict import attempt_folders, read_verdict
+from windlass.run.folder import COMMAND_FILE, PLAN_FILE, FolderUse, RunFolder, is_run, open_folder, read_plan
+from windlass.run.scheduler_commands import scheduler_environ
+from windlass.run.supervise.attempts import Owner, read_owner
+
+State = Literal["running", "waiting", "done", "resumable", "stopped", "failed", "killed", "unknown"]
+"""`waiting`: in the scheduler's queue. `resumable`: it saved and left. `killed`: windlass itself was, in the middle."""
+_ASK_S = 15.0
+_NO_ANSWER = "the scheduler gives no answer about job"
+_WAITING = {JobState.QUEUED, JobState.HELD}
+_RUNNING = {JobState.RUNNING, JobState.ENDING}
+
+
+class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One run as a listing shows it."""
+
+    path: str
+    name: str
+    state: State
+    why: str = ""
+    attempts: int = 1
+    step: int | None = None
+    """Of the newest snapshot."""
+    job_id: str | None = None
+    changed: float = 0.0
+    shape: str = ""
+    may_live: bool = False
+    """Nobody can say from here that it does not run: the scheduler gives no answer about its job."""
+
+
+def find_runs(runs_dir: Path) -> list[RunFolder]:
+    """Run folders below a folder, the oldest first."""
+    found = [path.parent for path in runs_dir.expanduser().glob(f"*/{PLAN_FILE}") if is_run(path.parent)]
+    return [RunFolder(path) for path in sorted(found, key=lambda path: path.stat().st_mtime)]
+
+
+def find_folders(runs_dir: Path) -> list[RunFolder]:
+    """Folders of runs and of commands that are none (`stage`, `tune`), the oldest first."""
+    others = (path.parent for path in runs_dir.expanduser().glob(f"*/{COMMAND_FILE}"))
+    found = {*(folder.path for folder in find_runs(runs_dir)), *others}
+    return [RunFolder(path) for path in sorted(found, key=lambda path: path.stat().st_mtime)]
+
+
+def find_run(text: str | None, runs_dir: Path) -> RunFolder:
+    """A run by its folder, or by its name below the folder of runs, as `runs list` shows it; None: the last one made.
+    A `UsageError` where there is none."""
+    if text is None:
+        found = find_runs(runs_dir)
+        if not found:
+            raise UsageError(f"no runs in {runs_dir}", hint="give a run folder, or set WINDLASS_RUNS")
+        return found[-1]
+    path = Path(text)
+    if len(path.parts) == 1 and not path.exists():
+        path = runs_dir.expanduser() / text
+    if not is_run(path):
+        raise UsageError(
+            f"{text} is not a run folder: there is no {PLAN_FILE} in it",
+            hint="`windlass runs list` shows what there is",
+        )
+    return open_folder(path)
+
+
+def state_of(folder: RunFolder, environ: Mapping[str, str]) -> RunState:
+    """How a run stands, or a command that is none. A folder with a damaged file is `unknown`, with the reason."""
+    try:
+        use = folder.use()
+        if use is not None and read_owner(folder) is None:
+            return _use_state(folder, use)
+        plan = read_plan(folder.path)
+        record = folder.result()
+    except WindlassError as error:
+        return RunState(path=str(folder.path), name=folder.path.name, state="unknown", why=error.message)
+    job_id = _job_id(folder)
+    state, why = _state(folder, plan, record, job_id, environ)
+    may_live = state == "unknown" and why.startswith(_NO_ANSWER)
+    return RunState(
+        path=str(folder.path),
+        name=plan.name,
+        state=state,
+        why=why,
+        attempts=len(attempt_folders(folder.path)) + 1,
+        step=newest_step(read_ledger(folder.path)),
+        job_id=job_id,
+        changed=_changed(folder),
+        shape=f"{plan.nodes} x {plan.ranks_per_node}",
+        may_live=may_live,
+    )
+
+
+def _use_state(folder: RunFolder, use: FolderUse) -> RunState:
+    """Of a command that is no run. Agents that it left at work end with the job, or by `windlass cache stop`."""
+    state: State
+    if folder.part(AGENTS_FILE).exists():
+        state, why = "running", f"agents of windlass {use.command}, until windlass cache stop {folder.path}"
+    elif use.outcome:
+        state, why = use.outcome, f"windlass {use.command}" + (f": {use.why}" if use.why else "")
+    elif (alive := use.process.alive()) is None:
+        state, why = "unknown", f"windlass {use.command} by process {use.process.pid} on {use.process.host}"
+    elif alive:
+        state, why = "running", f"windlass {use.command} by process {use.process.pid}"
+    else:
+        state, why = "killed", f"windlass {use.command} died without a record"
+    paths = [folder.part(name) for name in (COMMAND_FILE, AGENTS_FILE)]
+    changed = max(path.stat().st_mtime for path in paths if path.exists())
+    return RunState(path=str(folder.path), name=folder.path.name, state=state, why=why, changed=changed)
+
+
+def _state(
+    folder: RunFolder, plan: Plan, record: RunRecord | None, job_id: str | None, environ: Mapping[str, str]
+) -> tuple[State, str]:
+    owner = read_owner(folder)
+    if owner is not None and owner.pid != os.getpid() and owner.alive():  # who asks does not drive it at this moment
+        return "running", f"by process {owner.pid} on {owner.host}"
+    queued = _in_queue(plan, job_id, environ) if job_id and _may_be_queued(folder, owner, job_id) else None
+    if queued and (queued[0] != "unknown" or record is None or record.outcome != "ok"):
+        return queued
+    if record is not None:
+        return _ended(folder, plan, record)
+    if owner is None:
+        return _ended_alone(folder) or ("unknown", "it has not been started, or by an older windlass")
+    if owner.alive() is None and owner.job_id:
+        return _in_queue(plan, owner.job_id, environ) or ("killed", "windlass died without a record")
+    return "killed", "windlass died without a record"
+
+
+def _ended_alone(folder: RunFolder) -> tuple[State, str] | None:
+    """How a standalone job ended, which leaves its code and no record."""
+    try:
+        code = int(folder.part(EXIT_FILE).read_text())
+    except (OSError, ValueError):
+        return None
+    return ("done", "a standalone job") if code == 0 else ("failed", f"a standalone job, with code {code}")
+
+
+def _may_be_queued(folder: RunFolder, owner: Owner | None, job_id: str) -> bool:
+    """A job that windlass has left is over, unless the scheduler took it back and starts it again by itself."""
+    if owner is None or owner.job_id != job_id:
+        return True
+    verdict = read_verdict(folder.path)
+    return verdict is not None and verdict.cause.kind == "preempted"
+
+
+def _ended(folder: RunFolder, plan: Plan, record: RunRecord) -> tuple[State, str]:
+    if record.outcome == "ok":
+        return "done", f"after {record.seconds:.0f} s"
+    verdict = read_verdict(folder.path)
+    stopped = record.outcome == "stopped"
+    if verdict is not None:
+        cause = verdict.cause
+    else:  # of a windlass that kept none for runs without supervision
+        cause = find_cause(observe(rank_logs(plan, folder.path), record.exit_code, record.failure, stopped=stopped))
+    state: State = "resumable" if record.exit_code == RESUME_ME else "stopped" if stopped else "failed"
+    return state, cause.line()
+
+
+def _in_queue(plan: Plan, job_id: str | None, environ: Mapping[str, str]) -> tuple[State, str] | None:
+    """What the scheduler says of a job that has not ended; None where it has. Where it gives no answer the job may
+    live: that is `unknown`, never dead."""
+    if job_id is None or plan.scheduler == "none":
+        return None
+    scheduler = get_scheduler(plan.scheduler)
+    try:
+        found = scheduler_environ(scheduler, environ)
+        done = run_command(scheduler.status_argv(job_id), timeout_s=_ASK_S, env=found, check=False)
+    except WindlassError as error:
+        return "unknown", f"{_NO_ANSWER} {job_id}: {error.message}"
+    status = scheduler.parse_status(done.stdout + done.stderr, done.code, job_id)
+    if status.state in _WAITING:
+        return "waiting", f"job {job_id}" + (f": {status.reason}" if status.reason else "")
+    if status.state in _RUNNING:
+        return "running", f"job {job_id}"
+    if status.state is JobState.UNKNOWN and not status.gone:
+        return "unknown", f"{_NO_ANSWER} {job_id}: {status.reason}"
+    return None
+
+
+def _job_id(folder: RunFolder) -> str | None:
+    try:
+        return folder.part("job_id").read_text().strip() or None
+    except OSError:
+        owner = read_owner(folder)
+        return owner.job_id if owner else None
+
+
+def _changed(folder: RunFolder) -> float:
+    """When something last happened in it."""
+    paths = [folder.part(name) for name in ("result.json", "owner.json", PLAN_FILE, "snapshots.tsv")]
+    return max((path.stat().st_mtime for path in paths if path.exists()), default=0.0)
+
+
+def holds_snapshots(folder: RunFolder) -> bool:
+    """Whether the run wrote its snapshots into its own folder: to remove it would lose them."""
+    inside = str(folder.path) + "/"
+    return any(line.folder.startswith(inside) and Path(line.folder).exists() for line in read_ledger(folder.path))
+
+
+def cleanable(
+    states: list[RunState], *, older_s: float, keep: int, failed: bool, now: float | None = None
+) -> list[RunState]:
+    """Runs that may go: done (with `failed`: ended in any way), older than so much, and not among the newest `keep`."""
+    at = time.time() if now is None else now
+    ended = {"done", "failed", "stopped", "killed"} if failed else {"done"}
+    newest = sorted(states, key=lambda state: state.changed, reverse=True)[:keep]
+    return [s for s in states if s.state in ended and at - s.changed >= older_s and s not in newest]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cleaning:
+    """Runs whose folders may go, and those that would but for the snapshots that they hold."""
+
+    gone: tuple[RunState, ...]
+    kept: tuple[RunState, ...]
+
+    def remove(self) -> None:
+        for state in self.gone:
+            shutil.rmtree(state.path)
+
+
+def choose_cleanable(
+    runs_dir: Path, environ: Mapping[str, str], *, older_s: float, keep: int, failed: bool
+) -> Cleaning:
+    """What `runs clean` would remove. Removes nothing."""
+    folders = {str(folder.path): folder for folder in find_folders(runs_dir)}
+    states = [state_of(folder, environ) for folder in folders.values()]
+    chosen = cleanable(states, older_s=older_s, keep=keep, failed=failed)
+    kept = tuple(state for state in chosen if holds_snapshots(folders[state.path]))
+    return Cleaning(gone=tuple(state for state in chosen if state not in kept), kept=kept)

@@ -1,0 +1,155 @@
+"""Runs from a saved plan, completed with what only the job knows: its hosts and, where the plan could not, its node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from windlass.backends.schedulers import scheduler_of_job
+from windlass.base.notation.cpulist import format_cpulist
+from windlass.base.notation.hostlist import fold_hostlist
+from windlass.base.settings import read_settings
+from windlass.errors import UsageError
+from windlass.model.plan import Plan
+from windlass.plan.inputs import PlanningContext, Secrets
+from windlass.run.context import find_allocation, gather_context
+from windlass.run.folder import RunFolder, is_run, make_folder, open_folder, read_plan, restart
+from windlass.run.new import planned_run
+from windlass.run.output import ViewMaker
+from windlass.run.planning import plan_to_run
+from windlass.run.run import Run
+from windlass.run.submit import Submission, submit_script
+from windlass.run.supervise.attempts import refuse_running
+from windlass.run.supervise.replan import in_job, on_node
+from windlass.run.supervise.resubmit import BATCH_FILE
+from windlass.run.supervise.runs import state_of
+
+
+def saved_run(
+    path: str, environ: Mapping[str, str], make_view: ViewMaker, *, run_dir: str | None = None, quiet: bool = False
+) -> Run:
+    """The run of a saved plan here, now: in its own run folder, or in a new one for a plan that lies elsewhere."""
+    saved = open_folder(path) if is_run(path) else None
+    if saved:
+        saved.keep_to_ourselves()
+    plan = read_plan(path)
+    if saved and run_dir is not None:
+        raise UsageError(f"--run-dir beside --plan {path}, which lies in a run folder", hint="leave it out")
+    if saved:
+        refuse_running(saved, in_job=scheduler_of_job(environ) is not None)
+    _refuse_hidden(plan, saved, path)
+    settings = read_settings(environ)
+    here = msgspec.structs.replace(plan.request, nodes=None, ranks_per_node=plan.ranks_per_node, site=plan.site)
+    context = gather_context(here, settings, environ=environ, here=True)
+    plan = _completed(plan, context, path)
+    view = make_view(plan)
+    if saved:
+        restart(saved)
+    folder = saved or make_folder(run_dir, settings.runs_dir, plan.name)
+    folder.save_plan(plan, Secrets())
+    return Run(plan=plan, secrets=Secrets(), folder=folder, context=context, view=view, environ=environ, quiet=quiet)
+
+
+def resume_run(
+    folder: RunFolder,
+    environ: Mapping[str, str],
+    make_view: ViewMaker,
+    *,
+    nodes: int | None = None,
+    ranks_per_node: int | None = None,
+    quiet: bool = False,
+) -> Run | Submission:
+    """Go on with a run that has ended: a run that can be started here, or, where its scheduler has to be asked, the
+    job that will. Raises `UsageError` where it runs, is done, or cannot have this size from here."""
+    for name, number in (("--nodes", nodes), ("--ranks-per-node", ranks_per_node)):
+        if number is not None and number < 1:
+            raise UsageError(f"{name} {number}", hint="at least 1; leave it out for as many as before")
+    folder.keep_to_ourselves()
+    state = state_of(folder, environ)
+    if state.state in {"running", "waiting"}:
+        raise UsageError(f"{folder.path} is {state.state} {state.why}", hint="stop it first with `windlass runs stop`")
+    if state.may_live:
+        raise UsageError(
+            f"{folder.path} may still run: {state.why}", hint="say it where the scheduler answers, or end the job first"
+        )
+    if state.state == "done":
+        raise UsageError(f"{folder.path} is done", hint="start a new run")
+    plan = read_plan(folder.path)
+    other_size = nodes is not None or ranks_per_node is not None
+    if plan.scheduler != "none" and find_allocation(environ) is None:
+        return _submitted(plan, folder, environ, other_size=other_size)
+    if not other_size:
+        return saved_run(str(folder.path), environ, make_view, quiet=quiet)
+    _refuse_hidden(plan, folder, str(folder.path))
+    request = msgspec.structs.replace(
+        plan.request, hosts=None, nodes=nodes or plan.nodes, ranks_per_node=ranks_per_node or plan.ranks_per_node
+    )
+    planned = plan_to_run(request, environ, allow_login=True)
+    view = make_view(planned.plan)
+    restart(folder)
+    folder.save_plan(planned.plan, Secrets())
+    return planned_run(planned, folder, view, environ, quiet=quiet)
+
+
+def _submitted(plan: Plan, folder: RunFolder, environ: Mapping[str, str], *, other_size: bool) -> Submission:
+    if other_size:
+        raise UsageError(
+            "another number of nodes or ranks needs a new submission from here",
+            hint="use `windlass submit` with the same snapshot folder, or resume inside an allocation",
+        )
+    script = folder.part(BATCH_FILE)
+    if not script.exists():
+        raise UsageError(
+            f"{folder.path} ran in an allocation of {plan.scheduler}, and this is not one",
+            hint="get an allocation and say it there",
+        )
+    job_id = submit_script(plan, str(script), environ)
+    folder.write("job_id", job_id + "\n")
+    return Submission(job_id=job_id, plan=plan, folder=folder, script=script)
+
+
+def _completed(plan: Plan, context: PlanningContext, where: str) -> Plan:
+    """The plan on the hosts of this job, or on this machine."""
+    allocation = context.allocation
+    if plan.scheduler != "none" and allocation is None:
+        raise UsageError(
+            f"{where} is a plan for a {plan.scheduler} job, and this is not one",
+            hint="submit it, or plan with --scheduler none",
+        )
+    if plan.topology.cores and allocation is not None:
+        if len(allocation.hosts) < plan.nodes:
+            raise UsageError(
+                f"the plan has {plan.nodes} nodes, but this job has {len(allocation.hosts)}",
+                hint="get an allocation of that size, or `windlass runs resume --nodes N`",
+            )
+        if plan.request.supervised:
+            return in_job(plan, context)
+        hosts = fold_hostlist(allocation.hosts[: plan.nodes])
+        return msgspec.structs.replace(plan, hosts=hosts, job_id=allocation.job_id)
+    if plan.topology.cores:
+        _refuse_other_machine(plan, context, where)
+        return plan
+    if plan.request.supervised and allocation is not None:
+        return in_job(plan, context)
+    return on_node(plan, context)
+
+
+def _refuse_hidden(plan: Plan, saved: RunFolder | None, where: str) -> None:
+    hidden = [setting.name for setting in plan.environment if setting.secret and setting.origin.scope == "flag"]
+    if (hidden or plan.secret_words) and not (saved and saved.has_secrets()):
+        raise UsageError(
+            f"{where} hides secrets ({', '.join(hidden) or 'in the command'}), and their values are not there",
+            hint="they are removed when a run ends, and plans never hold them: use `windlass run` with all its options",
+        )
+
+
+def _refuse_other_machine(plan: Plan, context: PlanningContext, where: str) -> None:
+    """A plan without a scheduler is for one machine; its cores must be here."""
+    wanted = {cpu for rank in plan.binding.ranks for cpu in rank.cpus}
+    missing = wanted - set(context.topology.cpus)
+    if missing:
+        raise UsageError(
+            f"{where} binds ranks to CPUs {format_cpulist(tuple(sorted(missing)))}, which this machine does not have",
+            hint="it was made on another machine: make it anew here",
+        )

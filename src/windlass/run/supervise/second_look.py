@@ -1,0 +1,153 @@
+"""A second look at a node of a running job: a command of the user's beside the ranks, by the one node step."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from windlass.backends.schedulers import get_scheduler
+from windlass.base.notation.hostlist import expand_hostlist
+from windlass.errors import MachineError, UsageError
+from windlass.model.plan import Plan
+from windlass.plan.node_step import plan_node_step
+from windlass.run.failure.ends import read_seats
+from windlass.run.folder import RunFolder, read_plan
+from windlass.run.node_step import start_node_step
+from windlass.run.supervise.attempts import read_owner
+from windlass.run.supervise.runs import state_of
+
+RANK_PID = "WINDLASS_RANK_PID"
+_POLL_S = 0.05
+_STOP_S = 2.0
+
+# The process of the rank: below its script, through wrappers, to the first Python or else the last one.
+_FIND_RANK = (
+    'p=$1; shift; for i in 1 2 3 4 5 6 7 8; do c=; read -r c w < "/proc/$p/task/$p/children" 2>/dev/null; '
+    '[ -n "$c" ] || break; p=$c; read -r n < "/proc/$p/comm" 2>/dev/null; case $n in *python*) break ;; esac; done; '
+    f'[ -d "/proc/$p" ] && export {RANK_PID}="$p"; exec "$@"'
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where to look."""
+
+    host: str
+    rank: int | None = None
+    script_pid: int | None = None
+    """Of the rank's script, where the rank said so."""
+
+
+def find_place(plan: Plan, folder: RunFolder, *, node: str | None, rank: int | None) -> Place:
+    """The node by its name or number, or a rank's; the first node where neither is said."""
+    hosts = expand_hostlist(plan.hosts) if plan.hosts else (socket.gethostname().split(".", 1)[0],)
+    if rank is not None:
+        if not 0 <= rank < plan.world_size:
+            raise UsageError(
+                f"--rank {rank}: the run has ranks 0 to {plan.world_size - 1}",
+                hint="`windlass logs --where` lists them",
+            )
+        seat = next((seat for seat in read_seats(folder.part("where")) if seat.rank == rank), None)
+        return Place(host=hosts[rank // plan.ranks_per_node], rank=rank, script_pid=seat.pid if seat else None)
+    if node is None:
+        return Place(host=hosts[0])
+    if node.isdigit() and node not in hosts:
+        if int(node) >= len(hosts):
+            raise UsageError(
+                f"--node {node}: the run has nodes 0 to {len(hosts) - 1}",
+                hint="give its number, or its name as `windlass logs --where` shows it",
+            )
+        return Place(host=hosts[int(node)])
+    found = next((host for host in hosts if node in {host, host.split(".", 1)[0]}), None)
+    if found is None:
+        raise UsageError(f"--node {node}: not a node of this run", hint=f"it has {plan.hosts or hosts[0]}")
+    return Place(host=found)
+
+
+def look(
+    folder: RunFolder,
+    command: tuple[str, ...],
+    environ: Mapping[str, str],
+    *,
+    node: str | None = None,
+    rank: int | None = None,
+    timeout_s: float,
+    show: Callable[[bytes, bool], None],
+) -> int:
+    """Run the command on a node of a running job until it ends. `show` gets its output as it comes, and whether it is
+    of the error stream. Returns the exit code; 124 where the time was up. Nothing of it is left on return."""
+    plan = read_plan(folder.path)
+    _refuse_ended(folder, environ)
+    place = find_place(plan, folder, node=node, rank=rank)
+    inside = _job_environ(plan, folder, environ)
+    step = plan_node_step(plan, "exec", hosts=(place.host,), host_file=f"exec-hosts-{os.getpid()}", devices=True)
+    step = msgspec.structs.replace(
+        step, follows_stdin=False
+    )  # a command of the user's may never read it: it ends by signal
+    if place.script_pid is not None:
+        command = ("/bin/sh", "-c", _FIND_RANK, "windlass", str(place.script_pid), *command)
+    out, log = f"exec-{os.getpid()}.out", f"exec-{os.getpid()}.log"
+    try:
+        running = start_node_step(step, command, environ=inside, folder=folder, out=out, log=log)
+        deadline = time.monotonic() + timeout_s
+        read = {out: 0, log: 0}
+        try:
+            while True:
+                code = running.code
+                for name, at in read.items():
+                    data = _new_bytes(folder, name, at)
+                    if data:
+                        read[name] = at + len(data)
+                        show(data, name == log)
+                if code is not None:
+                    return code if 0 <= code < 256 else 128 - code
+                if time.monotonic() > deadline:
+                    return 124
+                time.sleep(_POLL_S)
+        finally:
+            running.stop(_STOP_S)
+    finally:
+        for name in (out, log, f"exec-hosts-{os.getpid()}"):
+            folder.part(name).unlink(missing_ok=True)
+
+
+def _new_bytes(folder: RunFolder, name: str, at: int) -> bytes:
+    with contextlib.suppress(OSError), folder.part(name).open("rb") as file:
+        file.seek(at)
+        return file.read()
+    return b""
+
+
+def _refuse_ended(folder: RunFolder, environ: Mapping[str, str]) -> None:
+    state = state_of(folder, environ)
+    if state.state != "running" and not state.may_live:
+        raise UsageError(
+            f"{folder.path} does not run: {state.state}" + (f", {state.why}" if state.why else ""),
+            hint="`windlass logs` and `windlass runs show` tell what it left",
+        )
+
+
+def _job_environ(plan: Plan, folder: RunFolder, environ: Mapping[str, str]) -> Mapping[str, str]:
+    """The environment in which a launcher finds the job: ours inside of it, else what its scheduler offers."""
+    owner = read_owner(folder)
+    if plan.scheduler == "none":
+        here = socket.gethostname()
+        if plan.launcher == "local" and owner is not None and owner.host.split(".")[0] != here.split(".")[0]:
+            raise MachineError(f"the run is on {owner.host}, this is {here}", hint=f"do it on {owner.host}")
+        return environ
+    job_id = plan.job_id or (owner.job_id if owner else None)
+    scheduler = get_scheduler(plan.scheduler)
+    offered = scheduler.job_environ(job_id) if job_id else None
+    if offered is not None:
+        return {**environ, **offered}
+    if not scheduler.in_allocation(environ):
+        raise UsageError(
+            f"{plan.scheduler} lets nobody into job {job_id} from outside", hint="do it in a shell of that job"
+        )
+    return environ

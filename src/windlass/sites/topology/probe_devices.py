@@ -1,0 +1,209 @@
+"""Accelerators of three vendors from /sys, /proc and the permissions of /dev. No vendor library, no command.
+
+Devices are numbered as their runtime counts them in this job: a device that the job's control group or a container
+hides is not counted. Variables such as CUDA_VISIBLE_DEVICES are not looked at; whoever plans knows what they mean.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from windlass.model.topology import Device, Vendor
+from windlass.sites.topology.sysfs import SysReader, pci_order, properties
+
+_PCI = "bus/pci/devices"
+_KFD = "class/kfd/kfd/topology/nodes"
+_NVIDIA_VENDOR, _AMD_VENDOR, _INTEL_VENDOR = 0x10DE, 0x1002, 0x8086
+_INTEL_MAX = frozenset({0x0B69, 0x0B6E, *range(0x0BD0, 0x0BDC), 0x0BE0, 0x0BE1, 0x0BE5})
+_INTEL_MAX_ONE_TILE = frozenset({0x0BD9, 0x0BDA, 0x0BDB})
+_AMD_TWO_DIES = frozenset({0x7408, 0x740C})
+"""MI250X and MI250: two dies of a package are devices of their own, next to each other in the driver's order."""
+_AMD_INTEGRATED = frozenset({90002, 90012, 100303, 100305, 100306, 110003})
+"""Graphics inside a desktop or laptop processor: not what a training job wants for a device."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SysReaders:
+    sys: SysReader
+    proc: SysReader
+    dev: SysReader
+
+
+def probe_devices(trees: SysReaders, vendor: Vendor | None = None) -> tuple[Device, ...]:
+    """Devices of one vendor: the one asked for, else the one with the most devices."""
+    probes: dict[Vendor, Callable[[SysReaders], tuple[Device, ...]]] = {
+        "nvidia": _nvidia_devices,
+        "amd": _amd_devices,
+        "intel": _intel_devices,
+    }
+    if vendor is not None:
+        return probes[vendor](trees)
+    return max((probe(trees) for probe in probes.values()), key=len)
+
+
+def _display_devices(sys: SysReader, vendor: int) -> list[str]:
+    """PCI addresses of a vendor's display and 3D controllers, in order."""
+    found = []
+    for address in sys.names(_PCI):
+        if sys.text(f"{_PCI}/{address}/class").startswith("0x03") and sys.number(f"{_PCI}/{address}/vendor") == vendor:
+            found.append(address)
+    return sorted(found, key=pci_order)
+
+
+def _numa(sys: SysReader, address: str) -> int | None:
+    """The device's domain; -1 is the kernel's word for not knowing."""
+    numa = sys.number(f"{_PCI}/{address}/numa_node")
+    return None if numa is None or numa < 0 else numa
+
+
+def _usable(dev: SysReader, names: Sequence[str]) -> tuple[bool, ...]:
+    """Which device files this process may open; access(2) asks the device control group too and wakes no device.
+
+    Where none of them exists nothing can be said (a login shell on a node whose /dev is filled on first use), and all
+    count.
+    """
+    exist = [bool(name) and dev.exists(name) for name in names]
+    if not any(exist):
+        return (True,) * len(names)
+    return tuple(
+        there and os.access(dev.path(name), os.R_OK | os.W_OK) for name, there in zip(names, exist, strict=True)
+    )
+
+
+def _nvidia_devices(trees: SysReaders) -> tuple[Device, ...]:
+    """Only what NVIDIA's own driver holds: a card given to a virtual machine or to nouveau is of no use to CUDA."""
+    sys, proc = trees.sys, trees.proc
+    held = [
+        address
+        for address in _display_devices(sys, _NVIDIA_VENDOR)
+        if sys.target(f"{_PCI}/{address}/driver") == "nvidia" or proc.exists(f"driver/nvidia/gpus/{address}")
+    ]
+    facts = [properties(proc.text(f"driver/nvidia/gpus/{address}/information"), ":") for address in held]
+    files = [f"nvidia{fact.get('Device Minor', position)}" for position, fact in enumerate(facts)]
+    usable = _usable(trees.dev, files)
+    kept = [
+        (address, fact)
+        for address, fact, ok in zip(held, facts, usable, strict=True)
+        if ok and fact.get("GPU Excluded") != "Yes"
+    ]
+    return tuple(
+        Device(
+            index=index,
+            vendor="nvidia",
+            name=fact.get("Model", ""),
+            card=index,
+            numa=_numa(sys, address),
+            pci=address,
+        )
+        for index, (address, fact) in enumerate(kept)
+    )
+
+
+def _amd_devices(trees: SysReaders) -> tuple[Device, ...]:
+    """Nodes of the KFD that are devices. Those that the job's control group forbids cannot even be read: they keep
+    their place in the counting of packages, and get no number."""
+    sys = trees.sys
+    found: list[tuple[int, dict[str, str]]] = []
+    position = 0
+    for node in sys.names(_KFD):
+        facts = properties(sys.text(f"{_KFD}/{node}/properties"))
+        hidden = not facts
+        if hidden or (_whole(facts, "simd_count") and _whole(facts, "vendor_id") == _AMD_VENDOR):
+            if not hidden and _whole(facts, "gfx_target_version") not in _AMD_INTEGRATED:
+                found.append((position, facts))
+            position += 1
+    usable = _usable(trees.dev, [f"dri/renderD{facts.get('drm_render_minor', '')}" for _, facts in found])
+    kept = [item for item, ok in zip(found, usable, strict=True) if ok]
+    packages = [_package(position, facts) for position, facts in kept]
+    numbers = {package: number for number, package in enumerate(dict.fromkeys(packages))}
+    return tuple(
+        _amd_device(sys, index, facts, numbers[package], _die(position, facts, packages, index))
+        for index, ((position, facts), package) in enumerate(zip(kept, packages, strict=True))
+    )
+
+
+def _package(position: int, facts: dict[str, str]) -> tuple[int, ...]:
+    """What dies of one package share: their place in pairs, else the PCI slot (partitions of an MI300)."""
+    if _whole(facts, "device_id") in _AMD_TWO_DIES:
+        return (position // 2,)
+    location = _whole(facts, "location_id")
+    return (_whole(facts, "domain"), location >> 3) if location else (-1, position)
+
+
+def _die(position: int, facts: dict[str, str], packages: list[tuple[int, ...]], index: int) -> int | None:
+    """Which die or partition of its package a device is; None where the package is one device."""
+    if _whole(facts, "device_id") in _AMD_TWO_DIES:
+        return position % 2
+    own = packages[index]
+    return packages[:index].count(own) if packages.count(own) > 1 else None
+
+
+def _amd_device(sys: SysReader, index: int, facts: dict[str, str], card: int, tile: int | None) -> Device:
+    location = _whole(facts, "location_id")
+    address = f"{_whole(facts, 'domain'):04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
+    return Device(
+        index=index,
+        vendor="amd",
+        name=sys.text(f"{_PCI}/{address}/product_name") or _gfx_name(_whole(facts, "gfx_target_version")),
+        card=card,
+        tile=tile,
+        numa=_numa(sys, address),
+        pci=address if location else "",
+        memory_bytes=sys.number(f"{_PCI}/{address}/mem_info_vram_total") or 0,
+    )
+
+
+def _gfx_name(version: int) -> str:
+    """The driver's packed decimal as compilers write it: 90010 is gfx90a."""
+    return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}" if version else ""
+
+
+def _whole(facts: dict[str, str], name: str) -> int:
+    value = facts.get(name, "")
+    return int(value) if value.isdecimal() else 0
+
+
+def _intel_devices(trees: SysReaders) -> tuple[Device, ...]:
+    """Cards of the Max series, tile by tile, in PCI order (what ZE_ENABLE_PCI_ID_DEVICE_ORDER=1 asks for)."""
+    sys = trees.sys
+    cards = [
+        (address, kind)
+        for address in _display_devices(sys, _INTEL_VENDOR)
+        if (kind := sys.number(f"{_PCI}/{address}/device")) in _INTEL_MAX
+    ]
+    usable = _usable(trees.dev, [_render_file(sys, address) for address, _ in cards])
+    devices: list[Device] = []
+    kept = [card for card, ok in zip(cards, usable, strict=True) if ok]
+    for card, (address, kind) in enumerate(kept):
+        tiles = _intel_tiles(sys, address) or (1 if kind in _INTEL_MAX_ONE_TILE else 2)
+        name = "Intel Data Center GPU Max " + ("1100" if kind in _INTEL_MAX_ONE_TILE else "1550")
+        for tile in range(tiles):
+            devices.append(
+                Device(
+                    index=len(devices),
+                    vendor="intel",
+                    name=name,
+                    card=card,
+                    tile=tile if tiles > 1 else None,
+                    numa=_numa(sys, address),
+                    pci=address,
+                )
+            )
+    return tuple(devices)
+
+
+def _render_file(sys: SysReader, address: str) -> str:
+    names = [name for name in sys.names(f"{_PCI}/{address}/drm") if name.startswith("renderD")]
+    return f"dri/{names[0]}" if names else ""
+
+
+def _intel_tiles(sys: SysReader, address: str) -> int:
+    """Tiles that the driver shows: `gt/gt0`, `gt/gt1` under the i915 card, `tile0`, `tile1` under xe."""
+    for name in sys.names(f"{_PCI}/{address}/drm"):
+        if name.startswith("card"):
+            found = [gt for gt in sys.names(f"{_PCI}/{address}/drm/{name}/gt") if gt.removeprefix("gt").isdecimal()]
+            if found:
+                return len(found)
+    return sum(1 for name in sys.names(f"{_PCI}/{address}") if name.removeprefix("tile").isdecimal() and name[0] == "t")

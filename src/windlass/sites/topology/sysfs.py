@@ -1,0 +1,103 @@
+"""Reading /sys and /proc, whose files may be missing, empty, refused or odd: every answer has a calm default."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from windlass.base.notation.cpulist import parse_cpulist
+from windlass.errors import ConfigError
+
+_SIZE_MAX = 65536
+_PCI = re.compile(r"^[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
+_DIGITS = re.compile(r"(\d+)")
+
+
+class SysReader:
+    """A folder of small text files. Paths are relative, with slashes. Nothing here raises for what it finds."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = str(root)
+
+    def path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def text(self, name: str) -> str:
+        """The file's text without surrounding space; empty where it cannot be read."""
+        try:
+            descriptor = os.open(f"{self._root}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        except (OSError, ValueError):
+            return ""
+        try:
+            return os.read(descriptor, _SIZE_MAX).decode("utf-8", "replace").strip()
+        except OSError:
+            return ""
+        finally:
+            os.close(descriptor)
+
+    def number(self, name: str) -> int | None:
+        """The file's number, decimal or with a 0x prefix."""
+        try:
+            return int(self.text(name), 0)
+        except ValueError:
+            return None
+
+    def cpus(self, name: str) -> tuple[int, ...]:
+        """The file's CPU list; empty where it is none."""
+        return cpulist_or_none(self.text(name))
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """Names in a folder in human order (`cxi2` before `cxi10`); empty where there is none."""
+        try:
+            return tuple(sorted(os.listdir(f"{self._root}/{name}"), key=human_order))  # noqa: PTH208 - half the time of Path
+        except OSError:
+            return ()
+
+    def exists(self, name: str) -> bool:
+        return os.path.exists(f"{self._root}/{name}")  # noqa: PTH110 - many calls, no Path needed
+
+    def target(self, name: str) -> str:
+        """Last word of what a link points at (a driver's name); empty where it is no link."""
+        try:
+            return os.path.basename(os.readlink(f"{self._root}/{name}"))  # noqa: PTH115, PTH119
+        except OSError:
+            return ""
+
+    def pci_address(self, name: str) -> str:
+        """PCI address of the nearest PCI device in the real path; virtio and RDMA devices hang below one."""
+        try:
+            real = os.path.realpath(f"{self._root}/{name}", strict=True)
+        except OSError:
+            return ""
+        return next((part for part in reversed(real.split("/")) if _PCI.match(part)), "")
+
+
+def cpulist_or_none(text: str) -> tuple[int, ...]:
+    """CPUs of a list as the kernel writes it; none where it is no list."""
+    try:
+        return parse_cpulist(text)
+    except ConfigError:
+        return ()
+
+
+def human_order(name: str) -> tuple[tuple[int, int | str], ...]:
+    """A sort key that counts digits as numbers."""
+    return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in _DIGITS.split(name))
+
+
+def pci_order(address: str) -> tuple[int, ...]:
+    """A sort key for PCI addresses: domain, bus, device, function, all hexadecimal."""
+    try:
+        return tuple(int(part, 16) for part in re.split(r"[:.]", address))
+    except ValueError:
+        return (1 << 32,)
+
+
+def properties(text: str, separator: str | None = None) -> dict[str, str]:
+    """Lines of `name value` (or `name: value` with a separator) as a mapping."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(separator) if separator else line.partition(" ")
+        found[name.strip()] = value.strip()
+    return found
