@@ -16,7 +16,7 @@ from attacks.record import record
 from attacks.stranger import UID, as_stranger, common_place, require_stranger
 from windlass.cli import report as report_command
 from windlass.errors import UsageError
-from windlass.procs.atomic import replace_file
+from windlass.node.sys.atomic import replace_file
 from windlass.run.folder import RunFolder, make_folder, open_folder
 
 
