@@ -37,7 +37,9 @@ def said(*argv: str) -> str:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_module_that_travels_is_imported_without_anything_else(version: str, tmp_path: Path) -> None:
-    files = [path for name in TRAVELS for path in (sorted((SRC / name).rglob("*.py")) or [SRC / name])]
+    files = sorted((SRC / TRAVELS).rglob("*.py"))
+    (tmp_path / "windlass").mkdir()
+    (tmp_path / "windlass" / "__init__.py").touch()
     names = []
     for file in files:
         place = tmp_path / "windlass" / file.relative_to(SRC)

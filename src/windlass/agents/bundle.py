@@ -68,8 +68,9 @@ def bundle_bytes(manifest: BundleManifest, key: bytes, packages: Mapping[str, Pa
             parents |= dict.fromkeys(str(parent) for parent in PurePosixPath(path).parents if parent.name)
             if all(file.name != "__init__.py" for file in files):
                 parents[path] = None
-        for parent in parents.keys() - {PurePosixPath(name).parent.as_posix() for name in archive.namelist()}:
-            archive.writestr(_entry(f"{parent}/__init__.py"), b"")
+        inits = {f"{parent}/__init__.py" for parent in parents}
+        for name in sorted(inits - set(archive.namelist())):
+            archive.writestr(_entry(name), b"")
         archive.writestr(_entry(MANIFEST), to_json(manifest))
         archive.writestr(_entry(KEY), key)
     return stream.getvalue()

@@ -24,7 +24,7 @@ def test_what_was_read_is_dropped_when_it_is_long_and_other_words_are_kept(
     monkeypatch.setattr(control, "_MAX_OUT_BYTES", 10_000)
     plan, _ = plan_for("generic-slurm", "true", nodes=1, watch=True)
     folder = make_folder(None, tmp_path, "x")
-    agents = Agents(agents_spec(plan, JobFacts(run_dir="/r", run_id="ab12"), ("a",), (), {}, {}), folder, {})
+    agents = Agents(agents_spec(plan, JobFacts(run_dir="/r", run_id="ab12"), ("a",), (), {}), folder, {})
     out = folder.part(OUT_FILE)
     with out.open("ab") as file:
         file.write(_line(node=0, up=0.1))

@@ -23,7 +23,11 @@ from windlass.node.cache import control
 from windlass.node.cache.config import NodeConfig, state_folder
 from windlass.node.cache.roots import Root
 
-_CODE = ("windlass/__init__.py", "windlass/cache/", "windlass/base/procs/")
+_CODE = (
+    "windlass/__init__.py",
+    "windlass/node/__init__.py",
+    *("windlass/node/%s/" % part for part in ("cache", "sys", "wire")),
+)
 """What the two processes of the cache need of the file that travelled."""
 
 
