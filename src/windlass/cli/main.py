@@ -20,6 +20,8 @@ from windlass.cli.result import Result
 from windlass.cli.show import for_stream, say
 from windlass.cli.working import working
 from windlass.errors import CommandError, MachineError, UsageError, WindlassError, nearest
+from windlass.node.sys.folders import UntrustedError
+from windlass.node.sys.reading import UnreadableError
 
 _COMMANDS = {
     "run": ("windlass.cli.run", "run a script on this machine or in this allocation"),
@@ -165,6 +167,8 @@ def main(argv: list[str]) -> int:
             result = command.main(args)
     except WindlassError as error:
         return _complain(error)
+    except (UnreadableError, UntrustedError) as error:
+        return _complain(UsageError(str(error), hint="this file cannot be used: name another one"))
     except OSError as error:
         if error.errno not in _BAD_PATH:
             raise

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from windlass.node.sys.atomic import replace_file
+from windlass.node.sys.atomic import copy_file, create_file, open_append, replace_file
+from windlass.node.sys.folders import UntrustedError
 from windlass.node.sys.locks import is_locked, take_lock
 
 HOLD = """
@@ -64,3 +65,41 @@ def test_replacement_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         replace_file(tmp_path / "folder", b"x")
     assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_link_at_the_name_of_a_file_is_replaced_or_refused_and_never_followed(tmp_path: Path) -> None:
+    victim, path = tmp_path / "victim", tmp_path / "file"
+    victim.write_text("ours")
+    path.symlink_to(victim)
+    with pytest.raises(FileExistsError):
+        create_file(path, b"x")
+    with pytest.raises(UntrustedError, match="not a plain file"):
+        open_append(path)
+    with open_append(path, fresh=True) as file:
+        file.write(b"log")
+    assert victim.read_text() == "ours" and path.read_text() == "log" and not path.is_symlink()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "hard link"])
+def test_a_log_is_appended_only_to_a_plain_file_with_one_name(kind: str, tmp_path: Path) -> None:
+    if kind == "pipe":
+        os.mkfifo(tmp_path / "log")
+    else:
+        (tmp_path / "other").touch()
+        (tmp_path / "log").hardlink_to(tmp_path / "other")
+    with pytest.raises(UntrustedError, match="log is not a plain file"):
+        open_append(tmp_path / "log")
+
+
+def test_files_are_written_through_our_own_links_to_folders(tmp_path: Path) -> None:
+    (tmp_path / "scratch" / "deep").mkdir(parents=True)
+    (tmp_path / "inner").symlink_to("scratch/deep")
+    (tmp_path / "outer").symlink_to(tmp_path / "inner")
+    replace_file(tmp_path / "outer" / ".." / "x", b"1")
+    assert (tmp_path / "scratch" / "x").read_bytes() == b"1"
+    copy_file(tmp_path / "scratch" / "x", tmp_path / "outer" / "y", 0o640)
+    assert (tmp_path / "scratch" / "deep" / "y").read_bytes() == b"1"
+    (tmp_path / "circle").symlink_to("circle")
+    for wrong in ("circle", "none", "scratch/x"):
+        with pytest.raises(OSError, match=str(tmp_path / wrong)):
+            replace_file(tmp_path / wrong / "file", b"")

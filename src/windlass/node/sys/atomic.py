@@ -1,41 +1,97 @@
-"""Replace a file in one step, safely in folders that other users can write to.
+"""Write files safely in folders that other users can write to.
 
-A reader sees the old file or the new one. Node code and the user's process import this module: standard library,
-Python 3.9.
+A reader sees the old file or the new one. No link is followed at the name of a file, and none in its path that another
+user made. Node code and the user's process import this module: standard library, Python 3.9.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import stat
+from collections.abc import Iterator
+from typing import BinaryIO
 
-_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+from windlass.node.sys.folders import UntrustedError, open_folder
+from windlass.node.sys.reading import open_plain
+
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_APPEND_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def replace_file(path: str | os.PathLike[str], data: bytes, mode: int = 0o600) -> None:
-    """Write `data` to `path` through a new file with a random name in the same folder.
+    """Write `data` to `path` in one step; see `replacing`."""
+    with replacing(path, mode) as file:
+        file.write(data)
 
-    Never follows a link at `path` or at the temporary name. On `OSError` the old file is unchanged and no temporary
-    file remains. Raises `PermissionError` where every user can replace the files of the folder.
+
+def copy_file(source: str | os.PathLike[str], path: str | os.PathLike[str], mode: int = 0o600) -> None:
+    """Copy the plain file `source` to `path` in one step; see `replacing`."""
+    with open_plain(source) as content, replacing(path, mode) as file:
+        shutil.copyfileobj(content, file, 1 << 20)
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str], mode: int = 0o600) -> Iterator[BinaryIO]:
+    """A new file with a random name in the folder of `path`, which takes the name `path` at the end.
+
+    Never follows a link at `path` or at the temporary name. On an exception the old file is unchanged and no temporary
+    file remains. Raises `UntrustedError` where every user can replace the files of the folder, and where a link of
+    another user leads to it.
     """
-    folder, name = os.path.split(os.fspath(path))
-    parent = os.open(folder or ".", _FOLDER_FLAGS)
-    try:
-        found = os.fstat(parent)
-        if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
-            raise PermissionError(
-                1, "every user can replace files in %s: remove its world write permission" % (folder or ".")
-            )
+    with _parent(path) as (parent, name):
         partial = ".%s.%s" % (name[:200], os.urandom(8).hex())
         try:
             with open(os.open(partial, _CREATE_FLAGS, mode, dir_fd=parent), "wb") as file:
-                file.write(data)
+                yield file
             os.rename(partial, name, src_dir_fd=parent, dst_dir_fd=parent)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(partial, dir_fd=parent)
             raise
+
+
+def create_file(path: str | os.PathLike[str], data: bytes = b"", mode: int = 0o600) -> None:
+    """Write a file that is not there yet; `FileExistsError` where something has its name, a link included."""
+    with _parent(path) as (parent, name), open(os.open(name, _CREATE_FLAGS, mode, dir_fd=parent), "wb") as file:
+        file.write(data)
+
+
+def open_append(path: str | os.PathLike[str], mode: int = 0o600, *, fresh: bool = False) -> BinaryIO:
+    """Open a file of ours to append to it, made if need be. With `fresh`, a new file takes the place of the old one.
+
+    Raises `UntrustedError` for a link, for a file that is not plain, and for one of another user.
+    """
+    with _parent(path) as (parent, name):
+        if fresh:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=parent)
+        try:
+            opened = os.open(name, _APPEND_FLAGS | (os.O_EXCL if fresh else 0), mode, dir_fd=parent)
+        except OSError:
+            found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            if stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode):
+                raise
+            raise UntrustedError(path, "is not a plain file of ours: remove it") from None
+    found = os.fstat(opened)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink > 1:
+        os.close(opened)
+        raise UntrustedError(path, "is not a plain file of ours: remove it")
+    return open(opened, "ab", buffering=0)
+
+
+@contextlib.contextmanager
+def _parent(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
+    """The folder of a file as a descriptor, and the name of the file in it."""
+    folder, name = os.path.split(os.fspath(path))
+    parent = open_folder(folder or ".")
+    try:
+        found = os.fstat(parent)
+        if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+            raise UntrustedError(
+                folder or ".", "lets every user replace the files in it: remove its world write permission"
+            )
+        yield parent, name
     finally:
         os.close(parent)

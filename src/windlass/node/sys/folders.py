@@ -9,9 +9,12 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OVERFLOW_UID = 65534
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -96,6 +99,80 @@ def keep_to_ourselves(path: str | os.PathLike[str]) -> None:
                 raise UntrustedError(path, f"holds {name!r} of uid {uid}: choose a folder that only you use")
     finally:
         os.close(folder)
+
+
+def open_folder(path: str | os.PathLike[str]) -> int:
+    """A descriptor of a folder in which files can be made and renamed.
+
+    Follows links of ours and of the system. Raises `UntrustedError` for a link of another user, who could let it point
+    to a folder of ours.
+    """
+    steps = os.fspath(path).split(os.sep)[::-1]
+    folder = os.open(os.sep if os.path.isabs(path) else os.curdir, _STEP)
+    links = 0
+    try:
+        while steps:
+            step = steps.pop() or os.curdir
+            try:
+                inner = os.open(step, _STEP, dir_fd=folder)
+            except NotADirectoryError:
+                links += 1
+                target = _link_target(step, folder, path) if links < 40 else None
+                if target is None:
+                    raise
+                steps += target.split(os.sep)[::-1]
+                inner = os.open(os.sep if os.path.isabs(target) else os.curdir, _STEP, dir_fd=folder)
+            os.close(folder)
+            folder = inner
+    except OSError as error:
+        os.close(folder)
+        error.filename = os.fspath(path)
+        raise
+    return folder
+
+
+def _link_target(name: str, folder: int, path: str | os.PathLike[str]) -> str | None:
+    """Where a link in this folder points to; None where the name is not a link."""
+    link = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        status = os.fstat(link)
+        if not stat.S_ISLNK(status.st_mode):
+            return None
+        if _is_foreign(status) and not (status.st_uid == _OVERFLOW_UID and _in_user_namespace()):
+            raise UntrustedError(path, f"leads through {name!r}, a link of uid {status.st_uid}: name the folder itself")
+        return os.readlink("", dir_fd=link)
+    finally:
+        os.close(link)
+
+
+def _in_user_namespace() -> bool:
+    """Whether the system's files may appear as files of nobody, as in a rootless container."""
+    try:
+        with open("/proc/self/uid_map", encoding="ascii") as file:
+            return file.read().split() != ["0", "0", "4294967295"]
+    except OSError:
+        return False
+
+
+def is_foreign(path: str | os.PathLike[str]) -> bool:
+    """Whether `path`, or the file or folder that it points to, belongs to a user who is neither us nor the system.
+
+    Raises `OSError` where there is no such path.
+    """
+    return _is_foreign(os.lstat(path)) or _is_foreign(os.stat(path))
+
+
+def _is_foreign(status: os.stat_result) -> bool:
+    return status.st_uid not in (os.geteuid(), 0)
+
+
+@contextlib.contextmanager
+def temporary_folder(prefix: str, above: str | os.PathLike[str] | None = None) -> Iterator[Path]:
+    """A new folder of ours with a random name that only we can enter, removed at the end."""
+    import tempfile  # here: it is slow to import, and only programs that build something need it
+
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=above) as name:
+        yield Path(name)
 
 
 def exposure(path: str | os.PathLike[str]) -> str | None:
