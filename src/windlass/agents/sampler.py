@@ -136,7 +136,7 @@ class SamplerSidecar:
         """A log gets a line when something bad begins, and the worst of all at the end."""
         worst = find(job)[0]
         now = time.monotonic()
-        begins = worst.level == "bad" and worst.kind != self._worst and now - self._said > _TELL_S
+        begins = worst.severity == "error" and worst.kind != self._worst and now - self._said > _TELL_S
         if begins or (job.ended and worst.kind not in {"starting", "ended"} and any(rank.steps for rank in job.ranks)):
             self._worst, self._said = worst.kind, now
-            self._view.note(f"windlass: {worst.text}" + (f" ({worst.hint})" if worst.hint else ""))
+            self._view.note(f"windlass: {worst.line()}")

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 from windlass.base.settings import current_environ, read_settings
+from windlass.cli.findings import finding_lines
 from windlass.cli.result import Result
 from windlass.diagnose.report.gather import RunReport, gather
 from windlass.diagnose.report.page import report_page
@@ -48,7 +49,7 @@ def main(args: argparse.Namespace) -> Result:
     report = gather(folder, environ, against=against)
     if args.format == "jobreport":
         return Result(text=jobreport_text(report), data=report)
-    text = report_text(report)
+    text = report_text(report, finding_lines(report.findings))
     if args.format == "html" and not args.json:
         text += f"\n\npage: {_write(report, Path(args.output) if args.output else page_path(folder.path))}"
     return Result(text=text, data=report)

@@ -18,11 +18,12 @@ from windlass.cli import terminal
 from windlass.cli.metrics_port import MetricsPort
 from windlass.cli.result import Result
 from windlass.diagnose.watch.demo import demo_job
-from windlass.diagnose.watch.findings import Finding, find
+from windlass.diagnose.watch.findings import find
 from windlass.diagnose.watch.job import Job
 from windlass.diagnose.watch.prometheus import exposition_text
 from windlass.diagnose.watch.screen import screen_text
 from windlass.errors import MachineError, UsageError
+from windlass.model.finding import Finding
 from windlass.node.sys.atomic import replace_file
 from windlass.run.supervise.runs import find_run
 from windlass.run.supervise.watched import watched

@@ -66,7 +66,7 @@ def test_a_run_that_was_not_sampled_or_is_damaged_gives_what_there_is_with_a_not
     (run / "watch" / "now.json").write_text('{"version":1,"at":17')
     shown = _windlass(tmp_path, "watch", "--once", "--json")
     assert shown.returncode == 0, shown.stderr
-    assert any("not samples of a job" in finding["text"] for finding in json.loads(shown.stdout)["findings"])
+    assert any("not samples of a job" in finding["evidence"] for finding in json.loads(shown.stdout)["findings"])
     refused = _windlass(tmp_path, "exec", "--", "true")
     assert refused.returncode == 2
     assert "does not run: done" in refused.stderr
@@ -138,7 +138,7 @@ def test_the_screen_on_a_terminal_is_drawn_and_given_back(tmp_path: Path) -> Non
         os.close(main)
     assert seen.startswith(b"\x1b[?1049h\x1b[?25l")
     assert b"\x1b[?25h\x1b[?1049l" in seen
-    assert b"rank 12 waits 43%" in seen
+    assert b"rank 12: waits 43%" in seen
 
 
 def test_figures_are_offered_on_a_port_of_this_machine_alone(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def all_ranks(**changes: Any) -> Job:
 
 def test_a_healthy_job_says_so_with_its_pace() -> None:
     (finding,) = find(healthy())
-    assert (finding.level, finding.kind, finding.text) == ("ok", "steady", "nothing stands out: steps of 101 ms")
+    assert (finding.severity, finding.kind, finding.evidence) == ("ok", "steady", "nothing stands out: steps of 101 ms")
 
 
 def _nodes(**changes: Any) -> Job:
@@ -57,28 +57,33 @@ def _one_waits_for_nobody() -> Job:
 
 
 @pytest.mark.parametrize(
-    ("job", "level", "kind", "said"),
+    ("job", "severity", "kind", "said"),
     [
-        (with_rank(5, last_at=AT - 200, steps=990), "bad", "stalled", "no step for 200 s; rank 5 stopped first"),
-        (_nodes(at=AT - 100), "bad", "lost", "nid0 sent no sample for more than 30 s"),
-        (_nodes(memory_bytes=95), "bad", "memory", "nid0: 95% of the memory limit"),
-        (with_rank(3, alloc_retries=2), "warn", "device-memory", "rank 3"),
-        (all_ranks(wait_share=0.43), "bad", "input", "ranks wait 43% of each step for data"),
-        (all_ranks(wait_share=0.12), "warn", "input", "12%"),
-        (with_rank(7, wait_share=0.6), "bad", "input-straggler", "rank 7 waits 60%"),
-        (with_rank(7, step_ms=190.0), "bad", "straggler", "rank 7 takes 190 ms a step, the median rank 101 ms"),
-        (_one_waits_for_nobody(), "bad", "straggler", "the others wait 40% of a step for rank 5, which waits 1%"),
-        (all_ranks(comm_share=0.35), "warn", "network", "35% of a step is communication"),
-        (_devices(throttled=True), "bad", "throttled", "slowed down for heat or power: 1 of 16"),
-        (_devices(busy=0.01), "bad", "idle", "idle: 1 of 16 devices, on nid0"),
+        (
+            with_rank(5, last_at=AT - 200, steps=990),
+            "error",
+            "stalled",
+            "rank 5: stopped first, after step 990",
+        ),
+        (_nodes(at=AT - 100), "error", "lost", "nid0: sent no sample for more than 30 s"),
+        (_nodes(memory_bytes=95), "error", "memory", "nid0: 95% of the memory limit"),
+        (with_rank(3, alloc_retries=2), "warning", "device-memory", "rank 3"),
+        (all_ranks(wait_share=0.43), "error", "input", "ranks wait 43% of each step for data"),
+        (all_ranks(wait_share=0.12), "warning", "input", "12%"),
+        (with_rank(7, wait_share=0.6), "error", "input-straggler", "rank 7: waits 60%"),
+        (with_rank(7, step_ms=190.0), "error", "straggler", "rank 7: takes 190 ms a step, the median rank 101 ms"),
+        (_one_waits_for_nobody(), "error", "straggler", "rank 5: waits 1% of a step for others, which wait 40% for it"),
+        (all_ranks(comm_share=0.35), "warning", "network", "35% of a step is communication"),
+        (_devices(throttled=True), "error", "throttled", "nid0: slowed down for heat or power: 1 of 16"),
+        (_devices(busy=0.01), "error", "idle", "nid0: 1 of 16 devices are idle"),
     ],
     ids=lambda value: value if isinstance(value, str) and " " not in value else "",
 )
-def test_each_fault_is_the_first_thing_said(job: Job, level: str, kind: str, said: str) -> None:
+def test_each_fault_is_the_first_thing_said(job: Job, severity: str, kind: str, said: str) -> None:
     first = find(job)[0]
-    assert (first.level, first.kind) == (level, kind)
-    assert said in first.text
-    assert first.hint
+    assert (first.severity, first.kind) == (severity, kind)
+    assert said in first.text()
+    assert first.advice
 
 
 def test_what_is_not_known_is_no_fault() -> None:
@@ -90,21 +95,21 @@ def test_what_is_not_known_is_no_fault() -> None:
 def test_ranks_that_the_hook_does_not_see_are_a_note_with_the_way_out() -> None:
     job = with_rank(2, activity="command", step_ms=None)
     note = next(finding for finding in find(job) if finding.kind == "unseen")
-    assert "rank 2" in note.text
-    assert "windlass.step()" in note.hint
+    assert "rank 2" in note.text()
+    assert "windlass.step()" in note.advice
 
 
 def test_before_the_first_step_the_job_is_starting() -> None:
     ranks = tuple(RankRow(n, 0, "python") for n in range(4))
     assert find(healthy(ranks=ranks, devices=()))[0].kind == "starting"
     nothing = tuple(NodeRow(node.host, 0.0) for node in healthy().nodes)
-    assert "no sample" in find(healthy(ranks=(), devices=(), nodes=nothing))[0].text
+    assert "no sample" in find(healthy(ranks=(), devices=(), nodes=nothing))[0].evidence
 
 
 def test_an_ended_job_is_judged_by_all_of_its_steps() -> None:
     job = all_ranks(activity="ended", wait_share=0.01, all_wait_share=0.5, last_at=AT - 5000)
     first = find(msgspec.structs.replace(job, ended=True))[0]
-    assert (first.kind, "50%" in first.text) == ("input", True)
+    assert (first.kind, "50%" in first.evidence) == ("input", True)
 
 
 def test_the_screen_fits_its_columns_and_lines_and_has_the_answer_first() -> None:
@@ -114,7 +119,7 @@ def test_the_screen_fits_its_columns_and_lines_and_has_the_answer_first() -> Non
             lines = screen_text(job, find(job), width=width, height=height).splitlines()
             assert len(lines) <= height
             assert max(len(line) for line in lines) <= width
-            assert lines[1].startswith("[BAD] rank")
+            assert lines[1].startswith("[ERROR] rank")
 
 
 def test_the_screen_shows_all_ranks_of_a_small_job_and_unknown_where_nothing_is_known() -> None:
@@ -136,7 +141,7 @@ def test_prometheus_gets_figures_and_names_and_nothing_else() -> None:
     text = exposition_text(msgspec.structs.replace(job, name='odd"name\n'), find(job))
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     assert 'windlass_rank_step_seconds{job="odd\\"name\\n",rank="7",node="nid1"} 0.19' in lines
-    assert any('kind="straggler",level="bad"' in line for line in lines)
+    assert any('kind="straggler",severity="error"' in line for line in lines)
     assert len(lines) == len(set(lines))
     assert all(" " not in line.rpartition("}")[2].strip() for line in lines)
     assert "windlass_node_power_watts" not in text

@@ -44,7 +44,7 @@ def report_of(run: Path) -> RunReport:
 
 
 def names(report: RunReport) -> list[str]:
-    return [finding.name for finding in report.findings]
+    return [finding.kind for finding in report.findings]
 
 
 def test_a_healthy_run_gets_no_verdict_but_that_nothing_stands_out(run: Path) -> None:
@@ -68,36 +68,36 @@ def test_samples_without_a_step_are_no_measurement(run: Path) -> None:
     now["ranks"] = [[*rank[:3], 0, *rank[4:]] for rank in now["ranks"]]
     (run / "watch" / "now.json").write_text(json.dumps(now))
     report = report_of(run)
-    assert names(report) == ["not measured"]
-    assert "no step of this run was seen" in report.findings[0].text
+    assert names(report) == ["not-measured"]
+    assert "no step of this run was seen" in report.findings[0].evidence
 
 
 @pytest.mark.parametrize(
-    ("samples", "name", "level"),
+    ("samples", "name", "severity"),
     [
-        ({"wait": 0.3}, "input-bound", "bad"),
-        ({"wait": 0.12}, "input-bound", "warn"),
-        ({"comm": 0.5}, "network-bound", "bad"),
-        ({"comm": 0.25}, "network-bound", "warn"),
-        ({"slow": 3}, "straggler", "bad"),
-        ({"slow_changes": True}, "noise", "warn"),
-        ({"idle_device": 2}, "idle devices", "bad"),
-        ({"retries": 4}, "memory pressure", "warn"),
+        ({"wait": 0.3}, "input-bound", "error"),
+        ({"wait": 0.12}, "input-bound", "warning"),
+        ({"comm": 0.5}, "network-bound", "error"),
+        ({"comm": 0.25}, "network-bound", "warning"),
+        ({"slow": 3}, "straggler", "error"),
+        ({"slow_changes": True}, "noise", "warning"),
+        ({"idle_device": 2}, "idle-devices", "error"),
+        ({"retries": 4}, "memory-pressure", "warning"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_each_fault_is_named_with_its_evidence(run: Path, samples: dict[str, object], name: str, level: str) -> None:
+def test_each_fault_is_named_with_its_evidence(run: Path, samples: dict[str, object], name: str, severity: str) -> None:
     write_samples(run, **samples)  # type: ignore[arg-type]
     report = report_of(run)
     assert names(report) == [name]
     finding = report.findings[0]
-    assert (finding.level, bool(finding.next)) == (level, True)
+    assert (finding.severity, bool(finding.advice)) == (severity, True)
 
 
 def test_the_straggler_is_named_with_its_node_and_its_waiting_peers_are_not_called_network(run: Path) -> None:
     write_samples(run, slow=3)
     finding = report_of(run).findings[0]
-    assert "rank 3 on node0001" in finding.text
+    assert "rank 3 on node0001" in finding.subject
 
 
 def test_a_rank_that_was_profiled_is_not_called_a_straggler(run: Path) -> None:
@@ -120,9 +120,9 @@ def test_energy_is_that_of_the_nodes_and_else_of_the_devices(run: Path) -> None:
 
 def test_a_run_without_samples_gets_a_partial_report_with_a_note(run: Path) -> None:
     report = report_of(run)
-    assert names(report) == ["not measured"]
+    assert names(report) == ["not-measured"]
     assert any("--watch" in note for note in report.notes)
-    assert "100%" not in report_text(report)
+    assert "100%" not in report_text(report, [])
     assert report_page(report).endswith("</html>\n")
 
 
@@ -142,7 +142,7 @@ def test_torn_files_make_a_partial_report(run: Path, file: str, content: bytes, 
     report = report_of(run)
     assert any(said in note for note in report.notes) or not said
     assert report_page(report).endswith("</html>\n")
-    assert report_text(report)
+    assert report_text(report, [])
     assert jobreport_text(report)
 
 
@@ -191,7 +191,7 @@ def test_a_run_that_failed_tells_its_starts(tmp_path: Path) -> None:
     assert windlass("run", "-r", "1", "--run-dir", "f", "fails.py", cwd=tmp_path).code == 1
     report = report_of(tmp_path / "f")
     assert report.state == "failed"
-    assert (report.findings[0].name, report.findings[0].level) == ("failure", "bad")
+    assert (report.findings[0].kind, report.findings[0].severity) == ("failure", "error")
     assert "bad data" in report_page(report)
 
 
@@ -228,10 +228,10 @@ def test_durations_read_as_people_say_them(seconds: float, text: str) -> None:
     [
         *(({"wait": share}, "input", "input-bound") for share in (0.0, 0.09, 0.1, 0.15, 0.2, 0.5)),
         *(({"comm": share}, "network", "network-bound") for share in (0.0, 0.19, 0.2, 0.3, 0.4, 0.7)),
-        *(({"memory": share}, "memory", "memory pressure") for share in (0.5, 0.91, 0.93, 0.96)),
-        *(({"busy": share}, "idle", "idle devices") for share in (0.04, 0.06, 0.2)),
-        ({"throttled": True}, "throttled", "throttled devices"),
-        ({"retries": 3}, "device-memory", "memory pressure"),
+        *(({"memory": share}, "memory", "memory-pressure") for share in (0.5, 0.91, 0.93, 0.96)),
+        *(({"busy": share}, "idle", "idle-devices") for share in (0.04, 0.06, 0.2)),
+        ({"throttled": True}, "throttled", "throttled-devices"),
+        ({"retries": 3}, "device-memory", "memory-pressure"),
     ],
     ids=str,
 )
@@ -245,9 +245,9 @@ def test_watch_and_report_judge_a_figure_alike(run: Path, changes: dict[str, flo
         msgspec.structs.replace(line, devices=tuple((b, *d[1:]) for b, d in zip(busy, line.devices, strict=True)))
         for line in lines
     )
-    watched = [finding.level for finding in find_now(job) if finding.kind == kind]
+    watched = [finding.severity for finding in find_now(job) if finding.kind == kind]
     subject = Subject(plan=read_plan(run / "plan.json"), measured=measure(job, head, lines))
-    reported = [finding.level for finding in find_all(subject) if finding.name == name]
+    reported = [finding.severity for finding in find_all(subject) if finding.kind == name]
     assert watched == reported
 
 

@@ -9,9 +9,10 @@ import msgspec
 
 from windlass.base.notation.counts import counted
 from windlass.diagnose.report.measured import Measured, measure
-from windlass.diagnose.report.rules import LEVELS, Finding, Subject, find, share_of
+from windlass.diagnose.report.rules import Subject, find, share_of
 from windlass.diagnose.watch.job import read_history, read_job
 from windlass.errors import WindlassError
+from windlass.model.finding import Finding, worst_first
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.plan.profile import PROFILE_FOLDER
@@ -21,7 +22,7 @@ from windlass.run.folder import RunFolder, read_plan
 from windlass.run.supervise.attempts import records
 from windlass.run.supervise.runs import state_of
 
-REPORT_VERSION = 1
+REPORT_VERSION = 2
 
 
 class AttemptLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -139,17 +140,13 @@ def gather(folder: RunFolder, environ: Mapping[str, str], *, against: RunFolder 
         wait_share=share_of(measured, "wait_share"),
         comm_share=share_of(measured, "comm_share"),
         saved_step=newest_step(read_ledger(folder.path)),
-        findings=_worst_first((*failures(attempts), *find(subject))),
+        findings=worst_first((*failures(attempts), *find(subject))),
         attempts=attempts,
         measured=measured,
         profiles=_profiles(folder),
         notes=(*notes, *measured.notes),
     )
     return msgspec.structs.replace(report, against=_against(report, against, environ)) if against else report
-
-
-def _worst_first(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    return tuple(sorted(findings, key=lambda finding: LEVELS.index(finding.level)))
 
 
 def failures(attempts: tuple[AttemptLine, ...]) -> tuple[Finding, ...]:
@@ -161,11 +158,11 @@ def failures(attempts: tuple[AttemptLine, ...]) -> tuple[Finding, ...]:
     over = last is attempts[-1]
     return (
         Finding(
-            name="failure" if over else "went on",
-            level="bad" if over else "note",
-            text=f"{len(failed)} of {counted(len(attempts), 'start')} failed, the last one because {last.cause}",
-            evidence=last.then,
-            next="`windlass runs show` has every start with its evidence" if over else "",
+            kind="failure" if over else "went-on",
+            severity="error" if over else "note",
+            evidence=f"{len(failed)} of {counted(len(attempts), 'start')} failed, the last one because {last.cause}"
+            + (f" ({last.then})" if last.then else ""),
+            advice="`windlass runs show` has every start with its evidence" if over else "",
         ),
     )
 

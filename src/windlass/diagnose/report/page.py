@@ -10,8 +10,7 @@ from windlass.diagnose.report.gather import RunReport
 from windlass.diagnose.report.measured import HeatMap, Span
 from windlass.diagnose.report.text import command_text, duration, figures_of, own_ms, size_text, slowest, state_text
 
-_CLASSES = {"bad": "bad", "warn": "low", "note": "", "good": "normal"}
-_WORDS = {"bad": "bad", "warn": "look", "note": "note", "good": "fine"}
+_CLASSES = {"error": "bad", "warning": "low", "note": "", "ok": "normal"}
 _RANKS = 20
 
 
@@ -36,14 +35,10 @@ def report_page(report: RunReport) -> str:
 def _findings(report: RunReport) -> str:
     items = []
     for finding in report.findings:
-        more = "".join(
-            f'<br><span class="soft">{label}: {escape(text)}</span>'
-            for label, text in (("seen", finding.evidence), ("try", finding.next))
-            if text
-        )
+        advice = f'<br><span class="soft">try: {escape(finding.advice)}</span>' if finding.advice else ""
         items.append(
-            f'<li class="{_CLASSES[finding.level]}"><b>{_WORDS[finding.level]}</b> '
-            f"<strong>{escape(finding.name)}</strong>: {escape(finding.text)}{more}</li>"
+            f'<li class="{_CLASSES[finding.severity]}"><b>{finding.severity}</b> '
+            f"<strong>{escape(finding.kind)}</strong>: {escape(finding.text())}{advice}</li>"
         )
     return f'<ul class="verdicts">{"".join(items)}</ul>'
 

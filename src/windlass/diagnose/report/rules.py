@@ -14,12 +14,9 @@ import msgspec
 from windlass.base.notation.counts import counted
 from windlass.diagnose.report.measured import Measured, slow_spans
 from windlass.diagnose.watch import thresholds
+from windlass.model.finding import Finding, worst_first
 from windlass.model.plan import Plan
 from windlass.plan.profile import profiled_ranks
-
-Level = Literal["good", "note", "warn", "bad"]
-LEVELS: tuple[Level, ...] = ("bad", "warn", "note", "good")
-"""In the order in which people read them."""
 
 _SAME_RANK = 0.6
 """Of the spans with a slow rank, so many must have the same one for it to be that rank's fault."""
@@ -27,16 +24,6 @@ _SLOW_SPANS = 0.25
 _LEAST_SPANS = 3
 _STARTUP_S, _STARTUP_SHARE = 60.0, 0.2
 _SHOWN = 8
-
-
-class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One verdict: what, on which evidence, and what to try."""
-
-    name: str
-    level: Level
-    text: str
-    evidence: str = ""
-    next: str = ""
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,38 +39,38 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
 def find(subject: Subject) -> tuple[Finding, ...]:
     """What stands out, the worst first."""
     found = [finding for rule in RULES if (finding := rule(subject)) is not None]
-    return tuple(sorted(found, key=lambda finding: LEVELS.index(finding.level))) or (_nothing(subject),)
+    return worst_first(found) or (_nothing(subject),)
 
 
 def _nothing(subject: Subject) -> Finding:
     if not subject.measured.spans:
         return Finding(
-            name="not measured",
-            level="note",
-            text="nobody sampled this run, so nothing can be said about its speed",
-            next="run it with --watch",
+            kind="not-measured",
+            severity="note",
+            evidence="nobody sampled this run, so nothing can be said about its speed",
+            advice="run it with --watch",
         )
     if not any(rank.steps for rank in subject.measured.ranks):
         return Finding(
-            name="not measured",
-            level="note",
-            text="no step of this run was seen, so nothing can be said about its speed",
-            next="call windlass.step() once per step where the optimizer is not torch's",
+            kind="not-measured",
+            severity="note",
+            evidence="no step of this run was seen, so nothing can be said about its speed",
+            advice="call windlass.step() once per step where the optimizer is not torch's",
         )
     if subject.state in {"failed", "killed"}:
         return Finding(
-            name=subject.state,
-            level="note",
-            text="the run did not end well; in its speed nothing stood out until then",
-            next="windlass runs show RUN",
+            kind=subject.state,
+            severity="note",
+            evidence="the run did not end well; in its speed nothing stood out until then",
+            advice="windlass runs show RUN",
         )
-    return Finding(name="fine", level="good", text="nothing stands out: no rule of this report fires")
+    return Finding(kind="fine", severity="ok", evidence="nothing stands out: no rule of this report fires")
 
 
 def input_bound(subject: Subject) -> Finding | None:
     share = share_of(subject.measured, "wait_share")
-    level = thresholds.input_level(share) if share is not None else None
-    if share is None or level is None:
+    severity = thresholds.input_severity(share) if share is not None else None
+    if share is None or severity is None:
         return None
     cpus = _cpus_per_rank(subject.plan)
     more = (
@@ -92,26 +79,25 @@ def input_bound(subject: Subject) -> Finding | None:
         else "give ranks more cores"
     )
     return Finding(
-        name="input-bound",
-        level=level,
-        text=f"ranks wait for data {share:.0%} of the time",
-        evidence=f"time in the DataLoader's iterator, median over {counted(len(subject.measured.ranks), 'rank')}",
-        next=f"{more}; data in the memory of the nodes (`windlass stage`), or read once for all of them "
+        kind="input-bound",
+        severity=severity,
+        evidence=f"ranks wait for data {share:.0%} of the time "
+        f"(median of {counted(len(subject.measured.ranks), 'rank')})",
+        advice=f"{more}; data in the memory of the nodes (`windlass stage`), or read once for all of them "
         "(`--cache DIR --cache-placement partition`, and `{view}DIR` as the script's folder)",
     )
 
 
 def network_bound(subject: Subject) -> Finding | None:
     share = share_of(subject.measured, "comm_share")
-    level = thresholds.network_level(share) if share is not None else None
-    if share is None or level is None or subject.plan.world_size == 1 or straggler(subject) is not None:
+    severity = thresholds.network_severity(share) if share is not None else None
+    if share is None or severity is None or subject.plan.world_size == 1 or straggler(subject) is not None:
         return None
     return Finding(
-        name="network-bound",
-        level=level,
-        text=f"communication that nothing hides takes {share:.0%} of a step",
-        evidence="what DistributedDataParallel measured of itself",
-        next="`windlass bench collectives` tells whether the network is as it should be; a larger batch per rank, "
+        kind="network-bound",
+        severity=severity,
+        evidence=f"communication that nothing hides takes {share:.0%} of a step (measured by DistributedDataParallel)",
+        advice="`windlass bench collectives` tells whether the network is as it should be; a larger batch per rank, "
         "gradient accumulation, larger DDP buckets, `windlass tune`",
     )
 
@@ -123,30 +109,31 @@ def straggler(subject: Subject) -> Finding | None:
     if flagged < _LEAST_SPANS or flagged < _SLOW_SPANS * spans:
         return None
     rank, times = slow.most_common(1)[0]
+    longest = f"the longest own time in {times} of {counted(spans, 'span')}, by a third or more"
     if subject.plan.request.profile is not None and rank in profiled_ranks(subject.plan.request):
         return Finding(
-            name="profiled",
-            level="note",
-            text=f"rank {rank} was profiled and is slower for it, and the others wait for it",
-            evidence=f"the longest own time in {times} of {counted(spans, 'span')}, by a third or more",
-            next="read its profile; judge the speed of the job by a run without --profile",
+            kind="profiled",
+            severity="note",
+            subject=f"rank {rank}",
+            evidence=f"it was profiled and is slower for it, and the others wait for it ({longest})",
+            advice="read its profile; judge the speed of the job by a run without --profile",
         )
     host = next((r.host for r in subject.measured.ranks if r.rank == rank), "")
     if times >= _SAME_RANK * flagged:
-        where = f" on {host}" if host else ""
         return Finding(
-            name="straggler",
-            level="bad",
-            text=f"rank {rank}{where} is slower than the others by itself, and they wait for it",
-            evidence=f"the longest own time in {times} of {counted(spans, 'span')}, by a third or more",
-            next="`windlass doctor --full` on these nodes; its clocks and cores; `windlass nodes` keeps a bad node out",
+            kind="straggler",
+            severity="error",
+            subject=f"rank {rank} on {host}" if host else f"rank {rank}",
+            evidence=f"it is slower than the others by itself, and they wait for it ({longest})",
+            advice="`windlass doctor --full` on these nodes; its clocks and cores; "
+            "`windlass nodes` keeps a bad node out",
         )
     return Finding(
-        name="noise",
-        level="warn",
-        text=f"now one rank is slow, now another ({counted(len(slow), 'rank')} in {counted(flagged, 'span')})",
-        evidence="the slow rank changes, so no single node is the cause",
-        next="uneven data (bucket samples by length), Python's garbage collector (collect every N steps instead), "
+        kind="noise",
+        severity="warning",
+        evidence=f"the slow rank changes, so no single node is the cause ({counted(len(slow), 'rank')} in "
+        f"{counted(flagged, 'span')})",
+        advice="uneven data (bucket samples by length), Python's garbage collector (collect every N steps instead), "
         "a file system that others use",
     )
 
@@ -160,12 +147,12 @@ def cpu_binding(subject: Subject) -> Finding | None:
     if there and cpus * len(subject.plan.binding.ranks) >= len(there):
         return None  # the node has no more to give
     return Finding(
-        name="cpu binding",
-        level="warn",
-        text=f"ranks keep all of their {counted(cpus, 'core')} busy: "
-        f"{_some([str(rank.rank) for rank in busy])} of {counted(len(subject.measured.ranks), 'rank')}",
-        evidence=f"bound by: {subject.plan.binding.because}",
-        next="fewer ranks per node, or --cpu-bind with more cores for each: threads and DataLoader workers need some",
+        kind="cpu-binding",
+        severity="warning",
+        evidence=f"ranks keep all of their {counted(cpus, 'core')} busy: "
+        f"{_some([str(rank.rank) for rank in busy])} of {counted(len(subject.measured.ranks), 'rank')}; "
+        f"bound by: {subject.plan.binding.because}",
+        advice="fewer ranks per node, or --cpu-bind with more cores for each: threads and DataLoader workers need some",
     )
 
 
@@ -181,10 +168,10 @@ def memory_pressure(subject: Subject) -> Finding | None:
     if full:
         parts.append(f"node memory is at more than {thresholds.MEMORY_SHARE:.0%} of its limit on {_some(list(full))}")
     return Finding(
-        name="memory pressure",
-        level=thresholds.FULL_NODE if full else thresholds.ALLOC_RETRIES,
-        text="; ".join(parts),
-        next="a smaller batch, activation checkpointing, fewer DataLoader workers; "
+        kind="memory-pressure",
+        severity=thresholds.FULL_NODE if full else thresholds.ALLOC_RETRIES,
+        evidence="; ".join(parts),
+        advice="a smaller batch, activation checkpointing, fewer DataLoader workers; "
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragments",
     )
 
@@ -193,9 +180,7 @@ def tcp_fallback(subject: Subject) -> Finding | None:
     remark = next((r for r in subject.plan.remarks if r.level == "warning" and "TCP" in r.text), None)
     if remark is None or subject.plan.nodes == 1:
         return None
-    return Finding(
-        name="tcp fallback", level="bad", text=remark.text, evidence="the plan of this run", next=remark.hint
-    )
+    return Finding(kind="tcp-fallback", severity="error", evidence=remark.text, advice=remark.hint)
 
 
 def idle_devices(subject: Subject) -> Finding | None:
@@ -203,11 +188,11 @@ def idle_devices(subject: Subject) -> Finding | None:
     if not idle:
         return None
     return Finding(
-        name="idle devices",
-        level=thresholds.IDLE,
-        text=f"{counted(len(idle), 'device')} did nothing while ranks took steps: {_some(list(idle))}",
-        evidence=f"busy less than {thresholds.IDLE_BUSY:.0%} of the time",
-        next="does the script use LOCAL_RANK for its device? `windlass logs --where` shows what each rank got",
+        kind="idle-devices",
+        severity=thresholds.IDLE,
+        evidence=f"{counted(len(idle), 'device')} did nothing while ranks took steps (busy less than "
+        f"{thresholds.IDLE_BUSY:.0%} of the time): {_some(list(idle))}",
+        advice="does the script use LOCAL_RANK for its device? `windlass logs --where` shows what each rank got",
     )
 
 
@@ -216,10 +201,10 @@ def throttling(subject: Subject) -> Finding | None:
     if not hot:
         return None
     return Finding(
-        name="throttled devices",
-        level=thresholds.THROTTLED,
-        text=f"{counted(len(hot), 'device')} lowered the clock by itself at the last look: {_some(list(hot))}",
-        next="`windlass doctor` on that node; the operators may want to know",
+        kind="throttled-devices",
+        severity=thresholds.THROTTLED,
+        evidence=f"{counted(len(hot), 'device')} lowered the clock by itself at the last look: {_some(list(hot))}",
+        advice="`windlass doctor` on that node; the operators may want to know",
     )
 
 
@@ -231,10 +216,10 @@ def slow_start(subject: Subject) -> Finding | None:
     if startup < _STARTUP_S or startup < _STARTUP_SHARE * seconds:
         return None
     return Finding(
-        name="slow start",
-        level="warn",
-        text=f"{startup:.0f} s of {seconds:.0f} s passed before the first step",
-        next="`--cache ENVIRONMENT` reads it once for all nodes; `windlass doctor` says what an import costs",
+        kind="slow-start",
+        severity="warning",
+        evidence=f"{startup:.0f} s of {seconds:.0f} s passed before the first step",
+        advice="`--cache ENVIRONMENT` reads it once for all nodes; `windlass doctor` says what an import costs",
     )
 
 

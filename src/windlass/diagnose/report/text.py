@@ -7,18 +7,12 @@ from windlass.base.notation.shell import quote_words
 from windlass.diagnose.report.gather import RunReport
 from windlass.diagnose.report.measured import RankSummary
 
-_MARKS = {"bad": "!!", "warn": "! ", "note": "- ", "good": "ok"}
 _SHOWN = 8
 
 
-def report_text(report: RunReport) -> str:
-    """The verdict first, then the figures behind it."""
-    lines = [f"{report.name} on {report.site}: {size_text(report)}; {state_text(report)}", ""]
-    for finding in report.findings:
-        lines.append(f"{_MARKS[finding.level]} {finding.name}: {finding.text}")
-        lines += [f"     seen: {finding.evidence}"] if finding.evidence else []
-        lines += [f"     try:  {finding.next}"] if finding.next else []
-    lines.append("")
+def report_text(report: RunReport, findings: list[str]) -> str:
+    """The findings first, as the caller rendered them, then the figures behind them."""
+    lines = [f"{report.name} on {report.site}: {size_text(report)}; {state_text(report)}", "", *findings, ""]
     lines += [f"{name + ':':<16}{value}" for name, value in figures_of(report)]
     if len(report.attempts) > 1 or any(attempt.cause for attempt in report.attempts):
         lines += ["", "starts:"]

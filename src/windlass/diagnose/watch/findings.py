@@ -7,17 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Literal
-
-import msgspec
 
 from windlass.base.notation.cpulist import format_cpulist
 from windlass.base.notation.hostlist import fold_hostlist
 from windlass.diagnose.watch import thresholds
 from windlass.diagnose.watch.job import Job, RankRow
-
-Level = Literal["bad", "warn", "note", "ok"]
-_ORDER: dict[Level, int] = {"bad": 0, "warn": 1, "note": 2, "ok": 3}
+from windlass.model.finding import SERIOUS, Finding, worst_first
 
 STALL_STEPS, STALL_S = 5.0, 120.0
 LOST_INTERVALS, LOST_S = 4.0, 30.0
@@ -25,34 +20,21 @@ CPU_FULL = 0.97
 _MAX_NAMED = 8
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that stands out."""
-
-    level: Level
-    kind: str
-    text: str
-    hint: str = ""
-    ranks: tuple[int, ...] = ()
-    hosts: tuple[str, ...] = ()
-
-
 def find(job: Job) -> tuple[Finding, ...]:
     """All findings, the most serious first; one that says so where nothing stands out."""
-    found = [finding for rule in _RULES for finding in rule(job)]
-    found.sort(key=lambda finding: _ORDER[finding.level])
-    serious = [finding for finding in found if finding.level in {"bad", "warn"}]
-    return tuple(found if serious else [_all_well(job), *found])
+    found = worst_first(finding for rule in _RULES for finding in rule(job))
+    return found if any(finding.severity in SERIOUS for finding in found) else (_all_well(job), *found)
 
 
 def _all_well(job: Job) -> Finding:
     steps = [rank.step_ms for rank in job.ranks if rank.step_ms is not None]
     if job.ended:
-        return Finding(level="ok", kind="ended", text="the run has ended" + (_paces(job) if steps else ""))
+        return Finding(severity="ok", kind="ended", evidence="the run has ended" + (_paces(job) if steps else ""))
     if steps:
-        return Finding(level="ok", kind="steady", text=f"nothing stands out{_paces(job)}")
+        return Finding(severity="ok", kind="steady", evidence=f"nothing stands out{_paces(job)}")
     if not any(node.at for node in job.nodes):
-        return Finding(level="note", kind="starting", text="no sample has come yet: the agents are starting")
-    return Finding(level="note", kind="starting", text="no step has been seen yet: the ranks are starting")
+        return Finding(severity="note", kind="starting", evidence="no sample has come yet: the agents are starting")
+    return Finding(severity="note", kind="starting", evidence="no step has been seen yet: the ranks are starting")
 
 
 def _paces(job: Job) -> str:
@@ -82,12 +64,13 @@ def _stalled(job: Job) -> list[Finding]:
     who = _who(first) if len(first) < len(late) else _who(late)
     return [
         Finding(
-            level="bad",
+            severity="error",
             kind="stalled",
-            text=f"no step for {age:.0f} s; {who} stopped first, after step {behind:,}",
-            hint=f"where: windlass exec --rank {first[0].rank} -- sh -c 'py-spy dump --pid $WINDLASS_RANK_PID'; "
+            subject=who,
+            evidence=f"stopped first, after step {behind:,}; no step for {age:.0f} s",
+            advice=f"where: windlass exec --rank {first[0].rank} -- sh -c 'py-spy dump --pid $WINDLASS_RANK_PID'; "
             "`run --hang-after` asks all ranks",
-            ranks=tuple(rank.rank for rank in first),
+            facts={"ranks": [rank.rank for rank in first]},
         )
     ]
 
@@ -101,11 +84,12 @@ def _lost(job: Job) -> list[Finding]:
         return []
     return [
         Finding(
-            level="bad",
+            severity="error",
             kind="lost",
-            text=f"{_hosts(hosts)} sent no sample for more than {limit:.0f} s",
-            hint="is the node gone, or its agent? `windlass exec --node HOST -- uptime` asks it",
-            hosts=hosts,
+            subject=_hosts(hosts),
+            evidence=f"sent no sample for more than {limit:.0f} s",
+            advice="is the node gone, or its agent? `windlass exec --node HOST -- uptime` asks it",
+            facts={"hosts": hosts},
         )
     ]
 
@@ -118,22 +102,25 @@ def _memory(job: Job) -> list[Finding]:
         share = (worst.memory_bytes or 0) / (worst.memory_limit_bytes or 1)
         found.append(
             Finding(
-                level=thresholds.FULL_NODE,
+                severity=thresholds.FULL_NODE,
                 kind="memory",
-                text=f"{_hosts([node.host for node in full])}: {share:.0%} of the memory limit is in use",
-                hint="the kernel kills a rank at 100%: fewer loader workers, a smaller prefetch, or more memory",
-                hosts=tuple(node.host for node in full),
+                subject=_hosts([node.host for node in full]),
+                evidence=f"{share:.0%} of the memory limit is in use",
+                advice="the kernel kills a rank at 100%: fewer loader workers, a smaller prefetch, or more memory",
+                facts={"hosts": [node.host for node in full]},
             )
         )
     retried = [rank for rank in job.ranks if rank.alloc_retries]
     if retried:
         found.append(
             Finding(
-                level=thresholds.ALLOC_RETRIES,
+                severity=thresholds.ALLOC_RETRIES,
                 kind="device-memory",
-                text=f"device memory is full on {_who(retried)}: torch had to free its cache and ask again",
-                hint="each time stops the device: a smaller batch, or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-                ranks=tuple(rank.rank for rank in retried),
+                subject=_who(retried),
+                evidence="device memory is full: torch had to free its cache and ask again",
+                advice="each time stops the device: a smaller batch, or "
+                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+                facts={"ranks": [rank.rank for rank in retried]},
             )
         )
     return found
@@ -145,28 +132,29 @@ def _input(job: Job) -> list[Finding]:
     if not known:
         return []
     middle = median(share for _, share in known)
-    level = thresholds.input_level(middle)
-    if level is not None:
+    severity = thresholds.input_severity(middle)
+    if severity is not None:
         return [
             Finding(
-                level=level,
+                severity=severity,
                 kind="input",
-                text=f"ranks wait {middle:.0%} of each step for data",
-                hint="more DataLoader workers (as far as cores go), or the data on the nodes: windlass stage",
-                ranks=tuple(rank.rank for rank, share in known if thresholds.input_level(share)),
+                evidence=f"ranks wait {middle:.0%} of each step for data",
+                advice="more DataLoader workers (as far as cores go), or the data on the nodes: windlass stage",
+                facts={"ranks": [rank.rank for rank, share in known if thresholds.input_severity(share)]},
             )
         ]
-    alone = [rank for rank, share in known if thresholds.input_level(share) == "bad"]
+    alone = [rank for rank, share in known if thresholds.input_severity(share) == "error"]
     if not alone:
         return []
     share = max(rank.wait_share or 0.0 for rank in alone)
     return [
         Finding(
-            level="bad",
+            severity="error",
             kind="input-straggler",
-            text=f"{_who(alone)} waits {share:.0%} of a step for data, and all others with it",
-            hint=f"its node's file system or CPUs: windlass exec --rank {alone[0].rank} -- top -b -n 1",
-            ranks=tuple(rank.rank for rank in alone),
+            subject=_who(alone),
+            evidence=f"waits {share:.0%} of a step for data, and all others with it",
+            advice=f"its node's file system or CPUs: windlass exec --rank {alone[0].rank} -- top -b -n 1",
+            facts={"ranks": [rank.rank for rank in alone]},
         )
     ]
 
@@ -182,11 +170,12 @@ def _stragglers(job: Job) -> list[Finding]:
     worst = max(slow, key=lambda rank: rank.step_ms or 0.0)
     return [
         Finding(
-            level="bad",
+            severity="error",
             kind="straggler",
-            text=f"{_who(slow)} takes {ms_text(worst.step_ms)} a step, the median rank {ms_text(middle)}",
-            hint="look at clocks, temperature and neighbours of its node; `run --spares` can do without it",
-            ranks=tuple(rank.rank for rank in slow),
+            subject=_who(slow),
+            evidence=f"takes {ms_text(worst.step_ms)} a step, the median rank {ms_text(middle)}",
+            advice="look at clocks, temperature and neighbours of its node; `run --spares` can do without it",
+            facts={"ranks": [rank.rank for rank in slow]},
         )
     ]
 
@@ -206,26 +195,27 @@ def _least_waiting(ranks: Sequence[RankRow]) -> list[Finding]:
         return []
     return [
         Finding(
-            level="bad",
+            severity="error",
             kind="straggler",
-            text=f"the others wait {middle:.0%} of a step for {_who([least])}, which waits {share:.0%}",
-            hint="look at clocks, temperature and neighbours of its node; `run --spares` can do without it",
-            ranks=(least.rank,),
+            subject=_who([least]),
+            evidence=f"waits {share:.0%} of a step for others, which wait {middle:.0%} for it",
+            advice="look at clocks, temperature and neighbours of its node; `run --spares` can do without it",
+            facts={"ranks": [least.rank]},
         )
     ]
 
 
 def _network(job: Job) -> list[Finding]:
     shares = [rank.comm_share for rank in _active(job) if rank.comm_share is not None]
-    level = thresholds.network_level(median(shares)) if shares else None
-    if level is None or _stragglers(job):
+    severity = thresholds.network_severity(median(shares)) if shares else None
+    if severity is None or _stragglers(job):
         return []
     return [
         Finding(
-            level=level,
+            severity=severity,
             kind="network",
-            text=f"{median(shares):.0%} of a step is communication that no computing hides",
-            hint="is the fabric's plugin in use (run --comm-log)? larger batches or buckets, fewer synchronisations",
+            evidence=f"{median(shares):.0%} of a step is communication that no computing hides",
+            advice="is the fabric's plugin in use (run --comm-log)? larger batches or buckets, fewer synchronisations",
         )
     ]
 
@@ -237,11 +227,12 @@ def _devices(job: Job) -> list[Finding]:
         hosts = tuple(dict.fromkeys(job.nodes[device.node].host for device in hot))
         found.append(
             Finding(
-                level=thresholds.THROTTLED,
+                severity=thresholds.THROTTLED,
                 kind="throttled",
-                text=f"slowed down for heat or power: {len(hot)} of {len(job.devices)} devices, on {_hosts(hosts)}",
-                hint="tell the site; `run --spares` can do without the node",
-                hosts=hosts,
+                subject=_hosts(hosts),
+                evidence=f"slowed down for heat or power: {len(hot)} of {len(job.devices)} devices",
+                advice="tell the site; `run --spares` can do without the node",
+                facts={"hosts": hosts},
             )
         )
     known = [(device, device.busy) for device in job.devices if device.busy is not None]
@@ -250,11 +241,12 @@ def _devices(job: Job) -> list[Finding]:
         hosts = tuple(dict.fromkeys(job.nodes[device.node].host for device in idle))
         found.append(
             Finding(
-                level=thresholds.IDLE,
+                severity=thresholds.IDLE,
                 kind="idle",
-                text=f"idle: {len(idle)} of {len(known)} devices, on {_hosts(hosts)}",
-                hint="does every rank use a device of its own? `windlass logs --where` shows who has which",
-                hosts=hosts,
+                subject=_hosts(hosts),
+                evidence=f"{len(idle)} of {len(known)} devices are idle",
+                advice="does every rank use a device of its own? `windlass logs --where` shows who has which",
+                facts={"hosts": hosts},
             )
         )
     return found
@@ -266,11 +258,12 @@ def _unseen(job: Job) -> list[Finding]:
         return []
     return [
         Finding(
-            level="note",
+            severity="note",
             kind="unseen",
-            text=f"steps of {_who(unseen)} are not seen: no Python there, or one with -I, -E or -S",
-            hint="call windlass.step() in the training loop",
-            ranks=tuple(rank.rank for rank in unseen),
+            subject=_who(unseen),
+            evidence="steps are not seen: no Python there, or one with -I, -E or -S",
+            advice="call windlass.step() in the training loop",
+            facts={"ranks": [rank.rank for rank in unseen]},
         )
     ]
 
@@ -281,20 +274,18 @@ def _cpus(job: Job) -> list[Finding]:
         return []
     return [
         Finding(
-            level="note",
+            severity="note",
             kind="cpu",
-            text=f"all CPUs of {_hosts(full)} are busy",
-            hint="fewer threads or loader workers per rank, if steps are slower than they should be",
-            hosts=tuple(full),
+            subject=_hosts(full),
+            evidence="all CPUs are busy",
+            advice="fewer threads or loader workers per rank, if steps are slower than they should be",
+            facts={"hosts": full},
         )
     ]
 
 
 def _notes(job: Job) -> list[Finding]:
-    return [
-        Finding(level="note", kind="note", text=f"{note.text} ({note.nodes})" if note.nodes else note.text)
-        for note in job.notes
-    ]
+    return [Finding(severity="note", kind="note", subject=note.nodes, evidence=note.text) for note in job.notes]
 
 
 _RULES: tuple[Callable[[Job], list[Finding]], ...] = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from windlass.diagnose.watch.findings import Finding
 from windlass.diagnose.watch.job import Job
+from windlass.model.finding import Finding
 
 Samples = Iterable[tuple[dict[str, str], float | None]]
 
@@ -40,7 +40,12 @@ def exposition_text(job: Job, findings: Iterable[Finding]) -> str:
             "Part of a step spent in communication",
             ((label, r.comm_share) for label, r in ranks),
         ),
-        ("findings", "gauge", "Things that stand out", (({"kind": f.kind, "level": f.level}, 1.0) for f in findings)),
+        (
+            "findings",
+            "gauge",
+            "Things that stand out",
+            (({"kind": f.kind, "severity": f.severity}, 1.0) for f in findings),
+        ),
         ("sample_timestamp_seconds", "gauge", "When this was sampled", [({}, job.at)]),
     ]
     return "".join(_family(name, kind, help_text, samples, job.name) for name, kind, help_text, samples in families)

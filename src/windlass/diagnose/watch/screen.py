@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 
 from windlass.base.notation.counts import counted
 from windlass.base.notation.sizes import size_text
-from windlass.diagnose.watch.findings import Finding, Level, ms_text
+from windlass.diagnose.watch.findings import ms_text
 from windlass.diagnose.watch.job import Job, RankRow
+from windlass.model.finding import SERIOUS, Finding, Severity
 
-_COLOURS: dict[Level, str] = {"bad": "1;37;41", "warn": "30;43", "note": "36", "ok": "30;42"}
-_WORDS: dict[Level, str] = {"bad": " BAD ", "warn": " WARN ", "note": " NOTE ", "ok": " OK "}
+_COLOURS: dict[Severity, str] = {"error": "1;37;41", "warning": "30;43", "note": "36", "ok": "30;42"}
 _MIN_WIDTH = 40
 _MAX_ROWS = 64
 _NAME = 16
@@ -30,7 +30,7 @@ def screen_text(
     lines += [line[:width] for line in _idle(job)]
     rest = findings[2 if _has_second(findings) else 1 :]
     if rest:
-        lines += ["", *(_cut(f"{finding.level}: {finding.text}", width) for finding in rest)]
+        lines += ["", *(_cut(f"{finding.severity}: {finding.text()}", width) for finding in rest)]
     if height is not None:
         lines = lines[: max(3, height)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
@@ -53,18 +53,17 @@ def _banner(findings: Sequence[Finding], width: int, colour: bool) -> list[str]:
     if not findings:
         return []
     first = findings[0]
-    word = _WORDS[first.level]
-    tag = f"\x1b[{_COLOURS[first.level]}m{word}\x1b[0m" if colour else f"[{word.strip()}]"
-    shown = len(word) if colour else len(word.strip()) + 2
-    lines = [f"{tag} {_cut(first.text, width - shown - 1)}"]
-    lines += [f"   {line}" for line in _wrapped(f"-> {first.hint}", width - 3, 2)] if first.hint else []
+    word = first.severity.upper()
+    tag = f"\x1b[{_COLOURS[first.severity]}m {word} \x1b[0m" if colour else f"[{word}]"
+    lines = [f"{tag} {_cut(first.text(), width - len(word) - 3)}"]
+    lines += [f"   {line}" for line in _wrapped(f"-> {first.advice}", width - 3, 2)] if first.advice else []
     if _has_second(findings):
-        lines.append(_cut(f"   also: {findings[1].text}", width))
+        lines.append(_cut(f"   also: {findings[1].text()}", width))
     return lines
 
 
 def _has_second(findings: Sequence[Finding]) -> bool:
-    return len(findings) > 1 and findings[1].level in {"bad", "warn"}
+    return len(findings) > 1 and findings[1].severity in SERIOUS
 
 
 def _table(job: Job, width: int) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-Serious = Literal["bad", "warn"]
+Serious = Literal["error", "warning"]
 
 WAIT_WARN, WAIT_BAD = 0.10, 0.20
 """Share of a step that ranks wait for data: a tenth is where MLPerf Storage draws the line for a healthy input."""
@@ -21,18 +21,18 @@ MEMORY_SHARE = 0.92
 IDLE_BUSY = 0.05
 """A device that is busy less than this while others work does nothing."""
 
-THROTTLED: Serious = "bad"
-IDLE: Serious = "bad"
-FULL_NODE: Serious = "bad"
-ALLOC_RETRIES: Serious = "warn"
+THROTTLED: Serious = "error"
+IDLE: Serious = "error"
+FULL_NODE: Serious = "error"
+ALLOC_RETRIES: Serious = "warning"
 
 
-def input_level(wait_share: float) -> Serious | None:
-    return _level(wait_share, WAIT_WARN, WAIT_BAD)
+def input_severity(wait_share: float) -> Serious | None:
+    return _severity(wait_share, WAIT_WARN, WAIT_BAD)
 
 
-def network_level(comm_share: float) -> Serious | None:
-    return _level(comm_share, COMM_WARN, COMM_BAD)
+def network_severity(comm_share: float) -> Serious | None:
+    return _severity(comm_share, COMM_WARN, COMM_BAD)
 
 
 def is_straggler(own_ms: float, median_ms: float) -> bool:
@@ -48,7 +48,7 @@ def is_idle(busy: float) -> bool:
     return busy < IDLE_BUSY
 
 
-def _level(share: float, warn: float, bad: float) -> Serious | None:
+def _severity(share: float, warn: float, bad: float) -> Serious | None:
     if share < warn:
         return None
-    return "bad" if share >= bad else "warn"
+    return "error" if share >= bad else "warning"

@@ -7,9 +7,10 @@ import time
 from collections.abc import Mapping
 
 from windlass.base.notation.hostlist import expand_hostlist
-from windlass.diagnose.watch.findings import Finding, Level, find
+from windlass.diagnose.watch.findings import find
 from windlass.diagnose.watch.job import Job, NodeRow, Note, RankRow, read_job
 from windlass.errors import WindlassError
+from windlass.model.finding import Finding, Severity
 from windlass.run.failure.ends import read_seats
 from windlass.run.folder import RunFolder, read_plan
 from windlass.run.supervise.attempts import read_owner
@@ -36,10 +37,10 @@ def watched(folder: RunFolder, environ: Mapping[str, str]) -> tuple[Job, tuple[F
         return job, (_about(state), *(f for f in find(job) if f.kind == "note"))
     if state.state == "running" or state.may_live:
         stale = Finding(
-            level="bad",
             kind="stale",
-            text=f"the last sample came {time.time() - job.at:.0f} s ago",
-            hint="is the windlass of the run stopped, or the file system of its folder slow?",
+            severity="error",
+            evidence=f"the last sample came {time.time() - job.at:.0f} s ago",
+            advice="is the windlass of the run stopped, or the file system of its folder slow?",
         )
         return job, (stale, *find(job))
     known = {"lost", "stalled", "ended", "starting", "steady"}
@@ -54,8 +55,9 @@ def _killed(folder: RunFolder) -> bool:
 
 def _about(state: RunState) -> Finding:
     words = f"the run is {state.state}" + (f": {state.why}" if state.why else "")
-    level: Level = "ok" if state.state == "done" else "bad" if state.state in {"failed", "killed"} else "note"
-    return Finding(level=level, kind="state", text=words)
+    failed = state.state in {"failed", "killed"}
+    severity: Severity = "ok" if state.state == "done" else "error" if failed else "note"
+    return Finding(kind="state", severity=severity, evidence=words)
 
 
 def _unsampled(folder: RunFolder, state: RunState, trouble: str) -> Job:
