@@ -15,13 +15,13 @@ import pytest
 from containers.harness import HOSTILE, NOT_UTF8, Seen, run_wrapped, show
 from containers.rootfs import python_inside
 from requirements import missing_programs, require, require_containers
+from unit.containers.sites import choose_from
 from windlass.backends.containers.base import WrapSpec
-from windlass.backends.containers.choose import plan_container
+from windlass.backends.containers.choose import ContainerRequest, ContainerSite
 from windlass.errors import UsageError
 from windlass.model.condition import Facts
 from windlass.model.origin import Argument, Origin
 from windlass.model.plan import ContainerPlan, Mount, Setting
-from windlass.model.site import StorageSpec
 
 pytestmark = pytest.mark.containers
 FACTS = Facts(nodes=1, ranks_per_node=1, scheduler="none", launcher="local")
@@ -133,18 +133,8 @@ def test_a_squashfs_image_runs_like_a_folder(rootfs: Path, tmp_path: Path) -> No
 
 
 def test_the_chosen_plan_runs(rootfs: Path, tmp_path: Path, outside_tmp: Path) -> None:
-    choice = plan_container(
-        image=str(rootfs),
-        runtime=None,
-        binds=(f"{outside_tmp}:/mnt/1",),
-        extra_arguments=(),
-        cwd=str(tmp_path),
-        specs=(),
-        storage=StorageSpec(),
-        facts=FACTS,
-        check_paths=True,
-        environ={},
-    )
+    asked = ContainerRequest(image=str(rootfs), binds=(f"{outside_tmp}:/mnt/1",), cwd=str(tmp_path))
+    choice = choose_from(asked, ContainerSite(), environ={})
     assert choice.plan.runtime == "charliecloud"
     (outside_tmp / "seen").touch()
     user = {s.name: s.value or "" for s in choice.settings}
@@ -156,18 +146,9 @@ def test_the_chosen_plan_runs(rootfs: Path, tmp_path: Path, outside_tmp: Path) -
 def test_a_mount_point_that_the_image_lacks_is_an_error_before_the_start(
     rootfs: Path, tmp_path: Path, outside_tmp: Path
 ) -> None:
+    asked = ContainerRequest(image=str(rootfs), binds=(f"{outside_tmp}:/data/set",), cwd=str(tmp_path))
     with pytest.raises(UsageError, match="the image has no /data/set to bind to") as caught:
-        plan_container(
-            image=str(rootfs),
-            runtime="charliecloud",
-            binds=(f"{outside_tmp}:/data/set",),
-            extra_arguments=(),
-            cwd=str(tmp_path),
-            specs=(),
-            storage=StorageSpec(),
-            facts=FACTS,
-            check_paths=True,
-        )
+        choose_from(asked, ContainerSite(), runtime="charliecloud", environ={})
     assert "mkdir -p" in (caught.value.hint or "")
 
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from containers.harness import NOT_UTF8, Seen, container, hostile, run_wrapped, show, standin_executable
+from unit.containers.sites import choose_from
 from windlass.backends.containers import get_runtime, runtime_names
 from windlass.backends.containers.base import WrapSpec
-from windlass.backends.containers.choose import plan_container
+from windlass.backends.containers.choose import ContainerRequest, ContainerSite
 from windlass.errors import UsageError
-from windlass.model.condition import Facts, When
+from windlass.model.condition import When
 from windlass.model.origin import Origin, argv_of
 from windlass.model.plan import Mount, Setting
-from windlass.model.site import StorageSpec
 
 pytestmark = pytest.mark.parametrize("name", runtime_names())
 
@@ -242,8 +242,6 @@ def test_bytes_that_the_runtime_would_change_are_refused_before_the_start(name: 
     spec = _spec(name, tmp_path)
     arrived = _ok(run_wrapped(spec, show(NOT_UTF8), work=tmp_path)).arguments == (os.fsencode(NOT_UTF8),)
     assert arrived == get_runtime(name).carries_bytes
-    asked: dict[str, Any] = {"binds": (), "extra_arguments": (), "cwd": "/", "specs": (), "storage": StorageSpec()}
-    facts = Facts(nodes=1, ranks_per_node=1, scheduler="none", launcher="local")
-    image = spec.container.image
+    asked = ContainerRequest(image=spec.container.image, cwd="/", command=(NOT_UTF8,))
     with pytest.raises(UsageError, match="not UTF-8") if not arrived else nullcontext():
-        plan_container(image=image, runtime=name, facts=facts, check_paths=False, command=(NOT_UTF8,), **asked)
+        choose_from(asked, ContainerSite(), runtime=name)

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+from windlass.backends.containers.choose import ContainerRequest, ContainerSite, SeenPaths
 from windlass.model.plan import Remark
-from windlass.model.request import Allocation, PartitionOffer
+from windlass.model.request import Allocation, PartitionOffer, Request
 from windlass.model.site import Site
 from windlass.model.topology import Topology
 from windlass.sites.detect import Detection
@@ -36,8 +37,8 @@ class PlanningContext(msgspec.Struct, frozen=True, kw_only=True):
     allocation: Allocation | None = None
     offers: tuple[PartitionOffer, ...] = ()
     """What the scheduler says of its partitions, where the catalog has no node and the job's own cannot be seen."""
-    environ: Mapping[str, str] = {}
-    """The environment of the machine that will run, for `${NAME}` in paths; used only with `on_node`."""
+    seen_paths: SeenPaths | None = None
+    """Paths that a container needs, looked for where this process is on a node that will run ranks."""
     users_environment: Mapping[str, str] = {}
     """Variables that are the user's own will (see environment.modules.users_variables)."""
     python: str = "python3"
@@ -57,7 +58,7 @@ class PlanningContext(msgspec.Struct, frozen=True, kw_only=True):
     busy_hosts: tuple[str, ...] = ()
     """Nodes of the allocation on which something runs already, where a part of it is asked for."""
     on_node: bool = False
-    """This process is on a node that will run ranks: paths of images and binds can be checked."""
+    """This process is on a node that will run ranks."""
     taken_ports: tuple[int, ...] = ()
     """Ports in use on the first node, where that is not this one."""
     detection: Detection | None = None
@@ -81,3 +82,32 @@ class Secrets(msgspec.Struct, frozen=True, kw_only=True):
 
     def __bool__(self) -> bool:
         return bool(self.words or self.env)
+
+
+def container_request(request: Request, image: str, command: tuple[str, ...] = ()) -> ContainerRequest:
+    """What a request asks of its container: the image and the folders that its command names."""
+    needs: list[tuple[str, str]] = []
+    if request.kind == "script" and request.command[0].startswith("/"):
+        needs.append((request.command[0].rpartition("/")[0] or "/", "the script's folder"))
+    if request.activate:
+        needs.append((request.activate, "the environment that --activate names"))
+    inside = request.cwd.rstrip("/") + "/"
+    return ContainerRequest(
+        image=image,
+        binds=request.binds,
+        arguments=request.container_args,
+        cwd=request.cwd,
+        needs=tuple((path, because) for path, because in needs if not f"{path}/".startswith(inside)),
+        command=command,
+        host_libs=request.host_libs,
+    )
+
+
+def container_site(site: Site) -> ContainerSite:
+    """What a site says of containers."""
+    return ContainerSite(
+        specs=site.file.containers,
+        storage=site.file.storage,
+        host_libraries=site.file.host_libraries,
+        host_libs_origin=site.origin_of("host_libraries"),
+    )

@@ -11,7 +11,7 @@ from dataclasses import replace
 import msgspec
 
 import windlass
-from windlass.backends.containers.choose import plan_container
+from windlass.backends.containers.choose import ContainerChoice, plan_container, runtime_name
 from windlass.backends.launchers import get_launcher
 from windlass.errors import UsageError
 from windlass.model.condition import Facts, holds
@@ -19,7 +19,6 @@ from windlass.model.origin import BUILTIN, Origin
 from windlass.model.plan import (
     PLAN_VERSION,
     Binding,
-    ContainerPlan,
     Plan,
     Prologue,
     RankBinding,
@@ -35,9 +34,9 @@ from windlass.plan.agents import needs_agents, plan_agents
 from windlass.plan.arguments import batch_directives, launch_arguments, rank_limits
 from windlass.plan.cache import plan_cache, with_view
 from windlass.plan.command import rank_command, refuse_nested_launcher
-from windlass.plan.environment import caches, choose
+from windlass.plan.environment import caches
 from windlass.plan.environment.modules import activation_lines
-from windlass.plan.inputs import PlanningContext, Secrets
+from windlass.plan.inputs import PlanningContext, Secrets, container_request, container_site
 from windlass.plan.profile import check_profile
 from windlass.plan.remarks import binding_remarks, plan_remarks
 from windlass.plan.shape import Shape, decide_shape
@@ -52,21 +51,18 @@ def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets
     shape = decide_shape(request, site, context.topology, context.allocation, context.avoided_hosts, context.offers)
     check_profile(request, shape.nodes * shape.ranks_per_node)
     command = rank_command(request, context.python if not request.container else request.python or "python")
-    remarks = [*context.remarks, *shape.remarks, *_nested_launcher(command, shape)]
     binding = _binding(request, site, context.topology, shape)
-    facts = _facts(request, shape, binding, site)
     _check_options(request, site)
-    container, container_settings, container_modules, container_remarks = _container(request, context, facts, command)
-    remarks += container_remarks
+    before_modules = _facts_before_modules(request, shape, binding, site)
+    box = _container(request, context, before_modules, command)
     cache = plan_cache(request, context.cache_roots, context.cache_environments)
-    container = with_view(container, cache)
-    if container:
-        facts = msgspec.structs.replace(facts, container=True, runtime=container.runtime)
-    modules_use, modules = _modules(request, site, facts, container_modules)
-    facts = msgspec.structs.replace(facts, modules=modules)
-    environment = plan_environment(request, context, shape, binding, facts, container_settings)
+    container = with_view(box.plan if box else None, cache)
+    modules_use, modules = _modules(request, site, before_modules, box.modules if box else ())
+    facts = msgspec.structs.replace(before_modules, modules=modules)
+    environment = plan_environment(request, context, shape, binding, facts, box.settings if box else ())
     launch = launch_arguments(request, context, shape, binding, facts, container, environment)
     secrets = _secrets(request, command, environment)
+    remarks = [*context.remarks, *shape.remarks, *_nested_launcher(command, shape), *(box.remarks if box else ())]
     remarks += [*binding_remarks(binding, context.topology), *plan_remarks(request, context, shape, facts, environment)]
     plan = Plan(
         version=PLAN_VERSION,
@@ -181,13 +177,16 @@ def _left_to_launcher(made: Binding) -> Binding:
     return msgspec.structs.replace(made, ranks=ranks, because=because, by_launcher=True)
 
 
-def _facts(request: Request, shape: Shape, binding: Binding, site: Site) -> Facts:
+def _facts_before_modules(request: Request, shape: Shape, binding: Binding, site: Site) -> Facts:
+    """What conditions may depend on before the modules are chosen: the conditions of modules are decided with it."""
+    image = request.container
     return Facts(
         nodes=shape.nodes,
         ranks_per_node=shape.ranks_per_node,
         scheduler=shape.scheduler,
         launcher=shape.launcher,
-        container=request.container is not None,
+        container=image is not None,
+        runtime=runtime_name(image, request.runtime, site.file.containers) if image is not None else "none",
         devices=shape.devices,
         device_unit=shape.device_unit,
         preset=binding.preset,
@@ -210,41 +209,11 @@ def _check_options(request: Request, site: Site) -> None:
 
 def _container(
     request: Request, context: PlanningContext, facts: Facts, command: tuple[str, ...]
-) -> tuple[ContainerPlan | None, tuple[Setting, ...], tuple[str, ...], tuple[Remark, ...]]:
+) -> ContainerChoice | None:
     if request.container is None:
-        return None, (), (), ()
-    choice = plan_container(
-        image=request.container,
-        runtime=request.runtime,
-        binds=request.binds,
-        extra_arguments=request.container_args,
-        cwd=request.cwd,
-        specs=context.site.file.containers,
-        storage=context.site.file.storage,
-        facts=facts,
-        check_paths=context.on_node,
-        needs=_needed_paths(request),
-        command=command,
-        environ=context.environ if context.on_node else None,
-        host_libraries=context.site.file.host_libraries,
-        host_libs=request.host_libs,
-        host_libs_origin=context.site.origin_of("host_libraries"),
-    )
-    holding = choose.settings_that_hold(
-        choice.settings, msgspec.structs.replace(facts, container=True, runtime=choice.plan.runtime)
-    )
-    return choice.plan, holding, choice.modules, choice.remarks
-
-
-def _needed_paths(request: Request) -> tuple[tuple[str, str], ...]:
-    """Folders outside of the working folder that the command names by itself."""
-    needs: list[tuple[str, str]] = []
-    if request.kind == "script" and request.command[0].startswith("/"):
-        needs.append((request.command[0].rpartition("/")[0] or "/", "the script's folder"))
-    if request.activate:
-        needs.append((request.activate, "the environment that --activate names"))
-    inside = request.cwd.rstrip("/") + "/"
-    return tuple((path, because) for path, because in needs if not f"{path}/".startswith(inside))
+        return None
+    asked = container_request(request, request.container, command)
+    return plan_container(asked, container_site(context.site), facts, context.seen_paths)
 
 
 def _modules(

@@ -15,7 +15,6 @@ from windlass.model.plan import Remark
 from windlass.model.request import AUTO, Request
 from windlass.model.site import Site
 from windlass.plan.cache import is_below
-from windlass.run.interpreter import find_python
 
 _ASK_S = 30.0
 _SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc", "/proc", "/sys", "/dev", "/run")
@@ -42,16 +41,18 @@ class ImportFolders:
     paths: tuple[str, ...]
 
 
-def with_auto_cache(request: Request, site: Site, environ: Mapping[str, str]) -> tuple[Request, Remark | None]:
-    """The request with folders in the place of `auto`, and a note that names them. `UsageError` where they cannot be
-    told from here, or where there is nothing to share."""
+def with_auto_cache(
+    request: Request, python: str, site: Site, environ: Mapping[str, str]
+) -> tuple[Request, Remark | None]:
+    """The request with folders in the place of `auto`, and a note that names them. `python` runs the script, where the
+    command names no other. `UsageError` where the folders cannot be told from here, or where there are none."""
     if AUTO not in request.cache:
         return request, None
     named = tuple(path for path in request.cache if path != AUTO)
     request = msgspec.structs.replace(request, cache=named)
     if request.container:
         raise UsageError("--cache auto cannot see which Python runs inside the container", hint=_HINT)
-    python = _python_in_use(request, site, environ)
+    python = _python_in_use(request, python, environ)
     folders = ask_python(python, request, environ)
     roots, left_out = choose_roots(folders, _own_files(request), (*_SYSTEM, *site.file.storage.system))
     if not roots and not named:
@@ -64,13 +65,10 @@ def with_auto_cache(request: Request, site: Site, environ: Mapping[str, str]) ->
     return msgspec.structs.replace(request, cache=(*named, *roots)), Remark(level="note", text=text)
 
 
-def _python_in_use(request: Request, site: Site, environ: Mapping[str, str]) -> str:
+def _python_in_use(request: Request, python: str, environ: Mapping[str, str]) -> str:
     """The interpreter that the ranks will run, as it can be run here."""
     word = request.command[0] if request.kind == "command" and request.command else ""
-    if Path(word).name.startswith("python"):
-        python = word
-    else:
-        python = _first_line_python(word, environ) or find_python(request, site, environ)[0]
+    python = word if Path(word).name.startswith("python") else _first_line_python(word, environ) or python
     found = python if "/" in python else which(python, environ)
     if found is None:
         raise UsageError(f"--cache auto: {python} is not here, only in the job", hint=_HINT)

@@ -10,7 +10,7 @@ import msgspec
 
 from windlass.backends.schedulers import get_scheduler, scheduler_of_job
 from windlass.base.procs.command import run_command, which
-from windlass.base.settings import Settings
+from windlass.base.settings import JobDefaults, Settings, job_keys
 from windlass.errors import UsageError, WindlassError
 from windlass.model.plan import Remark
 from windlass.model.request import Allocation, PartitionOffer, Request
@@ -26,7 +26,9 @@ from windlass.plan.environment.modules import (
 )
 from windlass.plan.inputs import PlanningContext
 from windlass.plan.shape import VISIBILITY
+from windlass.run.auto_cache import with_auto_cache
 from windlass.run.bad_nodes import bad_hosts
+from windlass.run.container_paths import seen_paths
 from windlass.run.environment_place import environment_place
 from windlass.run.interpreter import activate_kind, check_activate, check_python, find_python
 from windlass.run.remote import probe_node
@@ -65,8 +67,11 @@ def _read_text(path: str) -> str:
         raise UsageError(f"cannot read {path}: {error.strerror}", hint="is this still inside the job?") from error
 
 
-def choose_site(request: Request, settings: Settings, environ: Mapping[str, str]) -> tuple[Site, Detection | None]:
-    """The site by flag, file, variable or evidence; unknown machines get a generic one."""
+def choose_site(
+    request: Request, settings: Settings, environ: Mapping[str, str]
+) -> tuple[Request, Site, Detection | None]:
+    """The site by flag, file, variable or evidence; unknown machines get a generic one. The request comes back with
+    the user's defaults for that site, whose partition decides what the site has."""
     file = Path(request.site_file) if request.site_file else settings.site_file
     files = (file,) if file is not None else ()
     name = request.site or (site_of_file(files[0], settings.config_dir) if files else None) or settings.site
@@ -74,15 +79,36 @@ def choose_site(request: Request, settings: Settings, environ: Mapping[str, str]
     if name is None:
         detection = detect_site(config_dir=settings.config_dir, environ=environ)
         name = detection.name
-    site = load_site(name, partition=request.partition, config_dir=settings.config_dir, user_files=files)
-    return site, detection
+
+    def load(partition: str | None) -> Site:
+        return load_site(name, partition=partition, config_dir=settings.config_dir, user_files=files)
+
+    site = load(request.partition)
+    filled = with_job_defaults(request, settings, site, environ)
+    return filled, site if filled.partition == request.partition else load(filled.partition), detection
 
 
-def gather_context(request: Request, settings: Settings, *, environ: Mapping[str, str], here: bool) -> PlanningContext:
-    """Everything that planning needs. `here`: the ranks will run on nodes like this one (run), as opposed to a plan or
-    a submission for nodes that we cannot see from where we are."""
+def with_job_defaults(request: Request, settings: Settings, site: Site, environ: Mapping[str, str]) -> Request:
+    """The request with the account, partition and so on of the user's `config.toml` where it names none. Inside a job,
+    and where no scheduler is asked, there is nothing to choose."""
+    ruled = (request.scheduler or site.file.scheduler.kind) != "none"
+    if not ruled or scheduler_of_job(environ) is not None:
+        return request
+    here = settings.job_at.get(site.name, JobDefaults())
+    found = {key: getattr(request, key) or getattr(here, key) or getattr(settings.job, key) for key in job_keys()}
+    return msgspec.structs.replace(request, **found)
+
+
+def gather_context(
+    request: Request, settings: Settings, *, environ: Mapping[str, str], here: bool
+) -> tuple[Request, PlanningContext]:
+    """Everything that planning needs, each thing read once: the request with what the user's file and this machine
+    fill in, and its context. `here`: the ranks will run on nodes like this one (run), as opposed to a plan or a
+    submission for nodes that we cannot see from where we are."""
+    request, site, detection = choose_site(request, settings, environ)
+    python, because = find_python(request, site, environ)
+    request, note = with_auto_cache(request, python, site, environ)
     allocation = find_allocation(environ, request.scheduler) if here else None
-    site, detection = choose_site(request, settings, environ)
     on_node = here and (allocation is None or any(is_this_host(host, environ) for host in allocation.hosts))
     taken: tuple[int, ...] = ()
     # Inside a job a shell may be bound to one core of it (`srun --pty bash`): what counts is the cgroup.
@@ -99,8 +125,7 @@ def gather_context(request: Request, settings: Settings, *, environ: Mapping[str
     remarks += silence
     roots = cache_roots(request) if here else ()
     remarks += _check_paths(request, site, environ, here=here, ours=on_node and (allocation is not None or not ruled))
-    python, because = find_python(request, site, environ)
-    return PlanningContext(
+    return request, PlanningContext(
         site=site,
         topology=topology,
         allocation=allocation,
@@ -114,11 +139,11 @@ def gather_context(request: Request, settings: Settings, *, environ: Mapping[str
         cache_environments=_cache_environments(request, python, environ) if roots else (),
         bad_hosts=bad_hosts(settings.state_dir, site.name) if site.file.scheduler.kind != "none" or allocation else (),
         busy_hosts=busy_hosts(request, allocation, environ) if allocation else (),
-        environ=environ,
+        seen_paths=seen_paths(request, site, environ) if on_node else None,
         on_node=on_node,
         taken_ports=taken,
         detection=detection,
-        remarks=tuple(remarks),
+        remarks=(*remarks, *((note,) if note else ())),
     )
 
 

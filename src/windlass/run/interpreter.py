@@ -11,7 +11,7 @@ from pathlib import Path
 
 from windlass.base.procs.command import which
 from windlass.errors import UsageError
-from windlass.model.request import Request
+from windlass.model.request import AUTO, Request
 from windlass.model.site import Site
 from windlass.plan.cache import is_below
 
@@ -62,7 +62,7 @@ def find_python(request: Request, site: Site, environ: Mapping[str, str]) -> tup
         candidate = Path(prefix or "/nonexistent") / "bin" / "python"
         if candidate.exists() and not _same(prefix, own):
             return str(candidate), f"of the active environment ({variable})"
-    for root in request.cache:
+    for root in (root for root in request.cache if root != AUTO):
         if (Path(root) / "pyvenv.cfg").exists() or (Path(root) / "conda-meta").exists():
             return str(Path(root) / "bin" / "python"), "of the environment that --cache names"
     missing = missing_imports(request) if own else ()

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from windlass.backends.schedulers import scheduler_of_job
-from windlass.base.settings import JobDefaults, Settings, job_keys, read_settings
+from windlass.base.settings import read_settings
 from windlass.errors import UsageError
 from windlass.model.plan import Plan
-from windlass.model.request import AUTO, Request
+from windlass.model.request import Request
 from windlass.plan.inputs import PlanningContext, Secrets
 from windlass.plan.plan import make_plan
-from windlass.run.auto_cache import with_auto_cache
-from windlass.run.context import choose_site, gather_context
+from windlass.run.context import gather_context
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,50 +30,23 @@ def plan_request(
     request: Request, environ: Mapping[str, str], *, here: bool, run_dir: str | None = None
 ) -> PlannedRequest:
     """The plan of a request. `here`: for nodes like this one, which is looked at. Starts and writes nothing."""
-    settings = read_settings(environ)
-    request, context = _with_context(request, settings, environ, here=here)
+    request, context = gather_context(request, read_settings(environ), environ=environ, here=here)
     if run_dir is not None:
         context = msgspec.structs.replace(context, run_dir=run_dir)
-    plan, secrets = make_plan(request, context)
-    return PlannedRequest(request=request, plan=plan, secrets=secrets, context=context)
+    return _planned(request, context)
 
 
 def plan_to_run(request: Request, environ: Mapping[str, str], *, allow_login: bool = False) -> PlannedRequest:
     """The plan of a request that is to run from here, now. Raises `UsageError` on a login node."""
     settings = read_settings(environ)
-    request, context = _with_context(request, settings, environ, here=True)
+    request, context = gather_context(request, settings, environ=environ, here=True)
     _refuse_login(context, request, allowed=allow_login or settings.allow_login)
+    return _planned(request, context)
+
+
+def _planned(request: Request, context: PlanningContext) -> PlannedRequest:
     plan, secrets = make_plan(request, context)
     return PlannedRequest(request=request, plan=plan, secrets=secrets, context=context)
-
-
-def _with_context(
-    request: Request, settings: Settings, environ: Mapping[str, str], *, here: bool
-) -> tuple[Request, PlanningContext]:
-    """The request with what the user's file and this machine fill in, and the context of its planning."""
-    request = with_job_defaults(request, settings, environ)
-    note = None
-    if AUTO in request.cache:
-        request, note = with_auto_cache(request, choose_site(request, settings, environ)[0], environ)
-    context = gather_context(request, settings, environ=environ, here=here)
-    if note is not None:
-        context = msgspec.structs.replace(context, remarks=(*context.remarks, note))
-    return request, context
-
-
-def with_job_defaults(request: Request, settings: Settings, environ: Mapping[str, str]) -> Request:
-    """The request with the account, partition and so on of the user's `config.toml` where it names none. Inside a job,
-    and where no scheduler is asked, there is nothing to choose."""
-    if settings.job == JobDefaults() and not settings.job_at:
-        return request
-    if request.scheduler == "none" or scheduler_of_job(environ) is not None:
-        return request
-    site, _ = choose_site(request, settings, environ)
-    if (request.scheduler or site.file.scheduler.kind) == "none":
-        return request
-    here = settings.job_at.get(site.name, JobDefaults())
-    found = {key: getattr(request, key) or getattr(here, key) or getattr(settings.job, key) for key in job_keys()}
-    return msgspec.structs.replace(request, **found)
 
 
 def _refuse_login(context: PlanningContext, request: Request, *, allowed: bool) -> None:

@@ -4,16 +4,24 @@ that the catalog names; here it is the input of the golden command lines."""
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from windlass.backends.containers import get_runtime
 from windlass.backends.containers.base import WrapSpec
-from windlass.backends.containers.choose import ContainerChoice, plan_container
+from windlass.backends.containers.choose import (
+    ContainerChoice,
+    ContainerRequest,
+    ContainerSite,
+    plan_container,
+    runtime_name,
+)
 from windlass.model.condition import Facts
 from windlass.model.origin import argv_of
 from windlass.model.site import ContainerSpec, StorageSpec
+from windlass.run.container_paths import look_at_paths
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -139,23 +147,47 @@ class SiteText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     links: dict[str, str] = {}
 
 
-def choose(text: str, image: str, *, nodes: int = 2, **fields: Any) -> ContainerChoice:
-    """The container that a site's text gives for this image."""
+def choose(
+    text: str,
+    image: str,
+    *,
+    nodes: int = 2,
+    runtime: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    **fields: Any,
+) -> ContainerChoice:
+    """The container that a site's text gives for this image. With `environ` this machine is the one that will run."""
     site = msgspec.convert(tomllib.loads(text), SiteText)
-    base: dict[str, Any] = {
-        "runtime": None,
-        "binds": (),
-        "extra_arguments": (),
-        "cwd": "/work/me",
-        "check_paths": False,
-    }
-    return plan_container(
-        image=image,
-        specs=site.containers,
-        storage=StorageSpec(links=site.links),
-        facts=Facts(nodes=nodes, ranks_per_node=4, scheduler="slurm", launcher="srun"),
-        **{**base, **fields},
+    offer = ContainerSite(specs=site.containers, storage=StorageSpec(links=site.links))
+    return choose_from(
+        ContainerRequest(image=image, **{"cwd": "/work/me", **fields}),
+        offer,
+        nodes=nodes,
+        runtime=runtime,
+        environ=environ,
     )
+
+
+def choose_from(
+    asked: ContainerRequest,
+    site: ContainerSite,
+    *,
+    nodes: int = 1,
+    ranks_per_node: int = 4,
+    runtime: str | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> ContainerChoice:
+    """The container of a request on a site."""
+    facts = Facts(
+        nodes=nodes,
+        ranks_per_node=ranks_per_node,
+        scheduler="slurm",
+        launcher="srun",
+        container=True,
+        runtime=runtime_name(asked.image, runtime, site.specs),
+    )
+    seen = look_at_paths(asked, site, environ) if environ is not None else None
+    return plan_container(asked, site, facts, seen)
 
 
 def spec_of(choice: ContainerChoice, vendor: str | None, **fields: Any) -> WrapSpec:

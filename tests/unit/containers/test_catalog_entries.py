@@ -9,10 +9,9 @@ import msgspec
 import pytest
 
 import windlass.sites
-from unit.containers.sites import spec_of
+from unit.containers.sites import choose_from, spec_of
 from windlass.backends.containers import get_runtime, runtime_names
-from windlass.backends.containers.choose import plan_container
-from windlass.model.condition import Facts
+from windlass.backends.containers.choose import ContainerRequest, ContainerSite
 from windlass.model.origin import argv_of
 from windlass.model.site import ContainerSpec, StorageSpec
 
@@ -45,17 +44,8 @@ def test_an_entry_of_the_catalog_gives_a_command_line(site: str, number: int, no
     if entry.images:
         image = "/images/" + entry.images[0].replace("*", "x")
         image += "" if image.endswith(".sif") else ".sif"
-    choice = plan_container(
-        image=image,
-        runtime=entry.runtime,
-        binds=(),
-        extra_arguments=(),
-        cwd="/work/me",
-        specs=specs,
-        storage=storage,
-        facts=Facts(nodes=nodes, ranks_per_node=4, scheduler="slurm", launcher="srun"),
-        check_paths=False,
-    )
+    asked = ContainerRequest(image=image, cwd="/work/me")
+    choice = choose_from(asked, ContainerSite(specs=specs, storage=storage), nodes=nodes, runtime=entry.runtime)
     assert choice.plan.verb == entry.verb
     runtime = get_runtime(entry.runtime)
     spec = spec_of(choice, "nvidia")
@@ -70,17 +60,8 @@ def test_lumi_in_the_catalog_binds_what_the_site_asks_for_across_nodes() -> None
     image = "/appl/local/containers/sif-images/lumi-pytorch-rocm-6.2.4-python-3.12-pytorch-v2.7.1.sif"
     found = {}
     for nodes in (1, 2):
-        choice = plan_container(
-            image=image,
-            runtime=None,
-            binds=(),
-            extra_arguments=(),
-            cwd="/scratch/project_1",
-            specs=specs,
-            storage=storage,
-            facts=Facts(nodes=nodes, ranks_per_node=8, scheduler="slurm", launcher="srun"),
-            check_paths=False,
-        )
+        asked = ContainerRequest(image=image, cwd="/scratch/project_1")
+        choice = choose_from(asked, ContainerSite(specs=specs, storage=storage), nodes=nodes)
         found[nodes] = [mount.source for mount in choice.plan.mounts]
         assert choice.plan.activate == "$WITH_CONDA"
     network = ["/var/spool/slurmd", "/opt/cray", "/usr/lib64/libcxi.so.1"]

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from unit.containers.sites import FRONTIER, LUMI, PERLMUTTER, choose, command_line
-from windlass.backends.containers.choose import plan_container
+from unit.containers.sites import FRONTIER, LUMI, PERLMUTTER, choose, choose_from, command_line
+from windlass.backends.containers.choose import ContainerRequest, ContainerSite
 from windlass.backends.containers.image import image_kind
 from windlass.errors import MachineError, UsageError
-from windlass.model.condition import Facts
 from windlass.model.site import StorageSpec
 
 NO_SITE = "containers = []\n"
@@ -79,15 +78,15 @@ def test_conditions_of_arguments_are_decided_with_the_chosen_runtime() -> None:
 
 
 def test_users_container_arguments_are_added_and_defaults_removed() -> None:
-    choice = choose(PERLMUTTER, "x/y:1", extra_arguments=("--env A=b", "~--module", "--clearenv"))
+    choice = choose(PERLMUTTER, "x/y:1", arguments=("--env A=b", "~--module", "--clearenv"))
     assert [a.words for a in choice.plan.arguments] == [("--env", "A=b"), ("--clearenv",)]
     with pytest.raises(UsageError, match="no default of this name") as caught:
-        choose(PERLMUTTER, "x/y:1", extra_arguments=("~--modul",))
+        choose(PERLMUTTER, "x/y:1", arguments=("~--modul",))
     assert "--module" in (caught.value.hint or "")
 
 
 def test_the_device_flag_can_be_removed() -> None:
-    choice = choose(FRONTIER, "/x.sif", extra_arguments=("~--rocm",))
+    choice = choose(FRONTIER, "/x.sif", arguments=("~--rocm",))
     assert "--rocm" not in command_line(choice, "amd")
     assert "--nv" in command_line(choose(FRONTIER, "/x.sif"), "nvidia")
     assert "--" not in command_line(choose(FRONTIER, "/x.sif"), "intel").replace("--bind", "").replace("--pwd", "")
@@ -95,37 +94,35 @@ def test_the_device_flag_can_be_removed() -> None:
 
 def test_packages_of_the_home_folder_are_kept_out_unless_home_is() -> None:
     assert "PYTHONNOUSERSITE" in {s.name for s in choose(FRONTIER, "/x.sif").settings}
-    assert "PYTHONNOUSERSITE" not in {
-        s.name for s in choose(FRONTIER, "/x.sif", extra_arguments=("--no-home",)).settings
-    }
+    assert "PYTHONNOUSERSITE" not in {s.name for s in choose(FRONTIER, "/x.sif", arguments=("--no-home",)).settings}
 
 
 def test_planning_needs_no_image_but_running_does(tmp_path: Path) -> None:
     missing = str(tmp_path / "no.sif")
     assert choose(NO_SITE, missing).plan.image == missing
     with pytest.raises(UsageError, match=r"there is no such image"):
-        choose(NO_SITE, missing, check_paths=True, cwd=str(tmp_path))
+        choose(NO_SITE, missing, environ={}, cwd=str(tmp_path))
 
 
 def test_a_relative_image_is_looked_for_in_the_working_folder(tmp_path: Path) -> None:
     (tmp_path / "x.sif").touch()
-    choice = choose(NO_SITE, "x.sif", check_paths=True, cwd=str(tmp_path))
+    choice = choose(NO_SITE, "x.sif", environ={}, cwd=str(tmp_path))
     assert choice.plan.image == str(tmp_path / "x.sif")
 
 
 def test_an_image_path_may_hold_a_variable(tmp_path: Path) -> None:
     (tmp_path / "x.sif").touch()
-    choice = choose(NO_SITE, "${IMAGES}/x.sif", check_paths=True, cwd=str(tmp_path), environ={"IMAGES": str(tmp_path)})
+    choice = choose(NO_SITE, "${IMAGES}/x.sif", cwd=str(tmp_path), environ={"IMAGES": str(tmp_path)})
     assert choice.plan.image == "${IMAGES}/x.sif"
     with pytest.raises(UsageError, match="a variable in it is not set"):
-        choose(NO_SITE, "${IMAGES}/x.sif", check_paths=True, cwd=str(tmp_path), environ={})
+        choose(NO_SITE, "${IMAGES}/x.sif", cwd=str(tmp_path), environ={})
 
 
 def test_on_the_machine_missing_paths_of_the_site_are_an_error_and_the_user_can_remove_them(tmp_path: Path) -> None:
     (tmp_path / "x.sif").touch()
     bind = f'{{source_path = "{tmp_path}/no", because = "b", source = "s"}}'
     site = f'[[containers]]\nruntime = "apptainer"\nbinds = [{bind}]\n'
-    where = {"check_paths": True, "cwd": str(tmp_path)}
+    where = {"environ": {}, "cwd": str(tmp_path)}
     with pytest.raises(MachineError, match="cannot bind"):
         choose(site, "x.sif", **where)
     choice = choose(site, "x.sif", binds=(f"-{tmp_path}/no",), **where)
@@ -136,7 +133,7 @@ def test_a_working_folder_behind_a_link_is_seen_by_both_names(tmp_path: Path) ->
     (tmp_path / "real").mkdir()
     (tmp_path / "real/x.sif").touch()
     (tmp_path / "link").symlink_to("real")
-    choice = choose(NO_SITE, "x.sif", check_paths=True, cwd=str(tmp_path / "link"))
+    choice = choose(NO_SITE, "x.sif", environ={}, cwd=str(tmp_path / "link"))
     assert [m.source for m in choice.plan.mounts] == [str(tmp_path / "link"), str((tmp_path / "real").resolve())]
 
 
@@ -175,15 +172,6 @@ def test_caches_on_the_node_are_seen_where_the_runtime_does_not_show_them_anyway
 
 
 def _sources(image: str, runtime: str, storage: StorageSpec) -> list[str]:
-    choice = plan_container(
-        image=image,
-        runtime=runtime,
-        binds=(),
-        extra_arguments=(),
-        cwd="/work/me",
-        specs=(),
-        storage=storage,
-        facts=Facts(nodes=1, ranks_per_node=1, scheduler="none", launcher="local"),
-        check_paths=False,
-    )
+    asked = ContainerRequest(image=image, cwd="/work/me")
+    choice = choose_from(asked, ContainerSite(storage=storage), runtime=runtime)
     return [mount.source for mount in choice.plan.mounts]

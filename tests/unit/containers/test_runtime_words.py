@@ -68,13 +68,13 @@ def test_a_setting_keeps_its_condition_on_the_way_in() -> None:
 
 
 def test_the_users_own_folder_option_replaces_ours() -> None:
-    choice = choose(NO_SITE, "/x.sif", extra_arguments=("--pwd /elsewhere",))
+    choice = choose(NO_SITE, "/x.sif", arguments=("--pwd /elsewhere",))
     assert command_line(choice, None).count("--pwd") == 1
 
 
 def test_podman_hpc_takes_devices_network_and_entry_point_from_the_user_where_given() -> None:
     own = ("--device=nvidia.com/gpu=all", "--net=slirp4netns", "--ipc=private", "--entrypoint=/run.sh")
-    words = command_line(choose(PERLMUTTER, "x/y:1", runtime="podman-hpc", extra_arguments=own), "nvidia").split()
+    words = command_line(choose(PERLMUTTER, "x/y:1", runtime="podman-hpc", arguments=own), "nvidia").split()
     assert "--gpu" not in words
     assert [w for w in words if w.startswith(("--net", "--ipc", "--entrypoint"))] == list(own[1:])
 

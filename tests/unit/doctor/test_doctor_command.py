@@ -36,6 +36,11 @@ def test_a_command_line_is_checked_and_not_run(tmp_path: Path) -> None:
     assert nested.code == 1 and "FAIL   launcher nesting: the command starts torchrun" in nested.stdout
 
 
+def test_the_cache_of_the_interpreter_in_use_is_planned_as_run_does(tmp_path: Path) -> None:
+    done = windlass(*QUICK, "-r", "1", "--cache", "auto", cwd=tmp_path)
+    assert "all 1 started as planned" in done.stdout, done.text
+
+
 def test_on_a_login_node_no_rank_starts_and_no_device_is_missed(tmp_path: Path) -> None:
     done = windlass("doctor", "--quick", "--site", "frontier", "--json", cwd=tmp_path)
     health = json.loads(done.stdout)

@@ -114,7 +114,7 @@ def test_a_plan_knows_the_modules_value_from_the_users(
 ) -> None:
     environ = _environment_with(modules, *more)
     request = Request(command=("true",), site="lumi", nodes=2)
-    context = gather_context(request, Settings(config_dir=modules / "none"), environ=environ, here=False)
+    _, context = gather_context(request, Settings(config_dir=modules / "none"), environ=environ, here=False)
     assert context.users_environment.get(name) == users
 
 

@@ -37,7 +37,9 @@ def base(tmp_path: Path) -> Path:
 def auto(tmp_path: Path, *command: str, environ: dict[str, str] | None = None, **fields: object) -> tuple[str, ...]:
     request = Request(command=command, kind="command", cache=(AUTO,), cwd=str(tmp_path / "work"), **fields)  # type: ignore[arg-type]
     (tmp_path / "work").mkdir(exist_ok=True)
-    changed, note = with_auto_cache(request, load_site("generic-slurm"), {"PATH": os.defpath, **(environ or {})})
+    changed, note = with_auto_cache(
+        request, "python3", load_site("generic-slurm"), {"PATH": os.defpath, **(environ or {})}
+    )
     assert note is not None and all(root in note.text for root in changed.cache)
     return changed.cache
 
@@ -91,10 +93,10 @@ def test_what_cannot_be_told_is_an_error_that_says_what_to_do(tmp_path: Path) ->
     site, environ = load_site("generic-slurm"), {"PATH": os.defpath}
     boxed = Request(command=("x",), kind="command", cache=(AUTO,), container="image.sif")
     with pytest.raises(UsageError, match="inside the container"):
-        with_auto_cache(boxed, site, environ)
+        with_auto_cache(boxed, "python3", site, environ)
     with pytest.raises(UsageError, match="only in the job"):
-        with_auto_cache(Request(command=("python9",), kind="command", cache=(AUTO,)), site, environ)
+        with_auto_cache(Request(command=("python9",), kind="command", cache=(AUTO,)), "python3", site, environ)
     with pytest.raises(UsageError, match="does not say what it imports"):
         ask_python("/bin/false", boxed, environ)
     named = Request(command=("x",), kind="command", cache=("/folder",))
-    assert with_auto_cache(named, site, environ) == (named, None)
+    assert with_auto_cache(named, "python3", site, environ) == (named, None)

@@ -122,7 +122,7 @@ def test_what_was_staged_is_activated_from_a_shell_that_stays_on_the_login_node(
     monkeypatch.setattr(context, "probe_node", lambda *_: node)
     settings = Settings(config_dir=tmp_path / "none")
     staged = script(tmp_path, "", activate="/mnt/bb/me/no-such-env", site="frontier")
-    found = context.gather_context(staged, settings, environ=PLAIN, here=True)
+    _, found = context.gather_context(staged, settings, environ=PLAIN, here=True)
     assert (found.activate_kind, found.python) == ("unseen", "/mnt/bb/me/no-such-env/bin/python")
     monkeypatch.setattr(context, "is_this_host", lambda *_: True)
     with pytest.raises(UsageError, match="does not exist here"):

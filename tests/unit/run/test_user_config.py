@@ -9,7 +9,8 @@ import pytest
 from windlass.base.settings import JobDefaults, Settings, read_settings
 from windlass.errors import ConfigError, MachineError
 from windlass.model.request import Request
-from windlass.run.planning import plan_request, with_job_defaults
+from windlass.run.context import choose_site
+from windlass.run.planning import plan_request
 from windlass.run.user_config import with_keys, write_config
 
 OLD = """# mine
@@ -72,19 +73,19 @@ def test_a_folder_that_cannot_be_made_is_an_error_with_its_name(tmp_path: Path) 
 def test_the_site_s_own_defaults_win_over_the_general_ones_and_options_over_both(tmp_path: Path) -> None:
     got = settings(tmp_path, 'account = "a"\ntime = "1h"\n[sites.lumi]\naccount = "b"\n')
     request = Request(command=("true",), site="lumi")
-    found = with_job_defaults(request, got, {})
+    found = choose_site(request, got, {})[0]
     assert (found.account, found.time, found.partition) == ("b", "1h", None)
-    said = with_job_defaults(Request(command=("true",), site="lumi", account="c"), got, {})
+    said = choose_site(Request(command=("true",), site="lumi", account="c"), got, {})[0]
     assert said.account == "c"
-    assert with_job_defaults(Request(command=("true",), site="frontier"), got, {}).account == "a"
+    assert choose_site(Request(command=("true",), site="frontier"), got, {})[0].account == "a"
 
 
 def test_inside_a_job_and_without_a_scheduler_nothing_is_filled_in(tmp_path: Path) -> None:
     got = settings(tmp_path, 'account = "a"\npartition = "p"\n')
     request = Request(command=("true",), site="lumi")
-    assert with_job_defaults(request, got, {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1"}) == request
+    assert choose_site(request, got, {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1"})[0] == request
     for local in (Request(command=("true",), site="workstation"), Request(command=("true",), scheduler="none")):
-        assert with_job_defaults(local, got, {}) == local
+        assert choose_site(local, got, {})[0] == local
 
 
 def test_directives_of_a_plan_hold_them(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which host paths are seen in the container, and where. Decided in values; only `settle` looks at the machine.
+"""Which host paths are seen in the container, and where. Pure.
 
 Paths may hold `${NAME}`, which the rank script expands on the node.
 """
@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Container, Iterable, Mapping
 
 import msgspec
 
@@ -74,17 +73,17 @@ def needed_path(path: str, because: str, *, optional: bool = False) -> Mount:
 
 
 def combine(
-    mounts: Iterable[Mount], links: Mapping[str, str], real: Callable[[str], str] | None = None
+    mounts: Iterable[Mount], links: Mapping[str, str], real: Mapping[str, str] | None = None
 ) -> tuple[tuple[Mount, ...], tuple[str, ...]]:
     """Mounts without repetition, parents before children, and what a person should know about those left out.
 
-    Links are followed: a mount that lies behind one of the site's `links`, or that `real` resolves to another path,
+    Links are followed: a mount that lies behind one of the site's `links`, or that has another path in `real`,
     brings the tree it points into, so that absolute links work inside. Two of the user's own binds to one place are a
     `UsageError`; otherwise the user's bind wins over the site's."""
     chosen: dict[str, Mount] = {}
     notes: list[str] = []
     given = list(mounts)
-    for mount in [*given, *(extra for m in given for extra in _behind_links(m, links, real))]:
+    for mount in [*given, *(extra for m in given for extra in _behind_links(m, links, real or {}))]:
         old = chosen.get(mount.target)
         if old is None:
             chosen[mount.target] = mount
@@ -107,26 +106,17 @@ def without(mounts: tuple[Mount, ...], path: str) -> tuple[Mount, ...]:
     return left
 
 
-def settle(
-    mounts: tuple[Mount, ...], environ: Mapping[str, str] | None, exists: Callable[[str], bool] | None = None
-) -> tuple[Mount, ...]:
+def settle(mounts: tuple[Mount, ...], environ: Mapping[str, str], there: Container[str]) -> tuple[Mount, ...]:
     """The mounts that this machine can make: optional ones are left out where the path is missing. A missing path that
-    was asked for is an error, because some runtimes refuse to start and others bind nothing in silence. Without
-    `environ` a path with a variable in it is left to the node."""
-    there = exists or (lambda path: Path(path).exists())
+    was asked for is an error, because some runtimes refuse to start and others bind nothing in silence."""
     kept = []
     for mount in mounts:
-        source = expanded(mount.source, environ or {})
-        unknown = environ is None and has_variables(mount.source)
-        if unknown or (source is not None and there(source)):
+        source = expanded(mount.source, environ)
+        if source is not None and source in there:
             kept.append(mount)
         elif not mount.optional:
             raise _missing(mount, source)
     return tuple(kept)
-
-
-def has_variables(path: str) -> bool:
-    return _VARIABLE.search(path) is not None
 
 
 def expanded(path: str, environ: Mapping[str, str]) -> str | None:
@@ -182,16 +172,15 @@ def forbidden(mount: Mount, characters: str, meaning: str) -> str | None:
     return None
 
 
-def _behind_links(mount: Mount, links: Mapping[str, str], real: Callable[[str], str] | None) -> list[Mount]:
+def _behind_links(mount: Mount, links: Mapping[str, str], real: Mapping[str, str]) -> list[Mount]:
     found: list[Mount] = []
     if mount.source == mount.target:
         for link, tree in links.items():
             if mount.source == link or _below(mount.source, link):
                 found.append(_tree_of(mount, tree, f"{link} is a link into {tree}"))
-    if mount.follow and real is not None and "${" not in mount.source:
-        path = real(mount.source)
-        if path != mount.source:
-            found.append(_tree_of(mount, path, f"{mount.source} is really {path}"))
+    path = real.get(mount.source, mount.source)
+    if mount.follow and path != mount.source:
+        found.append(_tree_of(mount, path, f"{mount.source} is really {path}"))
     return found
 
 

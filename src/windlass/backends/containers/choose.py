@@ -1,14 +1,12 @@
-"""Which runtime, and what goes with it: the request and the site's entries become a `ContainerPlan`.
+"""Which runtime, and what goes with it: the request and the site's entries become a `ContainerPlan`. Pure.
 
-Pure unless `check_paths` is given, which is for the machine that will run: then the image and the binds are looked for.
+On the machine that will run, `SeenPaths` says which images and paths are there; `run/container_paths.py` makes it.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatch
-from pathlib import Path
 
 import msgspec
 
@@ -21,7 +19,7 @@ from windlass.backends.containers.strategy import strategy_note
 from windlass.errors import UsageError, unknown_name
 from windlass.model.condition import Facts, holds
 from windlass.model.origin import BUILTIN, Argument, Origin
-from windlass.model.plan import ContainerPlan, Mount, Remark, setting_of
+from windlass.model.plan import ContainerPlan, Mount, Remark, Setting, setting_of
 from windlass.model.site import ContainerSpec, HostLibrariesSpec, SettingSpec, StorageSpec, argument_key
 
 INSIDE_ONLY = frozenset({"LD_LIBRARY_PATH", "LD_PRELOAD", "PATH"})
@@ -37,54 +35,73 @@ _BY_KIND: dict[ImageKind, tuple[str, ...]] = {
 }
 
 
+class ContainerRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user and the plan want of a container."""
+
+    image: str
+    binds: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    cwd: str = ""
+    needs: tuple[tuple[str, str], ...] = ()
+    """More paths that the command has to see, each with a reason."""
+    command: tuple[str, ...] = ()
+    """Checked for bytes that the runtime cannot carry."""
+    host_libs: str | None = None
+
+
+class ContainerSite(msgspec.Struct, frozen=True, kw_only=True):
+    """What the site says of containers."""
+
+    specs: tuple[ContainerSpec, ...] = ()
+    storage: StorageSpec = StorageSpec()
+    host_libraries: HostLibrariesSpec = HostLibrariesSpec()
+    host_libs_origin: Origin = BUILTIN
+
+
+class SeenPaths(msgspec.Struct, frozen=True, kw_only=True):
+    """What the machine that will run has of the paths that a container may need."""
+
+    environ: Mapping[str, str]
+    """Fills in the variables in paths."""
+    there: frozenset[str]
+    """Paths that exist, also below the image where that is a folder."""
+    real: Mapping[str, str] = {}
+    """Paths with links followed."""
+    image_readable: bool = True
+    image_folder: bool = False
+
+
 class ContainerChoice(msgspec.Struct, frozen=True, kw_only=True):
     """A decided container, and what it asks of the rest of the plan."""
 
     plan: ContainerPlan
-    settings: tuple[SettingSpec, ...] = ()
+    settings: tuple[Setting, ...] = ()
     """Variables for the ranks, to be layered with those of the site and the user."""
     modules: tuple[str, ...] = ()
     remarks: tuple[Remark, ...] = ()
 
 
 def plan_container(
-    *,
-    image: str,
-    runtime: str | None,
-    binds: tuple[str, ...],
-    extra_arguments: tuple[str, ...],
-    cwd: str,
-    specs: tuple[ContainerSpec, ...],
-    storage: StorageSpec,
-    facts: Facts,
-    check_paths: bool,
-    needs: tuple[tuple[str, str], ...] = (),
-    command: tuple[str, ...] = (),
-    environ: Mapping[str, str] | None = None,
-    host_libraries: HostLibrariesSpec | None = None,
-    host_libs: str | None = None,
-    host_libs_origin: Origin = BUILTIN,
+    asked: ContainerRequest, site: ContainerSite, facts: Facts, seen: SeenPaths | None = None
 ) -> ContainerChoice:
-    """Decide the container. `needs` are more paths that the command has to see, each with a reason; `command` is only
-    looked at for words that the runtime cannot carry. With `check_paths`, `environ` fills in the variables in paths;
-    without it such paths are left to the node.
+    """Decide the container of the runtime that `facts` name (see `runtime_name`). Without `seen`, paths are left to
+    the node.
 
-    Raises `UsageError` for an unknown runtime, an image that the runtime cannot take or that is not there, and binds
+    Raises `UsageError` for an image that the runtime cannot take or that is not there, and binds
     that cannot be expressed; `MachineError` for a path of the site that this machine lacks."""
-    name = _runtime_name(image, runtime, specs)
-    backend = _backend(name, image)
-    spec = _entry(name, image, specs)
-    facts = msgspec.structs.replace(facts, container=True, runtime=name)
-    _refuse_bytes(backend, (image, cwd, *binds, *command))
-    image = _image_path(image, cwd)
-    mounts, notes = _mounts(backend, spec, storage, facts, _Wish(binds=binds, cwd=cwd, needs=needs), check_paths)
-    if check_paths:
-        _look_for_image(image, backend, environ)
-        mounts = _settled(mounts, backend, image, environ)
-    arguments, device_flag = _arguments(backend, spec, facts, extra_arguments)
+    name = facts.runtime
+    backend = _backend(name, asked.image)
+    spec = _entry(name, asked.image, site.specs)
+    _refuse_bytes(backend, (asked.image, asked.cwd, *asked.binds, *asked.command))
+    image = image_path(asked.image, asked.cwd)
+    mounts, notes = _mounts(backend, spec, site.storage, facts, asked, seen)
+    if seen is not None:
+        _check_image(image, backend, seen)
+        mounts = _settled(mounts, backend, image, seen)
+    arguments, device_flag = _arguments(backend, spec, facts, asked.arguments)
     settings = _settings(backend, spec, arguments)
     note = strategy_note(mounts, arguments, spec.annotations, spec.modules, facts.nodes)
-    taken = host_libs_plan(host_libraries or HostLibrariesSpec(), host_libs, note, facts, host_libs_origin)
+    taken = host_libs_plan(site.host_libraries, asked.host_libs, note, facts, site.host_libs_origin)
     note = host_libs_note(taken) if taken is not None else note
     inside = tuple(setting_of(s) for s in settings if s.name in INSIDE_ONLY and holds(s.when, facts))
     plan = ContainerPlan(
@@ -103,10 +120,18 @@ def plan_container(
     )
     return ContainerChoice(
         plan=plan,
-        settings=tuple(s for s in settings if s.name not in INSIDE_ONLY),
+        settings=tuple(setting_of(s) for s in settings if s.name not in INSIDE_ONLY and holds(s.when, facts)),
         modules=spec.modules,
         remarks=tuple(Remark(level="note", text=f"container: {text}") for text in notes),
     )
+
+
+def candidate_mounts(asked: ContainerRequest, site: ContainerSite) -> tuple[Mount, ...]:
+    """Every mount that a plan may make of these, whatever conditions and runtimes decide. For `SeenPaths`."""
+    of_site = (binds.mount_of(bind) for spec in site.specs for bind in spec.binds)
+    of_user = (binds.parse_bind(text, asked.cwd) for text in asked.binds if not text.startswith("-"))
+    paths = (asked.cwd, *(path for path, _ in asked.needs), _local_folder(site.storage), *site.storage.links.values())
+    return (*of_site, *of_user, *(binds.needed_path(path, "") for path in paths if path))
 
 
 def _backend(name: str, image: str) -> Runtime:
@@ -118,16 +143,9 @@ def _backend(name: str, image: str) -> Runtime:
     return backend
 
 
-class _Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user and the plan want to see inside."""
-
-    binds: tuple[str, ...]
-    cwd: str
-    needs: tuple[tuple[str, str], ...]
-
-
-def _runtime_name(image: str, wanted: str | None, specs: tuple[ContainerSpec, ...]) -> str:
-    """By --runtime, else by the site's entries, the default one first, else by the form of the image."""
+def runtime_name(image: str, wanted: str | None, specs: tuple[ContainerSpec, ...]) -> str:
+    """By --runtime, else by the site's entries, the default one first, else by the form of the image. Raises
+    `UsageError` for an unknown runtime, and where none of the site takes the image."""
     if wanted is not None:
         if wanted not in runtime_names():
             raise unknown_name("container runtime", wanted, runtime_names(), where="--runtime")
@@ -169,7 +187,7 @@ def _any_match(patterns: Iterable[str], image: str) -> bool:
     return any(fnmatch(image, pattern) or fnmatch(image.rsplit("/", 1)[-1], pattern) for pattern in patterns)
 
 
-def _image_path(image: str, cwd: str) -> str:
+def image_path(image: str, cwd: str) -> str:
     """A relative path is one below the working folder; names and URIs stay."""
     if not looked_up(image):
         return image
@@ -179,20 +197,24 @@ def _image_path(image: str, cwd: str) -> str:
     return binds.normal_path(f"{cwd}/{path}") if is_path(image) or image_kind(image) != "directory" else image
 
 
-def _look_for_image(image: str, backend: Runtime, environ: Mapping[str, str] | None) -> None:
-    if not looked_up(image) or (environ is None and binds.has_variables(image)):
+def _check_image(image: str, backend: Runtime, seen: SeenPaths) -> None:
+    if not looked_up(image):
         return
-    path = binds.expanded(image, environ or {})
+    path = binds.expanded(image, seen.environ)
     if path is None:
         raise UsageError(
             f"--container {image}: a variable in it is not set here", hint="set it, or write the path of the image"
         )
-    if not Path(path).exists():
+    if path not in seen.there:
         raise UsageError(
             f"--container {path}: there is no such image", hint=f"{backend.name} takes {backend.image_forms}"
         )
-    if not os.access(path, os.R_OK):
+    if not seen.image_readable:
         raise UsageError(f"--container {path}: the image cannot be read", hint="check its permissions")
+
+
+def _local_folder(storage: StorageSpec) -> str:
+    return binds.site_path(storage.local or "/tmp")
 
 
 def _mounts(
@@ -200,44 +222,41 @@ def _mounts(
     spec: ContainerSpec,
     storage: StorageSpec,
     facts: Facts,
-    wish: _Wish,
-    check_paths: bool,
+    asked: ContainerRequest,
+    seen: SeenPaths | None,
 ) -> tuple[tuple[Mount, ...], tuple[str, ...]]:
     own = tuple(binds.mount_of(bind) for bind in spec.binds if holds(bind.when, facts))
-    for removal in (text[1:] for text in wish.binds if text.startswith("-")):
+    for removal in (text[1:] for text in asked.binds if text.startswith("-")):
         own = binds.without(own, removal)
-    asked = tuple(binds.parse_bind(text, wish.cwd) for text in wish.binds if not text.startswith("-"))
-    binds.refuse_variables(wish.cwd, "working folder")
+    wanted = tuple(binds.parse_bind(text, asked.cwd) for text in asked.binds if not text.startswith("-"))
+    binds.refuse_variables(asked.cwd, "working folder")
     needed: tuple[Mount, ...] = ()
     if not backend.shares_file_systems:
-        paths = ((wish.cwd, "the working folder"), *wish.needs) if wish.cwd else wish.needs
+        paths = ((asked.cwd, "the working folder"), *asked.needs) if asked.cwd else asked.needs
         needed = tuple(binds.needed_path(path, because) for path, because in paths)
-        local = binds.site_path(storage.local or "/tmp")
+        local = _local_folder(storage)
         if not (backend.shares_tmp and (local + "/").startswith("/tmp/")):
             needed += (binds.needed_path(local, "caches on the node", optional=True),)
-    real = os.path.realpath if check_paths else None
-    mounts, notes = binds.combine((*own, *asked, *needed), storage.links, real)
+    mounts, notes = binds.combine((*own, *wanted, *needed), storage.links, seen.real if seen else {})
     binds.refuse_inexpressible(mounts, backend)
     return mounts, notes
 
 
-def _settled(
-    mounts: tuple[Mount, ...], backend: Runtime, image: str, environ: Mapping[str, str] | None
-) -> tuple[Mount, ...]:
-    mounts = binds.settle(mounts, environ)
-    folder = binds.expanded(image, environ or {})
-    if backend.name != "charliecloud" or folder is None or not Path(folder).is_dir():
+def _settled(mounts: tuple[Mount, ...], backend: Runtime, image: str, seen: SeenPaths) -> tuple[Mount, ...]:
+    mounts = binds.settle(mounts, seen.environ, seen.there)
+    folder = binds.expanded(image, seen.environ)
+    if backend.name != "charliecloud" or folder is None or not seen.image_folder:
         return mounts
-    return _with_mount_points(mounts, folder, environ or {})
+    return _with_mount_points(mounts, folder, seen)
 
 
-def _with_mount_points(mounts: tuple[Mount, ...], folder: str, environ: Mapping[str, str]) -> tuple[Mount, ...]:
+def _with_mount_points(mounts: tuple[Mount, ...], folder: str, seen: SeenPaths) -> tuple[Mount, ...]:
     """Charliecloud cannot make a mount point in a read-only image: say so before a thousand ranks do."""
-    lacking = []
-    for mount in visible_mounts(mounts):
-        target = binds.expanded(mount.target, environ) or mount.target
-        if not Path(folder + target).exists():
-            lacking.append(mount)
+    lacking = [
+        mount
+        for mount in visible_mounts(mounts)
+        if folder + (binds.expanded(mount.target, seen.environ) or mount.target) not in seen.there
+    ]
     needed = [mount.target for mount in lacking if not mount.optional]
     if needed:
         raise UsageError(

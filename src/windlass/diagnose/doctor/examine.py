@@ -33,7 +33,7 @@ def examine(request: Request, environ: Mapping[str, str], level: Level, tell: Te
     folder. Raises `UsageError` for a request that cannot be."""
     began = time.monotonic()
     settings = read_settings(environ)
-    context = gather_context(request, settings, environ=environ, here=True)
+    request, context = gather_context(request, settings, environ=environ, here=True)
     there = settings.runs_dir.exists()
     folder = make_folder(request.run_dir, settings.runs_dir, "doctor")
     try:

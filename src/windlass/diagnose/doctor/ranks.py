@@ -24,6 +24,7 @@ from windlass.node.checks.rank import MARK
 from windlass.node.sys.parts import join_parts
 from windlass.plan.inputs import Secrets
 from windlass.plan.plan import make_plan
+from windlass.run.container_paths import seen_paths
 from windlass.run.failure.rank_logs import rank_logs
 from windlass.run.folder import RunFolder, make_folder
 from windlass.run.once import run_once
@@ -97,6 +98,8 @@ def rank_plan(patient: Patient, folder: RunFolder, level: Level) -> tuple[Plan, 
         hosts=plan.hosts,
         ranks_per_node=plan.ranks_per_node,
     )
+    if context.seen_paths is not None:  # the script lies elsewhere than the user's
+        context = msgspec.structs.replace(context, seen_paths=seen_paths(request, context.site, patient.environ))
     return make_plan(request, context)
 
 

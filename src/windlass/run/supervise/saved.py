@@ -41,7 +41,7 @@ def saved_run(
     _refuse_hidden(plan, saved, path)
     settings = read_settings(environ)
     here = msgspec.structs.replace(plan.request, nodes=None, ranks_per_node=plan.ranks_per_node, site=plan.site)
-    context = gather_context(here, settings, environ=environ, here=True)
+    _, context = gather_context(here, settings, environ=environ, here=True)
     plan = _completed(plan, context, path)
     view = make_view(plan)
     if saved:
