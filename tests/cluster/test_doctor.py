@@ -18,13 +18,13 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(180)]
 
 
 def _checks(done: Ended, name: str) -> list[dict[str, Any]]:
-    found = json.loads(done.stdout)["checks"]
-    return [check for check in found if check["name"] == name]
+    found = json.loads(done.stdout)["findings"]
+    return [check for check in found if check["kind"] == name]
 
 
 def _status(done: Ended, name: str) -> dict[str, str]:
     """Status of a check by hosts."""
-    return {check.get("hosts", ""): check["status"] for check in _checks(done, name)}
+    return {check.get("subject", ""): check["severity"] for check in _checks(done, name)}
 
 
 def test_every_node_is_asked_at_once_and_equal_results_are_one(slurm: SlurmCluster, hostile_dir: Path) -> None:
@@ -32,7 +32,7 @@ def test_every_node_is_asked_at_once_and_equal_results_are_one(slurm: SlurmClust
         done = job.windlass("doctor", "--quick", "--json")
     health = json.loads(done.stdout)
     assert (health["nodes"], health["level"]) == (4, "quick")
-    for name in ("ulimits", "local space", "network interfaces"):
+    for name in ("ulimits", "local-space", "network-interfaces"):
         assert list(_status(done, name)) == ["nid[0001-0004]"], done.text
     assert _status(done, "port") == {"nid0001": "ok"}
     assert _status(done, "rendezvous") == {"nid[0001-0004]": "ok"}
@@ -56,11 +56,13 @@ def test_planted_faults_have_names(slurm: SlurmCluster, hostile_dir: Path) -> No
         done = job.windlass("doctor", "--quick", "--json", *words, "--", "torchrun", "train.py")
     assert done.code == 1
     (port_found,) = _checks(done, "port")
-    assert port_found["status"] == "fail" and f"port {port} is taken" in port_found["seen"]
-    (interface,) = _checks(done, "interface variables")
-    assert interface["hosts"] == "nid[0001-0002]" and "NCCL_SOCKET_IFNAME=hsn9 matches none of" in interface["seen"]
+    assert port_found["severity"] == "error" and f"port {port} is taken" in port_found["evidence"]
+    (interface,) = _checks(done, "interface-variables")
+    assert (
+        interface["subject"] == "nid[0001-0002]" and "NCCL_SOCKET_IFNAME=hsn9 matches none of" in interface["evidence"]
+    )
     (setting,) = _checks(done, "settings")
-    assert setting["status"] == "fail" and "memhooks" in setting["seen"]
+    assert setting["severity"] == "error" and "memhooks" in setting["evidence"]
 
 
 def _script(folder: Path, name: str, text: str) -> Path:
@@ -76,9 +78,9 @@ def test_ranks_that_get_other_cpus_than_planned_are_found(slurm_bound: SlurmClus
         done = job.windlass("doctor", "--quick", "--json", "-r", "1", "--python", str(python))
     assert done.code == 1, done.text
     (found,) = _checks(done, "affinity")
-    assert (found["hosts"], found["status"]) == ("nid[0001-0002]", "fail")
-    assert found["seen"].startswith("local rank 0 is on CPUs 0 instead of 0-")
-    assert _checks(done, "ranks")[0]["status"] == "ok"
+    assert (found["subject"], found["severity"]) == ("nid[0001-0002]", "error")
+    assert found["evidence"].startswith("local rank 0 is on CPUs 0 instead of 0-")
+    assert _checks(done, "ranks")[0]["severity"] == "ok"
 
 
 OTHER_PYTHON = """#!/bin/sh
@@ -101,7 +103,7 @@ def test_a_check_before_the_run_leaves_a_bad_node_out(slurm: SlurmCluster, hosti
     assert sorted(line["host"] for line in json_lines(done.stdout)) == ["nid0001", "nid0003", "nid0004"]
     assert "a spare node takes the place of nid0002" in done.stderr
     (node,) = json.loads(listed.stdout)
-    assert node["host"] == "nid0002" and node["reason"].startswith("same environment: ")
+    assert node["host"] == "nid0002" and node["reason"].startswith("same-environment: ")
     assert again.code != 0 or "nid0002" not in again.stdout, again.text
     assert not (next((hostile_dir / "runs").iterdir()) / "check").exists()
 
@@ -137,7 +139,7 @@ def test_the_slow_node_of_four_is_found_and_remembered(slurm: SlurmCluster, host
         done = job.windlass(*words, "--env-prepend", f"PYTHONPATH={hostile_dir}", env=state, timeout_s=150)
         listed = job.windlass("nodes", "list", "--json", env=state)
     assert done.code == 1, done.text
-    (found,) = _checks(done, "slow node")
-    assert (found["hosts"], found["status"]) == ("nid0003", "fail"), done.text
+    (found,) = _checks(done, "slow-node")
+    assert (found["subject"], found["severity"]) == ("nid0003", "error"), done.text
     (node,) = json.loads(listed.stdout)
-    assert node["host"] == "nid0003" and "slow node" in node["reason"]
+    assert node["host"] == "nid0003" and "slow-node" in node["reason"]

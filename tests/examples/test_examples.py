@@ -56,7 +56,7 @@ def test_a_run_that_loses_a_rank_ends_well_and_its_report_tells(tmp_path: Path) 
     assert "this time from step" in done.stdout
     told = windlass("report", "r", cwd=tmp_path)
     assert "restarts:       1" in told.stdout
-    assert "went on: 1 of 2 starts failed" in told.stdout
+    assert "went-on: 1 of 2 starts failed" in told.stdout
     assert "was killed by SIGKILL" in told.stdout
     assert (tmp_path / "r" / "report.html").exists()
 

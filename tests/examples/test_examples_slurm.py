@@ -78,7 +78,7 @@ def test_a_rank_is_lost_on_the_second_node_and_the_run_goes_on_from_its_snapshot
         told = job.windlass("report", str(only_run(tmp_path).path))
     assert done.code == 0, done.text
     assert re.search(r"done: loss [\d.]+ after 30 steps, this time from step (5|10)", done.stdout), done.text
-    assert "went on: 1 of 2 starts failed" in told.stdout, told.text
+    assert "went-on: 1 of 2 starts failed" in told.stdout, told.text
     assert "was killed by SIGKILL" in told.stdout, told.text
 
 

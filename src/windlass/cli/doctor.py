@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import argparse
 
+import msgspec
+
+from windlass.base.notation.counts import counted
 from windlass.base.settings import current_environ
+from windlass.cli.findings import finding_lines
 from windlass.cli.option_groups import add_request_options
 from windlass.cli.options import join_values, request_from, split_command
 from windlass.cli.result import Result
 from windlass.cli.working import tell
 from windlass.diagnose.doctor.examine import examine
-from windlass.diagnose.doctor.finding import health_lines
+from windlass.diagnose.doctor.health import Health
 from windlass.diagnose.doctor.patient import Level
+from windlass.model.finding import Severity, worst_first
 
 _FAILED = 1
 
@@ -45,4 +50,31 @@ def main(args: argparse.Namespace) -> Result:
     level: Level = "quick" if args.quick else "full" if args.full else "default"
     health = examine(request_from(args, environ), environ, level, tell)
     text = "\n".join(health_lines(health, everything=args.all))
-    return Result(text=text, data=health, exit_code=_FAILED if health.status == "fail" else 0)
+    return Result(text=text, data=health, exit_code=_FAILED if health.severity == "error" else 0)
+
+
+def health_lines(health: Health, *, everything: bool = False) -> list[str]:
+    """The worst findings first, then the bad nodes, then a summary. `everything` includes the skipped checks."""
+    shown = [one for one in worst_first(health.findings) if everything or one.severity != "skipped"]
+    if health.nodes == 1:
+        shown = [msgspec.structs.replace(one, subject="") for one in shown]
+    lines = finding_lines(shown)
+    lines += [f"{host} should not be used: {reason}" for host, reason in health.bad_nodes.items()]
+    lines.append(_summary(health, everything=everything))
+    if health.outside:
+        lines.append(f"outside of a job on {health.site}: get an allocation to check its nodes, ranks and network")
+    return lines
+
+
+def _summary(health: Health, *, everything: bool) -> str:
+    def kinds(severity: Severity) -> int:
+        return len({finding.kind for finding in health.findings if finding.severity == severity})
+
+    skipped = 0 if everything else kinds("skipped")
+    left = f"; {counted(skipped, 'check')} not applicable here" if skipped else ""
+    where = counted(health.nodes, "node")
+    if health.severity == "error":
+        return f"{counted(kinds('error'), 'check')} failed on {where} in {health.seconds:.1f} s{left}"
+    if health.severity == "warning":
+        return f"{where}: nothing failed, {counted(kinds('warning'), 'warning')}, {health.seconds:.1f} s{left}"
+    return f"{where}: no problem found ({counted(kinds('ok'), 'check')}, {health.seconds:.1f} s){left}"

@@ -18,18 +18,18 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note", "ok", "skipped")
 SERIOUS: frozenset[Severity] = frozenset({"error", "warning"})
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
     """One observation and what to do about it."""
 
     kind: str
     """What was observed, in lower case with hyphens: `loader-workers`. Stable: programs decide on it."""
     severity: Severity
-    subject: str = ""
-    """The object: a folded host list, `rank 3`, `my.toml:12`. Empty: the run, plan, image or environment as a whole."""
     evidence: str = ""
     """What was seen, for people."""
     advice: str = ""
     """What to do, for people."""
+    subject: str = ""
+    """The object: a folded host list, `rank 3`, `my.toml:12`. Empty: the run, plan, image or environment as a whole."""
     facts: dict[str, Any] = {}
     """The figures behind the evidence, for programs."""
 

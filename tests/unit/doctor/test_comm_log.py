@@ -47,36 +47,38 @@ def test_a_plugin_that_was_found_is_read() -> None:
     assert (way.network, way.plugin, way.provider) == ("AWS Libfabric", "aws-ofi-nccl 1.9.1", "cxi")
     assert way.direct and way.bootstrap == "hsn0" and way.library == "NCCL 2.20.5+cuda12.4" and not way.plugin_missing
     assert transport_text(way) == "AWS Libfabric, aws-ofi-nccl 1.9.1, provider cxi, GPUDirect"
-    assert judge_transport(way, 2, "slingshot-11").status == "ok"
+    assert judge_transport(way, 2, "slingshot-11").severity == "ok"
 
 
 def test_a_plugin_that_was_not_found_is_a_fall_back_to_tcp() -> None:
     way = parse_comm_log(NOT_FOUND)
     assert way.is_tcp and way.plugin_missing and way.interfaces == ("eth0", "hsn0") and way.direct is False
     found = judge_transport(way, 2, "slingshot-11")
-    assert found.status == "fail" and found.seen == "TCP sockets on slingshot-11: no network plugin was found"
-    assert judge_transport(way, 2, "ethernet").status == "ok"
-    assert judge_transport(way, 1, "slingshot-11").status == "not applicable"
+    assert found.severity == "error" and found.evidence == "TCP sockets on slingshot-11: no network plugin was found"
+    assert judge_transport(way, 2, "ethernet").severity == "ok"
+    assert judge_transport(way, 1, "slingshot-11").severity == "skipped"
 
 
 def test_infiniband_needs_no_plugin_but_direct_access_to_device_memory() -> None:
     way = parse_comm_log(INFINIBAND)
     assert (way.network, way.interfaces, way.direct) == ("IB", ("mlx5_0", "mlx5_1"), False)
     found = judge_transport(way, 2, "infiniband")
-    assert found.status == "warn" and "no GPUDirect" in found.seen
+    assert found.severity == "warning" and "no GPUDirect" in found.evidence
 
 
 def test_other_ways_to_go_wrong() -> None:
     assert parse_comm_log(NEWER).network == "Socket"
-    assert judge_transport(parse_comm_log(FORCED), 2, "slingshot-11").seen.startswith("NCCL_NET forces AWS Libfabric")
-    assert "lo does not reach other nodes" in judge_transport(parse_comm_log(LOOPBACK), 2, "ethernet").seen
+    assert judge_transport(parse_comm_log(FORCED), 2, "slingshot-11").evidence.startswith(
+        "NCCL_NET forces AWS Libfabric"
+    )
+    assert "lo does not reach other nodes" in judge_transport(parse_comm_log(LOOPBACK), 2, "ethernet").evidence
     assert parse_comm_log(["step 1 loss 2.5", ""]) == Transport()
 
 
-@pytest.mark.parametrize(("got", "status"), [(5.4, "fail"), (13.0, "fail"), (50.0, "warn"), (122.6, "ok")])
-def test_bandwidth_has_a_floor(got: float, status: str) -> None:
+@pytest.mark.parametrize(("got", "severity"), [(5.4, "error"), (13.0, "error"), (50.0, "warning"), (122.6, "ok")])
+def test_bandwidth_has_a_floor(got: float, severity: str) -> None:
     found = judge_bandwidth(got, (123.0, "the site's own 123 GB/s"), "nccl", 2)
-    assert found.status == status and f"{got:.3g} GB/s" in found.seen
+    assert found.severity == severity and f"{got:.3g} GB/s" in found.evidence
 
 
 def test_what_is_expected_comes_from_the_site_or_its_line_rate() -> None:
@@ -85,7 +87,7 @@ def test_what_is_expected_comes_from_the_site_or_its_line_rate() -> None:
     four, _ = plan_for("clariden", "train.py", nodes=4, account="A")
     line = expected_gbs(four, load_site("clariden"))
     assert line is not None and line[0] == 100.0
-    assert judge_bandwidth(0.4, None, "gloo", 2).status == "ok"
+    assert judge_bandwidth(0.4, None, "gloo", 2).severity == "ok"
 
 
 def test_wrong_sums_and_broken_collectives_fail() -> None:
@@ -93,9 +95,9 @@ def test_wrong_sums_and_broken_collectives_fail() -> None:
     site = load_site("clariden")
     good = {"backend": "nccl", "all_reduce_right": True, "busbw_gbs": 120.0}
     found = check_all_reduce(plan, site, dict.fromkeys(range(8), good), parse_comm_log(FOUND))
-    assert [(f.name, f.status) for f in found] == [("all-reduce", "ok"), ("transport", "ok")]
+    assert [(f.kind, f.severity) for f in found] == [("all-reduce", "ok"), ("transport", "ok")]
     wrong = {0: good, 1: {**good, "all_reduce_right": False}}
-    assert "wrong sums on ranks 1" in check_all_reduce(plan, site, wrong, Transport())[0].seen
+    assert "wrong sums on ranks 1" in check_all_reduce(plan, site, wrong, Transport())[0].evidence
     broken = check_all_reduce(plan, site, {0: {"all_reduce_error": "DistBackendError: no"}}, Transport())
-    assert broken[0].status == "fail"
-    assert check_all_reduce(plan, site, {0: {}}, Transport())[0].status == "not applicable"
+    assert broken[0].severity == "error"
+    assert check_all_reduce(plan, site, {0: {}}, Transport())[0].severity == "skipped"

@@ -73,7 +73,7 @@ XPU_HEALTH = """\
 
 
 def _by_name(found: list[Finding]) -> dict[str, Finding]:
-    return {finding["name"]: finding for finding in found}
+    return {finding["kind"]: finding for finding in found}
 
 
 def test_an_h200_is_read_as_its_driver_prints_it() -> None:
@@ -81,26 +81,28 @@ def test_an_h200_is_read_as_its_driver_prints_it() -> None:
     assert (seen.place, seen.name, seen.driver) == (0, "NVIDIA H200", "580.159.04")
     assert seen.memory_total_bytes == 143771 << 20 and seen.uncorrected == 0 and not seen.needs_reset
     found = judge_devices("nvidia", [seen], {"count": 1, "cards": 1, "memory_bytes": 141 * 10**9}, "nvidia-smi")
-    assert {finding["status"] for finding in found} == {"ok"}
+    assert {finding["severity"] for finding in found} == {"ok"}
 
 
 def test_faults_of_nvidia_devices_have_names() -> None:
     seen = parse_nvidia_smi(A100, HEALTH)
     assert len(seen) == 4 and seen[3].uncorrected is None
     found = _by_name(judge_devices("nvidia", seen, {"count": 4, "cards": 4, "memory_bytes": 40 << 30}, "nvidia-smi"))
-    assert found["devices"]["status"] == "ok" and "driver 535.161.08" in found["devices"]["seen"]
-    assert found["device memory"]["status"] == "warn" and "device 1: 38.9 GiB" in found["device memory"]["seen"]
-    errors = found["device errors"]
-    assert errors["status"] == "fail"
-    assert "device 2: 3 uncorrected memory errors; device 2: rows of memory wait for a reset" in errors["seen"]
-    assert found["device clocks"]["seen"] == "device 3: hardware slowdown, hardware thermal slowdown"
+    assert found["devices"]["severity"] == "ok" and "driver 535.161.08" in found["devices"]["evidence"]
+    assert (
+        found["device-memory"]["severity"] == "warning" and "device 1: 38.9 GiB" in found["device-memory"]["evidence"]
+    )
+    errors = found["device-errors"]
+    assert errors["severity"] == "error"
+    assert "device 2: 3 uncorrected memory errors; device 2: rows of memory wait for a reset" in errors["evidence"]
+    assert found["device-clocks"]["evidence"] == "device 3: hardware slowdown, hardware thermal slowdown"
 
 
-@pytest.mark.parametrize(("count", "status"), [(4, "ok"), (8, "fail")])
-def test_a_missing_device_is_found(count: int, status: str) -> None:
+@pytest.mark.parametrize(("count", "severity"), [(4, "ok"), (8, "error")])
+def test_a_missing_device_is_found(count: int, severity: str) -> None:
     found = _by_name(judge_devices("nvidia", parse_nvidia_smi(A100, HEALTH), {"count": count}, "nvidia-smi"))
-    assert found["devices"]["status"] == status
-    assert ("where the plan has 8" in found["devices"]["seen"]) == (status == "fail")
+    assert found["devices"]["severity"] == severity
+    assert ("where the plan has 8" in found["devices"]["evidence"]) == (severity == "error")
 
 
 def test_an_older_driver_that_knows_few_fields_is_read() -> None:
@@ -127,7 +129,7 @@ def test_amd_smi_is_read_in_both_of_its_forms(text: str) -> None:
     assert first.memory_total_bytes == 196592 << 20 and first.uncorrected == 2
     assert (second.memory_total_bytes, second.uncorrected) == (None, None)
     found = _by_name(judge_devices("amd", [first, second], {"count": 2}, "amd-smi"))
-    assert found["device errors"]["status"] == "fail"
+    assert found["device-errors"]["severity"] == "error"
 
 
 def test_xpu_smi_counts_cards_and_tells_their_health() -> None:
@@ -136,6 +138,6 @@ def test_xpu_smi_counts_cards_and_tells_their_health() -> None:
     troubles = intel.parse_health(XPU_HEALTH)
     assert troubles == ["device 0 memory: Warning"]
     found = _by_name(judge_devices("intel", seen, {"count": 12, "cards": 6}, "xpu-smi", troubles))
-    assert found["devices"]["status"] == "fail" and "where the plan has 6" in found["devices"]["seen"]
-    assert found["device errors"]["status"] == "fail"
+    assert found["devices"]["severity"] == "error" and "where the plan has 6" in found["devices"]["evidence"]
+    assert found["device-errors"]["severity"] == "error"
     assert intel.parse_discovery('{"error": "no device"}') == [] and intel.parse_discovery("") == []

@@ -20,9 +20,9 @@ QUICK = ("doctor", "--quick", "--scheduler", "none", "--python", sys.executable)
 def test_this_machine_is_examined_and_nothing_is_left(tmp_path: Path) -> None:
     done = windlass(*QUICK, "-r", "2", "--json", cwd=tmp_path)
     health = json.loads(done.stdout)
-    status = {check["name"]: check["status"] for check in health["checks"]}
-    assert (health["version"], health["nodes"], health["level"]) == (1, 1, "quick")
-    for name in ("ranks", "affinity", "python", "port", "launcher nesting"):
+    status = {check["kind"]: check["severity"] for check in health["findings"]}
+    assert (health["version"], health["nodes"], health["level"]) == (2, 1, "quick")
+    for name in ("ranks", "affinity", "python", "port", "launcher-nesting"):
         assert status[name] == "ok", done.text
     assert list(tmp_path.iterdir()) == []
 
@@ -30,10 +30,10 @@ def test_this_machine_is_examined_and_nothing_is_left(tmp_path: Path) -> None:
 def test_a_command_line_is_checked_and_not_run(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("open('ran', 'w')\n")
     done = windlass(*QUICK, "-r", "1", "train.py", "--num-workers", "999", cwd=tmp_path)
-    assert "warn   loader workers: 999 workers and the rank itself on" in done.stdout, done.text
+    assert "warning  loader-workers: 999 workers and the rank itself on" in done.stdout, done.text
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
     nested = windlass(*QUICK, "-r", "2", "--", "torchrun", "train.py", cwd=tmp_path)
-    assert nested.code == 1 and "FAIL   launcher nesting: the command starts torchrun" in nested.stdout
+    assert nested.code == 1 and "error    launcher-nesting: the command starts torchrun" in nested.stdout
 
 
 def test_the_cache_of_the_interpreter_in_use_is_planned_as_run_does(tmp_path: Path) -> None:
@@ -44,9 +44,9 @@ def test_the_cache_of_the_interpreter_in_use_is_planned_as_run_does(tmp_path: Pa
 def test_on_a_login_node_no_rank_starts_and_no_device_is_missed(tmp_path: Path) -> None:
     done = windlass("doctor", "--quick", "--site", "frontier", "--json", cwd=tmp_path)
     health = json.loads(done.stdout)
-    status = {check["name"]: check["status"] for check in health["checks"]}
+    status = {check["kind"]: check["severity"] for check in health["findings"]}
     assert health["outside"] is True
-    assert status["ranks"] == "not applicable" and status["devices"] != "fail" and "port" not in status
+    assert status["ranks"] == "skipped" and status["devices"] != "error" and "port" not in status
 
 
 def test_ranks_of_the_examination_are_neither_profiled_nor_watched_nor_started_again(tmp_path: Path) -> None:

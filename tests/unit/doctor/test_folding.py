@@ -4,60 +4,60 @@ from __future__ import annotations
 
 import json
 
-from windlass.diagnose.doctor.finding import Finding, Health, Status, failing_hosts, fold, health_lines, worst
+from windlass.cli.doctor import health_lines
+from windlass.diagnose.doctor.health import Health, failing_hosts, fold
 from windlass.diagnose.doctor.nodes import carried_program, unpacked
+from windlass.model.finding import Finding, Severity, worst_severity
 from windlass.node.checks.finding import ok
 from windlass.node.checks.main import lines_of
 
 HOSTS = tuple(f"nid{number:04d}" for number in range(1, 1001))
 
 
-def _findings(odd: str, status: Status) -> list[Finding]:
+def _findings(odd: str, severity: Severity) -> list[Finding]:
     return [
-        Finding(
-            name="devices", status=status, seen="3 by nvidia-smi, where the plan has 4", remedy="use another", host=h
-        )
-        if h == odd
-        else Finding(name="devices", status="ok", seen="4 by nvidia-smi", host=h)
-        for h in HOSTS
+        Finding("devices", severity, "3 by nvidia-smi, where the plan has 4", "use another", subject=host)
+        if host == odd
+        else Finding("devices", "ok", "4 by nvidia-smi", subject=host)
+        for host in HOSTS
     ]
 
 
 def _health(findings: list[Finding]) -> Health:
-    checks = fold(findings)
-    return Health(version=1, site="s", nodes=1000, level="quick", status=worst(c.status for c in checks), checks=checks)
+    folded = fold(findings)
+    severity = worst_severity(folded)
+    return Health(version=2, site="s", nodes=1000, level="quick", severity=severity, findings=folded)
 
 
 def test_a_thousand_nodes_are_one_line_and_the_odd_one_another() -> None:
-    lines = health_lines(_health(_findings("nid0417", "fail")))
-    assert lines[0] == "FAIL   devices: nid0417: 3 by nvidia-smi, where the plan has 4"
+    lines = health_lines(_health(_findings("nid0417", "error")))
+    assert lines[0] == "error    devices: nid0417: 3 by nvidia-smi, where the plan has 4"
     assert lines[1].endswith("→ use another")
-    assert lines[2] == "ok     devices: nid[0001-0416,0418-1000]: 4 by nvidia-smi"
+    assert lines[2] == "ok       devices: nid[0001-0416,0418-1000]: 4 by nvidia-smi"
     assert "1 check failed on 1000 nodes" in lines[3]
 
 
 def test_an_examination_outside_of_a_job_says_what_it_left_out() -> None:
-    health = Health(version=1, site="frontier", nodes=1, outside=True, level="quick", status="ok", checks=())
+    health = Health(version=1, site="frontier", nodes=1, outside=True, level="quick", severity="ok", findings=())
     assert health_lines(health)[-1].startswith("outside of a job on frontier: get an allocation")
 
 
 def test_results_that_differ_in_a_number_only_are_one() -> None:
     findings = [
-        Finding(name="space", status="warn", seen=f"/tmp has {index}.5 MiB free", host=host)
-        for index, host in enumerate(HOSTS)
+        Finding("space", "warning", f"/tmp has {index}.5 MiB free", subject=host) for index, host in enumerate(HOSTS)
     ]
     (only,) = fold(findings)
-    assert only.count == 1000 and only.hosts == "nid[0001-1000]"
+    assert only.facts == {"nodes": 1000} and only.subject == "nid[0001-1000]"
 
 
 def test_a_node_is_to_blame_where_the_others_are_well_and_the_plan_where_all_fail() -> None:
-    assert failing_hosts(_findings("nid0417", "fail"), HOSTS) == {
+    assert failing_hosts(_findings("nid0417", "error"), HOSTS) == {
         "nid0417": "devices: 3 by nvidia-smi, where the plan has 4"
     }
-    assert failing_hosts(_findings("nid0417", "warn"), HOSTS) == {}
-    everywhere = [Finding(name="x", status="fail", seen="no", host=host) for host in HOSTS]
+    assert failing_hosts(_findings("nid0417", "warning"), HOSTS) == {}
+    everywhere = [Finding("x", "error", "no", subject=host) for host in HOSTS]
     assert failing_hosts(everywhere, HOSTS) == {}
-    alone = [Finding(name="x", status="fail", seen="no", host="a")]
+    alone = [Finding("x", "error", "no", subject="a")]
     assert failing_hosts(alone, ("a",)) == {}
 
 
@@ -65,7 +65,7 @@ def test_what_a_node_says_is_read_back_from_its_parts() -> None:
     for count in (1, 600):
         lines = lines_of(3, "n", [ok(f"check {n}", f"seen {n * 7919} " * 9, free=n) for n in range(count)])
         found = unpacked([json.loads(line) for line in reversed(lines)])
-        assert found is not None and [finding.name for finding in found] == [f"check {n}" for n in range(count)]
+        assert found is not None and [finding.kind for finding in found] == [f"check {n}" for n in range(count)]
         assert found[0].facts == {"free": 0}
         if count > 1:
             assert unpacked([json.loads(line) for line in lines[1:]]) is None

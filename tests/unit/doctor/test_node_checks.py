@@ -23,8 +23,8 @@ UP = {"lo": "up", "eth0": "up", "hsn0": "up", "hsn1": "down", "docker0": "up"}
 
 def test_a_wrong_interface_name_is_named_with_what_there_is() -> None:
     found = interfaces.check_named([("NCCL_SOCKET_IFNAME", "ib0")], UP)
-    assert found["status"] == "fail"
-    assert "NCCL_SOCKET_IFNAME=ib0 matches none of docker0, eth0, hsn0, hsn1, lo" in found["seen"]
+    assert found["severity"] == "error"
+    assert "NCCL_SOCKET_IFNAME=ib0 matches none of docker0, eth0, hsn0, hsn1, lo" in found["evidence"]
 
 
 @pytest.mark.parametrize(
@@ -42,16 +42,16 @@ def test_interfaces_are_matched_as_the_libraries_do(variable: str, value: str, n
     assert interfaces.matching(variable, value, UP) == names
 
 
-@pytest.mark.parametrize(("value", "status"), [("hsn1", "fail"), ("docker0", "warn"), ("hsn", "ok")])
-def test_an_interface_that_is_down_or_leads_nowhere_is_told(value: str, status: str) -> None:
-    assert interfaces.check_named([("NCCL_SOCKET_IFNAME", value)], UP)["status"] == status
+@pytest.mark.parametrize(("value", "severity"), [("hsn1", "error"), ("docker0", "warning"), ("hsn", "ok")])
+def test_an_interface_that_is_down_or_leads_nowhere_is_told(value: str, severity: str) -> None:
+    assert interfaces.check_named([("NCCL_SOCKET_IFNAME", value)], UP)["severity"] == severity
 
 
 def test_interfaces_of_the_site_must_be_there_and_up() -> None:
     found = interfaces.check_nics(["hsn0", "hsn1", "hsn2"], UP)
-    assert found["status"] == "fail"
-    assert found["seen"] == "missing: hsn2; hsn1 is down"
-    assert interfaces.check_nics(["hsn0"], UP)["status"] == "ok"
+    assert found["severity"] == "error"
+    assert found["evidence"] == "missing: hsn2; hsn1 is down"
+    assert interfaces.check_nics(["hsn0"], UP)["severity"] == "ok"
 
 
 def test_states_of_interfaces_come_from_sysfs(tmp_path: Path) -> None:
@@ -63,17 +63,22 @@ def test_states_of_interfaces_come_from_sysfs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "locked", "rdma", "status"),
-    [(64, -1, False, "fail"), (2048, -1, False, "warn"), (65536, 65536, True, "fail"), (65536, 65536, False, "ok")],
+    ("files", "locked", "rdma", "severity"),
+    [
+        (64, -1, False, "error"),
+        (2048, -1, False, "warning"),
+        (65536, 65536, True, "error"),
+        (65536, 65536, False, "ok"),
+    ],
 )
-def test_low_limits_are_found(files: int, locked: int, rdma: bool, status: str) -> None:
+def test_low_limits_are_found(files: int, locked: int, rdma: bool, severity: str) -> None:
     found = limits.judge_limits({"files": files, "locked": locked, "processes": -1}, rdma)
-    assert found["status"] == status
-    assert ("ulimit" in found["seen"]) == (status != "ok")
+    assert found["severity"] == severity
+    assert ("ulimit" in found["evidence"]) == (severity != "ok")
 
 
 def test_the_limits_of_the_process_are_read() -> None:
-    code = "from windlass.node.checks.limits import *; print(judge_limits(read_limits(), False)['seen'])"
+    code = "from windlass.node.checks.limits import *; print(judge_limits(read_limits(), False)['evidence'])"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -100,20 +105,20 @@ def tiny_tmpfs(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_folder_is_found(tiny_tmpfs: Path) -> None:
     (tiny_tmpfs / "rest").write_bytes(b"x" * (64 << 10))
     found = space.check_local_space([str(tiny_tmpfs)])
-    assert found["status"] == "fail"
-    assert str(tiny_tmpfs) in found["seen"] and "No space left" in found["seen"]
+    assert found["severity"] == "error"
+    assert str(tiny_tmpfs) in found["evidence"] and "No space left" in found["evidence"]
 
 
 def test_a_folder_that_is_made_later_is_judged_by_the_one_above(tmp_path: Path) -> None:
     found = space.judge_space({"/local/job": (100 << 30, 200 << 30, -1)}, {})
-    assert found["status"] == "ok"
-    assert "does not exist" not in space.check_local_space([str(tmp_path / "not" / "yet")])["seen"]
+    assert found["severity"] == "ok"
+    assert "does not exist" not in space.check_local_space([str(tmp_path / "not" / "yet")])["evidence"]
 
 
 def test_a_home_that_cannot_be_written_is_found(tmp_path: Path) -> None:
     found = space.check_home({"HOME": "/proc"}, os.getuid())
-    assert found["status"] in {"fail", "warn"}
-    assert space.check_home({"HOME": str(tmp_path)}, os.getuid())["status"] != "fail"
+    assert found["severity"] in {"error", "warning"}
+    assert space.check_home({"HOME": str(tmp_path)}, os.getuid())["severity"] != "error"
 
 
 def test_a_leftover_rank_of_another_job_is_named() -> None:
@@ -122,11 +127,11 @@ def test_a_leftover_rank_of_another_job_is_named() -> None:
     ours = (42, "python", {**rank, "SLURM_JOB_ID": "8"})
     shell = (43, "bash", {"SLURM_JOB_ID": "7"})
     found = leftovers.check_leftovers([theirs, ours, shell], "8")
-    assert found["status"] == "warn"
-    assert "python (process 41, job 7)" in found["seen"]
-    assert found["remedy"].startswith("end them: kill 41")
-    assert leftovers.check_leftovers([ours, shell], "8")["status"] == "ok"
-    assert leftovers.check_leftovers([theirs], "")["status"] == "not applicable"
+    assert found["severity"] == "warning"
+    assert "python (process 41, job 7)" in found["evidence"]
+    assert found["advice"].startswith("end them: kill 41")
+    assert leftovers.check_leftovers([ours, shell], "8")["severity"] == "ok"
+    assert leftovers.check_leftovers([theirs], "")["severity"] == "skipped"
 
 
 def test_processes_are_read_with_their_environment() -> None:
@@ -159,17 +164,17 @@ def _meet(ahead_s: float, callers: int = 2) -> tuple[list[Finding], list[list[Fi
 
 def test_nodes_meet_and_their_clocks_agree() -> None:
     held, said = _meet(0.0)
-    assert [f["name"] for f in held] == ["port", "rendezvous"] and all(f["status"] == "ok" for f in held)
-    assert [[f["status"] for f in found] for found in said] == [["ok", "ok"], ["ok", "ok"]]
+    assert [f["kind"] for f in held] == ["port", "rendezvous"] and all(f["severity"] == "ok" for f in held)
+    assert [[f["severity"] for f in found] for found in said] == [["ok", "ok"], ["ok", "ok"]]
 
 
-@pytest.mark.parametrize(("ahead_s", "status"), [(500.0, "fail"), (-20.0, "warn")])
-def test_a_clock_that_is_wrong_is_found(ahead_s: float, status: str) -> None:
+@pytest.mark.parametrize(("ahead_s", "severity"), [(500.0, "error"), (-20.0, "warning")])
+def test_a_clock_that_is_wrong_is_found(ahead_s: float, severity: str) -> None:
     _, said = _meet(ahead_s, callers=1)
     rendezvous, clock = said[0]
-    assert rendezvous["status"] == "ok"
-    assert (clock["name"], clock["status"]) == ("clock", status)
-    assert f"{abs(ahead_s):.0f}." in clock["seen"] and ("behind" in clock["seen"]) == (ahead_s > 0)
+    assert rendezvous["severity"] == "ok"
+    assert (clock["kind"], clock["severity"]) == ("clock", severity)
+    assert f"{abs(ahead_s):.0f}." in clock["evidence"] and ("behind" in clock["evidence"]) == (ahead_s > 0)
 
 
 def test_a_port_that_is_taken_is_found() -> None:
@@ -178,8 +183,8 @@ def test_a_port_that_is_taken_is_found() -> None:
         taken.listen()
         port = int(taken.getsockname()[1])
         found = meeting.hold(port, "word", 0, 1)
-    assert (found[0]["name"], found[0]["status"]) == ("port", "fail")
-    assert f"port {port} is taken" in found[0]["seen"]
+    assert (found[0]["kind"], found[0]["severity"]) == ("port", "error")
+    assert f"port {port} is taken" in found[0]["evidence"]
 
 
 def test_somebody_else_on_the_port_is_not_taken_for_the_first_node() -> None:
@@ -197,12 +202,12 @@ def test_somebody_else_on_the_port_is_not_taken_for_the_first_node() -> None:
         thread.start()
         found = meeting.call("127.0.0.1", int(stranger.getsockname()[1]), "word", 10)
         thread.join(10)
-    assert found[0]["status"] == "fail" and "somebody else answers" in found[0]["seen"]
+    assert found[0]["severity"] == "error" and "somebody else answers" in found[0]["evidence"]
 
 
 def test_a_name_that_does_not_resolve_and_a_node_that_waits_for_itself_are_found() -> None:
-    assert "does not resolve" in meeting.call("no-such-host.invalid", 1, "w", 1)[0]["seen"]
-    assert "waits for itself" in meeting.call("localhost", _free_port(), "w", 0.3)[0]["seen"]
+    assert "does not resolve" in meeting.call("no-such-host.invalid", 1, "w", 1)[0]["evidence"]
+    assert "waits for itself" in meeting.call("localhost", _free_port(), "w", 0.3)[0]["evidence"]
 
 
 MOUNTINFO = """\
@@ -244,9 +249,9 @@ def test_a_check_that_hangs_or_breaks_does_not_hide_the_others() -> None:
 
     found = run_checks([("a", lambda: [ok("a", "fine")]), ("b", hang), ("c", broken)], 0.5)
     never.set()
-    assert [(f["name"], f["status"]) for f in found] == [("a", "ok"), ("b", "fail"), ("c", "warn")]
-    assert "no answer within 0.5 s" in found[1]["seen"]
-    assert "ValueError: no such thing" in found[2]["seen"]
+    assert [(f["kind"], f["severity"]) for f in found] == [("a", "ok"), ("b", "error"), ("c", "warning")]
+    assert "no answer within 0.5 s" in found[1]["evidence"]
+    assert "ValueError: no such thing" in found[2]["evidence"]
 
 
 def test_a_node_finds_its_place_and_answers_in_short_lines() -> None:

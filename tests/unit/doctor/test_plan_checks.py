@@ -16,52 +16,52 @@ from windlass.model.request import Request
 
 
 @pytest.mark.parametrize(
-    ("variables", "nodes", "status", "word"),
+    ("variables", "nodes", "severity", "word"),
     [
-        ({"FI_MR_CACHE_MONITOR": "memhooks"}, 4, "fail", "memhooks deadlocks"),
+        ({"FI_MR_CACHE_MONITOR": "memhooks"}, 4, "error", "memhooks deadlocks"),
         ({"FI_MR_CACHE_MONITOR": "kdreg2"}, 4, "ok", "none"),
-        ({"FI_CXI_OVFLOW_BUF_SIZE": "8388608"}, 4, "warn", "FI_CXI_OVFLOW_BUF_SIZE is read by nobody"),
-        ({"NCCL_NET": "AWS Libfabric"}, 1, "fail", "forced on one node"),
+        ({"FI_CXI_OVFLOW_BUF_SIZE": "8388608"}, 4, "warning", "FI_CXI_OVFLOW_BUF_SIZE is read by nobody"),
+        ({"NCCL_NET": "AWS Libfabric"}, 1, "error", "forced on one node"),
         ({"NCCL_NET": "AWS Libfabric"}, 2, "ok", "none"),
         ({"NCCL_NET": "Socket"}, 1, "ok", "none"),
-        ({"NCCL_P2P_DISABLE": "1"}, 1, "warn", "NCCL_P2P_DISABLE switched on"),
+        ({"NCCL_P2P_DISABLE": "1"}, 1, "warning", "NCCL_P2P_DISABLE switched on"),
         ({"NCCL_P2P_DISABLE": "0"}, 1, "ok", "none"),
-        ({"ROCR_VISIBLE_DEVICES": "0,1", "HIP_VISIBLE_DEVICES": "1"}, 1, "warn", "disagree"),
+        ({"ROCR_VISIBLE_DEVICES": "0,1", "HIP_VISIBLE_DEVICES": "1"}, 1, "warning", "disagree"),
     ],
 )
 def test_settings_that_are_known_to_be_bad_are_found(
-    variables: dict[str, str], nodes: int, status: str, word: str
+    variables: dict[str, str], nodes: int, severity: str, word: str
 ) -> None:
     found = check_settings(variables, nodes)
-    assert found.status == status and word in found.seen
+    assert found.severity == severity and word in found.evidence
 
 
 @pytest.mark.parametrize(
-    ("request_", "ranks", "status"),
+    ("request_", "ranks", "severity"),
     [
-        (Request(command=("torchrun", "train.py")), 4, "fail"),
-        (Request(command=("torchrun", "--nnodes=2", "train.py")), 1, "warn"),
-        (Request(command=("srun", "train")), 1, "fail"),
-        (Request(command=("torch.distributed.run", "x.py"), kind="module"), 4, "fail"),
+        (Request(command=("torchrun", "train.py")), 4, "error"),
+        (Request(command=("torchrun", "--nnodes=2", "train.py")), 1, "warning"),
+        (Request(command=("srun", "train")), 1, "error"),
+        (Request(command=("torch.distributed.run", "x.py"), kind="module"), 4, "error"),
         (Request(command=("train.py",), kind="script"), 4, "ok"),
         (Request(command=(), kind="none"), 4, "ok"),
     ],
 )
-def test_a_launcher_inside_the_ranks_is_found(request_: Request, ranks: int, status: str) -> None:
-    assert check_nesting(request_, {}, ranks).status == status
+def test_a_launcher_inside_the_ranks_is_found(request_: Request, ranks: int, severity: str) -> None:
+    assert check_nesting(request_, {}, ranks).severity == severity
 
 
 def test_windlass_inside_torchrun_is_found() -> None:
     found = check_nesting(Request(command=()), {"TORCHELASTIC_RUN_ID": "none"}, 1)
-    assert found.status == "fail" and "inside torchrun" in found.seen
+    assert found.severity == "error" and "inside torchrun" in found.evidence
 
 
 def test_proxies_without_exceptions_and_offline_sites_are_told() -> None:
-    assert check_proxies({"https_proxy": "http://p:1"}, False).status == "warn"
-    assert check_proxies({"https_proxy": "http://p:1", "no_proxy": "localhost"}, False).status == "ok"
-    assert check_proxies({}, True).status == "warn"
-    assert check_proxies({"HF_HUB_OFFLINE": "1"}, True).status == "ok"
-    assert check_proxies({}, False).status == "ok"
+    assert check_proxies({"https_proxy": "http://p:1"}, False).severity == "warning"
+    assert check_proxies({"https_proxy": "http://p:1", "no_proxy": "localhost"}, False).severity == "ok"
+    assert check_proxies({}, True).severity == "warning"
+    assert check_proxies({"HF_HUB_OFFLINE": "1"}, True).severity == "ok"
+    assert check_proxies({}, False).severity == "ok"
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,9 @@ def test_loader_workers_are_read_from_the_arguments(words: tuple[str, ...], work
     assert loader_workers(words) == workers
 
 
-@pytest.mark.parametrize(("workers", "status"), [("30", "warn"), ("2", "ok")])
-def test_more_workers_than_cores_are_told(workers: str, status: str) -> None:
+@pytest.mark.parametrize(("workers", "severity"), [("30", "warning"), ("2", "ok")])
+def test_more_workers_than_cores_are_told(workers: str, severity: str) -> None:
     command = ("train.py", "--num-workers", workers)
     plan, _ = plan_for("frontier", *command, kind="script", nodes=2, account="A")
     found = check_workers(plan.request, plan)
-    assert found.status == status and f"{workers} workers" in found.seen
+    assert found.severity == severity and f"{workers} workers" in found.evidence

@@ -45,21 +45,21 @@ def _node(rank: int) -> str:
 def test_ranks_on_the_cpus_of_the_plan_are_well() -> None:
     plan = _plan()
     found = rank_checks.check_affinity(plan, _reports(plan), _node)
-    assert [(f.host, f.status) for f in found] == [("n0", "ok"), ("n1", "ok")]
+    assert [(f.subject, f.severity) for f in found] == [("n0", "ok"), ("n1", "ok")]
 
 
 def test_a_rank_that_is_pinned_to_one_core_is_named_with_its_node() -> None:
     plan = _plan()
     found = rank_checks.check_affinity(plan, _reports(plan, r11=[5]), _node)
-    assert [(f.host, f.status) for f in found] == [("n0", "ok"), ("n1", "fail")]
-    assert found[1].seen.startswith("local rank 3 is on CPUs 5 instead of ")
+    assert [(f.subject, f.severity) for f in found] == [("n0", "ok"), ("n1", "error")]
+    assert found[1].evidence.startswith("local rank 3 is on CPUs 5 instead of ")
 
 
 def test_unbound_ranks_with_one_cpu_each_are_told() -> None:
     plan = _plan(cpu_bind="none")
     reports = {rank: {"local_rank": rank % 8, "cpus": [0]} for rank in range(16)}
     found = rank_checks.check_affinity(plan, reports, _node)
-    assert {f.status for f in found} == {"fail"} and "pinned to one CPU" in found[0].seen
+    assert {f.severity for f in found} == {"error"} and "pinned to one CPU" in found[0].evidence
 
 
 def _environment(folder: Path) -> Path:
@@ -74,11 +74,11 @@ def test_the_wrong_python_is_found(tmp_path: Path) -> None:
     plan = msgspec.structs.replace(_plan(), command=(str(mine), "train.py"))
     right = {"python": {"executable": str(mine), "prefix": str(tmp_path / "mine"), "version": "3.11.2"}}
     wrong = {"python": {"executable": str(other), "prefix": str(tmp_path / "other"), "version": "3.11.2"}}
-    assert rank_checks.check_python(plan, right, {}).status == "ok"
+    assert rank_checks.check_python(plan, right, {}).severity == "ok"
     found = rank_checks.check_python(plan, wrong, {})
-    assert found.status == "fail" and f"where the plan has {mine}" in found.seen
+    assert found.severity == "error" and f"where the plan has {mine}" in found.evidence
     active = rank_checks.check_python(plan, right, {"VIRTUAL_ENV": str(tmp_path / "other")})
-    assert active.status == "warn" and "is active here" in active.seen
+    assert active.severity == "warning" and "is active here" in active.evidence
 
 
 def test_a_wrapper_that_the_user_names_may_start_any_python(tmp_path: Path) -> None:
@@ -88,21 +88,21 @@ def test_a_wrapper_that_the_user_names_may_start_any_python(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("torch", "driver", "status", "word"),
+    ("torch", "driver", "severity", "word"),
     [
-        ({}, "", "fail", "no torch"),
-        ({"version": "2.9.0+cpu", "folder": "/t"}, "", "fail", "on nodes with devices of nvidia"),
-        ({"version": "2.9.0", "cuda": "12.8", "folder": "/t"}, "470.57.02", "fail", "the driver is 470.57.02"),
+        ({}, "", "error", "no torch"),
+        ({"version": "2.9.0+cpu", "folder": "/t"}, "", "error", "on nodes with devices of nvidia"),
+        ({"version": "2.9.0", "cuda": "12.8", "folder": "/t"}, "470.57.02", "error", "the driver is 470.57.02"),
         ({"version": "2.9.0", "cuda": "12.8", "folder": "/t"}, "570.124.06", "ok", "2.9.0 for cuda 12.8"),
-        ({"version": "2.9.0", "cuda": "13.0", "folder": "/t"}, "570.124.06", "fail", "the driver is"),
-        ({"version": "2.9.0", "hip": "6.4", "folder": "/t"}, "570.124.06", "fail", "devices of nvidia"),
+        ({"version": "2.9.0", "cuda": "13.0", "folder": "/t"}, "570.124.06", "error", "the driver is"),
+        ({"version": "2.9.0", "hip": "6.4", "folder": "/t"}, "570.124.06", "error", "devices of nvidia"),
     ],
 )
 def test_torch_must_fit_the_devices_and_their_driver(
-    torch: dict[str, str], driver: str, status: str, word: str
+    torch: dict[str, str], driver: str, severity: str, word: str
 ) -> None:
     found = rank_checks.check_torch(_plan("perlmutter"), {"torch": torch, "driver": driver})
-    assert found.status == status and word in found.seen
+    assert found.severity == severity and word in found.evidence
 
 
 def test_versions_are_read_without_importing_torch() -> None:
@@ -116,25 +116,25 @@ def test_versions_are_read_without_importing_torch() -> None:
 LUSTRE = "22 1 254:1 / / rw - ext4 /dev/vda1 rw\n31 22 0:40 / {} rw - lustre 10.0.0.1@o2ib:/scratch rw,flock\n"
 
 
-@pytest.mark.parametrize(("nodes", "status"), [(1, "ok"), (512, "warn")])
+@pytest.mark.parametrize(("nodes", "severity"), [(1, "ok"), (512, "warning")])
 def test_an_environment_on_a_shared_file_system_is_told_with_the_way_out(
-    tmp_path: Path, nodes: int, status: str
+    tmp_path: Path, nodes: int, severity: str
 ) -> None:
     (tmp_path / "lib").write_text("x")
     there = mounts.parse_mountinfo(LUSTRE.format(str(tmp_path).replace(" ", "\\040")))
     place = environment.place_facts(str(tmp_path), there)
     found = rank_checks.check_place({"places": [{**place, "look_us": 20.0}], "import_s": 3.0}, nodes, "default")
-    assert found.status == status and "is on Lustre" in found.seen
-    assert (f"--cache {tmp_path}" in found.remedy) == (status == "warn")
+    assert found.severity == severity and "is on Lustre" in found.evidence
+    assert (f"--cache {tmp_path}" in found.advice) == (severity == "warning")
 
 
 def test_a_slow_disk_is_told_by_what_an_import_costs_there() -> None:
     place = {"path": "/env", "kind": "shared", "file_system": "NFS", "mount": "/", "look_us": 2000.0}
     found = rank_checks.check_place({"places": [place]}, 1, "quick")
-    assert found.status == "warn" and "`import torch` takes about 35 s" in found.seen
+    assert found.severity == "warning" and "`import torch` takes about 35 s" in found.evidence
     local = {**place, "kind": "local", "look_us": 5.0}
-    assert rank_checks.check_place({"places": [local], "import_s": 42.0}, 1, "default").status == "warn"
-    assert rank_checks.check_place({"places": [local], "import_s": 2.0}, 64, "default").status == "ok"
+    assert rank_checks.check_place({"places": [local], "import_s": 42.0}, 1, "default").severity == "warning"
+    assert rank_checks.check_place({"places": [local], "import_s": 2.0}, 64, "default").severity == "ok"
 
 
 def _library(folder: Path, name: str) -> Path:
@@ -156,9 +156,9 @@ def test_the_plugin_and_a_second_one_beside_it_are_found(tmp_path: Path) -> None
     plan = _plan("perlmutter")
     context = _context("perlmutter", plan)
     found = rank_checks.check_plugin(plan, context, {"network": facts})
-    assert found.status == "warn" and str(second) in found.seen and "second one" in found.seen
+    assert found.severity == "warning" and str(second) in found.evidence and "second one" in found.evidence
     alone = rank_checks.check_plugin(plan, context, {"network": {**facts, "found": [str(first)]}})
-    assert alone.status == "ok"
+    assert alone.severity == "ok"
 
 
 def test_a_plugin_that_does_not_load_says_why(tmp_path: Path) -> None:
@@ -166,16 +166,16 @@ def test_a_plugin_that_does_not_load_says_why(tmp_path: Path) -> None:
     facts = plugins.plugin_facts({"LD_LIBRARY_PATH": str(tmp_path)})
     plan = _plan("perlmutter")
     found = rank_checks.check_plugin(plan, _context("perlmutter", plan), {"network": facts})
-    assert found.status == "fail" and "does not load" in found.seen and "file too short" in found.seen
+    assert found.severity == "error" and "does not load" in found.evidence and "file too short" in found.evidence
 
 
 @pytest.mark.parametrize(
-    ("site", "nodes", "status"),
-    [("perlmutter", 2, "fail"), ("perlmutter", 1, "not applicable"), ("leonardo", 2, "not applicable")],
+    ("site", "nodes", "severity"),
+    [("perlmutter", 2, "error"), ("perlmutter", 1, "skipped"), ("leonardo", 2, "skipped")],
 )
-def test_a_missing_plugin_fails_only_where_the_fabric_needs_one(site: str, nodes: int, status: str) -> None:
+def test_a_missing_plugin_fails_only_where_the_fabric_needs_one(site: str, nodes: int, severity: str) -> None:
     plan = _plan(site, nodes=nodes)
-    assert rank_checks.check_plugin(plan, _context(site, plan), {"network": {"found": []}}).status == status
+    assert rank_checks.check_plugin(plan, _context(site, plan), {"network": {"found": []}}).severity == severity
 
 
 def test_providers_of_libfabric_are_compared_with_the_fabric() -> None:
@@ -184,9 +184,9 @@ def test_providers_of_libfabric_are_compared_with_the_fabric() -> None:
     assert providers == ["cxi", "tcp", "tcp;ofi_rxm"]
     plan = _plan()
     context = _context("frontier", plan)
-    assert rank_checks.check_providers(plan, context, {"network": {"providers": providers}}).status == "ok"
+    assert rank_checks.check_providers(plan, context, {"network": {"providers": providers}}).severity == "ok"
     found = rank_checks.check_providers(plan, context, {"network": {"providers": ["tcp"]}})
-    assert found.status == "fail" and "cxi is missing" in found.seen
+    assert found.severity == "error" and "cxi is missing" in found.evidence
 
 
 def test_another_environment_on_one_node_is_found() -> None:
@@ -195,8 +195,8 @@ def test_another_environment_on_one_node_is_found() -> None:
         for rank in range(0, 32, 8)
     }
     (found,) = rank_checks._same_everywhere(first, _node)
-    assert (found.host, found.status) == ("n2", "fail")
-    assert "torch 2.4.0, where most nodes have Python 3.11.2, torch 2.9.0" in found.seen
+    assert (found.subject, found.severity) == ("n2", "error")
+    assert "torch 2.4.0, where most nodes have Python 3.11.2, torch 2.9.0" in found.evidence
 
 
 def test_a_look_at_files_is_timed(tmp_path: Path) -> None:

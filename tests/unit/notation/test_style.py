@@ -35,9 +35,9 @@ def test_colour_is_for_terminals_and_for_those_who_ask(live: bool, environ: dict
 @pytest.mark.parametrize(
     ("line", "word", "code"),
     [
-        ("ok     torch: 2.13.0", "ok", "32"),
-        ("warn   ulimits: files 1024", "warn", "33"),
-        ("FAIL   devices: 3 of 4", "FAIL", "1;31"),
+        ("ok       torch: 2.13.0", "ok", "32"),
+        ("warning  ulimits: files 1024", "warning", "33"),
+        ("error    devices: 3 of 4", "error", "1;31"),
         ("killed     11-16 00:09  1 x 2  runs/a", "killed", "1;31"),
         ("windlass: error: no such file", "error", "1;31"),
         ("srun: error: node down", "error", "1;31"),

@@ -13,15 +13,15 @@ RESET = "\x1b[0m"
 _CODES = {"good": "32", "warn": "33", "bad": "1;31", "live": "36", "hint": "36", "faint": "2", "head": "1"}
 _WORDS = {
     "good": ("ok", "done", "good", "finished", "should work"),
-    "warn": ("warn", "warning", "resumable", "stopped", "unknown"),
-    "bad": ("FAIL", "BAD", "bad", "error", "failed", "killed", "died", "will not work as it is"),
+    "warn": ("warning", "resumable", "stopped", "unknown"),
+    "bad": ("bad", "error", "failed", "killed", "died", "will not work as it is"),
     "live": ("running", "waiting"),
-    "faint": ("-",),
+    "faint": ("note", "skipped", "-"),
 }
 _KIND = {word: kind for kind, words in _WORDS.items() for word in words}
 _ANY = "|".join(sorted(map(re.escape, _KIND), key=len, reverse=True))
 _STATUS = re.compile(rf"^(?P<before>(?:[\w.-]+: )?)(?P<word>{_ANY})(?= {{2,}}|: |:?$)")
-"""`ok     torch: …`, `done  11-16`, `windlass: error: …`, `srun: error: …`"""
+"""`ok       torch: …`, `done  11-16`, `windlass: error: …`, `srun: error: …`"""
 _SECOND = re.compile(
     r"^(?P<before>  \S+ +|verdict[^:]*: )(?P<word>ok|warn|warning|error|should work|will not work as it is)(?=: |, |$)"
 )

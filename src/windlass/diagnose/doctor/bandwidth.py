@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from windlass.diagnose.doctor.comm_log import Transport, leads_nowhere, transport_text
-from windlass.diagnose.doctor.finding import Finding
+from windlass.model.finding import Finding
 from windlass.model.plan import Plan
 from windlass.model.site import Site
 
@@ -20,19 +20,19 @@ def check_all_reduce(plan: Plan, site: Site, reports: Mapping[int, Mapping[str, 
     """Result, bandwidth and transport of the all-reduce over all ranks."""
     said = [report for report in reports.values() if "backend" in report or "all_reduce_error" in report]
     if not said:
-        return [Finding(name="all-reduce", status="not applicable", seen="not tried: the ranks have no torch")]
+        return [Finding("all-reduce", "skipped", "not tried: the ranks have no torch")]
     broken = next((report["all_reduce_error"] for report in said if "all_reduce_error" in report), None)
     if broken is not None:
         remedy = "see the library's own log: windlass doctor --run-dir DIR, then windlass explain-log DIR/ranks/comm/*"
-        return [Finding(name="all-reduce", status="fail", seen=str(broken), remedy=remedy)]
+        return [Finding("all-reduce", "error", str(broken), remedy)]
     wrong = [rank for rank, report in reports.items() if report.get("all_reduce_right") is False]
     if wrong:
         seen = f"wrong sums on ranks {', '.join(map(str, wrong[:8]))}: data is corrupted on the way"
-        return [Finding(name="all-reduce", status="fail", seen=seen, remedy="`windlass doctor --full` finds the node")]
+        return [Finding("all-reduce", "error", seen, "`windlass doctor --full` finds the node")]
     backend = str(said[0].get("backend"))
     got = min(float(report.get("busbw_gbs", 0.0)) for report in said)
     if plan.world_size == 1:
-        return [Finding(name="all-reduce", status="ok", seen=f"right, on one rank ({backend})")]
+        return [Finding("all-reduce", "ok", f"right, on one rank ({backend})")]
     findings = [judge_bandwidth(got, expected_gbs(plan, site), backend, plan.nodes)]
     if backend == "nccl":
         findings.append(judge_transport(way, plan.nodes, site.file.network or ""))
@@ -55,16 +55,16 @@ def expected_gbs(plan: Plan, site: Site) -> tuple[float, str] | None:
 def judge_bandwidth(got: float, expected: tuple[float, str] | None, backend: str, nodes: int) -> Finding:
     seen = f"right, {got:.3g} GB/s bus bandwidth ({backend})"
     if expected is None or backend == "gloo":
-        return Finding(name="all-reduce", status="ok", seen=seen, facts={"busbw_gbs": got})
+        return Finding("all-reduce", "ok", seen, facts={"busbw_gbs": got})
     share = got / expected[0]
     text = f"{seen}, {share:.0%} of {expected[1]}"
     if share < FLOOR:
         remedy = "TCP or a single NIC: see `transport` below; is the network plugin loaded, GPUDirect on?"
-        return Finding(name="all-reduce", status="fail", seen=text, remedy=remedy, facts={"busbw_gbs": got})
+        return Finding("all-reduce", "error", text, remedy, facts={"busbw_gbs": got})
     if share < LOW:
         remedy = "fewer NICs than there are, no GPUDirect, or a slow node: `windlass doctor --full` finds that"
-        return Finding(name="all-reduce", status="warn", seen=text, remedy=remedy, facts={"busbw_gbs": got})
-    return Finding(name="all-reduce", status="ok", seen=text, facts={"busbw_gbs": got})
+        return Finding("all-reduce", "warning", text, remedy, facts={"busbw_gbs": got})
+    return Finding("all-reduce", "ok", text, facts={"busbw_gbs": got})
 
 
 def judge_transport(way: Transport, nodes: int, network: str) -> Finding:
@@ -73,18 +73,18 @@ def judge_transport(way: Transport, nodes: int, network: str) -> Finding:
     if way.forced_missing:
         seen = f"NCCL_NET forces {way.forced_missing}, which is not there"
         remedy = "its library is not in LD_LIBRARY_PATH of the ranks: load the module, bind it into the container"
-        return Finding(name=name, status="fail", seen=seen, remedy=remedy)
+        return Finding(name, "error", seen, remedy)
     if nodes == 1:
-        return Finding(name=name, status="not applicable", seen=f"one node; between nodes it would be {text}")
+        return Finding(name, "skipped", f"one node; between nodes it would be {text}")
     astray = [item for item in (*way.interfaces, way.bootstrap) if item and leads_nowhere(item)]
     if astray:
         remedy = "set NCCL_SOCKET_IFNAME to the fabric's interface"
-        return Finding(name=name, status="fail", seen=f"{text}: {astray[0]} does not reach other nodes", remedy=remedy)
+        return Finding(name, "error", f"{text}: {astray[0]} does not reach other nodes", remedy)
     if way.is_tcp and network.startswith(("slingshot", "infiniband", "efa")):
         why = "no network plugin was found" if way.plugin_missing else "the fabric was not used"
         remedy = "load the plugin's module or bind it into the container; NCCL_NET makes its absence an error"
-        return Finding(name=name, status="fail", seen=f"TCP sockets on {network}: {why}", remedy=remedy)
+        return Finding(name, "error", f"TCP sockets on {network}: {why}", remedy)
     if way.direct is False and not way.is_tcp:
         remedy = "NCCL_NET_GDR_LEVEL=PHB lets the NIC read device memory; is the driver's module loaded on the node?"
-        return Finding(name=name, status="warn", seen=text, remedy=remedy)
-    return Finding(name=name, status="ok", seen=text)
+        return Finding(name, "warning", text, remedy)
+    return Finding(name, "ok", text)

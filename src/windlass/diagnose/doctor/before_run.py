@@ -6,12 +6,13 @@ import shutil
 from collections.abc import Mapping
 
 from windlass.diagnose.doctor.examine import rendezvous
-from windlass.diagnose.doctor.finding import Finding, failing_hosts, fold
+from windlass.diagnose.doctor.health import failing_hosts, fold
 from windlass.diagnose.doctor.nodes import check_nodes
 from windlass.diagnose.doctor.patient import Patient
 from windlass.diagnose.doctor.plan_checks import check_plan
 from windlass.diagnose.doctor.ranks import examine_ranks
 from windlass.errors import MachineError
+from windlass.model.finding import Finding
 from windlass.run.bad_nodes import remember_node
 from windlass.run.folder import make_folder
 from windlass.run.rendezvous import plan_hosts
@@ -48,19 +49,17 @@ def bad_nodes_of(run: Run) -> Mapping[str, str]:
     for host, reason in bad.items():
         settings = run.settings
         remember_node(settings.state_dir, site=run.plan.site, host=host, reason=reason, run=str(run.folder.path))
-    failed = [f for f in findings if f.status == "fail" and f.host not in bad]
+    failed = [f for f in findings if f.severity == "error" and f.subject not in bad]
     if failed:
         raise MachineError(
-            f"the check before the run failed: {failed[0].name}: {failed[0].seen}",
-            hint=failed[0].remedy or "`windlass doctor` tells more",
+            f"the check before the run failed: {failed[0].kind}: {failed[0].evidence}",
+            hint=failed[0].advice or "`windlass doctor` tells more",
         )
     shutil.rmtree(folder.path, ignore_errors=True)
     return bad
 
 
 def _tell(run: Run, findings: list[Finding]) -> None:
-    for check in fold(findings):
-        if check.status == "fail" or (check.status == "warn" and not run.quiet):
-            where = f"{check.hosts}: " if check.hosts else ""
-            remedy = f" ({check.remedy})" if check.remedy else ""
-            run.view.note(f"windlass: check {check.name}: {check.status}: {where}{check.seen}{remedy}")
+    for finding in fold(findings):
+        if finding.severity == "error" or (finding.severity == "warning" and not run.quiet):
+            run.view.note(f"windlass: check: {finding.severity}: {finding.line()}")

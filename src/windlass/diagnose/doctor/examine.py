@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from windlass.base.settings import read_settings
-from windlass.diagnose.doctor.finding import Finding, Health, failing_hosts, fold, worst
+from windlass.diagnose.doctor.health import Health, failing_hosts, fold
 from windlass.diagnose.doctor.nodes import check_nodes
 from windlass.diagnose.doctor.patient import Level, Patient
 from windlass.diagnose.doctor.plan_checks import check_plan
 from windlass.diagnose.doctor.ranks import examine_ranks
 from windlass.errors import MachineError
+from windlass.model.finding import Finding, worst_severity
 from windlass.model.request import Request
 from windlass.plan.inputs import PlanningContext
 from windlass.plan.plan import make_plan
@@ -74,10 +75,8 @@ def findings_of(patient: Patient, level: Level, tell: Tell) -> list[Finding]:
     findings = check_plan(patient.plan, patient.request, patient.context.site, patient.environ)
     tell(f"asking {len(patient.hosts)} nodes" if len(patient.hosts) > 1 else "looking at this node")
     if patient.login:
-        findings = [
-            finding for finding in findings if finding.name != "loader workers"
-        ]  # of the nodes, not of this one
-        findings.append(Finding(name="ranks", status="not applicable", seen="not inside a job: none was started"))
+        findings = [one for one in findings if one.kind != "loader-workers"]  # of the nodes, not of this one
+        findings.append(Finding("ranks", "skipped", "not inside a job: none was started"))
     meeting, trouble = (None, []) if patient.login else rendezvous(patient)
     findings += trouble
     findings += check_nodes(patient.plan, patient.context, patient.folder, patient.environ, patient.hosts, meeting)
@@ -91,25 +90,26 @@ def rendezvous(patient: Patient) -> tuple[tuple[str, int] | None, list[Finding]]
     """Address and port as a run would choose them, or why it could not."""
     plan, context = patient.plan, patient.context
     free = is_free if context.on_node or context.allocation is None else lambda port: port not in context.taken_ports
+    kind = "rendezvous"
     try:
         address = master_address(plan, patient.hosts, patient.environ)
+        kind = "port"
         port = master_port(plan, plan.job_id, patient.folder.run_id, free)
     except MachineError as error:
-        name = "port" if "port" in error.message else "rendezvous"
-        return None, [Finding(name=name, status="fail", seen=error.message, remedy=error.hint or "")]
+        return None, [Finding(kind, "error", error.message, error.hint or "")]
     return (address, port), []
 
 
 def health_of(patient: Patient, findings: list[Finding], level: Level, seconds: float) -> Health:
-    checks = fold(findings)
+    folded = fold(findings)
     return Health(
-        version=1,
+        version=2,
         site=patient.context.site.name,
         nodes=len(patient.hosts),
         outside=patient.login,
         level=level,
-        status=worst(check.status for check in checks),
-        checks=checks,
+        severity=worst_severity(folded),
+        findings=folded,
         bad_nodes=dict(failing_hosts(findings, patient.hosts)),
         seconds=round(seconds, 2),
     )

@@ -16,7 +16,7 @@ import msgspec
 import windlass.node.checks
 import windlass.node.sampler
 from windlass.agents.command import script_argv
-from windlass.diagnose.doctor.finding import Finding
+from windlass.model.finding import Finding, decode_findings
 from windlass.model.plan import Plan
 from windlass.node.sys import parts
 from windlass.plan.inputs import PlanningContext
@@ -124,23 +124,23 @@ def check_nodes(
     for host, lines in parts.items():
         found = unpacked(lines)
         named = [_silent(host)] if found is None else found
-        findings += [msgspec.structs.replace(one, host=host if len(hosts) > 1 else "") for one in named]
+        findings += [msgspec.structs.replace(one, subject=host if len(hosts) > 1 else "") for one in named]
     return findings
 
 
 def unpacked(lines: Sequence[Mapping[str, Any]]) -> list[Finding] | None:
     """The findings in what one node said, in the parts of `node.main.lines_of`; None where a part is missing."""
     try:
-        return msgspec.convert(parts.join_parts(lines), list[Finding])
+        return decode_findings(parts.join_parts(lines))
     except (ValueError, msgspec.ValidationError):
         return None
 
 
 def _silent(host: str) -> Finding:
     return Finding(
-        name="answer",
-        status="fail",
-        seen="the node does not answer, or nothing can be started on it",
-        remedy="use another node; `sinfo -R` or `pbsnodes` may say why",
-        host=host,
+        "answer",
+        "error",
+        "the node does not answer, or nothing can be started on it",
+        "use another node; `sinfo -R` or `pbsnodes` may say why",
+        subject=host,
     )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from windlass.base.notation.counts import counted
-from windlass.diagnose.doctor.finding import Finding, Status
+from windlass.model.finding import Finding, Severity
 from windlass.model.plan import Plan
 from windlass.model.request import Request
 from windlass.model.site import Site
@@ -51,8 +51,10 @@ def check_plan(plan: Plan, request: Request, site: Site, environ: Mapping[str, s
 def check_settings(variables: Mapping[str, str], nodes: int) -> Finding:
     """Settings that are known to hang, to slow down or to do nothing."""
     wrong: list[tuple[str, str]] = []
+    severity: Severity = "warning"
     if variables.get("FI_MR_CACHE_MONITOR") == "memhooks":
         wrong.append(("FI_MR_CACHE_MONITOR=memhooks deadlocks with NCCL and RCCL", "set it to userfaultfd or kdreg2"))
+        severity = "error"
     for name, right in _MISSPELT.items():
         if name in variables:
             wrong.append((f"{name} is read by nobody", f"the name is {right}"))
@@ -60,6 +62,7 @@ def check_settings(variables: Mapping[str, str], nodes: int) -> Finding:
     if net and net not in {"Socket", "IB"} and nodes == 1:
         text = f"NCCL_NET={net} is forced on one node: ranks of one node would talk through the network, or not start"
         wrong.append((text, "unset NCCL_NET where the job has one node"))
+        severity = "error"
     on = [name for name in _DEBUGGING if variables.get(name, "0") not in {"0", ""}]
     if on:
         wrong.append((f"{', '.join(on)} switched on: the fast way between devices or nodes is off", "unset it"))
@@ -69,35 +72,29 @@ def check_settings(variables: Mapping[str, str], nodes: int) -> Finding:
     if variables.get("NCCL_DEBUG") in {"INFO", "TRACE"} and nodes > 64 and "NCCL_DEBUG_FILE" not in variables:
         wrong.append((f"NCCL_DEBUG={variables['NCCL_DEBUG']} on every rank", "use --comm-log, for one rank"))
     if not wrong:
-        return Finding(name="settings", status="ok", seen="none that is known to be bad")
-    status: Status = "fail" if any("deadlocks" in seen or "forced" in seen for seen, _ in wrong) else "warn"
-    return Finding(
-        name="settings",
-        status=status,
-        seen="; ".join(seen for seen, _ in wrong),
-        remedy="; ".join(remedy for _, remedy in wrong),
-    )
+        return Finding("settings", "ok", "none that is known to be bad")
+    return Finding("settings", severity, "; ".join(seen for seen, _ in wrong), "; ".join(remedy for _, remedy in wrong))
 
 
 def check_nesting(request: Request, variables: Mapping[str, str], ranks_per_node: int) -> Finding:
     """A launcher inside the ranks, or windlass inside another launcher."""
-    name = "launcher nesting"
+    name = "launcher-nesting"
     inside = nested_launcher(request.command) if request.kind in {"command", "script"} else None
     if request.kind == "module":
         inside = nested_launcher(("python", "-m", *request.command))
     if inside is not None and (ranks_per_node > 1 or inside in {"srun", "mpiexec", "mpirun"}):
         seen = f"the command starts {inside} inside every rank ({ranks_per_node} per node)"
         remedy = "leave it out: windlass starts one process per device and sets RANK, WORLD_SIZE and MASTER_ADDR"
-        return Finding(name=name, status="fail", seen=seen, remedy=remedy)
+        return Finding(name, "error", seen, remedy)
     if inside is not None:
         seen = f"{inside} runs inside windlass, one per node: its workers get no binding"
-        return Finding(name=name, status="warn", seen=seen, remedy="leave it out")
+        return Finding(name, "warning", seen, "leave it out")
     if "TORCHELASTIC_RUN_ID" in variables or "OMPI_COMM_WORLD_RANK" in variables:
         other = "torchrun" if "TORCHELASTIC_RUN_ID" in variables else "mpirun"
         seen = f"windlass itself runs inside {other}: every one of its processes would start a whole run"
-        return Finding(name=name, status="fail", seen=seen, remedy=f"start windlass without {other}")
+        return Finding(name, "error", seen, f"start windlass without {other}")
     seen = "no launcher inside the ranks" if request.command else "no launcher around windlass"
-    return Finding(name=name, status="ok", seen=seen)
+    return Finding(name, "ok", seen)
 
 
 def check_proxies(variables: Mapping[str, str], offline: bool) -> Finding:
@@ -106,15 +103,15 @@ def check_proxies(variables: Mapping[str, str], offline: bool) -> Finding:
     excluded = variables.get("no_proxy") or variables.get("NO_PROXY") or ""
     if proxies and not excluded:
         seen = f"{', '.join(proxies)} set without no_proxy: calls between nodes may go to the proxy"
-        return Finding(name="proxies", status="warn", seen=seen, remedy="set no_proxy=localhost,127.0.0.1,.local")
+        return Finding("proxies", "warning", seen, "set no_proxy=localhost,127.0.0.1,.local")
     said = [name for name in _OFFLINE if variables.get(name, "0") not in {"0", "", "online"}]
     if offline and not proxies and not said:
         seen = "the nodes of this site have no way out, and no library is told so"
         remedy = "download before the job; HF_HUB_OFFLINE=1 makes a missing file an error at once, not after minutes"
-        return Finding(name="proxies", status="warn", seen=seen, remedy=remedy)
+        return Finding("proxies", "warning", seen, remedy)
     if offline:
-        return Finding(name="proxies", status="ok", seen=f"offline site; {', '.join(proxies + said)} set")
-    return Finding(name="proxies", status="ok", seen=", ".join(proxies) + " set" if proxies else "none set")
+        return Finding("proxies", "ok", f"offline site; {', '.join(proxies + said)} set")
+    return Finding("proxies", "ok", ", ".join(proxies) + " set" if proxies else "none set")
 
 
 def loader_workers(words: tuple[str, ...]) -> int | None:
@@ -131,25 +128,23 @@ def loader_workers(words: tuple[str, ...]) -> int | None:
 
 def check_workers(request: Request, plan: Plan) -> Finding:
     """DataLoader workers of a rank against the cores that it gets."""
-    name = "loader workers"
+    name = "loader-workers"
     cores = [_cores(plan, rank.cpus) for rank in plan.binding.ranks if rank.cpus]
     if not cores:
-        return Finding(name=name, status="not applicable", seen="ranks are not bound: they share the node's cores")
+        return Finding(name, "skipped", "ranks are not bound: they share the node's cores")
     least = min(cores)
     workers = loader_workers(request.command)
     if workers is None:
         seen = f"{counted(least, 'core')} for each rank"
         if least >= _MIN_CORES:
-            return Finding(name=name, status="ok", seen=f"{seen}: room for {counted(least - 1, 'worker')}")
+            return Finding(name, "ok", f"{seen}: room for {counted(least - 1, 'worker')}")
         remedy = "a rank with one core cannot load data beside its step: fewer ranks per node, or whole nodes"
-        return Finding(name=name, status="warn", seen=seen, remedy=remedy)
+        return Finding(name, "warning", seen, remedy)
     if workers + 1 > least:
         seen = f"{counted(workers, 'worker')} and the rank itself on {counted(least, 'core')}"
         remedy = f"use at most {max(least - 1, 1)} workers, or fewer ranks per node (-r)"
-        return Finding(name=name, status="warn", seen=seen, remedy=remedy)
-    return Finding(
-        name=name, status="ok", seen=f"{counted(workers, 'worker')} on {counted(least, 'core')} for each rank"
-    )
+        return Finding(name, "warning", seen, remedy)
+    return Finding(name, "ok", f"{counted(workers, 'worker')} on {counted(least, 'core')} for each rank")
 
 
 def _cores(plan: Plan, cpus: tuple[int, ...]) -> int:

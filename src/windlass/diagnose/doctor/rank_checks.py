@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from windlass.base.notation.cpulist import format_cpulist
 from windlass.base.notation.hostlist import expand_hostlist
 from windlass.diagnose.doctor.bandwidth import check_all_reduce
 from windlass.diagnose.doctor.comm_log import Transport
-from windlass.diagnose.doctor.finding import Finding, Status
+from windlass.model.finding import Finding, Severity
 from windlass.model.plan import Plan
 from windlass.model.request import Request
 from windlass.node.checks.limits import judge_limits
@@ -63,14 +65,7 @@ def check_ranks(
 
 
 def _at(finding: Finding, host: str) -> Finding:
-    return Finding(
-        name=finding.name,
-        status=finding.status,
-        seen=finding.seen,
-        remedy=finding.remedy,
-        host=host,
-        facts=finding.facts,
-    )
+    return msgspec.structs.replace(finding, subject=host)
 
 
 def check_affinity(plan: Plan, reports: Reports, host_of: HostOf) -> list[Finding]:
@@ -102,15 +97,15 @@ def _affinity_of(
     host = host_of(ranks[0])
     if wrong:
         remedy = "the launcher binds otherwise than planned: allocate whole nodes (--exclusive), unset SLURM_CPU_BIND"
-        status: Status = "fail" if narrow else "warn"
+        severity: Severity = "error" if narrow else "warning"
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        return Finding(name="affinity", status=status, seen="; ".join(wrong[:3]) + more, remedy=remedy, host=host)
+        return Finding("affinity", severity, "; ".join(wrong[:3]) + more, remedy, subject=host)
     shared = [locals_ for locals_ in masks.values() if len(locals_) > 1]
     if shared and planned:
         seen = f"local ranks {', '.join(map(str, shared[0]))} share the same CPUs, as the plan says"
-        return Finding(name="affinity", status="ok", seen=seen, host=host)
+        return Finding("affinity", "ok", seen, subject=host)
     seen = "every rank is on the CPUs of the plan" if planned else "ranks are not bound"
-    return Finding(name="affinity", status="ok", seen=seen, host=host)
+    return Finding("affinity", "ok", seen, subject=host)
 
 
 def check_python(plan: Plan, report: Mapping[str, Any], environ: Mapping[str, str]) -> Finding:
@@ -121,12 +116,12 @@ def check_python(plan: Plan, report: Mapping[str, Any], environ: Mapping[str, st
     planned = plan.command[0] if plan.command else ""
     if plan.container is None and planned.startswith("/") and not same_python(planned, executable, prefix):
         remedy = "a wrapper, a module or PATH on the node puts another one first: name it with --python"
-        return Finding(name="python", status="fail", seen=f"{seen}, where the plan has {planned}", remedy=remedy)
+        return Finding("python", "error", f"{seen}, where the plan has {planned}", remedy)
     active = environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX") or ""
     if plan.container is None and active and os.path.realpath(active) != os.path.realpath(prefix):
         remedy = "name it: --python, or --activate"
-        return Finding(name="python", status="warn", seen=f"{seen}, but {active} is active here", remedy=remedy)
-    return Finding(name="python", status="ok", seen=seen)
+        return Finding("python", "warning", f"{seen}, but {active} is active here", remedy)
+    return Finding("python", "ok", seen)
 
 
 def same_python(planned: str, executable: str, prefix: str) -> bool:
@@ -155,24 +150,24 @@ def check_torch(plan: Plan, report: Mapping[str, Any]) -> Finding:
     torch = report.get("torch") or {}
     if "import_error" in report:
         remedy = "install it anew for this machine, in a fresh environment"
-        return Finding(name="torch", status="fail", seen=f"cannot be imported: {report['import_error']}", remedy=remedy)
+        return Finding("torch", "error", f"cannot be imported: {report['import_error']}", remedy)
     if not torch:
         remedy = "install it there, or name another interpreter with --python, --activate or --module"
-        status: Status = "fail" if plan.topology.devices else "warn"
-        return Finding(name="torch", status=status, seen="this Python has no torch", remedy=remedy)
+        severity: Severity = "error" if plan.topology.devices else "warning"
+        return Finding("torch", severity, "this Python has no torch", remedy)
     built = next((f"{name} {torch[name]}" for name in ("cuda", "hip", "xpu") if torch.get(name)), "CPU")
     seen = f"{torch.get('version', '?')} for {built} in {torch.get('folder')}"
     vendor = plan.topology.devices[0].vendor if plan.topology.devices else None
     wanted = {"nvidia": "cuda", "amd": "hip", "intel": "xpu"}.get(vendor or "")
     if wanted and not torch.get(wanted) and plan.request.gpus_per_node != 0:
         remedy = f"install a torch that is built for {wanted}: this one cannot use the devices"
-        return Finding(name="torch", status="fail", seen=f"{seen}, on nodes with devices of {vendor}", remedy=remedy)
+        return Finding("torch", "error", f"{seen}, on nodes with devices of {vendor}", remedy)
     driver = str(report.get("driver") or "")
     lowest = _DRIVER_FOR_CUDA.get(_major(str(torch.get("cuda", ""))), 0)
     if driver and lowest and _major(driver) < lowest:
         remedy = f"use a torch for an older CUDA, or a node with driver {lowest} or newer"
-        return Finding(name="torch", status="fail", seen=f"{seen}, but the driver is {driver}", remedy=remedy)
-    return Finding(name="torch", status="ok", seen=seen + (f"; driver {driver}" if driver else ""))
+        return Finding("torch", "error", f"{seen}, but the driver is {driver}", remedy)
+    return Finding("torch", "ok", seen + (f"; driver {driver}" if driver else ""))
 
 
 def _major(version: str) -> int:
@@ -195,11 +190,11 @@ def check_place(report: Mapping[str, Any], nodes: int, level: str) -> Finding:
     if kind == "shared" and (slow or nodes > 1):
         mount = worst.get("path")
         remedy = f"read it once for all nodes: windlass run --cache {mount} …; or push it: windlass stage"
-        return Finding(name="environment", status="warn", seen=seen, remedy=remedy, facts={"import_s": seconds})
+        return Finding("environment", "warning", seen, remedy, facts={"import_s": seconds})
     if slow:
         remedy = "the disk of this node is slow or busy: put the environment into memory (windlass stage), or cache it"
-        return Finding(name="environment", status="warn", seen=seen, remedy=remedy, facts={"import_s": seconds})
-    return Finding(name="environment", status="ok", seen=seen, facts={"import_s": seconds})
+        return Finding("environment", "warning", seen, remedy, facts={"import_s": seconds})
+    return Finding("environment", "ok", seen, facts={"import_s": seconds})
 
 
 def needs_plugin(plan: Plan, context: PlanningContext) -> bool:
@@ -216,24 +211,24 @@ def needs_plugin(plan: Plan, context: PlanningContext) -> bool:
 
 def check_plugin(plan: Plan, context: PlanningContext, report: Mapping[str, Any]) -> Finding:
     """The network plugin, in the environment or container of the ranks."""
-    name = "network plugin"
+    name = "network-plugin"
     network = report.get("network") or {}
     found: list[str] = list(network.get("found", ()))
     where = "the container" if plan.container is not None else "LD_LIBRARY_PATH of the ranks"
     if not found:
         if not needs_plugin(plan, context):
-            return Finding(name=name, status="not applicable", seen="none found, none needed here")
+            return Finding(name, "skipped", "none found, none needed here")
         seen = f"no libnccl-net or librccl-net in {where}: NCCL falls back to TCP, ten times slower or more"
         remedy = "load the site's module for it, or bind it into the container (`windlass explain NCCL_NET`)"
-        return Finding(name=name, status="fail", seen=seen, remedy=remedy)
+        return Finding(name, "error", seen, remedy)
     if network.get("error"):
         remedy = "a library that it needs is missing there (libfabric, libcxi, the device runtime): load its module"
-        return Finding(name=name, status="fail", seen=f"{found[0]} does not load: {network['error']}", remedy=remedy)
+        return Finding(name, "error", f"{found[0]} does not load: {network['error']}", remedy)
     if len(found) > 1:
         seen = f"{found[0]} is used, but there is a second one: {', '.join(found[1:])}"
         remedy = "leave one in LD_LIBRARY_PATH: two plugins of different versions crash or hang"
-        return Finding(name=name, status="warn", seen=seen, remedy=remedy)
-    return Finding(name=name, status="ok", seen=f"{found[0]} loads")
+        return Finding(name, "warning", seen, remedy)
+    return Finding(name, "ok", f"{found[0]} loads")
 
 
 def check_providers(plan: Plan, context: PlanningContext, report: Mapping[str, Any]) -> Finding:
@@ -241,21 +236,19 @@ def check_providers(plan: Plan, context: PlanningContext, report: Mapping[str, A
     name = "libfabric"
     providers = (report.get("network") or {}).get("providers")
     if providers is None:
-        return Finding(name=name, status="not applicable", seen="no fi_info in PATH")
+        return Finding(name, "skipped", "no fi_info in PATH")
     wanted = {"slingshot": "cxi", "efa": "efa"}.get((context.site.file.network or "").split("-", 1)[0])
     seen = f"providers {', '.join(providers) or 'none'}"
     if wanted and wanted not in providers:
         remedy = "this libfabric is not the site's: load its module, or bind it into the container"
-        return Finding(name=name, status="fail", seen=f"{seen}; {wanted} is missing", remedy=remedy)
-    return Finding(name=name, status="ok", seen=seen)
+        return Finding(name, "error", f"{seen}; {wanted} is missing", remedy)
+    return Finding(name, "ok", seen)
 
 
 def _limits(report: Mapping[str, Any]) -> Finding:
     """Limits of the ranks, which may differ from those of the node step."""
     found = judge_limits(report.get("limits") or {"files": -1, "locked": -1, "processes": -1}, False)
-    return Finding(
-        name="ulimits of the ranks", status=found["status"], seen=found["seen"], remedy=found.get("remedy", "")
-    )
+    return msgspec.convert({**found, "kind": "ulimits-of-the-ranks"}, Finding)
 
 
 def _same_everywhere(first: Reports, host_of: HostOf) -> list[Finding]:
@@ -269,11 +262,11 @@ def _same_everywhere(first: Reports, host_of: HostOf) -> list[Finding]:
     usual = max(seen, key=lambda text: len(seen[text]))
     return [
         Finding(
-            name="same environment",
-            status="fail",
-            seen=f"{text}, where most nodes have {usual}",
-            remedy="use one environment that all nodes see, or stage it anew",
-            host=host_of(rank),
+            "same-environment",
+            "error",
+            f"{text}, where most nodes have {usual}",
+            "use one environment that all nodes see, or stage it anew",
+            subject=host_of(rank),
         )
         for text, ranks in seen.items()
         if text != usual

@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 
 from windlass.diagnose.doctor.comm_log import parse_comm_log
-from windlass.diagnose.doctor.finding import Finding
 from windlass.diagnose.doctor.nodes import carried_program
 from windlass.diagnose.doctor.patient import Level, Patient
 from windlass.diagnose.doctor.rank_checks import Reports, check_ranks
 from windlass.diagnose.doctor.slowness import check_slowness
 from windlass.errors import WindlassError
+from windlass.model.finding import Finding
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.node.checks.rank import MARK
@@ -51,7 +51,7 @@ def examine_ranks(patient: Patient, level: Level) -> list[Finding]:
         plan, secrets = rank_plan(patient, folder, level)
         record = _run(patient, plan, secrets, folder)
     except WindlassError as error:
-        return [Finding(name="ranks", status="fail", seen=error.message, remedy=error.hint or "")]
+        return [Finding("ranks", "error", error.message, error.hint or "")]
     if record.outcome == "stopped":
         raise Stopped(record.exit_code - 128)
     reports = read_reports(plan, folder)
@@ -143,15 +143,15 @@ def _comm_lines(folder: RunFolder) -> list[str]:
 def _came_up(plan: Plan, folder: RunFolder, record: RunRecord, reports: Reports) -> Finding:
     """Whether every rank of the plan started and answered."""
     if len(reports) == plan.world_size:
-        return Finding(name="ranks", status="ok", seen=f"all {plan.world_size} started as planned")
+        return Finding("ranks", "ok", f"all {plan.world_size} started as planned")
     failure = record.failure
     why = ""
     if failure is not None:
         last = next((line for line in reversed(failure.last_lines) if line.strip()), failure.said)
         why = f": rank {failure.rank} on {failure.host}: {last.strip()}" if failure.rank is not None else f": {last}"
     return Finding(
-        name="ranks",
-        status="fail",
-        seen=f"{len(reports)} of {plan.world_size} answered{why}"[:600],
-        remedy="see the output with `windlass doctor --run-dir DIR`, then `windlass explain-log DIR/ranks`",
+        "ranks",
+        "error",
+        f"{len(reports)} of {plan.world_size} answered{why}"[:600],
+        "see the output with `windlass doctor --run-dir DIR`, then `windlass explain-log DIR/ranks`",
     )

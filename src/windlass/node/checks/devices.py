@@ -58,7 +58,7 @@ def judge_devices(
     if seen:
         found += [_memory(seen, expected), _errors(seen, troubles), _clocks(seen)]
     elif troubles:
-        found.append(fail("device errors", "; ".join(troubles), "use another node, and tell the site's support"))
+        found.append(fail("device-errors", "; ".join(troubles), "use another node, and tell the site's support"))
     return found
 
 
@@ -86,14 +86,14 @@ def _memory(seen: Sequence[Device], expected: Expected) -> Finding:
     ]
     if small:
         text = ", ".join("device %d has %s" % (d.place, size_text(d.memory_total_bytes or 0)) for d in small)
-        return fail("device memory", "%s instead of %s" % (text, size_text(wanted)), "is this the right node type?")
+        return fail("device-memory", "%s instead of %s" % (text, size_text(wanted)), "is this the right node type?")
     busy = [d for d in seen if (d.memory_bytes or 0) > max(BUSY_BYTES, BUSY_SHARE * (d.memory_total_bytes or 0))]
     if busy:
         text = listed(["device %d: %s" % (d.place, size_text(d.memory_bytes or 0)) for d in busy])
         remedy = "see who holds it (the vendor's smi, `ps`); a process of an earlier job may be left on the node"
-        return warn("device memory", "in use before the run: %s" % text, remedy)
+        return warn("device-memory", "in use before the run: %s" % text, remedy)
     sizes = sorted({size_text(d.memory_total_bytes) for d in seen if d.memory_total_bytes})
-    return ok("device memory", "%s each, free" % " or ".join(sizes) if sizes else "free")
+    return ok("device-memory", "%s each, free" % " or ".join(sizes) if sizes else "free")
 
 
 def _errors(seen: Sequence[Device], troubles: Sequence[str]) -> Finding:
@@ -101,18 +101,18 @@ def _errors(seen: Sequence[Device], troubles: Sequence[str]) -> Finding:
     bad += ["device %d: rows of memory wait for a reset" % d.place for d in seen if d.needs_reset]
     bad += list(troubles)
     if bad:
-        return fail("device errors", "; ".join(bad), "use another node, and tell the site's support")
+        return fail("device-errors", "; ".join(bad), "use another node, and tell the site's support")
     told = any(d.uncorrected is not None for d in seen)
-    return ok("device errors", "none" if told else "none told (the tool does not count them here)")
+    return ok("device-errors", "none" if told else "none told (the tool does not count them here)")
 
 
 def _clocks(seen: Sequence[Device]) -> Finding:
     bad = ["device %d: %s" % (d.place, ", ".join(d.throttle_reasons)) for d in seen if d.throttle_reasons]
     if bad:
-        return warn("device clocks", "; ".join(bad), "the node is too hot or short of power: use another, tell support")
+        return warn("device-clocks", "; ".join(bad), "the node is too hot or short of power: use another, tell support")
     if any(d.throttled is not None for d in seen):
-        return ok("device clocks", "no slowdown")
-    return not_applicable("device clocks", "the tool does not tell")
+        return ok("device-clocks", "no slowdown")
+    return not_applicable("device-clocks", "the tool does not tell")
 
 
 def _by_files(vendor: str, expected: Expected) -> Finding:

@@ -1,4 +1,4 @@
-"""What one check says: a name, a status, what was seen, and what to do about it."""
+"""What one check prints: a finding as JSON, in the form that `windlass.model.finding` decodes."""
 
 from __future__ import annotations
 
@@ -7,35 +7,33 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-OK, WARN, FAIL, NOT_APPLICABLE = "ok", "warn", "fail", "not applicable"
 Finding = dict[str, Any]
 _MAX_CHARS = 600
 
 
-def finding(name: str, status: str, seen: str, remedy: str = "", **facts: Any) -> Finding:
-    """One result of a check. `facts` are numbers that somebody else compares."""
-    found: Finding = {"name": name, "status": status, "seen": seen[:_MAX_CHARS]}
-    if remedy:
-        found["remedy"] = remedy[:_MAX_CHARS]
+def _finding(kind: str, severity: str, evidence: str, advice: str, facts: dict[str, Any]) -> Finding:
+    found: Finding = {"kind": kind, "severity": severity, "evidence": evidence[:_MAX_CHARS]}
+    if advice:
+        found["advice"] = advice[:_MAX_CHARS]
     if facts:
         found["facts"] = facts
     return found
 
 
-def ok(name: str, seen: str, **facts: Any) -> Finding:
-    return finding(name, OK, seen, **facts)
+def ok(kind: str, evidence: str, **facts: Any) -> Finding:
+    return _finding(kind, "ok", evidence, "", facts)
 
 
-def warn(name: str, seen: str, remedy: str, **facts: Any) -> Finding:
-    return finding(name, WARN, seen, remedy, **facts)
+def warn(kind: str, evidence: str, advice: str, **facts: Any) -> Finding:
+    return _finding(kind, "warning", evidence, advice, facts)
 
 
-def fail(name: str, seen: str, remedy: str, **facts: Any) -> Finding:
-    return finding(name, FAIL, seen, remedy, **facts)
+def fail(kind: str, evidence: str, advice: str, **facts: Any) -> Finding:
+    return _finding(kind, "error", evidence, advice, facts)
 
 
-def not_applicable(name: str, seen: str) -> Finding:
-    return finding(name, NOT_APPLICABLE, seen)
+def not_applicable(kind: str, evidence: str) -> Finding:
+    return _finding(kind, "skipped", evidence, "", {})
 
 
 def read_text(path: str) -> str:

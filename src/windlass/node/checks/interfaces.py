@@ -30,20 +30,20 @@ def check_nics(expected: Sequence[str], found: dict[str, str]) -> Finding:
     """Interfaces that the site says a node has."""
     if not expected:
         up = [name for name, state in found.items() if state == "up" and name != "lo"]
-        return ok("network interfaces", "up: %s; no site file says which there should be" % (listed(up) or "none"))
+        return ok("network-interfaces", "up: %s; no site file says which there should be" % (listed(up) or "none"))
     missing = [name for name in expected if name not in found and not _is_rdma(name)]
     down = ["%s is %s" % (name, found[name]) for name in expected if name in found and found[name] != "up"]
     if missing or down:
         seen = "; ".join((["missing: %s" % listed(missing)] if missing else []) + down)
-        return fail("network interfaces", seen, "use another node, and tell the site's support about this one")
-    return ok("network interfaces", "%s up" % listed(expected))
+        return fail("network-interfaces", seen, "use another node, and tell the site's support about this one")
+    return ok("network-interfaces", "%s up" % listed(expected))
 
 
 def check_named(variables: Sequence[tuple[str, str]], found: dict[str, str], alone: bool = False) -> Finding:
     """Interfaces that variables of the ranks name (NCCL_SOCKET_IFNAME and the like) exist here and are up. `alone`:
     there is no other node to reach."""
     if not variables:
-        return not_applicable("interface variables", "no variable names an interface")
+        return not_applicable("interface-variables", "no variable names an interface")
     bad: list[str] = []
     poor: list[str] = []
     for name, value in variables:
@@ -57,8 +57,8 @@ def check_named(variables: Sequence[tuple[str, str]], found: dict[str, str], alo
             poor.append("%s=%s: %s does not lead to other nodes" % (name, value, listed(up)))
     if bad or poor:
         remedy = "name an interface that is there (`ip -br link`), or leave the variable unset"
-        return (fail if bad else warn)("interface variables", "; ".join(bad + poor), remedy)
-    return ok("interface variables", ", ".join("%s=%s" % (name, value) for name, value in variables))
+        return (fail if bad else warn)("interface-variables", "; ".join(bad + poor), remedy)
+    return ok("interface-variables", ", ".join("%s=%s" % (name, value) for name, value in variables))
 
 
 def matching(variable: str, value: str, found: dict[str, str]) -> list[str]:

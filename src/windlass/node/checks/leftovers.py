@@ -37,13 +37,13 @@ def processes_of(uid: int, proc: str = "/proc") -> list[Process]:
 def check_leftovers(processes: Sequence[Process], job: str) -> Finding:
     """Ranks of another job, or of none, where `job` has the node now."""
     if not job:
-        return not_applicable("leftover processes", "not inside a job: what runs here may be wanted")
-    left = []
+        return not_applicable("leftover-processes", "not inside a job: what runs here may be wanted")
+    left: dict[int, str] = {}
     for pid, comm, environ in processes:
         theirs = next((environ[name] for name in JOB_VARIABLES if environ.get(name)), "")
         if all(name in environ for name in _RANK) and theirs != job:
-            left.append("%s (process %d%s)" % (comm, pid, ", job %s" % theirs if theirs else ""))
+            left[pid] = "%s (process %d%s)" % (comm, pid, ", job %s" % theirs if theirs else "")
     if left:
-        remedy = "end them: kill %s" % " ".join(word.split("process ")[1].split(")")[0].split(",")[0] for word in left)
-        return warn("leftover processes", "ranks of an earlier run: %s" % listed(left), remedy[:300])
-    return ok("leftover processes", "none of an earlier run")
+        remedy = "end them: kill %s" % " ".join(map(str, left))
+        return warn("leftover-processes", "ranks of an earlier run: %s" % listed(list(left.values())), remedy[:300])
+    return ok("leftover-processes", "none of an earlier run")

@@ -34,11 +34,11 @@ def node_checks(spec: Spec, node: int) -> list[tuple[str, Check]]:
     meeting = spec.get("meeting")
     checks: list[tuple[str, Check]] = [
         ("devices", lambda: check_devices(spec.get("devices") or {})),
-        ("network interfaces", lambda: [check_nics(spec["nics"], interfaces)]),
-        ("interface variables", lambda: [check_named(spec["interfaces"], interfaces, spec["nodes"] == 1)]),
-        ("local space", lambda: [check_local_space(spec["folders"])]),
+        ("network-interfaces", lambda: [check_nics(spec["nics"], interfaces)]),
+        ("interface-variables", lambda: [check_named(spec["interfaces"], interfaces, spec["nodes"] == 1)]),
+        ("local-space", lambda: [check_local_space(spec["folders"])]),
         ("ulimits", lambda: [judge_limits(read_limits(), has_rdma())]),
-        ("leftover processes", lambda: [check_leftovers(processes_of(os.getuid()), spec["job"])]),
+        ("leftover-processes", lambda: [check_leftovers(processes_of(os.getuid()), spec["job"])]),
     ]
     if node == 0:  # one node tells for all: a shared home is the same everywhere, and does not like a thousand writers
         checks.append(("home", lambda: [check_home(dict(os.environ), os.getuid())]))

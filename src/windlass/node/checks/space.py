@@ -59,8 +59,8 @@ def judge_space(rooms: dict[str, Room | None], refused: dict[str, str]) -> Findi
             good.append(text)
     if bad or poor:
         remedy = "remove what earlier jobs left there, or use another node: caches, snapshots and shared memory need it"
-        return (fail if bad else warn)("local space", "; ".join(bad + poor), remedy)
-    return ok("local space", "; ".join(good), free_bytes=[room[0] for room in rooms.values() if room])
+        return (fail if bad else warn)("local-space", "; ".join(bad + poor), remedy)
+    return ok("local-space", "; ".join(good), free_bytes=[room[0] for room in rooms.values() if room])
 
 
 def _existing(folder: str) -> str:

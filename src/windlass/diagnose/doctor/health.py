@@ -1,0 +1,71 @@
+"""The result of an examination: findings of many nodes and ranks, folded so that equal ones are one finding."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import msgspec
+
+from windlass.base.notation.hostlist import fold_hostlist
+from windlass.model.finding import SEVERITIES, Finding, Severity
+
+_ASKED_ONE = frozenset({"home", "port"})
+"""Kinds that the first node reports for all nodes. They do not make that node a bad one."""
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything that the doctor found: the document of `doctor --json`."""
+
+    version: int
+    site: str
+    nodes: int
+    outside: bool = False
+    """Not inside a job: the doctor examined only this machine and started no rank."""
+    level: Literal["quick", "default", "full"]
+    severity: Severity
+    """The worst of the findings."""
+    findings: tuple[Finding, ...]
+    """The subject is a folded host list; `facts["nodes"]` is the number of hosts in it."""
+    bad_nodes: dict[str, str] = {}
+    """Hosts that should not be used, with the reason."""
+    seconds: float = 0.0
+
+
+def fold(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Equal findings of many hosts as one, in the order of the kinds. Within a kind the most common comes first.
+
+    Findings that differ only in a number (a process, a free size) are equal. All findings of severity `ok` are equal.
+    """
+    groups: dict[str, dict[tuple[str, str], list[Finding]]] = {}
+    for finding in findings:
+        key = (finding.severity, "" if finding.severity == "ok" else _NUMBER.sub("#", finding.evidence))
+        groups.setdefault(finding.kind, {}).setdefault(key, []).append(finding)
+    return tuple(
+        _folded(same)
+        for results in groups.values()
+        for same in sorted(results.values(), key=lambda same: (-len(same), SEVERITIES.index(same[0].severity)))
+    )
+
+
+def _folded(same: list[Finding]) -> Finding:
+    hosts = list(dict.fromkeys(finding.subject for finding in same if finding.subject))
+    if not hosts:
+        return same[0]
+    return msgspec.structs.replace(same[0], subject=fold_hostlist(hosts), facts={"nodes": len(hosts)})
+
+
+def failing_hosts(findings: Iterable[Finding], hosts: tuple[str, ...]) -> Mapping[str, str]:
+    """Hosts with an error that most other hosts do not have, with the reason. The node causes it, not the plan."""
+    failed: dict[str, dict[str, str]] = {}
+    for finding in findings:
+        if finding.severity == "error" and finding.subject and finding.kind not in _ASKED_ONE:
+            failed.setdefault(finding.kind, {}).setdefault(finding.subject, finding.evidence)
+    odd: dict[str, str] = {}
+    for kind, evidence in failed.items():
+        if len(evidence) * 2 < len(hosts) or (len(evidence) == 1 and len(hosts) > 1):
+            for host, text in evidence.items():
+                odd.setdefault(host, f"{kind}: {text}")
+    return odd
