@@ -49,6 +49,7 @@ LAYERS = {
     "bench/tune": 11,
     "cli": 12,
     "__main__": 13,
+    "start": 13,
 }
 SAME_LAYER = {
     ("base/settings", "errors"),

@@ -1,6 +1,11 @@
 """`python -m windlass` is the `windlass` command."""
 
-from windlass.cli.main import entry
+import sys
+from posix import getcwd  # a built-in module: nothing is imported from the current folder
 
 if __name__ == "__main__":
+    if sys.path[:1] == [getcwd()]:  # `-m` puts it first
+        del sys.path[0]
+    from windlass.cli.main import entry
+
     entry()

@@ -4,6 +4,7 @@ it, packing it for the nodes."""
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -98,7 +99,7 @@ def _planned(args: argparse.Namespace, path: str, account: str = "") -> EnvPlan:
         extras=tuple(dict.fromkeys(name.strip() for name in args.extras.split(",") if name.strip())),
         torch=args.torch,
         torch_index=args.torch_index,
-        python=args.python,
+        python=os.path.abspath(args.python) if "/" in args.python else args.python,  # noqa: PTH100  links stay
         image=args.image,
     )
     # Login nodes have no devices: there the catalog says what the nodes have.

@@ -20,8 +20,10 @@ _ASK_S = 30.0
 _SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc", "/proc", "/sys", "/dev", "/run")
 # Editable installs of setuptools leave either a path in a .pth file, which is in sys.path then, or a finder with a map.
 _QUESTION = """
-import json, os, sys
-paths = [path for path in sys.path if path]
+import sys
+sys.path[:] = [path for path in sys.path if path]  # `-c` puts the current folder first
+import json, os
+paths = list(sys.path)
 for name, module in list(sys.modules.items()):
     if name.startswith("__editable__"):
         for place in getattr(module, "MAPPING", {}).values():

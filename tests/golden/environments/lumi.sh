@@ -14,7 +14,7 @@ if [ -z "${ENV:-}" ]; then
 fi
 ENV=${ENV:-"/projappl/${ACCOUNT}/${USER}/envs/torch"}
 # Packages in ~/.local would hide those that are installed here.
-export PYTHONNOUSERSITE=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+export PYTHONNOUSERSITE=1 PYTHONSAFEPATH=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 
 finished=no
 trap '[ "$finished" = yes ] || echo "not finished: remove $ENV, if it is there, and begin anew" >&2' EXIT

@@ -46,7 +46,7 @@ class Loopback:
 def mpi_bcast(network: Network, nodes: int, size: int, work: Path, timeout_s: float, *, apart: bool) -> float:
     """Seconds of MPI_Bcast of `size` bytes. `apart`: the nodes are namespaces, reached through a launcher of ours."""
     mpiexec = _beside_python("mpiexec")
-    if mpiexec is None or run_command((sys.executable, "-c", "import mpi4py"), timeout_s=60, check=False).code:
+    if mpiexec is None or run_command((sys.executable, "-I", "-c", "import mpi4py"), timeout_s=60, check=False).code:
         raise NotMeasuredError("no mpiexec and mpi4py here")
     rank = (sys.executable, broadcast.__file__, str(size), str(_PIECE_BYTES))
     # Ranks of one machine would meet in its memory; TCP over the nodes' links is what is measured.

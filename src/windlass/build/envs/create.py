@@ -161,7 +161,7 @@ def _run(plan: EnvPlan, partial: Path, log: Path, environ: Mapping[str, str], te
     script = script_text(msgspec.structs.replace(plan, path=str(partial), variables=()))
     kept = {k: v for k, v in environ.items() if k not in ("ENV", "VIRTUAL_ENV", "PYTHONHOME", "PYTHONPATH")}
     env = {**kept, _MARK: str(partial)}
-    argv = ("bash", "-c", script)
+    argv = ("bash", "-c", f"cd /\n{script}")  # `python -m pip` imports from the current folder
     step = "start"
     with adopt_orphans(), log.open("xb") as stream:
         child = start_child(argv, env=env, death=signal.SIGTERM, merge=True)

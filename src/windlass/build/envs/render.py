@@ -71,7 +71,7 @@ def script_text(plan: EnvPlan) -> str:
     where = shell_path(plan.path)
     lines += ["# shellcheck disable=SC2016"] if "'" in where and "$" in where else []
     lines += [f"ENV=${{ENV:-{where}}}", "# Packages in ~/.local would hide those that are installed here."]
-    lines += ["export PYTHONNOUSERSITE=1 PIP_DISABLE_PIP_VERSION_CHECK=1", ""]
+    lines += ["export PYTHONNOUSERSITE=1 PYTHONSAFEPATH=1 PIP_DISABLE_PIP_VERSION_CHECK=1", ""]
     lines += ["finished=no", f"trap {quote(_LEFT)} EXIT"]
     count = len(plan.steps)
     for number, step in enumerate(plan.steps, 1):

@@ -39,7 +39,7 @@ def load_error(path: str) -> str:
     its own: a library may do anything when it is loaded."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _LOAD, path],
+            [sys.executable, "-I", "-c", _LOAD, path],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_LOAD_S,
