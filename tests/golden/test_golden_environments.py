@@ -12,6 +12,7 @@ from golden.reviewed import compare
 from requirements import missing_programs, require
 from windlass.build.envs.plan import EnvPlan, EnvRequest, MachineFacts, plan_env
 from windlass.build.envs.render import plan_text, script_text
+from windlass.cli.findings import finding_lines
 from windlass.sites.catalog import load_site, site_names
 
 FOLDER = Path(__file__).with_name("environments")
@@ -24,7 +25,7 @@ def _planned(site: str, **chosen: str) -> EnvPlan:
 
 @pytest.mark.parametrize("site", DOCUMENTED)
 def test_plans_of_environments_are_as_reviewed(site: str) -> None:
-    compare(FOLDER, f"{site}.txt", plan_text(_planned(site)) + "\n")
+    compare(FOLDER, f"{site}.txt", plan_text(_planned(site), finding_lines(_planned(site).findings)) + "\n")
 
 
 @pytest.mark.parametrize("site", ["frontier", "lumi", "aurora"])

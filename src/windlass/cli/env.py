@@ -12,7 +12,7 @@ from windlass.base.notation.counts import counted
 from windlass.base.notation.sizes import size_text
 from windlass.base.notation.terminal import width_of
 from windlass.base.settings import current_environ, read_settings
-from windlass.build.envs.check import Place, check_env, check_text
+from windlass.build.envs.check import Place, check_env
 from windlass.build.envs.create import create_env, refuse_elsewhere
 from windlass.build.envs.extras import KNOWN_EXTRAS
 from windlass.build.envs.inspect import inspect_env
@@ -20,9 +20,11 @@ from windlass.build.envs.pack import pack_env
 from windlass.build.envs.plan import EnvPlan, EnvRequest, MachineFacts, plan_env
 from windlass.build.envs.probe import machine_facts, probe_host
 from windlass.build.envs.render import command_lines, plan_text, script_text
+from windlass.cli.findings import check_text, finding_lines
 from windlass.cli.result import Result
 from windlass.cli.show import say
 from windlass.errors import UsageError
+from windlass.model.finding import SERIOUS
 from windlass.model.site import Site
 from windlass.node.checks.mounts import file_system, mount_of, own_mounts, place_kind, resolved
 from windlass.sites.catalog import load_site
@@ -112,7 +114,8 @@ def _plan(args: argparse.Namespace) -> Result:
     if args.format == "script":
         return Result(text=script_text(plan), data=plan, foreign=True)
     width = width_of(sys.stdout, current_environ())
-    text = plan_text(plan, width) if width else plan_text(plan)
+    findings = finding_lines(plan.findings)
+    text = plan_text(plan, findings, width) if width else plan_text(plan, findings)
     return Result(text=text, data=plan, verbatim=frozenset(command_lines(plan)))
 
 
@@ -121,8 +124,8 @@ def _create(args: argparse.Namespace) -> Result:
     plan = _planned(args, path)
     refuse_elsewhere(plan, _site_here())
     for finding in plan.findings:
-        if finding.level in ("warning", "error"):
-            _tell(f"{finding.level}: {finding.text}")
+        if finding.severity in SERIOUS:
+            _tell(f"{finding.severity}: {finding.text()}")
     made = create_env(plan, current_environ(), _tell)
     lines = [f"made {made.path} in {made.seconds:.0f} s; log: {made.log}"]
     lines += [f"use it: windlass run --activate {made.path} train.py"]
@@ -140,7 +143,9 @@ def _check(args: argparse.Namespace) -> Result:
     seen = file_system(mount) if place_kind(mount) == "shared" else ""
     place = Place(file_system=seen, home=environ.get("HOME", ""))
     check = check_env(facts, site, probe_host() if here else None, place)
-    return Result(text=check_text(check), data=check, exit_code=1 if check.verdict == "error" else 0)
+    about = f"{facts.kind}, Python {facts.python or 'unknown'}, {counted(len(facts.packages), 'package')}"
+    text = check_text(f"{facts.path}: {about}", check.findings, check.site)
+    return Result(text=text, data=check, exit_code=1 if check.severity == "error" else 0)
 
 
 def _pack(args: argparse.Namespace) -> Result:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from windlass.model.finding import Finding
+from windlass.model.finding import Finding, count_text, worst_severity
 
 _WIDTH = len("warning")
 
@@ -17,3 +17,17 @@ def finding_lines(findings: Iterable[Finding]) -> list[str]:
         if finding.advice:
             lines.append(f"{'':<{_WIDTH}}  → {finding.advice}")
     return lines
+
+
+def check_text(title: str, findings: Sequence[Finding], site: str) -> str:
+    """The check of an image or an environment: all findings, then whether it should work on the site."""
+    where = f" on {site}" if site else ""
+    return "\n".join([title, "", *finding_lines(findings), "", f"verdict{where}: {verdict_text(findings)}"])
+
+
+def verdict_text(findings: Sequence[Finding]) -> str:
+    """`should work, 1 note`, or `will not work as it is: 1 error, 2 notes`."""
+    counts = count_text(findings)
+    if worst_severity(findings) == "error":
+        return f"will not work as it is: {counts}"
+    return f"should work, {counts}" if counts else "should work"

@@ -10,13 +10,14 @@ from typing import Any
 from windlass.backends.containers.strategy import site_means
 from windlass.base.settings import current_environ, read_settings
 from windlass.build.images.build import BUILDERS, build_image, choose_builder, write_context
-from windlass.build.images.check import check_image, check_text
+from windlass.build.images.check import check_image
 from windlass.build.images.host_script import HOST_KEYS, host_script_text
-from windlass.build.images.inject import Injection, injection_text, plan_injection, require_host_libraries
+from windlass.build.images.inject import Injection, injection_text, is_elsewhere, plan_injection, require_host_libraries
 from windlass.build.images.inspect import inspect_image
 from windlass.build.images.recipe import Recipe, make_recipe
 from windlass.build.images.render import containerfile_text, edf_text, singularity_text
 from windlass.build.images.spec import EXTRAS, load_spec, load_versions, spec_names
+from windlass.cli.findings import check_text
 from windlass.cli.result import Result
 from windlass.cli.show import say
 from windlass.errors import UsageError
@@ -180,10 +181,11 @@ def _check(args: argparse.Namespace) -> Result:
     injection = None
     if site is not None and (own or site.file.host_libraries.names):
         found = _injection(args, facts, site)
-        elsewhere = found.refused and all(text.startswith("the host has no ") for text in found.refused)
-        injection = None if elsewhere else found
+        injection = None if is_elsewhere(found) else found
     check = check_image(report, site, injection, driver_version(Root(root)))
-    return Result(text=check_text(check), data=check, exit_code=1 if check.verdict == "error" else 0)
+    about = ", ".join(part for part in (report.kind, report.system, f"{report.libraries} libraries") if part)
+    text = check_text(f"{report.image}: {about}", check.findings, check.site)
+    return Result(text=text, data=check, exit_code=1 if check.severity == "error" else 0)
 
 
 def _inject(args: argparse.Namespace) -> Result:

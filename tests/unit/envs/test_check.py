@@ -14,11 +14,12 @@ import msgspec
 import pytest
 
 from unit.cli.typed import windlass
-from windlass.build.envs.check import EnvCheck, Place, check_env, check_text
+from windlass.build.envs.check import EnvCheck, Place, check_env
 from windlass.build.envs.inspect import inspect_env
 from windlass.build.envs.probe import HostFacts, parse_nvidia_version
-from windlass.build.images.check import Finding
+from windlass.cli.findings import verdict_text
 from windlass.errors import UsageError
+from windlass.model.finding import Finding
 from windlass.sites.catalog import load_site
 
 HOST = HostFacts(machine="x86_64", glibc="2.36")
@@ -49,8 +50,8 @@ def check(env: Path, site: str = "workstation", host: HostFacts | None = HOST, *
     return check_env(inspect_env(str(env)), load_site(site), host, Place(**place))
 
 
-def about(check: EnvCheck, topic: str) -> list[Finding]:
-    return [finding for finding in check.findings if finding.topic == topic and finding.level != "ok"]
+def about(check: EnvCheck, kind: str) -> list[Finding]:
+    return [finding for finding in check.findings if finding.kind == kind and finding.severity != "ok"]
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def test_a_sound_environment_has_nothing_against_it(env: Path) -> None:
     put(env, "alpha", "1.0", "beta>=2", "gamma; extra == 'all'")
     put(env, "beta", "2.1")
     found = check(env)
-    assert found.verdict in ("ok", "note"), check_text(found)
+    assert found.severity in ("ok", "note"), verdict_text(found.findings)
     assert found.facts.packages == {"alpha": "1.0", "beta": "2.1"}
     assert found.facts.machine == os.uname().machine
 
@@ -72,7 +73,7 @@ def test_missing_and_double_packages_are_named(env: Path) -> None:
     put(env, "beta", "1.0")
     put(env, "delta", "1.0")
     put(env, "delta", "2.0")
-    texts = [finding.text for finding in about(check(env), "packages")]
+    texts = [finding.evidence for finding in about(check(env), "packages")]
     assert texts == [
         "installed twice: delta",
         "alpha needs beta >=2, which is 1.0",
@@ -86,14 +87,18 @@ def test_a_moved_environment_is_an_error_with_the_way_out(env: Path) -> None:
     moved = env.with_name("moved")
     env.rename(moved)
     found = about(check(moved), "moved")
-    assert found[0].level == "error" and f"tool: {env}/bin/python" in found[0].text and "env pack" in found[0].remedy
+    assert (
+        found[0].severity == "error"
+        and f"tool: {env}/bin/python" in found[0].evidence
+        and "env pack" in found[0].advice
+    )
 
 
 def test_a_base_interpreter_that_is_gone_is_an_error(env: Path) -> None:
     (env / "bin" / "python").unlink()
     (env / "bin" / "python").symlink_to("/opt/modules/python/3.10/bin/python3")
     found = about(check(env), "python")
-    assert found[0].level == "error" and "/opt/modules/python" in found[0].text
+    assert found[0].severity == "error" and "/opt/modules/python" in found[0].evidence
 
 
 def test_a_base_of_another_version_is_an_error(env: Path, tmp_path: Path) -> None:
@@ -101,24 +106,24 @@ def test_a_base_of_another_version_is_an_error(env: Path, tmp_path: Path) -> Non
     updated.touch()
     (env / "bin" / "python").unlink()
     (env / "bin" / "python").symlink_to(updated)
-    assert "is not the Python 3." in about(check(env), "python")[0].text
+    assert "is not the Python 3." in about(check(env), "python")[0].evidence
 
 
 def test_the_build_of_torch_is_held_against_devices_and_driver(env: Path) -> None:
     put_torch(env, "2.10.0+cu130", cuda="13.0")
     old = HostFacts(machine="x86_64", glibc="2.36", vendor="nvidia", driver="550.54.15")
-    assert "needs driver 580 or newer, this machine has 550.54.15" in about(check(env, host=old), "torch")[0].text
+    assert "needs driver 580 or newer, this machine has 550.54.15" in about(check(env, host=old), "torch")[0].evidence
     new = HostFacts(machine="x86_64", glibc="2.36", vendor="nvidia", driver="580.65.06")
     assert about(check(env, host=new), "torch") == []
-    assert "does not use the site's devices (amd)" in about(check(env, "frontier", None), "torch")[0].text
-    assert check(env, "frontier", None).verdict == "error"
+    assert "does not use the site's devices (amd)" in about(check(env, "frontier", None), "torch")[0].evidence
+    assert check(env, "frontier", None).severity == "error"
 
 
 def test_another_rocm_than_the_sites_module_is_pointed_out(env: Path) -> None:
     put_torch(env, "2.9.0+rocm6.4", hip="6.4.43482")
     found = check(env, "frontier", None)
-    assert "7.1.1 in the site's module" in about(found, "torch")[0].text
-    assert about(found, "plugin")[0].level == "note", "RCCL's plugin must come from the site"
+    assert "7.1.1 in the site's module" in about(found, "torch")[0].evidence
+    assert about(found, "plugin")[0].severity == "note", "RCCL's plugin must come from the site"
 
 
 def test_paths_that_leave_the_environment_are_told_apart(env: Path, tmp_path: Path) -> None:
@@ -128,7 +133,7 @@ def test_paths_that_leave_the_environment_are_told_apart(env: Path, tmp_path: Pa
     (packages / "__editable__.mine-1.0.pth").write_text(f"{tmp_path}/src\n")
     (packages / "__editable___yours_1_0_finder.py").write_text(f"MAPPING = {{'yours': '{tmp_path}/gone/yours'}}\n")
     (packages / "site.pth").write_text(f"import os\n{tmp_path}/more\n{env}/lib\n")
-    levels = {finding.text.split(":")[0]: finding.level for finding in about(check(env), "paths")}
+    levels = {finding.evidence.split(":")[0]: finding.severity for finding in about(check(env), "paths")}
     assert levels == {
         "paths that are gone": "error",
         "installed with pip install -e, so the code lies outside": "warning",
@@ -146,7 +151,7 @@ def test_mpi_of_another_kind_is_an_error_on_a_cray(env: Path, tmp_path: Path) ->
     extension = env / PACKAGES / "mpi4py" / "MPI.cpython-311-x86_64-linux-gnu.so"
     subprocess.run([*build, extension, tmp_path / "ext.c", library, f"-Wl,-rpath,{tmp_path}"], check=True, timeout=60)
     assert check(env).facts.mpi[0].place == str(library) and about(check(env), "mpi4py") == []
-    assert "Cray MPICH" in about(check(env, "frontier", None), "mpi4py")[0].text
+    assert "Cray MPICH" in about(check(env, "frontier", None), "mpi4py")[0].evidence
 
 
 def test_an_mpi_that_is_gone_is_pointed_out(env: Path, tmp_path: Path) -> None:
@@ -158,7 +163,7 @@ def test_an_mpi_that_is_gone_is_pointed_out(env: Path, tmp_path: Path) -> None:
     words = [*build, extension, tmp_path / "mpi.c", "-Wl,--no-as-needed", library]
     subprocess.run(words, check=True, timeout=60)
     found = about(check(env), "mpi4py")
-    assert [finding.level for finding in found] == ["warning"] and "libmpi.so.99" in found[0].text
+    assert [finding.severity for finding in found] == ["warning"] and "libmpi.so.99" in found[0].evidence
 
 
 def test_libraries_for_another_machine_newer_glibc_and_damage_are_found(env: Path) -> None:
@@ -175,7 +180,7 @@ def test_libraries_for_another_machine_newer_glibc_and_damage_are_found(env: Pat
         assert found.facts.foreign == (f"{PACKAGES}/other.so",)
     assert set(found.facts.damaged) == {f"{PACKAGES}/torn.so", f"{PACKAGES}/empty.so"}
     (folder / "real.so").write_bytes(own)
-    assert about(check(env, host=HostFacts(machine="x86_64", glibc="2.1")), "glibc")[0].level == "error"
+    assert about(check(env, host=HostFacts(machine="x86_64", glibc="2.1")), "glibc")[0].severity == "error"
 
 
 def test_packages_beneath_are_seen_and_hiding_them_is_pointed_out(tmp_path: Path) -> None:
@@ -193,14 +198,14 @@ def test_packages_beneath_are_seen_and_hiding_them_is_pointed_out(tmp_path: Path
     put(env, "alpha", "1.0", "numpy>=2", "torch")
     assert about(check(env), "packages") == [], "needs may be met beneath"
     put_torch(env, "2.9.0")
-    assert "torch hides the site's own" in about(check(env), "packages")[0].text
+    assert "torch hides the site's own" in about(check(env), "packages")[0].evidence
 
 
 def test_a_slow_place_and_another_site_are_told(env: Path) -> None:
     (env / "windlass-env.json").write_text(json.dumps({"site": "aurora"}))
     found = check(env, "frontier", None, file_system="NFS")
-    assert "236 s on 8 nodes" in about(found, "place")[0].text
-    assert about(found, "site")[0].level == "warning"
+    assert "236 s on 8 nodes" in about(found, "place")[0].evidence
+    assert about(found, "site")[0].severity == "warning"
 
 
 def test_what_is_no_environment_is_refused(tmp_path: Path) -> None:
@@ -234,7 +239,7 @@ def test_no_damage_makes_the_check_fail(env: Path, tmp_path: Path) -> None:
         elif kind == 2:
             path.symlink_to(path.name)
         try:
-            check_text(check(env))
+            verdict_text(check(env).findings)
         except UsageError:
             assert not (env / "pyvenv.cfg").is_file()
         path.unlink(missing_ok=True)
@@ -247,23 +252,23 @@ def test_the_command_ends_with_1_for_an_error_and_takes_the_active_environment(e
     assert sound.code == 0 and str(env) in sound.stdout and "verdict on " in sound.stdout
     (env / "bin" / "python").unlink()
     broken = windlass("env", "check", str(env), "--json", cwd=tmp_path)
-    assert broken.code == 1 and json.loads(broken.stdout)["verdict"] == "error"
+    assert broken.code == 1 and json.loads(broken.stdout)["severity"] == "error"
 
 
 def test_without_torch_the_check_says_so_and_the_verdict_counts(env: Path) -> None:
     found = check(env, "frontier", None)
     [torch] = about(found, "torch")
-    assert torch.level == "warning" and torch.text == "not installed" and "--site frontier" in torch.remedy
-    assert "verdict on frontier: should work, 1 warning" in check_text(found)
-    assert about(check(env, "workstation"), "torch")[0].level == "note"
+    assert torch.severity == "warning" and torch.evidence == "not installed" and "--site frontier" in torch.advice
+    assert "should work, 1 warning" in verdict_text(found.findings)
+    assert about(check(env, "workstation"), "torch")[0].severity == "note"
     put_torch(env, "2.10.0+cpu")
-    assert "verdict on frontier: will not work as it is: 1 error" in check_text(check(env, "frontier", None))
+    assert "will not work as it is: 1 error" in verdict_text(check(env, "frontier", None).findings)
 
 
 def test_a_torch_beneath_is_not_missed(env: Path) -> None:
     facts = msgspec.structs.replace(inspect_env(str(env)), beneath=True)
     other = check_env(facts, load_site("aurora"), None, Place())
-    assert "must come from the module beneath" in about(other, "torch")[0].text
+    assert "must come from the module beneath" in about(other, "torch")[0].evidence
     seen = msgspec.structs.replace(facts, beneath_packages={"torch": "2.8.0"})
     assert about(check_env(seen, load_site("aurora"), None, Place()), "torch") == []
 

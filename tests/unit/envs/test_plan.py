@@ -11,6 +11,7 @@ from windlass.build.envs.place import place_findings
 from windlass.build.envs.plan import EnvPlan, EnvRequest, MachineFacts, plan_env
 from windlass.build.envs.render import plan_text, script_text
 from windlass.build.envs.wheels import choose_wheel, parse_torch, wheel_table
+from windlass.cli.findings import finding_lines
 from windlass.errors import UsageError
 from windlass.sites.catalog import load_site, site_names
 
@@ -84,7 +85,8 @@ def test_conda_takes_a_version_and_no_interpreter() -> None:
 def test_every_site_has_a_plan_with_a_reason_for_each_step(site: str) -> None:
     plan = _plan(site, extras=("mpi4py", "torchvision", "einops==0.8.0"))
     assert all(step.because and step.commands for step in (*plan.steps, *plan.use))
-    assert plan_text(plan) and script_text(plan) == script_text(_plan(site, extras=plan.extras)), "the same, the same"
+    assert plan_text(plan, finding_lines(plan.findings))
+    assert script_text(plan) == script_text(_plan(site, extras=plan.extras)), "the same, the same"
     beneath = load_site(site).file.python.beneath
     assert (plan.torch is None) == (beneath != "nothing"), "torch is installed where nothing beneath has it"
 
@@ -92,30 +94,30 @@ def test_every_site_has_a_plan_with_a_reason_for_each_step(site: str) -> None:
 def test_nfs_and_home_are_warned_of_with_what_somebody_measured() -> None:
     frontier = load_site("frontier")
     nfs = place_findings("/ccs/proj/abc/env", frontier)
-    assert nfs[0].level == "warning" and "236 s on 8 nodes" in nfs[0].text and "/lustre/orion" in nfs[0].remedy
-    assert nfs[1].topic == "quota" and "50 GB" in nfs[1].text
+    assert nfs[0].severity == "warning" and "236 s on 8 nodes" in nfs[0].evidence and "/lustre/orion" in nfs[0].advice
+    assert nfs[1].kind == "quota" and "50 GB" in nfs[1].evidence
     lustre = place_findings("/lustre/orion/abc/env", frontier)
-    assert [finding.level for finding in lustre] == ["note"] and "--cache" in lustre[0].remedy
-    assert place_findings("${HOME}/env", load_site("perlmutter"))[0].level == "warning"
-    assert place_findings("/opt/aurora/env", load_site("aurora"))[0].level == "ok"
+    assert [finding.severity for finding in lustre] == ["note"] and "--cache" in lustre[0].advice
+    assert place_findings("${HOME}/env", load_site("perlmutter"))[0].severity == "warning"
+    assert place_findings("/opt/aurora/env", load_site("aurora"))[0].severity == "ok"
     assert place_findings("/data/env", load_site("workstation")) == ()
-    assert place_findings("/data/env", load_site("workstation"), seen="NFS")[0].level == "warning"
+    assert place_findings("/data/env", load_site("workstation"), seen="NFS")[0].severity == "warning"
 
 
 @pytest.mark.parametrize("site", site_names())
 def test_no_plan_shows_placeholders_of_the_catalog_or_words_for_shellcheck(site: str) -> None:
     plan = _plan(site)
-    assert "{account" not in plan_text(plan) and "{account" not in script_text(plan)
-    assert "shellcheck" not in plan_text(plan)
-    assert ("export ACCOUNT=" in plan_text(plan)) == ("ACCOUNT" in plan.variables)
+    assert "{account" not in plan_text(plan, finding_lines(plan.findings)) and "{account" not in script_text(plan)
+    assert "shellcheck" not in plan_text(plan, finding_lines(plan.findings))
+    assert ("export ACCOUNT=" in plan_text(plan, finding_lines(plan.findings))) == ("ACCOUNT" in plan.variables)
 
 
 def test_the_project_is_put_into_the_sites_place() -> None:
     plan = _plan("frontier", account="ABC123")
     assert plan.path == "/lustre/orion/abc123/proj-shared/${USER}/envs/torch" and plan.variables == ()
-    assert "ACCOUNT" not in plan_text(plan) + script_text(plan)
+    assert "ACCOUNT" not in plan_text(plan, finding_lines(plan.findings)) + script_text(plan)
     at_home = _plan("frontier", account="ABC123", path="/ccs/home/me/env")
-    assert "put it below /lustre/orion/abc123/" in at_home.findings[0].remedy
+    assert "put it below /lustre/orion/abc123/" in at_home.findings[0].advice
     with pytest.raises(UsageError, match="no name of a project"):
         _plan("frontier", account="../abc")
 

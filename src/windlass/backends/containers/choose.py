@@ -15,7 +15,7 @@ from windlass.backends.containers.base import ImageKind, Runtime
 from windlass.backends.containers.charliecloud import visible_mounts
 from windlass.backends.containers.host_libs import host_libs_note, host_libs_plan, host_libs_settings
 from windlass.backends.containers.image import image_kind, is_path, looked_up
-from windlass.backends.containers.strategy import strategy_note
+from windlass.backends.containers.strategy import host_means, strategy_note
 from windlass.errors import UsageError, unknown_name
 from windlass.model.condition import Facts, holds
 from windlass.model.origin import BUILTIN, Argument, Origin
@@ -100,9 +100,9 @@ def plan_container(
         mounts = _settled(mounts, backend, image, seen)
     arguments, device_flag = _arguments(backend, spec, facts, asked.arguments)
     settings = _settings(backend, spec, arguments)
-    note = strategy_note(mounts, arguments, spec.annotations, spec.modules, facts.nodes)
-    taken = host_libs_plan(site.host_libraries, asked.host_libs, note, facts, site.host_libs_origin)
-    note = host_libs_note(taken) if taken is not None else note
+    means = host_means(mounts, arguments, spec.annotations, spec.modules)
+    taken = host_libs_plan(site.host_libraries, asked.host_libs, means, facts, site.host_libs_origin)
+    note = host_libs_note(taken) if taken is not None else strategy_note(means, facts.nodes)
     inside = tuple(setting_of(s) for s in settings if s.name in INSIDE_ONLY and holds(s.when, facts))
     plan = ContainerPlan(
         runtime=name,

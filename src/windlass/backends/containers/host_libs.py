@@ -17,10 +17,10 @@ NONE = "none"
 
 
 def host_libs_plan(
-    spec: HostLibrariesSpec, wanted: str | None, note: str, facts: Facts, origin: Origin
+    spec: HostLibrariesSpec, wanted: str | None, means: tuple[str, ...], facts: Facts, origin: Origin
 ) -> HostLibs | None:
     """What the nodes look for; None where the image stays as it is: the user says so, the site brings the libraries in
-    by its own means, the fabric needs none, or there is one node."""
+    by its own `means`, the fabric needs none, or there is one node."""
     if wanted == NONE:
         return None
     if wanted is not None:
@@ -32,7 +32,7 @@ def host_libs_plan(
             because="you asked for it",
             origin=Origin(scope="flag", where="--host-libs"),
         )
-    if not spec.names or facts.nodes < 2 or not note.startswith("baked"):
+    if not spec.names or facts.nodes < 2 or means:
         return None
     return HostLibs(
         names=spec.names,

@@ -19,20 +19,21 @@ _HOOK = re.compile(r"com\.hooks\.(cxi|aws_ofi_nccl|netstack)\b")
 _MODULE = re.compile(r"binding|enable-mpi|multi-node|nccl|mpich-abi", re.IGNORECASE)
 
 
-def strategy_note(
-    mounts: tuple[Mount, ...],
-    arguments: tuple[Argument, ...],
-    annotations: dict[str, str],
-    modules: tuple[str, ...],
-    nodes: int,
-) -> str:
-    """`host-inject: …` with what brings the host's libraries in, or `baked: …`."""
+def host_means(
+    mounts: tuple[Mount, ...], arguments: tuple[Argument, ...], annotations: dict[str, str], modules: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The mounts, options, hooks and modules of a site that bring the host's network libraries into a container."""
     by = [m.source for m in mounts if _LIBRARY.search(m.source) or _LIBRARY.search(m.target)]
     by += [" ".join(a.words) for a in arguments if _OPTION.search(" ".join(a.words))]
     by += [key for key, value in annotations.items() if _HOOK.match(key) and value != "false"]
     by += [f"module {name}" for name in modules if _MODULE.search(name)]
-    if by:
-        return f"host-inject: network libraries of the host come in by {', '.join(dict.fromkeys(by))}"
+    return tuple(dict.fromkeys(by))
+
+
+def strategy_note(means: tuple[str, ...], nodes: int) -> str:
+    """`host-inject: …` with what brings the host's libraries in, or `baked: …`."""
+    if means:
+        return f"host-inject: network libraries of the host come in by {', '.join(means)}"
     if nodes == 1:
         return "baked: one node, nothing of the host's network is put in"
     return (
@@ -41,9 +42,9 @@ def strategy_note(
     )
 
 
-def site_means(site: Site) -> str:
-    """By which means of its own the site brings the host's network libraries into containers on several nodes; empty
-    where it has none and windlass looks for them itself. Of several runtimes the site's default counts."""
+def site_means(site: Site) -> tuple[str, ...]:
+    """The `host_means` of a site for containers on several nodes. Empty: windlass looks for the libraries itself.
+    Of several runtimes the site's default counts."""
     for spec in sorted(site.file.containers, key=lambda spec: not spec.default)[:1]:
         facts = Facts(
             nodes=2,
@@ -55,7 +56,5 @@ def site_means(site: Site) -> str:
         )
         mounts = tuple(mount_of(bind) for bind in spec.binds if holds(bind.when, facts))
         arguments = tuple(Argument(words=a.words, because=a.because) for a in spec.arguments if holds(a.when, facts))
-        note = strategy_note(mounts, arguments, spec.annotations, spec.modules, facts.nodes)
-        if note.startswith("host-inject"):
-            return note.partition(" come in by ")[2]
-    return ""
+        return host_means(mounts, arguments, spec.annotations, spec.modules)
+    return ()

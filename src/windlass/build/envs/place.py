@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from windlass.build.envs.step import shown_path, with_account
-from windlass.build.images.check import Finding
+from windlass.model.finding import Finding
 from windlass.model.site import Site
 from windlass.plan.cache import is_below
 
@@ -34,20 +34,20 @@ def place_findings(path: str, site: Site, *, seen: str = "", home: str = "", acc
     found: list[Finding] = []
     system = next((p for p in storage.system if is_below(path, p)), "")
     if system:
-        return (Finding(level="ok", topic="place", text=f"{system}: the machine's own software, which every node has"),)
+        return (Finding("place", "ok", f"{system}: the machine's own software, which every node has"),)
     if kind in _SLOWEST:
         text = f"{shown} is on {kind}: the slowest place to start many ranks from"
-        found.append(Finding(level="warning", topic="place", text=text + _cost(site, kind), remedy=remedy))
+        found.append(Finding("place", "warning", text + _cost(site, kind), remedy))
     elif kind:
         text = f"{shown} is on {kind}: some nodes start well from it, hundreds do not"
-        found.append(Finding(level="note", topic="place", text=text + _cost(site, kind), remedy=_REMEDY))
+        found.append(Finding("place", "note", text + _cost(site, kind), _REMEDY))
     if at_home and kind not in _SLOWEST and site.file.scheduler.kind != "none":
         text = f"{shown} is in a home folder: small quotas, and seldom made for many readers"
-        found.append(Finding(level="warning", topic="place", text=text, remedy=remedy))
+        found.append(Finding("place", "warning", text, remedy))
     quota = next((p for p in sorted(storage_quotas(site), key=len, reverse=True) if is_below(path, p)), "")
     if quota:
         text = f"{quota} holds {storage_quotas(site)[quota]}; an environment with torch has more than 20,000 files"
-        found.append(Finding(level="note", topic="quota", text=text))
+        found.append(Finding("quota", "note", text))
     return tuple(found)
 
 

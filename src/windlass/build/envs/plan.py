@@ -19,7 +19,7 @@ from windlass.build.envs.step import Step, shell_path, site_modules, with_accoun
 from windlass.build.envs.use import use_steps
 from windlass.build.envs.wheels import Wheel, choose_wheel
 from windlass.errors import UsageError
-from windlass.build.images.check import Finding
+from windlass.model.finding import Finding
 from windlass.model.site import ContainerSpec, PythonSpec, Site
 from windlass.base.notation.shell import quote
 
@@ -95,7 +95,7 @@ def plan_env(request: EnvRequest, site: Site, facts: MachineFacts) -> EnvPlan:
         steps.append(_torch(wheel, request.torch_index))
     steps += _extras(extras, site, wheel, request.torch_index)
     steps.append(_try(wheel, extras, spec))
-    warnings = [Finding(level="warning", topic="torch", text=text) for text in (wheel.warnings if wheel else ())]
+    warnings = [Finding("torch", "warning", text) for text in (wheel.warnings if wheel else ())]
     return EnvPlan(
         version=PLAN_VERSION,
         site=site.name,

@@ -6,7 +6,6 @@ import textwrap
 
 from windlass.build.envs.plan import EnvPlan
 from windlass.build.envs.step import Step, shell_path
-from windlass.build.images.check import finding_lines
 from windlass.build.images.render import comment_lines
 from windlass.base.notation.shell import quote
 
@@ -15,8 +14,8 @@ STEP_MARK = "== step"
 """How a script says in its output that a step begins."""
 
 
-def plan_text(plan: EnvPlan, width: int = _WIDTH) -> str:
-    """For people; paragraphs as wide as this at most."""
+def plan_text(plan: EnvPlan, findings: list[str], width: int = _WIDTH) -> str:
+    """For people; paragraphs as wide as this at most. `findings` are the plan's, as the caller rendered them."""
     lines = [f"A Python environment for {plan.site}: {plan.kind} at {shell_path(plan.path)}"]
     lines += [*_wrapped(plan.because, "  ", width), f"  source: {plan.source}", ""]
     for number, step in enumerate(plan.steps, 1):
@@ -24,7 +23,7 @@ def plan_text(plan: EnvPlan, width: int = _WIDTH) -> str:
     lines += ["How it is used:", ""]
     for step in plan.use:
         lines += _step_lines(f"- {step.name}", step, width)
-    lines += [*finding_lines(plan.findings), ""] if plan.findings else []
+    lines += [*findings, ""] if findings else []
     for note in plan.notes:
         lines += _wrapped(f"note: {note}", "  ", width)
     lines += [] if not plan.notes else [""]
@@ -60,7 +59,7 @@ def script_text(plan: EnvPlan) -> str:
     lines += comment_lines(f"{plan.because}. Source: {plan.source}")
     lines += comment_lines("Run it on a login node. ENV=/another/place bash FILE puts it elsewhere.")
     for finding in plan.findings:
-        lines += comment_lines(f"{finding.level}: {finding.text}{'. ' + finding.remedy if finding.remedy else ''}")
+        lines += comment_lines(f"{finding.severity}: {finding.text()}{'. ' + finding.advice if finding.advice else ''}")
     for note in plan.notes:
         lines += comment_lines(f"note: {note}")
     lines += ["set -eo pipefail  # no -u: the scripts of modules and conda read unset variables", ""]

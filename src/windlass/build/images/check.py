@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Literal
 
 import msgspec
 
@@ -12,31 +10,21 @@ from windlass.build.images.facts import ImageReport
 from windlass.build.images.inject import Injection
 from windlass.node.libs.variables import judge_compat
 from windlass.model.site import Site
-from windlass.base.notation.counts import counted
+from windlass.model.finding import Finding, Severity, worst_severity
 
-Level = Literal["ok", "note", "warning", "error"]
-LEVELS: tuple[Level, ...] = ("ok", "note", "warning", "error")
 _BRINGS_PLUGIN = re.compile(r"aws_ofi_nccl|nccl-plugin|--nccl\b|rccl-net-plugin")
 """Means of sites that bring the collective library's plugin too."""
 _TCP = "NCCL would fall back to TCP, ten times slower, without a word"
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that matters, and what to do about it."""
-
-    level: Level
-    topic: str
-    text: str
-    remedy: str = ""
-
-
 class ImageCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole check; `verdict` is the worst level of its findings."""
+    """The whole check: the document of `image check --json`. `severity` is the worst of its findings."""
 
+    version: int = 2
     report: ImageReport
     site: str
     findings: tuple[Finding, ...]
-    verdict: Level
+    severity: Severity
     injection: Injection | None = None
 
 
@@ -53,40 +41,28 @@ def check_image(report: ImageReport, site: Site | None, injection: Injection | N
         *_compat(report, driver),
     ]
     kept = tuple(finding for finding in findings if finding is not None)
-    verdict: Level = max((finding.level for finding in kept), key=LEVELS.index)
     return ImageCheck(
-        report=report, site=site.name if site else "", findings=kept, verdict=verdict, injection=injection
+        report=report,
+        site=site.name if site else "",
+        findings=kept,
+        severity=worst_severity(kept),
+        injection=injection,
     )
 
 
 def _libc(report: ImageReport) -> Finding:
     if report.libc == "musl":
-        return Finding(
-            level="error",
-            topic="glibc",
-            text="musl and no glibc: neither drivers nor network libraries of a host work in it",
-            remedy="take an image of Debian, Ubuntu, SUSE or Red Hat",
-        )
+        return Finding("glibc", "error", "musl and no glibc: neither drivers nor network libraries of a host work in it", "take an image of Debian, Ubuntu, SUSE or Red Hat")
     if not report.glibc:
-        return Finding(
-            level="warning",
-            topic="glibc",
-            text="no C library was found: is this a whole image?",
-            remedy="look at the image as the runtime sees it",
-        )
-    return Finding(level="ok", topic="glibc", text=report.glibc)
+        return Finding("glibc", "warning", "no C library was found: is this a whole image?", "look at the image as the runtime sees it")
+    return Finding("glibc", "ok", report.glibc)
 
 
 def _machine(report: ImageReport, site: Site | None) -> Finding | None:
     wanted = site.file.node.arch if site else ""
     if wanted and report.machine and report.machine != wanted:
-        return Finding(
-            level="error",
-            topic="machine",
-            text=f"the image is for {report.machine}, the nodes of {site.name if site else ''} are {wanted}",
-            remedy=f"build or pull it for {wanted}",
-        )
-    return Finding(level="ok", topic="machine", text=report.machine) if report.machine else None
+        return Finding("machine", "error", f"the image is for {report.machine}, the nodes of {site.name if site else ''} are {wanted}", f"build or pull it for {wanted}")
+    return Finding("machine", "ok", report.machine) if report.machine else None
 
 
 def _fabric(report: ImageReport, provider: str, injection: Injection | None) -> list[Finding]:
@@ -94,45 +70,30 @@ def _fabric(report: ImageReport, provider: str, injection: Injection | None) -> 
     if report.libfabric:
         text = f"{report.libfabric[0]} ({report.libfabric_version or 'version unknown'})"
         found.append(
-            Finding(level="ok", topic="libfabric", text=f"{text}, providers: {', '.join(report.providers) or 'none'}")
+            Finding("libfabric", "ok", f"{text}, providers: {', '.join(report.providers) or 'none'}")
         )
     for name, by in report.missing.items():
         found.append(
-            Finding(
-                level="error",
-                topic="libraries",
-                text=f"{by} needs {name}, which the image lacks",
-                remedy="install it in the image, or bring the host's: --host-libs DIR",
-            )
+            Finding("libraries", "error", f"{by} needs {name}, which the image lacks", "install it in the image, or bring the host's: --host-libs DIR")
         )
     if not provider:
         return found
-    if injection is not None and injection.by_site:
-        return [*found, Finding(level="ok", topic="strategy", text=f"host-inject: {injection.because}")]
+    if injection is not None and injection.site_means:
+        return [*found, Finding("strategy", "ok", f"host-inject: {injection.because}")]
     if provider in report.providers:
-        return [*found, Finding(level="ok", topic="strategy", text=f"baked: its own libfabric has {provider}")]
+        return [*found, Finding("strategy", "ok", f"baked: its own libfabric has {provider}")]
     lack = f"its libfabric has no {provider} provider" if report.libfabric else "it has no libfabric"
     return [*found, _strategy(lack, provider, injection)]
 
 
 def _strategy(lack: str, provider: str, injection: Injection | None) -> Finding:
     if injection is not None and injection.strategy == "refused":
-        return Finding(
-            level="error",
-            topic="strategy",
-            text=f"{lack}, and the host's does not fit: {'; '.join(injection.refused)}",
-            remedy=injection.remedy,
-        )
+        return Finding("strategy", "error", f"{lack}, and the host's does not fit: {'; '.join(injection.refused)}", injection.remedy)
     if injection is not None and injection.strategy == "host-inject":
         going = [library.name for library in injection.libraries if library.where != "image"]
         text = f"host-inject: {lack}; {', '.join(going)} come from this host"
-        return Finding(level="ok", topic="strategy", text=text)
-    return Finding(
-        level="note",
-        topic="strategy",
-        text=f"host-inject: {lack}; `windlass run --container` brings the host's, which each node looks for",
-        remedy=f"`windlass image inject` on a node shows what goes in; an image with {provider}: windlass image build",
-    )
+        return Finding("strategy", "ok", text)
+    return Finding("strategy", "note", f"host-inject: {lack}; `windlass run --container` brings the host's, which each node looks for", f"`windlass image inject` on a node shows what goes in; an image with {provider}: windlass image build")
 
 
 def _plugin(report: ImageReport, provider: str, injection: Injection | None) -> list[Finding]:
@@ -141,28 +102,18 @@ def _plugin(report: ImageReport, provider: str, injection: Injection | None) -> 
     if len(report.plugins) > 1:
         found.append(_competing(report, injection))
     elif report.plugins:
-        found.append(Finding(level="ok", topic="plugin", text=report.plugins[0]))
-    elif injection is not None and injection.by_site and _BRINGS_PLUGIN.search(injection.because):
-        found.append(Finding(level="ok", topic="plugin", text="the image has none; the site brings its own"))
+        found.append(Finding("plugin", "ok", report.plugins[0]))
+    elif injection is not None and any(map(_BRINGS_PLUGIN.search, injection.site_means)):
+        found.append(Finding("plugin", "ok", "the image has none; the site brings its own"))
     elif provider:
         found.append(
-            Finding(
-                level="warning",
-                topic="plugin",
-                text=f"no network plugin of NCCL or RCCL (libnccl-net*.so, librccl-net*.so): {_TCP}",
-                remedy="windlass image build --with ofi, or a folder that has it: --host-libs DIR",
-            )
+            Finding("plugin", "warning", f"no network plugin of NCCL or RCCL (libnccl-net*.so, librccl-net*.so): {_TCP}", "windlass image build --with ofi, or a folder that has it: --host-libs DIR")
         )
     for text in injection.warnings if injection is not None else ():
-        found.append(Finding(level="warning", topic="plugin", text=text, remedy="`windlass image build` makes one"))
+        found.append(Finding("plugin", "warning", text, "`windlass image build` makes one"))
     if forced and not _is_unset(injection, "NCCL_NET_PLUGIN"):
         found.append(
-            Finding(
-                level="warning",
-                topic="plugin",
-                text=f"the image sets NCCL_NET_PLUGIN={forced}: NCCL takes that one and no other",
-                remedy="--unset NCCL_NET_PLUGIN, unless it is the one for this network",
-            )
+            Finding("plugin", "warning", f"the image sets NCCL_NET_PLUGIN={forced}: NCCL takes that one and no other", "--unset NCCL_NET_PLUGIN, unless it is the one for this network")
         )
     return found
 
@@ -170,14 +121,9 @@ def _plugin(report: ImageReport, provider: str, injection: Injection | None) -> 
 def _competing(report: ImageReport, injection: Injection | None) -> Finding:
     text = f"{len(report.plugins)} network plugins of NCCL or RCCL compete: {', '.join(report.plugins)}"
     if injection is not None and injection.hidden:
-        return Finding(
-            level="note",
-            topic="plugin",
-            text=f"{text}; `windlass run` hides {', '.join(injection.hidden)}",
-            remedy="for other ways to start it, remove these from the image",
-        )
+        return Finding("plugin", "note", f"{text}; `windlass run` hides {', '.join(injection.hidden)}", "for other ways to start it, remove these from the image")
     remedy = "keep one: remove the others from the image, or name it with --env NCCL_NET_PLUGIN=PATH"
-    return Finding(level="warning", topic="plugin", text=text, remedy=remedy)
+    return Finding("plugin", "warning", text, remedy)
 
 
 def _is_unset(injection: Injection | None, name: str) -> bool:
@@ -188,7 +134,7 @@ def _is_unset(injection: Injection | None, name: str) -> bool:
 def _mpi(report: ImageReport) -> list[Finding]:
     kinds = {"12": "MPICH's ABI", "40": "Open MPI"}
     return [
-        Finding(level="ok", topic="MPI", text=f"{path} ({kinds.get(path.rsplit('.', 1)[1], 'another ABI')})")
+        Finding("mpi", "ok", f"{path} ({kinds.get(path.rsplit('.', 1)[1], 'another ABI')})")
         for path in report.mpi
     ]
 
@@ -205,42 +151,13 @@ def _compat(report: ImageReport, driver: str) -> list[Finding]:
         where = (
             "" if in_path else "; `windlass run --container` puts them first where it brings in the host's libraries"
         )
-        return [Finding(level="ok", topic="CUDA", text=f"{text}, needed: {found.because}{where}")]
+        return [Finding("cuda", "ok", f"{text}, needed: {found.because}{where}")]
     if found.verdict == "harmful" and in_path:
         remedy = "take them out of LD_LIBRARY_PATH in the image; `windlass run` does where it brings in libraries"
         return [
-            Finding(level="warning", topic="CUDA", text=f"{text} in LD_LIBRARY_PATH: {found.because}", remedy=remedy)
+            Finding("cuda", "warning", f"{text} in LD_LIBRARY_PATH: {found.because}", remedy)
         ]
     if found.verdict:
-        return [Finding(level="ok", topic="CUDA", text=f"{text}, not needed: {found.because}")]
+        return [Finding("cuda", "ok", f"{text}, not needed: {found.because}")]
     remedy = "check it on a node; on a driver as new as that keep them out of LD_LIBRARY_PATH"
-    return [Finding(level="note", topic="CUDA", text=f"{text}: only for hosts with an older driver", remedy=remedy)]
-
-
-def check_text(check: ImageCheck) -> str:
-    """For people."""
-    report = check.report
-    about = ", ".join(part for part in (report.kind, report.system, f"{report.libraries} libraries") if part)
-    lines = [f"{report.image}: {about}", "", *finding_lines(check.findings)]
-    where = f" on {check.site}" if check.site else ""
-    return "\n".join([*lines, "", f"verdict{where}: {verdict_text(check.findings)}"])
-
-
-def verdict_text(findings: Iterable[Finding]) -> str:
-    """The verdict in words: `should work, 1 note`, or `will not work as it is: 1 error, 2 notes`."""
-    levels = [finding.level for finding in findings]
-    numbers = [counted(levels.count(level), level) for level in ("error", "warning", "note") if level in levels]
-    if "error" in levels:
-        return f"will not work as it is: {', '.join(numbers)}"
-    return ", ".join(["should work", *numbers])
-
-
-def finding_lines(findings: Iterable[Finding]) -> list[str]:
-    """Findings for people, each with its remedy below it."""
-    lines: list[str] = []
-    for finding in findings:
-        mark = "" if finding.level == "ok" else f"{finding.level}: "
-        lines.append(f"  {finding.topic:<10} {mark}{finding.text}")
-        if finding.remedy:
-            lines.append(f"  {'':<10} -> {finding.remedy}")
-    return lines
+    return [Finding("cuda", "note", f"{text}: only for hosts with an older driver", remedy)]

@@ -48,18 +48,20 @@ class Injection(msgspec.Struct, frozen=True, kw_only=True):
     """Plugins of the image that compete with the one that is taken, and are not loaded any more."""
     variables: tuple[ChangedVariable, ...] = ()
     warnings: tuple[str, ...] = ()
-    by_site: bool = False
-    """The site has means of its own; what they bring is not known here."""
+    missing: tuple[str, ...] = ()
+    """Network libraries that the host does not have at all."""
+    site_means: tuple[str, ...] = ()
+    """What the site itself brings libraries in by. Which libraries these are is not known here."""
 
 
 def plan_injection(
-    image: str, facts: ImageFacts, spec: HostLibrariesSpec, *, own: str = "", host_root: str = "/", site_means: str = ""
+    image: str, facts: ImageFacts, spec: HostLibrariesSpec, *, own: str = "", host_root: str = "/", site_means: tuple[str, ...] = ()
 ) -> Injection:
     """The decision on this machine, or on an unpacked copy of a node (`host_root`). Reads files, changes nothing.
     `site_means` is what the site itself brings libraries in by: then windlass adds nothing, unless `own` says so."""
     if site_means and not own:
-        because = f"the site brings the host's network libraries in by {site_means}; windlass adds nothing"
-        return Injection(image=image, strategy="host-inject", because=because, by_site=True)
+        because = f"the site brings the host's network libraries in by {', '.join(site_means)}; windlass adds nothing"
+        return Injection(image=image, strategy="host-inject", because=because, site_means=site_means)
     if not spec.names and not own:
         return Injection(image=image, strategy="baked", because="this site's network needs nothing of the host")
     decision = decide_here(_settings(spec, own, host_root), facts)
@@ -69,6 +71,7 @@ def plan_injection(
             strategy="refused",
             because="the host's network libraries do not fit this image",
             refused=decision.refused,
+            missing=decision.missing,
             remedy=decision.remedy,
         )
     because = f"the image's own libfabric has {spec.provider}"
@@ -90,12 +93,16 @@ def plan_injection(
     )
 
 
+def is_elsewhere(injection: Injection) -> bool:
+    """Whether missing libraries are the only reason for the refusal: this machine is no node of the site."""
+    return bool(injection.missing) and len(injection.missing) == len(injection.refused)
+
+
 def require_host_libraries(injection: Injection, site: str) -> None:
-    """`MachineError` where this machine has none of the site's libraries at all: then it is no node of it."""
-    if injection.refused and all(text.startswith("the host has no ") for text in injection.refused):
+    """Raise `MachineError` where this machine has none of the site's libraries, so that it is no node of the site."""
+    if is_elsewhere(injection):
         raise MachineError(
-            f"this machine has no {', '.join(text.rpartition(' ')[2] for text in injection.refused)}: "
-            f"it is no node of {site}",
+            f"this machine has no {', '.join(injection.missing)}: it is no node of {site}",
             hint="run this on a node of it, or give its files: --host-root DIR, --host-libs DIR",
         )
 

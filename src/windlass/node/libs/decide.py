@@ -71,6 +71,8 @@ class Decision(NamedTuple):
     """Plugins of the image that compete with the one that is taken, and are not loaded any more."""
     variables: Tuple[Variable, ...] = ()
     warnings: Tuple[str, ...] = ()
+    missing: Tuple[str, ...] = ()
+    """Network libraries that the host does not have at all: each is a reason in `refused`, too."""
 
 
 def facts_as_json(facts: ImageFacts) -> Dict[str, Any]:
@@ -97,6 +99,7 @@ def decide(host: Closure, image: ImageFacts) -> Decision:
     placed: List[Placed] = []
     refused: List[str] = []
     remedies: List[str] = []
+    missing: List[str] = []
     if image.libc == "musl":
         return Decision((), ("the image has musl and no glibc: no library of the host works in it",), _OTHER_IMAGE)
     wants = _wanted_versions(host)
@@ -120,8 +123,9 @@ def decide(host: Closure, image: ImageFacts) -> Decision:
         if name not in image.libraries and name not in GLIBC:
             what = "%s needs %s, which neither the host nor the image has" % (by, name)
             refused.append(what if by else "the host has no %s" % name)
+            missing += [] if by else [name]
             remedies.append("install it on the node, or name the folder that has it with --host-libs")
-    return Decision(tuple(placed), tuple(refused), remedies[0] if remedies else "")
+    return Decision(tuple(placed), tuple(refused), remedies[0] if remedies else "", missing=tuple(missing))
 
 
 _OTHER_IMAGE = "take an image with a newer base, or one that brings its own network libraries (`windlass image build`)"
