@@ -15,19 +15,16 @@ from pathlib import Path
 
 import msgspec
 
-from windlass.agents.cache_service import cache_sidecar
 from windlass.agents.command import program_text
-from windlass.agents.sampler import SamplerSidecar, sampler_agents, samples
+from windlass.agents.sidecars import run_sidecar
 from windlass.base.settings import current_environ, read_settings
 from windlass.errors import MachineError
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.model.request import Request
 from windlass.node.sys import parts
-from windlass.plan.render.job_facts import JobFacts
 from windlass.run import new, planning, submit
 from windlass.run import selftest as rank_program
-from windlass.run.execute import Sidecar
 from windlass.run.folder import RunFolder, make_folder, open_folder, read_plan
 from windlass.run.once import run_once
 from windlass.run.output import OutputView, ViewMaker, terminal_view
@@ -102,7 +99,7 @@ def start(run: Run) -> RunRecord:
     also of a run that failed; raises where it could not be started. Nothing of it is left on return."""
     own(run.folder, run.plan.job_id)
     run = _checked(run) if run.plan.request.check else run
-    return run_supervised(run) if run.plan.request.supervised else run_once(run, _sidecar)
+    return run_supervised(run) if run.plan.request.supervised else run_once(run, run_sidecar)
 
 
 def run(
@@ -213,12 +210,3 @@ def _checked(run: Run) -> Run:
         run = dataclasses.replace(run, plan=plan, context=context)
         run.folder.save_plan(plan, run.secrets)
     raise MachineError("the check finds another bad node each time", hint="`windlass doctor` shows them all")
-
-
-def _sidecar(run: Run, facts: JobFacts, hosts: tuple[str, ...]) -> Sidecar | None:
-    if run.plan.cache is None:
-        if not samples(run.plan):
-            return None
-        agents = sampler_agents(run.plan, run.folder, facts, hosts, run.environ)
-        return SamplerSidecar(agents, None, run.plan, run.folder, run.view, hosts, quiet=run.quiet)
-    return cache_sidecar(run.plan, run.folder, facts, hosts, run.view, run.environ, quiet=run.quiet)

@@ -7,18 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from windlass.agents.bundle import ServiceSpec
-from windlass.agents.control import Agents, agents_spec
-from windlass.agents.sampler import SamplerSidecar, sampler_service, samples
+from windlass.agents.control import Agents
 from windlass.agents.shims import environment_front
 from windlass.agents.traces import environment_identity, trace_path
 from windlass.base.notation.counts import counted
 from windlass.base.notation.sizes import size_text
-from windlass.base.settings import read_settings
 from windlass.errors import WindlassError
 from windlass.model.jsontext import to_json
-from windlass.model.plan import CachePlan, Plan
-from windlass.plan.render.job_facts import JobFacts
-from windlass.run.execute import Sidecar
+from windlass.model.plan import CachePlan
 from windlass.run.folder import RunFolder
 from windlass.run.output import OutputView
 
@@ -46,37 +42,6 @@ def cache_service(cache: CachePlan, traces_dir: Path | None) -> ServiceSpec:
         settings["trace_out"] = str(trace)
         settings["trace_in"] = str(trace) if trace.exists() else ""
     return ServiceSpec(name="cache", entry=_ENTRY, settings=settings)
-
-
-def cache_agents(
-    plan: Plan,
-    folder: RunFolder,
-    facts: JobFacts,
-    hosts: tuple[str, ...],
-    environ: Mapping[str, str],
-    traces_dir: Path | None,
-) -> Agents:
-    """The agents of a plan with a cache."""
-    assert plan.cache is not None
-    services = (cache_service(plan.cache, traces_dir), *((sampler_service(len(hosts)),) if samples(plan) else ()))
-    spec = agents_spec(plan, facts, hosts, services, environ)
-    return Agents(spec, folder, environ)
-
-
-def cache_sidecar(
-    plan: Plan,
-    folder: RunFolder,
-    facts: JobFacts,
-    hosts: tuple[str, ...],
-    view: OutputView,
-    environ: Mapping[str, str],
-    *,
-    quiet: bool,
-) -> Sidecar:
-    """What `run.execute` needs to run a plan with a cache."""
-    agents = cache_agents(plan, folder, facts, hosts, environ, read_settings(environ).traces_dir)
-    sidecar = CacheSidecar(agents, folder, view, hosts, quiet=quiet)
-    return SamplerSidecar(agents, sidecar, plan, folder, view, hosts, quiet=quiet) if samples(plan) else sidecar
 
 
 class CacheSidecar:

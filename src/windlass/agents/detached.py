@@ -19,10 +19,11 @@ from typing import Any
 
 import msgspec
 
-from windlass.agents.cache_service import STATUS_ENTRY, cache_agents
+from windlass.agents.cache_service import STATUS_ENTRY
 from windlass.agents.command import stop_argv, tool_argv
 from windlass.agents.control import BUNDLE_FILE, Agents
 from windlass.agents.interpreter import ARCHIVE
+from windlass.agents.sidecars import run_agents
 from windlass.base.notation.hostlist import expand_hostlist
 from windlass.base.settings import read_settings
 from windlass.errors import MachineError, UsageError, WindlassError
@@ -89,7 +90,7 @@ def start_detached(request: Request, environ: Mapping[str, str]) -> DetachedCach
     facts = JobFacts(run_dir=str(folder.path), run_id=folder.run_id, uid=os.getuid())
     write_host_file(plan, folder, hosts)
     with folder.used_by("cache start"):
-        agents = cache_agents(plan, folder, facts, hosts, environ, settings.traces_dir)
+        agents = run_agents(plan, folder, facts, hosts, environ)
         agents.start(detached=True)
         return detach(plan, folder, agents, facts)
 

@@ -1,23 +1,21 @@
-"""The agents of a run that is watched: the watch service on every node, and the cache's beside it where one is."""
+"""The heartbeat service of a supervised run: what every node is told, and what all of them have reported."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from windlass.agents.bundle import ServiceSpec
-from windlass.agents.cache_service import CacheSidecar, cache_service
-from windlass.agents.control import LOG_FILE, Agents, agents_spec
-from windlass.agents.sampler import sampler_service, samples
+from windlass.agents.control import LOG_FILE, Agents
 from windlass.backends.launchers import get_launcher
-from windlass.base.settings import read_settings
 from windlass.errors import DeadlineError, MachineError
 from windlass.model.plan import Plan
 from windlass.plan.cache import agents_folder
 from windlass.plan.render.job_facts import JobFacts
 from windlass.plan.render.rank_script import place_mark
+from windlass.run.execute import Sidecar
 from windlass.run.folder import RunFolder
 from windlass.run.output import OutputView
 
@@ -32,36 +30,29 @@ def heartbeats_folder(plan: Plan, uid: int, run_id: str) -> str:
     return f"{agents_folder(plan, uid, run_id)}/w/{run_id}."
 
 
-def heartbeat_agents(
-    plan: Plan,
-    folder: RunFolder,
-    facts: JobFacts,
-    hosts: tuple[str, ...],
-    environ: Mapping[str, str],
-    silent_s: float | None,
-) -> Agents:
-    """Agents with the watch, and with the cache where the plan has one."""
-    watch = ServiceSpec(name=HEARTBEAT, entry=_ENTRY, settings={"mark": place_mark(facts), "silent_s": silent_s})
-    services: tuple[ServiceSpec, ...] = (watch, *((sampler_service(len(hosts)),) if samples(plan) else ()))
-    if plan.cache is not None:
-        services = (cache_service(plan.cache, read_settings(environ).traces_dir), *services)
-    # The service of the cache imports its package; the bundle holds both, used or not: it is a few kilobytes.
-    spec = agents_spec(plan, facts, hosts, services, environ)
-    return Agents(spec, folder, environ)
+def heartbeat_service(facts: JobFacts, silent_s: float | None) -> ServiceSpec:
+    """What the heartbeat service of every node is told."""
+    return ServiceSpec(name=HEARTBEAT, entry=_ENTRY, settings={"mark": place_mark(facts), "silent_s": silent_s})
 
 
 class HeartbeatSidecar:
     """`run.execute.Sidecar`: what the watch on the nodes has said so far."""
 
     def __init__(
-        self, agents: Agents, plan: Plan, folder: RunFolder, view: OutputView, hosts: tuple[str, ...], *, quiet: bool
+        self,
+        agents: Agents,
+        cache: Sidecar | None,
+        plan: Plan,
+        folder: RunFolder,
+        view: OutputView,
+        hosts: tuple[str, ...],
     ) -> None:
         self._agents = agents
         self._launcher = get_launcher(plan.launcher)
         self._ending = False
         self._view = view
         self._hosts = hosts
-        self._cache = CacheSidecar(agents, folder, view, hosts, quiet=quiet) if plan.cache else None
+        self._cache = cache
         self._heard = 0
         self._log = folder.part(LOG_FILE)
         self._log_read = 0

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import windlass.node.sampler
 from windlass.agents.bundle import ServiceSpec
-from windlass.agents.control import Agents, agents_spec
+from windlass.agents.control import Agents
 from windlass.diagnose.watch.findings import find
 from windlass.diagnose.watch.fold import JobFiles, JobFold, interval_s
 from windlass.diagnose.watch.job import Job
 from windlass.errors import DeadlineError, MachineError
 from windlass.model.plan import Plan
-from windlass.plan.render.job_facts import JobFacts
 from windlass.plan.render.rank_script import HOOK_FOLDER
 from windlass.run.execute import Sidecar
 from windlass.run.folder import RunFolder
@@ -32,23 +31,11 @@ _END_S = 5.0
 _TELL_S = 60.0
 
 
-def samples(plan: Plan) -> bool:
-    return plan.agents is not None and SAMPLER in plan.agents.services
-
-
 def sampler_service(nodes: int) -> ServiceSpec:
     """What every node's sampler is told; the start-up hook travels with it."""
     hook = {name: (_NODE / source).read_text(encoding="utf-8") for name, source in _HOOK.items()}
     settings: dict[str, object] = {"interval_s": interval_s(nodes), "folder": HOOK_FOLDER, "hook": hook}
     return ServiceSpec(name=SAMPLER, entry=_ENTRY, settings=settings)
-
-
-def sampler_agents(
-    plan: Plan, folder: RunFolder, facts: JobFacts, hosts: tuple[str, ...], environ: Mapping[str, str]
-) -> Agents:
-    """Agents with the samplers alone."""
-    spec = agents_spec(plan, facts, hosts, (sampler_service(len(hosts)),), environ)
-    return Agents(spec, folder, environ)
 
 
 class SamplerSidecar:

@@ -1,4 +1,4 @@
-"""Run a plan to its end: start, watch, stop when asked or when a rank fails, say how it ended. Nothing survives it."""
+"""Run a plan to its end: start, watch, stop when asked or when a rank fails. `run.verdict` judges how it ended."""
 
 from __future__ import annotations
 
@@ -9,24 +9,19 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
 from windlass.backends.launchers import get_launcher
-from windlass.base.notation.cpulist import format_cpulist
-from windlass.base.notation.shell import quote
 from windlass.base.procs.children import adopt_orphans
-from windlass.errors import MachineError
 from windlass.model.plan import Plan
-from windlass.model.record import RECORD_VERSION, Outcome, RankFailure, RunRecord
-from windlass.plan.render.batch_script import launch_argv, launch_script
+from windlass.model.record import RankFailure
+from windlass.plan.render.batch_script import launch_script
 from windlass.plan.render.job_facts import JobFacts
 from windlass.plan.render.live_lines import LIVE_FOLDER
 from windlass.plan.render.rank_script import rank_script
-from windlass.run.failure.ends import read_seats
-from windlass.run.failure.evidence import first_failure, observe
-from windlass.run.failure.rank_logs import rank_logs
 from windlass.run.folder import RunFolder
 from windlass.run.guard import guarded
 from windlass.run.host_libs import place_host_libraries, write_injection
@@ -39,7 +34,6 @@ from windlass.run.run import Run
 from windlass.run.signals import Heard, listening
 
 _TICK_S = 0.1
-_MAX_SEATS = 16
 _DRAIN_S = 0.5
 
 
@@ -81,6 +75,31 @@ class Watch(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RanksEnd:
+    """How the ranks of one start ended, as windlass and the launcher saw it, before it is judged."""
+
+    hosts: tuple[str, ...]
+    code: int
+    """Of the launcher or the first failed rank, as a shell reports it."""
+    failing: bool = False
+    """A rank or the launcher failed, or windlass had to end the ranks."""
+    launcher: RankFailure | None = None
+    """The first failure as the launcher reports it."""
+    stopped_by: signal.Signals | None = None
+    started: float
+    ended: float
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def stopped(self) -> bool:
+        return self.stopped_by is not None
+
+    @property
+    def exit_code(self) -> int:
+        return self.code if self.stopped_by is None else 128 + self.stopped_by
+
+
 class _Looks:
     """The watch of a layer above, and with it a look whether the ranks have met."""
 
@@ -101,9 +120,9 @@ def execute(
     sidecar: Sidecar | None = None,
     watch: Watch | None = None,
     last: bool = True,
-) -> RunRecord:
-    """Start the ranks and stay until the last one has ended. Writes and returns the record. Unless this is the `last`
-    start of the run, the nodes' caches stay for the next one."""
+) -> RanksEnd:
+    """Start the ranks and stay until the last one has ended. Returns how they ended. Unless this is the `last` start
+    of the run, the nodes' caches stay for the next one."""
     started = time.time()
     plan, folder, view, environ = run.plan, run.folder, run.view, run.environ
     guard: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -142,14 +161,18 @@ def execute(
             folder.forget_secrets()
         if last:
             finish_caches(plan, folder, facts, environ, view, in_haste=stopped_by is not None)
-        record = _record(plan, folder, job, hosts, stopped_by, started)
-        if record.outcome == "ok" and meeting is not None and meeting.never():
-            record = msgspec.structs.replace(record, remarks=(_never_met(plan, facts),))
-        try:
-            folder.save_result(record)
-        except MachineError as error:  # how the run ended is worth more than the record of it
-            view.note(f"windlass: {error.message}")
-    return record
+    failed = job.failing and stopped_by is None
+    met = failed or job.code or stopped_by or meeting is None or not meeting.never()
+    return RanksEnd(
+        hosts=hosts,
+        code=job.code if 0 <= job.code < 256 else 128 - job.code if job.code < 0 else 1,
+        failing=failed,
+        launcher=job.failure() if failed else None,
+        stopped_by=stopped_by,
+        started=started,
+        ended=time.time(),
+        remarks=() if met else (_never_met(plan, facts),),
+    )
 
 
 def _place_libraries(run: Run, facts: JobFacts) -> None:
@@ -257,56 +280,3 @@ def _pump(job: Job, selector: selectors.BaseSelector, wakeup: int, timeout_s: fl
         if not key.data.read():
             selector.unregister(key.fd)
     job.tail()
-
-
-def _record(
-    plan: Plan, folder: RunFolder, job: Job, hosts: tuple[str, ...], stopped_by: signal.Signals | None, started: float
-) -> RunRecord:
-    code = job.code if 0 <= job.code < 256 else 128 - job.code if job.code < 0 else 1
-    failure = failure_of(plan, folder, code, job.failure()) if job.failing and stopped_by is None else None
-    outcome: Outcome
-    if stopped_by is not None:
-        outcome, code = "stopped", 128 + stopped_by
-    elif failure is not None:
-        outcome = "killed" if failure.signal is not None else "failed"
-        code = failure.exit_code
-    else:
-        outcome = "failed" if code else "ok"
-    return RunRecord(
-        version=RECORD_VERSION,
-        windlass=plan.windlass,
-        name=plan.name,
-        site=plan.site,
-        nodes=plan.nodes,
-        ranks_per_node=plan.ranks_per_node,
-        hosts=plan.hosts or ",".join(hosts),
-        job_id=plan.job_id,
-        outcome=outcome,
-        exit_code=code,
-        started=time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(started)),
-        seconds=round(time.time() - started, 3),
-        launch_argv=launch_argv(plan, str(folder.path)),
-        failure=failure,
-    )
-
-
-def failure_of(plan: Plan, folder: RunFolder, code: int, said: RankFailure | None) -> RankFailure | None:
-    """The rank that failed first, by what the ranks reported, what the launcher `said`, and the logs."""
-    logs = rank_logs(plan, folder.path)
-    return first_failure(logs, observe(logs, code, said))
-
-
-def good_end(plan: Plan, record: RunRecord, folder: RunFolder) -> list[str]:
-    """The end of a run that went well: where the ranks were, and where to look next."""
-    ranks = "the rank" if plan.world_size == 1 else f"all {plan.world_size} ranks"
-    lines = [f"windlass: {ranks} finished after {record.seconds:.1f} s"]
-    lines += [f"windlass: warning: {remark}" for remark in record.remarks]
-    if plan.world_size <= _MAX_SEATS:
-        planned = {rank.local_rank: format_cpulist(rank.cpus) for rank in plan.binding.ranks}
-        for seat in sorted(read_seats(folder.part("where"))):
-            wish = planned.get(seat.rank % plan.ranks_per_node)
-            held = "as planned" if wish == seat.cpus else f"planned {wish}" if wish else "not bound"
-            device = f", device {seat.device}" if seat.device else ""
-            lines.append(f"  rank {seat.rank} on {seat.host}: cpus {seat.cpus} ({held}){device}")
-    lines.append(f"  output: windlass logs {quote(str(folder.path))}   reasons: windlass plan --explain …")
-    return lines

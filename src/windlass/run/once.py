@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 from windlass.model.record import RunRecord
 from windlass.plan.render.job_facts import JobFacts
-from windlass.run.execute import Sidecar, execute, good_end, prepare
+from windlass.run.execute import Sidecar, execute, prepare
 from windlass.run.failure.verdict import verdict_lines
 from windlass.run.rendezvous import plan_hosts, resolve_rendezvous
 from windlass.run.run import Run
-from windlass.run.verdict import judge_run
+from windlass.run.signals import listening
+from windlass.run.verdict import good_end, judge_once
 
 SidecarMaker = Callable[[Run, JobFacts, tuple[str, ...]], Sidecar | None]
 """Makes what runs beside the ranks on these hosts, from a layer above; None where the plan needs nothing."""
@@ -29,10 +30,12 @@ def run_once(run: Run, make_sidecar: SidecarMaker) -> RunRecord:
     except BaseException:
         folder.forget_secrets()  # nothing has started that could need them
         raise
-    record = execute(run, facts, hosts, make_sidecar(run, facts, hosts))
-    if record.outcome != "ok":
-        verdict = judge_run(plan, folder, record, facts.deadline_s)
-        for line in verdict_lines(verdict, record, folder.path, shown=run.view.shows):
+    end = execute(run, facts, hosts, make_sidecar(run, facts, hosts))
+    with listening():  # a second request to stop must not cost the record
+        judged = judge_once(run, end, facts.deadline_s)
+    record = judged.record
+    if judged.verdict is not None:
+        for line in verdict_lines(judged.verdict, record, folder.path, shown=run.view.shows):
             run.view.note(line)
     elif not run.quiet:
         for line in good_end(plan, record, folder):

@@ -1,27 +1,44 @@
-"""The verdict on a run that is started once; and where verdicts are kept."""
+"""The one judgement of an attempt: its verdict and its record, from the same evidence and the same cause."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
+from windlass.base.notation.cpulist import format_cpulist
+from windlass.base.notation.shell import quote
 from windlass.errors import MachineError
 from windlass.model.jsontext import to_json
 from windlass.model.plan import Plan
-from windlass.model.record import RunRecord
-from windlass.run.failure.decide import Options
-from windlass.run.failure.evidence import observe
+from windlass.model.record import RECORD_VERSION, Outcome, RunRecord
+from windlass.plan.render.batch_script import launch_argv
+from windlass.run.execute import RanksEnd
+from windlass.run.failure.decide import Options, Past
+from windlass.run.failure.ends import read_seats
+from windlass.run.failure.evidence import failure_of, observe
 from windlass.run.failure.rank_logs import rank_logs
-from windlass.run.failure.root_cause import RESUME_ME, Observed, first_end
+from windlass.run.failure.root_cause import RESUME_ME, Cause, Observed, end_code, first_end
 from windlass.run.failure.snapshot_ledger import read_ledger
 from windlass.run.failure.verdict import VERDICT_FILE, Attempt, Verdict, attempt_folders, judge, past_attempts
 from windlass.run.folder import RunFolder
+from windlass.run.run import Run
 
 _LATE_S = 5.0
 """Schedulers look at the clock only now and then: an end this close to the limit may be because of it."""
+_MAX_SEATS = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judgement:
+    """What an attempt came to. `verdict` is None where it finished."""
+
+    record: RunRecord
+    verdict: Verdict | None = None
 
 
 def is_late(deadline_s: float | None) -> bool:
@@ -34,40 +51,116 @@ def ranks_saw_time_up(folder: RunFolder, since: float) -> bool:
     return any(line.what == "time-up" and line.at >= since for line in read_ledger(folder.path))
 
 
-def judge_run(plan: Plan, folder: RunFolder, record: RunRecord, deadline_s: float | None = None) -> Verdict:
-    """The verdict on a run that did not finish and is not supervised: as supervision would find it, from the run's
-    files alone. Writes it down with its evidence; never raises."""
-    now = time.time()
-    started = now - record.seconds
+def observe_end(plan: Plan, folder: RunFolder, end: RanksEnd) -> Observed:
+    """What the files of an attempt and its launcher show."""
+    return observe(rank_logs(plan, folder.path), end.exit_code, end.launcher, stopped=end.stopped)
+
+
+def judge_once(run: Run, end: RanksEnd, deadline_s: float | None = None) -> Judgement:
+    """The judgement of a run that is not supervised, from the run's files alone. Writes it down; never raises."""
+    plan, folder = run.plan, run.folder
+    if finished(end):
+        return Judgement(record=save_record(run, end))
+    seen = observe_end(plan, folder, end)
+    if is_late(deadline_s) and _ended_by_scheduler(seen, end):
+        seen = msgspec.structs.replace(seen, job="over")
+    elif end_code(seen) == RESUME_ME and ranks_saw_time_up(folder, end.started):
+        seen = msgspec.structs.replace(seen, time_up=True)
     attempt = Attempt(
         folder=folder.path,
         number=len(attempt_folders(folder.path)),
-        session=f"{plan.job_id or 'here'}/{started:.0f}",
-        hosts=record.hosts,
-        started=started,
-        ended=now,
+        session=f"{plan.job_id or 'here'}/{end.started:.0f}",
+        hosts=plan.hosts or ",".join(end.hosts),
+        started=end.started,
+        ended=end.ended,
     )
-    stopped = record.outcome == "stopped"
-    seen = observe(rank_logs(plan, folder.path), record.exit_code, record.failure, stopped=stopped)
-    if is_late(deadline_s) and _ended_by_scheduler(seen, record):
-        seen = msgspec.structs.replace(seen, job="over")
-    elif record.exit_code == RESUME_ME and ranks_saw_time_up(folder, started):
-        seen = msgspec.structs.replace(seen, time_up=True)
-    verdict = judge(attempt, seen, past_attempts(folder.path), lambda _: Options(several_hosts=plan.nodes > 1))
-    save_verdict(folder, verdict)
-    return verdict
+    return judge_attempt(
+        run, attempt, end, seen, past_attempts(folder.path), lambda _: Options(several_hosts=plan.nodes > 1)
+    )
 
 
-def _ended_by_scheduler(seen: Observed, record: RunRecord) -> bool:
+def judge_attempt(
+    run: Run,
+    attempt: Attempt,
+    end: RanksEnd,
+    seen: Observed,
+    past: tuple[Past, ...],
+    options: Callable[[Cause], Options],
+    states: str = "",
+) -> Judgement:
+    """Find the cause in what was seen, decide, and write the verdict and the record that follows from it. Never
+    raises. An attempt that ended without a failure of a rank, of the launcher or of its progress has finished."""
+    if not end.stopped and end.code == 0 and seen.hang is None and seen.launcher is None and first_end(seen) is None:
+        return Judgement(record=save_record(run, end))
+    verdict = judge(attempt, seen, past, options, states)
+    with contextlib.suppress(MachineError):  # a full disk is no reason to end otherwise
+        run.folder.write_bytes(VERDICT_FILE, to_json(verdict))
+    return Judgement(record=save_record(run, end, seen, verdict.cause), verdict=verdict)
+
+
+def finished(end: RanksEnd) -> bool:
+    """Whether the attempt needs no evidence: all ranks ended well by themselves."""
+    return not (end.stopped or end.failing or end.code)
+
+
+def save_record(run: Run, end: RanksEnd, seen: Observed | None = None, cause: Cause | None = None) -> RunRecord:
+    """Write and return `result.json`. How the run ended is worth more than the record of it: a full disk is noted."""
+    record = _record(run.plan, run.folder, end, seen, cause)
+    try:
+        run.folder.save_result(record)
+    except MachineError as error:
+        run.view.note(f"windlass: {error.message}")
+    return record
+
+
+def _record(plan: Plan, folder: RunFolder, end: RanksEnd, seen: Observed | None, cause: Cause | None) -> RunRecord:
+    outcome: Outcome = "failed" if end.code else "ok"
+    code, failure = end.exit_code, None
+    if end.stopped:
+        outcome = "stopped"
+    elif seen is not None and cause is not None:
+        failure = failure_of(rank_logs(plan, folder.path), seen, cause)
+        code = 128 + cause.signal if cause.signal is not None else cause.code or end_code(seen) or 1
+        outcome = "killed" if 128 < code < 128 + 65 else "failed"
+    return RunRecord(
+        version=RECORD_VERSION,
+        windlass=plan.windlass,
+        name=plan.name,
+        site=plan.site,
+        nodes=plan.nodes,
+        ranks_per_node=plan.ranks_per_node,
+        hosts=plan.hosts or ",".join(end.hosts),
+        job_id=plan.job_id,
+        outcome=outcome,
+        exit_code=code,
+        started=time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(end.started)),
+        seconds=round(end.ended - end.started, 3),
+        launch_argv=launch_argv(plan, str(folder.path)),
+        failure=failure,
+        remarks=end.remarks if outcome == "ok" else (),
+    )
+
+
+def _ended_by_scheduler(seen: Observed, end: RanksEnd) -> bool:
     """Whether windlass or the ranks were told to end (`salloc` sends a hang-up, Slurm ends the step itself), and no
     rank failed by itself."""
-    if record.outcome == "stopped":
-        return record.exit_code in {128 + signal.SIGTERM, 128 + signal.SIGHUP}
-    end = first_end(seen)
-    return end is None or end.signal == signal.SIGTERM
+    if end.stopped:
+        return end.stopped_by in {signal.SIGTERM, signal.SIGHUP}
+    first = first_end(seen)
+    return first is None or first.signal == signal.SIGTERM
 
 
-def save_verdict(folder: RunFolder, verdict: Verdict) -> None:
-    """Write `verdict.json`; a full disk is no reason to end otherwise."""
-    with contextlib.suppress(MachineError):
-        folder.write_bytes(VERDICT_FILE, to_json(verdict))
+def good_end(plan: Plan, record: RunRecord, folder: RunFolder) -> list[str]:
+    """The end of a run that went well: where the ranks were, and where to look next."""
+    ranks = "the rank" if plan.world_size == 1 else f"all {plan.world_size} ranks"
+    lines = [f"windlass: {ranks} finished after {record.seconds:.1f} s"]
+    lines += [f"windlass: warning: {remark}" for remark in record.remarks]
+    if plan.world_size <= _MAX_SEATS:
+        planned = {rank.local_rank: format_cpulist(rank.cpus) for rank in plan.binding.ranks}
+        for seat in sorted(read_seats(folder.part("where"))):
+            wish = planned.get(seat.rank % plan.ranks_per_node)
+            held = "as planned" if wish == seat.cpus else f"planned {wish}" if wish else "not bound"
+            device = f", device {seat.device}" if seat.device else ""
+            lines.append(f"  rank {seat.rank} on {seat.host}: cpus {seat.cpus} ({held}){device}")
+    lines.append(f"  output: windlass logs {quote(str(folder.path))}   reasons: windlass plan --explain …")
+    return lines

@@ -1,9 +1,10 @@
-"""One verdict: what a run that starts once finds out about its failure is what supervision finds out."""
+"""One judgement: a run that starts once and a supervised one find the same cause, and the record agrees with it."""
 
 from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,13 +17,14 @@ from windlass.backends.launchers import get_launcher
 from windlass.model.plan import Plan
 from windlass.model.record import RECORD_VERSION, Outcome, RankFailure, RunRecord
 from windlass.model.request import Allocation
-from windlass.run.execute import failure_of, good_end
+from windlass.run.execute import RanksEnd
 from windlass.run.failure.decide import Decision, Options
 from windlass.run.failure.root_cause import Cause
-from windlass.run.failure.verdict import Attempt, Verdict, judge, read_verdict, verdict_lines
+from windlass.run.failure.verdict import Attempt, Verdict, read_verdict, verdict_lines
 from windlass.run.folder import RunFolder, make_folder
+from windlass.run.run import Run
 from windlass.run.supervise.evidence import Ended, gather
-from windlass.run.verdict import judge_run
+from windlass.run.verdict import Judgement, good_end, judge_attempt, judge_once
 
 _HOSTS = ("nid0001", "nid0002")
 _NAN = ("Traceback (most recent call last):", '  File "train.py", line 9, in <module>', "ValueError: loss is nan")
@@ -78,27 +80,64 @@ def _leave(folder: RunFolder, plan: Plan, logs: dict[int, tuple[str, ...]], ends
                 file.write(ends[rank].format(rank=rank, host=_HOSTS[node]) + "\n")
 
 
-def _once(folder: RunFolder, plan: Plan, record: RunRecord) -> Verdict:
-    return judge_run(plan, folder, record)
+def _run(folder: RunFolder, plan: Plan) -> Run:
+    return cast(Run, SimpleNamespace(folder=folder, plan=plan, view=SimpleNamespace(note=print)))
 
 
-def _supervised(folder: RunFolder, plan: Plan, record: RunRecord) -> Verdict:
+def _end(
+    code: int = 1,
+    launcher: RankFailure | None = None,
+    *,
+    stopped_by: signal.Signals | None = None,
+    failing: bool = True,
+) -> RanksEnd:
+    now = time.time()
+    return RanksEnd(
+        hosts=_HOSTS,
+        code=code,
+        failing=failing and stopped_by is None,
+        launcher=launcher,
+        stopped_by=stopped_by,
+        started=now - 1.25,
+        ended=now,
+    )
+
+
+def _once(folder: RunFolder, plan: Plan, end: RanksEnd) -> Judgement:
+    return judge_once(_run(folder, plan), end)
+
+
+def _supervised(folder: RunFolder, plan: Plan, end: RanksEnd, hang: str | None = None) -> Judgement:
     """As the loop does it, where no agent and no node said anything more."""
-    started = time.time() - record.seconds
     ended = Ended(
         number=0,
         plan=plan,
-        record=record,
+        end=end,
         sidecar=cast(Any, SimpleNamespace(oom=set(), last_step=lambda: None)),
-        watch=cast(Any, SimpleNamespace(hang=None, time_up=False, noticed=None)),
-        started=started,
+        watch=cast(Any, SimpleNamespace(hang=hang, time_up=False, noticed=None)),
         stacks=None,
     )
     seen, states = gather(ended, folder, {"PATH": "/nowhere"})
-    attempt = Attempt(
-        folder=folder.path, number=0, session="7/1", hosts=record.hosts, started=started, ended=started + 1
-    )
-    return judge(attempt, seen, (), lambda _: Options(), states)
+    attempt = Attempt(folder=folder.path, number=0, session="7/1", hosts="", started=end.started, ended=end.started + 1)
+    return judge_attempt(_run(folder, plan), attempt, end, seen, (), lambda _: Options(), states)
+
+
+def _verdict_of(judged: Judgement) -> Verdict:
+    """The verdict, which must agree with the record that is written with it."""
+    verdict, failure = judged.verdict, judged.record.failure
+    assert verdict is not None
+    cause = verdict.cause
+    assert judged.record.outcome != "ok"
+    if failure is not None:
+        assert (failure.rank, failure.host, failure.code, failure.signal) == (
+            cause.rank,
+            cause.host,
+            cause.code,
+            cause.signal,
+        )
+    else:
+        assert (cause.rank, cause.host) == (None, None)
+    return verdict
 
 
 def _judged(
@@ -107,16 +146,19 @@ def _judged(
     """The verdict on these files, which must be the same on both paths; a run that starts once may have no ends."""
     found = []
     kept = []
-    for name, path in (("once", _once), ("supervised", _supervised)):
+    records = []
+    paths: tuple[tuple[str, Callable[..., Judgement]], ...] = (("once", _once), ("supervised", _supervised))
+    for name, path in paths:
         folder = make_folder(str(tmp_path / name), tmp_path, "x")
         plan = _plan(launcher)
         _leave(folder, plan, logs, ends if path is _supervised or plan.parent else {})
-        failure = failure_of(plan, folder, 1, said)
-        record = _record(code=failure.exit_code if failure else 1, failure=failure)
-        found.append(path(folder, plan, record))
+        judged = path(folder, plan, _end(launcher=said))
+        found.append(_verdict_of(judged))
+        records.append((judged.record.outcome, judged.record.exit_code, judged.record.failure))
         kept.append({file.name: file.read_text() for file in folder.part("evidence").iterdir()})
     assert found[0].cause == found[1].cause
     assert found[0].decision == found[1].decision
+    assert records[0] == records[1]
     mine = f"rank-{found[0].cause.rank}.txt"
     of_cause = [{name: text for name, text in files.items() if name.endswith(mine)} for files in kept]
     assert of_cause[0] == of_cause[1]
@@ -186,7 +228,7 @@ def test_a_launcher_that_names_nobody_is_quoted_by_both_kinds_of_runs(tmp_path: 
 
 def test_a_run_that_was_stopped_says_so(folder: RunFolder) -> None:
     plan = _plan("srun")
-    verdict = judge_run(plan, folder, _record("stopped", 143))
+    verdict = _verdict_of(judge_once(_run(folder, plan), _end(stopped_by=signal.SIGTERM)))
     assert (verdict.cause.kind, verdict.decision.action) == ("stopped", "stop")
     assert (
         _words(verdict, _record("stopped", 143), folder) == f"windlass: stopped after 1.2 s; run folder {folder.path}"
@@ -197,22 +239,42 @@ _ABORTED = RankFailure(rank=None, said="Job step aborted: Waiting up to 32 secon
 
 
 @pytest.mark.parametrize(
-    ("record", "late", "kind"),
+    ("end", "late", "kind"),
     [
-        (_record(failure=_ABORTED), True, "walltime"),  # as in `salloc`: Slurm ends the step, windlass hears nothing
-        (_record(failure=_ABORTED), False, "transient"),
-        (_record("stopped", 128 + signal.SIGHUP), True, "walltime"),
-        (_record("stopped", 128 + signal.SIGTERM), True, "walltime"),
-        (_record("stopped", 128 + signal.SIGINT), True, "stopped"),
-        (_record("stopped", 128 + signal.SIGTERM), False, "stopped"),
-        (_record(failure=RankFailure(rank=1, code=3)), True, "user"),
+        (_end(launcher=_ABORTED), True, "walltime"),  # as in `salloc`: Slurm ends the step, windlass hears nothing
+        (_end(launcher=_ABORTED), False, "transient"),
+        (_end(stopped_by=signal.SIGHUP), True, "walltime"),
+        (_end(stopped_by=signal.SIGTERM), True, "walltime"),
+        (_end(stopped_by=signal.SIGINT), True, "stopped"),
+        (_end(stopped_by=signal.SIGTERM), False, "stopped"),
+        (_end(launcher=RankFailure(rank=1, code=3)), True, "user"),
     ],
 )
 def test_the_end_of_the_allocation_is_told_from_other_ends(
-    folder: RunFolder, record: RunRecord, late: bool, kind: str
+    folder: RunFolder, end: RanksEnd, late: bool, kind: str
 ) -> None:
-    verdict = judge_run(_plan("srun"), folder, record, time.time() + (0 if late else 600))
-    assert verdict.cause.kind == kind
+    judged = judge_once(_run(folder, _plan("srun")), end, time.time() + (0 if late else 600))
+    assert _verdict_of(judged).cause.kind == kind
+
+
+def test_the_record_of_a_hang_names_the_rank_that_the_verdict_names(folder: RunFolder) -> None:
+    """Ranks that were ended because of a hang leave ends of their own: neither file may blame the first of them."""
+    plan = _plan("srun")
+    _leave(folder, plan, {}, {1: "1700000000.1\t{rank}\t{host}\t143"})
+    judged = _supervised(folder, plan, _end(143, RankFailure(rank=1, signal=15)), hang="no output for 9 s")
+    assert _verdict_of(judged).cause.kind == "hang"
+    assert (judged.record.outcome, judged.record.exit_code) == ("killed", 143)
+
+
+def test_a_hang_whose_ranks_leave_with_code_0_when_asked_is_no_success(folder: RunFolder) -> None:
+    judged = _supervised(folder, _plan("srun"), _end(0), hang="no output for 9 s")
+    assert (_verdict_of(judged).cause.kind, judged.record.exit_code) == ("hang", 1)
+
+
+def test_a_run_that_finished_has_no_verdict(folder: RunFolder) -> None:
+    judged = judge_once(_run(folder, _plan("srun")), _end(0, failing=False))
+    assert (judged.verdict, judged.record.outcome, judged.record.exit_code) == (None, "ok", 0)
+    assert folder.result() == judged.record
 
 
 def test_progress_is_counted_from_the_ledger_of_snapshots(folder: RunFolder) -> None:
@@ -220,7 +282,7 @@ def test_progress_is_counted_from_the_ledger_of_snapshots(folder: RunFolder) -> 
     lines = [(now - 90, "saved", 5), (now - 1, "loaded", 5), (now - 0.5, "saved", 10)]
     text = "".join(f"{at}\t{what}\t{step}\t/scratch/x\n" for at, what, step in lines)
     folder.write("snapshots.tsv", text)
-    verdict = judge_run(_plan("srun"), folder, _record(failure=RankFailure(rank=1, code=1)))
+    verdict = _verdict_of(judge_once(_run(folder, _plan("srun")), _end(launcher=RankFailure(rank=1, code=1))))
     assert (verdict.from_step, verdict.to_step, verdict.cause.step) == (5, 10, 10)
 
 

@@ -13,7 +13,7 @@ from windlass.model.record import RankFailure
 from windlass.run.failure.ends import End, read_ends, read_seats
 from windlass.run.failure.last_lines import LOST_PEERS, died_of, excerpt, traceback_of
 from windlass.run.failure.rank_logs import RankLogs
-from windlass.run.failure.root_cause import Observed, first_end, is_secondary
+from windlass.run.failure.root_cause import Cause, Observed, is_secondary
 
 EVIDENCE = "evidence"
 _LINES = 60
@@ -55,18 +55,18 @@ def _time_was_up(exit_code: int, launcher: RankFailure | None, stopped: bool) ->
     return launcher is not None and bool(_TIME_LIMIT.search(launcher.said))
 
 
-def first_failure(logs: RankLogs, seen: Observed) -> RankFailure | None:
-    """The rank that failed first, for the record of the run; what the launcher says where no rank is known."""
-    end = first_end(seen)
-    if end is None:
-        return seen.launcher
+def failure_of(logs: RankLogs, seen: Observed, cause: Cause) -> RankFailure | None:
+    """The failure that the record of the run names: the rank, node and code of the verdict's `cause`. None where no
+    rank, no node and no message of the launcher is behind the end."""
+    if cause.rank is None and cause.host is None and not seen.said:
+        return None
     return RankFailure(
-        rank=end.rank,
-        host=end.host or None,
-        code=end.code if end.signal is None else None,
-        signal=end.signal,
-        log=str(logs.path(end.rank).relative_to(logs.folder)),
-        last_lines=excerpt(seen.last_lines.get(end.rank, ())),
+        rank=cause.rank,
+        host=cause.host,
+        code=cause.code,
+        signal=cause.signal,
+        log=None if cause.rank is None else str(logs.path(cause.rank).relative_to(logs.folder)),
+        last_lines=() if cause.rank is None else excerpt(seen.last_lines.get(cause.rank, ())),
         said=seen.said,
     )
 

@@ -165,6 +165,14 @@ def first_end(seen: Observed) -> End | None:
     return _own_end(causes[0] if causes else first, seen.last_lines)
 
 
+def end_code(seen: Observed) -> int:
+    """The exit code of the attempt as a shell reports it: of the first failed rank, else the launcher's."""
+    first = first_end(seen)
+    if first is not None:
+        return first.code
+    return seen.launcher.exit_code if seen.launcher is not None else seen.exit_code
+
+
 def _own_end(end: End, last_lines: Mapping[int, tuple[str, ...]]) -> End:
     """The end with the rank's own code. A rank that dies of an exception closes its connections first: its peers may
     fail before it is gone, and the launcher ends it, or a thread of a collective aborts it. Python's own code is 1."""
@@ -236,10 +244,10 @@ def _judge(end: End, seen: Observed) -> Cause:
 def _from_launcher(seen: Observed) -> Cause:
     """No rank is known to have failed: all that is left is what the launcher says."""
     said = seen.launcher
-    if seen.exit_code == RESUME_ME:
+    if end_code(seen) == RESUME_ME:
         return Cause(kind="resume", reason="the ranks saved and left on request", code=RESUME_ME, step=seen.step)
     if said is None or not (said.said or said.signal):
-        reason = f"the launcher ended with code {seen.exit_code}, and no rank said why"
+        reason = f"the launcher ended with code {end_code(seen)}, and no rank said why"
     else:
         how = said.said or f"a rank was killed by {signal_name(said.signal or 0)}"
         reason = f"failed; the launcher says: {how}" if said.host else f"the launcher says: {how}"
@@ -247,7 +255,7 @@ def _from_launcher(seen: Observed) -> Cause:
         kind="memory" if "Out Of Memory" in seen.said else "transient",
         host=said.host if said else None,
         reason=reason,
-        code=seen.exit_code,
+        code=end_code(seen),
         signal=said.signal if said else None,
         step=seen.step,
     )

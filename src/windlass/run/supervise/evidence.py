@@ -11,17 +11,16 @@ import msgspec
 
 from windlass.agents.heartbeat import HeartbeatSidecar
 from windlass.model.plan import Plan
-from windlass.model.record import RunRecord
-from windlass.run.failure.evidence import observe
+from windlass.run.execute import RanksEnd
 from windlass.run.failure.flight import missing_text
 from windlass.run.failure.rank_logs import RankLogs, rank_logs
 from windlass.run.failure.rank_states import RankState, rank_states, states_text, straggler
-from windlass.run.failure.root_cause import RESUME_ME, JobDisposition, Observed
+from windlass.run.failure.root_cause import RESUME_ME, JobDisposition, Observed, end_code
 from windlass.run.folder import RunFolder
 from windlass.run.supervise.diagnostics import NodeReport, diagnose_nodes, lost_hosts
 from windlass.run.supervise.disposition import ask_disposition
 from windlass.run.supervise.heartbeat_monitor import HeartbeatMonitor
-from windlass.run.verdict import ranks_saw_time_up
+from windlass.run.verdict import observe_end, ranks_saw_time_up
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,10 +29,9 @@ class Ended:
 
     number: int
     plan: Plan
-    record: RunRecord
+    end: RanksEnd
     sidecar: HeartbeatSidecar
     watch: HeartbeatMonitor
-    started: float
     stacks: NodeReport | None
     deadline_s: float | None = None
 
@@ -41,17 +39,17 @@ class Ended:
 def gather(ended: Ended, folder: RunFolder, environ: Mapping[str, str]) -> tuple[Observed, str]:
     """What was seen, and in words where the ranks were if they hung. Runs node diagnostics, which also sweep what the
     ranks left on the nodes; never raises."""
-    plan, record = ended.plan, ended.record
-    logs = rank_logs(plan, folder.path)
-    stopped = record.outcome == "stopped"
-    told = observe(logs, record.exit_code, record.failure, stopped=stopped)
-    time_up = told.time_up or _time_up(ended, folder)
-    after = None if stopped or time_up else _diagnose_after(ended, folder, environ)  # at the end each second counts
-    where, odd = _rank_states(ended, logs)
+    plan = ended.plan
+    told = observe_end(plan, folder, ended.end)
+    time_up = told.time_up or _time_up(ended, told, folder)
+    after = (
+        None if ended.end.stopped or time_up else _diagnose_after(ended, folder, environ)
+    )  # at the end each second counts
+    where, odd = _rank_states(ended, rank_logs(plan, folder.path))
     seen = msgspec.structs.replace(
         told,
         time_up=time_up,
-        job=_disposition(ended, time_up, environ),
+        job=_disposition(ended, told, time_up, environ),
         hang=ended.watch.hang,
         straggler=odd,
         lost=lost_hosts(plan, after) if after else (),
@@ -62,25 +60,24 @@ def gather(ended: Ended, folder: RunFolder, environ: Mapping[str, str]) -> tuple
     return seen, where
 
 
-def _disposition(ended: Ended, time_up: bool, environ: Mapping[str, str]) -> JobDisposition:
+def _disposition(ended: Ended, told: Observed, time_up: bool, environ: Mapping[str, str]) -> JobDisposition:
     """Only where somebody told the ranks or windlass to leave: nothing else is the scheduler's doing."""
-    code = ended.record.exit_code
-    if ended.record.outcome == "stopped":
-        told = code == 128 + signal.SIGTERM
+    if ended.end.stopped:
+        asked = ended.end.stopped_by == signal.SIGTERM
     else:
-        told = code == RESUME_ME and not time_up
-    return ask_disposition(ended.plan, environ, ended.deadline_s) if told else ""
+        asked = end_code(told) == RESUME_ME and not time_up
+    return ask_disposition(ended.plan, environ, ended.deadline_s) if asked else ""
 
 
-def _time_up(ended: Ended, folder: RunFolder) -> bool:
+def _time_up(ended: Ended, told: Observed, folder: RunFolder) -> bool:
     """The ranks were asked to leave because the time is up, or saw it themselves before they were asked."""
-    if ended.watch.time_up or ended.record.exit_code != RESUME_ME:
+    if ended.watch.time_up or ended.end.stopped or end_code(told) != RESUME_ME:
         return ended.watch.time_up
-    return ranks_saw_time_up(folder, ended.started)
+    return ranks_saw_time_up(folder, ended.end.started)
 
 
 def _diagnose_after(ended: Ended, folder: RunFolder, environ: Mapping[str, str]) -> NodeReport:
-    seconds = f"{time.time() - ended.started:.0f}"
+    seconds = f"{time.time() - ended.end.started:.0f}"
     mark = f"WINDLASS_PLACE={folder.run_id}.{ended.number}."
     return diagnose_nodes(ended.plan, folder, environ, "after", mark, seconds)
 
@@ -97,6 +94,6 @@ def _kernel(ended: Ended, after: NodeReport | None) -> dict[str, tuple[str, ...]
     found: dict[str, tuple[str, ...]] = {}
     for line in after.lines if after else ():
         if "kernel" in line:
-            host = str(line.get("host", ended.record.hosts))
+            host = str(line.get("host", ",".join(ended.end.hosts)))
             found[host] = (*found.get(host, ()), line["kernel"])
     return found

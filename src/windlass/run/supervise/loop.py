@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import os
+import signal
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
-from windlass.agents.heartbeat import HeartbeatSidecar
+from windlass.agents.heartbeat import heartbeats_folder
+from windlass.agents.sidecars import compose_sidecars
 from windlass.base.notation.shell import quote
 from windlass.errors import WindlassError
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.plan.inputs import Secrets
+from windlass.plan.render.job_facts import JobFacts
 from windlass.plan.render.secrets import SECRETS_FILE
 from windlass.run.bad_nodes import remember_node
+from windlass.run.execute import execute, prepare
 from windlass.run.failure.decide import Decision, Options, Past
 from windlass.run.failure.root_cause import RESUME_ME, Cause, Observed
 from windlass.run.failure.snapshot_ledger import newest_step, read_ledger
-from windlass.run.failure.verdict import Attempt, Verdict, attempt_folders, judge, past_attempts, past_of, verdict_lines
+from windlass.run.failure.verdict import Attempt, Verdict, attempt_folders, past_attempts, past_of, verdict_lines
 from windlass.run.folder import RunFolder, restart
+from windlass.run.rendezvous import plan_hosts, resolve_rendezvous
 from windlass.run.run import Run
 from windlass.run.supervise.attempts import own, release
 from windlass.run.supervise.diagnostics import NodeReport, diagnose_nodes
@@ -29,9 +35,8 @@ from windlass.run.supervise.evidence import Ended, gather
 from windlass.run.supervise.heartbeat_monitor import HeartbeatMonitor, margin_s
 from windlass.run.supervise.replan import next_plan, spare_hosts
 from windlass.run.supervise.resubmit import resubmit
-from windlass.run.verdict import save_verdict
+from windlass.run.verdict import Judgement, finished, judge_attempt, save_record
 
-Start = Callable[[Plan, int, HeartbeatMonitor], tuple[RunRecord, HeartbeatSidecar]]
 _NEEDED_S = 120.0
 _NEEDED_SHARE = 0.1
 
@@ -40,11 +45,11 @@ _NEEDED_SHARE = 0.1
 class Supervised(Run):
     """A run to be kept alive, and what it takes to do so."""
 
-    start: Start
-    """Starts the ranks of a plan, as attempt so and so, under this watch; returns when all have ended."""
-
     deadline_s: float | None = None
     """When the allocation ends, where that is known."""
+
+    starts: list[tuple[Plan, JobFacts]] = field(default_factory=list)
+    """Every start so far. The node-local caches of the last one are still there."""
 
 
 def supervise_attempts(live: Supervised) -> RunRecord:
@@ -76,19 +81,28 @@ def _keep_alive(live: Supervised, last: list[RunRecord]) -> RunRecord:
         if secrets is not None:
             live.folder.write_bytes(SECRETS_FILE, secrets)
         ended = _attempt(live, plan, number, began)
-        last.append(ended.record)
-        if ended.record.outcome == "ok":
-            return ended.record
-        verdict = _judge(live, ended, tuple(past), bad, session, began)
+        this = dataclasses.replace(live, plan=plan)
+        if finished(ended.end) or ended.end.stopped:  # the record of these depends on no evidence: nothing can cost it
+            last.append(save_record(this, ended.end))
+        if finished(ended.end):
+            return last[-1]
+        try:
+            judged = _judge(this, ended, tuple(past), bad, session, began)
+        except KeyboardInterrupt:
+            last.append(save_record(this, dataclasses.replace(ended.end, stopped_by=signal.SIGINT)))
+            raise
+        last.append(judged.record)
+        verdict, record = judged.verdict, judged.record
+        if verdict is None:
+            return record
         past.append(past_of(verdict))
-        _tell(live, verdict, ended.record)
+        _tell(live, verdict, record)
         bad = _remember(live, verdict.decision, bad)
         if verdict.decision.action == "resubmit":
-            return _resubmitted(live, plan, ended.record, bad)
+            return _resubmitted(live, plan, record, bad)
         if verdict.decision.action != "restart":
             resumable = verdict.cause.kind in {"resume", "walltime", "preempted"}
-            code = RESUME_ME if resumable else ended.record.exit_code
-            return _with_code(live, ended.record, code)
+            return _with_code(live, record, RESUME_ME if resumable else record.exit_code)
         restart(live.folder)
         number = len(attempt_folders(live.folder.path))
         plan = next_plan(plan, live.context, bad)
@@ -106,15 +120,26 @@ def _attempt(live: Supervised, plan: Plan, number: int, began: float) -> Ended:
         margin_s=margin_s(live.deadline_s, began, plan.grace_s),
         take_stacks=lambda: stacks.append(diagnose_nodes(plan, live.folder, live.environ, "stacks")),
     )
-    started = time.time()
-    record, sidecar = live.start(plan, number, watch)
+    hosts = plan_hosts(plan)
+    this = dataclasses.replace(live, plan=plan)
+    facts = msgspec.structs.replace(
+        resolve_rendezvous(this, hosts, f"{live.folder.run_id}.{number}"),
+        attempt=number,
+        deadline_s=live.deadline_s,
+        beats=heartbeats_folder(plan, os.getuid(), live.folder.run_id),
+    )
+    live.starts.append((plan, facts))
+    prepare(this, facts, hosts)
+    sidecars = compose_sidecars(this, facts, hosts)
+    assert sidecars.heartbeat is not None  # a supervised request asks for it
+    watch.signs = sidecars.heartbeat
+    end = execute(this, facts, hosts, sidecars.whole, watch, last=False)
     return Ended(
         number=number,
         plan=plan,
-        record=record,
-        sidecar=sidecar,
+        end=end,
+        sidecar=sidecars.heartbeat,
         watch=watch,
-        started=started,
         stacks=stacks[0] if stacks else None,
         deadline_s=live.deadline_s,
     )
@@ -122,21 +147,21 @@ def _attempt(live: Supervised, plan: Plan, number: int, began: float) -> Ended:
 
 def _judge(
     live: Supervised, ended: Ended, past: tuple[Past, ...], bad: frozenset[str], session: str, began: float
-) -> Verdict:
-    """Gather, find the root cause, decide, and write all of it down."""
+) -> Judgement:
+    """Gather the evidence and judge the attempt."""
     attempt = Attempt(
         folder=live.folder.path,
         number=ended.number,
         session=session,
-        hosts=ended.record.hosts,
-        started=ended.started,
+        hosts=ended.plan.hosts or ",".join(ended.end.hosts),
+        started=ended.end.started,
         ended=time.time(),
         noticed=ended.watch.noticed,
     )
     seen, states = gather(ended, live.folder, live.environ)
-    verdict = judge(attempt, seen, past, lambda cause: _options(live, ended.plan, seen, cause, bad, began), states)
-    save_verdict(live.folder, verdict)
-    return verdict
+    return judge_attempt(
+        live, attempt, ended.end, seen, past, lambda cause: _options(live, ended.plan, seen, cause, bad, began), states
+    )
 
 
 def _options(live: Supervised, plan: Plan, seen: Observed, cause: Cause, bad: frozenset[str], began: float) -> Options:
