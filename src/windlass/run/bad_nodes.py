@@ -38,21 +38,26 @@ class BadNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     run: str = ""
 
 
-class _File(msgspec.Struct, frozen=True, kw_only=True):
+class _File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: int = 1
     nodes: tuple[BadNode, ...] = ()
+    suspects: tuple[BadNode, ...] = ()
+    """Nodes that one run left out without evidence about the node. A second run makes them bad."""
 
 
 def read_nodes(state_dir: Path, *, now: float | None = None) -> tuple[BadNode, ...]:
     """Nodes that are still to be avoided, of all sites. A file that is missing or damaged holds none: to run on a bad
     node is worse than to be stopped by a damaged list, but only a little."""
+    return _read(state_dir, time.time() if now is None else now).nodes
+
+
+def _read(state_dir: Path, at: float) -> _File:
     try:
-        data = (state_dir / FILE).read_bytes()
-        found = from_json(data, _File)
+        found = from_json((state_dir / FILE).read_bytes(), _File)
     except (OSError, msgspec.DecodeError):
-        return ()
-    at = time.time() if now is None else now
-    return tuple(node for node in found.nodes if node.until > at)
+        return _File()
+    nodes, suspects = (tuple(one for one in part if one.until > at) for part in (found.nodes, found.suspects))
+    return _File(nodes=nodes, suspects=suspects)
 
 
 def bad_hosts(state_dir: Path, site: str, *, now: float | None = None) -> tuple[str, ...]:
@@ -70,14 +75,23 @@ def remember_node(
     host: str,
     reason: str,
     run: str = "",
+    proven: bool = True,
     keep_s: float = KEEP_S,
     now: float | None = None,
 ) -> None:
-    """Put a node on the list, or make its stay there longer: twice as long each time."""
+    """Put a node on the list, or make its stay there longer: twice as long each time. Without evidence about the node
+    (`proven` is false) it is a suspect, until another run has the same experience with it."""
     at = time.time() if now is None else now
 
-    def add(nodes: tuple[BadNode, ...]) -> tuple[BadNode, ...]:
-        old = next((node for node in nodes if (node.site, node.host) == (site, host)), None)
+    def add(file: _File) -> _File:
+        def is_it(node: BadNode) -> bool:
+            return (node.site, node.host) == (site, host)
+
+        old = next((node for node in file.nodes if is_it(node)), None)
+        before = next((node for node in file.suspects if is_it(node)), None)
+        if not proven and old is None and (before is None or before.run == run):
+            fresh = BadNode(site=site, host=host, reason=reason, since=at, until=at + keep_s, run=run)
+            return _File(nodes=file.nodes, suspects=(*(one for one in file.suspects if one is not before), fresh))
         times = old.times + 1 if old else 1
         fresh = BadNode(
             site=site,
@@ -88,31 +102,39 @@ def remember_node(
             times=times,
             run=run,
         )
-        return (*(node for node in nodes if node is not old), fresh)
+        return _File(
+            nodes=(*(node for node in file.nodes if node is not old), fresh),
+            suspects=tuple(one for one in file.suspects if one is not before),
+        )
 
     _change(state_dir, at, add)
 
 
-def forgive(state_dir: Path, hosts: frozenset[str] | None, site: str | None = None) -> tuple[BadNode, ...]:
-    """Take these hosts (None: all) off the list. Returns those that were on it."""
+def forgive(
+    state_dir: Path, hosts: frozenset[str] | None, site: str | None = None, run: str | None = None
+) -> tuple[BadNode, ...]:
+    """Take these hosts (None: all) off the list; with `run`, only what this run put there. Returns those that were
+    on the list of nodes to avoid."""
     gone: list[BadNode] = []
 
-    def drop(nodes: tuple[BadNode, ...]) -> tuple[BadNode, ...]:
-        for node in nodes:
-            if (hosts is None or node.host in hosts) and site in {None, node.site}:
-                gone.append(node)
-        return tuple(node for node in nodes if node not in gone)
+    def goes(node: BadNode) -> bool:
+        named = hosts is None or node.host in hosts
+        return named and site in {None, node.site} and run in {None, node.run}
+
+    def drop(file: _File) -> _File:
+        gone[:] = [node for node in file.nodes if goes(node)]
+        nodes, suspects = (tuple(one for one in part if not goes(one)) for part in (file.nodes, file.suspects))
+        return _File(nodes=nodes, suspects=suspects)
 
     _change(state_dir, time.time(), drop)
     return tuple(gone)
 
 
-def _change(state_dir: Path, now: float, change: Callable[[tuple[BadNode, ...]], tuple[BadNode, ...]]) -> None:
+def _change(state_dir: Path, now: float, change: Callable[[_File], _File]) -> None:
     try:
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _locked(state_dir / f".{FILE}.lock"):
-            nodes = change(read_nodes(state_dir, now=now))
-            replace_file(state_dir / FILE, to_json(_File(nodes=nodes)))
+            replace_file(state_dir / FILE, to_json(change(_read(state_dir, now))))
     except OSError as error:
         raise MachineError(
             f"cannot write {state_dir / FILE}: {error.strerror}", hint="set WINDLASS_STATE to a folder of yours"

@@ -84,9 +84,32 @@ def test_a_suspect_without_a_spare_gets_another_chance() -> None:
     assert (again.action, again.bad) == ("restart", None)
 
 
-def test_what_looks_like_broken_hardware_is_left_out_at_once() -> None:
-    ecc = msgspec.structs.replace(killed(), machine=True)
-    assert decided(ecc).bad == "n1"
+def test_a_node_with_evidence_about_it_is_left_out_at_once_and_in_later_jobs() -> None:
+    ecc = msgspec.structs.replace(killed(), origin="device", proof="Xid of the hardware: NVRM: Xid (PCI:3f): 79")
+    assert (decided(ecc).bad, decided(ecc).proof) == ("n1", ecc.proof)
+    assert decided(ecc, msgspec.structs.replace(ecc, host="n2")).lifted == (), "two devices can be broken"
+
+
+def test_without_evidence_a_node_is_left_out_of_this_run_only() -> None:
+    assert decided(killed("n1"), killed("n1")).proof == ""
+    broken = Cause(kind="transient", reason="could not start", rank=2, host="n1", code=70, origin="node")
+    assert (decided(broken).bad, decided(broken).proof) == ("n1", "")
+
+
+def test_an_error_that_follows_the_script_to_another_node_is_the_scripts_and_lifts_the_ban() -> None:
+    crash = Cause(kind="transient", reason="killed by SIGSEGV", rank=2, host="n1", signal=11, step=5)
+    assert decided(crash, crash).bad == "n1"
+    moved = decided(crash, crash, msgspec.structs.replace(crash, host="n2"), restarts=9)
+    assert (moved.action, moved.bad, moved.lifted) == ("stop", None, ("n1",))
+    further = decided(crash, crash, msgspec.structs.replace(crash, host="n2", step=9), restarts=9)
+    assert further.action == "restart", "it got further: another error, or chance"
+
+
+def test_a_shared_file_system_condemns_no_node() -> None:
+    stale = Cause(kind="transient", reason="", rank=2, host="n1", code=1, error="OSError: x", origin="file system")
+    assert decided(stale, stale, restarts=9) == Decision(action="restart", why="the failure looks transient")
+    other = msgspec.structs.replace(stale, host="n2")
+    assert decided(stale, other, restarts=9).action == "restart", "and no script"
 
 
 def test_ranks_that_left_on_request_go_on_even_without_restarts() -> None:

@@ -124,27 +124,65 @@ def test_a_job_that_the_scheduler_takes_back_is_told_from_one_that_somebody_stop
 
 
 @pytest.mark.parametrize(
-    ("lines", "code", "kind", "machine", "certain"),
+    ("lines", "code", "kind", "origin", "certain"),
     [
-        (("ModuleNotFoundError: No module named 'flash'",), 1, "user", False, True),
-        (("  File 'x'", "SyntaxError: invalid syntax"), 1, "user", False, True),
-        (("usage: train.py [-h]", "train.py: error: unrecognized arguments: --x"), 2, "user", False, True),
-        (("ValueError: loss is nan",), 1, "user", False, False),
-        (("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",), 1, "memory", False, False),
-        (("RuntimeError: CUDA error: uncorrectable ECC error encountered",), 1, "transient", True, False),
-        (("OSError: [Errno 28] No space left on device: '/lus/out'",), 1, "disk", False, False),
-        (("windlass.errors.MachineError: cannot write /x: Disk quota exceeded",), 1, "disk", False, True),
-        (("OSError: [Errno 5] Input/output error: '/lus/data'",), 1, "transient", True, False),
-        (("windlass: rank 0 on n0: cannot make /tmp/x",), 70, "transient", True, False),
-        ((), 139, "transient", False, False),
-        ((), 7, "user", False, False),
+        (("ModuleNotFoundError: No module named 'flash'",), 1, "user", "script", True),
+        (("  File 'x'", "SyntaxError: invalid syntax"), 1, "user", "script", True),
+        (("usage: train.py [-h]", "train.py: error: unrecognized arguments: --x"), 2, "user", "script", True),
+        (("ValueError: loss is nan",), 1, "user", "script", False),
+        (("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",), 1, "memory", "job", False),
+        (("RuntimeError: CUDA error: uncorrectable ECC error encountered",), 1, "transient", "device", False),
+        (("OSError: [Errno 28] No space left on device: '/lus/out'",), 1, "disk", "job", False),
+        (("windlass.errors.MachineError: cannot write /x: Disk quota exceeded",), 1, "disk", "job", True),
+        (("OSError: [Errno 5] Input/output error: '/lus/data'",), 1, "transient", "file system", False),
+        (("OSError: [Errno 116] Stale file handle: '/lus/x'",), 1, "transient", "file system", False),
+        (("ImportError: libmpi.so.40: cannot open shared object file: No such",), 1, "transient", "file system", False),
+        (("RuntimeError: CUDA error: device-side assert triggered",), 1, "user", "script", False),
+        (("RuntimeError: CUDA error: an illegal memory access was encountered",), 1, "user", "script", False),
+        (("RuntimeError: HIP error: an illegal memory access was encountered",), 1, "user", "script", False),
+        (("terminate called", "  what():  CUDA error: an illegal memory access"), 134, "user", "script", False),
+        (("Memory access fault by GPU node-4 (Agent handle: 0x5) on address 0x7f",), 134, "user", "script", False),
+        (("RuntimeError: No HIP GPUs are available",), 1, "transient", "device", False),
+        (("RuntimeError: CUDA unknown error - this may be due to",), 1, "transient", "device", False),
+        (("RuntimeError: NCCL Error 1: Cuda failure 719 'unspecified'",), 1, "transient", "device", False),
+        (("RuntimeError: level_zero backend failed (UR_RESULT_ERROR_DEVICE_LOST)",), 1, "transient", "device", False),
+        (("OSError: [Errno 113] No route to host",), 1, "transient", "network", False),
+        (("windlass: rank 0 on n0: cannot make /tmp/x",), 70, "transient", "node", False),
+        ((), 139, "transient", "unknown", False),
+        ((), 7, "user", "script", False),
     ],
 )
 def test_what_a_rank_said_decides_what_it_is(
-    lines: tuple[str, ...], code: int, kind: str, machine: bool, certain: bool
+    lines: tuple[str, ...], code: int, kind: str, origin: str, certain: bool
 ) -> None:
     found = find_cause(seen(end(0, code), last_lines={0: lines}))
-    assert (found.kind, found.machine, found.certain) == (kind, machine, certain)
+    assert (found.kind, found.origin, found.certain) == (kind, origin, certain)
+    assert bool(found.proof) == any("ECC" in line for line in lines), "only this line is no code's doing"
+
+
+@pytest.mark.parametrize(
+    ("line", "proves"),
+    [
+        ("[9.1] NVRM: Xid (PCI:0000:3f:00): 79, pid=7, GPU has fallen off the bus.", True),
+        ("[9.1] NVRM: Xid (PCI:0000:3f:00): 48, pid=7, An uncorrectable double bit error (DBE)", True),
+        ("[9.1] NVRM: Xid (PCI:0000:3f:00): 13, pid=7, Graphics Exception: ESR 0x50", False),
+        ("[9.1] NVRM: Xid (PCI:0000:3f:00): 31, pid=79, Ch 00000008, MMU Fault", False),
+        ("[9.1] amdgpu 0000:c1:00.0: amdgpu: uncorrectable hardware errors detected in umc block", True),
+        ("[9.1] amdgpu 0000:c1:00.0: amdgpu: [gfxhub] page fault (src_id:0 ring:24)", False),
+        ("[9.1] i915 0000:18:00.0: [drm] *ERROR* GT0: declared wedged", True),
+        ("[9.1] mce: [Hardware Error]: Machine check: Uncorrected", True),
+        ("[9.1] LustreError: 11-0: lus-OST0003: operation ost_read failed: rc = -5", False),
+        ("[9.1] blk_update_request: I/O error, dev nvme0n1, sector 9", True),
+        ("[9.1] python[7]: segfault at 0 ip 00007f sp 00007f error 4 in libtorch.so", False),
+    ],
+)
+def test_only_messages_about_the_hardware_are_evidence_against_a_node(line: str, proves: bool) -> None:
+    found = find_cause(seen(end(2, 134), kernel={"n1": (line,)}))
+    assert (found.host, bool(found.proof)) == ("n1", proves)
+    elsewhere = find_cause(seen(end(0, 1), kernel={"n1": (line,)}, last_lines={0: _NAN}))
+    assert (elsewhere.host, elsewhere.proof) == ("n0", ""), "an error of its own is not another node's"
+    hang = find_cause(seen(hang="no output for 9 s", kernel={"n1": (line,)}))
+    assert hang.host == ("n1" if proves else None)
 
 
 def test_a_kill_on_a_node_that_ran_out_of_memory_is_told_as_that() -> None:

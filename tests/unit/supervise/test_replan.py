@@ -106,6 +106,21 @@ def test_a_run_without_a_batch_script_cannot_be_sent_again(tmp_path: Path) -> No
         resubmit(plan, RunFolder(tmp_path), {}, frozenset())
 
 
+def test_a_suspect_is_avoided_only_after_a_second_run_had_trouble_with_it(tmp_path: Path) -> None:
+    def suspect(run: str) -> tuple[str, ...]:
+        remember_node(tmp_path, site="x", host="n1", reason="died twice", run=run, proven=False)
+        return bad_hosts(tmp_path, "x")
+
+    assert suspect("a") == ()
+    assert suspect("a") == (), "the same run again says nothing new"
+    assert suspect("b") == ("n1",)
+    assert forgive(tmp_path, frozenset({"n1"}), run="a") == (), "what another run put there stays"
+    assert len(forgive(tmp_path, frozenset({"n1"}), run="b")) == 1
+    suspect("a")
+    forgive(tmp_path, frozenset({"n1"}), run="a")
+    assert suspect("b") == (), "the suspicion was lifted"
+
+
 def test_bad_nodes_are_remembered_for_a_time_and_longer_when_they_come_back(tmp_path: Path) -> None:
     remember_node(tmp_path, site="x", host="n1", reason="lost", keep_s=100, now=1000)
     assert bad_hosts(tmp_path, "x", now=1099) == ("n1",)

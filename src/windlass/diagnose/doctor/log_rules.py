@@ -7,7 +7,7 @@ import re
 from typing import Literal, NamedTuple
 
 from windlass.run.failure.last_lines import LOST_PEERS
-from windlass.run.failure.root_cause import DISK, MACHINE, MEMORY
+from windlass.run.failure.signs import DISK, MEMORY, SIGNS
 
 Kind = Literal["cause", "slow", "follows", "harmless"]
 """`slow`: nothing fails by it, but it costs time. `follows`: a rank that lost its peers says so."""
@@ -120,14 +120,6 @@ CAUSES = (
         "use LOCAL_RANK for the device; set one visibility variable only; see `windlass logs --where`",
     ),
     _rule(
-        "no device",
-        "cause",
-        r"No CUDA GPUs are available|no NVIDIA driver|hipErrorNoDevice|No HIP GPUs are available|"
-        r"CUDA driver initialization failed|no (?:xpu|XPU) device",
-        "the ranks see no device",
-        "ask for devices (--gpus-per-node), check the container's device option, see `windlass doctor`",
-    ),
-    _rule(
         "driver too old",
         "cause",
         r"driver version is insufficient|driver on your system is too old|forward compatibility was attempted",
@@ -150,11 +142,10 @@ CAUSES = (
         "put the plugin's folder into LD_LIBRARY_PATH of the ranks or bind it into the container; unset on one node",
     ),
     _rule(
-        "library missing",
+        "library does not fit",
         "cause",
-        r"(?<!libnccl-net\.so)(?<!librccl-net\.so): cannot open shared object file|GLIBC(?:XX)?_[\d.]+.? not found|"
-        r"undefined symbol: ",
-        "a shared library is missing on the node or does not fit",
+        r"GLIBC(?:XX)?_[\d.]+.? not found|undefined symbol: ",
+        "a shared library of another version was found",
         "load the module that has it, or build the environment on this machine; mixed modules are the usual cause",
     ),
     _rule(
@@ -229,13 +220,7 @@ CAUSES = (
         "the script downloads at run time, and the nodes have no way out",
         "download before the job, then HF_HUB_OFFLINE=1",
     ),
-    _rule(
-        "hardware",
-        "cause",
-        MACHINE,
-        "the node, its device or its network is not well",
-        "leave the node out (`windlass doctor --full`), and tell the site's support",
-    ),
+    *(_rule(sign.title, "cause", sign.pattern, sign.meaning, sign.remedy) for sign in SIGNS),
     _rule(
         "crash",
         "cause",
@@ -305,6 +290,8 @@ WORDS = (
     *("double free", "guessing", "devices used", "dataloader", "num_alloc", "watchdog", "ncclremote", "gloo", "store"),
     *("exited", "terminat", "*** step", "abort", "closing signal", "destroy", "omp_num", "onednn", "register cu"),
     *("tf-trt", "cpu_feature", "libibverbs", "/plugin", "bad_alloc", "lost", "gone", "dead", "did not meet"),
+    *("assert", "illegal", "launch", "fallen off", "device handle", "hw exception", "gpu hang", "page fault", "xpu"),
+    *("/dev/kfd", "busy or", "not yet init", "status_", "bus error", "uncorrectable", "double", "systemnotready"),
     *("node failure", "node_fail", "not responding", "compatibility", "waiting for", "rendezvous", "some nccl"),
 )
 """Every line that a rule matches has one of these in it, whatever its case: a first look that costs next to nothing."""

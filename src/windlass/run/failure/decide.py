@@ -17,6 +17,7 @@ from windlass.run.failure.root_cause import Cause
 Action = Literal["done", "restart", "resubmit", "stop"]
 IDLE_JOBS = 3
 """Jobs in a row that end without a newer snapshot, after which --until-done gives up."""
+_IN_SCRIPT = "this is in the script: another start would end the same way"
 _STRIKES = 2
 """Failures on one node, without a failure elsewhere in between, that make it a bad node."""
 
@@ -47,11 +48,15 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What happens next and why; `bad` is a host that is not to be used again."""
+    """What happens next and why. `bad` is a host that this run leaves out from now on. Later jobs leave it out too
+    where there is `proof` about the node; otherwise it is only remembered as a suspect. `lifted` are hosts that were
+    left out for an error that the script causes."""
 
     action: Action
     why: str
     bad: str | None = None
+    proof: str = ""
+    lifted: tuple[str, ...] = ()
     hint: str = ""
 
 
@@ -67,8 +72,15 @@ def decide(cause: Cause, past: tuple[Past, ...], options: Options) -> Decision:
         return _later(past, options, "this allocation is taken back")
     if cause.kind == "disk" and (cause.certain or _repeated(cause, past)):
         return Decision(action="stop", why="a file system is full", hint="free space, then `windlass runs resume`")
+    if elsewhere := _elsewhere(cause, past):
+        return Decision(
+            action="stop",
+            why=f"the same error on {cause.host} as on {', '.join(elsewhere)}: the script causes it, not a node",
+            hint=_IN_SCRIPT,
+            lifted=elsewhere,
+        )
     if cause.kind == "user" and (again := _bug(cause, past)):
-        return Decision(action="stop", why=again, hint="this is in the script: another start would end the same way")
+        return Decision(action="stop", why=again, hint=_IN_SCRIPT)
     if cause.kind == "memory" and _repeated(cause, past):
         return Decision(
             action="stop",
@@ -87,11 +99,19 @@ def decide(cause: Cause, past: tuple[Past, ...], options: Options) -> Decision:
             return _give_up(past, options, f"{bad} is lost and there is no spare node", bad, "add --spares 1")
         return Decision(action="restart", why=f"{bad} looks bad, but there is no spare node: trying again", bad=None)
     if bad is not None:
-        return Decision(action="restart", why=f"a spare node takes the place of {bad}", bad=bad)
+        return Decision(action="restart", why=f"a spare node takes the place of {bad}", bad=bad, proof=cause.proof)
     return Decision(
         action="restart",
         why="the failure looks transient" if cause.kind != "resume" else "the run goes on where it was",
     )
+
+
+def _elsewhere(cause: Cause, past: tuple[Past, ...]) -> tuple[str, ...]:
+    """Other hosts on which an error that code can cause ended an attempt before, and this one got no further."""
+    if not cause.from_code or cause.host is None:
+        return ()
+    same = [one.cause for one in past[:-1] if one.cause.from_code and _same_place(one.cause, cause)]
+    return tuple(sorted({before.host for before in same if before.host and before.host != cause.host}))
 
 
 def _bug(cause: Cause, past: tuple[Past, ...]) -> str | None:
@@ -104,21 +124,20 @@ def _bug(cause: Cause, past: tuple[Past, ...]) -> str | None:
 
 def _repeated(cause: Cause, past: tuple[Past, ...]) -> bool:
     """An attempt before ended with the same error, and this one got no further."""
-    for one in past[:-1]:
-        before = one.cause
-        further = cause.step is not None and before.step is not None and cause.step > before.step
-        if before.same_as == cause.same_as and not further:
-            return True
-    return False
+    return any(_same_place(one.cause, cause) for one in past[:-1])
+
+
+def _same_place(before: Cause, cause: Cause) -> bool:
+    further = cause.step is not None and before.step is not None and cause.step > before.step
+    return before.same_as == cause.same_as and not further
 
 
 def _bad_host(cause: Cause, past: tuple[Past, ...], options: Options) -> str | None:
-    """The host to leave out. One that is lost is; one whose ranks die or hang twice in a row without reason is too."""
-    if cause.host is None or not options.several_hosts:
+    """The host to leave out: one with evidence about the node; one on which windlass itself could not start a rank;
+    and one whose ranks die or hang twice in a row without a reason. A shared file system condemns none."""
+    if cause.host is None or not options.several_hosts or cause.origin == "file system":
         return None
-    if cause.kind == "node":
-        return cause.host
-    if cause.machine and cause.kind == "transient":
+    if cause.kind == "node" or cause.proof or (cause.kind == "transient" and cause.origin == "node"):
         return cause.host
     if cause.kind not in {"transient", "hang"} or cause.signal == signal.SIGTERM:
         return None
@@ -142,14 +161,15 @@ def _idle_restarts(past: tuple[Past, ...]) -> int:
 
 
 def _later(past: tuple[Past, ...], options: Options, why: str, bad: str | None = None) -> Decision:
+    proof = past[-1].cause.proof if bad else ""
     if not options.until_done:
-        return Decision(action="stop", why=why, bad=bad, hint="go on with `windlass runs resume`, or use --until-done")
+        hint = "go on with `windlass runs resume`, or use --until-done"
+        return Decision(action="stop", why=why, bad=bad, hint=hint, proof=proof)
     idle = _idle_jobs(past)
     if idle >= IDLE_JOBS:
-        return Decision(
-            action="stop", why=f"{idle} jobs in a row ended without a newer snapshot", bad=bad, hint="look at the logs"
-        )
-    return Decision(action="resubmit", why=why, bad=bad)
+        why = f"{idle} jobs in a row ended without a newer snapshot"
+        return Decision(action="stop", why=why, bad=bad, hint="look at the logs", proof=proof)
+    return Decision(action="resubmit", why=why, bad=bad, proof=proof)
 
 
 def _idle_jobs(past: tuple[Past, ...]) -> int:
@@ -169,4 +189,4 @@ def _give_up(past: tuple[Past, ...], options: Options, why: str, bad: str | None
     """No more starts in this allocation. A lost node is a reason to ask for others, where the user wants it done."""
     if options.until_done and past[-1].cause.kind == "node":
         return _later(past, options, why, bad)
-    return Decision(action="stop", why=why, bad=bad, hint=hint)
+    return Decision(action="stop", why=why, bad=bad, hint=hint, proof=past[-1].cause.proof if bad else "")

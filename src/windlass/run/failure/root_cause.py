@@ -25,6 +25,7 @@ from windlass.run.failure.last_lines import (
     traceback_of,
 )
 from windlass.run.failure.rank_states import RankState
+from windlass.run.failure.signs import DISK, MEMORY, Origin, first_sign_line, kernel_proof, sign_of
 
 CauseKind = Literal["stopped", "resume", "walltime", "preempted", "hang", "node", "memory", "disk", "user", "transient"]
 """`stopped`: somebody asked. `resume`: the ranks saved and left ("resume me"). `walltime`: the same, or not, because
@@ -37,21 +38,15 @@ JobDisposition = Literal["", "runs", "cancelled", "preempted", "requeued", "over
 RESUME_ME = 85  # windlass.runtime.codes says what it means; a test holds the two together
 SCRIPT_BROKEN = 70  # plan.render.rank_script.EXIT_BROKEN: the rank script could not start the command
 _ENDERS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+_OWN_SIGNALS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 _TOGETHER_S = 1.0
 """Ends this close to the first may have happened before it: the clocks of nodes differ."""
 
-MEMORY = re.compile(r"OutOfMemoryError|out of memory|MemoryError|bad_alloc|cannot allocate memory", re.IGNORECASE)
-DISK = re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE)
-MACHINE = re.compile(
-    r"uncorrectable ECC|CUDA error: (?:an illegal|unspecified launch|device-side|.*ECC)|\bXid\b|HSA_STATUS_ERROR|"
-    r"hipErrorLaunchFailure|DEVICE_LOST|Input/output error|Stale file handle|Transport endpoint|Bus error|"
-    r"Remote I/O error|No route to host|Network is (?:unreachable|down)",
-    re.IGNORECASE,
-)
 _CERTAIN = re.compile(
     r"^(?:SyntaxError|IndentationError|TabError|ModuleNotFoundError|ImportError|NameError|UnboundLocalError)\b"
+    r"(?!.*cannot open shared object file)"
 )
-"""Errors that no second try can mend."""
+"""Errors that no second try can mend. A library may be missing only while its file system does not answer."""
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,8 +93,10 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The line that names the error, where the rank said one."""
     certain: bool = False
     """No second try can mend it."""
-    machine: bool = False
-    """Looks like the node's fault."""
+    origin: Origin = "unknown"
+    """What is at fault, as far as the error tells."""
+    proof: str = ""
+    """Evidence about the node itself, which the script cannot cause. Only this condemns a node for later jobs."""
     step: int | None = None
     traceback: tuple[str, ...] = ()
 
@@ -109,6 +106,13 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if self.kind == "disk":  # whichever file it was that did not fit
             return (self.kind,)
         return (self.kind, _without_numbers(self.error) if self.error else (self.code, self.signal))
+
+    @property
+    def from_code(self) -> bool:
+        """Whether code of the script can cause it: an error, or a signal that a process brings on itself."""
+        if self.proof or self.origin in {"file system", "network", "job"} or self.kind not in {"user", "transient"}:
+            return False
+        return bool(self.error) or self.signal in _OWN_SIGNALS or (self.signal is None and self.code is not None)
 
     def line(self) -> str:
         """One sentence for a person: who, where, why."""
@@ -129,7 +133,8 @@ def find_cause(seen: Observed) -> Cause:
         said = seen.launcher.host if seen.launcher else None
         host = said if said in seen.lost else seen.lost[0]
         more = f" (and {len(seen.lost) - 1} more)" if len(seen.lost) > 1 else ""
-        return Cause(kind="node", host=host, reason=f"does not answer any more{more}", step=seen.step)
+        reason = f"does not answer any more{more}"
+        return Cause(kind="node", host=host, reason=reason, step=seen.step, origin="node", proof="it does not answer")
     if seen.hang is not None:
         return _hang(seen.hang, seen)
     if seen.time_up:
@@ -139,15 +144,28 @@ def find_cause(seen: Observed) -> Cause:
         return _from_launcher(seen)
     if first.code == RESUME_ME:
         return Cause(kind="resume", reason="the ranks saved and left on request", code=first.code, step=seen.step)
-    return _judge(first, seen)
+    return _proven(_judge(first, seen), seen)
 
 
 def _hang(hang: str, seen: Observed) -> Cause:
     rank = seen.straggler
     if rank is None:
-        return Cause(kind="hang", reason=f"the ranks hang: {hang}", step=seen.step)
+        return _proven(Cause(kind="hang", reason=f"the ranks hang: {hang}", step=seen.step), seen)
     reason = f"holds the others up: {hang}; it is {rank.text()}"
-    return Cause(kind="hang", rank=rank.rank, host=rank.host, reason=reason, step=seen.step)
+    return _proven(Cause(kind="hang", rank=rank.rank, host=rank.host, reason=reason, step=seen.step), seen)
+
+
+def _proven(cause: Cause, seen: Observed) -> Cause:
+    """The cause with what the kernel of its node says about the node. Where no rank is to blame, any node's counts."""
+    hosts = (cause.host,) if cause.rank is not None and cause.host else tuple(seen.kernel)
+    for host in hosts:
+        found = kernel_proof(seen.kernel.get(host, ()))
+        if found is not None:
+            sign, line = found
+            reason = cause.reason if line in cause.reason else f"{cause.reason} ({line})"
+            proof = f"{sign.name}: {line}"
+            return msgspec.structs.replace(cause, host=host, origin=sign.origin, proof=proof, reason=reason)
+    return cause
 
 
 def first_end(seen: Observed) -> End | None:
@@ -196,11 +214,12 @@ def is_secondary(end: End, first: End, lines: tuple[str, ...]) -> bool:
 
 def _judge(end: End, seen: Observed) -> Cause:
     lines = seen.last_lines.get(end.rank, ())
-    error = error_line(lines)
     trace = traceback_of(lines)
+    error = error_line(lines) or (first_sign_line(lines) if end.signal in _OWN_SIGNALS else "")
     kernel = "; ".join(seen.kernel.get(end.host, ())[-1:])
     number = end.signal
-    failed = (f"exited with code {end.code}" if number is None else "failed") + (f": {error}" if error else "")
+    how = f"exited with code {end.code}" if number is None else f"failed with {signal_name(number)}"
+    failed = how + (f": {error}" if error else "")
     base = Cause(
         kind="transient",
         reason="",
@@ -213,32 +232,34 @@ def _judge(end: End, seen: Observed) -> Cause:
         traceback=trace,
     )
 
-    def found(kind: CauseKind, reason: str, *, machine: bool = False, certain: bool = False) -> Cause:
-        return msgspec.structs.replace(base, kind=kind, reason=reason, machine=machine, certain=certain)
+    def found(kind: CauseKind, reason: str, origin: Origin = "unknown", *, certain: bool = False) -> Cause:
+        return msgspec.structs.replace(base, kind=kind, reason=reason, origin=origin, certain=certain)
 
     if (number == signal.SIGKILL and end.host in seen.oom) or ("Out Of Memory" in seen.said and not trace):
         reason = "was killed for memory: the node had no more" + (f" ({kernel})" if kernel else "")
-        return found("memory", reason)
+        return found("memory", reason, "job")
     if MEMORY.search(error):
-        return found("memory", failed)
+        return found("memory", failed, "job")
     if number == signal.SIGABRT and not trace and (gave_up := lost_peer_line(lines)):
         return found("transient", f"lost its peers ({gave_up})")
-    if number is not None:
+    sign = sign_of(error)
+    if number is not None and sign is None:
         reason = f"was killed by {signal_name(number)}" + (f" ({kernel})" if kernel else "")
-        return found("transient", reason, machine=number == signal.SIGBUS)
+        return found("transient", reason)
     if end.code == SCRIPT_BROKEN and not trace:
         said = next((line for line in reversed(lines) if line.startswith("windlass: rank")), "")
         why = said.partition(": ")[2].partition(": ")[2] or "its script gave no reason"
-        return found("transient", f"could not start: {why}", machine=True)
+        return found("transient", f"could not start: {why}", "node")
     if LOST_PEERS.search(error):
-        return found("transient", f"lost its peers ({error})")
+        return found("transient", f"lost its peers ({error})", "network")
     if DISK.search(error):
         # Snapshots have tried several times over many steps; anything else may have met a full disk by chance.
-        return found("disk", failed, certain=error.startswith("windlass."))
-    if MACHINE.search(error):
-        return found("transient", failed, machine=True)
+        return found("disk", failed, "job", certain=error.startswith("windlass."))
+    if sign is not None and sign.origin != "script":
+        proof = f"{sign.name}: {error}" if sign.proves else ""
+        return msgspec.structs.replace(found("transient", failed, sign.origin), proof=proof)
     certain = bool(_CERTAIN.match(error)) or (end.code == 2 and not trace and _says_usage(lines))
-    return found("user", failed, certain=certain)
+    return found("user", failed, "script", certain=certain)
 
 
 def _from_launcher(seen: Observed) -> Cause:

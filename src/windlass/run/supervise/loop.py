@@ -20,7 +20,7 @@ from windlass.model.record import RunRecord
 from windlass.plan.inputs import Secrets
 from windlass.plan.render.job_facts import JobFacts
 from windlass.plan.render.secrets import SECRETS_FILE
-from windlass.run.bad_nodes import remember_node
+from windlass.run.bad_nodes import forgive, remember_node
 from windlass.run.execute import execute, prepare
 from windlass.run.failure.decide import Decision, Options, Past
 from windlass.run.failure.root_cause import RESUME_ME, Cause, Observed
@@ -180,19 +180,17 @@ def _options(live: Supervised, plan: Plan, seen: Observed, cause: Cause, bad: fr
 
 
 def _remember(live: Supervised, decision: Decision, bad: frozenset[str]) -> frozenset[str]:
-    if decision.bad is None:
-        return bad
+    """The hosts that this run leaves out from now on. Writes down which of them later jobs have to leave out."""
+    state_dir, site, run = live.settings.state_dir, live.plan.site, str(live.folder.path)
     try:
-        remember_node(
-            live.settings.state_dir,
-            site=live.plan.site,
-            host=decision.bad,
-            reason=decision.why,
-            run=str(live.folder.path),
-        )
+        if decision.lifted:
+            forgive(state_dir, frozenset(decision.lifted), site, run)
+        if decision.bad is not None:
+            reason = decision.proof or decision.why
+            remember_node(state_dir, site=site, host=decision.bad, reason=reason, run=run, proven=bool(decision.proof))
     except WindlassError as error:
         live.view.note(f"windlass: {error.message}")
-    return bad | {decision.bad}
+    return (bad - set(decision.lifted)) | ({decision.bad} if decision.bad is not None else set())
 
 
 def _tell(live: Supervised, verdict: Verdict, record: RunRecord) -> None:
