@@ -30,8 +30,9 @@ def run_once(run: Run, make_sidecar: SidecarMaker) -> RunRecord:
     except BaseException:
         folder.forget_secrets()  # nothing has started that could need them
         raise
-    end = execute(run, facts, hosts, make_sidecar(run, facts, hosts))
-    with listening():  # a second request to stop must not cost the record
+    sidecar = make_sidecar(run, facts, hosts)
+    with listening():  # until the record is written: a second request to stop must not cost it
+        end = execute(run, facts, hosts, sidecar)
         judged = judge_once(run, end, facts.deadline_s)
     record = judged.record
     if judged.verdict is not None:

@@ -39,10 +39,16 @@ class Heard:
         return sum(sig not in _NOT_A_PERSON for sig in self.stops) > 1
 
 
+_open: list[Heard] = []
+
+
 @contextlib.contextmanager
 def listening() -> Iterator[Heard]:
-    """Collects signals instead of dying of them, until the block ends. One that was ignored before (`nohup`, a
-    background command of a script) stays ignored."""
+    """Collects signals instead of dying of them, until the block ends. A block inside of another one shares its
+    signals. One that was ignored before (`nohup`, a background command of a script) stays ignored."""
+    if _open:
+        yield _open[-1]
+        return
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     heard = Heard(wakeup=reader)
 
@@ -54,9 +60,11 @@ def listening() -> Iterator[Heard]:
     wanted = [sig for sig in (*_STOP, *_FOR_RANKS) if signal.getsignal(sig) is not signal.SIG_IGN]
     old = {sig: signal.signal(sig, hear) for sig in wanted}
     old[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+    _open.append(heard)
     try:
         yield heard
     finally:
+        _open.clear()
         signal.set_wakeup_fd(old_wakeup)
         for sig, handler in old.items():
             signal.signal(sig, handler)

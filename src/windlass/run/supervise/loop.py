@@ -29,6 +29,7 @@ from windlass.run.failure.verdict import Attempt, Verdict, attempt_folders, past
 from windlass.run.folder import RunFolder, restart
 from windlass.run.rendezvous import plan_hosts, resolve_rendezvous
 from windlass.run.run import Run
+from windlass.run.signals import listening
 from windlass.run.supervise.attempts import own, release
 from windlass.run.supervise.diagnostics import NodeReport, diagnose_nodes
 from windlass.run.supervise.evidence import Ended, gather
@@ -80,10 +81,11 @@ def _keep_alive(live: Supervised, last: list[RunRecord]) -> RunRecord:
     while True:
         if secrets is not None:
             live.folder.write_bytes(SECRETS_FILE, secrets)
-        ended = _attempt(live, plan, number, began)
         this = dataclasses.replace(live, plan=plan)
-        if finished(ended.end) or ended.end.stopped:  # the record of these depends on no evidence: nothing can cost it
-            last.append(save_record(this, ended.end))
+        with listening():
+            ended = _attempt(this, number, began)
+            if finished(ended.end) or ended.end.stopped:  # this record depends on no evidence, so nothing may cost it
+                last.append(save_record(this, ended.end))
         if finished(ended.end):
             return last[-1]
         try:
@@ -109,7 +111,8 @@ def _keep_alive(live: Supervised, last: list[RunRecord]) -> RunRecord:
         live.folder.save_plan(plan, Secrets())
 
 
-def _attempt(live: Supervised, plan: Plan, number: int, began: float) -> Ended:
+def _attempt(live: Supervised, number: int, began: float) -> Ended:
+    plan = live.plan
     stacks: list[NodeReport] = []
     request = plan.request
     watch = HeartbeatMonitor(
@@ -121,19 +124,18 @@ def _attempt(live: Supervised, plan: Plan, number: int, began: float) -> Ended:
         take_stacks=lambda: stacks.append(diagnose_nodes(plan, live.folder, live.environ, "stacks")),
     )
     hosts = plan_hosts(plan)
-    this = dataclasses.replace(live, plan=plan)
     facts = msgspec.structs.replace(
-        resolve_rendezvous(this, hosts, f"{live.folder.run_id}.{number}"),
+        resolve_rendezvous(live, hosts, f"{live.folder.run_id}.{number}"),
         attempt=number,
         deadline_s=live.deadline_s,
         beats=heartbeats_folder(plan, os.getuid(), live.folder.run_id),
     )
     live.starts.append((plan, facts))
-    prepare(this, facts, hosts)
-    sidecars = compose_sidecars(this, facts, hosts)
+    prepare(live, facts, hosts)
+    sidecars = compose_sidecars(live, facts, hosts)
     assert sidecars.heartbeat is not None  # a supervised request asks for it
     watch.signs = sidecars.heartbeat
-    end = execute(this, facts, hosts, sidecars.whole, watch, last=False)
+    end = execute(live, facts, hosts, sidecars.whole, watch, last=False)
     return Ended(
         number=number,
         plan=plan,
