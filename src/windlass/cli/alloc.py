@@ -27,8 +27,8 @@ def main(args: argparse.Namespace) -> Result:
     inside = tuple(args.inside)
     allocation = plan_allocation(request_from(args, environ), environ, inside)
     for remark in allocation.plan.remarks:
-        if remark.level == "warning":
-            warn(f"windlass: warning: {remark.text}" + (f" ({remark.hint})" if remark.hint else ""))
+        if remark.severity == "warning":
+            warn(f"windlass: warning: {remark.line()}")
     if not args.dry_run:
         enter_allocation(allocation, environ)
     data = {"argv": allocation.argv, "arguments": allocation.arguments}

@@ -34,8 +34,8 @@ def main(args: argparse.Namespace) -> Result:
     prepared = prepare_submission(request, environ, standalone=args.standalone)
     plan, folder = prepared.plan, prepared.folder
     for remark in plan.remarks:
-        if remark.level == "warning":
-            warn(f"windlass: warning: {remark.text}" + (f" ({remark.hint})" if remark.hint else ""))
+        if remark.severity == "warning":
+            warn(f"windlass: warning: {remark.line()}")
     job_id = submit(prepared, environ).job_id
     warn(f"windlass: {plan.name} is job {job_id} of {plan.scheduler}; run folder {folder.path}")
     return Result(

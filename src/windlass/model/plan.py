@@ -7,23 +7,26 @@ It is made on any machine; what only the job can know (host names, job id, a fre
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from windlass.base.notation.shell import NAME
 from windlass.errors import ConfigError, VersionError
 from windlass.model.condition import ALWAYS, When
+from windlass.model.finding import Finding
 from windlass.model.jsontext import Versioned, from_json, to_json
 from windlass.model.origin import BUILTIN, Argument, Origin
 from windlass.model.request import Request
 from windlass.model.site import SettingSpec
 from windlass.model.topology import DeviceUnit, Topology
 
-PLAN_VERSION = 2
+PLAN_VERSION = 3
+"""Version 1 (windlass 0.1.0) has no agents: `read_plan` makes them from its request. Remarks of versions 1 and 2 have
+no kind: `plan_from_json` reads them as findings."""
+_FINDINGS_SINCE = 3
 _MAX_NODES = 200_000
 _MAX_RANKS_PER_NODE = 4096
-"""1 (windlass 0.1.0) had no agents; whoever reads such a plan makes them anew from its request."""
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -227,12 +230,16 @@ class Prologue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     origin: Origin = BUILTIN
 
 
-class Remark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Something a person should know before running: a warning or a note."""
+class _Remark(msgspec.Struct, frozen=True, kw_only=True):
+    """A remark of plan versions 1 and 2."""
 
     level: Literal["note", "warning"]
     text: str
     hint: str = ""
+
+    def finding(self) -> Finding:
+        kind = "tcp-fallback" if " would talk over TCP " in self.text else "remark"
+        return Finding(kind, self.level, self.text, self.hint)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -278,7 +285,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     hosts: str | None = None
     """Folded host list, where an allocation is known."""
     job_id: str | None = None
-    remarks: tuple[Remark, ...] = ()
+    remarks: tuple[Finding, ...] = ()
     grace_s: float = 5.0
     parent: bool = False
     """The rank script stays the parent of the user's command and reports its end: the run is watched, or its launcher
@@ -299,12 +306,20 @@ def plan_from_json(data: bytes, *, where: str = "plan") -> Plan:
                 f"{where}: plan version {version} is newer than this windlass reads ({PLAN_VERSION})",
                 hint="use the windlass that wrote it, or make the plan anew",
             )
-        plan = from_json(data, Plan)
+        plan = from_json(data if version >= _FINDINGS_SINCE else _with_findings(data), Plan)
     except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"{where}: not a plan: {error}", hint="make it anew with `windlass plan --json`") from error
     _check_counts(plan, where)
     _check_words_for_shells(plan, where)
     return plan
+
+
+def _with_findings(data: bytes) -> bytes:
+    """A plan of version 1 or 2 with its remarks in the form of findings."""
+    raw = from_json(data, dict[str, Any])
+    remarks = msgspec.convert(raw.get("remarks", []), list[_Remark])
+    raw["remarks"] = [remark.finding() for remark in remarks]
+    return to_json(raw)
 
 
 def _check_counts(plan: Plan, where: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from windlass.backends.containers.choose import ContainerRequest, ContainerSite, SeenPaths
-from windlass.model.plan import Remark
+from windlass.model.finding import Finding
 from windlass.model.request import Allocation, PartitionOffer, Request
 from windlass.model.site import Site
 from windlass.model.topology import Topology
@@ -63,7 +63,7 @@ class PlanningContext(msgspec.Struct, frozen=True, kw_only=True):
     """Ports in use on the first node, where that is not this one."""
     detection: Detection | None = None
     """How the site was found, where nobody named it."""
-    remarks: tuple[Remark, ...] = ()
+    remarks: tuple[Finding, ...] = ()
     """What was noticed while the context was gathered."""
 
     @property

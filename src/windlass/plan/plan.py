@@ -15,6 +15,7 @@ from windlass.backends.containers.choose import ContainerChoice, plan_container,
 from windlass.backends.launchers import get_launcher
 from windlass.errors import UsageError
 from windlass.model.condition import Facts, holds
+from windlass.model.finding import Finding
 from windlass.model.origin import BUILTIN, Origin
 from windlass.model.plan import (
     PLAN_VERSION,
@@ -22,7 +23,6 @@ from windlass.model.plan import (
     Plan,
     Prologue,
     RankBinding,
-    Remark,
     Rendezvous,
     Setting,
 )
@@ -104,9 +104,9 @@ def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets
     return msgspec.structs.replace(plan, agents=plan_agents(plan)), secrets
 
 
-def _nested_launcher(command: tuple[str, ...], shape: Shape) -> tuple[Remark, ...]:
+def _nested_launcher(command: tuple[str, ...], shape: Shape) -> tuple[Finding, ...]:
     text = refuse_nested_launcher(command, shape.nodes, shape.ranks_per_node)
-    return (Remark(level="warning", text=text),) if text else ()
+    return (Finding("nested-launcher", "warning", text),) if text else ()
 
 
 def _secrets(request: Request, command: tuple[str, ...], environment: tuple[Setting, ...]) -> Secrets:

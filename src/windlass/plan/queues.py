@@ -13,7 +13,7 @@ import msgspec
 from windlass.backends.schedulers.walltime import clock_text, parse_walltime
 from windlass.base.notation.counts import counted
 from windlass.errors import UsageError, nearest
-from windlass.model.plan import Remark
+from windlass.model.finding import Finding
 from windlass.model.request import Request
 from windlass.model.site import QueueSpec, Site
 
@@ -25,7 +25,7 @@ class QueueChoice(msgspec.Struct, frozen=True, kw_only=True):
 
     partition: str | None
     qos: str | None
-    remarks: tuple[Remark, ...] = ()
+    remarks: tuple[Finding, ...] = ()
 
 
 def choose_queue(request: Request, site: Site, nodes: int) -> QueueChoice:
@@ -37,7 +37,7 @@ def choose_queue(request: Request, site: Site, nodes: int) -> QueueChoice:
     if not table:
         return given
     seconds = parse_walltime(request.time) if request.time else None
-    remarks: list[Remark] = []
+    remarks: list[Finding] = []
     partition = _named(site, request.partition, ("partition", "queue"), "--partition", remarks)
     qos = _named(site, request.qos, ("qos",), "--qos", remarks)
     if partition or qos or request.partition or request.qos:
@@ -51,7 +51,9 @@ def choose_queue(request: Request, site: Site, nodes: int) -> QueueChoice:
         return msgspec.structs.replace(given, remarks=tuple(_checked(site, wanted, nodes, seconds, chosen=True)))
     if chosen.default or chosen.name == default:
         return msgspec.structs.replace(given, remarks=_short(site, chosen, nodes, seconds))
-    note = Remark(level="note", text=f"{chosen.kind} {chosen.name}: {_because(site, chosen, default, nodes, seconds)}")
+    note = Finding(
+        "queue-chosen", "note", f"{chosen.kind} {chosen.name}: {_because(site, chosen, default, nodes, seconds)}"
+    )
     if chosen.kind == "qos":
         return QueueChoice(partition=given.partition, qos=chosen.name, remarks=(note,))
     return QueueChoice(partition=chosen.name, qos=None, remarks=(note,))
@@ -81,7 +83,7 @@ def queue_gpus(site: Site, name: str | None, gpus: int | None) -> bool:
     return True
 
 
-def _short(site: Site, queue: QueueSpec, nodes: int, seconds: int | None) -> tuple[Remark, ...]:
+def _short(site: Site, queue: QueueSpec, nodes: int, seconds: int | None) -> tuple[Finding, ...]:
     """A job that says no time goes where it ends soon, though another queue would let it run on."""
     if seconds is not None or queue.time_max is None or parse_walltime(queue.time_max) > _SHORT_S:
         return ()
@@ -90,10 +92,10 @@ def _short(site: Site, queue: QueueSpec, nodes: int, seconds: int | None) -> tup
     if not longer:
         return ()
     text = f"without --time the job goes to {queue.kind} {queue.name}, which ends it after {queue.time_max}"
-    return (Remark(level="note", text=text, hint=f"--time 2h takes {longer[0]}"),)
+    return (Finding("queue-short", "note", text, f"--time 2h takes {longer[0]}"),)
 
 
-def _named(site: Site, name: str | None, kinds: tuple[str, ...], flag: str, remarks: list[Remark]) -> QueueSpec | None:
+def _named(site: Site, name: str | None, kinds: tuple[str, ...], flag: str, remarks: list[Finding]) -> QueueSpec | None:
     """The table's row for a name that the user gave. A name close to a known one is taken for a spelling mistake."""
     rows = [queue for queue in site.file.queues if queue.kind in kinds]
     if name is None or not rows:
@@ -109,7 +111,7 @@ def _named(site: Site, name: str | None, kinds: tuple[str, ...], flag: str, rema
             hint=f"did you mean {close}? known: {', '.join(names)}; if it is new, say it by --directive",
         )
     text = f"{flag} {name} is not among the {_plural(rows[0].kind)} that windlass knows of {site.name}"
-    remarks.append(Remark(level="warning", text=text, hint=f"known: {', '.join(names)}"))
+    remarks.append(Finding("queue-unknown", "warning", text, f"known: {', '.join(names)}"))
     return None
 
 
@@ -127,7 +129,7 @@ def _is_slip(name: str, close: str) -> bool:
 
 def _checked(
     site: Site, queue: QueueSpec | None, nodes: int, seconds: int | None, *, chosen: bool = False
-) -> list[Remark]:
+) -> list[Finding]:
     """Nothing where the job fits; a warning where the limits are a report; else the error."""
     problem = _problem(queue, nodes, seconds) if queue else None
     if queue is None or problem is None:
@@ -137,7 +139,7 @@ def _checked(
     hint = f"these take it: {', '.join(fitting)}" if fitting else "change --nodes or --time"
     text = f"{site.name}: {queue.kind} {queue.name} {problem}"
     if not queue.firm:
-        return [Remark(level="warning", text=f"{text}, by a report that is not confirmed", hint=hint)]
+        return [Finding("queue-limit", "warning", f"{text}, by a report that is not confirmed", hint)]
     raise UsageError(f"{text}, and no other takes the job" if chosen and not fitting else text, hint=hint)
 
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
 from windlass.model.condition import Facts, holds
+from windlass.model.finding import Finding
 from windlass.model.hardware import PluginSpec, ReferenceSpec
-from windlass.model.plan import Binding, Remark, Setting
+from windlass.model.plan import Binding, Setting
 from windlass.model.request import Request
 from windlass.model.site import Site
 from windlass.model.topology import Topology
@@ -29,11 +30,11 @@ _PATHS = frozenset({"PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "PYTHONP
 
 def plan_remarks(
     request: Request, context: PlanningContext, shape: Shape, facts: Facts, environment: tuple[Setting, ...]
-) -> tuple[Remark, ...]:
+) -> tuple[Finding, ...]:
     """Every remark of the catalog and of windlass itself that this plan gives reason for."""
     site = context.site
     return (
-        *([Remark(level="note", text=f"{site.name}: {site.file.status}")] if site.file.status else ()),
+        *([Finding("site-status", "note", f"{site.name}: {site.file.status}")] if site.file.status else ()),
         *_told_notes(site, facts),
         *_slow_start(request, context, shape),
         *_preset_note(site, facts),
@@ -44,29 +45,29 @@ def plan_remarks(
     )
 
 
-def binding_remarks(binding: Binding, topology: Topology) -> tuple[Remark, ...]:
+def binding_remarks(binding: Binding, topology: Topology) -> tuple[Finding, ...]:
     """Ranks that share CPUs by a list of the user's own: their right, and mostly a slip."""
     if binding.origin.scope != "flag":
         return ()
     shared = [problem.text for problem in problems_of(binding, topology) if problem.kind == "overlap"]
-    return tuple(Remark(level="warning", text=f"--cpu-bind: {text}") for text in shared)
+    return tuple(Finding("cpus-shared", "warning", f"--cpu-bind: {text}") for text in shared)
 
 
-def _told_notes(site: Site, facts: Facts) -> Iterator[Remark]:
+def _told_notes(site: Site, facts: Facts) -> Iterator[Finding]:
     for note in site.file.notes:
         if note.tell is not None and holds(note.tell, facts) and note.unless not in facts.options:
             hint = f"--with {note.unless}" if note.unless else ""
-            yield Remark(level="note", text=f"{note.topic}: {note.verdict}", hint=hint)
+            yield Finding("site-note", "note", f"{note.topic}: {note.verdict}", hint)
 
 
-def _preset_note(site: Site, facts: Facts) -> Iterator[Remark]:
+def _preset_note(site: Site, facts: Facts) -> Iterator[Finding]:
     """What to know of a binding that the site has a name for."""
     preset = next((p for p in site.file.binding.presets if p.name == facts.preset), None)
     if preset is not None and preset.note:
-        yield Remark(level="note", text=f"binding {preset.name}: {preset.note}")
+        yield Finding("preset-note", "note", f"binding {preset.name}: {preset.note}")
 
 
-def _slow_start(request: Request, context: PlanningContext, shape: Shape) -> Iterator[Remark]:
+def _slow_start(request: Request, context: PlanningContext, shape: Shape) -> Iterator[Finding]:
     """How long the ranks will wait for their imports, by what somebody measured at this site and by a look at the
     environment from here, where nothing is done about it. The system's own modules are left out: sites keep those where
     reading them is cheap."""
@@ -79,10 +80,11 @@ def _slow_start(request: Request, context: PlanningContext, shape: Shape) -> Ite
     if not measured and not looked:
         return
     path, system = found or (place.path if place else "", place.file_system if place else "")
-    yield Remark(
-        level="warning",
-        text=f"the environment is on {system} ({path}): " + "; ".join(part for part in (measured, looked) if part),
-        hint="--cache auto reads it once for all nodes",
+    yield Finding(
+        "slow-start",
+        "warning",
+        f"the environment is on {system} ({path}): " + "; ".join(part for part in (measured, looked) if part),
+        "--cache auto reads it once for all nodes",
     )
 
 
@@ -112,15 +114,16 @@ def _looked_at(place: EnvironmentPlace, shape: Shape) -> str:
     return f"{times}, so an import of torch's size (9,000 calls) {import_s:.2g} s on one of {shape.nodes} nodes"
 
 
-def _needless_cache(request: Request, context: PlanningContext) -> Iterator[Remark]:
+def _needless_cache(request: Request, context: PlanningContext) -> Iterator[Finding]:
     """Software of the machine itself behind --cache: it costs memory and gains nothing."""
     for path in request.cache:
         system = next((s for s in context.site.file.storage.system if _is_below(f"{path}/", s)), None)
         if system is not None:
-            yield Remark(
-                level="note",
-                text=f"--cache {path} is the machine's own software ({system}), which needs no cache",
-                hint="leave it out: --cache is for environments and data of your own",
+            yield Finding(
+                "needless-cache",
+                "note",
+                f"--cache {path} is the machine's own software ({system}), which needs no cache",
+                "leave it out: --cache is for environments and data of your own",
             )
 
 
@@ -142,7 +145,7 @@ def _figure(reference: ReferenceSpec, nodes: int) -> str:
 
 def _over_tcp(
     request: Request, context: PlanningContext, shape: Shape, facts: Facts, environment: tuple[Setting, ...]
-) -> Iterator[Remark]:
+) -> Iterator[Finding]:
     """Ranks of several nodes that would talk over TCP although there is a fabric: NCCL and RCCL find no plugin for it,
     and nothing in the plan makes them stop there."""
     fabric, library = context.site.file.fabric, _LIBRARIES.get(shape.vendor or "")
@@ -155,11 +158,12 @@ def _over_tcp(
     brought = any(holds(p.when, facts) and _image_fits(p, request.container) for p in fabric.plugins)
     if chosen is None and (brought or _brings_plugin(request, context)):
         return
-    yield Remark(
-        level="warning",
-        text=f"{shape.nodes} nodes would talk over TCP although there is a fabric: {why}. {library} does not say so; "
+    yield Finding(
+        "tcp-fallback",
+        "warning",
+        f"{shape.nodes} nodes would talk over TCP although there is a fabric: {why}. {library} does not say so; "
         "it is ten to seventy times slower",
-        hint="leave NCCL_NET to the site" if chosen else fabric.remedy,
+        "leave NCCL_NET to the site" if chosen else fabric.remedy,
     )
 
 
@@ -177,24 +181,26 @@ def _brings_plugin(request: Request, context: PlanningContext) -> bool:
     return request.container is None and bool(_PLUGIN.search(context.users_environment.get("LD_LIBRARY_PATH", "")))
 
 
-def _replaced_paths(request: Request) -> Iterator[Remark]:
+def _replaced_paths(request: Request) -> Iterator[Finding]:
     """A path variable that modules fill, replaced as a whole: libraries are then not found, far from the cause."""
     for name in dict.fromkeys(name for name, _ in request.env if name in _PATHS):
-        yield Remark(
-            level="warning",
-            text=f"--env {name}=… replaces what modules and the system have set",
-            hint=f"--env-prepend {name}=DIR goes in front of it",
+        yield Finding(
+            "path-replaced",
+            "warning",
+            f"--env {name}=… replaces what modules and the system have set",
+            f"--env-prepend {name}=DIR goes in front of it",
         )
 
 
-def _settings(environment: tuple[Setting, ...]) -> Iterator[Remark]:
+def _settings(environment: tuple[Setting, ...]) -> Iterator[Finding]:
     monitor = next((s for s in environment if s.name == "FI_MR_CACHE_MONITOR"), None)
     if monitor and monitor.value == "memhooks":
-        yield Remark(
-            level="warning",
-            text="FI_MR_CACHE_MONITOR=memhooks is known to hang NCCL and RCCL",
-            hint="unset it, or use userfaultfd",
+        yield Finding(
+            "cache-monitor",
+            "warning",
+            "FI_MR_CACHE_MONITOR=memhooks is known to hang NCCL and RCCL",
+            "unset it, or use userfaultfd",
         )
     unconfirmed = [s.name for s in environment if s.origin.grade in {"unconfirmed", "community"}]
     if unconfirmed:
-        yield Remark(level="note", text=f"not confirmed by the site or vendor: {', '.join(unconfirmed)}")
+        yield Finding("unconfirmed-settings", "note", f"not confirmed by the site or vendor: {', '.join(unconfirmed)}")

@@ -14,7 +14,8 @@ from windlass.backends.schedulers import get_scheduler
 from windlass.base.notation.counts import counted
 from windlass.base.notation.hostlist import expand_hostlist, fold_hostlist
 from windlass.errors import UsageError
-from windlass.model.plan import Binding, Remark
+from windlass.model.finding import Finding
+from windlass.model.plan import Binding
 from windlass.model.request import Allocation, PartitionOffer, Request
 from windlass.model.site import Site
 from windlass.model.topology import Topology
@@ -48,7 +49,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """Parts of nodes, and which cores of each is the launcher's knowledge alone."""
     counted_cpus: int | None = None
     """CPUs per rank by the scheduler's count, for nodes that we cannot look at."""
-    remarks: tuple[Remark, ...] = ()
+    remarks: tuple[Finding, ...] = ()
 
     @property
     def gpus_per_node(self) -> int | None:
@@ -128,7 +129,7 @@ def _offer(request: Request, site: Site, offers: tuple[PartitionOffer, ...]) -> 
 
 def _devices(
     request: Request, seen: tuple[int, ...], topology: Topology, offer: PartitionOffer | None
-) -> tuple[tuple[int, ...], list[Remark]]:
+) -> tuple[tuple[int, ...], list[Finding]]:
     """Numbers of the devices that each node of the job has, and what to say about them."""
     asked = request.gpus_per_node
     there = len(seen) if topology.cores else offer.gpus_per_node if offer else None
@@ -148,10 +149,10 @@ def _devices(
         text = (
             f"{where} offers {offer.gpus_per_node} devices per node{others}: the job asks for them, one rank for each"
         )
-        remarks.append(Remark(level="note", text=text, hint="--gpus-per-node N asks for others, 0 for none"))
+        remarks.append(Finding("devices-offered", "note", text, "--gpus-per-node N asks for others, 0 for none"))
     if offer is not None and offer.gpus_per_node and asked == 0:
         text = f"the job asks for no device, and its nodes have {offer.gpus_per_node}"
-        remarks.append(Remark(level="warning", text=text, hint="leave --gpus-per-node 0 out to use them"))
+        remarks.append(Finding("devices-unused", "warning", text, "leave --gpus-per-node 0 out to use them"))
     return tuple(range(count)), remarks
 
 
@@ -267,7 +268,7 @@ def choose_hosts(hosts: tuple[str, ...], count: int, avoid: Container[str] = ())
 
 def _ranks_per_node(
     request: Request, devices: tuple[int, ...], ranks_per_device: int, allocation: Allocation | None, site: Site
-) -> tuple[int, list[Remark]]:
+) -> tuple[int, list[Finding]]:
     asked = request.ranks_per_node
     if asked is not None and asked < 1:
         raise UsageError(f"--ranks-per-node {asked}", hint="give 1 or more")
@@ -295,10 +296,12 @@ def _ranks_per_node(
         )
     remarks = []
     if tasks is not None and asked > tasks:
-        remarks.append(Remark(level="note", text=f"the allocation was made for {tasks} tasks per node; using {asked}"))
+        remarks.append(
+            Finding("tasks-per-node", "note", f"the allocation was made for {tasks} tasks per node; using {asked}")
+        )
     if devices and asked < len(devices):
         idle = len(devices) - asked
-        remarks.append(Remark(level="note", text=f"{idle} of {len(devices)} devices per node stay idle"))
+        remarks.append(Finding("idle-devices", "note", f"{idle} of {len(devices)} devices per node stay idle"))
     return asked, remarks
 
 

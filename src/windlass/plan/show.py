@@ -242,9 +242,9 @@ def _container(plan: Plan, explain: bool) -> list[str]:
 def _remarks(plan: Plan) -> list[str]:
     lines: list[str] = []
     for remark in plan.remarks:
-        lines.append(f"{remark.level}: {remark.text}")
-        if remark.hint:
-            lines.append(f"  hint: {remark.hint}")
+        lines.append(f"{remark.severity}: {remark.kind}: {remark.text()}")
+        if remark.advice:
+            lines.append(f"  hint: {remark.advice}")
     return lines
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from windlass.base.procs.command import run_command, which
 from windlass.errors import UsageError, WindlassError
-from windlass.model.plan import Remark
+from windlass.model.finding import Finding
 from windlass.model.request import AUTO, Request
 from windlass.model.site import Site
 from windlass.plan.cache import is_below
@@ -45,7 +45,7 @@ class ImportFolders:
 
 def with_auto_cache(
     request: Request, python: str, site: Site, environ: Mapping[str, str]
-) -> tuple[Request, Remark | None]:
+) -> tuple[Request, Finding | None]:
     """The request with folders in the place of `auto`, and a note that names them. `python` runs the script, where the
     command names no other. `UsageError` where the folders cannot be told from here, or where there are none."""
     if AUTO not in request.cache:
@@ -64,7 +64,7 @@ def with_auto_cache(
     text = f"--cache auto: {', '.join(roots)}"
     if left_out:
         text += f"; not {', '.join(left_out)}, where the script lies and may write"
-    return msgspec.structs.replace(request, cache=(*named, *roots)), Remark(level="note", text=text)
+    return msgspec.structs.replace(request, cache=(*named, *roots)), Finding("auto-cache", "note", text)
 
 
 def _python_in_use(request: Request, python: str, environ: Mapping[str, str]) -> str:

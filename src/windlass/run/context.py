@@ -12,7 +12,7 @@ from windlass.backends.schedulers import get_scheduler, scheduler_of_job
 from windlass.base.procs.command import run_command, which
 from windlass.base.settings import JobDefaults, Settings, job_keys
 from windlass.errors import UsageError, WindlassError
-from windlass.model.plan import Remark
+from windlass.model.finding import Finding
 from windlass.model.request import Allocation, PartitionOffer, Request
 from windlass.model.site import Site
 from windlass.model.topology import Topology
@@ -147,7 +147,7 @@ def gather_context(
     )
 
 
-def _check_paths(request: Request, site: Site, environ: Mapping[str, str], *, here: bool, ours: bool) -> list[Remark]:
+def _check_paths(request: Request, site: Site, environ: Mapping[str, str], *, here: bool, ours: bool) -> list[Finding]:
     """Environments that the request names must be here, unless they lie on the nodes themselves and this is none of
     those (`ours`). For a plan of another machine, a warning for each that is not."""
     if here:
@@ -161,7 +161,7 @@ def _check_paths(request: Request, site: Site, environ: Mapping[str, str], *, he
         check_activate(request, node_local)
     named = [("--activate", request.activate or ""), *(("--cache", path) for path in request.cache)]
     return [
-        Remark(level="warning", text=f"{flag} {path} does not exist here", hint="it has to be on the nodes")
+        Finding("path-missing", "warning", f"{flag} {path} does not exist here", "it has to be on the nodes")
         for flag, path in named
         if path and not Path(path).exists() and not any(is_below(path, folder) for folder in node_local)
     ]
@@ -199,7 +199,7 @@ def busy_hosts(request: Request, allocation: Allocation, environ: Mapping[str, s
 
 def ask_offers(
     site: Site, request: Request, environ: Mapping[str, str]
-) -> tuple[tuple[PartitionOffer, ...], list[Remark]]:
+) -> tuple[tuple[PartitionOffer, ...], list[Finding]]:
     """What the scheduler says of its nodes, for a cluster of which no file tells it; nothing, and a remark, where the
     scheduler does not answer."""
     scheduler = get_scheduler(request.scheduler or site.file.scheduler.kind)
@@ -216,14 +216,14 @@ def ask_offers(
             said = f"did not answer: {error}"
     text = f"what the nodes have is not known: {argv[0]} {said}"
     hint = "say --gpus-per-node and --ranks-per-node yourself, or describe the cluster in a site file"
-    return (), [Remark(level="warning", text=text, hint=hint)]
+    return (), [Finding("offers-unknown", "warning", text, hint)]
 
 
 _DOUBTED = frozenset({"unconfirmed", "community", "derived"})
 """Grades of a map that neither the site nor the vendor has published: a look at the node decides."""
 
 
-def choose_topology(site: Site, seen: Topology | None) -> tuple[Topology, list[Remark]]:
+def choose_topology(site: Site, seen: Topology | None) -> tuple[Topology, list[Finding]]:
     """The site's documented node, held against one that was looked at (`seen`); the latter where the site has none,
     differs or is not confirmed; an unknown node where we could neither look nor read."""
     described = topology_from_spec(site.file.node, site.file.devices) if site.file.node.domains else None
@@ -243,10 +243,10 @@ def choose_topology(site: Site, seen: Topology | None) -> tuple[Topology, list[R
         f"this node has {len(seen.cpus)} CPUs and {len(seen.devices)} devices, but {site.name} is documented with "
         f"{len(described.cpus)} and {len(described.devices)}: using what is here"
     )
-    return complete_probe(seen, described), [Remark(level="warning", text=text, hint="is this the right --site?")]
+    return complete_probe(seen, described), [Finding("topology-differs", "warning", text, "is this the right --site?")]
 
 
-def _seen_over_unconfirmed(site: Site, seen: Topology, described: Topology) -> tuple[Topology, list[Remark]]:
+def _seen_over_unconfirmed(site: Site, seen: Topology, described: Topology) -> tuple[Topology, list[Finding]]:
     """The node that was looked at, and a note where a device is elsewhere than the catalog's unconfirmed map says."""
     chosen = in_unit(complete_probe(seen, described), site.file.devices.unit)
     known = {device.index: device.numa for device in described.devices}
@@ -255,7 +255,7 @@ def _seen_over_unconfirmed(site: Site, seen: Topology, described: Topology) -> t
         return chosen, []
     places = ", ".join(f"{device.index} in {device.numa}" for device in moved)
     text = f"{site.name}'s map of devices and NUMA domains is not confirmed; as seen on this node: device {places}"
-    return chosen, [Remark(level="note", text=text)]
+    return chosen, [Finding("topology-unconfirmed", "note", text)]
 
 
 def restrict_devices(topology: Topology, environ: Mapping[str, str]) -> Topology:

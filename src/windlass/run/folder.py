@@ -268,8 +268,9 @@ def read_plan(path: str | Path) -> Plan:
 
 
 def _of_now(plan: Plan) -> Plan:
-    """A plan of windlass 0.1.0, whose agents were decided when it ran, with the agents that its request needs."""
-    return msgspec.structs.replace(plan, version=PLAN_VERSION, agents=plan_agents(plan))
+    """A plan of an earlier version as one of this version. The run of windlass 0.1.0 decided the agents itself."""
+    agents = plan_agents(plan) if plan.version == 1 else plan.agents
+    return msgspec.structs.replace(plan, version=PLAN_VERSION, agents=agents)
 
 
 def restart(folder: RunFolder) -> None:

@@ -36,6 +36,6 @@ class Run:
         if self.quiet:
             return
         for remark in self.plan.remarks:
-            if remark.level == "warning":
-                self.view.note(f"windlass: warning: {remark.text}" + (f" ({remark.hint})" if remark.hint else ""))
+            if remark.severity == "warning":
+                self.view.note(f"windlass: warning: {remark.line()}")
         self.view.note(f"windlass: {headline(self.plan)}; run folder {self.folder.path}")

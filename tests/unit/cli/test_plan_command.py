@@ -110,8 +110,8 @@ def test_what_is_named_for_another_machine_need_not_be_here(tmp_path: Path) -> N
     named = ("--activate", "/lustre/no-such/env", "--cache", "/lustre/no-such/data")
     ended = in_process("plan", "--site", "frontier", *named, "place.py", cwd=tmp_path)
     assert ended.code == 0, ended.text
-    assert "warning: --activate /lustre/no-such/env does not exist here" in ended.stdout
-    assert "warning: --cache /lustre/no-such/data does not exist here" in ended.stdout
+    assert "path-missing: --activate /lustre/no-such/env does not exist here" in ended.stdout
+    assert "path-missing: --cache /lustre/no-such/data does not exist here" in ended.stdout
     for words in (named[:2], named[2:]):
         here = in_process("plan", *words, "place.py", cwd=tmp_path)
         assert here.code == 2 and "does not exist" in here.stderr, "this machine can be looked at"

@@ -151,3 +151,22 @@ def test_values_are_frozen() -> None:
 )
 def test_a_failure_ends_with_the_code_a_shell_would_give(failure: RankFailure, code: int) -> None:
     assert failure.exit_code == code
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_remarks_of_earlier_versions_are_read_as_findings(version: int) -> None:
+    raw = json.loads(plan_to_json(make_plan()))
+    over_tcp = "2 nodes would talk over TCP although there is a fabric: NCCL_NET=Socket"
+    raw |= {
+        "version": version,
+        "remarks": [{"level": "note", "text": "a \udcff"}, {"level": "warning", "text": over_tcp}],
+    }
+    plan = plan_from_json(json.dumps(raw).encode())
+    assert [(remark.kind, remark.severity) for remark in plan.remarks] == [
+        ("remark", "note"),
+        ("tcp-fallback", "warning"),
+    ]
+    assert plan.remarks[0].evidence == "a \udcff"
+    raw["remarks"] = [{"level": "loud", "text": "x"}]
+    with pytest.raises(ConfigError):
+        plan_from_json(json.dumps(raw).encode())

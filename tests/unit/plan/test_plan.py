@@ -161,7 +161,7 @@ def test_torchrun_that_is_told_of_its_nodes_is_allowed(option: tuple[str, ...]) 
 
 def test_torchrun_once_per_node_is_allowed_with_a_warning() -> None:
     plan, _ = plan_for("vista", "torchrun", "x.py", ranks_per_node=1)
-    assert any("torchrun" in remark.text for remark in plan.remarks)
+    assert any("torchrun" in remark.evidence for remark in plan.remarks)
 
 
 def test_part_of_an_allocation_is_named_to_the_launcher() -> None:
@@ -203,7 +203,7 @@ def test_a_launcher_that_names_no_rank_makes_the_script_stay_the_parent() -> Non
 
 def test_memhooks_is_warned_about() -> None:
     plan, _ = plan_for("frontier", "x", nodes=2, env=(("FI_MR_CACHE_MONITOR", "memhooks"),))
-    assert any(remark.level == "warning" and "memhooks" in remark.text for remark in plan.remarks)
+    assert any(remark.severity == "warning" and "memhooks" in remark.evidence for remark in plan.remarks)
 
 
 def test_the_log_of_the_collective_library_goes_to_files() -> None:
@@ -233,7 +233,7 @@ def test_four_ranks_per_tile_of_aurora_are_the_sites_four_streamers(words: dict[
     assert named["ZEX_NUMBER_OF_CCS"] == ",".join(f"{tile}:4" for tile in range(12))
     assert "ZE_AFFINITY_MASK" not in named, "the page's script sees all tiles"
     assert [rank.devices for rank in plan.binding.ranks] == [(i // 4,) for i in range(48)]
-    assert any("local rank // 4" in remark.text for remark in plan.remarks)
+    assert any("local rank // 4" in remark.evidence for remark in plan.remarks)
 
 
 @pytest.mark.parametrize("words", [{"ranks_per_device": 2}, {"ranks_per_device": 4, "ranks_per_node": 12}])

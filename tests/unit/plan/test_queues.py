@@ -22,7 +22,7 @@ def directives(plan: Plan) -> str:
 
 
 def notes(plan: Plan) -> str:
-    return "\n".join(f"{remark.level}: {remark.text}" for remark in plan.remarks)
+    return "\n".join(f"{remark.severity}: {remark.evidence}" for remark in plan.remarks)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_every_queue_of_the_catalog_takes_a_job_of_its_own_limits(site: str) -> 
         last = queue.bins[-1].nodes_max if queue.bins else 0
         nodes = queue.nodes_max or max(queue.nodes_min or 1, last + 1)
         plan = planned(site, nodes=nodes, time=queue.time_max, **name)
-        assert not [remark for remark in plan.remarks if remark.level == "warning" and queue.name in remark.text]
+        assert not [remark for remark in plan.remarks if remark.severity == "warning" and queue.name in remark.evidence]
 
 
 def test_a_queue_that_counts_gpus_is_asked_for_gpus_of_one_node() -> None:

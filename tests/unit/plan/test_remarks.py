@@ -11,7 +11,7 @@ from windlass.plan.inputs import EnvironmentPlace
 
 def remarks(site: str, **options: object) -> str:
     plan, _ = plan_for(site, "train.py", kind="script", account="ACCOUNT", **options)  # type: ignore[arg-type]
-    return "\n".join(f"{remark.level}: {remark.text} ({remark.hint})" for remark in plan.remarks)
+    return "\n".join(f"{remark.severity}: {remark.evidence} ({remark.advice})" for remark in plan.remarks)
 
 
 @pytest.mark.parametrize(

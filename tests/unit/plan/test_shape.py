@@ -96,7 +96,7 @@ def test_contradictions_with_the_job_are_named(options: dict[str, object], told:
 def test_one_rank_per_device_and_idle_devices_are_told() -> None:
     assert plan_for("lumi")[0].ranks_per_node == 8
     few, _ = plan_for("lumi", ranks_per_node=3)
-    assert any("5 of 8 devices per node stay idle" in remark.text for remark in few.remarks)
+    assert any("5 of 8 devices per node stay idle" in remark.evidence for remark in few.remarks)
 
 
 def test_several_ranks_share_a_device_when_asked() -> None:

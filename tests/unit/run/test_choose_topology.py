@@ -26,7 +26,7 @@ def test_a_map_that_is_not_confirmed_gives_way_to_what_the_node_shows() -> None:
     assert site.origin_of("node.domains").grade == "unconfirmed"
     chosen, remarks = choose_topology(site, seen_with("juwels-booster", {2: 5, 3: 7}))
     assert {device.index: device.numa for device in chosen.devices} == {0: 3, 1: 1, 2: 5, 3: 7}
-    assert [(remark.level, remark.text) for remark in remarks] == [
+    assert [(remark.severity, remark.evidence) for remark in remarks] == [
         (
             "note",
             "juwels-booster's map of devices and NUMA domains is not confirmed; "
@@ -42,7 +42,7 @@ def test_maps_that_only_users_or_we_have_drawn_give_way_too(name: str) -> None:
     assert other is not None
     chosen, remarks = choose_topology(load_site(name), seen_with(name, {0: other}))
     assert next(device.numa for device in chosen.devices if device.index == 0) == other
-    assert f"device 0 in {other}" in remarks[0].text
+    assert f"device 0 in {other}" in remarks[0].evidence
 
 
 def test_nothing_is_said_where_the_node_confirms_the_map() -> None:

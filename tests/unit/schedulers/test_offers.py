@@ -74,4 +74,4 @@ def test_a_job_asks_for_what_is_offered_in_the_scheduler_s_way(site: str, output
     said = argv_of(plan.directives)
     assert set(words) <= set(said), said
     assert plan.ranks_per_node == found[0].gpus_per_node
-    assert any("devices per node" in remark.text for remark in plan.remarks)
+    assert any("devices per node" in remark.evidence for remark in plan.remarks)

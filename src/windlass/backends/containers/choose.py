@@ -18,8 +18,9 @@ from windlass.backends.containers.image import image_kind, is_path, looked_up
 from windlass.backends.containers.strategy import host_means, strategy_note
 from windlass.errors import UsageError, unknown_name
 from windlass.model.condition import Facts, holds
+from windlass.model.finding import Finding
 from windlass.model.origin import BUILTIN, Argument, Origin
-from windlass.model.plan import ContainerPlan, Mount, Remark, Setting, setting_of
+from windlass.model.plan import ContainerPlan, Mount, Setting, setting_of
 from windlass.model.site import ContainerSpec, HostLibrariesSpec, SettingSpec, StorageSpec, argument_key
 
 INSIDE_ONLY = frozenset({"LD_LIBRARY_PATH", "LD_PRELOAD", "PATH"})
@@ -78,7 +79,7 @@ class ContainerChoice(msgspec.Struct, frozen=True, kw_only=True):
     settings: tuple[Setting, ...] = ()
     """Variables for the ranks, to be layered with those of the site and the user."""
     modules: tuple[str, ...] = ()
-    remarks: tuple[Remark, ...] = ()
+    remarks: tuple[Finding, ...] = ()
 
 
 def plan_container(
@@ -122,7 +123,7 @@ def plan_container(
         plan=plan,
         settings=tuple(setting_of(s) for s in settings if s.name not in INSIDE_ONLY and holds(s.when, facts)),
         modules=spec.modules,
-        remarks=tuple(Remark(level="note", text=f"container: {text}") for text in notes),
+        remarks=tuple(Finding("container", "note", f"container: {text}") for text in notes),
     )
 
 

@@ -177,10 +177,10 @@ def memory_pressure(subject: Subject) -> Finding | None:
 
 
 def tcp_fallback(subject: Subject) -> Finding | None:
-    remark = next((r for r in subject.plan.remarks if r.level == "warning" and "TCP" in r.text), None)
+    remark = next((remark for remark in subject.plan.remarks if remark.kind == "tcp-fallback"), None)
     if remark is None or subject.plan.nodes == 1:
         return None
-    return Finding(kind="tcp-fallback", severity="error", evidence=remark.text, advice=remark.hint)
+    return msgspec.structs.replace(remark, severity="error")
 
 
 def idle_devices(subject: Subject) -> Finding | None:
