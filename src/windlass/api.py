@@ -63,9 +63,12 @@ __all__ = [
 ]
 
 
-def plan_request(request: Request, *, environ: Mapping[str, str] | None = None, here: bool = True) -> PlannedRequest:
-    """The plan of a request. `here`: for nodes like this one, as opposed to nodes that cannot be seen from here.
-    Starts and writes nothing."""
+def plan_request(
+    request: Request, *, environ: Mapping[str, str] | None = None, here: bool | None = None
+) -> PlannedRequest:
+    """The plan of a request, as `windlass plan` shows it: for this machine inside an allocation and where no scheduler
+    rules, else for compute nodes. `here`: True for this machine, False for nodes of a job. Starts and writes nothing.
+    """
     return planning.plan_request(request, _given(environ), here=here)
 
 

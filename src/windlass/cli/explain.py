@@ -10,7 +10,7 @@ import contextlib
 import msgspec
 
 from windlass.base.settings import current_environ, read_settings
-from windlass.cli.option_groups import add_request_options
+from windlass.cli.option_groups import add_here, add_request_options
 from windlass.cli.options import PLACEHOLDER_COMMAND, join_values, option_action, request_from
 from windlass.cli.result import Result
 from windlass.errors import WindlassError
@@ -22,6 +22,7 @@ from windlass.sites.catalog import load_site, site_names
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_request_options(parser)
+    add_here(parser)
     parser.usage = f"{parser.prog} NAME [options of run]"
     parser.add_argument("name_to_explain", metavar="NAME", help="a variable or an option, as in NCCL_NET or --cpu-bind")
     parser.add_argument("--json", action="store_true")
@@ -59,15 +60,15 @@ def progress(args: argparse.Namespace) -> str | None:
 
 def main(args: argparse.Namespace) -> Result:
     environ = current_environ()
-    here = args.site is None and args.site_file is None
     request = request_from(args, environ)
-    planned = plan_request(request, environ, here=here)
+    planned = plan_request(request, environ, here=args.here or None)
     plain = msgspec.structs.replace(request, env=(), unset=(), launcher_args=(), directives=(), container_args=())
     default = None
     if plain != request:
         with contextlib.suppress(WindlassError):  # what cannot be planned has been replaced by nothing
             default, _ = make_plan(plain, planned.context)
     config = read_settings(environ).config_dir
-    others = (load_site(name, config_dir=config) for name in site_names(config)) if here else ()
+    named = args.site is not None or args.site_file is not None
+    others = () if named else (load_site(name, config_dir=config) for name in site_names(config))
     findings = find_name(args.name_to_explain, planned.plan, planned.context.site, default=default, others=others)
     return Result(text=findings_text(findings), data=findings)

@@ -36,6 +36,10 @@ def add_allocation_options(parser: argparse.ArgumentParser) -> None:
     _add_name(more)
 
 
+def add_here(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--here", action="store_true", help="plan for this machine, also on a login node")
+
+
 def _add_where(where: Group) -> None:
     where.add_argument("--site", metavar="NAME", help="machine of the catalog (default: detected)")
     where.add_argument("--site-file", metavar="FILE", help="a site file of yours, on top of the catalog")

@@ -1,6 +1,7 @@
 """Show what would run and why: argv, rank script, variables, binding map, mounts. Starts nothing.
 
-Works anywhere and for any site; without a script it shows what would be around one.
+Works anywhere and for any site; without a script it shows what would be around one. On a login node the plan is for
+compute nodes, as `submit` makes it; inside an allocation and on a workstation it is for this machine.
 
     windlass plan train.py --lr 0.1
     windlass plan --site lumi --nodes 2
@@ -16,7 +17,7 @@ from pathlib import Path
 from windlass.base.notation.style import in_colour
 from windlass.base.notation.terminal import width_of
 from windlass.base.settings import current_environ
-from windlass.cli.option_groups import add_request_options
+from windlass.cli.option_groups import add_here, add_request_options
 from windlass.cli.options import PLACEHOLDER_COMMAND, parse_with_command, request_from
 from windlass.cli.result import Result
 from windlass.errors import UsageError
@@ -28,6 +29,7 @@ from windlass.sites.topology.picture import node_picture
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_request_options(parser)
+    add_here(parser)
     parser.add_argument("--json", action="store_true", help="the plan itself, for `windlass diff` and `run --plan`")
     parser.add_argument("--explain", action="store_true", help="the reason and the source of every line")
     parser.add_argument("--no-script", action="store_true", help="leave out the rank script")
@@ -48,8 +50,7 @@ def progress(args: argparse.Namespace) -> str | None:
 
 def main(args: argparse.Namespace) -> Result:
     environ = current_environ()
-    here = args.site is None and args.site_file is None
-    plan = plan_request(request_from(args, environ), environ, here=here).plan
+    plan = plan_request(request_from(args, environ), environ, here=args.here or None).plan
     if args.picture:
         _write_picture(plan, Path(args.picture))
     columns = width_of(sys.stdout, environ)

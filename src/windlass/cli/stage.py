@@ -12,12 +12,14 @@ import sys
 
 from windlass.base.notation.counts import counted
 from windlass.base.notation.sizes import size_text
+from windlass.base.notation.terminal import width_of
 from windlass.base.settings import current_environ
 from windlass.cli.option_groups import add_request_options
 from windlass.cli.options import request_from, warn
 from windlass.cli.result import Result
+from windlass.plan.show import plan_text
 from windlass.run.progress import Progress
-from windlass.run.stage.push import Staging, stage
+from windlass.run.stage.push import Staging, plan_staging, stage
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--one-reader", action="store_true", help="the first node alone reads SRC, which may lie on that node"
     )
+    parser.add_argument("--dry-run", action="store_true", help="print the plan, copy nothing")
     parser.add_argument("--json", action="store_true")
 
 
@@ -39,6 +42,9 @@ def main(args: argparse.Namespace) -> Result:
     staging = Staging(
         sources=tuple(args.sources), to=args.to, extract=args.extract, shard=args.shard, one_reader=args.one_reader
     )
+    if args.dry_run:
+        plan = plan_staging(staging, request_from(args, environ), environ)
+        return Result(text=plan_text(plan, script=False, columns=width_of(sys.stdout, environ)), data=plan)
     progress = Progress(sys.stderr, log_every_s=0.0)
     progress.what = "windlass"
     every_s = 1.0 if sys.stderr.isatty() else 60.0

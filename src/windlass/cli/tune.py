@@ -30,7 +30,7 @@ from windlass.model.jsontext import to_json
 from windlass.model.plan import Plan
 from windlass.run.adopt import fabric_of
 from windlass.run.folder import make_folder
-from windlass.run.planning import plan_request
+from windlass.run.planning import plan_to_run
 
 RECORD_FILE = "tune.json"
 _OWN = ("--objective", "--space", "--repeats", "--most-trials", "--trial-timeout", "--run-dir")
@@ -92,7 +92,7 @@ def main(args: argparse.Namespace) -> Result:
     request = request_from(args, environ)
     if request.supervised:
         raise UsageError("a trial is not started again when it fails", hint="leave --restarts and the like out")
-    plan = plan_request(request, environ, here=True).plan
+    plan = plan_to_run(request, environ).plan
     settings = read_settings(environ)
     space = read_space(Path(args.space)) if args.space else _default_space(plan)
     folder = make_folder(args.run_dir, settings.runs_dir, args.name or "tune")

@@ -14,7 +14,7 @@ from windlass.base.settings import JobDefaults, Settings, job_keys
 from windlass.errors import UsageError, WindlassError
 from windlass.model.finding import Finding
 from windlass.model.request import Allocation, PartitionOffer, Request
-from windlass.model.site import Site
+from windlass.model.site import DetectSpec, Site
 from windlass.model.topology import Topology
 from windlass.plan.cache import is_below
 from windlass.plan.environment.caches import cache_variable_names
@@ -35,7 +35,7 @@ from windlass.run.remote import probe_node
 from windlass.run.rendezvous import is_this_host
 from windlass.run.scheduler_commands import scheduler_environ
 from windlass.sites.catalog import load_site, site_of_file
-from windlass.sites.detect import Detection, detect_site
+from windlass.sites.detect import Detection, catalog_signs, detect_site
 from windlass.sites.topology.described import complete_probe, topology_from_spec
 from windlass.sites.topology.probe import probe_topology
 from windlass.sites.topology.units import in_unit
@@ -88,6 +88,20 @@ def choose_site(
     return filled, site if filled.partition == request.partition else load(filled.partition), detection
 
 
+def runs_here(request: Request, site: Site, settings: Settings, environ: Mapping[str, str]) -> bool:
+    """Whether a request is planned for this machine: inside an allocation, and where no scheduler rules. Elsewhere it
+    is planned for compute nodes. A site that was named on the command line and can be recognised must be recognised;
+    one that cannot be is believed, unless its files describe a node."""
+    inside = request.scheduler != "none" and scheduler_of_job(environ) is not None
+    if not inside and (request.scheduler or site.file.scheduler.kind) != "none":
+        return False
+    if request.site is None and request.site_file is None:
+        return True
+    if any(signs.name == site.name and signs.detect != DetectSpec() for signs in catalog_signs(settings.config_dir)):
+        return detect_site(config_dir=settings.config_dir, environ=environ).site == site.name
+    return inside or not site.file.node.domains
+
+
 def with_job_defaults(request: Request, settings: Settings, site: Site, environ: Mapping[str, str]) -> Request:
     """The request with the account, partition and so on of the user's `config.toml` where it names none. Inside a job,
     and where no scheduler is asked, there is nothing to choose."""
@@ -100,12 +114,14 @@ def with_job_defaults(request: Request, settings: Settings, site: Site, environ:
 
 
 def gather_context(
-    request: Request, settings: Settings, *, environ: Mapping[str, str], here: bool
+    request: Request, settings: Settings, *, environ: Mapping[str, str], here: bool | None = None
 ) -> tuple[Request, PlanningContext]:
     """Everything that planning needs, each thing read once: the request with what the user's file and this machine
-    fill in, and its context. `here`: the ranks will run on nodes like this one (run), as opposed to a plan or a
-    submission for nodes that we cannot see from where we are."""
+    fill in, and its context. `here`: the ranks will run on nodes like this one (run), as opposed to nodes that cannot
+    be seen from this process (submit). None: as `runs_here` decides."""
     request, site, detection = choose_site(request, settings, environ)
+    if here is None:
+        here = runs_here(request, site, settings, environ)
     python, because = find_python(request, site, environ)
     request, note = with_auto_cache(request, python, site, environ)
     allocation = find_allocation(environ, request.scheduler) if here else None

@@ -27,9 +27,10 @@ class PlannedRequest:
 
 
 def plan_request(
-    request: Request, environ: Mapping[str, str], *, here: bool, run_dir: str | None = None
+    request: Request, environ: Mapping[str, str], *, here: bool | None = None, run_dir: str | None = None
 ) -> PlannedRequest:
-    """The plan of a request. `here`: for nodes like this one, which is looked at. Starts and writes nothing."""
+    """The plan of a request, the same whichever command asks: for this machine inside an allocation and where no
+    scheduler rules, else for compute nodes. `here` decides it instead. Starts and writes nothing."""
     request, context = gather_context(request, read_settings(environ), environ=environ, here=here)
     if run_dir is not None:
         context = msgspec.structs.replace(context, run_dir=run_dir)

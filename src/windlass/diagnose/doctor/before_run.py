@@ -32,6 +32,7 @@ def bad_nodes_of(run: Run) -> Mapping[str, str]:
     patient = Patient(
         request=run.plan.request,
         plan=run.plan,
+        job_plan=run.plan,
         context=run.context,
         folder=folder,
         environ=run.environ,

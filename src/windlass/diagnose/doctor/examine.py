@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from windlass.backends.schedulers import scheduler_of_job
 from windlass.base.settings import read_settings
 from windlass.diagnose.doctor.health import Health, failing_hosts, fold
 from windlass.diagnose.doctor.nodes import check_nodes
@@ -17,6 +18,7 @@ from windlass.diagnose.doctor.plan_checks import check_plan
 from windlass.diagnose.doctor.ranks import examine_ranks
 from windlass.errors import MachineError
 from windlass.model.finding import Finding, worst_severity
+from windlass.model.plan import Plan
 from windlass.model.request import Request
 from windlass.plan.inputs import PlanningContext
 from windlass.plan.plan import make_plan
@@ -34,11 +36,10 @@ def examine(request: Request, environ: Mapping[str, str], level: Level, tell: Te
     folder. Raises `UsageError` for a request that cannot be."""
     began = time.monotonic()
     settings = read_settings(environ)
-    request, context = gather_context(request, settings, environ=environ, here=True)
     there = settings.runs_dir.exists()
     folder = make_folder(request.run_dir, settings.runs_dir, "doctor")
     try:
-        patient = admit(request, context, folder, environ)
+        patient = admit(request, folder, environ)
         findings = findings_of(patient, level, tell)
     finally:
         if request.run_dir is None:
@@ -53,29 +54,43 @@ def examine(request: Request, environ: Mapping[str, str], level: Level, tell: Te
     return health
 
 
-def admit(request: Request, context: PlanningContext, folder: RunFolder, environ: Mapping[str, str]) -> Patient:
-    """The request, planned for this machine or allocation; on a login node for that node alone."""
-    outside = context.allocation is None and context.site.file.scheduler.kind != "none"
-    login = outside and request.scheduler != "none"
-    wanted = request
+def admit(request: Request, folder: RunFolder, environ: Mapping[str, str]) -> Patient:
+    """The request, planned as every command plans it. Outside of any job this node alone is looked at."""
+    settings = read_settings(environ)
+    inside = scheduler_of_job(environ) is not None
+    request, context = gather_context(request, settings, environ=environ, here=True if inside else None)
+    job_plan = plan = _plan(request, context)
+    login = plan.scheduler != "none" and context.allocation is None
     if login:
-        wanted = msgspec.structs.replace(request, scheduler="none", launcher="local", nodes=1, partition=None)
-    probe = msgspec.structs.replace(wanted, kind="command", command=("true",), name=request.name or "doctor")
-    plan, _ = make_plan(probe, context)
-    if login:  # the catalog's node is a compute node
-        plan = msgspec.structs.replace(plan, topology=msgspec.structs.replace(plan.topology, devices=(), nics=()))
-    hosts = plan_hosts(plan)
+        alone = {"scheduler": "none", "launcher": "local", "nodes": 1, "hosts": None, "partition": None}
+        here, context = gather_context(msgspec.structs.replace(request, **alone), settings, environ=environ, here=True)
+        plan = _plan(here, context)
+        # The catalog's node is a compute node.
+        node = msgspec.structs.replace(plan.topology, devices=(), nics=())
+        plan = msgspec.structs.replace(plan, topology=node)
     return Patient(
-        request=request, plan=plan, context=context, folder=folder, environ=environ, hosts=hosts, login=login
+        request=request,
+        plan=plan,
+        job_plan=job_plan,
+        context=context,
+        folder=folder,
+        environ=environ,
+        hosts=plan_hosts(plan),
+        login=login,
     )
+
+
+def _plan(request: Request, context: PlanningContext) -> Plan:
+    """The plan of a request whose command is not run."""
+    probe = msgspec.structs.replace(request, kind="command", command=("true",), name=request.name or "doctor")
+    return make_plan(probe, context)[0]
 
 
 def findings_of(patient: Patient, level: Level, tell: Tell) -> list[Finding]:
     """All checks of this level, the cheap ones first."""
-    findings = check_plan(patient.plan, patient.request, patient.context.site, patient.environ)
+    findings = check_plan(patient.job_plan, patient.request, patient.context.site, patient.environ)
     tell(f"asking {len(patient.hosts)} nodes" if len(patient.hosts) > 1 else "looking at this node")
     if patient.login:
-        findings = [one for one in findings if one.kind != "loader-workers"]  # of the nodes, not of this one
         findings.append(Finding("ranks", "skipped", "not inside a job: none was started"))
     meeting, trouble = (None, []) if patient.login else rendezvous(patient)
     findings += trouble

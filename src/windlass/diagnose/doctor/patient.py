@@ -21,6 +21,9 @@ class Patient:
     request: Request
     """As the user made it: the command may be empty."""
     plan: Plan
+    """For the nodes that are looked at: those of the job, or this one alone."""
+    job_plan: Plan
+    """Of the request, as `windlass plan` shows it."""
     context: PlanningContext
     folder: RunFolder
     environ: Mapping[str, str]

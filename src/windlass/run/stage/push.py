@@ -57,6 +57,15 @@ class Staged:
     warnings: tuple[str, ...]
 
 
+def plan_staging(staging: Staging, request: Request, environ: Mapping[str, str]) -> Plan:
+    """The plan of a staging, for the nodes that a job with this request would have. Copies nothing."""
+    return plan_request(_with_sources(request, _checked(staging)[0]), environ).plan
+
+
+def _with_sources(request: Request, roots: tuple[CacheRoot, ...]) -> Request:
+    return msgspec.structs.replace(request, stage=tuple(root.path for root in roots))
+
+
 def stage(
     staging: Staging,
     request: Request,
@@ -68,8 +77,7 @@ def stage(
     """Copy to all nodes of the request and say now and then, through `show`, how far it is. Raises where a node could
     not; what is incomplete is removed then. On return no agent is left, unless images are mounted."""
     roots, to = _checked(staging)
-    request = msgspec.structs.replace(request, stage=tuple(root.path for root in roots))
-    plan = plan_request(request, environ, here=True).plan
+    plan = plan_request(_with_sources(request, roots), environ, here=True).plan
     folder = make_folder(request.run_dir, read_settings(environ).runs_dir, plan.name)
     with folder.used_by("stage"):
         return _staged(staging, plan, folder, (roots, to), environ, Progress(plan.nodes, show, every_s))
