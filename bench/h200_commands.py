@@ -57,12 +57,11 @@ FIRST = (
     bench("ddp", "ddp", "--model", "resnet50,resnet101", limit_s=150),
     bench("ddp-fast", "ddp", "--fast", "--steps", "50", limit_s=150),
     bench("ddp-fast-b96", "ddp", "--fast", "--batch", "96", "--steps", "50", limit_s=150),
-    bench("synthetic-b96", "synthetic", "--batch", "96"),
-    bench("synthetic-b96-fp16", "synthetic", "--batch", "96", "--fp16-allreduce"),
-    bench("synthetic-b96-fp16-amp", "synthetic", "--batch", "96", "--fp16-allreduce", "--amp"),
+    bench("ddp-b96", "ddp", "--batch", "96"),
+    bench("ddp-b96-fp16", "ddp", "--batch", "96", "--fp16-allreduce"),
+    bench("ddp-b96-fp16-amp", "ddp", "--batch", "96", "--fp16-allreduce", "--precision", "amp"),
     bench("io", "io", SCRATCH, "--need", "5704"),
     bench("scale-ddp", "scale", "ddp", "--nodes", "1"),
-    bench("horovod", "synthetic", "--engine", "horovod", code=3, said="Horovod is not installed"),
 )
 
 LLM = (
@@ -85,11 +84,9 @@ TOY = (
     bench("ddp", "ddp", *SMALL, "--steps", "3"),
     bench("ddp-fast", "ddp", "--fast", *SMALL, "--steps", "3"),
     bench("ddp-amp", "ddp", "--fast", "--precision", "amp", *SMALL, "--steps", "3"),
-    bench("synthetic-fp16", "synthetic", *SMALL, "--rounds", "2", "--batches", "2", "--fp16-allreduce"),
-    bench("synthetic-amp", "synthetic", *SMALL, "--rounds", "2", "--batches", "2", "--amp"),
+    bench("ddp-fp16", "ddp", *SMALL, "--steps", "3", "--fp16-allreduce"),
     bench("io", "io", SCRATCH, "--samples", "50", "--need", "100"),
     bench("scale-ddp", "scale", "ddp", "--nodes", "1", *SMALL, "--steps", "3"),
-    bench("horovod", "synthetic", "--engine", "horovod", code=3, said="Horovod is not installed"),
     bench("llm-bf16", *TINY, "--precision", "bf16"),
     bench("llm-fp8", *TINY, "--precision", "fp8", "--accumulation", "4"),
     bench("llm-ddp", *TINY, "--parallel", "ddp", "--checkpointing", "selective"),

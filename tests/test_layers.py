@@ -180,14 +180,12 @@ def test_parts_import_only_what_stands_lower() -> None:
 
 
 def test_nothing_but_its_command_imports_the_bench_of_several_nodes_on_one_machine() -> None:
-    """`older` reads its records of version 0.1.0; the rest of `bench` finds its table and chart by name."""
-    shown = "windlass.bench.start.rows"
+    """The rest of `bench` finds its table and charts by name."""
     wrong = [
         str(found)
         for found in ALL_IMPORTS
         if found.name.startswith("windlass.bench.start")
         and not found.file.startswith(("bench/start/", "cli/benches/start.py", "cli/benches/start_curves.py"))
-        and not (found.file == "bench/older.py" and found.name.startswith(shown))
     ]
     assert not wrong, "\n".join(wrong)
 

@@ -19,7 +19,7 @@ SUB_COMMANDS = {
     "image": ("plan", "build", "check", "inject"),
     "cache": ("start", "status", "stop", "trace"),
     "bench": (
-        *("start", "collectives", "matmul", "ddp", "synthetic", "llm", "io", "scale"),
+        *("start", "collectives", "matmul", "ddp", "llm", "io", "scale"),
         *("report", "compare", "reference"),
     ),
 }

@@ -10,18 +10,19 @@ from typing import Any
 from windlass.bench.record import BenchRecord
 from windlass.bench.reference import References
 from windlass.bench.runner import Bench
+from windlass.errors import ConfigError
 
 # Folder and name of the options: what starts ranks with options of its own. A command's help is the folder's docstring.
 _MEASURING = {
     "collectives": "CollectivesOptions",
     "matmul": "MatmulOptions",
     "ddp": "DdpOptions",
-    "synthetic": "SyntheticOptions",
     "llm": "LlmCaseOptions",
     "io": "IoOptions",
 }
-# The folder that shows the record of a case; what is not here is shown as a training run.
-_SHOWN = ("collectives", "matmul", "ddp", "synthetic", "io", "scale", "start")
+# Cases whose folder shows their records, and those that are shown as training runs.
+_TRAINED = ("llm", "resnet")
+_SHOWN = ("collectives", "matmul", "ddp", "io", "scale", "start")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,13 +43,15 @@ def measuring_case(name: str) -> Case:
 
 def table_text(record: BenchRecord) -> str:
     """The table of a record."""
-    return str(_shows(record, "table").text(record)) if record.rows else "nothing was measured"
+    return str(_shows(record).text(record)) if record.rows else "nothing was measured"
 
 
 def charts(record: BenchRecord, references: References) -> list[tuple[str, str]]:
     """(caption, svg) of every chart of this record."""
-    return [(caption, svg) for caption, svg in _shows(record, "chart").charts(record, references) if svg]
+    return [(caption, svg) for caption, svg in _shows(record).charts(record, references) if svg]
 
 
-def _shows(record: BenchRecord, what: str) -> Any:
-    return import_module(f"windlass.bench.{record.case if record.case in _SHOWN else 'train'}.{what}")
+def _shows(record: BenchRecord) -> Any:
+    if record.case not in (*_SHOWN, *_TRAINED):
+        raise ConfigError(f"cannot show a record of `bench {record.case}`", hint=f"known: {', '.join(_SHOWN)}, llm")
+    return import_module(f"windlass.bench.{'train' if record.case in _TRAINED else record.case}.show")

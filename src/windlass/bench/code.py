@@ -16,7 +16,7 @@ _PACKAGE = Path(windlass.__file__).parent
 _BENCH = ("__init__", "barrier", "measure", "messages", "options", "rank", "sizes")
 _PROCS = ("base/__init__.py", "base/procs/__init__.py", "base/procs/command.py")
 _FILES = ("__init__.py", "errors.py", *_PROCS, *(f"bench/{name}.py" for name in _BENCH))
-_PROGRAMS = ("collectives", "io", "matmul", "synthetic", "train")
+_PROGRAMS = ("collectives", "io", "matmul", "train")
 
 _SCRIPT = """\
 \"\"\"One rank of a benchmark: rank.py PROGRAM OPTIONS. Runs the copy of windlass beside it.\"\"\"

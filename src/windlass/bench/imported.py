@@ -1,4 +1,4 @@
-"""Output of nccl-tests (and rccl-tests) and of the oneCCL benchmark, read as records. Text, JSON (-J) and CSV (-o).
+"""Output of nccl-tests (and rccl-tests) and of the oneCCL benchmark, read as records: their text.
 
 Their text does not always say which collective ran, nor over how many ranks. Both are taken from where they are said,
 then from the ratio of busbw to algbw where only one answer fits, and asked for otherwise.
@@ -6,9 +6,6 @@ then from the ratio of busbw to algbw where only one answer fits, and asked for 
 
 from __future__ import annotations
 
-import csv
-import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,23 +60,14 @@ class Known:
 def looks_foreign(data: bytes) -> bool:
     """Whether this is output of a benchmark that can be read here, rather than a record."""
     text = data.decode("utf-8", "replace")
-    return (
-        HEADING.search(text) is not None
-        or _CCL_HEAD.search(text) is not None
-        or text.startswith("#ranks,collective,")
-        or ('"nccl_version"' in text and '"results"' in text)
-    )
+    return HEADING.search(text) is not None or _CCL_HEAD.search(text) is not None
 
 
 def parse_foreign(data: bytes, known: Known, *, where: str) -> BenchRecord:
     """The record of somebody else's benchmark. Raises where no result is in the text, or what it was cannot be told."""
     text = data.decode("utf-8", "replace")
-    if text.startswith("#ranks,collective,"):
-        return _oneccl_csv(text, known, where)
     if _CCL_HEAD.search(text):
         return _oneccl_text(text, known, where)
-    if text.lstrip().startswith("{"):
-        return _nccl_json(text, known, where)
     return _nccl_text(text, known, where)
 
 
@@ -102,42 +90,6 @@ def _nccl_text(text: str, known: Known, where: str) -> BenchRecord:
     hosts = list(dict.fromkeys(host for host, _ in found.seats.values()))
     device = known.device or next((name for _, name in found.seats.values() if name), "")
     return _record(rows, known, hosts, device, found.library, where, cut=found.cut)
-
-
-def _nccl_json(text: str, known: Known, where: str) -> BenchRecord:
-    try:
-        raw = json.loads(text)
-        results, devices = raw["results"], raw.get("devices") or raw.get("config", {}).get("devices") or []
-        if not results:
-            raise ConfigError(f"{where}: no result in it", hint="did the program run to its table?")
-        name = str((raw.get("args") or [""])[0]) if isinstance(raw.get("args"), list) else ""
-        program = next(iter(re.findall(r"(\w+?)_perf", name)), None)
-        halves = [half for one in results for half in (one.get("out_of_place"), one.get("in_place")) if half]
-        ratios = [half["bus_bw"] / half["alg_bw"] for half in halves if half["alg_bw"]]
-        op, ranks = _what(known, program, len(devices) or None, str(results[0]["redop"]), ratios, where)
-        rows = [row for one in results for row in _json_rows(one, op, ranks, known.nodes)]
-        hosts = list(dict.fromkeys(str(device["hostname"]) for device in devices))
-        device = known.device or next((str(d.get("device_info", "")) for d in devices), "")
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        why = f"{type(error).__name__}: {error}"
-        raise ConfigError(
-            f"{where}: not the whole JSON of nccl-tests (-J): {why[:200]}", hint="measure again, or fetch it again"
-        ) from error
-    # The file holds the whole environment of the run; none of it is taken over.
-    return _record(rows, known, hosts, device, {"nccl": str(raw.get("nccl_version", ""))}, where)
-
-
-def _json_rows(one: dict[str, Any], op: str, ranks: int, nodes: int | None) -> Iterator[Measurement]:
-    for placement, key in (("out-of-place", "out_of_place"), ("in-place", "in_place")):
-        half = one.get(key)
-        if half:
-            told = {"op": op, "bytes": int(one["size"]), "count": int(one["count"]), "type": str(one["type"])}
-            told |= {"redop": str(one["redop"]), "root": int(one["root"]), "placement": placement}
-            wrong = half.get("nwrong")
-            time_us = float(half["time"])
-            if not 0 < time_us < math.inf:
-                raise ValueError(f"a time of {time_us} us")
-            yield _row(told, time_us, int(wrong) if isinstance(wrong, int | float) else None, ranks, nodes)
 
 
 def _what(
@@ -229,24 +181,6 @@ def _oneccl_text(text: str, known: Known, where: str) -> BenchRecord:
         raise ConfigError(
             f"{where}: no result line of the oneCCL benchmark in it", hint="give its whole output, with the table"
         )
-    return _record(rows, known, [], known.device or "", {"library": "oneCCL"}, where)
-
-
-def _oneccl_csv(text: str, known: Known, where: str) -> BenchRecord:
-    rows, ranks = [], 1
-    for line in csv.DictReader(text.splitlines()):
-        try:
-            op = _CCL_OPS[line["collective"]]
-            ranks = int(line["#ranks"])
-            size, count = int(line["message_size"]), int(line["#elements/buffer"])
-            rows.append(_ccl_row(op, size, count, line["dtype"], float(line["t_avg[usec]"]), ranks, known.nodes))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(
-                f"{where}: a torn line in the oneCCL benchmark's CSV: {line}",
-                hint="was it still being written? fetch it again",
-            ) from error
-    if not rows:
-        raise ConfigError(f"{where}: no result in the oneCCL benchmark's CSV", hint="give the whole file")
     return _record(rows, known, [], known.device or "", {"library": "oneCCL"}, where)
 
 

@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from windlass.base.pages.html import figures, whole_page
-from windlass.base.pages.svg import Bar, bar_chart
-from windlass.bench import compare
 from windlass.bench.cases import charts, table_text
-from windlass.bench.collectives import chart as collectives_chart
 from windlass.bench.record import BenchRecord
 from windlass.bench.reference import References
 from windlass.bench.report import about_lines
@@ -22,36 +19,6 @@ def page(records: Sequence[BenchRecord], references: References) -> str:
     """One page about these records."""
     title = records[0].title if len(records) == 1 else f"{len(records)} benchmark records"
     return whole_page(title, [_section(record, references, alone=len(records) == 1) for record in records])
-
-
-def compare_page(a: BenchRecord, b: BenchRecord, names: tuple[str, str]) -> str:
-    """Two records in the same charts, and the table of their differences."""
-    parts = figures(_compared(a, b))
-    return whole_page(
-        f"{a.case}: {names[0]} and {names[1]}", [*parts, f"<pre>{escape(compare.text(a, b, names))}</pre>"]
-    )
-
-
-def _compared(a: BenchRecord, b: BenchRecord) -> list[tuple[str, str]]:
-    """Both records in one drawing: busbw by size, or how much faster each case of B is."""
-    if a.case == b.case == "collectives":
-        return collectives_chart.compared(a, b)
-    bars = [
-        Bar(name=_cut(compare.label_text(one.labels)), value=1 + one.change, text=f"{1 + one.change:.2f}", mark=1.0)
-        for one in compare.compare(a, b).differences
-    ]
-    what = "speed of B over speed of A"
-    return [(what, bar_chart(what, "x", bars, "as fast as A"))] if bars else []
-
-
-def _cut(name: str, length: int = 22) -> str:
-    return name if len(name) <= length else name[: length - 1].rstrip() + "…"
-
-
-def reference_page(case: str, references: References, lines: Sequence[str]) -> str:
-    """Published figures of a case: a chart where there are sizes to draw them by, and the list with its sources."""
-    parts = figures(collectives_chart.published(references)) if case == "collectives" else []
-    return whole_page(f"published figures: {case}", [*parts, f"<pre>{escape(chr(10).join(lines))}</pre>"])
 
 
 def _section(record: BenchRecord, references: References, *, alone: bool) -> str:

@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 
 from windlass.bench.imported import Known, looks_foreign, parse_foreign
-from windlass.bench.older import OLDER, older_record
 from windlass.bench.record import RECORD_KIND, RECORD_VERSION, BenchRecord
 from windlass.errors import ConfigError, UsageError, VersionError
 from windlass.run.failure.rank_logs import rank_logs
@@ -67,12 +66,7 @@ def _printed(folder: Path, known: Known) -> BenchRecord:
 
 class _Head(msgspec.Struct):
     record: str = ""
-    what: str = ""
     version: int = 0
-
-    @property
-    def kind(self) -> str:
-        return self.record or self.what
 
 
 def record_from_json(data: bytes, *, where: str) -> BenchRecord:
@@ -87,22 +81,18 @@ def record_from_json(data: bytes, *, where: str) -> BenchRecord:
         raise ConfigError(
             f"{where}: torn or not JSON: {error}", hint="was it still being written? measure again, or fetch it again"
         ) from error
-    newest = RECORD_VERSION if head.kind == RECORD_KIND else 1
-    if head.kind != RECORD_KIND and head.kind not in OLDER:
+    if head.record != RECORD_KIND:
         raise ConfigError(
-            f"{where}: not a benchmark record of windlass" + (f" but {head.kind!r}" if head.kind else ""),
+            f"{where}: not a benchmark record of windlass" + (f" but {head.record!r}" if head.record else ""),
             hint="give a record.json of `windlass bench`, or output of nccl-tests or the oneCCL benchmark",
         )
-    if head.version > newest:
+    if head.version > RECORD_VERSION:
         raise VersionError(
-            f"{where}: record version {head.version} of {head.kind} is newer than this windlass reads ({newest})",
+            f"{where}: record version {head.version} is newer than this windlass reads ({RECORD_VERSION})",
             hint="use a newer windlass",
         )
     try:
-        if head.kind == RECORD_KIND:
-            return msgspec.json.decode(data, type=BenchRecord)
-        # Made of values as they came: held against the form of a record once more.
-        return msgspec.convert(msgspec.to_builtins(older_record(head.kind, msgspec.json.decode(data))), BenchRecord)
+        return msgspec.json.decode(data, type=BenchRecord)
     except _NOT_WHOLE as error:
         raise _not_whole(where, error) from error
 

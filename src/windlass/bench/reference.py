@@ -19,7 +19,7 @@ else:
     import tomli as tomllib
 
 _DATA = Path(__file__).parent / "data"
-CASES = ("collectives", "matmul", "ddp", "synthetic", "llm", "io")
+CASES = ("collectives", "matmul", "ddp", "llm", "io")
 
 
 class _Closed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,6 +7,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
+from windlass.cli.removed import refuse_removed
 from windlass.cli.result import Result
 from windlass.errors import unknown_name
 
@@ -16,7 +17,6 @@ SUBS = {
     "collectives": "bandwidth of all_reduce and its like, as nccl-tests shows it",
     "matmul": "the honest ceiling of this device, in every type it has",
     "ddp": "what DDP costs: one device, the node, all nodes",
-    "synthetic": "images/s per device, as Horovod's benchmark tells it",
     "llm": "tokens/s, TFLOP/s and utilisation of a Llama-style training step",
     "io": "can this file system feed the devices: files, tar, squashfs",
     "scale": "one case at several sizes: what did more nodes buy?",
@@ -41,6 +41,7 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
     if not argv or argv[0] in {"-h", "--help"}:
         parser.print_help(sys.stdout if argv else sys.stderr)
         sys.exit(0 if argv else 2)
+    refuse_removed("bench", argv)
     if argv[0] not in SUBS:
         raise unknown_name("benchmark", argv[0], SUBS)
     module, sub = _sub(parser, argv[0])

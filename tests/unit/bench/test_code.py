@@ -7,8 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
+from looping import each
 from windlass.bench.code import put_code
 from windlass.bench.messages import messages
 
@@ -19,7 +18,7 @@ def _bare_python(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, capture_output=True, text=True, timeout=60, cwd="/", env={})
 
 
-@pytest.mark.parametrize("program", ["collectives", "io", "matmul", "synthetic", "train"])
+@each("program", ["collectives", "io", "matmul", "train"])
 def test_a_rank_program_is_imported_without_windlass_or_any_package(tmp_path: Path, program: str) -> None:
     code = put_code(tmp_path / "run folder").parent
     done = _bare_python(

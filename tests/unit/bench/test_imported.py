@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -10,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from looping import each
 from unit.bench.commands import bench
 from unit.cli.typed import windlass
-from windlass.bench.collectives.table import average_busbw
+from windlass.bench.collectives.show import average_busbw
 from windlass.bench.imported import Known, parse_foreign
 from windlass.bench.reading import read_record
 from windlass.bench.record import BenchRecord
@@ -69,34 +69,6 @@ def test_a_table_without_results_is_refused(tmp_path: Path) -> None:
         read_record(tmp_path / "out.txt")
 
 
-def test_json_of_nccl_tests_is_read_and_its_environment_is_not(tmp_path: Path) -> None:
-    half = {"time": 94752.0, "alg_bw": 90.66, "bus_bw": 158.65, "nwrong": 0}
-    raw = {
-        "version": "2.19.6",
-        "args": ["./build/all_reduce_perf", "-b", "8G"],
-        "env": ["HF_TOKEN=hf_topsecrettopsecret"],
-        "nccl_version": 22907,
-        "devices": [{"rank": n, "hostname": f"nid{n // 4}", "device_info": "NVIDIA GH200 120GB"} for n in range(8)],
-        "results": [
-            {
-                "size": 8 << 30,
-                "count": 2 << 30,
-                "type": "float",
-                "redop": "sum",
-                "root": "    -1",
-                "out_of_place": half,
-                "in_place": None,
-            }
-        ],
-    }
-    (tmp_path / "out.json").write_text(json.dumps(raw))
-    record = read_record(tmp_path / "out.json")
-    (row,) = record.rows
-    assert (row.labels["ranks"], row.labels["nodes"], row.labels["root"]) == (8, 2, -1)
-    assert row.figures["busbw"].value == pytest.approx(158.65, abs=0.01)
-    assert "topsecret" not in str(record)
-
-
 def test_oneccl_tells_times_and_the_bandwidths_are_ours() -> None:
     record = read_record(DATA / "oneccl.txt", Known(nodes=1))
     one, two, three = record.rows
@@ -105,18 +77,6 @@ def test_oneccl_tells_times_and_the_bandwidths_are_ours() -> None:
     assert two.figures["busbw"].value == pytest.approx(two.figures["algbw"].value * 1.5)
     assert three.labels["op"] == "all_gather"
     assert three.labels["bytes"] == 4 << 20, "oneCCL counts what one rank sends, nccl-tests what all hold"
-
-
-def test_oneccl_csv_is_read_and_a_torn_line_is_named(tmp_path: Path) -> None:
-    record = read_record(DATA / "oneccl.csv")
-    assert [(row.labels["op"], row.labels["bytes"]) for row in record.rows] == [
-        ("all_reduce", 1 << 20),
-        ("reduce_scatter", 1 << 20),
-    ]
-    text = (DATA / "oneccl.csv").read_text()
-    (tmp_path / "torn.csv").write_text(text[: text.rindex(",220")])
-    with pytest.raises(ConfigError, match="torn line"):
-        read_record(tmp_path / "torn.csv")
 
 
 def test_a_table_of_old_versions_has_errors_instead_of_counts_and_no_root() -> None:
@@ -142,7 +102,7 @@ def test_percentiles_time_stamps_and_copies_are_passed_over() -> None:
     assert [one.wrong for one in record.rows] == [0, 0]
 
 
-@pytest.mark.parametrize("heading", [ROOT + HALF + HALF, ROOT + HALF])
+@each("heading", [ROOT + HALF + HALF, ROOT + HALF])
 def test_a_row_may_have_its_in_place_half_alone(heading: str) -> None:
     lead = "     1048576        262144     float     sum      -1"
     gap = " " * 32 if heading.count("algbw") == 2 else ""
@@ -225,29 +185,6 @@ def test_damaged_tables_give_whole_rows_or_an_error_that_names_the_file(data: st
     for row in record.rows:
         assert all(math.isfinite(figure.value) and figure.value >= 0 for figure in row.figures.values())
         assert int(row.labels["bytes"] or 0) > 0
-
-
-@given(
-    st.recursive(
-        st.none() | st.integers() | st.floats() | st.text(max_size=8), lambda inner: st.lists(inner, max_size=3)
-    )
-)
-@settings(max_examples=40)
-def test_damaged_json_is_an_error_that_names_the_file(value: object) -> None:
-    half = {"time": 94752.0, "alg_bw": 90.66, "bus_bw": 158.65, "nwrong": 0}
-    result = {"size": 8, "count": 2, "type": "float", "redop": "sum", "root": "-1", "out_of_place": half}
-    for raw in (
-        {"nccl_version": 1, "results": value},
-        {"nccl_version": 1, "results": [{**result, "out_of_place": {**half, "time": value}}]},
-        {"nccl_version": 1, "results": [{**result, "size": value, "root": value}]},
-        {"nccl_version": 1, "results": [result], "devices": value, "args": [value]},
-    ):
-        try:
-            record = read(json.dumps(raw), Known(ranks=8))
-        except WindlassError as error:
-            assert "out.txt" in str(error)
-        else:
-            assert all(math.isfinite(one.figures["busbw"].value) for one in record.rows)
 
 
 def test_a_run_of_nccl_tests_is_a_record_and_so_is_what_comes_through_a_pipe(tmp_path: Path) -> None:

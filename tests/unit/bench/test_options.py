@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from looping import each
 from windlass.bench.collectives.options import CollectivesOptions
 from windlass.bench.ddp.options import DdpOptions
 from windlass.bench.io.options import IoOptions
 from windlass.bench.llm.options import LlmCaseOptions, usual_choices
 from windlass.bench.matmul.options import MatmulOptions
 from windlass.bench.options import add_options, asked, from_values, to_argument
-from windlass.bench.synthetic.options import SyntheticOptions
 from windlass.bench.train.options import LlmOptions, ResNetOptions
 from windlass.errors import UsageError
 
-KINDS = (CollectivesOptions, DdpOptions, IoOptions, LlmCaseOptions, MatmulOptions, ResNetOptions, SyntheticOptions)
+KINDS = (CollectivesOptions, DdpOptions, IoOptions, LlmCaseOptions, MatmulOptions, ResNetOptions)
 
 
 def _parsed(kind: type, *words: str) -> dict[str, object]:
@@ -27,13 +27,13 @@ def _parsed(kind: type, *words: str) -> dict[str, object]:
     return asked(parser.parse_args(words), kind)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_what_was_not_asked_keeps_the_default_of_the_class(kind: type) -> None:
     words = ("there",) if kind is IoOptions else ()
     assert kind(**_parsed(kind, *words)) == kind(**({"path": "there"} if words else {}))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_a_rank_gets_the_same_value(kind: type) -> None:
     assert from_values(kind, json.loads(to_argument(kind(), case="left out"))) == kind()
 
@@ -58,7 +58,7 @@ def test_the_step_of_the_published_tables_is_eager_and_a_fast_one_is_the_loops_o
     assert DdpOptions(precision="bf16").step("resnet50", parallel=True).precision == "bf16"
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "ranks", "found"),
     [
         ({}, 1, ("none", 512)),
@@ -72,10 +72,11 @@ def test_ranks_share_a_model_in_the_usual_way(words: dict[str, object], ranks: i
     assert (options.parallel, options.sequence) == found
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "values", "said"),
     [
-        (SyntheticOptions, {"rounds": 0}, "--rounds"),
+        (DdpOptions, {"steps": 0}, "--steps"),
+        (DdpOptions, {"fast": True, "fp16_allreduce": True}, "--fast"),
         (MatmulOptions, {"types": "bf16,bf17"}, "bf17"),
         (IoOptions, {"formats": "files,zip"}, "zip"),
         (IoOptions, {"sample_size": "4"}, "8 bytes or more"),

@@ -16,9 +16,9 @@ from requirements import missing_programs, require
 from unit.bench.made import GH200, collectives_record, ddp_record, told, training_rowed
 from windlass.base.pages.svg import Bar, Chart, Series, bar_chart, line_chart, nice_ticks
 from windlass.bench.measure import Figure
-from windlass.bench.page import compare_page, page, reference_page
+from windlass.bench.page import page
 from windlass.bench.record import BenchRecord, Measurement, new_record
-from windlass.bench.reference import load_references, reference_lines
+from windlass.bench.reference import load_references
 
 REFERENCES = load_references()
 
@@ -79,22 +79,6 @@ def test_the_page_loads_nothing_and_is_well_formed() -> None:
     assert reader.loads == []
     assert "needs <3 TiB> & more" in reader.text
     assert "url(" not in page(_records(), REFERENCES)
-
-
-def test_comparisons_and_published_figures_are_pages_too() -> None:
-    one, two, three = _records()
-    for text in (
-        compare_page(one, one, ("a.json", "b.json")),
-        compare_page(two, two, ("a.json", "b.json")),
-        reference_page("collectives", REFERENCES, reference_lines("collectives", REFERENCES)),
-        reference_page("llm", REFERENCES, reference_lines("llm", REFERENCES)),
-    ):
-        reader = _Reader()
-        reader.feed(text)
-        assert reader.open == []
-        assert reader.loads == []
-    assert compare_page(one, one, ("a", "b")).count("<polyline") == 2
-    assert "<svg" not in compare_page(one, three, ("a", "b")), "they have nothing in common to draw"
 
 
 def test_charts_are_xml_with_a_point_for_every_row() -> None:

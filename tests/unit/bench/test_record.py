@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from looping import each
 from unit.bench.made import collectives_record, told
 from windlass.bench.reading import read_record
 from windlass.bench.record import BenchRecord, write_record
@@ -34,7 +34,7 @@ def test_samples_and_formulas_are_in_the_file(tmp_path: Path) -> None:
     assert raw["rows"][0]["figures"]["busbw"]["formula"] == "busbw = algbw*2(n-1)/n"
 
 
-@pytest.mark.parametrize("part", [0, 1, 10, 200])
+@each("part", [0, 1, 10, 200])
 def test_a_torn_record_is_refused_by_its_name(tmp_path: Path, part: int) -> None:
     write_record(tmp_path / "r.json", _record())
     data = (tmp_path / "r.json").read_bytes()
@@ -51,7 +51,7 @@ def test_a_newer_version_is_refused_with_a_clear_word(tmp_path: Path) -> None:
         read_record(tmp_path / "r.json")
 
 
-@pytest.mark.parametrize("text", ['{"a": 1}', "[]", "3", '{"record": "windlass.bench", "version": 1}', '{"record": 7}'])
+@each("text", ['{"a": 1}', "[]", "3", '{"record": "windlass.bench", "version": 1}', '{"record": 7}'])
 def test_json_that_is_no_record_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "r.json").write_text(text)
     with pytest.raises(ConfigError, match=r"r\.json"):
@@ -69,32 +69,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         write_record(tmp_path / "file" / "r.json", _record())
 
 
-def test_records_of_the_training_program_are_read_too(tmp_path: Path) -> None:
-    raw: dict[str, Any] = {
-        "record": "windlass.bench.train",
-        "version": 1,
-        "case": "llm",
-        "command": ["python", "-m", "windlass.bench.train", "llm"],
-        "options": {"model": "tiny", "precision": "bf16", "parallel": "none", "micro_batch": 2, "sequence": 512},
-        "ranks": 1,
-        "device": {"kind": "cuda", "name": "NVIDIA H200"},
-        "software": {"windlass": "0.1.0", "commit": "abc", "torch": "2.11"},
-        "samples": {"step_s": [0.1, 0.11]},
-        "losses": [5.0, 4.0],
-        "loss_problems": [],
-        "figures": {"tflops_6n": {"value": 1.0, "unit": "TFLOP/s", "formula": "6*N*tokens"}},
-    }
-    (tmp_path / "llm.json").write_text(json.dumps(raw))
-    record = read_record(tmp_path / "llm.json")
-    assert (record.case, record.commit, record.rows[0].labels["sequence"]) == ("llm", "abc", 512)
-    assert record.rows[0].samples["step_s"] == (0.1, 0.11)
-    del raw["samples"]
-    (tmp_path / "llm.json").write_text(json.dumps(raw))
-    with pytest.raises(ConfigError, match="not a whole record"):
-        read_record(tmp_path / "llm.json")
-
-
-@pytest.mark.parametrize("content", [b"", b" \n"])
+@each("content", [b"", b" \n"])
 def test_an_empty_file_is_called_empty(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "record.json").write_bytes(content)
     with pytest.raises(ConfigError, match=r"record\.json: empty") as caught:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from looping import each
 from unit.bench.made import GH200, ddp_record, training_rowed
 from windlass.bench.cases import table_text
 from windlass.bench.ddp.rows import sweep
@@ -39,33 +40,6 @@ def test_the_sweep_goes_from_one_device_to_all_nodes() -> None:
     ]
     assert [step.label for step in sweep(1, 1)] == ["no ddp", "1M/1G"]
     assert [step.label for step in sweep(2, 6)][-1] == "2M/12G"
-
-
-SYNTHETIC = """\
-Model: resnet50 (ddp, gradients in fp16)
-Batch size: 96
-Number of devices: 8 on 2 nodes (NVIDIA GH200 120GB)
-Iter #0: 1785.8 img/sec per device
-Iter #1: 1784.6 img/sec per device
-Img/sec per device: 1785.2 +-1.2
-Total img/sec on 8 device(s): 14281.6 +-9.4"""
-
-
-def test_the_words_of_the_synthetic_benchmark() -> None:
-    def figure(value: float) -> Figure:
-        return Figure(value=value, unit="images/s", formula="mean")
-
-    row = Measurement(
-        labels={"model": "resnet50", "batch": 96, "engine": "ddp", "compression": "fp16", "ranks": 8, "nodes": 2},
-        samples={"images_per_s_per_device": (1785.8, 1784.6)},
-        figures={
-            "images_per_s_per_device": figure(1785.2),
-            "images_per_s_band": figure(1.176),
-            "images_per_s_total": figure(14281.6),
-            "images_per_s_total_band": figure(9.408),
-        },
-    )
-    assert table_text(new_record("synthetic", device=GH200, rows=(row,))) == SYNTHETIC
 
 
 LLM = """\
@@ -172,7 +146,7 @@ def test_bandwidth_of_one_rank_is_no_base_for_scaling() -> None:
     assert shares == [0.0, 1.0, pytest.approx(0.9)]
 
 
-@pytest.mark.parametrize("text", ["", "a", "1,,2", "0,1", "1;2"])
+@each("text", ["", "a", "1,,2", "0,1", "1;2"])
 def test_a_list_of_sizes_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--nodes"):
         parse_counts(text, "--nodes")

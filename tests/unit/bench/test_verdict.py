@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from looping import each
 from unit.bench.made import GH200, collectives_record, ddp_record, told, training_rowed
 from windlass.bench.cases import table_text
 from windlass.bench.measure import Figure
@@ -47,7 +49,7 @@ def test_a_tenth_of_it_looks_like_tcp() -> None:
     assert "looks like TCP: is the plugin loaded?" in text
 
 
-@pytest.mark.parametrize(("busbw", "level"), [(120, "normal"), (110, "low"), (60, "low"), (25, "bad")])
+@each(("busbw", "level"), [(120, "normal"), (110, "low"), (60, "low"), (25, "bad")])
 def test_between_them_lies_low(busbw: float, level: str) -> None:
     ((found, _),) = _words(collectives_record(told(1 << 30, _time_us(1 << 30, busbw))))
     assert found == level
@@ -118,7 +120,7 @@ def test_training_rates_are_held_against_the_same_run_only() -> None:
     assert "50% of the rate without DDP is left" in words[2][1]
 
 
-@pytest.mark.parametrize("case", CASES)
+@each("case", CASES)
 def test_every_case_has_figures_to_show_with_their_sources(case: str) -> None:
     lines = reference_lines(case, REFERENCES)
     assert any(line.startswith("[") and "read 20" in line for line in lines)
@@ -145,7 +147,7 @@ def test_a_site_adds_its_own_figures(tmp_path: Path) -> None:
     assert [verdict.level for verdict in judge(record, references)] == ["normal"]
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     ["not toml [", "[[bandwidth]]\nsystem = 3\n", "colour = 1\n", '[[sample]]\nname = "x"\nbytes = 1\nsource = "no"\n'],
 )
@@ -178,10 +180,13 @@ def test_figures_of_our_own_are_held_against_runs_of_the_same_kind_only() -> Non
     assert _words(read_record(H200_RECORDS / "commands" / "llama2-7b-fsdp.json")) == [], "full checkpointing"
 
 
-@pytest.mark.parametrize(
+@each(
     "path",
-    # The others are measures of parts.
-    sorted(path for path in H200_RECORDS.glob("**/*.json") if b'"record"' in path.read_bytes()[:200]),
+    sorted(
+        path
+        for path in H200_RECORDS.glob("**/*.json")
+        if re.search(rb'"record": *"windlass.bench",', path.read_bytes()[:200]) and "synthetic" not in path.name
+    ),
     ids=lambda path: path.stem,
 )
 def test_every_record_in_the_repository_can_be_read_and_shown(path: Path) -> None:
@@ -189,3 +194,8 @@ def test_every_record_in_the_repository_can_be_read_and_shown(path: Path) -> Non
     assert record.rows
     assert table_text(record)
     assert not any("/tmp" in word for word in record.command)
+
+
+def test_a_record_of_a_removed_benchmark_is_refused() -> None:
+    with pytest.raises(ConfigError, match="synthetic"):
+        table_text(read_record(H200_RECORDS / "commands" / "synthetic-b96.json"))

@@ -35,6 +35,7 @@ class DdpOptions:
         None, "default: fp32; with --fast what suits the device", choices=("fp32", "bf16", "amp")
     )
     tf32: bool | None = option(None, "default: yes, as the published tables")
+    fp16_allreduce: bool = option(False, "send gradients as fp16, as in Horovod's benchmark")
     fast: bool = option(False, "the loop's own choices for this device")
     device: Literal["cuda", "xpu", "cpu"] | None = None
 
@@ -43,6 +44,8 @@ class DdpOptions:
             raise UsageError(
                 "--batch and --steps must be 1 or more, --warmup 0 or more", hint="leave one out to have its default"
             )
+        if self.fast and self.fp16_allreduce:
+            raise UsageError("--fp16-allreduce cannot be combined with --fast", hint="leave one of them out")
         for model in self.models:
             self.step(model, parallel=True)
 
@@ -53,6 +56,7 @@ class DdpOptions:
     def step(self, model: str, *, parallel: bool) -> ResNetOptions:
         """The training step of one model, with DDP or without."""
         values: dict[str, Any] = {} if self.fast else dict(_PUBLISHED)
+        values["fp16_allreduce"] = self.fp16_allreduce and parallel
         for name in ("batch", "image", "steps", "warmup", "precision", "tf32", "device"):
             if getattr(self, name) is not None:
                 values[name] = getattr(self, name)

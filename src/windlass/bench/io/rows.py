@@ -8,7 +8,7 @@ from pathlib import Path
 
 from windlass.bench import measure
 from windlass.bench.io.options import IoOptions
-from windlass.bench.io.table import PASS_LINE
+from windlass.bench.io.show import PASS_LINE
 from windlass.bench.measure import Figure
 from windlass.bench.options import to_argument
 from windlass.bench.reading import read_record
@@ -44,7 +44,7 @@ def _need(text: str | None) -> float | None:
         record = read_record(text)
         value, unit = max((training_rate(row) for row in record.rows), default=(0.0, ""))
         if unit != "images/s":
-            raise UsageError(f"{text} has no images/s", hint="give a record of bench ddp or synthetic") from None
+            raise UsageError(f"{text} has no images/s", hint="give a record of `windlass bench ddp`") from None
     if value <= 0:
         raise UsageError(
             f"--need {text}: it must be a positive rate", hint="give samples a second of one device, e.g. --need 2500"

@@ -17,8 +17,6 @@ from windlass.bench.llm.options import LlmCaseOptions, usual_choices
 from windlass.bench.measure import Figure
 from windlass.bench.record import BenchRecord, Measurement
 from windlass.bench.runner import Bench
-from windlass.bench.synthetic import rows as synthetic
-from windlass.bench.synthetic.options import SyntheticOptions
 from windlass.bench.verdict import training_rate
 from windlass.errors import UsageError
 
@@ -26,7 +24,6 @@ from windlass.errors import UsageError
 SCALED: dict[str, tuple[type, Any]] = {
     "collectives": (CollectivesOptions, collectives),
     "ddp": (DdpOptions, ddp),
-    "synthetic": (SyntheticOptions, synthetic),
     "llm": (LlmCaseOptions, llm),
 }
 

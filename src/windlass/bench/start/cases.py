@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from windlass.agents.bundle import ServiceSpec
+from windlass.base.notation.counts import counted
 from windlass.base.procs.command import run_command, which
-from windlass.bench.start import rivals
 from windlass.bench.start.machine import Clients, Hosted, SharedTraffic, hosted, remove_tree, run_ranks
-from windlass.bench.start.rounds import NotMeasuredError, in_rounds
 from windlass.bench.start.shared import Limits
 from windlass.bench.start.stages import Costs, mean_costs, read_costs
 from windlass.errors import MachineError
@@ -23,6 +22,10 @@ from windlass.run.stage.service import stage_service
 
 CASES = ("native", "direct", "sbcast", "squashfs", "stage", "cache", "cache+trace", "second")
 _PACK_S = 900.0
+
+
+class NotMeasuredError(Exception):
+    """The case cannot be measured here; the text says why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,31 +184,24 @@ def _image(setup: StartSetup) -> Path:
 
 
 def sbcast(setup: StartSetup, nodes: int, ranks: int) -> Sample:
-    """A tar archive by Slurm's own sbcast, unpacked on every node: in this allocation, or else in a Slurm of the
-    measurement's own, which tells the processor time too.
+    """A tar archive by Slurm's own sbcast in this allocation, unpacked on every node.
 
-    sbcast is handed the archive by one process, so the shared file system is read once, through the first client."""
+    One process gives sbcast the archive, so the shared file system is read once, through the first client."""
     have = int(setup.environ.get("SLURM_JOB_NUM_NODES", "0") or 0)
-    if have and have < nodes:
-        raise NotMeasuredError(f"the allocation has {have} nodes")
-    if have and which("sbcast", setup.environ) is None:
+    if have < nodes:
+        raise NotMeasuredError(f"the allocation has {have} nodes" if have else "sbcast needs an allocation of Slurm")
+    if which("sbcast", setup.environ) is None:
         raise NotMeasuredError("no sbcast here")
     archive = _archive(setup)
     with setup.clients(1) as clients:
         source = clients.path(0) / "run" / archive.name
         target = setup.work / f"s{setup.count}"
         try:
-            if have:
-                pythons, ready, cpu_s = *_allocated_sbcast(setup, nodes, source, target), None
-            else:
-                network = rivals.Loopback(nodes)
-                done = rivals.sbcast(network, nodes, source, target, _PACK_S, unpack=True)
-                pythons = [folder / "env" / "bin" / "python" for folder in rivals.copies(target, nodes)]
-                ready, cpu_s = done.seconds, done.cpu_s
+            pythons, ready = _allocated_sbcast(setup, nodes, source, target)
             seconds = run_ranks(pythons, ranks, setup.code, setup.work)
-            return Sample(seconds=ready + seconds, shared=clients.seen(), ready_s=ready, cpu_s=cpu_s)
+            return Sample(seconds=ready + seconds, shared=clients.seen(), ready_s=ready)
         finally:
-            for folder in (target / "copy.tar", target / "slurm", *(target / f"n{node}" for node in range(nodes))):
+            for folder in (target / "copy.tar", *(target / f"n{node}" for node in range(nodes))):
                 remove_tree(folder)
 
 
@@ -302,6 +298,24 @@ def measure(
         )
         for (case, nodes), found in samples.items()
     ]
+
+
+def in_rounds(
+    order: Sequence[tuple[str, int]], repeat: int, tell: Callable[[str], None], one: Callable[[str, int], None]
+) -> dict[tuple[str, int], str]:
+    """Measure all cases and sizes one after the other in every round, so that a busy minute hurts all of them alike.
+    Returns why some cannot be measured."""
+    missing: dict[tuple[str, int], str] = {}
+    for turn in range(repeat):
+        for case, nodes in order:
+            if (case, nodes) in missing:
+                continue
+            tell(f"round {turn + 1} of {repeat}: {case} on {counted(nodes, 'node')}")
+            try:
+                one(case, nodes)
+            except NotMeasuredError as error:
+                missing[case, nodes] = str(error)
+    return missing
 
 
 def _one(setup: StartSetup, case: str, nodes: int, ranks: int, samples: dict[tuple[str, int], list[Sample]]) -> None:

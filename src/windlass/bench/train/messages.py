@@ -34,8 +34,8 @@ def llm_message(result: LlmResult) -> dict[str, Any]:
 
 
 def resnet_message(result: ResNetResult) -> dict[str, Any]:
-    """What a ResNet run measured. Rates are per device, by the median step; mean ± 1.96 σ as the synthetic benchmark
-    has it."""
+    """What a ResNet run measured. Rates are per device, by the median step; mean ± 1.96 σ as Horovod's
+    benchmark prints it."""
     rates = [result.options.batch / s for s in result.step_s]
     overall = measure.spread(rates)
     median = measure.percentile(result.step_s, 50)

@@ -154,6 +154,7 @@ class ResNetOptions(StepOptions):
     batch: int = option(32, "images per device")
     image: int = option(224, "side of the images in pixels")
     classes: int = 1_000
+    fp16_allreduce: bool = option(False, "with ddp: send gradients as fp16")
     graphs: bool | None = None
     channels_last: bool = True
     norm: Literal["torch", "by-hand"] | None = None

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -84,9 +85,14 @@ def _ddp(model: nn.Module, device: Device) -> nn.Module:
     return wrapped
 
 
-def spread_resnet(model: nn.Module, parallel: Parallel, device: Device) -> nn.Module:
-    """A ResNet on its device, wrapped for the parallel mode."""
-    return _ddp(model, device) if parallel == "ddp" else model
+def spread_resnet(model: nn.Module, parallel: Parallel, device: Device, *, fp16: bool = False) -> nn.Module:
+    """A ResNet on its device, wrapped for the parallel mode. `fp16`: DDP sends gradients in that type."""
+    if parallel != "ddp":
+        return model
+    spread = _ddp(model, device)
+    if fp16:
+        spread.register_comm_hook(None, fp16_compress_hook)
+    return spread
 
 
 def micro_step(model: nn.Module, parallel: Parallel, *, last: bool) -> AbstractContextManager[object]:

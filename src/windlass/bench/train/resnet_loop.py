@@ -111,7 +111,7 @@ def _train(options: ResNetOptions, device: Device, world: World, so_far: SoFar |
     exchange = FlatGradients(list(plain.parameters()), world.size) if flat else None
     if exchange is not None:
         exchange.make_equal()
-    model = parallel.spread_resnet(plain, "none" if flat else options.parallel, device)
+    model = parallel.spread_resnet(plain, "none" if flat else options.parallel, device, fp16=options.fp16_allreduce)
     # The masters are taken after all ranks were made equal.
     optimizer = MasterSgd(
         list(model.parameters()),

@@ -40,6 +40,8 @@ def train_measurement(
     for name in ("sequence", "accumulation", "checkpointing"):
         if options.get(name) not in (None, 1, "none"):
             row[name] = options[name]
+    if options.get("fp16_allreduce"):
+        row["gradients"] = "fp16"
     samples = {"step_s": step_s or tuple(raw["samples"]["step_s"]), "loss": tuple(raw["losses"])}
     if raw.get("gradient_norms"):
         samples["gradient_norm"] = tuple(raw["gradient_norms"])

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 
 from windlass.bench import compare
-from windlass.bench.page import compare_page
 from windlass.bench.reading import read_record, showing
-from windlass.cli.benches.report import add_known_options, known_from, write_page
+from windlass.cli.benches.report import add_known_options, known_from
 from windlass.cli.result import Result
 
 
@@ -15,7 +14,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help="the record to compare with")
     parser.add_argument("b", metavar="B", help="the record to judge")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--html", metavar="FILE", help="write a page that needs nothing else")
     parser.add_argument("--fail-if-slower", action="store_true", help="exit with 1 where a case of B is slower")
     add_known_options(parser)
 
@@ -27,7 +25,4 @@ def main(args: argparse.Namespace) -> Result:
         found = compare.compare(a, b)
         slower = any(one.word == "slower" for one in found.differences)
         text = compare.text(a, b, names)
-        html = compare_page(a, b, names) if args.html else ""
-    if args.html:
-        write_page(args.html, html)
     return Result(text=text, data=found, exit_code=1 if slower and args.fail_if_slower else 0)

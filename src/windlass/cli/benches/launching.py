@@ -9,11 +9,9 @@ from typing import Any
 from windlass.base.settings import current_environ, read_settings
 from windlass.bench import report
 from windlass.bench.cases import table_text
-from windlass.bench.page import page
 from windlass.bench.record import BenchRecord, write_record
 from windlass.bench.reference import load_references
 from windlass.bench.runner import Bench, RankError
-from windlass.cli.benches.report import write_page
 from windlass.cli.option_groups import add_request_options
 from windlass.cli.options import request_from
 from windlass.cli.result import Result
@@ -33,7 +31,6 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allow-login", action="store_true", help="run although this looks like a login node")
     parser.add_argument("--device", choices=("cuda", "xpu", "cpu"), help="default: an accelerator where there is one")
     parser.add_argument("--out", metavar="FILE", help="write the record there too (default: record.json of the run)")
-    parser.add_argument("--html", metavar="FILE", help="write a page with plots too")
     parser.add_argument("--json", action="store_true", help="print the record instead of the table")
 
 
@@ -71,8 +68,6 @@ def finish(bench: Bench, record: BenchRecord, args: argparse.Namespace) -> Resul
         hint = f"see `windlass logs {bench.folder}`"
         raise RankError(f"nothing was measured: {detail}", hint=hint, code=bench.exit_code or 1)
     references = load_references(read_settings(current_environ()).config_dir)
-    if args.html and record.rows:
-        write_page(args.html, page([record], references))
     lines = [table_text(record), *report.end_lines(record, references)]
     if record.rows or record.skipped:
         say(f"windlass: record {path}")

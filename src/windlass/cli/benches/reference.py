@@ -5,19 +5,17 @@ from __future__ import annotations
 import argparse
 
 from windlass.base.settings import current_environ, read_settings
-from windlass.bench.page import page, reference_page
 from windlass.bench.reading import read_record, showing
 from windlass.bench.reference import CASES, load_references, reference_lines
 from windlass.bench.report import verdict_lines
 from windlass.bench.verdict import judge
-from windlass.cli.benches.report import add_known_options, known_from, write_page
+from windlass.cli.benches.report import add_known_options, known_from
 from windlass.cli.result import Result
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("case", metavar="CASE", help=", ".join(CASES))
     parser.add_argument("record", nargs="?", metavar="RECORD", help="a measurement to judge")
-    parser.add_argument("--html", metavar="FILE", help="write a page that needs nothing else")
     parser.add_argument("--json", action="store_true")
     add_known_options(parser)
 
@@ -26,15 +24,10 @@ def main(args: argparse.Namespace) -> Result:
     references = load_references(read_settings(current_environ()).config_dir)
     if args.record is None:
         lines = reference_lines(args.case, references, args.device_name)
-        if args.html:
-            write_page(args.html, reference_page(args.case, references, lines))
         return Result(text="\n".join(lines), data=references)
     record = read_record(args.record, known_from(args))
     with showing(args.record):
-        html = page([record], references) if args.html else ""
         verdicts = judge(record, references)
-    if args.html:
-        write_page(args.html, html)
     lines = [record.title, *(verdict_lines(verdicts) or ["no published figure is of this kind"])]
     bad = any(verdict.level == "bad" for verdict in verdicts)
     return Result(text="\n".join(lines), data=verdicts, exit_code=1 if bad else 0)

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from looping import each
 from unit.bench.made import collectives_record, told
 from windlass.bench.collectives.options import OPS, parse_ops
 from windlass.bench.collectives.rows import bandwidths, measurement, wrong_remarks
-from windlass.bench.collectives.table import average_busbw, squeezed, table_lines, text
+from windlass.bench.collectives.show import average_busbw, squeezed, table_lines, text
 from windlass.bench.record import Measurement
 from windlass.errors import UsageError
 
@@ -35,7 +36,7 @@ def test_8_ranks_8_gib_in_94_75_ms_are_158_65_gb_per_s() -> None:
     assert figures["busbw"].formula == "busbw = algbw*2(n-1)/n"
 
 
-@pytest.mark.parametrize(
+@each(
     ("op", "factor"),
     [
         ("all_reduce", 1.75),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from looping import each
 from requirements import require_torch
 from windlass.bench.collectives.operations import count_wrong, fill_with, reduced, share, values
 
@@ -19,8 +20,8 @@ def _tensor(count: int, dtype: str) -> Any:
     return torch.zeros(count, dtype=getattr(torch, dtype))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int8", "uint8", "int32", "int64"])
-@pytest.mark.parametrize("ranks", [1, 2, 7, 300])
+@each("dtype", ["float32", "float16", "bfloat16", "float64", "int8", "uint8", "int32", "int64"])
+@each("ranks", [1, 2, 7, 300])
 def test_a_right_sum_has_no_wrong_element_in_any_type(dtype: str, ranks: int) -> None:
     import torch
 
@@ -32,7 +33,7 @@ def test_a_right_sum_has_no_wrong_element_in_any_type(dtype: str, ranks: int) ->
     assert count_wrong(total.to(getattr(torch, dtype)), reduced(ranks, 0, "sum"), ranks) == 0
 
 
-@pytest.mark.parametrize("count", [1, 5, 1003, 3_000_001])
+@each("count", [1, 5, 1003, 3_000_001])
 def test_every_changed_element_is_counted(count: int) -> None:
     tensor = _tensor(count, "float32")
     fill_with(tensor, values(3, 0))

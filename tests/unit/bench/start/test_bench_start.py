@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from requirements import require_slurm
 from windlass.bench.reading import read_record
 from windlass.bench.start.cases import StartSetup, cache, direct, measure, native, stage
 from windlass.bench.start.machine import Clients
@@ -104,17 +103,6 @@ def test_cases_that_cannot_be_measured_say_why(setup: StartSetup) -> None:
     rows = measure(setup, ("native", "sbcast"), (2,), 1, 1, lambda text: None)
     assert rows[0].seconds is not None and rows[0].seconds > 0
     assert rows[1].seconds is None and "the allocation has 1 nodes" in rows[1].not_measured
-
-
-def test_sbcast_and_stage_are_measured_side_by_side_with_their_processor_time(setup: StartSetup) -> None:
-    """Without an allocation, by a Slurm of the measurement's own."""
-    require_slurm()
-    rows = measure(setup, ("sbcast", "stage"), (2,), 1, 1, lambda text: None)
-    size = setup.made["archive"].stat().st_size
-    for row in rows:
-        assert row.seconds is not None and row.cpu_seconds is not None, row.not_measured
-        assert row.cpu_seconds > 0 and row.shared_bytes is not None and row.shared_bytes >= size
-    assert not list(setup.work.glob("s*/slurm")), "copies are removed"
 
 
 def test_rows_of_the_command_are_json(environment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 from requirements import missing_programs, require, require_mpi, require_slurm
-from windlass.bench.start import rivals
-from windlass.bench.start.links import linked, sweep, why_not
-from windlass.bench.start.onehop import one_hop
-from windlass.bench.start.push import PushResult, PushSetup, compared, measure_push
-from windlass.bench.start.rounds import NotMeasuredError
+from startup import rivals
+from startup.links import linked, sweep, why_not
+from startup.onehop import one_hop
+from startup.push import PushResult, PushSetup, compared, measure_push
+from windlass.bench.start.cases import NotMeasuredError
 from windlass.bench.start.workfolder import sweep_folders, work_folder
-from windlass.cli.main import main
 from windlass.errors import MachineError
 
 pytestmark = pytest.mark.timeout(120)
@@ -164,19 +163,3 @@ def test_rivals_that_are_not_here_are_not_measured(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(NotMeasuredError):
         rivals.sbcast(rivals.Loopback(2), 2, tmp_path / "source", tmp_path, 10)
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (("--link", "400M"), "add --push"),
-        (("--push", "1M", "--link", "slow"), "is not a rate"),
-        (("--push", "1M", "--nodes", "1,2"), "two nodes"),
-        (("--push", "1M", "--cases", "native"), "native"),
-        (("--push", "1M", "--link", "400M", "--cases", "raw"), "raw"),
-        (("--push", "9000T", "--cases", "stage"), "has room for"),
-    ],
-)
-def test_wrong_words_are_explained(words: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "start", *words]) != 0
-    assert text in capsys.readouterr().err

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from windlass.bench.reading import read_record
-from windlass.bench.start.chart import plot_svg
-from windlass.bench.start.measured import StageCosts, stage_costs
-from windlass.bench.start.simulate import (
+from startup.chart import plot_svg
+from startup.measured import StageCosts, stage_costs
+from startup.page import renewed
+from startup.simulate import (
     CPU_BUILD,
     FANOUT,
     PUBLISHED,
@@ -27,8 +27,7 @@ from windlass.bench.start.simulate import (
     predict,
     replayed,
 )
-from windlass.bench.start.simulated_page import renewed
-from windlass.cli.main import main
+from windlass.bench.reading import read_record
 from windlass.errors import ConfigError
 
 ROOT = Path(__file__).parents[4]
@@ -141,7 +140,7 @@ def test_a_wait_is_the_sum_of_its_stages_and_levels_add_with_the_depth(costs: St
 
 def test_a_record_without_stages_is_refused() -> None:
     with pytest.raises(ConfigError, match="no"):
-        stage_costs(read_record(ROOT / "results" / "start" / "torch.json"), FANOUT)
+        stage_costs(read_record(ROOT / "results" / "start" / "staged-archive.json"), FANOUT)
 
 
 def test_the_page_is_what_its_own_command_makes(costs: StageCosts, series: Series) -> None:
@@ -150,7 +149,3 @@ def test_the_page_is_what_its_own_command_makes(costs: StageCosts, series: Serie
     assert renewed(page, name, costs, list(series.values())) == page, "run the command that the page names"
     with pytest.raises(ConfigError, match="has no"):
         renewed("a page", name, costs, list(series.values()))
-
-
-def test_a_page_without_a_record_is_refused() -> None:
-    assert main(["bench", "start", "--simulate", "--page", "x.md"]) == 2

@@ -1,12 +1,18 @@
-"""Records of version 0.1.0 that had forms of their own: of the training and matmul programs, and of bench start."""
+"""Convert a record of an early form (training and matmul programs, `bench start`) to the form of `windlass bench`.
+
+python bench/older_record.py results/h200/matmul.json matmul.json
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from windlass.bench.matmul.rows import matmul_measurement
-from windlass.bench.record import BenchRecord, Where, new_record
+from windlass.bench.record import BenchRecord, Where, new_record, write_record
 from windlass.bench.start.rows import start_record
 from windlass.bench.train.rows import train_measurement
 
@@ -52,3 +58,12 @@ OLDER: dict[str, Callable[[Mapping[str, Any]], BenchRecord]] = {
     "bench start": _started,
     "bench start --push": _started,
 }
+
+
+def main(old: str, new: str) -> None:
+    raw = json.loads(Path(old).read_text())
+    write_record(Path(new), older_record(raw.get("record") or raw["what"], raw))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,10 +1,12 @@
-"""The text of training runs: step, rate, utilisation, loss; the formula beside every figure."""
+"""The table and the chart of a training run."""
 
 from __future__ import annotations
 
 from windlass.base.notation.counts import counted
+from windlass.base.pages.svg import Chart, line_chart, sample_series
 from windlass.bench import measure
 from windlass.bench.record import BenchRecord, Measurement
+from windlass.bench.reference import References
 
 
 def text(record: BenchRecord) -> str:
@@ -51,3 +53,20 @@ def _row_lines(row: Measurement) -> list[str]:
 
 def _short(value: float) -> str:
     return f"{value:,.1f}" if value >= 10 else f"{value:.3g}"
+
+
+def charts(record: BenchRecord, references: References) -> list[tuple[str, str]]:
+    made = []
+    for row in record.rows:
+        steps = tuple(value * 1e3 for value in row.samples.get("step_s", ()))
+        for name, unit, values in (("step time", "ms", steps), ("loss", "loss", row.samples.get("loss", ()))):
+            chart = Chart(
+                title=f"{row.labels.get('model')}: {name}",
+                x_name="sample" if name == "step time" else "step",
+                y_name=f"{name} ({unit})" if unit != name else name,
+                series=(sample_series(name, values),),
+                ticks=tuple((float(number), str(number)) for number in range(0, len(values), max(1, len(values) // 8))),
+                y_from_zero=name != "loss",
+            )
+            made.append((f"{row.labels.get('model')} {row.labels.get('precision')}: {name}", line_chart(chart)))
+    return made

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from windlass.bench.start.measured import StageCosts
+from startup.measured import StageCosts
 from windlass.node.cache.config import TREE_CHILDREN
 
 Way = Literal["direct", "copper", "windlass", "windlass+trace"]

@@ -1,8 +1,10 @@
-"""The table of `bench matmul`: rates by type, and by rank where several measured."""
+"""The table and the chart of `bench matmul`."""
 
 from __future__ import annotations
 
+from windlass.base.pages.svg import Bar, bar_chart
 from windlass.bench.record import BenchRecord
+from windlass.bench.reference import References
 
 
 def text(record: BenchRecord) -> str:
@@ -26,3 +28,16 @@ def text(record: BenchRecord) -> str:
 
 def _short(tflops: float) -> str:
     return f"{tflops:.1f}" if tflops >= 10 else f"{tflops:.3g}"
+
+
+def charts(record: BenchRecord, references: References) -> list[tuple[str, str]]:
+    bars = [
+        Bar(
+            name=str(row.labels["type"]) + (f" rank {row.labels['rank']}" if row.labels.get("rank") else ""),
+            value=row.figures["sustained"].value,
+            text=f"{row.figures['sustained'].value:.4g}",
+            mark=row.figures["burst"].value,
+        )
+        for row in record.rows
+    ]
+    return [("sustained rate of matrix products [2*m*n*k]", bar_chart("matmul", "TFLOP/s", bars, "burst"))]

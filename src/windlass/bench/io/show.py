@@ -1,10 +1,12 @@
-"""The table of `bench io`: what a file system delivers to the ranks of a node, and what their devices need."""
+"""The table and the chart of `bench io`."""
 
 from __future__ import annotations
 
 from windlass.base.notation.counts import counted
+from windlass.base.pages.svg import Bar, bar_chart
 from windlass.bench import measure
 from windlass.bench.record import BenchRecord, Measurement
+from windlass.bench.reference import References
 
 PASS_LINE = 0.9
 """MLPerf Storage's line for image models: the devices must be busy nine tenths of the time."""
@@ -38,3 +40,18 @@ def feeds(row: Measurement) -> str:
     if share >= PASS_LINE:
         return f"just feeds them ({share:.0%})"
     return f"devices wait: {share:.0%} of what they need"
+
+
+def charts(record: BenchRecord, references: References) -> list[tuple[str, str]]:
+    bars = [
+        Bar(
+            name=f"{row.labels['format']} {row.labels['pass']}",
+            value=row.figures["samples_per_s"].value,
+            text=f"{row.figures['samples_per_s'].value:,.0f}",
+            mark=row.figures["needed"].value if "needed" in row.figures else None,
+        )
+        for row in record.rows
+    ]
+    return [
+        ("samples delivered per second by one node", bar_chart("input", "samples/s", bars, "what the devices need"))
+    ]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from windlass.bench.start.measured import StageCosts
-from windlass.bench.start.simulate import (
+from startup.measured import StageCosts
+from startup.simulate import (
     FANOUT,
     PUBLISHED,
     Draw,
@@ -39,7 +39,7 @@ def _source_lines(record: str, costs: StageCosts) -> list[str]:
         f"Measured: [{name}](../../{record}), {costs.nodes} nodes on one machine. To renew this part and the chart:",
         "",
         "```",
-        f"windlass bench start --simulate --from {record} \\",
+        f"python bench/simulate_start.py --from {record} \\",
         "  --page docs/explanation/start-up-simulated.md --plot docs/explanation/start-up-simulated.svg",
         "```",
     ]

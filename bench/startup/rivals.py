@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from startup import broadcast
 from windlass.base.notation.shell import quote
 from windlass.base.procs.command import run_command, which
-from windlass.bench.start import broadcast
+from windlass.bench.start.cases import NotMeasuredError
 from windlass.bench.start.machine import Network
-from windlass.bench.start.rounds import NotMeasuredError
 from windlass.errors import CommandError
 
 _PIECE_BYTES = 64 << 20
@@ -89,11 +89,8 @@ class Broadcast:
     cpu_s: float
 
 
-def sbcast(
-    network: Network, nodes: int, source: Path, work: Path, timeout_s: float, *, unpack: bool = False
-) -> Broadcast:
-    """From the first node to all of them, that one included; with `unpack` an archive, which every node then unpacks
-    into `env` beside its copy (`copies` says where)."""
+def sbcast(network: Network, nodes: int, source: Path, work: Path, timeout_s: float) -> Broadcast:
+    """Broadcast from the first node to all nodes, itself included."""
     missing = [name for name in _DAEMONS if which(name, {"PATH": _SBIN}) is None]
     if missing or os.geteuid() != 0:
         raise NotMeasuredError(f"not here: {', '.join(missing)}" if missing else "a Slurm of its own needs root")
@@ -106,18 +103,13 @@ def sbcast(
     conf = folder / "slurm.conf"
     conf.write_text(conf_text(network, nodes, folder))
     script = folder / "run.sh"
-    script.write_text(script_text(network, nodes, folder, source, unpack=unpack))
+    script.write_text(script_text(network, nodes, folder, source))
     env = {"PATH": _SBIN, "SLURM_CONF": str(conf), "HOME": str(work)}
     said = _said((*_dies_with_us(), "sh", str(script)), timeout_s, env)
     sizes = {path.stat().st_size for path in folder.glob("to.*/copy")}
     if len(list(folder.glob("to.*/copy"))) != nodes or sizes != {source.stat().st_size}:
         raise NotMeasuredError("sbcast did not bring the whole file to every node")
     return Broadcast(seconds=_seconds(said), cpu_s=_figure(said, "cpu"))
-
-
-def copies(work: Path, nodes: int) -> list[Path]:
-    """The folder of each node, as this machine sees them."""
-    return [work / "slurm" / f"to.{_name(node)}" for node in range(nodes)]
 
 
 def _name(node: int) -> str:
@@ -164,7 +156,7 @@ def conf_text(network: Network, nodes: int, folder: Path) -> str:
 _TICKS = r"""cat /proc/[0-9]*/stat 2>/dev/null | sed 's/.*) //' | awk '{t += $12 + $13 + $14 + $15} END {print t}'"""
 
 
-def script_text(network: Network, nodes: int, folder: Path, source: Path, *, unpack: bool = False) -> str:
+def script_text(network: Network, nodes: int, folder: Path, source: Path) -> str:
     """Starts the daemons, waits for idle nodes, and times sbcast. The end of this shell ends all of them."""
     at, conf = quote(str(folder)), quote(str(folder / "slurm.conf"))
     copy = quote(str(folder / "to" / "copy"))
@@ -180,10 +172,6 @@ def script_text(network: Network, nodes: int, folder: Path, source: Path, *, unp
         own = f"mount --bind {at}/to.{_name(node)} {at}/to && exec slurmd -D -f {conf} -N {_name(node)}"
         lines.append(f"{_words(network.inside(node))} unshare --mount sh -c {quote(own)} >/dev/null 2>&1 &")
     timed = f"t=$({_TICKS}); a=$(date +%s.%N); sbcast --force {quote(str(source))} {copy} || exit 1; "
-    if unpack:
-        env = quote(str(folder / "to" / "env"))
-        step = f"srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1"
-        timed += f"{step} sh -c {quote(f'mkdir {env} && tar -x -f {copy} -C {env}')} || exit 1; "
     timed += f"b=$(date +%s.%N); echo $a $b $t $({_TICKS}) $(getconf CLK_TCK)"
     lines += [
         f"for i in $(seq 300); do [ $({first} sinfo -h -N -o %t 2>/dev/null | grep -c idle) = {nodes} ] && break; "

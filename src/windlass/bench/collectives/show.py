@@ -1,4 +1,4 @@
-"""The table of `bench collectives`, as nccl-tests prints it."""
+"""The table and the charts of `bench collectives`, with published figures of the same class."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from windlass.base.notation.counts import counted
+from windlass.base.pages.svg import Chart, Series, line_chart
 from windlass.bench.record import BenchRecord, Measurement
+from windlass.bench.reference import References, is_device
+from windlass.bench.sizes import size_text
 
 
 def average_busbw(rows: Iterable[Measurement]) -> float:
@@ -85,3 +88,37 @@ def text(record: BenchRecord) -> str:
             "#",
         ]
     return "\n".join(lines)
+
+
+def charts(record: BenchRecord, references: References) -> list[tuple[str, str]]:
+    made = []
+    name = str(record.device.get("name") or "")
+    for op in dict.fromkeys(str(row.labels["op"]) for row in record.rows):
+        rows = [row for row in record.rows if row.labels["op"] == op]
+        nodes, ranks = rows[0].labels["nodes"], rows[0].labels["ranks"]
+        if ranks == 1:  # nothing crosses a link: a chart of zeros would say less than none
+            continue
+        series = []
+        for placement in ("out-of-place", "in-place"):
+            points = [(_size(r), r.figures["busbw"].value) for r in rows if r.labels["placement"] == placement]
+            series.append(Series(name=placement, points=tuple(sorted(points))))
+        published = [
+            (float(one.bytes), one.busbw)
+            for one in references.bandwidth
+            if one.normal and one.op == op and one.nodes == nodes and one.ranks == ranks and is_device(one.device, name)
+        ]
+        series.append(Series(name="published", points=tuple(sorted(published)), hollow=True))
+        what = f"{op} over {counted(ranks, 'rank')} on {counted(nodes, 'node')}: {rows[0].figures['busbw'].formula}"
+        made.append((what, _by_size(f"{op}: bus bandwidth by size", series)))
+    return made
+
+
+def _by_size(title: str, series: list[Series]) -> str:
+    drawn = tuple(one for one in series if one.points)
+    sizes = sorted({x for one in drawn for x, _ in one.points})
+    ticks = tuple((x, size_text(x)) for x in sizes)
+    return line_chart(Chart(title=title, x_name="size", y_name="busbw GB/s", series=drawn, ticks=ticks, x_scale="log"))
+
+
+def _size(row: Measurement) -> float:
+    return float(row.labels["bytes"] or 0)

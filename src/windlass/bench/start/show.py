@@ -1,11 +1,16 @@
-"""The tables of `bench start`: imports by case and nodes, and one file pushed to all nodes."""
+"""The tables and charts of `bench start`: imports by case and nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
+from windlass.base.notation.counts import counted
+from windlass.base.pages.svg import Bar, bar_chart, line_chart
 from windlass.bench.record import BenchRecord, Measurement
-from windlass.bench.start.curves_text import curves_text
+from windlass.bench.reference import References
+from windlass.bench.start.curves import AXES
+from windlass.bench.start.curves_text import curves_chart, curves_text
 
 # Heading, figure, and how it is written. A case without the figure leaves the cell empty.
 _Column = tuple[str, str, Callable[[float], str]]
@@ -52,3 +57,20 @@ def _aligned(body: Sequence[tuple[str, ...]]) -> str:
         padded = (f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True))
         lines.append("  ".join((first.ljust(widths[0]), *padded)).rstrip())
     return "\n".join(lines)
+
+
+def charts(record: BenchRecord, references: References) -> list[tuple[str, str]]:
+    if record.options.get("curves"):
+        return [
+            (chart.title, drawn) for chart in map(partial(curves_chart, record), AXES) if (drawn := line_chart(chart))
+        ]
+    bars = [
+        Bar(
+            name=f"{row.labels['case']}, {counted(row.labels['nodes'], 'node')}",
+            value=row.figures["seconds"].value,
+            text=f"{row.figures['seconds'].value:.2f}",
+        )
+        for row in record.rows
+    ]
+    what = "the last node has the file" if bars and is_push(record.rows[0]) else "the last rank has imported"
+    return [(f"seconds until {what}, median", bar_chart("start", "s", bars))]

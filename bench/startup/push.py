@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from windlass.bench.start import rivals
-from windlass.bench.start.links import Links, linked
+from startup import rivals
+from startup.links import Links, linked
+from startup.onehop import one_hop
+from windlass.bench.start.cases import in_rounds
 from windlass.bench.start.machine import hosted, remove_tree
-from windlass.bench.start.onehop import one_hop
-from windlass.bench.start.rounds import in_rounds
 from windlass.errors import MachineError
 from windlass.model.plan import CacheRoot
 from windlass.run.stage.service import stage_service

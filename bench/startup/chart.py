@@ -1,37 +1,13 @@
-"""Charts of `bench start`: seconds by case and nodes, and the simulated prediction."""
+"""The simulated start-up as a chart."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
-from windlass.base.notation.counts import counted
-from windlass.base.pages.svg import Bar, Chart, Series, bar_chart, line_chart, standalone
-from windlass.bench.record import BenchRecord
-from windlass.bench.reference import References
-from windlass.bench.start.curves import AXES
-from windlass.bench.start.curves_text import curves_chart
-from windlass.bench.start.simulate import PUBLISHED, Predicted
-from windlass.bench.start.table import is_push
+from startup.simulate import PUBLISHED, Predicted
+from windlass.base.pages.svg import Chart, Series, line_chart, standalone
 
 _NAMES = {"direct": "direct", "copper": "Copper-like", "windlass": "windlass", "windlass+trace": "windlass, with trace"}
-
-
-def charts(record: BenchRecord, references: References) -> list[tuple[str, str]]:
-    if record.options.get("curves"):
-        return [
-            (chart.title, drawn) for chart in map(partial(curves_chart, record), AXES) if (drawn := line_chart(chart))
-        ]
-    bars = [
-        Bar(
-            name=f"{row.labels['case']}, {counted(row.labels['nodes'], 'node')}",
-            value=row.figures["seconds"].value,
-            text=f"{row.figures['seconds'].value:.2f}",
-        )
-        for row in record.rows
-    ]
-    what = "the last node has the file" if bars and is_push(record.rows[0]) else "the last rank has imported"
-    return [(f"seconds until {what}, median", bar_chart("start", "s", bars))]
 
 
 def plot_svg(series: Sequence[Sequence[Predicted]]) -> str:

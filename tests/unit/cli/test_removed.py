@@ -1,0 +1,25 @@
+"""Commands and options that were removed: the error names the replacement."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from looping import each
+from unit.cli.typed import in_process
+
+
+@each(
+    ("argv", "instead"),
+    [
+        ("synthetic --batch 96", "windlass bench ddp --batch 96 --fp16-allreduce"),
+        ("start --push 1G", "bench/push.py"),
+        ("start --link=400M", "bench/push.py"),
+        ("start --simulate", "bench/simulate_start.py"),
+        ("ddp --html page.html", "windlass bench report"),
+        ("compare a b --html page.html", "windlass bench report"),
+    ],
+)
+def test_what_was_removed_names_its_replacement(argv: str, instead: str, tmp_path: Path) -> None:
+    done = in_process("bench", *argv.split(), cwd=tmp_path)
+    assert done.code == 2, done.text
+    assert "was removed" in done.stderr and instead in done.stderr
