@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.launcher_cases import SPECS, WORDS
+from looping import each
 from windlass.backends.launchers import get_launcher, launcher_names
 from windlass.backends.launchers.base import Launcher, LaunchSpec
 from windlass.errors import UsageError
@@ -36,7 +37,7 @@ def test_it_says_what_it_is(name: str) -> None:
     assert launcher.node_log.format(node_rank=7) == "node-0007.log"
 
 
-@pytest.mark.parametrize("case", sorted(SPECS))
+@each("case", sorted(SPECS))
 def test_every_word_is_text_and_has_a_reason(name: str, case: str) -> None:
     for argument in made(name, SPECS[case]):
         assert argument.words
@@ -45,21 +46,21 @@ def test_every_word_is_text_and_has_a_reason(name: str, case: str) -> None:
         assert argument.origin.text()
 
 
-@pytest.mark.parametrize("case", sorted(SPECS))
+@each("case", sorted(SPECS))
 def test_the_executable_comes_first_and_is_the_sites(name: str, case: str) -> None:
     arguments = made(name, SPECS[case], LauncherSpec(executable="/opt/site/bin/launch"))
     if arguments:
         assert arguments[0].words == ("/opt/site/bin/launch",)
 
 
-@pytest.mark.parametrize("case", sorted(SPECS))
+@each("case", sorted(SPECS))
 def test_no_option_is_said_twice(name: str, case: str) -> None:
     keys = [argument_key(argument.words) for argument in made(name, SPECS[case])[1:]]
     repeated = {key for key in keys if keys.count(key) > 1}
     assert not repeated
 
 
-@pytest.mark.parametrize("case", sorted(SPECS))
+@each("case", sorted(SPECS))
 def test_the_site_can_replace_any_default_and_add_its_own(name: str, case: str) -> None:
     for argument in made(name, SPECS[case])[1:]:
         own = ArgumentSpec(words=(*argument.words[:-1], argument.words[-1] + "0"), because="the site", source="page")

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from looping import each
 from windlass.backends.schedulers import get_scheduler, scheduler_names
 from windlass.backends.schedulers.base import JobSpec, JobState, Scheduler
 from windlass.errors import UsageError, WindlassError
@@ -46,7 +47,7 @@ def test_outside_of_a_job_there_is_no_allocation(name: str) -> None:
     assert not get_scheduler(name).in_allocation({"PATH": "/bin", "HOME": "/root"})
 
 
-@pytest.mark.parametrize("case", sorted(SPECS))
+@each("case", sorted(SPECS))
 def test_every_directive_is_one_line_with_a_reason(name: str, case: str) -> None:
     scheduler = get_scheduler(name)
     for argument in directives(name, case):
@@ -57,7 +58,7 @@ def test_every_directive_is_one_line_with_a_reason(name: str, case: str) -> None
         assert tuple(shlex.split(line.removeprefix(scheduler.directive))) == argument.words
 
 
-@pytest.mark.parametrize("field", ["name", "partition", "account"])
+@each("field", ["name", "partition", "account"])
 def test_a_value_with_a_new_line_cannot_add_a_line_to_the_script(name: str, field: str) -> None:
     values = {"name": "x", "nodes": 1, "ranks_per_node": 1, field: "x\ntouch /tmp/owned"}
     scheduler = get_scheduler(name)
@@ -68,7 +69,7 @@ def test_a_value_with_a_new_line_cannot_add_a_line_to_the_script(name: str, fiel
     assert all("\n" not in scheduler.directive_line(argument) for argument in made)
 
 
-@pytest.mark.parametrize("case", sorted(SPECS))
+@each("case", sorted(SPECS))
 def test_the_site_replaces_a_default_instead_of_saying_it_twice(name: str, case: str) -> None:
     for argument in directives(name, case):
         own = ArgumentSpec(words=(*argument.words[:-1], argument.words[-1] + "0"), because="the site", source="page")
@@ -79,7 +80,7 @@ def test_the_site_replaces_a_default_instead_of_saying_it_twice(name: str, case:
         assert again[-1].words == own.words
 
 
-@pytest.mark.parametrize("text", ["soon", "0", "1:99:00"])
+@each("text", ["soon", "0", "1:99:00"])
 def test_a_bad_time_limit_is_an_error(name: str, text: str) -> None:
     if name == "none":
         return
@@ -101,7 +102,7 @@ def test_any_refusal_becomes_an_error_in_words(name: str, output: str, code: int
     assert error.message
 
 
-@pytest.mark.parametrize("output", ["", "error", "sbatch: error: no\n", "…"])
+@each("output", ["", "error", "sbatch: error: no\n", "…"])
 def test_no_job_id_is_an_error(name: str, output: str) -> None:
     with pytest.raises(WindlassError):
         get_scheduler(name).parse_submit(output)

@@ -11,8 +11,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from looping import each
 from markdown_links import ROOT, pages
 from windlass.cli.main import command_names, command_parser
 from windlass.errors import WindlassError
@@ -62,9 +61,7 @@ def complaint(line: str) -> str:
     return ""
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in pages() if command_lines(page)], ids=lambda p: str(p.relative_to(ROOT))
-)
+@each("page", [page for page in pages() if command_lines(page)], ids=lambda p: str(p.relative_to(ROOT)))
 def test_printed_command_lines_can_be_parsed(page: Path) -> None:
     wrong = {line: complaint(line) for line in command_lines(page) if complaint(line)}
     assert wrong == {}

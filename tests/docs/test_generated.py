@@ -6,9 +6,8 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable
 
-import pytest
-
 from generate import BEGIN, END, generated
+from looping import each
 from markdown_links import DOCS
 from schema_page import schema_page
 from site_pages import catalog_sites, site_part, site_picture
@@ -36,7 +35,7 @@ def words_of(specs: Iterable[object]) -> list[str]:
     return [str(getattr(spec, "because", "")) for spec in specs]
 
 
-@pytest.mark.parametrize("site", catalog_sites(), ids=lambda site: str(site.name))
+@each("site", catalog_sites(), ids=lambda site: str(site.name))
 def test_a_page_has_every_reason_and_every_source_with_its_date(site: Site) -> None:
     file, part = site.file, " ".join(site_part(site).replace("\\|", "|").split())
     said = words_of((*file.settings, *file.scheduler.directives, *file.launcher.arguments, *file.limits))
@@ -49,7 +48,7 @@ def test_a_page_has_every_reason_and_every_source_with_its_date(site: Site) -> N
         assert f"`{queue.name}`" in part
 
 
-@pytest.mark.parametrize("site", catalog_sites(), ids=lambda site: str(site.name))
+@each("site", catalog_sites(), ids=lambda site: str(site.name))
 def test_the_picture_of_a_node_has_every_core_device_and_interface_once(site: Site) -> None:
     picture = site_picture(site)
     assert bool(picture) == bool(site.file.node.domains)

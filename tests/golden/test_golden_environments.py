@@ -6,9 +6,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from golden.reviewed import compare
+from looping import each
 from requirements import missing_programs, require
 from windlass.build.envs.plan import EnvPlan, EnvRequest, MachineFacts, plan_env
 from windlass.build.envs.render import plan_text, script_text
@@ -23,12 +22,12 @@ def _planned(site: str, **chosen: str) -> EnvPlan:
     return plan_env(EnvRequest(extras=("mpi4py", "deepspeed"), **chosen), load_site(site), MachineFacts())
 
 
-@pytest.mark.parametrize("site", DOCUMENTED)
+@each("site", DOCUMENTED)
 def test_plans_of_environments_are_as_reviewed(site: str) -> None:
     compare(FOLDER, f"{site}.txt", plan_text(_planned(site), finding_lines(_planned(site).findings)) + "\n")
 
 
-@pytest.mark.parametrize("site", ["frontier", "lumi", "aurora"])
+@each("site", ["frontier", "lumi", "aurora"])
 def test_scripts_of_environments_are_as_reviewed(site: str) -> None:
     compare(FOLDER, f"{site}.sh", script_text(_planned(site)))
 

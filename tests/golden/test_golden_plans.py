@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from golden.reviewed import compare
+from looping import each
 from planning import plan_for
 from windlass.plan.render.batch_script import batch_script, standalone_script
 from windlass.plan.show import plan_text
@@ -33,7 +32,7 @@ def sizes(site: str) -> tuple[int, ...]:
 CASES = [(site, nodes) for site in site_names() for nodes in sizes(site)]
 
 
-@pytest.mark.parametrize(("site", "nodes"), CASES, ids=str)
+@each(("site", "nodes"), CASES, ids=str)
 def test_plan_is_as_reviewed(site: str, nodes: int) -> None:
     partition = WHOLE_MACHINE.get(site) if nodes > 2 else None
     plan, _ = plan_for(
@@ -42,7 +41,7 @@ def test_plan_is_as_reviewed(site: str, nodes: int) -> None:
     compare(FOLDER, f"{site}-{nodes}.txt", plan_text(plan, explain=True, script=False) + "\n")
 
 
-@pytest.mark.parametrize("site", MAIN)
+@each("site", MAIN)
 def test_scripts_of_the_main_sites_are_as_reviewed(site: str) -> None:
     plan, _ = plan_for(
         site, "python", "train.py", "--rank={rank}", "two words", nodes=2, account="ACCOUNT", time="1h", name="train"
@@ -51,7 +50,7 @@ def test_scripts_of_the_main_sites_are_as_reviewed(site: str) -> None:
     compare(FOLDER, f"{site}-2-standalone.sh", standalone_script(plan, "RUN_DIR"))
 
 
-@pytest.mark.parametrize(
+@each(
     ("site", "image"),
     [
         ("lumi", "/images/torch.sif"),
@@ -60,7 +59,7 @@ def test_scripts_of_the_main_sites_are_as_reviewed(site: str) -> None:
         ("elcapitan", "/images/torch.sif"),
     ],
 )
-@pytest.mark.parametrize("nodes", [1, 2])
+@each("nodes", [1, 2])
 def test_container_plans_are_as_reviewed(site: str, image: str, nodes: int) -> None:
     plan, _ = plan_for(site, "python", "train.py", nodes=nodes, container=image, account="ACCOUNT", name="train")
     compare(FOLDER, f"{site}-{nodes}-container.txt", plan_text(plan, explain=True, script=True) + "\n")
@@ -70,8 +69,8 @@ AGENTS = {"restarts": {"restarts": 2}, "cache": {"cache": ("/shared/env",)}}
 WITH_AGENTS = ("aurora", "frontier", "lumi", "perlmutter")
 
 
-@pytest.mark.parametrize("kind", sorted(AGENTS))
-@pytest.mark.parametrize("site", WITH_AGENTS)
+@each("kind", sorted(AGENTS))
+@each("site", WITH_AGENTS)
 def test_plans_with_agents_are_as_reviewed(site: str, kind: str) -> None:
     options = AGENTS[kind]
     plan, _ = plan_for(site, "python", "train.py", nodes=2, account="ACCOUNT", time="1h", **options)

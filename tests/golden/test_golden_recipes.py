@@ -6,9 +6,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from golden.reviewed import compare
+from looping import each
 from requirements import missing_programs, require
 from windlass.build.images.build import entry_script
 from windlass.build.images.host_script import host_script_text
@@ -30,7 +29,7 @@ def _everything(name: str) -> tuple[str, ...]:
     return EXTRAS if load_spec(name).gpu else ("mpi", "deepspeed", "horovod")
 
 
-@pytest.mark.parametrize("name", spec_names())
+@each("name", spec_names())
 def test_recipes_are_as_reviewed(name: str) -> None:
     recipe = make_recipe(load_spec(name))
     compare(FOLDER, f"{name}.Containerfile", containerfile_text(recipe))
@@ -45,7 +44,7 @@ def test_an_environment_definition_is_as_reviewed() -> None:
     compare(FOLDER, "pytorch-ngc.edf.toml", edf_text(make_recipe(load_spec("pytorch-ngc")), "pytorch-ngc.sqsh"))
 
 
-@pytest.mark.parametrize(("name", "chosen"), [("frontier-rocm7.sh", {}), ("frontier-rocm5.sh", OLDER_FRONTIER)])
+@each(("name", "chosen"), [("frontier-rocm7.sh", {}), ("frontier-rocm5.sh", OLDER_FRONTIER)])
 def test_the_plugins_script_for_a_bare_frontier_is_as_reviewed(name: str, chosen: dict[str, str]) -> None:
     text = host_script_text(make_recipe(load_spec("pytorch-rocm")), load_site("frontier"), load_versions(), chosen)
     compare(FOLDER, name, text)
@@ -58,7 +57,7 @@ def _lint(text: str, shell: str) -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("name", spec_names())
+@each("name", spec_names())
 def test_a_linter_of_shell_finds_nothing_in_the_steps(name: str) -> None:
     _lint(steps_script(make_recipe(load_spec(name), _everything(name))), "sh")
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from looping import each
 from windlass.bench import measure
 from windlass.errors import UsageError
 
@@ -15,7 +16,7 @@ def test_busbw_matches_the_published_two_node_all_reduce() -> None:
     assert measure.busbw("all_reduce", 8 * 2**30, 94.75e-3, 8).value == pytest.approx(158.65, abs=0.02)
 
 
-@pytest.mark.parametrize(
+@each(
     ("op", "factor"),
     [("all_reduce", 1.75), ("all_gather", 0.875), ("reduce_scatter", 0.875), ("alltoall", 0.875), ("broadcast", 1.0)],
 )
@@ -53,7 +54,7 @@ def test_unknown_collective_is_refused_with_the_known_ones() -> None:
     assert "all_reduce" in str(caught.value.hint)
 
 
-@pytest.mark.parametrize("time_s", [0.0, -1.0, float("nan"), float("inf")])
+@each("time_s", [0.0, -1.0, float("nan"), float("inf")])
 def test_an_impossible_time_is_an_error_not_an_infinite_bandwidth(time_s: float) -> None:
     with pytest.raises(UsageError):
         measure.algbw(1, time_s)

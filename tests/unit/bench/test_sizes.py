@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from looping import each
 from windlass.bench.sizes import parse_size, parse_sizes, size_text
 from windlass.errors import UsageError
 
@@ -23,9 +24,7 @@ def test_lists_steps_and_single_sizes_are_understood() -> None:
     assert parse_sizes("1.5K") == (1536,)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "abc", "1X", "-1M", "0", "1M:", "8G:1M:2", "1M:8G:1", "1M:8G:x", "1:2:3:4", "1.3", "1:4096000:+1"]
-)
+@each("text", ["", "abc", "1X", "-1M", "0", "1M:", "8G:1M:2", "1M:8G:1", "1M:8G:x", "1:2:3:4", "1.3", "1:4096000:+1"])
 def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UsageError) as raised:
         parse_sizes(text)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from looping import each
 from windlass.backends.containers import binds, get_runtime
 from windlass.backends.containers.binds import combine, needed_path, parse_bind, settle
 from windlass.errors import MachineError, UsageError
@@ -20,7 +21,7 @@ def _mount(source: str, target: str | None = None, **fields: object) -> Mount:
     return Mount(source=source, target=target or source, **{**base, **fields})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "source", "target", "read_only"),
     [
         ("/data", "/data", "/data", False),
@@ -39,7 +40,7 @@ def test_a_bind_is_read_as_source_target_and_mode(text: str, source: str, target
     assert (mount.source, mount.target, mount.read_only) == (source, target, read_only)
 
 
-@pytest.mark.parametrize("text", ["", ":/x", "/x:", "/a:/b:ro:z", "/a:/b:exec", "/a:b"])
+@each("text", ["", ":/x", "/x:", "/a:/b:ro:z", "/a:/b:exec", "/a:b"])
 def test_a_malformed_bind_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--bind"):
         parse_bind(text, "/work/me")
@@ -121,7 +122,7 @@ def test_a_default_bind_can_be_removed_and_a_wrong_name_lists_them() -> None:
     assert "/opt/cray, /pfs" in (caught.value.hint or "")
 
 
-@pytest.mark.parametrize(
+@each(
     ("runtime", "path"),
     [
         ("apptainer", "/a,b"),
@@ -144,7 +145,7 @@ def test_what_a_bind_syntax_cannot_express_is_refused(runtime: str, path: str) -
     assert get_runtime(runtime).check_mount(_mount(path))
 
 
-@pytest.mark.parametrize(
+@each(
     ("runtime", "path"),
     [
         ("apptainer", "/it's a $HOME `x` ünï;&|#%"),

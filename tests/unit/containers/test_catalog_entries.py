@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import msgspec
-import pytest
 
 import windlass.sites
+from looping import each
 from unit.containers.sites import choose_from, spec_of
 from windlass.backends.containers import get_runtime, runtime_names
 from windlass.backends.containers.choose import ContainerRequest, ContainerSite
@@ -34,8 +34,8 @@ def _read(site: str) -> tuple[tuple[ContainerSpec, ...], StorageSpec]:
     return specs, msgspec.convert(data.get("storage", {}), StorageSpec)
 
 
-@pytest.mark.parametrize(("site", "number"), _entries())
-@pytest.mark.parametrize("nodes", [1, 2])
+@each(("site", "number"), _entries())
+@each("nodes", [1, 2])
 def test_an_entry_of_the_catalog_gives_a_command_line(site: str, number: int, nodes: int) -> None:
     specs, storage = _read(site)
     entry = specs[number]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from looping import each
 from unit.containers.sites import FRONTIER, LUMI, PERLMUTTER, choose, choose_from, command_line
 from windlass.backends.containers.choose import ContainerRequest, ContainerSite
 from windlass.backends.containers.image import image_kind
@@ -15,7 +16,7 @@ from windlass.model.site import StorageSpec
 NO_SITE = "containers = []\n"
 
 
-@pytest.mark.parametrize(
+@each(
     ("image", "kind"),
     [
         ("x.sif", "sif"),
@@ -34,7 +35,7 @@ def test_the_form_of_an_image_is_told_by_its_name(image: str, kind: str) -> None
     assert image_kind(image) == kind
 
 
-@pytest.mark.parametrize(
+@each(
     ("image", "runtime"),
     [
         ("x.sif", "apptainer"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from looping import each
 from planning import plan_for
 from windlass.backends.containers.host_libs import host_libs_plan, host_libs_settings
 from windlass.backends.containers.strategy import site_means
@@ -40,7 +41,7 @@ def test_network_libraries_stand_in_front_and_the_rest_behind() -> None:
     assert host_libs_settings(None) == ()
 
 
-@pytest.mark.parametrize(
+@each(
     ("runtime", "image"),
     [("apptainer", "/i/x.sif"), ("podman-hpc", "x:1"), ("shifter", "x:1"), ("charliecloud", "/i/x")],
 )
@@ -60,7 +61,7 @@ def test_a_script_without_windlass_cannot_look_at_nodes() -> None:
         batch_text(plan.request, {}, standalone=True)
 
 
-@pytest.mark.parametrize(
+@each(
     ("site", "by"),
     [("lumi", "/opt/cray"), ("perlmutter", "nccl-plugin"), ("clariden", "aws_ofi_nccl"), ("elcapitan", "")],
 )

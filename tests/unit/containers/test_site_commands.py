@@ -7,6 +7,7 @@ import sys
 import msgspec
 import pytest
 
+from looping import each
 from unit.containers.sites import (
     CLARIDEN,
     FRONTIER,
@@ -173,7 +174,7 @@ def test_edf_text_survives_quotes_dollars_and_control_characters() -> None:
     assert edf["workdir"] == "/work/me 'x' $1"
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "written"),
     [
         ("ubuntu:24.04", "ubuntu:24.04"),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
+from looping import each
 from planning import plan_for
 from windlass.model.condition import ALWAYS, Facts, When
 from windlass.model.plan import Setting, setting_of
@@ -57,7 +56,7 @@ def test_a_value_of_the_user_decides_a_setting_that_the_node_would_have_decided(
     assert [(s.value, s.when) for s in with_users_values([tested, other], {"A": "mine"})] == [("mine", ALWAYS)]
 
 
-@pytest.mark.parametrize("more", [{"keep_user": False}, {"prepend": True}])
+@each("more", [{"keep_user": False}, {"prepend": True}])
 def test_some_settings_are_not_for_the_user_to_keep(more: dict[str, object]) -> None:
     setting = _set("A", "ours", **more)
     assert with_users_values([setting], {"A": "theirs"}) == (setting,)
@@ -89,7 +88,7 @@ def test_a_flag_wins_over_environment_and_catalog() -> None:
     assert [s.value for s in plan.environment if s.name == "FI_MR_CACHE_MONITOR"] == ["disabled"]
 
 
-@pytest.mark.parametrize("site", ["jupiter", "juwels-booster", "leonardo", "marenostrum5"])
+@each("site", ["jupiter", "juwels-booster", "leonardo", "marenostrum5"])
 def test_where_nodes_are_offline_libraries_are_told(site: str) -> None:
     plan, _ = plan_for(site)
     said = {s.name: s.value for s in plan.environment}
@@ -98,12 +97,12 @@ def test_where_nodes_are_offline_libraries_are_told(site: str) -> None:
     assert {s.name: s.value for s in mine.environment}["HF_HUB_OFFLINE"] == "0"
 
 
-@pytest.mark.parametrize("site", ["lumi", "frontier", "perlmutter", "workstation"])
+@each("site", ["lumi", "frontier", "perlmutter", "workstation"])
 def test_elsewhere_nothing_is_taken_to_be_offline(site: str) -> None:
     assert "HF_HUB_OFFLINE" not in {s.name for s in plan_for(site)[0].environment}
 
 
-@pytest.mark.parametrize("site", ["aurora", "polaris", "sophia"])
+@each("site", ["aurora", "polaris", "sophia"])
 def test_where_the_internet_is_behind_a_proxy_both_spellings_are_set(site: str) -> None:
     said = {s.name: s.value for s in plan_for(site)[0].environment}
     assert said["http_proxy"] == said["HTTP_PROXY"] == said["https_proxy"] == said["HTTPS_PROXY"]

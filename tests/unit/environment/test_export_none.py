@@ -11,6 +11,7 @@ import pytest
 
 from cluster.command import REPO, SHOW, json_lines, only_run, windlass_env
 from cluster.slurm import SlurmCluster
+from looping import each
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(180)]
 
@@ -24,7 +25,7 @@ def _installed(folder: Path) -> Path:
     return target / "bin" / "python"
 
 
-@pytest.mark.parametrize("kind", [(), ("--standalone",)], ids=["with-windlass", "standalone"])
+@each("kind", [(), ("--standalone",)], ids=["with-windlass", "standalone"])
 def test_ranks_get_all_that_the_plan_sets_and_nothing_else_of_the_users(
     slurm: SlurmCluster, hostile_dir: Path, kind: tuple[str, ...]
 ) -> None:

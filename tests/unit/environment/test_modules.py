@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from looping import each
 from requirements import require_modules
 from unit.cli.typed import in_process, run_here, script
 from windlass.base.settings import Settings
@@ -185,7 +186,7 @@ def test_a_conda_environment_is_active_with_its_own_hooks(tmp_path: Path) -> Non
     assert ended.stdout == f"[0] {prefix} ran\n"
 
 
-@pytest.mark.parametrize("kind", ["venv", "conda", "unseen"])
+@each("kind", ["venv", "conda", "unseen"])
 def test_activation_quotes_its_folder(tmp_path: Path, kind: str) -> None:
     target = tmp_path / "$(touch pwned) `id` 'x'"
     (target / "bin").mkdir(parents=True)
@@ -196,9 +197,7 @@ def test_activation_quotes_its_folder(tmp_path: Path, kind: str) -> None:
     assert not (tmp_path / "pwned").exists()
 
 
-@pytest.mark.parametrize(
-    ("made", "said"), [("bin", "venv"), ("conda-meta", "conda"), ("etc", "untouched"), (None, "untouched")]
-)
+@each(("made", "said"), [("bin", "venv"), ("conda-meta", "conda"), ("etc", "untouched"), (None, "untouched")])
 def test_what_nobody_saw_is_activated_as_what_the_node_has(tmp_path: Path, made: str | None, said: str) -> None:
     target = tmp_path / "its env"
     if made:

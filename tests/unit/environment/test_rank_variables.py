@@ -5,8 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-import pytest
-
+from looping import each
 from planning import PLAIN, plan_for
 from windlass.base.notation.shell import fillable
 from windlass.model.plan import Binding, RankBinding
@@ -15,7 +14,7 @@ from windlass.plan.environment.ranks import RANK_VARIABLES, rank_variable_names,
 from windlass.plan.render.variables import setting_lines
 
 
-@pytest.mark.parametrize(
+@each(
     ("framework", "names"),
     [
         ("torch.distributed, env://", "RANK WORLD_SIZE MASTER_ADDR MASTER_PORT"),
@@ -85,7 +84,7 @@ def test_all_devices_in_their_own_order_need_no_variable_and_in_another_do() -> 
     assert setting.value == "1,0"
 
 
-@pytest.mark.parametrize("vendor", [None, "nvidia", "amd", "intel"])
+@each("vendor", [None, "nvidia", "amd", "intel"])
 def test_every_cache_has_a_folder_below_the_runs_own(vendor: str | None) -> None:
     dirs = cache_dirs(vendor)
     settings = cache_settings(dirs)
@@ -112,9 +111,7 @@ def test_without_scratch_on_the_node_downloads_do_not_go_to_the_root_folder(tmp_
         assert done.stdout.strip() == said
 
 
-@pytest.mark.parametrize(
-    ("site", "ranks", "expected"), [("workstation", 2, True), ("workstation", 1, False), ("lumi", 8, False)]
-)
+@each(("site", "ranks", "expected"), [("workstation", 2, True), ("workstation", 1, False), ("lumi", 8, False)])
 def test_accelerate_and_hf_trainer_are_told_that_a_node_has_no_devices(site: str, ranks: int, expected: bool) -> None:
     plan, _ = plan_for(site, "true", ranks_per_node=ranks)
     found = [setting.value for setting in plan.environment if setting.name == "ACCELERATE_USE_CPU"]

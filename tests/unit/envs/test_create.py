@@ -12,6 +12,7 @@ from pathlib import Path
 import pip
 import pytest
 
+from looping import each
 from unit.cli.typed import Ended, argv, environment, windlass
 from waiting import wait_until
 
@@ -141,7 +142,7 @@ def test_two_at_once_do_not_share_a_name(tmp_path: Path, index: Path) -> None:
     assert refused.code == 2 and "another windlass is making" in refused.stderr
 
 
-@pytest.mark.parametrize("site", ["frontier", "lumi"])
+@each("site", ["frontier", "lumi"])
 def test_what_cannot_be_made_here_is_refused_with_the_script_as_the_way(site: str, tmp_path: Path) -> None:
     refused = windlass("env", "create", str(tmp_path / "env"), "--site", site, cwd=tmp_path)
     assert refused.code == 2 and "cannot be made here: this is " in refused.stderr

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from looping import each
 from requirements import missing_programs, require
 from unit.cli.typed import argv, environment, in_process, windlass
 from unit.envs.test_check import PACKAGES, bare, put
@@ -171,7 +172,7 @@ def test_an_archive_is_replaced_only_by_force(env: Path, tmp_path: Path) -> None
     assert tarfile.is_tarfile(tmp_path / "env.tar")
 
 
-@pytest.mark.parametrize(
+@each(
     ("number", "told"),
     [
         (errno.ENOSPC, "GB left"),
@@ -214,7 +215,7 @@ def test_what_conda_wrote_its_place_into_is_named(tmp_path: Path) -> None:
     assert pack(env, "conda.tar").left == ("etc/settings",), "the script was changed, the rest is said"
 
 
-@pytest.mark.parametrize(
+@each(
     ("head", "python"),
     [
         (b"#!/old/env/bin/python3.11\n", "/old/env/bin/python3.11"),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from looping import each
 from unit.cli.typed import in_process
 from windlass.build.envs.place import place_findings
 from windlass.build.envs.plan import EnvPlan, EnvRequest, MachineFacts, plan_env
@@ -41,7 +42,7 @@ def test_the_machines_rocm_decides_where_nobody_else_does() -> None:
     assert wheel.build == "rocm6.4"
 
 
-@pytest.mark.parametrize("text", ["", "newest", "2.1+", "2.1 ; rm", "+CU128!"])
+@each("text", ["", "newest", "2.1+", "2.1 ; rm", "+CU128!"])
 def test_what_is_no_version_of_torch_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="no version of torch"):
         parse_torch(text)
@@ -59,7 +60,7 @@ def test_every_row_of_the_table_names_a_source_and_a_default_that_it_lists() -> 
         assert sum(build.preferred for build in table.builds if build.vendor == vendor) == 1
 
 
-@pytest.mark.parametrize(
+@each(
     ("chosen", "said"),
     [
         ({"extras": ("torch",)}, "torch is not one of the extras"),
@@ -81,7 +82,7 @@ def test_conda_takes_a_version_and_no_interpreter() -> None:
         _plan("frontier", python="/usr/bin/python3")
 
 
-@pytest.mark.parametrize("site", site_names())
+@each("site", site_names())
 def test_every_site_has_a_plan_with_a_reason_for_each_step(site: str) -> None:
     plan = _plan(site, extras=("mpi4py", "torchvision", "einops==0.8.0"))
     assert all(step.because and step.commands for step in (*plan.steps, *plan.use))
@@ -104,7 +105,7 @@ def test_nfs_and_home_are_warned_of_with_what_somebody_measured() -> None:
     assert place_findings("/data/env", load_site("workstation"), seen="NFS")[0].severity == "warning"
 
 
-@pytest.mark.parametrize("site", site_names())
+@each("site", site_names())
 def test_no_plan_shows_placeholders_of_the_catalog_or_words_for_shellcheck(site: str) -> None:
     plan = _plan(site)
     assert "{account" not in plan_text(plan, finding_lines(plan.findings)) and "{account" not in script_text(plan)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 
-import pytest
-
+from looping import each
 from windlass.build.envs.requirements import Unmet, fits, unmet
 
 HERE = {"python_version": "3.11", "sys_platform": "linux", "platform_machine": "x86_64", "extra": ""}
 
 
-@pytest.mark.parametrize(
+@each(
     ("version", "wanted", "met"),
     [
         ("2.13.0+cpu", "==2.13.0", True),
@@ -34,7 +33,7 @@ def test_versions_meet_specifiers_as_pip_reads_them(version: str, wanted: str, m
     assert fits(version, wanted) is met
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "missing"),
     [
         ("numpy", True),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from looping import each
 from requirements import missing_programs, require
 from windlass.node.libs.elf import ElfError, parse_elf, read_elf
 
@@ -51,9 +52,7 @@ def test_a_static_program_and_an_object_file_have_nothing_to_load(tmp_path: Path
     assert elf.version_needs == {}
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"\x7fELF", b"#!/bin/sh\n", b"\x7fELF" + b"\xff" * 60, b"\x7fELF\2\1" + b"\0" * 58]
-)
+@each("data", [b"", b"\x7fELF", b"#!/bin/sh\n", b"\x7fELF" + b"\xff" * 60, b"\x7fELF\2\1" + b"\0" * 58])
 def test_what_is_no_elf_file_is_refused(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(data)
@@ -71,7 +70,7 @@ def _parsed(data: bytes) -> None:
         assert str(error)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@each("seed", range(8))
 def test_a_damaged_file_is_read_or_refused_and_never_crashes(seed: int) -> None:
     chance = random.Random(seed)
     path = LIBRARIES[seed % len(LIBRARIES)] if LIBRARIES else Path(sys.executable)
@@ -85,7 +84,7 @@ def test_a_damaged_file_is_read_or_refused_and_never_crashes(seed: int) -> None:
         _parsed(bytes(data[: chance.randrange(len(data))] if chance.random() < 0.3 else data))
 
 
-@pytest.mark.parametrize("seed", range(2))
+@each("seed", range(2))
 def test_noise_behind_a_sound_header_is_read_or_refused(seed: int) -> None:
     chance = random.Random(seed)
     for _ in range(300):

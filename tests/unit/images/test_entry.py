@@ -5,12 +5,11 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-import pytest
-
+from looping import each
 from windlass.build.images.build import entry_script
 
 
-@pytest.mark.parametrize(
+@each(
     ("driver", "before", "after"),
     [
         ("580.65.06", "/a:{}/compat/lib:/b", "/a:/b"),

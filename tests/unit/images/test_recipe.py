@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from looping import each
 from unit.cli.typed import in_process
 from windlass.build.images.build import write_context
 from windlass.build.images.recipe import make_recipe, sbom
@@ -17,7 +18,7 @@ from windlass.errors import ConfigError, MachineError, UsageError, WindlassError
 SOUND = 'name = "own"\nbase = "debian:12"\n'
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "said", "hint"),
     [
         (SOUND + 'bsae = "x"\n', "f.toml, line 3: bsae: unknown key 'bsae'", "base"),
@@ -46,7 +47,7 @@ def test_an_unknown_spec_names_the_nearest() -> None:
         load_spec("./no-such-file.toml")
 
 
-@pytest.mark.parametrize(
+@each(
     ("spec", "extras", "chosen"),
     [
         ("pytorch-ngc", ("mpl",), {}),
@@ -88,7 +89,7 @@ def test_labels_and_contents_say_what_was_built_from_what() -> None:
     assert f"windlass.component.libfabric 2.2.0 {commit}" in singularity_text(recipe)
 
 
-@pytest.mark.parametrize("name", spec_names())
+@each("name", spec_names())
 def test_the_steps_are_words_that_a_shell_can_read(name: str) -> None:
     done = subprocess.run(["sh", "-n"], input=steps_script(make_recipe(load_spec(name))), text=True, timeout=30)
     assert done.returncode == 0

@@ -17,6 +17,7 @@ from random import Random
 import pytest
 
 from containers.toys import libfabric, library, require_compiler
+from looping import each
 from requirements import missing_programs, require
 from windlass.build.images.facts import directory_environment
 from windlass.build.images.inspect import inspect_image
@@ -155,7 +156,7 @@ def test_a_layer_cannot_write_outside_of_the_folder(root: Path, tmp_path: Path) 
     assert not (tmp_path / "lib").exists()
 
 
-@pytest.mark.parametrize("keep", [0.2, 0.6, 0.95])
+@each("keep", [0.2, 0.6, 0.95])
 def test_truncated_images_are_refused_with_a_sentence(keep: float, squashfs: Path, root: Path, tmp_path: Path) -> None:
     large = (root / "usr/share/doc/large").read_bytes()
     layer = _layer({"usr/lib64/libfabric.so.1": (root / "usr/lib64/libfabric.so.1").read_bytes(), "large": large})
@@ -280,7 +281,7 @@ def _damaged(data: bytes, random: Random) -> bytes:
     return bytes(spoiled)
 
 
-@pytest.mark.parametrize("form", ["oci", "docker", "sif", "squashfs"])
+@each("form", ["oci", "docker", "sif", "squashfs"])
 def test_damaged_images_end_in_a_sentence_and_never_in_a_crash(
     form: str, root: Path, squashfs: Path, tmp_path: Path
 ) -> None:
@@ -313,7 +314,7 @@ def test_damaged_images_end_in_a_sentence_and_never_in_a_crash(
     assert refused > 5, "the damage is felt"
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "",

@@ -5,8 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-import pytest
-
+from looping import each
 from windlass.node.libs.closure import Root
 from windlass.node.libs.variables import (
     SET,
@@ -26,7 +25,7 @@ def _shell(text: str, **environ: str) -> dict[str, str]:
     return dict(part.split("=", 1) for part in out.decode().split("\0") if part)
 
 
-@pytest.mark.parametrize(
+@each(
     ("compat", "driver", "verdict"),
     [
         ("575.57.08", "575.57.08", "harmful"),
@@ -70,7 +69,7 @@ def test_providers_belong_to_the_libfabric_that_is_loaded() -> None:
     assert provider_variable(False, None, False).how == UNSET
 
 
-@pytest.mark.parametrize(
+@each(
     ("file", "text"),
     [
         ("sys/module/nvidia/version", "535.161.08\n"),

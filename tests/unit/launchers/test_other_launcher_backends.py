@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 import captured
+from looping import each
 from windlass.backends.launchers.base import Launcher, LaunchSpec, LineReader
 from windlass.backends.launchers.flux import FluxRun
 from windlass.backends.launchers.hydra import Hydra
@@ -42,7 +43,7 @@ def test_pals_counts_cpus_where_there_is_no_list() -> None:
     assert "--cpu-bind=none" in words(Pals(), LaunchSpec(nodes=1, ranks_per_node=4, unbound=True))
 
 
-@pytest.mark.parametrize(
+@each(
     ("lines", "rank", "host", "code", "signal"),
     [
         (
@@ -77,7 +78,7 @@ def test_hydra_tells_host_and_signal_but_no_rank() -> None:
     assert Hydra().parse_failure(["[windlass 0] hello"], 3) is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("lines", "rank", "host", "code", "signal"),
     [
         (["Process name: [[6187,1],1]", "  Exit code:    3"], 1, None, 3, None),
@@ -97,7 +98,7 @@ def test_open_mpi_4_and_5_name_the_first_process(
     assert (failure.rank, failure.host, failure.code, failure.signal) == (rank, host, code, signal)
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "rank", "text"),
     [
         ("[1,3]<stdout>: leading space is the rank's own", 3, " leading space is the rank's own"),
@@ -110,7 +111,7 @@ def test_open_mpi_labels_of_both_versions(line: str, rank: int | None, text: str
     assert OpenMpi().parse_line(line) == (rank, text)
 
 
-@pytest.mark.parametrize(
+@each(
     ("launcher", "label"),
     [(Hydra(), "[windlass {}] "), (OpenMpi(), "[1,{}]<stdout>:"), (OpenMpi(), "[prterun-host-9@1,{}]<stdout>: ")],
 )
@@ -152,7 +153,7 @@ def test_host_files_have_the_form_that_each_launcher_reads() -> None:
     assert OpenMpi().host_file_text(("a", "b"), spec) == "a slots=3\nb slots=3\n"
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "rank", "host", "code", "signal"),
     [
         ("run-exit3-one-rank-others-sleep-exit-on-error", 2, "host1", 3, None),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import captured
+from looping import each
 from windlass.backends.launchers.base import LaunchSpec, NodeStepSpec
 from windlass.backends.launchers.srun import Srun
 from windlass.base.notation.cpulist import parse_bindings
@@ -36,7 +37,7 @@ def test_without_a_number_the_step_is_left_the_whole_node() -> None:
     assert not [word for word in words(spec) if word.startswith("--cpus-per-task")]
 
 
-@pytest.mark.parametrize(
+@each(
     ("request_kind", "word"),
     [
         ("gpus-per-node", "--gpus-per-node=8"),
@@ -85,7 +86,7 @@ def test_a_backslash_in_the_run_folder_is_refused() -> None:
         Srun().path_word("/scratch/a\\b")
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "rank", "host", "code", "signal"),
     [
         ("task-exits-3", 1, "nid0002", 3, None),
@@ -107,7 +108,7 @@ def test_the_first_complaint_names_the_culprit_not_those_that_srun_ended(
     assert failure.said
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "rank", "signal"),
     [
         ("srun: error: nid000012: tasks 8-15: Out Of Memory", 8, 9),

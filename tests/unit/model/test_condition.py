@@ -7,12 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from looping import each
 from windlass.model.condition import ALWAYS, Facts, When, holds
 
 _FACTS: dict[str, Any] = {"nodes": 4, "ranks_per_node": 8, "scheduler": "slurm", "launcher": "srun"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("when", "facts", "expected"),
     [
         ({"nodes_min": 2}, {"nodes": 2}, True),
@@ -47,7 +48,7 @@ def test_an_empty_condition_always_holds() -> None:
     assert not ALWAYS.at_run_time
 
 
-@pytest.mark.parametrize("test", [{"exists": "/opt/x"}, {"found": "libnccl-net.so"}])
+@each("test", [{"exists": "/opt/x"}, {"found": "libnccl-net.so"}])
 def test_what_only_the_node_can_know_is_left_to_it(test: dict[str, str]) -> None:
     when = When(nodes_min=2, **test)
     assert when.at_run_time

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from looping import each
 from windlass.errors import ConfigError, VersionError, WindlassError
 from windlass.model.condition import When
 from windlass.model.origin import Argument, Origin
@@ -102,7 +103,7 @@ _READERS: list[tuple[Callable[..., object], bytes, int]] = [
 ]
 
 
-@pytest.mark.parametrize(("read", "data", "version"), _READERS)
+@each(("read", "data", "version"), _READERS)
 def test_a_newer_version_is_refused_with_a_clear_word(read: Callable[..., object], data: bytes, version: int) -> None:
     fields = json.loads(data) | {"version": version + 1, "a_field_of_the_future": {}}
     with pytest.raises(VersionError, match="newer") as caught:
@@ -110,17 +111,15 @@ def test_a_newer_version_is_refused_with_a_clear_word(read: Callable[..., object
     assert "runs/x.json" in caught.value.message
 
 
-@pytest.mark.parametrize(("read", "data", "version"), _READERS)
+@each(("read", "data", "version"), _READERS)
 def test_a_file_torn_anywhere_is_an_error_that_names_it(read: Callable[..., object], data: bytes, version: int) -> None:
     for end in (*range(0, len(data) - 2, 17), len(data) - 2):
         with pytest.raises(ConfigError, match=r"runs/x\.json"):
             read(data[:end], where="runs/x.json")
 
 
-@pytest.mark.parametrize(("read", "data", "version"), _READERS)
-@pytest.mark.parametrize(
-    "other", [b"[]", b"null", b"3", b'"text"', b"\xff\xfe", b'{"version": "x"}', b'{"version": null}']
-)
+@each(("read", "data", "version"), _READERS)
+@each("other", [b"[]", b"null", b"3", b'"text"', b"\xff\xfe", b'{"version": "x"}', b'{"version": null}'])
 def test_what_is_no_such_file_at_all_is_an_error(
     read: Callable[..., object], data: bytes, version: int, other: bytes
 ) -> None:
@@ -140,7 +139,7 @@ def test_values_are_frozen() -> None:
     assert msgspec.structs.replace(make_plan(), nodes=3).nodes == 3
 
 
-@pytest.mark.parametrize(
+@each(
     ("failure", "code"),
     [
         (RankFailure(rank=0, code=3), 3),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
+from looping import each
 from windlass.model.secrets import MASK, is_secret, is_secret_name, mask_word, secret_positions
 
 
-@pytest.mark.parametrize(
+@each(
     "name",
     [
         "HF_TOKEN",
@@ -24,7 +23,7 @@ def test_names_of_secrets(name: str) -> None:
     assert is_secret_name(name)
 
 
-@pytest.mark.parametrize(
+@each(
     "name",
     [
         "TOKENIZERS_PARALLELISM",
@@ -42,7 +41,7 @@ def test_names_that_only_sound_like_secrets(name: str) -> None:
     assert not is_secret_name(name)
 
 
-@pytest.mark.parametrize(
+@each(
     "value",
     [
         "hf_" + "a" * 34,
@@ -58,7 +57,7 @@ def test_a_value_of_a_known_form_is_a_secret_under_any_name(value: str) -> None:
     assert is_secret("HARMLESS", value)
 
 
-@pytest.mark.parametrize("value", ["4096", "1.5", "true", "none", ""])
+@each("value", ["4096", "1.5", "true", "none", ""])
 def test_a_plain_small_value_is_not_hidden(value: str) -> None:
     assert not is_secret("MAX_TOKEN", value)
 

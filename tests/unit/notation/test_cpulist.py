@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from looping import each
 from windlass.base.notation.cpulist import cpu_mask, format_bindings, format_cpulist, parse_bindings, parse_cpulist
 from windlass.errors import ConfigError
 
@@ -37,7 +38,7 @@ def test_bindings_of_ranks_go_there_and_back(ranks: list[set[int]]) -> None:
     assert parse_bindings(format_bindings(ranks)) == tuple(tuple(sorted(cpus)) for cpus in ranks)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "cpus"),
     [("", []), ("0", [0]), ("0-3,8", [0, 1, 2, 3, 8]), (" 1 , 0 ", [0, 1]), ("0-6:2", [0, 2, 4, 6]), ("3,3", [3])],
 )
@@ -45,7 +46,7 @@ def test_lists_as_they_are_written(text: str, cpus: list[int]) -> None:
     assert list(parse_cpulist(text)) == cpus
 
 
-@pytest.mark.parametrize("text", ["a", "1-", "-1", "3-1", "0-99999999", "0x3", "1-2-3", "0-6:x", "0-6:0", "1:2"])
+@each("text", ["a", "1-", "-1", "3-1", "0-99999999", "0x3", "1-2-3", "0-6:x", "0-6:0", "1:2"])
 def test_anything_else_is_an_error_that_shows_it(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_cpulist(text)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from looping import each
 from windlass.base.notation.hostlist import expand_hostlist, fold_hostlist
 from windlass.errors import UsageError
 
@@ -34,7 +35,7 @@ def test_a_run_of_nodes_folds_into_one_range(prefix: str, first: int, count: int
     assert folded.count("-") == sum(1 for w in widths if sum(len(h) == w for h in hosts) > 1)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "hosts"),
     [
         ("nid0001", ["nid0001"]),
@@ -51,7 +52,7 @@ def test_lists_as_schedulers_write_them(text: str, hosts: list[str]) -> None:
     assert list(expand_hostlist(text)) == hosts
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "",
@@ -75,7 +76,7 @@ def test_a_malformed_list_is_an_error_that_shows_it(text: str) -> None:
     assert repr(text)[1:-1] in caught.value.message
 
 
-@pytest.mark.parametrize("text", ["n[0-999999999]", "n[0-999]m[0-999]k[0-999]", ",".join(["n[0-999999]"] * 2)])
+@each("text", ["n[0-999999999]", "n[0-999]m[0-999]k[0-999]", ",".join(["n[0-999999]"] * 2)])
 def test_an_absurd_list_is_refused_before_it_fills_memory(text: str) -> None:
     with pytest.raises(UsageError, match="more than"):
         expand_hostlist(text)

@@ -9,6 +9,7 @@ import sys
 import msgspec
 import pytest
 
+from looping import each
 from windlass.api import selftest_program
 from windlass.node.sys.parts import join_parts, part_lines
 from windlass.run.node_answers import json_lines
@@ -18,7 +19,7 @@ from windlass.run.selftest import MARK
 SLURM_PIECE = 1024
 
 
-@pytest.mark.parametrize("size", [0, 1, 5_000, 200_000])
+@each("size", [0, 1, 5_000, 200_000])
 def test_a_value_of_any_size_travels_in_short_lines(size: int) -> None:
     value = {"text": os.urandom(size // 2).hex()}
     lines = part_lines(value, "MARK ", rank=12345)

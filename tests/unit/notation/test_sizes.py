@@ -2,17 +2,18 @@ from __future__ import annotations
 
 import pytest
 
+from looping import each
 from windlass.base.notation.counts import counted, parse_counts
 from windlass.base.notation.sizes import parse_size, size_text
 from windlass.errors import UsageError
 
 
-@pytest.mark.parametrize(("text", "size"), [("512M", 512 << 20), ("2G", 2 << 30), ("1.5 KiB", 1536), ("7", 7)])
+@each(("text", "size"), [("512M", 512 << 20), ("2G", 2 << 30), ("1.5 KiB", 1536), ("7", 7)])
 def test_size_is_read_in_powers_of_1024(text: str, size: int) -> None:
     assert parse_size(text, "--cache-memory") == size
 
 
-@pytest.mark.parametrize("text", ["", "G", "-1", "2X", "1,5G"])
+@each("text", ["", "G", "-1", "2X", "1,5G"])
 def test_what_is_no_size_is_refused_by_the_name_of_its_option(text: str) -> None:
     with pytest.raises(UsageError, match="--cache-memory"):
         parse_size(text, "--cache-memory")

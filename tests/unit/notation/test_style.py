@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
+from looping import each
 from windlass.base.notation.style import filled, folded, in_colour, painted, table_lines
 
 TERMINAL = {"TERM": "xterm"}
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
-@pytest.mark.parametrize(
+@each(
     ("live", "environ", "coloured"),
     [
         (True, TERMINAL, True),
@@ -32,7 +31,7 @@ def test_colour_is_for_terminals_and_for_those_who_ask(live: bool, environ: dict
     assert in_colour(live, environ) is coloured
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "word", "code"),
     [
         ("ok       torch: 2.13.0", "ok", "32"),
@@ -55,7 +54,7 @@ def test_status_words_and_hints_are_coloured_and_nothing_else_of_the_line(line: 
     assert _ESCAPE.sub("", shown) == line and len(_ESCAPE.findall(shown)) == 2
 
 
-@pytest.mark.parametrize("line", ["ok then, said the user", "errors: 4", "donee  x", "a hint: no", "", "[0] ok"])
+@each("line", ["ok then, said the user", "errors: 4", "donee  x", "a hint: no", "", "[0] ok"])
 def test_other_lines_stay_as_they_are(line: str) -> None:
     assert painted(line) == line
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from looping import each
 from windlass.errors import MachineError, UsageError
 from windlass.runtime.affinity import import_keeping_affinity
 from windlass.runtime.device import Devices, choose
@@ -16,7 +17,7 @@ from windlass.runtime.recorder import recorder_variables, switch_on
 from windlass.runtime.start import scaled_timeout_s
 
 
-@pytest.mark.parametrize(
+@each(
     ("devices", "local_rank", "name", "backend"),
     [
         (Devices(), 3, "cpu", "gloo"),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 
-import pytest
-
+from looping import each
 from windlass.runtime.pace import Pace
 from windlass.runtime.stop import REASONS, StopFlag, find_deadline
 
@@ -59,7 +58,7 @@ def test_a_save_by_time_counts_from_the_start_of_the_former_one() -> None:
     assert not pace.due(21.9) and pace.due(22.0)
 
 
-@pytest.mark.parametrize(
+@each(
     ("left_s", "save_s", "stops"),
     [(1000.0, 1.0, False), (50.0, 1.0, True), (200.0, 90.0, True), (200.0, 1.0, False)],
 )

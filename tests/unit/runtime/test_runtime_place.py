@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from looping import each
 from windlass.errors import UsageError
 from windlass.runtime.place import find_place
 
@@ -152,7 +153,7 @@ def test_a_named_launcher_that_is_not_there_is_refused() -> None:
         find_place({}, launcher="srun")
 
 
-@pytest.mark.parametrize(
+@each(
     ("environ", "word"),
     [
         ({"RANK": "1"}, "WORLD_SIZE is not"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import captured
+from looping import each
 from windlass.backends.schedulers.base import JobSpec, JobState
 from windlass.backends.schedulers.flux import Flux
 from windlass.errors import UsageError
@@ -28,7 +29,7 @@ def test_hosts_and_devices_come_from_the_instance() -> None:
     assert busy.gpus_per_node == 4
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "end_s"),
     [("now 1000 left 90", 1090.0), ("now 1000 left 4294967295", None), ("now 1000 left ", None), ("", None)],
 )
@@ -44,13 +45,13 @@ def test_a_batch_job_asks_its_parent_and_everybody_else_the_own_instance() -> No
     assert Flux().outside_argv(argv, {**ENVIRON, "FLUX_JOB_ID": "ƒ7"}) == argv  # a step of the instance
 
 
-@pytest.mark.parametrize("output", ["", None, "\n", "node[1-\n"])
+@each("output", ["", None, "\n", "node[1-\n"])
 def test_no_or_malformed_hosts_are_an_error(output: str | None) -> None:
     with pytest.raises(UsageError, match="flux hostlist"):
         Flux().parse_allocation(ENVIRON, no_file, output)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "state", "code", "reason"),
     [
         ("jobs-one-json-completed", JobState.DONE, 0, ""),
@@ -68,7 +69,7 @@ def test_states_of_the_real_flux_jobs(name: str, state: JobState, code: int | No
     assert (status.state, status.exit_code, status.reason) == (state, code, reason)
 
 
-@pytest.mark.parametrize("output", ["", "JobID ƒzzzz unknown", "{", '{"jobs": []}', '{"state": "SOMETHING"}', "[]"])
+@each("output", ["", "JobID ƒzzzz unknown", "{", '{"jobs": []}', '{"state": "SOMETHING"}', "[]"])
 def test_other_answers_are_unknown(output: str) -> None:
     assert Flux().parse_status(output, 1, "ƒzzzz").state is JobState.UNKNOWN
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from captured import text
+from looping import each
 from planning import plan_for
 from windlass.backends.schedulers import get_scheduler
 from windlass.model.origin import argv_of
@@ -18,7 +17,7 @@ def offers(scheduler: str, output: str) -> dict[str, PartitionOffer]:
     return {offer.name: offer for offer in get_scheduler(scheduler).parse_offers(output)}
 
 
-@pytest.mark.parametrize(
+@each(
     ("gres", "gpus"),
     [
         ("gpu:4", 4),
@@ -49,7 +48,7 @@ def test_pbs_tells_what_its_nodes_have() -> None:
     assert set(found) == {""} and found[""].gpus_per_node == 2 and found[""].cpus_per_node == 4
 
 
-@pytest.mark.parametrize("output", ["", "{", "[]", "null", '{"nodes": 3}', '{"nodes": {"a": 1, "b": {}}}'])
+@each("output", ["", "{", "[]", "null", '{"nodes": 3}', '{"nodes": {"a": 1, "b": {}}}'])
 def test_an_answer_that_is_none_offers_nothing(output: str) -> None:
     assert offers("pbs", output) == offers("slurm", output) == offers("flux", output) == {}
 
@@ -60,7 +59,7 @@ def test_flux_tells_sums_per_queue() -> None:
     assert offers("flux", "|4|8|0\n")[""].default
 
 
-@pytest.mark.parametrize(
+@each(
     ("site", "output", "words"),
     [
         ("generic-slurm", "gpu*|10|64|gpu:a100:4(S:0-1)\n", ("--gres=gpu:4", "--cpus-per-task=16")),

@@ -8,6 +8,7 @@ import time
 import pytest
 
 import captured
+from looping import each
 from windlass.backends.schedulers.base import JobSpec, JobState
 from windlass.backends.schedulers.pbs import Pbs
 from windlass.errors import UsageError
@@ -19,7 +20,7 @@ NODEFILES = json.loads(captured.text("openpbs/nodefiles.json"))
 ENVIRON = {"PBS_JOBID": "7.head", "PBS_NODEFILE": "/aux/7.head", "PBS_QUEUE": "workq"}
 
 
-@pytest.mark.parametrize("name", sorted(NODEFILES))
+@each("name", sorted(NODEFILES))
 def test_every_captured_node_file_gives_each_host_once_in_order(name: str) -> None:
     lines = NODEFILES[name]["lines"]
     allocation = Pbs().parse_allocation(ENVIRON, lambda path: "".join(f"{line}\n" for line in lines))
@@ -29,7 +30,7 @@ def test_every_captured_node_file_gives_each_host_once_in_order(name: str) -> No
     assert (allocation.job_id, allocation.partition) == ("7.head", "workq")
 
 
-@pytest.mark.parametrize("content", ["", "\n\n", "node1 slots=2\n", "node1\n$(reboot)\n", "-node\n", "a;b\n"])
+@each("content", ["", "\n\n", "node1 slots=2\n", "node1\n$(reboot)\n", "-node\n", "a;b\n"])
 def test_an_empty_or_malformed_node_file_is_an_error_that_names_it(content: str) -> None:
     with pytest.raises(UsageError, match=r"/aux/7\.head"):
         Pbs().parse_allocation(ENVIRON, lambda path: content)
@@ -54,7 +55,7 @@ def test_the_end_of_the_job_is_its_start_and_its_walltime() -> None:
         assert Pbs().parse_allocation(environ, lambda path: "node1\n", unknown).end_time_s is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "job_id", "state", "code", "reason"),
     [
         ("qstat_f_json_running", "0.head", JobState.RUNNING, None, "Job run at"),
@@ -79,9 +80,7 @@ def test_states_of_the_real_qstat(name: str, job_id: str, state: JobState, code:
     assert reason in status.reason
 
 
-@pytest.mark.parametrize(
-    "output", ["", "{", "qstat: Unknown Job Id 1017.head", '{"Jobs": 3}', '{"Jobs": {"8.head": 1}}']
-)
+@each("output", ["", "{", "qstat: Unknown Job Id 1017.head", '{"Jobs": 3}', '{"Jobs": {"8.head": 1}}'])
 def test_an_answer_without_the_job_is_unknown(output: str) -> None:
     assert Pbs().parse_status(output, 153, "8.head").state is JobState.UNKNOWN
 
@@ -90,7 +89,7 @@ def test_a_letter_that_nobody_knows_is_unknown() -> None:
     assert Pbs().parse_status('{"Jobs": {"8.head": {"job_state": "Z"}}}', 0, "8.head").state is JobState.UNKNOWN
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "word", "transient"),
     [
         ("err_bad_resource", "resource", False),

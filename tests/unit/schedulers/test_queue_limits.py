@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from captured import FOLDER
+from looping import each
 from windlass.backends.schedulers import get_scheduler, scheduler_names
 from windlass.model.site import QueueSpec
 
@@ -37,10 +36,8 @@ def test_flux_tells_its_queues_where_they_have_names() -> None:
     assert get_scheduler("flux").parse_queues("|inf|0|inf\n") == ()
 
 
-@pytest.mark.parametrize("name", scheduler_names())
-@pytest.mark.parametrize(
-    "text", ["", "no answer\n", "{", '{"Queue": 3}', '{"Queue": {"a": 1}}', "PartitionName=", "a|b|c|d"]
-)
+@each("name", scheduler_names())
+@each("text", ["", "no answer\n", "{", '{"Queue": 3}', '{"Queue": {"a": 1}}', "PartitionName=", "a|b|c|d"])
 def test_what_cannot_be_read_is_no_queue_with_limits(name: str, text: str) -> None:
     for queue in get_scheduler(name).parse_queues(text):
         assert (queue.nodes_min, queue.nodes_max, queue.time_max) == (None, None, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import captured
+from looping import each
 from windlass.backends.schedulers.base import JobSpec, JobState
 from windlass.backends.schedulers.slurm import Slurm
 from windlass.base.notation.counts import parse_counts
@@ -55,7 +56,7 @@ def test_partial_and_uneven_nodes_give_what_every_node_has() -> None:
     assert allocation.hosts[-1] == "nid0010"
 
 
-@pytest.mark.parametrize("names", ["", "nid[0001-", "nid[3-1]", "ni d1;x", "nid[1-2"])
+@each("names", ["", "nid[0001-", "nid[3-1]", "ni d1;x", "nid[1-2"])
 def test_a_malformed_host_list_is_an_error_that_names_the_variable(names: str) -> None:
     with pytest.raises(UsageError, match="SLURM_JOB_NODELIST"):
         Slurm().parse_allocation({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": names}, no_file)
@@ -73,7 +74,7 @@ def test_counts_are_expanded_and_others_refused() -> None:
         parse_counts("2(x3", "X")
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "line", "state", "code", "reason"),
     [
         ("scontrol-completed", 0, JobState.DONE, 0, ""),
@@ -92,7 +93,7 @@ def test_states_of_the_real_scontrol(name: str, line: int, state: JobState, code
     assert status.reason == reason
 
 
-@pytest.mark.parametrize(
+@each(
     ("output", "state", "code"),
     [
         ("123|COMPLETED|0:0", JobState.DONE, 0),
@@ -110,7 +111,7 @@ def test_states_of_sacct_and_of_no_answer(output: str, state: JobState, code: in
     assert (status.state, status.exit_code) == (state, code)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "word", "transient"),
     [
         ("sbatch-unknown-partition", "partition", False),
@@ -133,7 +134,7 @@ def test_refusals_of_the_real_sbatch_are_explained(name: str, word: str, transie
     assert error.transient is transient
 
 
-@pytest.mark.parametrize(
+@each(
     ("said", "option"),
     [
         ("sbatch: error: Batch job submission failed: No partition specified or system default partition", "partition"),

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from looping import each
 from windlass.backends.schedulers.walltime import clock_text, day_clock_text, parse_walltime, unit_text
 from windlass.errors import UsageError
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "seconds"),
     [
         ("30", 1800), ("30:00", 1800), ("1:30:00", 5400), ("2h", 7200), ("90m", 5400), ("1h30m", 5400), ("45s", 45),
@@ -22,9 +23,7 @@ def test_every_written_form_is_read(text: str, seconds: int) -> None:
     assert parse_walltime(text) == seconds
 
 
-@pytest.mark.parametrize(
-    "text", ["", "0", "0:00:00", "abc", "1:2:3:4", "-5", "1:99:00", "10:61", "1-25:00:00", "5x", "1h 2", "∞"]
-)
+@each("text", ["", "0", "0:00:00", "abc", "1:2:3:4", "-5", "1:99:00", "10:61", "1-25:00:00", "5x", "1h 2", "∞"])
 def test_anything_else_is_an_error_that_shows_how_to_write_it(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_walltime(text)

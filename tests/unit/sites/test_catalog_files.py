@@ -8,8 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from looping import each
 from unit.sites.loading import SLINGSHOT, directives, launcher_words, variables
 from windlass.backends.containers import runtime_names
 from windlass.backends.launchers import launcher_names
@@ -28,7 +27,7 @@ SITES = site_names()
 OF_THE_SOURCE_DOCUMENTS = ("aurora", "frontier", "hpe-gh200", "lumi")
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+@each("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_file_passes_its_check(path: Path) -> None:
     assert [problem.text() for problem in check_file(path)] == []
 
@@ -41,7 +40,7 @@ def test_all_machines_that_were_promised_are_there() -> None:
     }
 
 
-@pytest.mark.parametrize("name", SITES)
+@each("name", SITES)
 def test_every_site_loads_and_says_what_it_is(name: str) -> None:
     file = load_site(name).file
     assert file.name == name
@@ -50,7 +49,7 @@ def test_every_site_loads_and_says_what_it_is(name: str) -> None:
     assert file.largest_nodes
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+@each("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_table_of_facts_names_its_source(path: Path) -> None:
     data = read_builtin(path)
     assert data.get("source"), "the facts at the top of the file"
@@ -65,7 +64,7 @@ def _has_facts(table: dict[str, Any]) -> bool:
     return any(not isinstance(value, list) or not value or not isinstance(value[0], dict) for value in table.values())
 
 
-@pytest.mark.parametrize("name", SITES)
+@each("name", SITES)
 def test_everything_in_a_merged_site_can_say_where_it_comes_from(name: str) -> None:
     site = load_site(name)
     for spec in _with_origin(site):
@@ -84,7 +83,7 @@ def _with_origin(site: Site) -> Iterator[Any]:
         yield from (*container.settings, *container.arguments, *container.binds)
 
 
-@pytest.mark.parametrize("name", SITES)
+@each("name", SITES)
 def test_what_a_site_drops_would_be_there_without_it(name: str) -> None:
     path = catalog_path("site", name)
     assert path is not None
@@ -102,7 +101,7 @@ def test_what_a_site_drops_would_be_there_without_it(name: str) -> None:
         assert any(fnmatchcase(entry, pattern) for entry in names), pattern
 
 
-@pytest.mark.parametrize("name", SITES)
+@each("name", SITES)
 def test_detection_reads_the_same_as_the_full_parser(name: str) -> None:
     path = catalog_path("site", name)
     assert path is not None
@@ -118,7 +117,7 @@ def test_names_in_conditions_are_those_of_the_backends() -> None:
     assert launcher_names() == facts.LAUNCHERS
 
 
-@pytest.mark.parametrize("name", SITES)
+@each("name", SITES)
 def test_presets_keep_ranks_on_the_socket_of_their_device_and_off_reserved_cores(name: str) -> None:
     file = load_site(name).file
     if not file.node.domains:
@@ -138,7 +137,7 @@ def test_presets_keep_ranks_on_the_socket_of_their_device_and_off_reserved_cores
             assert {socket[cpu] for cpu in cpus} == {domain[device.numa]}, (preset.name, rank)
 
 
-@pytest.mark.parametrize("name", SITES)
+@each("name", SITES)
 def test_known_mistakes_are_nowhere(name: str) -> None:
     for setting in load_site(name).file.settings:
         assert (setting.name, setting.value) != ("FI_MR_CACHE_MONITOR", "memhooks")
@@ -149,14 +148,14 @@ def test_known_mistakes_are_nowhere(name: str) -> None:
             assert setting.when.nodes_min == 2, "forcing the network on one node costs VNIs or fails"
 
 
-@pytest.mark.parametrize("name", SLINGSHOT)
+@each("name", SLINGSHOT)
 def test_one_node_gets_no_setting_for_the_network(name: str) -> None:
     alone = {key for key, value in variables(name, nodes=1).items() if value is not None}
     assert not [key for key in alone if key.startswith(("NCCL_NET", "FI_CXI_", "NCCL_SOCKET", "NCCL_CROSS"))], alone
 
 
-@pytest.mark.parametrize("name", SLINGSHOT)
-@pytest.mark.parametrize("nodes", [1, 2])
+@each("name", SLINGSHOT)
+@each("nodes", [1, 2])
 def test_alt_read_and_the_scheduler_switch_go_together(name: str, nodes: int) -> None:
     alt_read = variables(name, nodes=nodes).get("FI_CXI_RDZV_PROTO") == "alt_read"
     words = [*directives(name, nodes=nodes), *launcher_words(name, nodes=nodes)]
@@ -164,14 +163,14 @@ def test_alt_read_and_the_scheduler_switch_go_together(name: str, nodes: int) ->
     assert bool(switch) == alt_read
 
 
-@pytest.mark.parametrize("name", SITES)
+@each("name", SITES)
 def test_caches_are_left_to_the_environment_layer(name: str) -> None:
     names = set(variables(name)) | set(variables(name, nodes=1))
     caches = r"(MIOPEN_(USER_DB|CUSTOM_CACHE).*|TRITON_.*|HF_.*|TORCH_HOME|TORCHINDUCTOR_.*|CUDA_CACHE.*|XDG_.*)"
     assert not [entry for entry in names if re.fullmatch(caches, entry)]
 
 
-@pytest.mark.parametrize("name", OF_THE_SOURCE_DOCUMENTS)
+@each("name", OF_THE_SOURCE_DOCUMENTS)
 def test_sites_of_the_source_documents_are_complete(name: str) -> None:
     file = load_site(name).file
     assert file.hardware and file.network

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from textwrap import dedent
 
-import pytest
-
+from looping import each
 from windlass.sites.check import check_file, check_text
 from windlass.sites.folders import read_detect
 
@@ -244,7 +243,7 @@ def test_an_overlay_says_what_it_extends() -> None:
     assert problem == '1: kind: an overlay must say which site it extends (extends = "frontier")'
 
 
-@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
+@each("content", [None, b"\xff\xfe"])
 def test_a_file_that_cannot_be_read_is_a_problem_and_no_crash(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "x.toml"
     if content is not None:
@@ -253,7 +252,7 @@ def test_a_file_that_cannot_be_read_is_a_problem_and_no_crash(tmp_path: Path, co
     assert problem.text().startswith(f"{path}:1: cannot be read: ")
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "settings = 3",
@@ -276,7 +275,7 @@ def test_values_of_any_wrong_shape_are_problems_and_no_crash(text: str) -> None:
     assert problems(text)
 
 
-@pytest.mark.parametrize(
+@each(
     ("data", "said"),
     [
         (b"\xef\xbb\xbfname = 'a'\n", "byte order mark"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from looping import each
 from windlass.sites import evidence as evidence_module
 from windlass.sites.detect import Detection, catalog_signs, detect, detect_site
 from windlass.sites.evidence import Evidence, existing, gather_evidence
@@ -133,7 +134,7 @@ SEEN: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", SEEN)
+@each("case", SEEN)
 def test_each_machine_is_recognised_by_what_it_shows(case: str) -> None:
     site, fields = SEEN[case]
     detection = found(**fields)
@@ -142,7 +143,7 @@ def test_each_machine_is_recognised_by_what_it_shows(case: str) -> None:
     assert any(line.startswith(f"  for {site}: ") for line in detection.lines()), "it says its evidence"
 
 
-@pytest.mark.parametrize("host", ["nid001234", "nid005123", "nid006363", "login01", "x4117c3s3b0n0", "frontier00144"])
+@each("host", ["nid001234", "nid005123", "nid006363", "login01", "x4117c3s3b0n0", "frontier00144"])
 def test_a_host_name_alone_is_never_enough(host: str) -> None:
     detection = found(hostname=host, schedulers={"slurm": "sbatch is in PATH"}, job="slurm")
     assert detection.site is None
@@ -185,7 +186,7 @@ def test_the_other_module_of_a_centre_is_not_taken_for_this_one() -> None:
     assert detection.site is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("schedulers", "fallback"),
     [
         ({}, "workstation"),
@@ -240,7 +241,7 @@ def test_evidence_is_read_from_files_and_variables_of_the_machine(tmp_path: Path
     assert seen.job is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("variables", "job"),
     [
         ({"SLURM_JOB_ID": "1"}, "slurm"),

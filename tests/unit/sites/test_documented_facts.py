@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
+from looping import each
 from unit.sites.loading import binds, directives, launcher_words, variables
 from windlass.base.notation.cpulist import parse_bindings
 from windlass.sites.catalog import load_site
@@ -107,7 +106,7 @@ SETS: dict[str, dict[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", SETS)
+@each("name", SETS)
 def test_each_slingshot_site_has_its_own_official_set(name: str) -> None:
     collective = ("NCCL_", "FI_", "HSA_FORCE", "CCL_")
     found = {key: value for key, value in variables(name).items() if key.startswith(collective) and value is not None}
@@ -233,13 +232,13 @@ QUEUES = {
 }
 
 
-@pytest.mark.parametrize("name", QUEUES)
+@each("name", QUEUES)
 def test_queues_have_the_documented_limits(name: str) -> None:
     found = {q.name: (q.nodes_min, q.nodes_max, q.time_max) for q in load_site(name).file.queues}
     assert {key: found[key] for key in QUEUES[name]} == QUEUES[name]
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "count", "nodes"),
     [("aurora", 12, 10624), ("frontier", 8, 9472), ("lumi", 8, 2978), ("hpe-gh200", 4, 8), ("vista", 1, 64)],
 )
@@ -249,7 +248,7 @@ def test_devices_per_node_and_the_largest_job(name: str, count: int, nodes: int)
     assert file.largest_nodes == nodes
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "bf16"),
     [("aurora", 298.2), ("frontier", 191.5), ("perlmutter", 312.0), ("clariden", 989.0), ("elcapitan", 980.6)],
 )

@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from looping import each
 from windlass.sites.folders import DATA_DIR
 from windlass.sites.lines import line_index, line_of
 
@@ -84,7 +83,7 @@ def test_windows_line_ends_count_once() -> None:
     assert line_index('a = 1\r\nb = """x\r\ny"""\r\nc = 3\r\n')[("c",)] == 4
 
 
-@pytest.mark.parametrize("path", sorted(DATA_DIR.glob("*/*.toml")), ids=lambda path: path.stem)
+@each("path", sorted(DATA_DIR.glob("*/*.toml")), ids=lambda path: path.stem)
 def test_every_value_of_the_catalog_has_a_line_that_holds_its_key(path: Path) -> None:
     text = path.read_text()
     lines = line_index(text)

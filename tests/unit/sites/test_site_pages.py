@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from looping import each
 from windlass.cli.main import main
 from windlass.sites.catalog import load_site, site_names
 from windlass.sites.check import check_text
@@ -22,7 +23,7 @@ def page_of(name: str) -> str:
     return (PAGES / ("generic.md" if name in GENERIC else f"{name}.md")).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", site_names())
+@each("name", site_names())
 def test_every_site_has_a_page_that_names_its_options_and_presets(name: str) -> None:
     file, page = load_site(name).file, page_of(name)
     arguments = (*file.scheduler.directives, *file.launcher.arguments)
@@ -32,20 +33,20 @@ def test_every_site_has_a_page_that_names_its_options_and_presets(name: str) -> 
     assert not [preset.name for preset in file.binding.presets if f"`{preset.name}`" not in page]
 
 
-@pytest.mark.parametrize("name", [name for name in site_names() if name not in GENERIC])
+@each("name", [name for name in site_names() if name not in GENERIC])
 def test_a_page_says_what_was_never_run(name: str) -> None:
     words = ("run on the machine", "run\non the machine", "was\nrun on the machine", "unconfirmed", "elcapitan.md")
     assert any(text in page_of(name) for text in words)
 
 
-@pytest.mark.parametrize("name", [name for name in site_names() if name not in GENERIC])
+@each("name", [name for name in site_names() if name not in GENERIC])
 def test_a_page_and_the_catalog_tell_what_makes_a_step_fast(name: str) -> None:
     told = [note for note in load_site(name).file.notes if note.topic == "precision and layout"]
     assert told and all(word in told[0].verdict for word in ("bf16", "channels_last"))
     assert all(word in page_of(name) for word in ("bf16", "channels_last"))
 
 
-@pytest.mark.parametrize("path", sorted(PAGES.glob("*.md")), ids=lambda path: path.stem)
+@each("path", sorted(PAGES.glob("*.md")), ids=lambda path: path.stem)
 def test_site_files_in_the_pages_pass_the_check(path: Path) -> None:
     blocks = re.findall(r"```toml\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL)
     for block in blocks:
@@ -58,7 +59,7 @@ def plan_lines() -> list[str]:
     return [line.split("  #")[0].strip() for line in lines if line.startswith("windlass plan ")]
 
 
-@pytest.mark.parametrize("line", plan_lines())
+@each("line", plan_lines())
 def test_the_plans_in_the_pages_can_be_made(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from looping import each
 from unit.sites.loading import facts_of, variables
 from windlass.errors import ConfigError, UsageError
 from windlass.model.condition import holds
@@ -101,7 +102,7 @@ kind = "srun"
     assert variables(site)["NCCL_NET"] == "AWS Libfabric", "the network's rules come with it"
 
 
-@pytest.mark.parametrize(
+@each(
     ("scheduler", "launcher", "switch"),
     [
         ("slurm", "srun", "--network=disable_rdzv_get"),

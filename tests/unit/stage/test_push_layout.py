@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from looping import each
 from windlass.node.cache.keys import Pin
 from windlass.node.cache.roots import Root
 from windlass.node.cache.source import Source
@@ -60,8 +61,8 @@ def test_place_and_index_are_each_others_inverse(blocks: int, stripes: int) -> N
     assert all(layout.index(*layout.place(index)) == index for index in range(blocks))
 
 
-@pytest.mark.parametrize("one_reader", [False, True])
-@pytest.mark.parametrize("nodes", [1, 2, 3, 5, 8, 16, 32, 33, 100, 1000])
+@each("one_reader", [False, True])
+@each("nodes", [1, 2, 3, 5, 8, 16, 32, 33, 100, 1000])
 def test_every_stripe_has_one_reader_and_reaches_all(nodes: int, one_reader: bool) -> None:
     shape = make_trees(nodes, one_reader=one_reader)
     for stripe in range(shape.stripes):
@@ -77,8 +78,8 @@ def test_every_stripe_has_one_reader_and_reaches_all(nodes: int, one_reader: boo
                 assert steps <= nodes, "asking never goes in a circle"
 
 
-@pytest.mark.parametrize("one_reader", [False, True])
-@pytest.mark.parametrize("nodes", range(2, 33))
+@each("one_reader", [False, True])
+@each("nodes", range(2, 33))
 def test_up_to_32_nodes_no_link_carries_a_byte_twice(nodes: int, one_reader: bool) -> None:
     shape = make_trees(nodes, one_reader=one_reader)
     for node in range(nodes):
@@ -93,7 +94,7 @@ def test_layout_travels_with_names_that_are_not_text() -> None:
     assert parse_items(Layout(items, 1).packed) == items
 
 
-@pytest.mark.parametrize("path", [b"../up", b"a/../../b", b"/etc/passwd", b"a//b", b"nul\0"])
+@each("path", [b"../up", b"a/../../b", b"/etc/passwd", b"a//b", b"nul\0"])
 def test_layout_that_leads_out_of_its_place_is_refused(path: bytes) -> None:
     with pytest.raises(LayoutError):
         parse_items(Layout([folder(0, b""), item(1, path=path)], 1).packed)
@@ -109,7 +110,7 @@ def test_layout_that_writes_below_a_link_or_a_file_is_refused() -> None:
             parse_items(Layout([folder(0, b""), folder(0, b"a"), twice, item(1, path=b"a/b")], 1).packed)
 
 
-@pytest.mark.parametrize(
+@each(
     "one",
     [
         Item(0, b"a", stat.S_IFREG, Pin(-1, 0, 0), None),
@@ -127,7 +128,7 @@ def test_layout_of_what_cannot_be_copied_is_refused(one: Item) -> None:
         parse_items(Layout([folder(0, b""), one], 1).packed)
 
 
-@pytest.mark.parametrize("data", [b"", b"x" * 100, Layout([], 1).packed[:-3]])
+@each("data", [b"", b"x" * 100, Layout([], 1).packed[:-3]])
 def test_bytes_that_are_no_layout_are_refused(data: bytes) -> None:
     with pytest.raises(LayoutError):
         parse_items(data)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
+from looping import each
 from windlass.base.notation.cpulist import format_bindings
 from windlass.sites.catalog import load_site, site_names
 from windlass.sites.topology.bind import bind
@@ -15,7 +14,7 @@ from windlass.sites.topology.units import in_unit
 PRESETS = [(name, preset.name) for name in site_names() for preset in load_site(name).file.binding.presets]
 
 
-@pytest.mark.parametrize("name", site_names())
+@each("name", site_names())
 def test_the_documented_node_binds_one_rank_per_device(name: str) -> None:
     file = load_site(name).file
     node = topology_from_spec(file.node, file.devices, where=name)
@@ -28,7 +27,7 @@ def test_the_documented_node_binds_one_rank_per_device(name: str) -> None:
         assert all(rank.cpus for rank in binding.ranks)
 
 
-@pytest.mark.parametrize(("name", "preset"), PRESETS)
+@each(("name", "preset"), PRESETS)
 def test_presets_keep_the_invariants_beside_an_agent(name: str, preset: str) -> None:
     file = load_site(name).file
     spec = next(spec for spec in file.binding.presets if spec.name == preset)
@@ -39,7 +38,7 @@ def test_presets_keep_the_invariants_beside_an_agent(name: str, preset: str) -> 
     assert bind(node, asked).preset == preset
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "mode", "cpus", "devices"),
     [
         ("lumi", None, "49-55:57-63:17-23:25-31:1-7:9-15:33-39:41-47", "01234567"),

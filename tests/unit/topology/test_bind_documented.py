@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
+from looping import each
 from unit.topology.nodes import AURORA_48, AURORA_PRESETS, aurora, gh200, juwels, lumi, perlmutter, polaris
 from windlass.base.notation.cpulist import cpu_mask, format_bindings, format_cpulist
 from windlass.model.plan import Binding
@@ -168,7 +167,7 @@ def test_a_preset_for_cards_is_not_taken_for_six_ranks_on_tiles() -> None:
     )
 
 
-@pytest.mark.parametrize("name", [preset.name for preset in AURORA_PRESETS])
+@each("name", [preset.name for preset in AURORA_PRESETS])
 def test_documented_presets_keep_the_invariants(name: str) -> None:
     preset = next(preset for preset in AURORA_PRESETS if preset.name == name)
     asked = BindingRequest(ranks_per_node=preset.ranks_per_node, presets=AURORA_PRESETS, cpu_bind=name)

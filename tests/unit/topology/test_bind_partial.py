@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from looping import each
 from unit.topology.nodes import (
     AURORA_PRESETS,
     GH200,
@@ -104,9 +105,7 @@ def test_more_ranks_than_shares_is_refused() -> None:
         bind(gh200(), BindingRequest(ranks_per_node=9, ranks_per_device=2))
 
 
-@pytest.mark.parametrize(
-    "asked", [BindingRequest(ranks_per_node=0), BindingRequest(ranks_per_node=2, ranks_per_device=0)]
-)
+@each("asked", [BindingRequest(ranks_per_node=0), BindingRequest(ranks_per_node=2, ranks_per_device=0)])
 def test_no_ranks_is_refused(asked: BindingRequest) -> None:
     with pytest.raises(UsageError):
         bind(gh200(), asked)
@@ -183,7 +182,7 @@ def test_two_ranks_on_a_workstation() -> None:
     assert lists(bind(workstation(), BindingRequest(ranks_per_node=2))) == "0:1"
 
 
-@pytest.mark.parametrize(
+@each(
     ("sizes", "sockets", "ranks", "expected"),
     [
         ((8, 8), 2, 2, "0-7:8-15"),
@@ -239,7 +238,7 @@ def test_a_site_may_leave_binding_to_its_launcher() -> None:
     assert "launcher" in binding.because
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "0-3:4-7:8-11:12-15",
@@ -259,7 +258,7 @@ def test_a_map_of_single_cpus() -> None:
     assert lists(bind(lumi(), asked)) == "49:57:17:25:1:9:33:41"
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "message"),
     [
         ("0-3", "lists 1 ranks"),
@@ -311,7 +310,7 @@ def preset(cpus: str, *, ranks: int = 2, comm: str = "", devices: tuple[int, ...
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("broken", "message"),
     [
         (preset("0-3:53-56", devices=(0, 6)), "the system reserves CPU 0"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from looping import each
 from unit.topology.nodes import AURORA_NODE, MAX_1550, MI250X, MI250X_NODE, aurora, gh200, lumi, perlmutter, workstation
 from windlass.base.notation.cpulist import format_bindings
 from windlass.errors import ConfigError
@@ -63,7 +64,7 @@ def test_nothing_described_is_an_empty_node_that_binds_nobody() -> None:
     assert bind(node, BindingRequest(ranks_per_node=4)).ranks[3].cpus == ()
 
 
-@pytest.mark.parametrize(
+@each(
     ("node", "message"),
     [
         (NodeSpec(cores=4, threads_per_core=2, domains=(DomainSpec(cpus="0-6"),)), "do not make cores of 2 threads"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from textwrap import dedent
 
 import msgspec
-import pytest
 
+from looping import each
 from unit.topology.nodes import AURORA_PRESETS, aurora, gh200, juwels, lumi, perlmutter, workstation
 from windlass.base.notation.cpulist import parse_cpulist
 from windlass.model.topology import Topology
@@ -162,7 +162,7 @@ def test_colour_changes_no_letter() -> None:
     assert coloured == plain
 
 
-@pytest.mark.parametrize("width", [50, 72, 100, 200])
+@each("width", [50, 72, 100, 200])
 def test_lines_keep_within_the_width(width: int) -> None:
     for node, ranks in ((aurora(), 12), (lumi(), 8), (gh200(), 4), (juwels(), 4)):
         text = drawn(node, BindingRequest(ranks_per_node=ranks), width=width)

@@ -21,6 +21,7 @@ from data.sysfs.machines import (
     perlmutter_node,
     polaris_node,
 )
+from looping import each
 from windlass.base.notation.cpulist import format_bindings, format_cpulist
 from windlass.model.plan import Binding
 from windlass.model.topology import Topology
@@ -98,7 +99,7 @@ def test_laptop_has_neither_devices_nor_container_interfaces(tmp_path: Path) -> 
     assert lists(bind(node, BindingRequest(ranks_per_node=2))) == "0-3:4-7"
 
 
-@pytest.mark.parametrize("name", MACHINES)
+@each("name", MACHINES)
 def test_probed_nodes_bind_within_the_invariants(name: str, tmp_path: Path) -> None:
     node = probed(MACHINES[name](tmp_path / "node"))
     for order in ("device", "core"):
@@ -184,7 +185,7 @@ def test_socket_that_firmware_does_not_name_follows_the_domain(tmp_path: Path) -
     assert [core.socket for core in probed(tree).cores] == [0, 0, 1, 1]
 
 
-@pytest.mark.parametrize("rubbish", ["", "nonsense", "3-1", "0-99999999", "\x00\xff", "-"])
+@each("rubbish", ["", "nonsense", "3-1", "0-99999999", "\x00\xff", "-"])
 def test_odd_file_contents_never_raise(rubbish: str, tmp_path: Path) -> None:
     tree = mi250x_node(tmp_path / "node")
     for path in sorted(tree.root.rglob("*")):
@@ -291,7 +292,7 @@ def test_infiniband_ports_are_found_with_and_without_an_interface(tmp_path: Path
     assert found["mlx5_1"].device == "mlx5_1"
 
 
-@pytest.mark.parametrize(
+@each(
     ("cgroup", "file"),
     [
         ("0::/pbs_jobs.service/jobid/7.host", "fs/cgroup/pbs_jobs.service/jobid/7.host/cpuset.cpus.effective"),
@@ -352,7 +353,7 @@ def test_one_thread_per_core_allowed_still_gives_every_core(tmp_path: Path) -> N
 _READERS: dict[str, Callable[[Path], MachineTree]] = {"aurora": aurora_node, "gh200": gh200_node}
 
 
-@pytest.mark.parametrize("name", _READERS)
+@each("name", _READERS)
 def test_probe_reads_a_few_files_per_core_and_not_every_file(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import msgspec
-import pytest
 
+from looping import each
 from windlass.model.topology import Core, Device, Nic, Topology
 from windlass.sites.catalog import load_site, site_names
 from windlass.sites.topology.described import spec_of_topology, topology_from_spec
@@ -13,7 +13,7 @@ from windlass.sites.topology.units import in_unit
 WITH_NODE = [name for name in site_names() if load_site(name).file.node.domains]
 
 
-@pytest.mark.parametrize("name", WITH_NODE)
+@each("name", WITH_NODE)
 def test_nodes_of_all_known_machines_come_back(name: str) -> None:
     file = load_site(name).file
     node = msgspec.structs.replace(topology_from_spec(file.node, file.devices, unit="tile"), reserved=())
@@ -40,7 +40,7 @@ def test_threads_with_neighbouring_numbers_are_said() -> None:
     assert far is not None and not far[0].adjacent_threads
 
 
-@pytest.mark.parametrize(
+@each(
     ("node", "said"),
     [
         (Topology(arch="x86_64", cores=()), "cores could not be read"),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from looping import each
 from windlass.bench.tune.search import Search, Trial, Verdict
 from windlass.bench.tune.space import Choice, TunedSetting
 
@@ -36,7 +37,7 @@ def planted(choice: Choice) -> float:
     return value + 3 * abs(int(choice["THREADS"]).bit_length() - 3)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@each("seed", range(10))
 def test_a_planted_optimum_is_found(seed: int) -> None:
     verdict = search(planted, noise=0.004, seed=seed)
     assert verdict.winner == {"ALGO": "Tree", "PROTO": "Simple", "THREADS": "4"}
@@ -44,7 +45,7 @@ def test_a_planted_optimum_is_found(seed: int) -> None:
     assert verdict.gain > 0.2
 
 
-@pytest.mark.parametrize("seed", range(10))
+@each("seed", range(10))
 def test_noise_alone_is_no_verdict(seed: int) -> None:
     verdict = search(lambda choice: 100.0, noise=0.05, seed=seed)
     assert verdict.winner == {}

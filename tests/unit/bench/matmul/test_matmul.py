@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from looping import each
 from requirements import require_torch
 
 require_torch()
@@ -13,7 +14,7 @@ from windlass.bench.matmul.product import measure_matmul  # noqa: E402
 from windlass.errors import UsageError  # noqa: E402
 
 
-@pytest.mark.parametrize("kind", ["bf16", "fp32", "fp8"])
+@each("kind", ["bf16", "fp32", "fp8"])
 def test_a_rate_comes_with_its_samples(kind: str) -> None:
     result = measure_matmul(kind, (64, 32, 48), device="cpu", seconds=0.0, samples=4)  # type: ignore[arg-type]
     assert len(result.sustained_s) == 4
@@ -21,7 +22,7 @@ def test_a_rate_comes_with_its_samples(kind: str) -> None:
     assert result.sustained.formula == "2*m*n*k, median"
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "size", "said"),
     [
         ("int3", (8, 8, 8), "unknown type 'int3'"),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from looping import each
 from requirements import require_torch
 
 require_torch()
@@ -28,7 +29,7 @@ def test_a_batch_depends_on_seed_step_and_place_alone() -> None:
     assert torch.equal(one.batch(3, 1)[0], other.batch(3, 1)[0])
 
 
-@pytest.mark.parametrize(("step", "place", "seed"), [(4, 1, 1), (3, 2, 1), (3, 1, 2)])
+@each(("step", "place", "seed"), [(4, 1, 1), (3, 2, 1), (3, 1, 2)])
 def test_another_step_place_or_seed_is_another_batch(step: int, place: int, seed: int) -> None:
     assert not torch.equal(_tokens().batch(3, 1)[0], _tokens(seed).batch(step, place)[0])
 
@@ -59,7 +60,7 @@ def _open(path: Path, sequence: int = 8) -> TokenFile:
     return TokenFile(path, vocabulary=100, sequence=sequence, batch=2, seed=1, device=CPU)
 
 
-@pytest.mark.parametrize(("name", "width"), [("t.bin", 2), ("t.u32", 4)])
+@each(("name", "width"), [("t.bin", 2), ("t.u32", 4)])
 def test_windows_of_a_file_are_runs_of_its_tokens(tmp_path: Path, name: str, width: int) -> None:
     tokens, targets = _open(_file(tmp_path / name, list(range(100)), width)).batch(0, 0)
     assert torch.equal(tokens + 1, targets)
@@ -77,7 +78,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         _open(tmp_path / "nothing.bin")
 
 
-@pytest.mark.parametrize("content", [b"", b"\0" * 16, b"\0" * 19])
+@each("content", [b"", b"\0" * 16, b"\0" * 19])
 def test_a_file_too_short_or_torn_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "t.bin"
     path.write_bytes(content)

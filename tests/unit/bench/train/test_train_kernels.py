@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from looping import each
 from requirements import require, require_torch
 
 require_torch()
@@ -112,7 +113,7 @@ def check(request: pytest.FixtureRequest) -> Check:
     return run
 
 
-@pytest.mark.parametrize(("relu", "joined"), [(True, False), (False, False), (True, True)])
+@each(("relu", "joined"), [(True, False), (False, False), (True, True)])
 def test_norm_with_relu_and_shortcut_is_that_of_torch(check: Check, relu: bool, joined: bool) -> None:
     check(_NORM.format(relu=relu, joined=joined))
 

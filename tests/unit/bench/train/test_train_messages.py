@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from looping import each
 from requirements import require_torch
 
 require_torch()
@@ -32,7 +33,7 @@ def test_a_message_has_samples_formulas_and_the_losses() -> None:
     assert json.loads(json.dumps(message)) == message
 
 
-@pytest.mark.parametrize(
+@each(
     ("losses", "said"),
     [
         ((3.0, float("nan"), 2.0), "not finite"),
@@ -76,12 +77,12 @@ def test_an_unknown_model_ends_with_a_hint_and_no_traceback(capsys: pytest.Captu
     assert "did you mean 'llama2-7b'" in err
 
 
-@pytest.mark.parametrize("words", [("a", "--json", "f", "b"), ("a", "--json=f", "b"), ("a", "b", "--json")])
+@each("words", [("a", "--json", "f", "b"), ("a", "--json=f", "b"), ("a", "b", "--json")])
 def test_the_place_of_the_record_is_not_part_of_its_command(words: tuple[str, ...]) -> None:
     assert without_json(words) == ("a", "b")
 
 
-@pytest.mark.parametrize(
+@each(
     ("kernel", "kind"),
     [
         ("nvjet_sm90_tss_320x128_64x3_1x2_h_badd_coopB_NTT", "product"),

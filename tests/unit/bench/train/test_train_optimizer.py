@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
+from looping import each
 from requirements import require_torch
 
 require_torch()
@@ -22,7 +21,7 @@ def _pair() -> tuple[nn.Module, nn.Module]:
     return one, other
 
 
-@pytest.mark.parametrize("clip", [0.05, 1e9])
+@each("clip", [0.05, 1e9])
 def test_adamw_equals_torch_with_clipping(clip: float) -> None:
     ours, theirs = _pair()
     mine = AdamW(ours, weight_decay=0.1, clip=clip, compile=False)

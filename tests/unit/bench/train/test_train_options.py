@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from looping import each
 from windlass.bench.train.options import LLAMAS, LlmOptions, ResNetOptions, llama_size
 from windlass.errors import UsageError
 
 SOURCE = Path(__file__).resolve().parents[4] / "src"
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "parameters"),
     [("llama2-7b", 6_738_415_616), ("llama2-13b", 13_015_864_320), ("llama3-8b", 8_030_261_248)],
 )
@@ -50,7 +51,7 @@ def test_an_unknown_model_names_the_nearest() -> None:
     assert "llama2-7b" in str(caught.value.hint)
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "wrong", "said"),
     [
         (LlmOptions, {"steps": 0}, "--steps is 0"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from looping import each
 from requirements import require_torch
 
 require_torch()
@@ -16,7 +17,7 @@ from windlass.bench.train.resnet import ResNet, Stem  # noqa: E402
 from windlass.bench.train.resnet_loop import train_resnet  # noqa: E402
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("resnet50", 25_557_032), ("resnet101", 44_549_160)])
+@each(("name", "parameters"), [("resnet50", 25_557_032), ("resnet101", 44_549_160)])
 def test_sizes_are_the_published_ones(name: str, parameters: int) -> None:
     with torch.device("meta"):
         model = ResNet(RESNETS[name], 1_000)
