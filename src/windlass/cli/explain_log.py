@@ -8,9 +8,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from windlass.base.notation.counts import counted
+from windlass.cli.findings import INDENT, finding_lines
 from windlass.cli.result import Result
 from windlass.cli.working import tell
-from windlass.diagnose.doctor.explain_log import explain_files, report_lines
+from windlass.diagnose.doctor.explain_log import LogReport, amount_text, explain_files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,3 +28,18 @@ def progress(args: argparse.Namespace) -> str | None:
 def main(args: argparse.Namespace) -> Result:
     report = explain_files([Path(name).expanduser() for name in args.files], tell)
     return Result(text="\n".join(report_lines(report, everything=args.all)), data=report)
+
+
+def report_lines(report: LogReport, *, everything: bool = False) -> list[str]:
+    """The verdict, then each kind of line with what it means and what to do. Harmless lines only for `everything`."""
+    lines = [report.verdict, ""]
+    for one in report.findings:
+        if one.severity != "ok" or everything:
+            lines += [*finding_lines([one]), f"{INDENT}{one.facts['line']}"]
+            lines.append(f"{INDENT}{one.facts['where']} ({counted(one.facts['count'], 'line')})")
+    quiet = [] if everything else [one for one in report.findings if one.severity == "ok"]
+    if quiet:
+        total = sum(one.facts["count"] for one in quiet)
+        lines.append(f"harmless: {counted(total, 'line')} ({', '.join(one.kind for one in quiet)}); --all shows them")
+    ranks = f", {counted(report.ranks, 'rank')}" if report.ranks else ""
+    return [*lines, f"read {amount_text(report.files, report.lines)}{ranks}"]

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from windlass.model.finding import Finding, count_text, worst_severity
 
 _WIDTH = len("warning")
+INDENT = " " * (_WIDTH + 2)
+"""Below the text of a finding."""
 
 
 def finding_lines(findings: Iterable[Finding]) -> list[str]:
@@ -15,7 +17,7 @@ def finding_lines(findings: Iterable[Finding]) -> list[str]:
     for finding in findings:
         lines.append(f"{finding.severity:<{_WIDTH}}  {finding.kind}: {finding.text()}")
         if finding.advice:
-            lines.append(f"{'':<{_WIDTH}}  → {finding.advice}")
+            lines.append(f"{INDENT}→ {finding.advice}")
     return lines
 
 

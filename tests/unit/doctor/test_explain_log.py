@@ -9,8 +9,10 @@ import pytest
 
 from unit.cli.typed import in_process
 from unit.doctor.test_comm_log import FOUND, INFINIBAND, LOOPBACK, NOT_FOUND
-from windlass.diagnose.doctor.explain_log import LogReader, LogReport, explain_files, report_lines
+from windlass.cli.explain_log import report_lines
+from windlass.diagnose.doctor.explain_log import LogReader, LogReport, explain_files, kind_of
 from windlass.diagnose.doctor.log_rules import RULES, WORDS
+from windlass.model.finding import SERIOUS
 
 SAMPLES = {
     "errno 97": "[W1115 socket.cpp:200] [c10d] The client socket has failed to connect to [n1]:29500 (errno: 97 - "
@@ -83,7 +85,7 @@ def test_every_rule_explains_its_line_and_is_seen_at_first_look(rule: object) ->
     name = rule.name  # type: ignore[attr-defined]
     line = SAMPLES[name]
     assert any(word in line.lower() for word in WORDS)
-    assert [one.name for one in _read(line).explained] == [name]
+    assert [one.kind for one in _read(line).findings] == [kind_of(name)]
 
 
 def test_the_cause_stands_out_among_a_thousand_ranks() -> None:
@@ -101,13 +103,13 @@ def test_the_cause_stands_out_among_a_thousand_ranks() -> None:
             lines.append(f"{rank}: [rank{rank}]: torch.distributed.DistBackendError: ncclRemoteError: A call failed")
     report = _read(*lines)
     assert report.verdict == "rank 417: IndexError: list index out of range"
-    assert [(one.kind, one.count, one.ranks) for one in report.explained] == [
-        ("cause", 1, "417"),
-        ("follows", 999, "0-416,418-999"),
-        ("harmless", 1000, "0-999"),
+    assert [(one.severity, one.facts["count"], one.facts["ranks"]) for one in report.findings] == [
+        ("error", 1, "417"),
+        ("note", 999, "0-416,418-999"),
+        ("ok", 1000, "0-999"),
     ]
     text = "\n".join(report_lines(report))
-    assert "harmless: 1000 lines (errno 97); --all shows them" in text and report.ranks == 1000
+    assert "harmless: 1000 lines (errno-97); --all shows them" in text and report.ranks == 1000
 
 
 def test_ranks_that_did_not_come_to_a_collective_are_named() -> None:
@@ -124,22 +126,22 @@ def test_a_log_without_anything_wrong_says_so() -> None:
 def test_what_the_machine_did_says_more_than_the_error_of_the_script() -> None:
     trace = ["Traceback (most recent call last):", '  File "a.py", line 1', "ValueError: nan"]
     report = _read(*trace, SAMPLES["out of memory (the kernel's)"])
-    assert report.verdict.startswith("out of memory (the kernel's)")
-    assert [one.name for one in report.explained] == ["out of memory (the kernel's)", "error of the script"]
+    assert report.verdict.startswith("out-of-memory-the-kernel-s: ")
+    assert [one.kind for one in report.findings] == ["out-of-memory-the-kernel-s", "error-of-the-script"]
 
 
 @pytest.mark.parametrize(
-    ("lines", "kind", "name"),
+    ("lines", "severity", "kind"),
     [
-        (NOT_FOUND, "slow", "TCP between nodes"),
-        (LOOPBACK, "slow", "wrong interface"),
-        (INFINIBAND, "harmless", "no plugin with InfiniBand"),
+        (NOT_FOUND, "warning", "tcp-between-nodes"),
+        (LOOPBACK, "warning", "wrong-interface"),
+        (INFINIBAND, "ok", "no-plugin-with-infiniband"),
     ],
 )
-def test_the_lines_of_nccl_are_read_together(lines: list[str], kind: str, name: str) -> None:
-    found = [one for one in _read(*lines).explained if one.where == "NCCL's lines"]
-    assert [(one.kind, one.name) for one in found] == [(kind, name)]
-    assert not [one for one in _read(*FOUND).explained if one.kind in {"cause", "slow"}]
+def test_the_lines_of_nccl_are_read_together(lines: list[str], severity: str, kind: str) -> None:
+    found = [one for one in _read(*lines).findings if one.facts["where"] == "NCCL's lines"]
+    assert [(one.severity, one.kind) for one in found] == [(severity, kind)]
+    assert not [one for one in _read(*FOUND).findings if one.severity in SERIOUS]
 
 
 def test_files_folders_and_run_folders_are_read(tmp_path: Path) -> None:
@@ -150,17 +152,17 @@ def test_files_folders_and_run_folders_are_read(tmp_path: Path) -> None:
     (run / "launcher.log").write_text("srun: error: nid001: task 1: Exited with exit code 1\n")
     report = explain_files([run], lambda _: None)
     assert (report.files, report.lines) == (2, 4)
-    assert report.verdict.startswith("rank 1: open files")
+    assert report.verdict.startswith("rank 1: open-files")
     (tmp_path / "rank-7.log").write_text(SAMPLES["no space left"] + "\r\n")
-    assert explain_files([tmp_path / "rank-7.log"], lambda _: None).explained[0].ranks == "7"
+    assert explain_files([tmp_path / "rank-7.log"], lambda _: None).findings[0].subject == "rank 7"
 
 
 def test_the_command_explains_and_complains_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text(SAMPLES["port taken"] + "\n")
     done = in_process("explain-log", "a.log", cwd=tmp_path)
-    assert done.code == 0 and "port taken" in done.stdout and "→ let windlass choose the port" in done.stdout
+    assert done.code == 0 and "port-taken" in done.stdout and "→ let windlass choose the port" in done.stdout
     said = json.loads(in_process("explain-log", "--json", "a.log", cwd=tmp_path).stdout)
-    assert said["explained"][0]["name"] == "port taken" and said["version"] == 1
+    assert said["findings"][0]["kind"] == "port-taken" and said["version"] == 2
     missing = in_process("explain-log", "none.log", cwd=tmp_path)
     assert missing.code == 2 and missing.stderr.startswith("windlass: error: none.log does not exist")
 

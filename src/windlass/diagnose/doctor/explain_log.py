@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,6 +14,7 @@ from windlass.base.notation.cpulist import format_cpulist
 from windlass.diagnose.doctor.comm_log import Transport, leads_nowhere, parse_comm_log, transport_text
 from windlass.diagnose.doctor.log_rules import FOLLOWS, RULES, WORDS, Kind, Rule
 from windlass.errors import UsageError
+from windlass.model.finding import Finding, Severity, worst_first, worst_severity
 from windlass.run.failure.last_lines import ERROR_LINE, LOST_PEERS
 from windlass.run.failure.launcher_hints import launcher_hint
 
@@ -21,25 +22,13 @@ _RANK_TAG = re.compile(r"\A\[(?:rank)?(\d+)\]:?\s?")
 _FILE_RANK = re.compile(r"rank[-_.]?(\d+)")
 _TRACE = "Traceback (most recent call last)"
 _NUMBERS = re.compile(r"\d+")
+_NO_LETTERS = re.compile(r"[^a-z0-9]+")
 _SCRIPT = "error of the script"
+_LESS = frozenset({"error-of-the-script", "crash", "ranks-missing-at-the-start"})
+_SEVERITIES: dict[Kind, Severity] = {"cause": "error", "slow": "warning", "follows": "note", "harmless": "ok"}
 _MAX_TEXT = 300
 _MAX_ERRORS = 50
 _FEW_MISSING = 0.2
-
-
-class Explained(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Lines that mean the same."""
-
-    kind: Kind
-    name: str
-    meaning: str
-    remedy: str = ""
-    count: int
-    ranks: str = ""
-    """Folded list of the ranks that said it; empty where the log does not tell."""
-    where: str
-    """File and line of the first of them."""
-    text: str
 
 
 class LogReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -50,7 +39,8 @@ class LogReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     lines: int
     ranks: int
     verdict: str
-    explained: tuple[Explained, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    """Facts: `count` of lines, folded `ranks`, `where` the first one is, and this `line`."""
     transport: Transport | None = None
 
 
@@ -67,17 +57,29 @@ class _Seen:
         if rank is not None:
             self.ranks.add(rank)
 
-    def explained(self) -> Explained:
-        return Explained(
-            kind=self.rule.kind,
-            name=self.rule.name,
-            meaning=self.rule.meaning,
-            remedy=self.rule.remedy,
-            count=self.count,
-            ranks=format_cpulist(self.ranks),
-            where=self.where,
-            text=self.text,
-        )
+    def finding(self) -> Finding:
+        return _finding(self.rule, self.count, self.where, self.text, self.ranks)
+
+
+def _finding(rule: Rule, count: int, where: str, text: str, ranks: Collection[int] = ()) -> Finding:
+    """Lines that mean the same. `where` is the file and line of the first of them."""
+    return Finding(
+        kind_of(rule.name),
+        _SEVERITIES[rule.kind],
+        rule.meaning,
+        rule.remedy or launcher_hint(text) or "",
+        subject=_ranks_text(ranks),
+        facts={"count": count, "ranks": format_cpulist(ranks), "where": where, "line": text},
+    )
+
+
+def kind_of(name: str) -> str:
+    """The kind of a rule's findings: `out of memory` is `out-of-memory`."""
+    return _NO_LETTERS.sub("-", name.lower()).strip("-")
+
+
+def _ranks_text(ranks: Collection[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {format_cpulist(ranks)}" if ranks else ""
 
 
 class LogReader:
@@ -140,36 +142,33 @@ class LogReader:
 
     def report(self) -> LogReport:
         """Everything explained, causes first."""
-        found = [seen.explained() for seen in self._seen.values()]
+        found = [seen.finding() for seen in self._seen.values()]
         way = parse_comm_log(self._comm) if self._comm else None
         found += _of_transport(way) if way else []
-        order = {"cause": 0, "slow": 1, "follows": 2, "harmless": 3}
-        found.sort(key=lambda one: (order[one.kind], -_weight(one), -one.count))
+        found.sort(key=lambda one: (-_weight(one), -one.facts["count"]))
+        findings = worst_first(found)
         return LogReport(
-            version=1,
+            version=2,
             files=self.files,
             lines=self.lines,
             ranks=len(self._ranks),
-            verdict=self._verdict(found),
-            explained=tuple(found),
+            verdict=self._verdict(findings),
+            findings=findings,
             transport=way,
         )
 
-    def _verdict(self, found: list[Explained]) -> str:
-        causes = [one for one in found if one.kind == "cause"]
-        if causes:
-            first = causes[0]
-            who = (
-                f"rank{'s' if ',' in first.ranks or '-' in first.ranks else ''} {first.ranks}: " if first.ranks else ""
-            )
-            what = first.text if first.name == _SCRIPT else f"{first.name}: {first.meaning}"
-            return f"{who}{what}"
+    def _verdict(self, found: Sequence[Finding]) -> str:
+        worst = worst_severity(found)
+        if worst == "error":
+            first = found[0]
+            who = f"{first.subject}: " if first.subject else ""
+            return who + (first.facts["line"] if first.kind == kind_of(_SCRIPT) else f"{first.kind}: {first.evidence}")
         late = self._did_not_time_out()
         if late:
             return f"a collective timed out on the others, not on {late}: those did not come to it; see where they were"
-        if any(one.kind == "follows" for one in found):
+        if any(one.severity == "note" for one in found):
             return "ranks lost each other, and no line here says why: the log of the one that ended first is missing"
-        if any(one.kind == "slow" for one in found):
+        if worst == "warning":
             return "nothing failed, but something costs time"
         return "nothing here says that anything is wrong"
 
@@ -179,12 +178,12 @@ class LogReader:
         missing = self._ranks - timed_out.ranks if timed_out else set()
         if not missing or len(missing) > max(1.0, _FEW_MISSING * len(self._ranks)):
             return ""
-        return f"rank{'s' if len(missing) > 1 else ''} {format_cpulist(missing)}"
+        return _ranks_text(missing)
 
 
-def _weight(one: Explained) -> int:
+def _weight(one: Finding) -> int:
     """Causes that name something outside of the script say more than the script's own error about it."""
-    return 0 if one.name in {_SCRIPT, "crash", "ranks missing at the start"} else 1
+    return 0 if one.kind in _LESS else 1
 
 
 def _split(line: str, own: int | None) -> tuple[int | None, str]:
@@ -196,12 +195,11 @@ def _split(line: str, own: int | None) -> tuple[int | None, str]:
     return (own if rank is None else rank), text
 
 
-def _of_transport(way: Transport) -> list[Explained]:
+def _of_transport(way: Transport) -> list[Finding]:
     """What the collective library's own lines mean together."""
 
-    def one(kind: Kind, name: str, meaning: str, remedy: str = "") -> Explained:
-        text = transport_text(way)
-        return Explained(kind=kind, name=name, meaning=meaning, remedy=remedy, count=1, where="NCCL's lines", text=text)
+    def one(kind: Kind, name: str, meaning: str, remedy: str = "") -> Finding:
+        return _finding(Rule(name, kind, _NUMBERS, meaning, remedy), 1, "NCCL's lines", transport_text(way))
 
     astray = [item for item in (*way.interfaces, way.bootstrap) if item and leads_nowhere(item)]
     if way.is_tcp and astray:
@@ -229,7 +227,7 @@ def explain_files(paths: Iterable[Path], tell: Callable[[str], None]) -> LogRepo
                     reader.read(str(file), (decode(line.rstrip(b"\r\n")) for line in stream))
             except OSError as error:
                 raise UsageError(f"cannot read {file}: {error.strerror}", hint="give files or a run folder") from error
-            tell(_amount(reader.files, reader.lines))
+            tell(amount_text(reader.files, reader.lines))
     return reader.report()
 
 
@@ -245,27 +243,5 @@ def _files(path: Path) -> Iterator[Path]:
         yield from sorted(p for p in part.rglob("*") if p.is_file()) if part.is_dir() else [part]
 
 
-def _amount(files: int, lines: int) -> str:
+def amount_text(files: int, lines: int) -> str:
     return f"{counted(files, 'file')}, {lines:,} line{'' if lines == 1 else 's'}"
-
-
-def report_lines(report: LogReport, *, everything: bool = False) -> list[str]:
-    """For people: the verdict, then each kind of line with what it means and what to do."""
-    lines = [report.verdict, ""]
-    titles = {"cause": "cause", "slow": "costs time", "follows": "follows from it", "harmless": "harmless"}
-    for one in report.explained:
-        if one.kind == "harmless" and not everything:
-            continue
-        who = f" on ranks {one.ranks}" if one.ranks else ""
-        lines.append(f"{titles[one.kind]}: {one.name} ({counted(one.count, 'line')}{who})")
-        lines += [f"    {one.text}", f"    {one.where}", f"    {one.meaning}"]
-        remedy = one.remedy or launcher_hint(one.text)
-        lines += [f"    → {remedy}"] if remedy else []
-    quiet = [one for one in report.explained if one.kind == "harmless"]
-    if quiet and not everything:
-        total = sum(one.count for one in quiet)
-        lines.append(f"harmless: {counted(total, 'line')} ({', '.join(one.name for one in quiet)}); --all shows them")
-    lines.append(
-        f"read {_amount(report.files, report.lines)}" + (f", {counted(report.ranks, 'rank')}" if report.ranks else "")
-    )
-    return lines
