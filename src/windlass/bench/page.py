@@ -12,7 +12,7 @@ from windlass.bench.reference import References
 from windlass.bench.report import about_lines
 from windlass.bench.verdict import judge
 
-_WORDS = {"normal": "normal", "low": "low", "bad": "bad", "unknown": "no figure"}
+_CLASSES = {"ok": "normal", "warning": "low", "error": "bad", "note": "unknown"}
 
 
 def page(records: Sequence[BenchRecord], references: References) -> str:
@@ -29,7 +29,9 @@ def _section(record: BenchRecord, references: References, *, alone: bool) -> str
         out.append('<ul class="verdicts"><li class="low"><b>partial</b> what was measured until it stopped</li></ul>')
     verdicts = judge(record, references)
     if verdicts:
-        items = [f'<li class="{v.level}"><b>{_WORDS[v.level]}</b> {escape(v.text)}</li>' for v in verdicts]
+        items = [
+            f'<li class="{_CLASSES[one.severity]}"><b>{one.severity}</b> {escape(one.text())}</li>' for one in verdicts
+        ]
         out.append('<ul class="verdicts">' + "".join(items) + "</ul>")
     out += figures(charts(record, references))
     out.append(f"<pre>{escape(table_text(record))}</pre>")

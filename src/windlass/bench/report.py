@@ -6,14 +6,6 @@ from collections.abc import Sequence
 
 from windlass.bench.cases import table_text
 from windlass.bench.record import BenchRecord
-from windlass.bench.reference import References
-from windlass.bench.verdict import Verdict, judge
-
-_MARKS = {"normal": "ok ", "low": "LOW", "bad": "BAD", "unknown": "?  "}
-
-
-def verdict_lines(verdicts: Sequence[Verdict]) -> list[str]:
-    return [f"{_MARKS[verdict.level]} {verdict.text}" for verdict in verdicts]
 
 
 def about_lines(record: BenchRecord) -> list[str]:
@@ -35,15 +27,15 @@ def about_lines(record: BenchRecord) -> list[str]:
     return lines
 
 
-def end_lines(record: BenchRecord, references: References) -> list[str]:
-    """What stands under a table: skipped sizes, remarks, verdicts."""
+def end_lines(record: BenchRecord, findings: Sequence[str]) -> list[str]:
+    """What stands under a table: skipped sizes, remarks, and the findings as the caller rendered them."""
     lines = [f"skipped: {line}" for line in record.skipped]
     lines += [f"remark: {line}" for line in record.remarks]
     if not record.complete:
         lines.append("partial: it was stopped, or a part of it failed; this is what was measured until then")
-    return lines + verdict_lines(judge(record, references))
+    return [*lines, *findings]
 
 
-def text(record: BenchRecord, references: References) -> str:
-    lines = [*about_lines(record), "", table_text(record), *end_lines(record, references)]
+def text(record: BenchRecord, findings: Sequence[str]) -> str:
+    lines = [*about_lines(record), "", table_text(record), *end_lines(record, findings)]
     return "\n".join(lines)

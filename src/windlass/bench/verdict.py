@@ -4,14 +4,13 @@ for the thresholds."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from windlass.base.notation.counts import counted
 from windlass.bench import measure
 from windlass.bench.record import BenchRecord, Measurement
 from windlass.bench.reference import Bandwidth, Rate, References, ceiling_of, is_device
 from windlass.bench.sizes import size_text
+from windlass.model.finding import Finding, Severity
 
 NORMAL = 0.8
 """Share of a published figure from which on a measurement counts as normal."""
@@ -25,19 +24,15 @@ _SMALL = 1024
 _LARGE = 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
-    """One judgement: how bad, and in words with the figure it rests on."""
-
-    level: Literal["normal", "low", "bad", "unknown"]
-    text: str
-
-
-def judge(record: BenchRecord, references: References) -> list[Verdict]:
+def judge(record: BenchRecord, references: References) -> list[Finding]:
     """What there is to say about a record; nothing for a CPU, for which nobody publishes such figures."""
     name = str(record.device.get("name") or "")
     found = [
-        Verdict(level="bad", text=f"results are wrong ({row.wrong} elements of {_which(row)}): the speed means nothing")
+        Finding(
+            "wrong-results",
+            "error",
+            f"results are wrong ({row.wrong} elements of {_which(row)}): the speed means nothing",
+        )
         for row in record.rows
         if row.wrong
     ]
@@ -52,14 +47,19 @@ def judge(record: BenchRecord, references: References) -> list[Verdict]:
     return found
 
 
+def _grade(normal: bool) -> tuple[str, Severity]:
+    """The word and the severity of a figure."""
+    return ("normal", "ok") if normal else ("low", "warning")
+
+
 def _which(row: Measurement) -> str:
     return ", ".join(f"{key} {value}" for key, value in row.labels.items() if key in {"op", "bytes", "placement"})
 
 
-def _collectives(record: BenchRecord, name: str, references: References) -> list[Verdict]:
+def _collectives(record: BenchRecord, name: str, references: References) -> list[Finding]:
     if record.rows and all(row.labels["ranks"] == 1 for row in record.rows):
         text = "one rank: nothing crosses a link, so these are times of launches and of copies inside the device"
-        return [Verdict(level="unknown", text=text)]
+        return [Finding("no-reference", "note", text)]
     found = []
     for op in dict.fromkeys(str(row.labels["op"]) for row in record.rows):
         rows = [row for row in record.rows if row.labels["op"] == op]
@@ -76,7 +76,7 @@ def _collectives(record: BenchRecord, name: str, references: References) -> list
 
 def _bandwidth(
     op: str, rows: Sequence[Measurement], fitting: Sequence[Bandwidth], nodes: int, ranks: int, name: str
-) -> Verdict:
+) -> Finding:
     """Judged at the largest size that both have: small sizes measure latency."""
     best: dict[int, float] = {}
     for row in rows:
@@ -85,11 +85,11 @@ def _bandwidth(
     common = sorted({one.bytes for one in fitting} & set(best))
     who = f"{nodes} node{'s' * (nodes > 1)} of {fitting[0].device if fitting else name or 'this device'}"
     if not fitting:
-        return Verdict(level="unknown", text=f"{op}: no published figure for {ranks} ranks on {who}")
+        return Finding("no-reference", "note", f"{op}: no published figure for {ranks} ranks on {who}")
     if not common or common[-1] < _LARGE:
         sizes = ", ".join(size_text(one.bytes) for one in sorted(fitting, key=lambda one: one.bytes)[-3:])
-        return Verdict(
-            level="unknown", text=f"{op}: {who} have published figures at {sizes}; measure one of these sizes"
+        return Finding(
+            "no-reference", "note", f"{op}: {who} have published figures at {sizes}; measure one of these sizes"
         )
     size = common[-1]
     published = sorted(one.busbw for one in fitting if one.bytes == size)
@@ -98,17 +98,17 @@ def _bandwidth(
     span = f"{least:g}" if least == published[-1] else f"{least:g} to {published[-1]:g}"
     figures = f"{value:.3g} GB/s busbw at {size_text(size)}, published {span}"
     if share >= NORMAL:
-        return Verdict(level="normal", text=f"{op}: normal for {who}: {figures}")
+        return Finding("bandwidth", "ok", f"{op}: normal for {who}: {figures}")
     if share >= LOW:
-        return Verdict(level="low", text=f"{op}: somewhat low for {who}: {figures}")
+        return Finding("bandwidth", "warning", f"{op}: somewhat low for {who}: {figures}")
     if share >= TCP:
         why = "fewer network cards than there are, or no GPUDirect?" if nodes > 1 else "a slower path between devices?"
-        return Verdict(level="low", text=f"{op}: low for {who}: {figures}; {why}")
+        return Finding("bandwidth", "warning", f"{op}: low for {who}: {figures}; {why}")
     why = "looks like TCP: is the plugin loaded?" if nodes > 1 else "looks like host memory, not the devices' own links"
-    return Verdict(level="bad", text=f"{op}: {why} {figures}")
+    return Finding("bandwidth", "error", f"{op}: {why} {figures}")
 
 
-def _latency(op: str, rows: Sequence[Measurement], nodes: int, name: str, references: References) -> list[Verdict]:
+def _latency(op: str, rows: Sequence[Measurement], nodes: int, name: str, references: References) -> list[Finding]:
     """Tiny messages tell the transport apart too, where the network is known to do better."""
     known = [one for one in references.latency if one.op == op and one.nodes == nodes and is_device(one.device, name)]
     small = [row for row in rows if int(row.labels["bytes"] or 0) <= _SMALL]
@@ -119,33 +119,34 @@ def _latency(op: str, rows: Sequence[Measurement], nodes: int, name: str, refere
         return []
     good = min(one.time_us for one in known)
     return [
-        Verdict(
-            level="bad",
-            text=f"{op}: small messages take {time_us:.0f} us, published {good:g}: "
-            "looks like TCP: is the plugin loaded?",
+        Finding(
+            "latency",
+            "error",
+            f"{op}: small messages take {time_us:.0f} us, published {good:g}: looks like TCP: is the plugin loaded?",
         )
     ]
 
 
-def _matmul(record: BenchRecord, name: str, references: References) -> list[Verdict]:
+def _matmul(record: BenchRecord, name: str, references: References) -> list[Finding]:
     found = []
     for row in record.rows:
         published = ceiling_of(references, name, str(row.labels["type"]))
         if published is None or published.measured is None:
             continue
         value = row.figures["sustained"].value
-        level: Literal["normal", "low"] = "normal" if value >= NORMAL * published.measured else "low"
+        word, severity = _grade(value >= NORMAL * published.measured)
         found.append(
-            Verdict(
-                level=level,
-                text=f"{row.labels['type']} matmul: {level} for {published.name}: {value:.0f} TFLOP/s sustained, "
+            Finding(
+                "matmul",
+                severity,
+                f"{row.labels['type']} matmul: {word} for {published.name}: {value:.0f} TFLOP/s sustained, "
                 f"published {published.measured:g} measured, {published.datasheet or '-'} in the data sheet",
             )
         )
     return found
 
 
-def _training(record: BenchRecord, name: str, references: References) -> list[Verdict]:
+def _training(record: BenchRecord, name: str, references: References) -> list[Finding]:
     found = []
     for row in record.rows:
         value, unit = training_rate(row)
@@ -153,11 +154,12 @@ def _training(record: BenchRecord, name: str, references: References) -> list[Ve
         if fitting:
             nearest = min(fitting, key=lambda one: abs(one.value - value))
             share = value / nearest.value
-            level: Literal["normal", "low"] = "normal" if share >= NORMAL else "low"
+            word, severity = _grade(share >= NORMAL)
             found.append(
-                Verdict(
-                    level=level,
-                    text=f"{row.labels['model']} on {counted(row.labels['ranks'], 'rank')}: {level} for "
+                Finding(
+                    "training-rate",
+                    severity,
+                    f"{row.labels['model']} on {counted(row.labels['ranks'], 'rank')}: {word} for "
                     f"{nearest.device}: {value:,.0f} {unit} per device, {share:.2f} x the published {nearest.value:,g} "
                     f"({nearest.method})",
                 )
@@ -180,7 +182,7 @@ def _same_run(one: Rate, row: Measurement, name: str, unit: str) -> bool:
     return one.sequence is None or one.sequence == label.get("sequence")
 
 
-def _left(record: BenchRecord) -> list[Verdict]:
+def _left(record: BenchRecord) -> list[Finding]:
     """What DDP leaves of one device's rate; less than 80 % says that something is slow between the devices."""
     if record.case != "ddp":
         return []
@@ -196,10 +198,10 @@ def _left(record: BenchRecord) -> list[Verdict]:
         left = f"{model}: {share:.0%} of the rate without DDP is left on {counted(ranks, 'rank')}"
         if ranks == 1 and not NORMAL <= share <= 2 - NORMAL:
             why = "no link is in use, so this is the host, which launches kernels one by one: try a larger --batch"
-            found.append(Verdict(level="low", text=f"{left}; {why}, or --fast"))
+            found.append(Finding("ddp-share", "warning", f"{left}; {why}, or --fast"))
         elif share < NORMAL:
             why = "published: 88.6% for ResNet-50 on 2 nodes of GH200: see `windlass bench collectives`"
-            found.append(Verdict(level="low", text=f"{left}; {why}"))
+            found.append(Finding("ddp-share", "warning", f"{left}; {why}"))
     return found
 
 

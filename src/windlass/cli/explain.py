@@ -14,7 +14,7 @@ from windlass.cli.option_groups import add_here, add_request_options
 from windlass.cli.options import PLACEHOLDER_COMMAND, join_values, option_action, request_from
 from windlass.cli.result import Result
 from windlass.errors import WindlassError
-from windlass.plan.explain import find_name, findings_text
+from windlass.plan.explain import find_name, occurrences_text
 from windlass.plan.plan import make_plan
 from windlass.run.planning import plan_request
 from windlass.sites.catalog import load_site, site_names
@@ -71,4 +71,4 @@ def main(args: argparse.Namespace) -> Result:
     named = args.site is not None or args.site_file is not None
     others = () if named else (load_site(name, config_dir=config) for name in site_names(config))
     findings = find_name(args.name_to_explain, planned.plan, planned.context.site, default=default, others=others)
-    return Result(text=findings_text(findings), data=findings)
+    return Result(text=occurrences_text(findings), data=findings)

@@ -9,10 +9,11 @@ from windlass.base.settings import current_environ, read_settings
 from windlass.cli.result import Result
 from windlass.cli.site_text import adopted_text, site_text
 from windlass.errors import WindlassError
+from windlass.model.finding import Finding
 from windlass.plan.site_check import site_misfits
 from windlass.run.adopt import adopt_site
 from windlass.sites.catalog import load_site, site_names, sites_of_file
-from windlass.sites.check import Problem, check_file, located
+from windlass.sites.check import check_file, located, problem
 from windlass.sites.detect import detect_site
 
 
@@ -56,7 +57,7 @@ def main(args: argparse.Namespace) -> Result:
     if args.action == "adopt":
         return _adopt(args, settings.config_dir)
     problems = [p for file in args.files for p in _check(Path(file), settings.config_dir)]
-    text = "\n".join(problem.text() for problem in problems) or "no problems"
+    text = "\n".join(one.sentence() for one in problems) or "no problems"
     return Result(text=text, data=problems, exit_code=2 if problems else 0)
 
 
@@ -67,7 +68,7 @@ def _adopt(args: argparse.Namespace, config_dir: Path) -> Result:
     return Result(text=text, data=adopted.seen)
 
 
-def _check(path: Path, config_dir: Path) -> tuple[Problem, ...]:
+def _check(path: Path, config_dir: Path) -> tuple[Finding, ...]:
     """Problems of the file itself; where it has none, what plans would refuse of the site that it makes."""
     problems = check_file(path, config_dir=config_dir)
     if problems:
@@ -75,7 +76,7 @@ def _check(path: Path, config_dir: Path) -> tuple[Problem, ...]:
     try:
         return located(path, (m for site in sites_of_file(path, config_dir) for m in site_misfits(site)))
     except WindlassError as error:
-        return (Problem(file=str(path), line=1, key="", message=error.message, hint=error.hint or ""),)
+        return (problem(str(path), 1, error.message, hint=error.hint or ""),)
 
 
 def _list(config_dir: Path) -> Result:

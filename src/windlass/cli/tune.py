@@ -18,7 +18,7 @@ from pathlib import Path
 from windlass.base.notation.counts import counted
 from windlass.base.settings import current_environ, read_settings
 from windlass.bench.tune.overlay import may_overlay, write_overlay
-from windlass.bench.tune.search import Measure, Search, Trial, Verdict
+from windlass.bench.tune.search import Measure, Search, SearchResult, Trial
 from windlass.bench.tune.space import UNSET, Choice, TunedSetting, default_space, read_space
 from windlass.bench.tune.trials import Objective, Trials
 from windlass.cli.option_groups import add_request_options
@@ -173,7 +173,7 @@ def _told(trials: Trials, most: int) -> Measure:
     return measure
 
 
-def verdict_lines(verdict: Verdict, objective: Objective) -> list[str]:
+def verdict_lines(verdict: SearchResult, objective: Objective) -> list[str]:
     """What came of the search, the answer first."""
     if verdict.winner:
         lines = [f"use {_choice(verdict.winner)}: {verdict.gain or 0.0:.1%} less than the default"]
@@ -192,7 +192,7 @@ def verdict_lines(verdict: Verdict, objective: Objective) -> list[str]:
 
 
 def _keep(
-    verdict: Verdict, plan: Plan, space: tuple[TunedSetting, ...], config_dir: Path, objective: Objective
+    verdict: SearchResult, plan: Plan, space: tuple[TunedSetting, ...], config_dir: Path, objective: Objective
 ) -> list[str]:
     arguments = {setting.name for setting in space if setting.argument is not None}
     variables = {name: value for name, value in verdict.winner.items() if name not in arguments}

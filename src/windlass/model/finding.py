@@ -37,9 +37,13 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
         """Subject and evidence on one line."""
         return f"{self.subject}: {self.evidence}" if self.subject else self.evidence
 
+    def sentence(self) -> str:
+        """Subject, evidence and advice on one line, for error messages."""
+        return self.text() + (f" ({self.advice})" if self.advice else "")
+
     def line(self) -> str:
-        """The whole finding on one line, for logs and error messages."""
-        return f"{self.kind}: {self.text()}" + (f" ({self.advice})" if self.advice else "")
+        """The whole finding on one line, for logs."""
+        return f"{self.kind}: {self.sentence()}"
 
 
 def decode_findings(data: object, *, subject: str = "") -> list[Finding]:

@@ -16,7 +16,7 @@ from windlass.model.site import Site
 from windlass.plan.show import setting_line
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Occurrence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One place where a name occurs: in the plan, or in the catalog under a condition that does not hold here."""
 
     where: str
@@ -32,13 +32,14 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def find_name(
     name: str, plan: Plan, site: Site, *, default: Plan | None = None, others: Iterable[Site] = ()
-) -> tuple[Finding, ...]:
-    """All findings, the active ones first; what the `default` plan had in their place, without the user's words, behind
-    them. `others` are asked where this site does not know the name. One that nobody knows is a `UsageError` with the
-    nearest one."""
+) -> tuple[Occurrence, ...]:
+    """All occurrences. The active ones come first, then those of the `default` plan that the user's options replaced.
+    `others` are searched where this site does not have the name.
+
+    Raises `UsageError` with the nearest name where no site has it."""
     active = _in_plan(name, plan)
     replaced = _replaced(active, _in_plan(name, default)) if default is not None else []
-    texts = {finding.text for finding in replaced}
+    texts = {occurrence.text for occurrence in replaced}
     found = [*active, *replaced, *(f for f in _in_catalog(name, plan, site) if f.text not in texts)]
     found += _in_notes(name, site)
     found = found or _elsewhere(name, plan, others)
@@ -54,29 +55,29 @@ def find_name(
     return tuple(found)
 
 
-def _replaced(active: list[Finding], before: list[Finding]) -> list[Finding]:
-    kept = {(finding.where, finding.text) for finding in active}
-    gone = [finding for finding in before if (finding.where, finding.text) not in kept]
-    return [msgspec.structs.replace(finding, active=False, replaced=True) for finding in gone]
+def _replaced(active: list[Occurrence], before: list[Occurrence]) -> list[Occurrence]:
+    kept = {(occurrence.where, occurrence.text) for occurrence in active}
+    gone = [occurrence for occurrence in before if (occurrence.where, occurrence.text) not in kept]
+    return [msgspec.structs.replace(occurrence, active=False, replaced=True) for occurrence in gone]
 
 
-def _elsewhere(name: str, plan: Plan, others: Iterable[Site]) -> list[Finding]:
+def _elsewhere(name: str, plan: Plan, others: Iterable[Site]) -> list[Occurrence]:
     """What the rest of the catalog knows of a name, each fact once with the machines that have it."""
-    sites: dict[Finding, list[str]] = {}
+    sites: dict[Occurrence, list[str]] = {}
     for site in others:
-        for finding in _in_catalog(name, plan, site):
-            names = sites.setdefault(finding, [])
+        for occurrence in _in_catalog(name, plan, site):
+            names = sites.setdefault(occurrence, [])
             if site.name not in names:
                 names.append(site.name)
     return [
-        msgspec.structs.replace(finding, where=f"{finding.where} on {', '.join(names)}")
-        for finding, names in sites.items()
+        msgspec.structs.replace(occurrence, where=f"{occurrence.where} on {', '.join(names)}")
+        for occurrence, names in sites.items()
     ]
 
 
-def _in_plan(name: str, plan: Plan) -> list[Finding]:
+def _in_plan(name: str, plan: Plan) -> list[Occurrence]:
     out = [
-        Finding(
+        Occurrence(
             where="variable",
             text=setting_line(setting),
             because=setting.because,
@@ -97,7 +98,7 @@ def _in_plan(name: str, plan: Plan) -> list[Finding]:
     )
     for where, arguments in groups:
         out += [
-            Finding(
+            Occurrence(
                 where=where,
                 text=quote_words(argument.words),
                 because=argument.because,
@@ -110,7 +111,7 @@ def _in_plan(name: str, plan: Plan) -> list[Finding]:
     if plan.agents and name in {"agent", "agents", *plan.agents.services}:
         cpus = f"cpus {format_cpulist(plan.agents.cpus)} {plan.agents.cpus_because}"
         out.append(
-            Finding(
+            Occurrence(
                 where="agents",
                 text=f"one on every node: {', '.join(plan.agents.services)}",
                 because=plan.agents.because,
@@ -121,7 +122,7 @@ def _in_plan(name: str, plan: Plan) -> list[Finding]:
         )
     if plan.container:
         out += [
-            Finding(
+            Occurrence(
                 where="mount", text=f"{m.source} -> {m.target}", because=m.because, source=m.origin.text(), active=True
             )
             for m in plan.container.mounts
@@ -130,14 +131,14 @@ def _in_plan(name: str, plan: Plan) -> list[Finding]:
     return out
 
 
-def _in_catalog(name: str, plan: Plan, site: Site) -> list[Finding]:
+def _in_catalog(name: str, plan: Plan, site: Site) -> list[Occurrence]:
     """Catalog entries for this name that are not in the plan, with the condition that would bring them in."""
     present = {(s.value, s.because) for s in plan.environment if s.name == name}
-    out: list[Finding] = []
+    out: list[Occurrence] = []
     for spec in site.file.settings:
         if spec.name == name and (spec.value, spec.because) not in present:
             out.append(
-                Finding(
+                Occurrence(
                     where="variable",
                     text=f"{spec.name}={spec.value}" if spec.value is not None else f"{spec.name} unset",
                     because=spec.because,
@@ -156,7 +157,7 @@ def _in_catalog(name: str, plan: Plan, site: Site) -> list[Finding]:
             first = argument_spec.words[0].split("=", 1)[0] if argument_spec.words else ""
             if first.lstrip("-") == name.lstrip("-") and argument_spec.words not in there:
                 out.append(
-                    Finding(
+                    Occurrence(
                         where=where,
                         text=quote_words(argument_spec.words),
                         because=argument_spec.because,
@@ -168,10 +169,10 @@ def _in_catalog(name: str, plan: Plan, site: Site) -> list[Finding]:
     return out
 
 
-def _in_notes(name: str, site: Site) -> list[Finding]:
+def _in_notes(name: str, site: Site) -> list[Occurrence]:
     word = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w])")  # NCCL_NET is not NCCL_NET_GDR_LEVEL, -c is not -core
     return [
-        Finding(
+        Occurrence(
             where="note",
             text=f"{note.topic}: {note.verdict}",
             because=f"alternatives: {note.alternatives}" if note.alternatives else "",
@@ -183,16 +184,20 @@ def _in_notes(name: str, site: Site) -> list[Finding]:
     ]
 
 
-def findings_text(findings: tuple[Finding, ...]) -> str:
+def occurrences_text(occurrences: tuple[Occurrence, ...]) -> str:
     lines: list[str] = []
-    for finding in findings:
-        state = "in this plan" if finding.active else "replaced by yours" if finding.replaced else "not in this plan"
-        lines.append(finding.text if finding.where == "note" else f"{finding.text}   ({finding.where}, {state})")
+    for occurrence in occurrences:
+        state = (
+            "in this plan" if occurrence.active else "replaced by yours" if occurrence.replaced else "not in this plan"
+        )
+        lines.append(
+            occurrence.text if occurrence.where == "note" else f"{occurrence.text}   ({occurrence.where}, {state})"
+        )
         for label, value in (
-            ("because", finding.because),
-            ("when", finding.when),
-            ("source", finding.source),
-            ("note", finding.note),
+            ("because", occurrence.because),
+            ("when", occurrence.when),
+            ("source", occurrence.source),
+            ("note", occurrence.note),
         ):
             if value:
                 lines.append(f"  {label:<8}{value}")

@@ -49,7 +49,7 @@ def binding_remarks(binding: Binding, topology: Topology) -> tuple[Finding, ...]
     """Ranks that share CPUs by a list of the user's own: their right, and mostly a slip."""
     if binding.origin.scope != "flag":
         return ()
-    shared = [problem.text for problem in problems_of(binding, topology) if problem.kind == "overlap"]
+    shared = [problem.evidence for problem in problems_of(binding, topology) if problem.kind == "overlap"]
     return tuple(Finding("cpus-shared", "warning", f"--cpu-bind: {text}") for text in shared)
 
 

@@ -61,7 +61,7 @@ def adopt_site(
         text, file=str(path), stem=name, known=lambda kind: catalog_names(kind, config_dir), builtin=False
     )
     if problems:
-        raise MachineError(f"what was measured makes no site file: {problems[0].text()}", hint="please report this")
+        raise MachineError(f"what was measured makes no site file: {problems[0].sentence()}", hint="please report this")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, text.encode(), 0o644)

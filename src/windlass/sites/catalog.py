@@ -177,7 +177,7 @@ def _read_user(path: Path, config_dir: Path | None) -> Mapping[str, Any]:
 
     problems = check_file(path, config_dir=config_dir)
     if problems:
-        lines = "\n".join(f"  {problem.text()}" for problem in problems)
+        lines = "\n".join(f"  {problem.sentence()}" for problem in problems)
         word = "problem" if len(problems) == 1 else "problems"
         hint = "see docs/sites/writing-a-site-file.md"
         raise ConfigError(f"{path} has {len(problems)} {word}:\n{lines}", hint=hint)

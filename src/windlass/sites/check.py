@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
-import msgspec
-
 from windlass.errors import ConfigError, nearest
+from windlass.model.finding import Finding
 from windlass.sites.facts import fact_misfits
 from windlass.sites.folders import DATA_DIR, CatalogKind, catalog_names
 from windlass.sites.lines import Lines, Path, line_index, line_of
@@ -29,33 +28,24 @@ else:
 _AT_LINE = re.compile(r"\(at line (\d+)(?:, column \d+)?\)|\(at end of document\)")
 
 
-class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing to correct in one file."""
-
-    file: str
-    line: int
-    key: str
-    message: str
-    hint: str = ""
-
-    def text(self) -> str:
-        """`my.toml:12: scheduler.kind: must be … (did you mean …)`, on one line."""
-        place = f"{self.file}:{self.line}: "
-        key = f"{self.key}: " if self.key else ""
-        return f"{place}{key}{self.message}" + (f" ({self.hint})" if self.hint else "")
+def problem(file: str, line: int, message: str, *, key: str = "", hint: str = "") -> Finding:
+    """One thing to correct in one file, as in `my.toml:12: scheduler.kind: must be …`."""
+    evidence = f"{key}: {message}" if key else message
+    facts = {"file": file, "line": line, "key": key, "message": message}
+    return Finding("site-file", "error", evidence, hint, subject=f"{file}:{line}", facts=facts)
 
 
 Known = Callable[[CatalogKind], Sequence[str]]
 """From a kind of file to the names that a file may refer to."""
 
 
-def check_file(path: FilePath, *, config_dir: FilePath | None = None) -> tuple[Problem, ...]:
+def check_file(path: FilePath, *, config_dir: FilePath | None = None) -> tuple[Finding, ...]:
     """All problems of a file, by line. A file that cannot be read is one problem."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
-        return (Problem(file=str(path), line=1, key="", message=f"cannot be read: {reason}"),)
+        return (problem(str(path), 1, f"cannot be read: {reason}"),)
     builtin = path.resolve().is_relative_to(DATA_DIR)
     return check_text(
         text,
@@ -66,11 +56,11 @@ def check_file(path: FilePath, *, config_dir: FilePath | None = None) -> tuple[P
     )
 
 
-def check_text(text: str, *, file: str, stem: str, known: Known, builtin: bool = False) -> tuple[Problem, ...]:
+def check_text(text: str, *, file: str, stem: str, known: Known, builtin: bool = False) -> tuple[Finding, ...]:
     """All problems of a file's text. `builtin` files have a name that is their file's, and declare every source."""
     if text.startswith("\ufeff"):
         message = "begins with a byte order mark, which TOML does not know"
-        return (Problem(file=file, line=1, key="", message=message, hint="save it as UTF-8 without BOM"),)
+        return (problem(file, 1, message, hint="save it as UTF-8 without BOM"),)
     try:
         data = tomllib.loads(text)
         lines = line_index(text)
@@ -82,27 +72,23 @@ def check_text(text: str, *, file: str, stem: str, known: Known, builtin: bool =
             *fact_misfits(data),
         ]
     except RecursionError:
-        return (Problem(file=file, line=1, key="", message="tables or lists are nested too deeply"),)
+        return (problem(file, 1, "tables or lists are nested too deeply"),)
     except ValueError as error:  # tomllib's own, and a number of thousands of digits
         return (_syntax_problem(error, text, file),)
     return _problems(file, lines, found)
 
 
-def _problems(file: str, lines: Lines, found: Iterable[Misfit]) -> tuple[Problem, ...]:
+def _problems(file: str, lines: Lines, found: Iterable[Misfit]) -> tuple[Finding, ...]:
     problems = {
-        (misfit.path, misfit.message): Problem(
-            file=file,
-            line=line_of(lines, misfit.path),
-            key=path_text(misfit.path),
-            message=misfit.message,
-            hint=misfit.hint,
+        (misfit.path, misfit.message): problem(
+            file, line_of(lines, misfit.path), misfit.message, key=path_text(misfit.path), hint=misfit.hint
         )
         for misfit in found
     }
-    return tuple(sorted(problems.values(), key=lambda problem: (problem.line, problem.key, problem.message)))
+    return tuple(sorted(problems.values(), key=lambda one: (one.facts["line"], one.facts["key"], one.facts["message"])))
 
 
-def located(path: FilePath, found: Iterable[Misfit]) -> tuple[Problem, ...]:
+def located(path: FilePath, found: Iterable[Misfit]) -> tuple[Finding, ...]:
     """Problems of a checked file from misfits of the site that it makes, each by the line that comes nearest."""
     return _problems(str(path), line_index(path.read_text(encoding="utf-8")), found)
 
@@ -124,12 +110,12 @@ def path_text(path: Path) -> str:
     return text
 
 
-def _syntax_problem(error: Exception, text: str, file: str) -> Problem:
+def _syntax_problem(error: Exception, text: str, file: str) -> Finding:
     said = str(error)
     match = _AT_LINE.search(said)
     line = int(match.group(1)) if match and match.group(1) else text.count("\n") + 1
     message = "not TOML: " + _AT_LINE.sub("", said).strip()
-    return Problem(file=file, line=line, key="", message=message, hint="nothing after it was checked")
+    return problem(file, line, message, hint="nothing after it was checked")
 
 
 def _names(data: Mapping[str, Any], stem: str, known: Known, *, builtin: bool) -> Iterator[Misfit]:

@@ -7,6 +7,8 @@ import msgspec
 from unit.bench.made import collectives_record, told
 from windlass.bench import report
 from windlass.bench.reference import load_references, reference_lines
+from windlass.bench.verdict import judge
+from windlass.cli.findings import finding_lines
 
 REFERENCES = load_references()
 
@@ -27,7 +29,8 @@ $ windlass bench collectives --sizes 1G
 #
 skipped: all_reduce of 1 TiB: needs 2 TiB per rank, 90 GiB are free
 partial: it was stopped, or a part of it failed; this is what was measured until then
-BAD all_reduce: looks like TCP: is the plugin loaded? 12.5 GB/s busbw at 1 GiB, published 149 to 154.35"""
+error    bandwidth: all_reduce: looks like TCP: is the plugin loaded? 12.5 GB/s busbw at 1 GiB, published \
+149 to 154.35"""
 
 
 def test_the_text_of_a_report() -> None:
@@ -42,7 +45,7 @@ def test_the_text_of_a_report() -> None:
         skipped=("all_reduce of 1 TiB: needs 2 TiB per rank, 90 GiB are free",),
     )
     where = msgspec.structs.replace(record.where, hosts="nid[0001-0002]", job_id="77")
-    assert report.text(msgspec.structs.replace(record, where=where), REFERENCES) == REPORT
+    assert report.text(msgspec.structs.replace(record, where=where), finding_lines(judge(record, REFERENCES))) == REPORT
 
 
 PUBLISHED = """\

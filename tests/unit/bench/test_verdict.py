@@ -26,7 +26,7 @@ def _time_us(size: int, busbw: float) -> float:
 
 
 def _words(record: BenchRecord) -> list[tuple[str, str]]:
-    return [(verdict.level, verdict.text) for verdict in judge(record, REFERENCES)]
+    return [(verdict.severity, verdict.evidence) for verdict in judge(record, REFERENCES)]
 
 
 def test_every_published_figure_has_a_source_and_a_date() -> None:
@@ -39,17 +39,17 @@ def test_every_published_figure_has_a_source_and_a_date() -> None:
 
 def test_a_normal_bandwidth_is_called_normal() -> None:
     ((level, text),) = _words(collectives_record(told(1 << 30, _time_us(1 << 30, 150.0))))
-    assert (level, text.split(":")[1].strip()) == ("normal", "normal for 2 nodes of GH200")
+    assert (level, text.split(":")[1].strip()) == ("ok", "normal for 2 nodes of GH200")
     assert "published 149 to 154.35" in text
 
 
 def test_a_tenth_of_it_looks_like_tcp() -> None:
     ((level, text),) = _words(collectives_record(told(1 << 30, _time_us(1 << 30, 13.0))))
-    assert level == "bad"
+    assert level == "error"
     assert "looks like TCP: is the plugin loaded?" in text
 
 
-@each(("busbw", "level"), [(120, "normal"), (110, "low"), (60, "low"), (25, "bad")])
+@each(("busbw", "level"), [(120, "ok"), (110, "warning"), (60, "warning"), (25, "error")])
 def test_between_them_lies_low(busbw: float, level: str) -> None:
     ((found, _),) = _words(collectives_record(told(1 << 30, _time_us(1 << 30, busbw))))
     assert found == level
@@ -58,29 +58,29 @@ def test_between_them_lies_low(busbw: float, level: str) -> None:
 def test_the_largest_common_size_decides_not_a_small_one() -> None:
     record = collectives_record(told(1 << 20, 10_000.0), told(1 << 30, _time_us(1 << 30, 150.0)))
     ((level, _),) = _words(record)
-    assert level == "normal"
+    assert level == "ok"
 
 
 def test_slow_tiny_messages_between_nodes_look_like_tcp() -> None:
     record = collectives_record(told(8, 60.0), told(1 << 30, _time_us(1 << 30, 150.0)))
-    assert [level for level, _ in _words(record)] == ["normal", "bad"]
+    assert [level for level, _ in _words(record)] == ["ok", "error"]
 
 
 def test_another_number_of_nodes_is_another_class() -> None:
     ((level, text),) = _words(collectives_record(told(1 << 30, 1000.0), nodes=3, ranks=12))
-    assert level == "unknown"
+    assert level == "note"
     assert "no published figure for 12 ranks on 3 nodes" in text
 
 
 def test_sizes_nobody_published_are_said_to_be_that() -> None:
     ((level, text),) = _words(collectives_record(told(3 << 20, 100.0)))
-    assert level == "unknown"
+    assert level == "note"
     assert "measure one of these sizes" in text
 
 
 def test_wrong_results_are_bad_whatever_their_speed() -> None:
     record = collectives_record(told(1 << 30, _time_us(1 << 30, 150.0), wrong=3))
-    assert ("bad", "results are wrong") in [(level, text[:17]) for level, text in _words(record)]
+    assert ("error", "results are wrong") in [(level, text[:17]) for level, text in _words(record)]
 
 
 def test_nothing_is_said_about_a_cpu() -> None:
@@ -104,19 +104,19 @@ def test_a_ceiling_is_judged_by_measured_ones() -> None:
         )
         return new_record("matmul", device=GH200, rows=(row,))
 
-    assert _words(record(800))[0][0] == "normal"
-    assert _words(record(500))[0][0] == "low"
+    assert _words(record(800))[0][0] == "ok"
+    assert _words(record(500))[0][0] == "warning"
 
 
 def test_training_rates_are_held_against_the_same_run_only() -> None:
     alone = training_rowed("no ddp", 1, 1, [32 / 1392] * 5, parallel="none")
     two_nodes = training_rowed("2M/8G", 8, 2, [32 / 1233] * 5)
     words = _words(ddp_record(alone, two_nodes))
-    assert [level for level, _ in words] == ["normal", "normal"]
+    assert [level for level, _ in words] == ["ok", "ok"]
     assert "1.00 x the published 1,392 (no ddp" in words[0][1]
     slow = training_rowed("2M/8G", 8, 2, [32 / 700] * 5)
     words = _words(ddp_record(alone, slow))
-    assert [level for level, _ in words] == ["normal", "low", "low"]
+    assert [level for level, _ in words] == ["ok", "warning", "warning"]
     assert "50% of the rate without DDP is left" in words[2][1]
 
 
@@ -144,7 +144,7 @@ def test_a_site_adds_its_own_figures(tmp_path: Path) -> None:
     )
     references = load_references(tmp_path)
     record = collectives_record(told(1 << 30, 1.0), ranks=16, device={"kind": "cuda", "name": "AMD Instinct MI250X"})
-    assert [verdict.level for verdict in judge(record, references)] == ["normal"]
+    assert [verdict.severity for verdict in judge(record, references)] == ["ok"]
 
 
 @each(
@@ -163,19 +163,19 @@ H200_RECORDS = Path(__file__).parents[3] / "results" / "h200"
 
 def test_one_rank_is_not_judged_by_bandwidth() -> None:
     ((level, text),) = _words(read_record(H200_RECORDS / "commands" / "collectives.json"))
-    assert level == "unknown"
+    assert level == "note"
     assert "nothing crosses a link" in text
 
 
 def test_a_host_that_is_too_slow_is_not_taken_for_a_slow_link() -> None:
     ((level, text),) = _words(read_record(H200_RECORDS / "commands" / "ddp.json"))
-    assert (level, text.split(";")[0]) == ("low", "resnet50: 74% of the rate without DDP is left on 1 rank")
+    assert (level, text.split(";")[0]) == ("warning", "resnet50: 74% of the rate without DDP is left on 1 rank")
     assert "launches kernels one by one" in text
 
 
 def test_figures_of_our_own_are_held_against_runs_of_the_same_kind_only() -> None:
     ((level, text),) = _words(read_record(H200_RECORDS / "commands" / "llama2-7b-fp8.json"))
-    assert level == "normal"
+    assert level == "ok"
     assert "1.00 x the published 18,395" in text
     assert _words(read_record(H200_RECORDS / "commands" / "llama2-7b-fsdp.json")) == [], "full checkpointing"
 

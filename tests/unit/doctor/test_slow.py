@@ -31,7 +31,7 @@ class Machine:
         spike = self.random.choice((0.0,) * 9 + (5.0,))
         return 0.01 * (factor + noise + spike)
 
-    def search(self) -> slow.Verdict:
+    def search(self) -> slow.SlowParts:
         plan = slow.rounds(self.nodes)
         suspects: dict[int, float] = {}
         for groups in plan[1:]:
@@ -41,7 +41,7 @@ class Machine:
         for batch in last:
             again.update({len(again) + index: values for index, values in self.times(batch).items()})
         meetings = [group for batch in last for group in batch]
-        return slow.judge(plan[-1], suspects, meetings, again) if meetings else slow.Verdict()
+        return slow.judge(plan[-1], suspects, meetings, again) if meetings else slow.SlowParts()
 
 
 @pytest.mark.parametrize("nodes", [4, 5, 6, 7, 8, 9, 33, 64, 1000])
@@ -56,7 +56,7 @@ def test_the_slow_node_has_a_name_after_few_rounds(nodes: int) -> None:
 @pytest.mark.parametrize("nodes", [4, 7, 16, 256])
 def test_healthy_nodes_give_no_verdict(nodes: int) -> None:
     for seed in range(100 if nodes < 100 else 10):
-        assert Machine(nodes, seed).search() == slow.Verdict(), (nodes, seed)
+        assert Machine(nodes, seed).search() == slow.SlowParts(), (nodes, seed)
 
 
 def test_a_slow_link_is_not_blamed_on_a_node() -> None:

@@ -12,7 +12,7 @@ from windlass.model.origin import argv_of
 from windlass.model.plan import Plan, plan_from_json, plan_to_json
 from windlass.model.request import Allocation
 from windlass.model.topology import Core, Topology
-from windlass.plan.explain import find_name, findings_text
+from windlass.plan.explain import find_name, occurrences_text
 from windlass.sites.catalog import load_site
 
 HOSTS = tuple(f"nid{n:04d}" for n in range(1, 5))
@@ -250,7 +250,7 @@ def test_the_module_of_tuned_settings_has_its_way_on_aurora() -> None:
     assert by["ZE_FLAT_DEVICE_HIERARCHY"] == by["TMPDIR"] == ""
     assert "CCL_WORKER_AFFINITY" not in by, "it belongs to a binding that is not taken"
     assert "--cpu-bind=${CPU_BIND}" in [word for argument in plan.launch for word in argument.words]
-    said = findings_text(find_name("CCL_KVS_MODE", plan, load_site("aurora")))
+    said = occurrences_text(find_name("CCL_KVS_MODE", plan, load_site("aurora")))
     assert "left to the module frameworks_optimized" in said
 
 

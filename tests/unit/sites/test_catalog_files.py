@@ -29,7 +29,7 @@ OF_THE_SOURCE_DOCUMENTS = ("aurora", "frontier", "hpe-gh200", "lumi")
 
 @each("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_file_passes_its_check(path: Path) -> None:
-    assert [problem.text() for problem in check_file(path)] == []
+    assert [problem.sentence() for problem in check_file(path)] == []
 
 
 def test_all_machines_that_were_promised_are_there() -> None:

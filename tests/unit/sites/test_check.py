@@ -15,7 +15,7 @@ NAMES = {"site": ("frontier", "lumi"), "hardware": ("cray-ex-mi250x",), "network
 def problems(text: str, *, builtin: bool = False) -> list[str]:
     """All problems of a text, without the file's name."""
     found = check_text(dedent(text).lstrip(), file="f", stem="f", known=lambda kind: NAMES[kind], builtin=builtin)
-    return [problem.text().removeprefix("f:") for problem in found]
+    return [problem.sentence().removeprefix("f:") for problem in found]
 
 
 def test_a_good_file_has_no_problem() -> None:
@@ -249,7 +249,7 @@ def test_a_file_that_cannot_be_read_is_a_problem_and_no_crash(tmp_path: Path, co
     if content is not None:
         path.write_bytes(content)
     (problem,) = check_file(path)
-    assert problem.text().startswith(f"{path}:1: cannot be read: ")
+    assert problem.sentence().startswith(f"{path}:1: cannot be read: ")
 
 
 @each(
@@ -291,5 +291,5 @@ def test_values_of_any_wrong_shape_are_problems_and_no_crash(text: str) -> None:
 def test_odd_files_end_in_a_sentence(tmp_path: Path, data: bytes, said: str) -> None:
     (tmp_path / "odd.toml").write_bytes(data)
     found = check_file(tmp_path / "odd.toml")
-    assert said in " ".join(problem.text() for problem in found)
+    assert said in " ".join(problem.sentence() for problem in found)
     assert read_detect(tmp_path / "odd.toml") is not None, "detection passes over it"

@@ -45,7 +45,7 @@ def damaged_texts(draw: st.DrawFn) -> str:
 def test_a_damaged_file_gives_problems_on_lines_that_exist(text: str) -> None:
     problems = check_text(text, file="f", stem="f", known=catalog_names)
     last = text.count("\n") + 1
-    assert all(1 <= problem.line <= last and problem.message for problem in problems)
+    assert all(1 <= problem.facts["line"] <= last and problem.evidence for problem in problems)
 
 
 @given(text=damaged_texts())

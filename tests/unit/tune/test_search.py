@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from looping import each
-from windlass.bench.tune.search import Search, Trial, Verdict
+from windlass.bench.tune.search import Search, SearchResult, Trial
 from windlass.bench.tune.space import Choice, TunedSetting
 
 ALGO = TunedSetting(name="ALGO", values=("unset", "Ring", "Tree"))
@@ -18,7 +18,9 @@ SPACE = (ALGO, PROTO, THREADS)
 DEFAULT = {"ALGO": "unset", "PROTO": "unset", "THREADS": "1"}
 
 
-def search(cost: Callable[[Choice], float | None], *, budget: int = 80, noise: float = 0.0, seed: int = 3) -> Verdict:
+def search(
+    cost: Callable[[Choice], float | None], *, budget: int = 80, noise: float = 0.0, seed: int = 3
+) -> SearchResult:
     rnd = random.Random(seed)
 
     def measure(choice: Choice) -> Trial:

@@ -36,7 +36,7 @@ def write_overlay(config_dir: Path, site: str, settings: dict[str, str], because
         )
         if problems:
             hint = "mend it with `windlass sites check`, or set the variables by hand"
-            raise MachineError(f"{path} cannot take the settings: {problems[0].text()}", hint=hint)
+            raise MachineError(f"{path} cannot take the settings: {problems[0].sentence()}", hint=hint)
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, text.encode(), 0o644)
     except OSError as error:

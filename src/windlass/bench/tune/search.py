@@ -30,7 +30,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of the last turns, default and winner side by side."""
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SearchResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What came of it. `winner` is empty where the default stays."""
 
     default: dict[str, str]
@@ -68,13 +68,13 @@ class Search:
         self._failed: set[tuple[tuple[str, str], ...]] = set()
         self.trials: list[Trial] = []
 
-    def run(self) -> Verdict:
+    def run(self) -> SearchResult:
         """Search until nothing is better any more, or the budget of trials is spent."""
         reserve = 2 * self._repeats
         self._left -= reserve
         if self._value(self._default) is None:
             why = f"the default itself failed: {self.trials[-1].failure}"
-            return Verdict(default=self._default, why=why, trials=tuple(self.trials))
+            return SearchResult(default=self._default, why=why, trials=tuple(self.trials))
         best = self._descend(dict(self._default))
         self._left += reserve
         return self._judge(best)
@@ -142,7 +142,7 @@ class Search:
             self._seen[key].append(trial.value)
         return trial
 
-    def _judge(self, best: dict[str, str]) -> Verdict:
+    def _judge(self, best: dict[str, str]) -> SearchResult:
         """Default and best in turn once more: only these turns are compared with each other."""
         if best == self._default:
             return self._verdict("nothing was better than the default", {}, [], [])
@@ -164,10 +164,10 @@ class Search:
         changed = {name: value for name, value in best.items() if self._default.get(name) != value}
         return self._verdict("better than the default by more than twice the spread", changed, mine, other)
 
-    def _verdict(self, why: str, winner: dict[str, str], mine: list[float], other: list[float]) -> Verdict:
+    def _verdict(self, why: str, winner: dict[str, str], mine: list[float], other: list[float]) -> SearchResult:
         first = self._seen[tuple(sorted(self._default.items()))]
         ours = mine or first
-        return Verdict(
+        return SearchResult(
             default=self._default,
             winner=winner,
             default_value=statistics.median(ours),

@@ -12,6 +12,8 @@ from windlass.bench.cases import table_text
 from windlass.bench.record import BenchRecord, write_record
 from windlass.bench.reference import load_references
 from windlass.bench.runner import Bench, RankError
+from windlass.bench.verdict import judge
+from windlass.cli.findings import finding_lines
 from windlass.cli.option_groups import add_request_options
 from windlass.cli.options import request_from
 from windlass.cli.result import Result
@@ -68,7 +70,7 @@ def finish(bench: Bench, record: BenchRecord, args: argparse.Namespace) -> Resul
         hint = f"see `windlass logs {bench.folder}`"
         raise RankError(f"nothing was measured: {detail}", hint=hint, code=bench.exit_code or 1)
     references = load_references(read_settings(current_environ()).config_dir)
-    lines = [table_text(record), *report.end_lines(record, references)]
+    lines = [table_text(record), *report.end_lines(record, finding_lines(judge(record, references)))]
     if record.rows or record.skipped:
         say(f"windlass: record {path}")
     wrong = any(row.wrong for row in record.rows)

@@ -7,10 +7,11 @@ import argparse
 from windlass.base.settings import current_environ, read_settings
 from windlass.bench.reading import read_record, showing
 from windlass.bench.reference import CASES, load_references, reference_lines
-from windlass.bench.report import verdict_lines
 from windlass.bench.verdict import judge
 from windlass.cli.benches.report import add_known_options, known_from
+from windlass.cli.findings import finding_lines
 from windlass.cli.result import Result
+from windlass.model.finding import worst_severity
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +29,5 @@ def main(args: argparse.Namespace) -> Result:
     record = read_record(args.record, known_from(args))
     with showing(args.record):
         verdicts = judge(record, references)
-    lines = [record.title, *(verdict_lines(verdicts) or ["no published figure is of this kind"])]
-    bad = any(verdict.level == "bad" for verdict in verdicts)
-    return Result(text="\n".join(lines), data=verdicts, exit_code=1 if bad else 0)
+    lines = [record.title, *(finding_lines(verdicts) or ["no published figure is of this kind"])]
+    return Result(text="\n".join(lines), data=verdicts, exit_code=1 if worst_severity(verdicts) == "error" else 0)

@@ -12,6 +12,8 @@ from windlass.bench.page import page
 from windlass.bench.reading import read_record, showing
 from windlass.bench.record import write_record
 from windlass.bench.reference import load_references
+from windlass.bench.verdict import judge
+from windlass.cli.findings import finding_lines
 from windlass.cli.result import Result
 from windlass.errors import MachineError, UsageError
 
@@ -58,7 +60,7 @@ def main(args: argparse.Namespace) -> Result:
     texts = []
     for path, record in zip(args.records, records, strict=True):
         with showing(path):
-            texts.append(report.text(record, references))
+            texts.append(report.text(record, finding_lines(judge(record, references))))
     if args.html:
         with showing(" and ".join(args.records)):
             html = page(records, references)

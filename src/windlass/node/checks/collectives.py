@@ -106,7 +106,7 @@ def find_slow(world: World, over_all: list[float]) -> dict[str, Any]:
         times = timed(world, groups)
         suspects = slow.slow_groups(times)
         steps.append(_step(groups, times, suspects))
-    verdict = slow.Verdict()
+    verdict = slow.SlowParts()
     if suspects:
         last = slow.partners(plan[-1], suspects)
         again: slow.Times = {}

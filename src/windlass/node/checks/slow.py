@@ -19,7 +19,7 @@ Times = dict[int, Sequence[float]]
 """By group: seconds of each repetition."""
 
 
-class Verdict(NamedTuple):
+class SlowParts(NamedTuple):
     """What the rounds say: nodes by number, links as pairs of them."""
 
     nodes: tuple[int, ...] = ()
@@ -84,11 +84,11 @@ def partners(groups: Sequence[Sequence[int]], slow: dict[int, float]) -> list[li
 
 def judge(
     groups: Sequence[Sequence[int]], slow: dict[int, float], last: Sequence[Sequence[int]], times: Times
-) -> Verdict:
+) -> SlowParts:
     """After the last round: `times` of its groups `last`, against those of the pairs before it."""
     best = {group: min(values) for group, values in times.items() if values}
     if not best:
-        return Verdict()
+        return SlowParts()
     suspects = {node for index in slow for node in groups[index]}
     again = slow_groups(times, part=3)  # up to a half of these groups hold a suspect
     blamed = tuple(sorted(node for index in again for node in last[index] if node in suspects))
@@ -98,7 +98,7 @@ def judge(
         if len(pair) == len(groups[index]) == 2:
             links.append((pair[0], pair[1]))
     worst = max([*again.values(), *(slow[index] for index in slow if links)], default=0.0)
-    return Verdict(nodes=blamed, links=tuple(sorted(links)), factor=round(worst, 1))
+    return SlowParts(nodes=blamed, links=tuple(sorted(links)), factor=round(worst, 1))
 
 
 def _low_median(values: list[float]) -> float:

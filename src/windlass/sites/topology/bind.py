@@ -8,6 +8,7 @@ import msgspec
 
 from windlass.base.notation.cpulist import parse_bindings, parse_cpulist
 from windlass.errors import ConfigError, UsageError
+from windlass.model.finding import Finding
 from windlass.model.origin import BUILTIN, Origin
 from windlass.model.plan import Binding, RankBinding
 from windlass.model.site import PresetSpec
@@ -20,7 +21,7 @@ from windlass.sites.topology.binding_request import (
     named_preset,
     parse_cpu_bind,
 )
-from windlass.sites.topology.check import Problem, problems_of, whole_cores
+from windlass.sites.topology.check import problems_of, whole_cores
 from windlass.sites.topology.nearest import nearest_nics
 from windlass.sites.topology.split import (
     Cores,
@@ -227,7 +228,9 @@ def _listed_binding(topology: Topology, asked: BindingRequest, listed: tuple[tup
     binding = _binding(topology, asked, chosen, listed, because="as listed by --cpu-bind", origin=_FLAG)
     hard = [p for p in problems_of(binding, topology) if p.kind in {"missing", "not-allowed", "reserved"}]
     if hard:
-        raise UsageError(f"--cpu-bind: {hard[0].text}", hint="--cpu-bind auto takes the usable cores near each device")
+        raise UsageError(
+            f"--cpu-bind: {hard[0].evidence}", hint="--cpu-bind auto takes the usable cores near each device"
+        )
     return binding
 
 
@@ -271,13 +274,13 @@ def _preset_binding(topology: Topology, asked: BindingRequest, preset: PresetSpe
         )
     if problems:
         raise ConfigError(
-            f"{_where(preset)}: {problems[0].text}",
+            f"{_where(preset)}: {problems[0].evidence}",
             hint="a preset keeps to the socket of its device and off reserved and set-aside cores, without overlap",
         )
     return binding
 
 
-def _is_part_of_node(topology: Topology, problems: Sequence[Problem]) -> bool:
+def _is_part_of_node(topology: Topology, problems: Sequence[Finding]) -> bool:
     return topology.probed or any(problem.kind == "not-allowed" for problem in problems)
 
 

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal
 
 from windlass.base.notation.cpulist import format_cpulist
+from windlass.model.finding import Finding
 from windlass.model.plan import Binding, RankBinding
 from windlass.model.topology import Topology
 from windlass.sites.topology.split import device_homes
 from windlass.sites.topology.units import in_unit
 
-ProblemKind = Literal["numbering", "missing", "not-allowed", "reserved", "overlap", "set-aside", "far", "device"]
+BrokenInvariant = Literal["numbering", "missing", "not-allowed", "reserved", "overlap", "set-aside", "far", "device"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Problem:
-    """One broken invariant. `missing`, `not-allowed` and `device` may only mean that this is a part of a node."""
+def problems_of(binding: Binding, topology: Topology) -> tuple[Finding, ...]:
+    """What is wrong with a binding of this node, one finding per broken invariant.
 
-    kind: ProblemKind
-    text: str
-
-
-def problems_of(binding: Binding, topology: Topology) -> tuple[Problem, ...]:
-    """What is wrong with a binding of this node; nothing where all invariants hold."""
+    `missing`, `not-allowed` and `device` may only mean that this is a part of a node."""
     topology = in_unit(topology, binding.device_unit)
     return (
         *_numbering(binding),
@@ -36,29 +30,29 @@ def problems_of(binding: Binding, topology: Topology) -> tuple[Problem, ...]:
     )
 
 
-def _numbering(binding: Binding) -> Iterable[Problem]:
+def _numbering(binding: Binding) -> Iterable[Finding]:
     numbers = [rank.local_rank for rank in binding.ranks]
     if numbers != list(range(len(numbers))):
-        yield Problem(kind="numbering", text=f"local ranks are numbered {numbers}, not from 0 up")
+        yield Finding("numbering", "error", f"local ranks are numbered {numbers}, not from 0 up")
 
 
-def _devices(binding: Binding, topology: Topology) -> Iterable[Problem]:
+def _devices(binding: Binding, topology: Topology) -> Iterable[Finding]:
     known = {device.index for device in topology.devices}
     for rank in binding.ranks:
         if missing := set(rank.devices) - known:
             text = f"rank {rank.local_rank} uses device {format_cpulist(missing)}, which the node does not have"
-            yield Problem(kind="device", text=text)
+            yield Finding("device", "error", text)
         if binding.visible and set(rank.devices) - set(binding.visible):
-            yield Problem(kind="device", text=f"rank {rank.local_rank} cannot see its own device")
+            yield Finding("device", "error", f"rank {rank.local_rank} cannot see its own device")
     doubled = [str(device) for device, count in Counter(binding.visible).items() if count > 1]
     if doubled:
-        yield Problem(kind="device", text=f"device {', '.join(doubled)} is made visible twice")
+        yield Finding("device", "error", f"device {', '.join(doubled)} is made visible twice")
 
 
-def _cpus(binding: Binding, topology: Topology) -> Iterable[Problem]:
+def _cpus(binding: Binding, topology: Topology) -> Iterable[Finding]:
     """Every CPU of a rank exists, is allowed, and its core belongs to nobody else."""
     allowed = set(topology.allowed or topology.cpus)
-    forbidden: tuple[tuple[ProblemKind, str, set[int]], ...] = (
+    forbidden: tuple[tuple[BrokenInvariant, str, set[int]], ...] = (
         ("reserved", "the system reserves", whole_cores(topology, topology.reserved)),
         ("set-aside", "are set aside for the agent", whole_cores(topology, binding.agent_cpus)),
         ("set-aside", "are set aside for communication threads", whole_cores(topology, binding.comm_cpus)),
@@ -67,15 +61,15 @@ def _cpus(binding: Binding, topology: Topology) -> Iterable[Problem]:
         who = f"rank {rank.local_rank}"
         mine = set(rank.cpus)
         if missing := mine - set(topology.cpus):
-            yield Problem(kind="missing", text=f"{who}: the node has no CPU {format_cpulist(missing)}")
+            yield Finding("missing", "error", f"{who}: the node has no CPU {format_cpulist(missing)}")
         if outside := (mine & set(topology.cpus)) - allowed:
             text = f"{who}: CPUs {format_cpulist(outside)} are outside what this job may use"
-            yield Problem(kind="not-allowed", text=text)
+            yield Finding("not-allowed", "error", text)
         for kind, reason, cpus in forbidden:
             if taken := mine & cpus:
                 listed = format_cpulist(taken)
                 text = f"{who}: {reason} CPU {listed}" if kind == "reserved" else f"{who}: CPUs {listed} {reason}"
-                yield Problem(kind=kind, text=text)
+                yield Finding(kind, "error", text)
 
 
 def whole_cores(topology: Topology, cpus: Iterable[int]) -> set[int]:
@@ -84,7 +78,7 @@ def whole_cores(topology: Topology, cpus: Iterable[int]) -> set[int]:
     return {cpu for core in topology.cores if wanted.intersection(core.cpus) for cpu in core.cpus}
 
 
-def _overlaps(binding: Binding) -> Iterable[Problem]:
+def _overlaps(binding: Binding) -> Iterable[Finding]:
     owner: dict[int, int] = {}
     shared: dict[tuple[int, int], set[int]] = {}
     for rank in binding.ranks:
@@ -94,10 +88,10 @@ def _overlaps(binding: Binding) -> Iterable[Problem]:
                 shared.setdefault((other, rank.local_rank), set()).add(cpu)
     for (first, second), cpus in shared.items():
         text = f"ranks {first} and {second} share CPUs {format_cpulist(cpus)}"
-        yield Problem(kind="overlap", text=text)
+        yield Finding("overlap", "error", text)
 
 
-def _distances(binding: Binding, topology: Topology) -> Iterable[Problem]:
+def _distances(binding: Binding, topology: Topology) -> Iterable[Finding]:
     """Ranks sit in the socket of their device, and in its NUMA domain or in one of that socket that has no device.
 
     A level with fewer usable cores than ranks of its devices binds nobody: on part of a node the nearest core may well
@@ -119,11 +113,11 @@ def _distances(binding: Binding, topology: Topology) -> Iterable[Problem]:
         sockets = {socket_of[home] for home in homes}
         wrong = {core.id for core in cores if core.socket not in sockets}
         if wrong and sockets_bind:
-            yield Problem(kind="far", text=_far_text(rank, wrong, "socket", sockets))
+            yield Finding("far", "error", _far_text(rank, wrong, "socket", sockets))
             continue
         strange = {core.id for core in cores if core.numa not in homes and core.numa in housed}
         if strange and numas_bind:
-            yield Problem(kind="far", text=_far_text(rank, strange, "NUMA domain", homes))
+            yield Finding("far", "error", _far_text(rank, strange, "NUMA domain", homes))
 
 
 def _far_text(rank: RankBinding, cores: set[int], level: str, homes: set[int]) -> str:
