@@ -23,6 +23,7 @@ from windlass.agents.interpreter import ARCHIVE, fits, pack_interpreter
 from windlass.backends.launchers.base import NodeStep
 from windlass.errors import DeadlineError, MachineError
 from windlass.model.plan import Plan
+from windlass.node.agent.heartbeat import ALIVE
 from windlass.plan.agents import agents_step
 from windlass.plan.cache import agents_folder
 from windlass.plan.render.job_facts import JobFacts
@@ -90,6 +91,8 @@ class Agents:
         self.lines: Lines = []
         self.streamed: Lines = []
         """Texts of streamed services that nobody has taken yet."""
+        self.heard: dict[int, float] = {}
+        """When each node sent its last line, by the monotonic clock of this process."""
 
     def start(self, stopping: Callable[[], bool] = lambda: False, *, detached: bool = False) -> bool:
         """Start and wait until every node is up; False where `stopping` became true first.
@@ -201,12 +204,19 @@ class Agents:
                 if not raw.endswith(b"\n"):
                     break
                 self._read += len(raw)
-                with contextlib.suppress(ValueError):
+                with contextlib.suppress(ValueError, KeyError):
                     line = json.loads(raw[raw.index(b"{") :])
+                    self.heard[line["node"]] = time.monotonic()
+                    if line.get("news") == ALIVE:
+                        continue
                     (self.streamed if line.get("service") in STREAMED else self.lines).append(line)
             if self._read > _MAX_OUT_BYTES and os.fstat(stream.fileno()).st_size == self._read:
                 os.truncate(stream.name, 0)  # its writer appends
                 self._read = 0
+
+    def forgive_silence(self) -> None:
+        """Count the silence of all nodes from now on."""
+        self.heard = dict.fromkeys(self.heard, time.monotonic())
 
     def stop(self, patience_s: float = _END_S) -> None:
         """Ask the agents to end, wait, insist. Never raises."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,10 @@ from windlass.run.output import OutputView
 
 HEARTBEAT = "heartbeat"
 _ENTRY = "windlass.node.agent.heartbeat:make"
+_UNHEARD = 4
+"""Signs of life that may be missing before a node is asked."""
+_PAUSE_S = 3.0
+_AGAIN_S = 60.0
 _END_S = 3.0
 """Agents end within milliseconds; only a node that is lost takes longer, and it will not be heard of again."""
 
@@ -30,9 +35,15 @@ def heartbeats_folder(plan: Plan, uid: int, run_id: str) -> str:
     return f"{agents_folder(plan, uid, run_id)}/w/{run_id}."
 
 
-def heartbeat_service(facts: JobFacts, silent_s: float | None) -> ServiceSpec:
+def heartbeat_service(facts: JobFacts, silent_s: float | None, nodes: int) -> ServiceSpec:
     """What the heartbeat service of every node is told."""
-    return ServiceSpec(name=HEARTBEAT, entry=_ENTRY, settings={"mark": place_mark(facts), "silent_s": silent_s})
+    settings: dict[str, object] = {"mark": place_mark(facts), "silent_s": silent_s, "alive_s": alive_s(nodes)}
+    return ServiceSpec(name=HEARTBEAT, entry=_ENTRY, settings=settings)
+
+
+def alive_s(nodes: int) -> float:
+    """How often a node sends a sign of life. All nodes together send at most about 500 of them a second."""
+    return max(2.0, nodes / 500)
 
 
 class HeartbeatSidecar:
@@ -57,6 +68,7 @@ class HeartbeatSidecar:
         self._log = folder.part(LOG_FILE)
         self._log_read = 0
         self._gone: set[str] = set()
+        self._mute: set[str] = set()
         self.up = False
         self.beats: set[str] = set()
         """Hosts whose ranks show signs of life."""
@@ -64,6 +76,11 @@ class HeartbeatSidecar:
         """Hosts on which no rank finished a step for too long, with the step and the ranks that are behind."""
         self.writing: set[str] = set()
         """Hosts whose ranks write, be it not to the end of a line."""
+        self.reading: set[str] = set()
+        """Hosts whose ranks read or write files."""
+        self.computing: set[str] = set()
+        """Hosts whose ranks use their processors."""
+        self._polled = time.monotonic()
         self.oom: set[str] = set()
         self.figures: dict[str, dict[str, Any]] = {}
         """Last figures of each host's watch."""
@@ -81,6 +98,10 @@ class HeartbeatSidecar:
             return True
 
     def poll(self) -> None:
+        now = time.monotonic()
+        if now - self._polled > _PAUSE_S:  # windlass itself did not run: what was said meanwhile is still unread
+            self._agents.forgive_silence()
+        self._polled = now
         if self._cache is not None:
             self._cache.poll()
         else:
@@ -114,10 +135,34 @@ class HeartbeatSidecar:
                         lost.add(self._hosts[place])
         for host in sorted(lost - self._gone):
             self._gone.add(host)
-            self.beats.discard(host)
-            self.silent.pop(host, None)
-            self.writing.discard(host)
+            self._forget(host)
             self._view.note(f"windlass: the agent on {host} is gone; the run goes on without it")
+
+    def unheard(self) -> dict[str, float]:
+        """Hosts that have sent nothing for too long while others have, with how long. None where no host was heard
+        lately: then the fault is on this side."""
+        self._agents.hear()
+        self._polled = now = time.monotonic()
+        limit = _UNHEARD * alive_s(len(self._hosts))
+        ages = {self._hosts[node]: now - at for node, at in self._agents.heard.items() if 0 <= node < len(self._hosts)}
+        ages = {host: age for host, age in ages.items() if host not in self._gone}
+        if not self.up or self._ending or not ages or min(ages.values()) > limit / 2:
+            return {}
+        return {host: age for host, age in ages.items() if age > limit}
+
+    def give_up_on(self, host: str) -> None:
+        """The node answers, but its agent does not: what it said last counts no more. It is asked again later."""
+        self._agents.heard[self._hosts.index(host)] = time.monotonic() + _AGAIN_S
+        self._forget(host)
+        if host not in self._mute:
+            self._mute.add(host)
+            self._view.note(f"windlass: {host} answers, but its agent does not; the run goes on without it")
+
+    def _forget(self, host: str) -> None:
+        self.beats.discard(host)
+        self.silent.pop(host, None)
+        for hosts in (self.writing, self.reading, self.computing):
+            hosts.discard(host)
 
     def _take(self, host: str, news: dict[str, Any]) -> None:
         if "beats" in news:
@@ -126,8 +171,9 @@ class HeartbeatSidecar:
             self.silent[host] = news
         if "moves" in news:
             self.silent.pop(host, None)
-        if "writes" in news:
-            (self.writing.add if news["writes"] else self.writing.discard)(host)
+        for word, hosts in (("writes", self.writing), ("reads", self.reading), ("computes", self.computing)):
+            if word in news:
+                (hosts.add if news[word] else hosts.discard)(host)
         if "oom" in news:
             self.oom.add(host)
 

@@ -66,7 +66,7 @@ def _service(name: str, plan: Plan, facts: JobFacts, hosts: tuple[str, ...], env
     if name == "cache" and plan.cache is not None:
         return cache_service(plan.cache, read_settings(environ).traces_dir)
     if name == "heartbeat":
-        return heartbeat_service(facts, plan.request.hang_after_s)
+        return heartbeat_service(facts, plan.request.hang_after_s, len(hosts))
     if name == "sampler":
         return sampler_service(len(hosts))
     raise UsageError(f"the plan names the service {name}, which no run hosts", hint="plan the run again")

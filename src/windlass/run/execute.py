@@ -18,10 +18,12 @@ from windlass.backends.launchers import get_launcher
 from windlass.base.procs.children import adopt_orphans
 from windlass.model.plan import Plan
 from windlass.model.record import RankFailure
+from windlass.node.agent.diagnostics import oom_kills
 from windlass.plan.render.batch_script import launch_script
 from windlass.plan.render.job_facts import JobFacts
 from windlass.plan.render.live_lines import LIVE_FOLDER
 from windlass.plan.render.rank_script import rank_script
+from windlass.run.failure.ends import End
 from windlass.run.folder import RunFolder
 from windlass.run.guard import guarded
 from windlass.run.host_libs import place_host_libraries, write_injection
@@ -87,6 +89,10 @@ class RanksEnd:
     launcher: RankFailure | None = None
     """The first failure as the launcher reports it."""
     stopped_by: signal.Signals | None = None
+    ends: tuple[End, ...] = ()
+    """Of ranks that windlass itself started."""
+    oom: frozenset[str] = frozenset()
+    """This host, where the kernel killed a process for memory meanwhile."""
     started: float
     ended: float
     remarks: tuple[str, ...] = ()
@@ -123,14 +129,14 @@ def execute(
 ) -> RanksEnd:
     """Start the ranks and stay until the last one has ended. Returns how they ended. Unless this is the `last` start
     of the run, the nodes' caches stay for the next one."""
-    started = time.time()
+    started, killed_before = time.time(), oom_kills()
     plan, folder, view, environ = run.plan, run.folder, run.view, run.environ
     guard: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     job: Job
     if plan.scheduler == "none":  # elsewhere the scheduler ends what a dead windlass has left
         guard = guarded(f"{RUN_DIR_VARIABLE}={folder.path}", lambda: clear_up(plan, folder, facts, environ))
     if plan.launcher == "local":
-        job = LocalJob(plan, folder, view, socket.gethostname().split(".", 1)[0])
+        job = LocalJob(plan, folder, view, _this_host())
     else:
         job = LauncherJob(plan, folder, view)
     on_first = plan.launcher == "local" or is_this_host(hosts[0], environ)
@@ -169,10 +175,16 @@ def execute(
         failing=failed,
         launcher=job.failure() if failed else None,
         stopped_by=stopped_by,
+        ends=tuple(job.ends),
+        oom=frozenset(hosts[:1] or (_this_host(),)) if on_first and oom_kills() > killed_before else frozenset(),
         started=started,
         ended=time.time(),
         remarks=() if met else (_never_met(plan, facts),),
     )
+
+
+def _this_host() -> str:
+    return socket.gethostname().split(".", 1)[0]
 
 
 def _place_libraries(run: Run, facts: JobFacts) -> None:

@@ -20,7 +20,7 @@ from windlass.model.record import RankFailure
 from windlass.plan.render.batch_script import has_prologue
 from windlass.plan.render.live_lines import LIVE_FOLDER
 from windlass.run.bars import LiveBars
-from windlass.run.failure.ends import any_failed, read_seats
+from windlass.run.failure.ends import End, any_failed, read_seats
 from windlass.run.folder import RunFolder
 from windlass.run.output import Lines, NodeLogs, OutputView, Tail
 
@@ -40,6 +40,7 @@ class Job(ABC):
         self.done = False
         self.failing = False
         self.code = 0
+        self.ends: list[End] = []
         self.streams: list[Lines] = []
 
     @property
@@ -269,6 +270,7 @@ class LocalJob(Job):
             if code is None:
                 continue
             self._alive.discard(rank)
+            self.ends.append(End(at=time.time(), rank=rank, host=self._host, code=code if code >= 0 else 128 - code))
             if code and self._first is None:
                 self._first = RankFailure(
                     rank=rank,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import signal
 import time
 from collections.abc import Callable
@@ -53,7 +54,9 @@ def ranks_saw_time_up(folder: RunFolder, since: float) -> bool:
 
 def observe_end(plan: Plan, folder: RunFolder, end: RanksEnd) -> Observed:
     """What the files of an attempt and its launcher show."""
-    return observe(rank_logs(plan, folder.path), end.exit_code, end.launcher, stopped=end.stopped)
+    logs = rank_logs(plan, folder.path)
+    seen = observe(logs, end.exit_code, end.launcher, stopped=end.stopped, seen_ends=end.ends)
+    return msgspec.structs.replace(seen, oom=end.oom)
 
 
 def judge_once(run: Run, end: RanksEnd, deadline_s: float | None = None) -> Judgement:
@@ -90,8 +93,12 @@ def judge_attempt(
 ) -> Judgement:
     """Find the cause in what was seen, decide, and write the verdict and the record that follows from it. Never
     raises. An attempt that ended without a failure of a rank, of the launcher or of its progress has finished."""
-    if not end.stopped and end.code == 0 and seen.hang is None and seen.launcher is None and first_end(seen) is None:
-        return Judgement(record=save_record(run, end))
+    if not end.stopped and seen.hang is None:
+        if seen.finished and end.code:
+            remark = f"the launcher ended with code {end.code} after all ranks had finished"
+            return Judgement(record=save_record(run, dataclasses.replace(end, code=0, remarks=(remark,))))
+        if end.code == 0 and seen.launcher is None and first_end(seen) is None:
+            return Judgement(record=save_record(run, end))
     verdict = judge(attempt, seen, past, options, states)
     with contextlib.suppress(MachineError):  # a full disk is no reason to end otherwise
         run.folder.write_bytes(VERDICT_FILE, to_json(verdict))

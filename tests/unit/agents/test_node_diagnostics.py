@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 from waiting import wait_until
 from windlass.node.agent import diagnostics
-from windlass.node.agent.heartbeat import read_beats, sweep, written_bytes
+from windlass.node.agent.heartbeat import ALIVE, WatchService, read_beats, sweep, work_done, written_bytes
 
 
 def test_a_process_is_seen_stopped_and_its_handlers_are_known() -> None:
@@ -75,3 +77,19 @@ for line in iter(sys.stdin.readline, ""):
 def test_memory_kills_are_counted_from_something() -> None:
     assert diagnostics.oom_kills() >= 0
     assert isinstance(diagnostics.kernel_lines(1e9), list)
+
+
+def test_a_sign_of_life_is_sent_and_what_ranks_do_is_counted(tmp_path: Path) -> None:
+    node = cast(Any, SimpleNamespace(number=0, folder=str(tmp_path), run_id="ab"))
+    service = WatchService(node, {"mark": "TEST_WORK=1.", "silent_s": None, "alive_s": 0.0})
+    service.start()
+    assert service.news() == [ALIVE]
+    program = "import sys; open('/dev/zero','rb').read(1 << 20); print('read', flush=True); sys.stdin.read()"
+    environ = {**os.environ, "TEST_WORK": "1.0"}
+    argv = [sys.executable, "-c", program]
+    with subprocess.Popen(argv, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stdout.readline() == b"read\n"
+        io, seconds = work_done(b"TEST_WORK=1.0")[child.pid]
+        assert io >= 1 << 20 and seconds >= 0
+        assert child.stdin is not None
+        child.stdin.close()

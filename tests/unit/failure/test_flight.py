@@ -59,6 +59,13 @@ def test_a_rank_without_a_record_is_told_as_that(tmp_path: Path) -> None:
     assert missing_text(tmp_path / "nothing", 2) == ""
 
 
+def test_ranks_that_are_behind_are_not_named_where_another_cannot_answer(tmp_path: Path) -> None:
+    dump(tmp_path, 0, entry(17))
+    dump(tmp_path, 1, entry(16))
+    text = missing_text(tmp_path, 3)
+    assert text.startswith("no flight record of rank 2;") and "rank 1" not in text
+
+
 def test_a_record_that_is_torn_or_would_run_code_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "rank_0").write_bytes(pickle.dumps({"entries": [entry(1)]})[:20])
     (tmp_path / "rank_1").write_bytes(pickle.dumps(os.system))

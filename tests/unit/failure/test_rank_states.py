@@ -48,6 +48,12 @@ def test_the_rank_that_holds_the_others_up_is_found() -> None:
     assert straggler((at(0), elsewhere)) is None, "one against one tells nothing"
 
 
+def test_no_rank_is_accused_where_all_of_them_are_stopped_or_gone() -> None:
+    for letter in ("T", "gone", "D"):
+        assert straggler((at(0, letter, ""), at(1, letter, ""))) is None
+        assert straggler((at(0, letter, ""),)) is not None, "a rank alone"
+
+
 def test_ranks_in_one_place_are_told_together() -> None:
     text = states_text((at(0), at(1), at(2, "T", ""), at(3)))
     assert text == "ranks 0-1,3 in all_reduce (c10d.py:1); rank 2 stopped (SIGSTOP)"

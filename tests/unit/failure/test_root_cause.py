@@ -101,6 +101,17 @@ def test_where_all_lost_their_peers_the_first_is_named_and_nobody_is_accused_of_
     assert "lost its peers" in found.reason
 
 
+def test_a_rank_that_left_early_with_code_0_is_named_and_not_those_that_miss_it() -> None:
+    found = find_cause(seen(end(1, 0, -5), end(0, 1), end(2, 1, 0.1), last_lines={0: _LOST_PEER, 2: _LOST_PEER}))
+    assert (found.rank, found.code, found.kind) == (1, 0, "user")
+    own = find_cause(seen(end(1, 0, -5), end(0, 1), last_lines={0: _NAN}))
+    assert own.rank == 0, "an error of its own is not because of the other"
+    after = find_cause(seen(end(0, 1), end(1, 0, 5), last_lines={0: _LOST_PEER}))
+    assert after.rank == 0
+    gone = RankState(rank=1, host="n0", state="gone")
+    assert "left with code 0" in find_cause(seen(end(1, 0), hang="no output for 9 s", straggler=gone)).reason
+
+
 def test_a_node_that_does_not_answer_is_the_cause_whatever_the_others_say() -> None:
     found = find_cause(seen(end(0, 1), lost=("n1",), last_lines={0: _LOST_PEER}))
     assert (found.kind, found.host) == ("node", "n1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from windlass.model.record import RECORD_VERSION, Outcome, RankFailure, RunRecor
 from windlass.model.request import Allocation
 from windlass.run.execute import RanksEnd
 from windlass.run.failure.decide import Decision, Options
+from windlass.run.failure.ends import End
 from windlass.run.failure.root_cause import Cause
 from windlass.run.failure.verdict import Attempt, Verdict, read_verdict, verdict_lines
 from windlass.run.folder import RunFolder, make_folder
@@ -114,7 +116,7 @@ def _supervised(folder: RunFolder, plan: Plan, end: RanksEnd, hang: str | None =
         plan=plan,
         end=end,
         sidecar=cast(Any, SimpleNamespace(oom=set(), last_step=lambda: None)),
-        watch=cast(Any, SimpleNamespace(hang=hang, time_up=False, noticed=None)),
+        watch=cast(Any, SimpleNamespace(hang=hang, time_up=False, noticed=None, lost=())),
         stacks=None,
     )
     seen, states = gather(ended, folder, {"PATH": "/nowhere"})
@@ -269,6 +271,24 @@ def test_the_record_of_a_hang_names_the_rank_that_the_verdict_names(folder: RunF
 def test_a_hang_whose_ranks_leave_with_code_0_when_asked_is_no_success(folder: RunFolder) -> None:
     judged = _supervised(folder, _plan("srun"), _end(0), hang="no output for 9 s")
     assert (_verdict_of(judged).cause.kind, judged.record.exit_code) == ("hang", 1)
+
+
+def test_a_launcher_that_fails_after_all_ranks_have_finished_is_a_remark(folder: RunFolder) -> None:
+    plan = _plan("srun")
+    _leave(folder, plan, {}, dict.fromkeys(range(4), "1700000000.1\t{rank}\t{host}\t0"))
+    judged = judge_once(_run(folder, plan), _end(143, _ABORTED))
+    assert (judged.verdict, judged.record.outcome, judged.record.exit_code) == (None, "ok", 0)
+    assert len(judged.record.remarks) == 1
+
+
+def test_a_kill_for_memory_is_named_without_supervision(folder: RunFolder) -> None:
+    plan = _plan("local")
+    _leave(folder, plan, {}, {})
+    killed = End(at=5.0, rank=2, host="n1", code=137)
+    end = dataclasses.replace(
+        _end(137, RankFailure(rank=2, host="n1", signal=9)), ends=(killed,), oom=frozenset({"n1"})
+    )
+    assert _verdict_of(judge_once(_run(folder, plan), end)).cause.kind == "memory"
 
 
 def test_a_run_that_finished_has_no_verdict(folder: RunFolder) -> None:

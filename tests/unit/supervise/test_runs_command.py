@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from planning import plan_for
 from unit.cli.typed import in_process, only_run, run_here, script
 from windlass.errors import MachineError
 from windlass.model.jsontext import to_json
+from windlass.model.request import Allocation
 from windlass.node.sys.identity import this_process
+from windlass.plan.inputs import Secrets
 from windlass.run.folder import COMMAND_FILE, FolderUse, RunFolder, make_folder
 from windlass.run.supervise.runs import choose_cleanable, find_folders, find_runs, state_of
 
@@ -86,3 +89,30 @@ def test_a_submission_without_an_answer_is_told_as_failed_and_goes_with_the_fail
     (run / "owner.json").unlink()
     state = state_of(RunFolder(run), environ)
     assert (state.state, state.why) == ("failed", "windlass submit: sbatch failed with code 1")
+
+
+@pytest.mark.parametrize(
+    ("fields", "state", "words"),
+    [
+        ("JobState=TIMEOUT Reason=TimeLimit ExitCode=0:0", "killed", "slurm reports that job 7 reached its time limit"),
+        ("JobState=CANCELLED Reason=None ExitCode=0:15", "stopped", "slurm reports that job 7 was cancelled"),
+        ("JobState=PREEMPTED Reason=None ExitCode=0:0", "killed", "slurm reports that job 7 was preempted"),
+        ("JobState=OUT_OF_MEMORY Reason=None ExitCode=0:125", "failed", "OUT_OF_MEMORY"),
+        ("JobState=PENDING Reason=Resources", "waiting", "Resources"),
+        ("JobState=RUNNING Reason=None", "running", "job 7"),
+    ],
+)
+def test_why_a_job_ended_without_a_record_is_asked_of_its_scheduler(
+    tmp_path: Path, fields: str, state: str, words: str
+) -> None:
+    folder = make_folder(str(tmp_path / "r"), tmp_path, "x")
+    alone = Allocation(scheduler="slurm", job_id="7", hosts=("nid1",))
+    folder.save_plan(plan_for("generic-slurm", "true", allocation=alone)[0], Secrets())
+    folder.write("job_id", "7\n")
+    for name in ("scontrol", "sacct", "squeue"):
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/bin/sh\necho 'JobId=7 {fields}'\n")
+        program.chmod(0o755)
+    found = state_of(folder, {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"})
+    assert (found.state, words in found.why) == (state, True), found

@@ -2,8 +2,8 @@
 
 Ranks that use `windlass.Snapshot` write `<step> <time>` into a file of their own in a folder of this node; that costs
 the shared file system nothing. What is worth knowing goes out as one short JSON text: that ranks beat at all, that no
-step was finished for too long, that steps go on again, that ranks write or have ceased to, that the kernel killed
-somebody for memory.
+step was finished for too long, that steps go on again, that ranks write, read or compute or have ceased to, that the
+kernel killed a process for memory; and every few seconds a sign of life of the agent itself.
 
 Whether ranks write is asked of the kernel, because launchers hold a line back until it ends, and a progress bar never
 ends its line. It counts what the main thread of a rank wrote, to anything: other threads also write while it hangs
@@ -22,8 +22,13 @@ from windlass.node.agent.diagnostics import oom_kills
 from windlass.node.agent.host import NodeContext
 from windlass.node.sys.marks import kill_marked, marked
 
-_LOOKS = 10
-"""How often, in the time after which silence counts, the kernel is asked what the ranks wrote."""
+_LOOKS, _LOOK_S = 10, 3.0
+"""How often, in the time after which silence counts, the kernel is asked what the ranks did; and at least every so
+many seconds."""
+_IO_BYTES = 256 << 10
+"""Reading and writing less than this in the time after which silence counts is no work: stores and watchdogs do it."""
+_CPU_SHARE = 0.5
+ALIVE = '{"alive":1}'
 
 
 def make(node: NodeContext, settings: dict[str, Any]) -> WatchService:
@@ -46,7 +51,10 @@ class WatchService:
         self._silent = False
         self._written: dict[int, int] = {}
         self._wrote = self._asked = time.monotonic()
-        self._writes = False
+        self._writes = self._reads = self._computes = False
+        self._work: list[tuple[float, int, float]] = []
+        self._done: dict[int, tuple[int, float]] = {}
+        self._alive_at = 0.0
         self._oom = oom_kills()
         self._oom_told = 0
 
@@ -72,13 +80,16 @@ class WatchService:
             self._silent = True
             behind = min(steps.values()) if steps else -1
             said.append({"silent": round(now - self._moved, 1), "step": behind, "ranks": _at(steps, behind)})
-        if limit and now - self._asked >= limit / _LOOKS:
-            said += self._news_of_writes(limit)
+        if limit and now - self._asked >= min(limit / _LOOKS, _LOOK_S):
+            said += self._news_of_writes(limit) + self._news_of_work(limit)
         killed = oom_kills() - self._oom
         if killed > self._oom_told:
             said.append({"oom": killed - self._oom_told})
             self._oom_told = killed
-        return [json.dumps(news, separators=(",", ":")) for news in said]
+        alive = now - self._alive_at >= self._settings.get("alive_s", float("inf"))
+        if alive:
+            self._alive_at = now
+        return [json.dumps(news, separators=(",", ":")) for news in said] + [ALIVE] * alive
 
     def _news_of_writes(self, limit: float) -> list[dict[str, Any]]:
         """Said when ranks begin to write, and when none has for the limit."""
@@ -93,6 +104,27 @@ class WatchService:
             return []
         self._writes = writes
         return [{"writes": writes}]
+
+    def _news_of_work(self, limit: float) -> list[dict[str, Any]]:
+        """Said when ranks begin to read and write files or to compute, and when they have not for the limit."""
+        now, done = time.monotonic(), work_done(self._mark.encode("utf-8", "surrogateescape"))
+        moved = [
+            (io - self._done.get(pid, (0, 0.0))[0], cpu - self._done.get(pid, (0, 0.0))[1])
+            for pid, (io, cpu) in done.items()
+        ]
+        self._done = done
+        self._work = [one for one in self._work if now - one[0] < limit]
+        self._work.append((now, sum(io for io, _ in moved), sum(cpu for _, cpu in moved)))
+        reads = sum(io for _, io, _ in self._work) >= _IO_BYTES
+        computes = sum(cpu for _, _, cpu in self._work) >= _CPU_SHARE * limit
+        said: list[dict[str, Any]] = []
+        if reads != self._reads:
+            self._reads = reads
+            said.append({"reads": reads})
+        if computes != self._computes:
+            self._computes = computes
+            said.append({"computes": computes})
+        return said
 
     def end(self) -> dict[str, Any]:
         """The ranks have ended, or nobody is left to wait for them: what still carries the run's mark is killed."""
@@ -139,6 +171,22 @@ def written_bytes(mark: bytes) -> dict[int, int]:
             with open("/proc/%d/task/%d/io" % (pid, pid), "rb") as file:
                 found[pid] = next(int(line.split()[1]) for line in file if line.startswith(b"wchar:"))
         except (OSError, ValueError, StopIteration):
+            continue
+    return found
+
+
+def work_done(mark: bytes) -> dict[int, tuple[int, float]]:
+    """Bytes that each process with this mark has read and written so far, and its processor seconds."""
+    found: dict[int, tuple[int, float]] = {}
+    tick = os.sysconf("SC_CLK_TCK")
+    for pid in marked(mark):
+        try:
+            with open("/proc/%d/io" % pid, "rb") as file:
+                io = sum(int(line.split()[1]) for line in file if line[1:6] == b"char:")
+            with open("/proc/%d/stat" % pid, "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+            found[pid] = (io, (int(fields[11]) + int(fields[12])) / tick)
+        except (OSError, ValueError, IndexError):
             continue
     return found
 

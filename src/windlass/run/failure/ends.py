@@ -52,6 +52,12 @@ def any_failed(run_dir: Path) -> bool:
     return any(row[3].isdecimal() and int(row[3]) != 0 for row in _rows(run_dir / "ends", 4))
 
 
+def all_finished(run_dir: Path, world_size: int) -> bool:
+    """Whether every rank script has reported an end with code 0 by now."""
+    ended = {row[1] for row in _rows(run_dir / "ends", 4) if row[3] == "0"}
+    return len(ended) >= world_size
+
+
 def read_seats(folder: Path) -> list[Seat]:
     """Every rank that got as far as saying where it is."""
     return [

@@ -23,10 +23,20 @@ _MAX_NODES = 64
 _TIME_LIMIT = re.compile(r"\Atimeout: resource allocation expired")
 
 
-def observe(logs: RankLogs, exit_code: int, launcher: RankFailure | None, *, stopped: bool = False) -> Observed:
+def observe(
+    logs: RankLogs,
+    exit_code: int,
+    launcher: RankFailure | None,
+    *,
+    stopped: bool = False,
+    seen_ends: tuple[End, ...] = (),
+) -> Observed:
     """What the files of an attempt and its launcher tell. Where the launcher names a rank that reported no end, what it
-    says counts as the end; and where that is a secondary failure, so does an error in the log of another rank."""
+    says counts as the end; and where that is a secondary failure, so does an error in the log of another rank.
+    `seen_ends` are those that windlass itself saw, for ranks that report none."""
     ends = read_ends(logs)
+    reported = {end.rank for end in ends}
+    ends = (*ends, *(end for end in seen_ends if end.rank not in reported))
     failed = [end.rank for end in ends if end.code != 0][:_MAX_RANKS]
     lines = logs.last_lines(failed, _LINES)
     if launcher is not None and launcher.rank is not None and launcher.rank not in {end.rank for end in ends}:
@@ -45,6 +55,7 @@ def observe(logs: RankLogs, exit_code: int, launcher: RankFailure | None, *, sto
         launcher=launcher,
         stopped=stopped and not over,
         time_up=over,
+        finished=not stopped and {end.rank for end in ends if end.code == 0} == set(range(logs.world_size)),
     )
 
 

@@ -89,7 +89,8 @@ def _word(value: Any) -> str:
 
 
 def missing_text(folder: Path, world_size: int) -> str:
-    """`rank 2 is missing from nccl:all_reduce number 17 (it did 16)`; empty where the dumps do not tell."""
+    """`rank 2 is missing from nccl:all_reduce number 17 (it did 16)`; empty where the dumps do not tell. A rank
+    without a dump cannot answer: then those that are behind may only wait for it, and are not named."""
     last = last_collectives(folder)
     groups = sorted({one.group for one in last})
     parts = []
@@ -98,7 +99,7 @@ def missing_text(folder: Path, world_size: int) -> str:
         furthest = max(mine, key=lambda one: one.number)
         behind = [one for one in mine if one.number < furthest.number]
         silent = sorted(set(range(world_size)) - {one.rank for one in mine}) if len(groups) == 1 else []
-        for one in behind[:8]:
+        for one in behind[:8] if not silent else ():
             parts.append(
                 f"rank {one.rank} is missing from {furthest.name} number {furthest.number} (it did {one.number})"
             )

@@ -58,11 +58,12 @@ def rank_states(logs: RankLogs, said: Iterable[Mapping[str, Any]]) -> tuple[Rank
 
 
 def straggler(ranks: tuple[RankState, ...]) -> RankState | None:
-    """Who holds the others up: one that cannot run at all, else the only one that is elsewhere than all others."""
+    """Who holds the others up: one that cannot run at all, else the only one that is elsewhere than all others. None
+    where all of them are stopped, gone or waiting for a disk: then no rank waits for another."""
     for letters in (_STOPPED, _GONE, _DISK):
-        for one in ranks:
-            if one.state in letters:
-                return one
+        those = [one for one in ranks if one.state in letters]
+        if those and (len(those) < len(ranks) or len(ranks) == 1):
+            return those[0]
     frames = Counter(one.frame for one in ranks if one.frame)
     if len(frames) < 2:
         return None

@@ -73,6 +73,8 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     kernel: Mapping[str, tuple[str, ...]] = {}
     step: int | None = None
     """The last step that is known to have been reached."""
+    finished: bool = False
+    """Every rank reported that it ended with code 0."""
 
     @property
     def said(self) -> str:
@@ -142,6 +144,11 @@ def find_cause(seen: Observed) -> Cause:
     first = first_end(seen)
     if first is None:
         return _from_launcher(seen)
+    early = _left_early(first, seen)
+    if early is not None:
+        reason = "left with code 0 while the others still needed it"
+        left = Cause(kind="user", reason=reason, rank=early.rank, host=early.host or None, code=0, origin="script")
+        return msgspec.structs.replace(left, step=seen.step)
     if first.code == RESUME_ME:
         return Cause(kind="resume", reason="the ranks saved and left on request", code=first.code, step=seen.step)
     return _proven(_judge(first, seen), seen)
@@ -151,7 +158,9 @@ def _hang(hang: str, seen: Observed) -> Cause:
     rank = seen.straggler
     if rank is None:
         return _proven(Cause(kind="hang", reason=f"the ranks hang: {hang}", step=seen.step), seen)
-    reason = f"holds the others up: {hang}; it is {rank.text()}"
+    end = next((end for end in seen.ends if end.rank == rank.rank), None)
+    where = rank.text() if end is None else f"gone: it left with code {end.code}"
+    reason = f"holds the others up: {hang}; it is {where}"
     return _proven(Cause(kind="hang", rank=rank.rank, host=rank.host, reason=reason, step=seen.step), seen)
 
 
@@ -181,6 +190,15 @@ def first_end(seen: Observed) -> End | None:
         alone = [end for end in unreported if not is_secondary(end, end, seen.last_lines.get(end.rank, ()))]
         causes = alone + causes
     return _own_end(causes[0] if causes else first, seen.last_lines)
+
+
+def _left_early(first: End, seen: Observed) -> End | None:
+    """The first rank that ended with code 0, where the others failed later and only because they lost a peer."""
+    lines = seen.last_lines.get(first.rank, ())
+    if not complains_of_peers(lines) or not is_secondary(first, first, lines):
+        return None
+    left = [end for end in seen.ends if end.code == 0 and end.at < first.at]
+    return min(left, key=lambda end: end.at, default=None)
 
 
 def end_code(seen: Observed) -> int:

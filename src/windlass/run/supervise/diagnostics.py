@@ -15,6 +15,9 @@ from windlass.run.folder import RunFolder
 from windlass.run.node_answers import NodeAnswers, ask_nodes
 
 _DEADLINE_S = 30.0
+_ANSWER_S = 10.0
+_MAX_ASKED = 4
+"""More nodes than these do not fall silent one by one: then the first ones stand for all."""
 
 NodeReport = NodeAnswers
 
@@ -31,6 +34,21 @@ def diagnose_nodes(
         return script_argv(source, sys.executable, what, str(folder.path), names, *words, modules=modules)
 
     return ask_nodes(plan, folder, environ, program, purpose="diagnostics", deadline_s=deadline_s)
+
+
+def nodes_that_answer(
+    plan: Plan, folder: RunFolder, environ: Mapping[str, str], hosts: tuple[str, ...]
+) -> frozenset[str]:
+    """Those of these hosts on which a program can be started within a few seconds. Never raises."""
+
+    def program(*_: tuple[str, ...]) -> tuple[str, ...]:
+        return ("/bin/echo", '{"node":0,"done":true}')
+
+    found: set[str] = set()
+    for host in hosts[:_MAX_ASKED]:
+        asked = ask_nodes(plan, folder, environ, program, purpose="alive", deadline_s=_ANSWER_S, hosts=(host,))
+        found |= asked.answered | asked.refused  # one that refuses a program is there
+    return frozenset(found)
 
 
 def lost_hosts(plan: Plan, report: NodeReport) -> tuple[str, ...]:

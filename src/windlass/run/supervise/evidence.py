@@ -52,8 +52,8 @@ def gather(ended: Ended, folder: RunFolder, environ: Mapping[str, str]) -> tuple
         job=_disposition(ended, told, time_up, environ),
         hang=ended.watch.hang,
         straggler=odd,
-        lost=lost_hosts(plan, after) if after else (),
-        oom=frozenset(ended.sidecar.oom),
+        lost=tuple(dict.fromkeys((*ended.watch.lost, *(lost_hosts(plan, after) if after else ())))),
+        oom=told.oom | frozenset(ended.sidecar.oom),
         kernel=_kernel(ended, after),
         step=ended.sidecar.last_step(),
     )

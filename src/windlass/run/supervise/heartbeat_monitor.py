@@ -1,7 +1,10 @@
 """Looks at the ranks while they run: does anything move, is the time nearly up. Implements `run.execute.Watch`.
 
 A run hangs when for `hang_after_s` no rank wrote anything and, where the ranks show steps, no step was finished. Bytes
-count, not lines: a progress bar is output. Then the stacks of all ranks are taken before anything is ended.
+count, not lines: a progress bar is output. Until ranks have shown a step, those that still read or write files, or
+compute before their first output, are starting. The stacks of all ranks are taken before anything is ended.
+
+A node that sends no sign of life while others do is asked once. If it does not answer, it is lost.
 """
 
 from __future__ import annotations
@@ -11,10 +14,12 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from windlass.run.failure.ends import all_finished
 from windlass.run.folder import RunFolder
 from windlass.run.jobs import Job
 from windlass.run.output import OutputView
 
+_CHECK_S = 1.0
 _LAST_CHANCE = 0.4
 """Of the margin before the end of the allocation: then ranks that did not leave are ended."""
 
@@ -25,6 +30,12 @@ class Signs(Protocol):
     beats: set[str]
     silent: dict[str, dict[str, object]]
     writing: set[str]
+    reading: set[str]
+    computing: set[str]
+
+    def unheard(self) -> dict[str, float]: ...
+
+    def give_up_on(self, host: str) -> None: ...
 
 
 class HeartbeatMonitor:
@@ -39,6 +50,7 @@ class HeartbeatMonitor:
         deadline_s: float | None,
         margin_s: float,
         take_stacks: Callable[[], None],
+        answers: Callable[[tuple[str, ...]], frozenset[str]] = frozenset,
     ) -> None:
         self._folder = folder
         self._view = view
@@ -46,19 +58,41 @@ class HeartbeatMonitor:
         self._deadline_s = deadline_s
         self._margin_s = margin_s
         self._take_stacks = take_stacks
+        self._answers = answers
         self._began = self._moved = time.monotonic()
-        self._looked = 0.0
+        self._looked = self._checked = 0.0
         self._output: tuple[int, dict[str, int]] = (0, {})
         self.signs: Signs | None = None
         self.noticed: float | None = None
         self.time_up = False
         self.hang: str | None = None
+        self.lost: tuple[str, ...] = ()
+        """Nodes that fell silent and did not answer when asked."""
 
     def look(self, job: Job) -> str | None:
         if job.failing:
             self.noticed = self.noticed or time.time()
             return None
-        return self._time_left(job) or self._silence(job)
+        return self._time_left(job) or self._lost_node() or self._silence(job)
+
+    def _lost_node(self) -> str | None:
+        now = time.monotonic()
+        if self.signs is None or self.time_up or now - self._checked < _CHECK_S:
+            return None
+        self._checked = now
+        unheard = self.signs.unheard()
+        if not unheard:
+            return None
+        hosts, silent_s = tuple(sorted(unheard)), max(unheard.values())
+        self._view.note(f"windlass: {', '.join(hosts)} sent no sign of life for {silent_s:.0f} s: asking")
+        answered = self._answers(hosts)
+        for host in answered:
+            self.signs.give_up_on(host)
+        self.lost = tuple(host for host in hosts if host not in answered and host in self.signs.unheard())
+        if not self.lost:
+            return None
+        self.noticed = time.time()
+        return f"{self.lost[0]} does not answer any more"
 
     def _time_left(self, job: Job) -> str | None:
         if self._deadline_s is None:
@@ -91,18 +125,26 @@ class HeartbeatMonitor:
         if signs is not None and signs.beats:
             if not signs.silent:
                 return None  # quiet, but steps are finished
-        elif now - self._began < starting_s(self._hang_after_s):
+        elif now - self._began < starting_s(self._hang_after_s) and self._starts(signs):
             return None
+        if all_finished(self._folder.path, job.plan.world_size):
+            return "all ranks have finished, and the launcher has not ended"
         self.hang = f"no output and no step for {still:.0f} s"
         self.noticed = time.time()
         self._view.note(f"windlass: {self.hang}: taking the stacks of all ranks")
         self._take_stacks()
         return self.hang
 
+    def _starts(self, signs: Signs | None) -> bool:
+        """Whether the ranks still start: they import or compile. Without an agent nothing is known about that."""
+        if signs is None:
+            return True
+        quiet = self._output[0] == 0 and not any(self._output[1].values())
+        return bool(signs.reading) or (quiet and bool(signs.computing))
+
 
 def starting_s(hang_after_s: float) -> float:
-    """How long a start may be silent for, as long as no rank has shown a step: importing and compiling take their time
-    and say nothing."""
+    """How long a start may be silent for while its ranks still import or compile."""
     return min(10 * hang_after_s, 3 * hang_after_s + 30)
 
 

@@ -31,7 +31,7 @@ from windlass.run.rendezvous import plan_hosts, resolve_rendezvous
 from windlass.run.run import Run
 from windlass.run.signals import listening
 from windlass.run.supervise.attempts import own, release
-from windlass.run.supervise.diagnostics import NodeReport, diagnose_nodes
+from windlass.run.supervise.diagnostics import NodeReport, diagnose_nodes, nodes_that_answer
 from windlass.run.supervise.evidence import Ended, gather
 from windlass.run.supervise.heartbeat_monitor import HeartbeatMonitor, margin_s
 from windlass.run.supervise.replan import next_plan, spare_hosts
@@ -122,6 +122,7 @@ def _attempt(live: Supervised, number: int, began: float) -> Ended:
         deadline_s=live.deadline_s,
         margin_s=margin_s(live.deadline_s, began, plan.grace_s),
         take_stacks=lambda: stacks.append(diagnose_nodes(plan, live.folder, live.environ, "stacks")),
+        answers=lambda hosts: nodes_that_answer(plan, live.folder, live.environ, hosts),
     )
     hosts = plan_hosts(plan)
     facts = msgspec.structs.replace(

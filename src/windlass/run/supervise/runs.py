@@ -14,7 +14,7 @@ import msgspec
 
 from windlass.agents.detached import AGENTS_FILE
 from windlass.backends.schedulers import get_scheduler
-from windlass.backends.schedulers.base import JobState
+from windlass.backends.schedulers.base import JobState, JobStatus
 from windlass.base.procs.command import run_command
 from windlass.errors import UsageError, WindlassError
 from windlass.model.plan import Plan
@@ -137,16 +137,20 @@ def _state(
     owner = read_owner(folder)
     if owner is not None and owner.pid != os.getpid() and owner.alive():  # who asks does not drive it at this moment
         return "running", f"by process {owner.pid} on {owner.host}"
-    queued = _in_queue(plan, job_id, environ) if job_id and _may_be_queued(folder, owner, job_id) else None
-    if queued and (queued[0] != "unknown" or record is None or record.outcome != "ok"):
-        return queued
+    said = _ask_scheduler(plan, job_id, environ) if job_id and _may_be_queued(folder, owner, job_id) else None
+    if said and said[0] in {"waiting", "running"}:
+        return said
+    if said and said[0] == "unknown" and (record is None or record.outcome != "ok"):
+        return said
     if record is not None:
         return _ended(folder, plan, record)
     if owner is None:
-        return _ended_alone(folder) or ("unknown", "it has not been started, or by an older windlass")
-    if owner.alive() is None and owner.job_id:
-        return _in_queue(plan, owner.job_id, environ) or ("killed", "windlass died without a record")
-    return "killed", "windlass died without a record"
+        return _ended_alone(folder) or said or ("unknown", "it has not been started, or by an older windlass")
+    said = said or _ask_scheduler(plan, owner.job_id, environ)
+    alive = {"waiting", "running", "unknown"}
+    if said is None or (owner.alive() is False and said[0] in alive):
+        return "killed", "windlass died without a record"
+    return said
 
 
 def _ended_alone(folder: RunFolder) -> tuple[State, str] | None:
@@ -179,8 +183,8 @@ def _ended(folder: RunFolder, plan: Plan, record: RunRecord) -> tuple[State, str
     return state, cause.line()
 
 
-def _in_queue(plan: Plan, job_id: str | None, environ: Mapping[str, str]) -> tuple[State, str] | None:
-    """What the scheduler says of a job that has not ended; None where it has. Where it gives no answer the job may
+def _ask_scheduler(plan: Plan, job_id: str | None, environ: Mapping[str, str]) -> tuple[State, str] | None:
+    """What the scheduler says of a job; None where it has no reason to tell. Where it gives no answer the job may
     live: that is `unknown`, never dead."""
     if job_id is None or plan.scheduler == "none":
         return None
@@ -197,6 +201,21 @@ def _in_queue(plan: Plan, job_id: str | None, environ: Mapping[str, str]) -> tup
         return "running", f"job {job_id}"
     if status.state is JobState.UNKNOWN and not status.gone:
         return "unknown", f"{_NO_ANSWER} {job_id}: {status.reason}"
+    return _ended_job(status, plan.scheduler, job_id)
+
+
+def _ended_job(status: JobStatus, scheduler: str, job_id: str) -> tuple[State, str] | None:
+    """Why a job without a record ended, as its scheduler reports it; None where it reports no reason."""
+    more = f": {status.reason}" if status.reason else ""
+    if status.preempted:
+        return "killed", f"{scheduler} reports that job {job_id} was preempted{more}"
+    if status.state is JobState.TIMEOUT:
+        return "killed", f"{scheduler} reports that job {job_id} reached its time limit{more}"
+    if status.state is JobState.CANCELLED:
+        return "stopped", f"{scheduler} reports that job {job_id} was cancelled{more}"
+    if status.state is JobState.FAILED:
+        code = f" with code {status.exit_code}" if status.exit_code else ""
+        return "failed", f"{scheduler} reports that job {job_id} failed{code}{more}"
     return None
 
 
