@@ -19,7 +19,7 @@ from windlass.model.origin import Argument
 from windlass.model.record import RankFailure
 from windlass.model.site import LauncherSpec
 
-_LABEL = re.compile(r"\A[ \t]*(\d+):(?: (.*))?\Z", re.DOTALL)
+_LABEL = re.compile(r"\A[ \t]*(\d{1,9}):(?: (.*))?\Z", re.DOTALL)
 
 
 class RankVariables(msgspec.Struct, frozen=True, kw_only=True):

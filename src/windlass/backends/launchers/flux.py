@@ -24,13 +24,15 @@ from windlass.model.origin import Argument
 from windlass.model.record import RankFailure
 from windlass.model.site import LauncherSpec, with_site
 
-_TASK = re.compile(r"task rank (?P<rank>\d+) on host (?P<host>\S+) (?:failed|exited) \((?P<how>[^)]*)\)")
-_START = re.compile(r"task (?P<rank>\d+) \(host (?P<host>[^)]+)\): (?P<said>start failed: .*)")
-_SHELL = re.compile(r"(?P<said>shell rank \d+ \(on (?P<host>[^)]+)\): .*|node failure on (?P<node>\S+).*)")
+_TASK = re.compile(
+    r"task rank (?P<rank>\d{1,9}) on host (?P<host>\S{1,255}) (?:failed|exited) \((?P<how>[^)]{0,100})\)"
+)
+_START = re.compile(r"task (?P<rank>\d{1,9}) \(host (?P<host>[^)]{1,255})\): (?P<said>start failed: .*)")
+_SHELL = re.compile(r"(?P<said>shell rank \d{1,9} \(on (?P<host>[^)]{1,255})\): .*|node failure on (?P<node>\S+).*)")
 _EXCEPTION = re.compile(r"job\.exception \S+ type=(?P<type>\S+) severity=0 ?(?P<note>.*)")
-_CODE = re.compile(r"\AExit (\d+)\Z")
+_CODE = re.compile(r"\AExit (\d{1,9})\Z")
 _STAMP = re.compile(r"\A\d+\.\d+s: (?:flux-shell\[|job\.)|\Aflux-(?:job|shell|run)\b")
-_EXEC_LOST = re.compile(r"\Aflux-exec: Error: rank (\d+): ")
+_EXEC_LOST = re.compile(r"\Aflux-exec: Error: rank (\d{1,9}): ")
 _STEP = "windlass-step"
 _NOT_FOUND = 127
 # A task of `flux exec` knows the rank of its broker alone; `$1` are the brokers of the step, in the order of its hosts.

@@ -21,10 +21,10 @@ from windlass.model.origin import Argument
 from windlass.model.record import RankFailure
 from windlass.model.site import LauncherSpec, with_site
 
-_LABEL = re.compile(r"\[windlass (?P<rank>\d+)\] ")
-_WHERE = re.compile(r"\A=\s+PID \d+ RUNNING AT (\S+)")
-_CODE = re.compile(r"\A=\s+EXIT CODE: (\d+)")
-_STRING = re.compile(r"TERMINATED WITH THE EXIT STRING: (.*?)(?: \(signal (\d+)\))?\s*\Z")
+_LABEL = re.compile(r"\[windlass (?P<rank>\d{1,9})\] ")
+_WHERE = re.compile(r"\A=\s+PID \d{1,9} RUNNING AT (\S+)")
+_CODE = re.compile(r"\A=\s+EXIT CODE: (\d{1,9})")
+_STRING = re.compile(r"TERMINATED WITH THE EXIT STRING: (.{0,100}?)(?: \(signal (\d{1,9})\))?\s*\Z")
 
 
 class Hydra(Launcher):

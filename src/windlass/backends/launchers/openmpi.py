@@ -26,12 +26,14 @@ from windlass.model.record import RankFailure
 from windlass.model.site import LauncherSpec, with_site
 
 # 4.x: `[1,0]<stdout>:text`; 5.x names the job by its daemon and writes a space: `[prterun-host-99@1,0]<stdout>: text`.
-_LABEL = re.compile(r"\[(?:\d+|(?P<five>[^\]\s]*@\d+)),(?P<rank>\d+)\]<(?:stdout|stderr|stddiag)>:(?(five) ?)")
-_PROCESS = re.compile(r"\A\s*Process name: \[.*,(\d+)\]\s*\Z")
-_CODE = re.compile(r"\A\s*Exit code:\s+(\d+)\s*\Z")
+_LABEL = re.compile(
+    r"\[(?:\d{1,9}|(?P<five>[^\]\s]{0,255}@\d{1,9})),(?P<rank>\d{1,9})\]<(?:stdout|stderr|stddiag)>:(?(five) ?)"
+)
+_PROCESS = re.compile(r"\A\s*Process name: \[.{0,300},(\d{1,9})\]\s*\Z")
+_CODE = re.compile(r"\A\s*Exit code:\s+(\d{1,9})\s*\Z")
 _SIGNAL = re.compile(
-    r"\S+ noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) "
-    r"exited on\s+signal (?P<signal>\d+) \((?P<said>[^)]*)\)"
+    r"noticed that process rank (?P<rank>\d{1,9}) with PID \d{1,9} on node (?P<host>\S{1,255}) "
+    r"exited on\s{1,9}signal (?P<signal>\d{1,9}) \((?P<said>[^)]{0,300})\)"
 )
 
 

@@ -25,8 +25,10 @@ from windlass.model.origin import Argument
 from windlass.model.record import RankFailure
 from windlass.model.site import LauncherSpec, with_site
 
-_TASKS = re.compile(r"\Asrun: error: (?P<host>[^\s:]+): tasks? (?P<tasks>[\d,\-\[\] ]+): (?P<how>.+?)\s*\Z")
-_EXIT = re.compile(r"\AExited with exit code (\d+)\Z")
+_TASKS = re.compile(
+    r"\Asrun: error: (?P<host>[^\s:]+): tasks? [\[ ]?(?P<task>\d{1,9})[\d,\-\[\] ]*: (?P<how>.{1,100}?)\s*\Z"
+)
+_EXIT = re.compile(r"\AExited with exit code (\d{1,9})\Z")
 _NODE = re.compile(r"\Asrun: error: (?:Node failure on|Task launch for \S+ failed on node) (?P<host>[^\s:]+)")
 _ABORTED = re.compile(
     r"\Asrun: (?:error: )?(?P<said>(?:Job step aborted|Unable to create step|Application launch|Only allocated).*)"
@@ -199,7 +201,7 @@ def _failure(line: str) -> RankFailure | None:
     match = _TASKS.match(line)
     if not match:
         return None
-    rank = int(re.split(r"[,\- ]", match.group("tasks").strip("[] "))[0])
+    rank = int(match.group("task"))
     how = match.group("how")
     code = _EXIT.match(how)
     if code:

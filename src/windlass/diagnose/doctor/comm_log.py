@@ -7,18 +7,20 @@ from collections.abc import Iterable
 
 import msgspec
 
-_NETWORK = re.compile(r"Using network (.+?)\s*$|(?:Initialized|Assigned) NET plugin (\S.*?)(?: to comm.*)?\s*$")
-_PLUGIN = re.compile(r"NET/OFI (?:Initializing|Using) (aws-ofi-[nr]ccl) ?(\S+)?")
-_PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([\w;]+)")
-_USING = re.compile(r"NET/(\w+) ?: Using ((?:\[\d+\]\S+\s*)+)")
-_ENTRY = re.compile(r"\[\d+\]([\w.-]+):")
-_BOOTSTRAP = re.compile(r"Bootstrap ?: Using (?:\[\d+\])?([\w.-]+):")
-_CHANNEL = re.compile(r"via NET/(.*)$")
-_VERSION = re.compile(r"\b(NCCL|RCCL) version ([\w.+:-]+)")
+_NETWORK = re.compile(r"Using network (\S.{0,79})|(?:Initialized|Assigned) NET plugin (\S.{0,79})")
+_PLUGIN = re.compile(r"NET/OFI (?:Initializing|Using) (aws-ofi-[nr]ccl) ?(\S{1,80})?")
+_PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([\w;]{1,80})")
+_USING = re.compile(r"NET/\w{1,20} ?: Using (\[\d{1,4}\]\S.{0,1000})")
+_ENTRY = re.compile(r"\[\d{1,4}\]([\w.-]{1,64}):")
+_BOOTSTRAP = re.compile(r"Bootstrap ?: Using (?:\[\d{1,4}\])?([\w.-]{1,64}):")
+_CHANNEL = re.compile(r"via NET/(.{0,200})")
+_VERSION = re.compile(r"\b(NCCL|RCCL) version ([\w.+:-]{1,80})")
 _MISSING = re.compile(
-    r"NET/Plugin ?: ?(?:No plugin found|Plugin load .* returned \d|Could not find: )|No plugin found \(lib[nr]ccl-net"
+    r"NET/Plugin ?: ?(?:No plugin found|Plugin load .{0,200} returned \d|Could not find: )"
+    r"|No plugin found \(lib[nr]ccl-net"
 )
-_NOT_FOUND = re.compile(r"(?:WARN|Error).*network (.+?) not found")
+_NOT_FOUND = re.compile(r"(?:WARN|Error).{0,100}network (\S.{0,80}?) not found")
+_MAX_INTERFACES = 64
 _NOWHERE = ("lo", "docker", "virbr", "veth", "podman")
 
 
@@ -44,34 +46,48 @@ class Transport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.network == "Socket"
 
 
-def parse_comm_log(lines: Iterable[str]) -> Transport:
-    """What these lines tell; lines of other programs do no harm."""
-    found: dict[str, object] = {}
-    interfaces: dict[str, None] = {}
-    direct: list[bool] = []
-    for line in lines:
+class CommLog:
+    """Reads the lines one by one and keeps only what they tell."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, object] = {}
+        self._interfaces: dict[str, None] = {}
+
+    def feed(self, line: str) -> None:
+        """Read one line. Lines of other programs do no harm."""
+        found = self._found
         if match := _VERSION.search(line):
             found.setdefault("library", f"{match[1]} {match[2]}")
         if match := _NOT_FOUND.search(line):
             found["forced_missing"] = match[1]
         elif match := _NETWORK.search(line):
-            found["network"] = (match[1] or match[2]).strip()
+            found["network"] = (match[1] or match[2].partition(" to comm")[0]).strip()
         if match := _PLUGIN.search(line):
             found["plugin"] = " ".join(part for part in match.groups() if part)
         if match := _PROVIDER.search(line):
             found["provider"] = match[1]
-        if match := _USING.search(line):
-            interfaces |= dict.fromkeys(_ENTRY.findall(match[2]))
+        if (match := _USING.search(line)) and len(self._interfaces) < _MAX_INTERFACES:
+            self._interfaces |= dict.fromkeys(_ENTRY.findall(match[1]))
         if match := _BOOTSTRAP.search(line):
             found.setdefault("bootstrap", match[1])
         if match := _CHANNEL.search(line):
-            direct.append("/GDRDMA" in match[1])
+            found["direct"] = found.get("direct", False) or "/GDRDMA" in match[1]
         if _MISSING.search(line):
             found["plugin_missing"] = True
-    if found.get("plugin"):
-        found["plugin_missing"] = False
-    told = {**found, "interfaces": tuple(interfaces), "direct": any(direct) if direct else None}
-    return msgspec.convert(told, Transport)
+
+    def transport(self) -> Transport:
+        """What the lines told so far."""
+        missing = self._found.get("plugin_missing", False) and not self._found.get("plugin")
+        told = {**self._found, "plugin_missing": missing, "interfaces": tuple(self._interfaces)}
+        return msgspec.convert(told, Transport)
+
+
+def parse_comm_log(lines: Iterable[str]) -> Transport:
+    """What these lines tell. Lines of other programs do no harm."""
+    log = CommLog()
+    for line in lines:
+        log.feed(line)
+    return log.transport()
 
 
 def transport_text(way: Transport) -> str:

@@ -1,34 +1,106 @@
-"""Logs explained: which lines are the cause, which only follow from it, which are harmless. Reads each line once."""
+"""Explain logs: which lines are the cause, which only follow from it, which are harmless.
+
+Memory is constant, and time grows with the size of the log alone, whatever the log contains. Lines that differ only in
+their digits have the same shape, and a shape is matched once.
+"""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 
-from windlass.backends.launchers.base import decode, parse_label
+from windlass.backends.launchers.base import decode
 from windlass.base.notation.counts import counted
 from windlass.base.notation.cpulist import format_cpulist
-from windlass.diagnose.doctor.comm_log import Transport, leads_nowhere, parse_comm_log, transport_text
+from windlass.diagnose.doctor.comm_log import CommLog, Transport, leads_nowhere, transport_text
 from windlass.diagnose.doctor.log_rules import FOLLOWS, RULES, WORDS, Kind, Rule
 from windlass.errors import UsageError
 from windlass.model.finding import Finding, Severity, worst_first, worst_severity
+from windlass.node.sys.reading import UnreadableError, open_plain
 from windlass.run.failure.last_lines import ERROR_LINE, LOST_PEERS
 from windlass.run.failure.launcher_hints import launcher_hint
 
-_RANK_TAG = re.compile(r"\A\[(?:rank)?(\d+)\]:?\s?")
-_FILE_RANK = re.compile(r"rank[-_.]?(\d+)")
-_TRACE = "Traceback (most recent call last)"
-_NUMBERS = re.compile(r"\d+")
+_LABEL = re.compile(rb"(?:[ \t]{0,16}(\d{1,6}):(?: |\r?\Z))?(?:\[(?:rank)?(\d{1,6})\]:?\s?)?")
+"""A launcher's label (`3: …`), then torch's (`[rank3]: …`); each may be missing."""
+_LABEL_STARTS = frozenset(bytes([byte]) for byte in b"[ \t0123456789")
+_FILE_RANK = re.compile(r"rank[-_.]?([0-9]{1,6})(?!\d)")
+_TRACE = b"Traceback (most recent call last)"
+_DIGITS = b"0123456789"
+_TO_WORDS = bytes(byte | 32 if chr(byte).isascii() and chr(byte).isalpha() else 32 for byte in range(256))
+_BY_NUMBER = (b"errno", b"retries", b"failure", b"Using [")
+"""Lines with one of these mean something else with another number: they are matched with their digits."""
+_MAX_RANKS = 1 << 18
 _NO_LETTERS = re.compile(r"[^a-z0-9]+")
-_SCRIPT = "error of the script"
 _LESS = frozenset({"error-of-the-script", "crash", "ranks-missing-at-the-start"})
 _SEVERITIES: dict[Kind, Severity] = {"cause": "error", "slow": "warning", "follows": "note", "harmless": "ok"}
 _MAX_TEXT = 300
 _MAX_ERRORS = 50
 _FEW_MISSING = 0.2
+_BLOCK_BYTES = 1 << 18
+_HEAD_BYTES, _TAIL_BYTES = 3072, 1024
+"""What is kept of a long line, such as a progress bar that never ends its line."""
+_MAX_SHAPES, _MAX_SHAPE_BYTES = 50_000, 512
+"""The table of shapes is emptied when it is full; longer lines do not enter it."""
+_FREE_MATCHES, _BYTES_PER_MATCH = 1 << 23, 32
+"""Patterns may read so many characters at once, and one more for so many bytes of the log."""
+
+_SCRIPT = Rule(
+    "error of the script",
+    "cause",
+    ERROR_LINE,
+    "the script raised it",
+    "see the traceback in the log; `windlass logs --rank` shows one rank's alone",
+)
+
+
+def _index() -> tuple[dict[bytes, frozenset[int]], dict[bytes, frozenset[int]]]:
+    """Which rules need which word, and which need a part of one."""
+    words: dict[bytes, frozenset[int]] = {}
+    parts: dict[bytes, frozenset[int]] = {}
+    for number, rule in enumerate(RULES):
+        for word in map(str.encode, WORDS[rule.name]):
+            table = parts if b"error" in word else words
+            table[word] = table.get(word, frozenset()) | {number}
+    return words, parts
+
+
+_RULES_OF_WORD, _RULES_OF_PART = _index()
+_WORDS = frozenset((*_RULES_OF_WORD, b"traceback", b"nccl", b"rccl"))
+
+
+def _found_words(line: bytes) -> frozenset[bytes]:
+    """The words and parts of words in this line for which there are rules."""
+    low = line.translate(_TO_WORDS)
+    found = _WORDS.intersection(low.split())
+    return found.union(part for part in _RULES_OF_PART if part in low) if b"error" in low else found
+
+
+def candidate_rules(line: bytes) -> list[Rule]:
+    """The rules whose words are in this line, in the order in which they apply."""
+    return _rules_of(_found_words(line))
+
+
+def _rules_of(words: frozenset[bytes]) -> list[Rule]:
+    found: set[int] = set()
+    for word in words:
+        found |= _RULES_OF_WORD.get(word) or _RULES_OF_PART.get(word) or frozenset()
+    return [RULES[number] for number in sorted(found)]
+
+
+class _Meaning(NamedTuple):
+    """What the lines of one shape have in common."""
+
+    rule: Rule | None = None
+    trace: bool = False
+    by_number: bool = False
+
+
+_NOTHING = _Meaning()
 
 
 class LogReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -38,6 +110,8 @@ class LogReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     files: int
     lines: int
     ranks: int
+    unmatched: int = 0
+    """Lines that were not matched: the log has too many different errors."""
     verdict: str
     findings: tuple[Finding, ...] = ()
     """Facts: `count` of lines, folded `ranks`, `where` the first one is, and this `line`."""
@@ -50,18 +124,19 @@ class _Seen:
     def __init__(self, rule: Rule, where: str, text: str) -> None:
         self.rule, self.where, self.text = rule, where, text
         self.count = 0
-        self.ranks: set[int] = set()
+        self.ranks = bytearray(_MAX_RANKS)
+        """One byte for each rank: a set of that many is a hundred times as large."""
 
     def add(self, rank: int | None) -> None:
         self.count += 1
         if rank is not None:
-            self.ranks.add(rank)
+            self.ranks[rank] = 1
 
     def finding(self) -> Finding:
         return _finding(self.rule, self.count, self.where, self.text, self.ranks)
 
 
-def _finding(rule: Rule, count: int, where: str, text: str, ranks: Collection[int] = ()) -> Finding:
+def _finding(rule: Rule, count: int, where: str, text: str, ranks: bytes | bytearray = b"") -> Finding:
     """Lines that mean the same. `where` is the file and line of the first of them."""
     return Finding(
         kind_of(rule.name),
@@ -69,7 +144,7 @@ def _finding(rule: Rule, count: int, where: str, text: str, ranks: Collection[in
         rule.meaning,
         rule.remedy or launcher_hint(text) or "",
         subject=_ranks_text(ranks),
-        facts={"count": count, "ranks": format_cpulist(ranks), "where": where, "line": text},
+        facts={"count": count, "ranks": _folded(ranks), "where": where, "line": text},
     )
 
 
@@ -78,72 +153,128 @@ def kind_of(name: str) -> str:
     return _NO_LETTERS.sub("-", name.lower()).strip("-")
 
 
-def _ranks_text(ranks: Collection[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {format_cpulist(ranks)}" if ranks else ""
+def _ranks_text(ranks: bytes | bytearray) -> str:
+    return f"rank{'s' if sum(ranks) > 1 else ''} {_folded(ranks)}" if any(ranks) else ""
+
+
+def _folded(ranks: bytes | bytearray) -> str:
+    """The list of ranks for people: a hostile log can name every second one of very many."""
+    text = format_cpulist(rank for rank, said in enumerate(ranks) if said)
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT].rpartition(',')[0]},… ({sum(ranks)} ranks)"
 
 
 class LogReader:
-    """Takes lines of any number of files, in any order of files, and keeps only what it can explain."""
+    """Reads any number of files and keeps only what it can explain."""
 
     def __init__(self) -> None:
-        self.files = self.lines = 0
+        self.files = self.lines = self.unmatched = 0
         self._seen: dict[tuple[str, str], _Seen] = {}
-        self._ranks: set[int] = set()
-        self._tracing: set[tuple[str, int | None]] = set()
-        self._comm: list[str] = []
+        self._ranks = bytearray(_MAX_RANKS)
+        self._tracing: set[int | None] = set()
+        """Ranks whose traceback has begun and not ended, in the file that is being read."""
+        self._comm: CommLog | None = None
+        self._meanings: dict[bytes, _Meaning] = {}
+        self._matches_left = _FREE_MATCHES
 
-    def read(self, name: str, lines: Iterable[str]) -> None:
-        """All lines of one file."""
+    def read(self, name: str, stream: BinaryIO, size_bytes: int) -> None:
+        """Read so many bytes of one file."""
         self.files += 1
+        self._tracing.clear()
         said = _FILE_RANK.search(Path(name).name)
-        own = int(said[1]) if said else None
-        for number, line in enumerate(lines, start=1):
-            self.lines += 1
-            rank, text = _split(line, own)
+        own = _rank(said[1]) if said else None
+        if own is not None and size_bytes:
+            self._ranks[own] = 1
+        number = 0
+        for block in _whole_lines(stream, size_bytes):
+            self._matches_left += len(block) // _BYTES_PER_MATCH
+            lines, shapes = block.split(b"\n"), block.translate(None, _DIGITS).split(b"\n")
+            get, tracing = self._meanings.get, self._tracing
+            for number, (line, shape) in enumerate(zip(lines, shapes, strict=True), start=number + 1):  # noqa: B020
+                meaning = get(shape)
+                if meaning is _NOTHING and not tracing and line[:1] not in _LABEL_STARTS:
+                    continue
+                self._line(name, number, own, _cut(line), shape, meaning)
+        self.lines += number
+
+    def _line(self, name: str, number: int, own: int | None, line: bytes, shape: bytes, known: _Meaning | None) -> None:
+        rank = own
+        label = _LABEL.match(line)
+        if label and label.end():
+            said = _rank(label[1] or label[2])
+            rank = own if said is None else said
             if rank is not None:
-                self._ranks.add(rank)
-            self._look(name, number, rank, text)
-
-    def _look(self, name: str, number: int, rank: int | None, text: str) -> None:
-        where = f"{name}:{number}"
-        if " NCCL " in text or text.startswith(("NCCL ", "RCCL ")):
-            self._comm.append(text)
-        if _TRACE in text:
-            self._tracing.add((name, rank))
+                self._ranks[rank] = 1
+        if known is _NOTHING and not self._tracing:
             return
-        if (name, rank) in self._tracing and text[:1] not in {" ", "\t", ""}:
-            self._tracing.discard((name, rank))
-            if self._error(where, rank, text):
+        text = line[label.end() :] if label else line
+        if rank in self._tracing and text[:1] not in {b" ", b"\t", b"", b"\r"} and _TRACE not in text:
+            self._tracing.discard(rank)
+            if self._matches_left >= 0 and self._error(f"{name}:{number}", rank, text):
                 return
-        low = text.lower()
-        if not any(word in low for word in WORDS):  # nearly all lines of a healthy run, at a microsecond each
-            return
-        rule = next((rule for rule in RULES if rule.pattern.search(text)), None)
-        if rule is not None:
-            self._note(rule, rule.name, where, rank, text)
+        meaning = known or self._meaning(shape, text)
+        if meaning.by_number:
+            meaning = self._meanings.get(line) or self._meaning(line, text, digits=True)
+        if meaning.trace:
+            self._tracing.add(rank)
+        elif meaning.rule is not None:
+            self._note(meaning.rule, meaning.rule.name, f"{name}:{number}", rank, text)
 
-    def _error(self, where: str, rank: int | None, text: str) -> bool:
+    def _meaning(self, key: bytes, text: bytes, *, digits: bool = False) -> _Meaning:
+        """What a line means whose shape is new, or has to be read with its digits."""
+        if self._matches_left < 0:  # a log of nothing but different errors is not read whole
+            self.unmatched += 1
+            return _NOTHING
+        words = _found_words(text)
+        if not words:
+            return self._keep(key, _NOTHING)
+        if b"traceback" in words and _TRACE in text:
+            return self._keep(key, _Meaning(trace=True))
+        if not digits and any(word in text for word in _BY_NUMBER):
+            return self._keep(key, _Meaning(by_number=True))
+        comm = b" NCCL " in text or text.startswith((b"NCCL ", b"RCCL "))
+        candidates = _rules_of(words)
+        self._matches_left -= len(text) * (len(candidates) + comm)
+        decoded = decode(text)
+        if comm:
+            self._comm = self._comm or CommLog()
+            self._comm.feed(decoded)
+        rule = next((rule for rule in candidates if rule.pattern.search(decoded)), None)
+        return self._keep(key, _Meaning(rule=rule) if rule else _NOTHING)
+
+    def _keep(self, key: bytes, meaning: _Meaning) -> _Meaning:
+        if len(key) <= _MAX_SHAPE_BYTES:
+            if len(self._meanings) >= _MAX_SHAPES:
+                self._meanings.clear()
+            self._meanings[key] = meaning
+        return meaning
+
+    def _error(self, where: str, rank: int | None, text: bytes) -> bool:
         """The line in which a traceback ends: a rule's, or an error of the script that no rule knows."""
-        if LOST_PEERS.search(text) or not ERROR_LINE.match(text) or any(rule.pattern.search(text) for rule in RULES):
-            return False
-        key = _NUMBERS.sub("#", text)[:_MAX_TEXT]
-        if ("script", key) not in self._seen and len(self._seen) > _MAX_ERRORS + len(RULES):
+        key = decode(text.translate(None, _DIGITS)[:_MAX_TEXT])
+        if ("script", key) in self._seen:
+            self._note(_SCRIPT, key, where, rank, text, group="script")
             return True
-        remedy = "see the traceback in the log; `windlass logs --rank` shows one rank's alone"
-        rule = Rule(_SCRIPT, "cause", ERROR_LINE, "the script raised it", remedy)
-        self._note(rule, key, where, rank, text, group="script")
+        if len(self._seen) > _MAX_ERRORS + len(RULES):
+            return False
+        candidates, decoded = candidate_rules(text), decode(text)
+        self._matches_left -= len(text) * (len(candidates) + 1)
+        if LOST_PEERS.search(decoded) or not ERROR_LINE.match(decoded):
+            return False
+        if any(rule.pattern.search(decoded) for rule in candidates):
+            return False
+        self._note(_SCRIPT, key, where, rank, text, group="script")
         return True
 
-    def _note(self, rule: Rule, key: str, where: str, rank: int | None, text: str, group: str = "rule") -> None:
+    def _note(self, rule: Rule, key: str, where: str, rank: int | None, text: bytes, group: str = "rule") -> None:
         found = self._seen.get((group, key))
         if found is None:
-            found = self._seen[group, key] = _Seen(rule, where, text.strip()[:_MAX_TEXT])
+            found = self._seen[group, key] = _Seen(rule, where, decode(text).strip()[:_MAX_TEXT])
         found.add(rank)
 
     def report(self) -> LogReport:
         """Everything explained, causes first."""
         found = [seen.finding() for seen in self._seen.values()]
-        way = parse_comm_log(self._comm) if self._comm else None
+        way = self._comm.transport() if self._comm else None
         found += _of_transport(way) if way else []
         found.sort(key=lambda one: (-_weight(one), -one.facts["count"]))
         findings = worst_first(found)
@@ -151,7 +282,8 @@ class LogReader:
             version=2,
             files=self.files,
             lines=self.lines,
-            ranks=len(self._ranks),
+            ranks=sum(self._ranks),
+            unmatched=self.unmatched,
             verdict=self._verdict(findings),
             findings=findings,
             transport=way,
@@ -162,7 +294,9 @@ class LogReader:
         if worst == "error":
             first = found[0]
             who = f"{first.subject}: " if first.subject else ""
-            return who + (first.facts["line"] if first.kind == kind_of(_SCRIPT) else f"{first.kind}: {first.evidence}")
+            return who + (
+                first.facts["line"] if first.kind == kind_of(_SCRIPT.name) else f"{first.kind}: {first.evidence}"
+            )
         late = self._did_not_time_out()
         if late:
             return f"a collective timed out on the others, not on {late}: those did not come to it; see where they were"
@@ -175,8 +309,11 @@ class LogReader:
     def _did_not_time_out(self) -> str:
         """Ranks that are in the logs and did not time out, where most others did."""
         timed_out = self._seen.get(("rule", FOLLOWS[0].name))
-        missing = self._ranks - timed_out.ranks if timed_out else set()
-        if not missing or len(missing) > max(1.0, _FEW_MISSING * len(self._ranks)):
+        if timed_out is None:
+            return ""
+        pairs = zip(self._ranks, timed_out.ranks, strict=True)
+        missing = bytes(said and not late for said, late in pairs)
+        if not any(missing) or sum(missing) > max(1.0, _FEW_MISSING * sum(self._ranks)):
             return ""
         return _ranks_text(missing)
 
@@ -186,20 +323,38 @@ def _weight(one: Finding) -> int:
     return 0 if one.kind in _LESS else 1
 
 
-def _split(line: str, own: int | None) -> tuple[int | None, str]:
-    """Rank and text of a line: labelled by a launcher (`3: …`), by torch (`[rank3]: …`), or by the file's name."""
-    rank, text = parse_label(line)
-    match = _RANK_TAG.match(text)
-    if match:
-        return (int(match[1]) if rank is None else rank), text[match.end() :]
-    return (own if rank is None else rank), text
+def _rank(digits: bytes | str) -> int | None:
+    number = int(digits)
+    return number if number < _MAX_RANKS else None
+
+
+def _cut(line: bytes) -> bytes:
+    """The line, or the beginning and the end of a long one."""
+    if len(line) <= _HEAD_BYTES + _TAIL_BYTES:
+        return line
+    return line[:_HEAD_BYTES] + line[-_TAIL_BYTES:]
+
+
+def _whole_lines(stream: BinaryIO, size_bytes: int) -> Iterator[bytes]:
+    """Blocks that end where a line ends, without the last newline. Lines that are longer than a block are cut."""
+    begun: bytes | None = None
+    while size_bytes > 0 and (block := stream.read(min(_BLOCK_BYTES, size_bytes))):
+        size_bytes -= len(block)
+        whole, newline, rest = block.rpartition(b"\n")
+        if newline:
+            yield (begun or b"") + whole
+            begun = _cut(rest) if rest else None
+        else:
+            begun = _cut((begun or b"") + block)
+    if begun is not None:
+        yield begun
 
 
 def _of_transport(way: Transport) -> list[Finding]:
     """What the collective library's own lines mean together."""
 
     def one(kind: Kind, name: str, meaning: str, remedy: str = "") -> Finding:
-        return _finding(Rule(name, kind, _NUMBERS, meaning, remedy), 1, "NCCL's lines", transport_text(way))
+        return _finding(Rule(name, kind, ERROR_LINE, meaning, remedy), 1, "NCCL's lines", transport_text(way))
 
     astray = [item for item in (*way.interfaces, way.bootstrap) if item and leads_nowhere(item)]
     if way.is_tcp and astray:
@@ -222,13 +377,20 @@ def explain_files(paths: Iterable[Path], tell: Callable[[str], None]) -> LogRepo
     reader = LogReader()
     for path in paths:
         for file in _files(path):
-            try:
-                with file.open("rb") as stream:
-                    reader.read(str(file), (decode(line.rstrip(b"\r\n")) for line in stream))
-            except OSError as error:
-                raise UsageError(f"cannot read {file}: {error.strerror}", hint="give files or a run folder") from error
+            with _open_log(file) as stream:
+                reader.read(str(file), stream, os.fstat(stream.fileno()).st_size)
             tell(amount_text(reader.files, reader.lines))
     return reader.report()
+
+
+def _open_log(file: Path) -> BinaryIO:
+    """Open a log, or raise `UsageError`. A pipe or a device could make us wait or read without end."""
+    try:
+        return open_plain(file, follow=True)
+    except UnreadableError as error:
+        raise UsageError(str(error), hint="save the output into a file and give that") from error
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}", hint="give files or a run folder") from error
 
 
 def _files(path: Path) -> Iterator[Path]:

@@ -32,7 +32,7 @@ HARMLESS = (
     _rule(
         "errno 97",
         "harmless",
-        r"\[c10d\].*errno: 97|errno: 97 - Address family not supported",
+        r"\[c10d\].{0,200}errno: 97|errno: 97 - Address family not supported",
         "the node has no IPv6; torch tries it first and goes on with IPv4",
     ),
     _rule(
@@ -51,7 +51,7 @@ HARMLESS = (
     _rule(
         "TensorFlow start-up",
         "harmless",
-        r"oneDNN custom operations are on|Unable to register cu\w+ factory|TF-TRT Warning|cpu_feature_guard",
+        r"oneDNN custom operations are on|Unable to register cu\w{1,20} factory|TF-TRT Warning|cpu_feature_guard",
         "TensorFlow says hello when something imports it",
     ),
     _rule(
@@ -78,7 +78,7 @@ CAUSES = (
     _rule(
         "out of memory (the kernel's)",
         "cause",
-        r"(?i)oom[-_]kill|Out Of Memory: Killed|Killed process \d+|Memory cgroup out of memory|"
+        r"(?i)oom[-_]kill|Out Of Memory: Killed|Killed process \d|Memory cgroup out of memory|"
         r"killed by signal: Killed",
         "the node or the job ran out of host memory, and the kernel killed a process",
         "fewer DataLoader workers or ranks per node, less pinned memory, whole nodes (--exclusive), more --mem",
@@ -94,21 +94,22 @@ CAUSES = (
     _rule(
         "time limit",
         "cause",
-        r"DUE TO TIME LIMIT|PBS: job killed: walltime|job exceeded (?:its )?(?:walltime|time limit)|CANCELLED.*TIMEOUT",
+        r"DUE TO TIME LIMIT|PBS: job killed: walltime|job exceeded (?:its )?(?:walltime|time limit)|"
+        r"CANCELLED.{0,100}TIMEOUT",
         "the scheduler ended the job because its time was up",
         "ask for more --time, or `windlass run --until-done` with snapshots",
     ),
     _rule(
         "preemption",
         "cause",
-        r"DUE TO PREEMPTION|CANCELLED.*PREEMPT",
+        r"DUE TO PREEMPTION|CANCELLED.{0,100}PREEMPT",
         "the scheduler took the nodes back",
         "save snapshots; `windlass run --restarts` goes on",
     ),
     _rule(
         "lost node",
         "cause",
-        r"DUE TO NODE FAILURE|NODE_FAIL|Node failure on|node .* not responding|LOST CONNECTION to node",
+        r"DUE TO NODE FAILURE|NODE_FAIL|Node failure on|node .{1,100} not responding|LOST CONNECTION to node",
         "a node died or lost its network",
         "start again with --spares 1 --restarts 3; `windlass doctor` checks the nodes first",
     ),
@@ -137,14 +138,14 @@ CAUSES = (
     _rule(
         "network forced",
         "cause",
-        r"network \S.* not found",
+        r"network \S.{0,80} not found",
         "NCCL_NET forces a network whose plugin was not found",
         "put the plugin's folder into LD_LIBRARY_PATH of the ranks or bind it into the container; unset on one node",
     ),
     _rule(
         "library does not fit",
         "cause",
-        r"GLIBC(?:XX)?_[\d.]+.? not found|undefined symbol: ",
+        r"GLIBC(?:XX)?_[\d.]{1,20}.? not found|undefined symbol: ",
         "a shared library of another version was found",
         "load the module that has it, or build the environment on this machine; mixed modules are the usual cause",
     ),
@@ -166,7 +167,8 @@ CAUSES = (
     _rule(
         "ranks missing at the start",
         "cause",
-        r"\d+/\d+ clients joined|waiting for clients|Timed out .*waiting for .*ranks|rendezvous.*timed? ?out",
+        r"\d/\d{1,9} clients joined|waiting for clients|Timed out .{0,100}waiting for .{0,100}ranks|"
+        r"rendezvous.{0,100}timed? ?out",
         "some ranks never reached the rendezvous: they died before it, or wait elsewhere",
         "look at ranks that say nothing here; check that all have the same MASTER_ADDR and WORLD_SIZE",
     ),
@@ -194,7 +196,7 @@ CAUSES = (
     _rule(
         "collectives differ",
         "cause",
-        r"Detected mismatch between collectives|COLLECTIVE_\w+_MISMATCH|Expected to have finished reduction",
+        r"Detected mismatch between collectives|COLLECTIVE_\w{1,40}_MISMATCH|Expected to have finished reduction",
         "ranks called different collectives, or parameters got no gradient on some",
         "a branch that not all ranks take; TORCH_DISTRIBUTED_DEBUG=DETAIL, find_unused_parameters=True",
     ),
@@ -208,14 +210,14 @@ CAUSES = (
     _rule(
         "fabric resources",
         "cause",
-        r"LE resources|cxip?_.*(?:ENOSPC|flow control|resource)|cq_readerr|Cassini Event Queue overflow",
+        r"LE resources|cxip?_.{0,100}(?:ENOSPC|flow control|resource)|cq_readerr|Cassini Event Queue overflow",
         "the NIC ran out of match entries or its event queue overflowed",
         "FI_CXI_RX_MATCH_MODE=hybrid, FI_CXI_DEFAULT_CQ_SIZE=131072",
     ),
     _rule(
         "offline",
         "cause",
-        r"huggingface\.co.*(?:Max retries|NameResolution|unreachable)|MaxRetryError|offline mode is enabled|"
+        r"huggingface\.co.{0,200}(?:Max retries|NameResolution|unreachable)|MaxRetryError|offline mode is enabled|"
         r"couldn't connect to 'https://",
         "the script downloads at run time, and the nodes have no way out",
         "download before the job, then HF_HUB_OFFLINE=1",
@@ -241,7 +243,7 @@ SLOW = (
     _rule(
         "loader workers",
         "slow",
-        r"This DataLoader will create \d+ worker processes.*(?:suggested max|more than)",
+        r"This DataLoader will create \d{1,9} worker processes.{0,100}(?:suggested max|more than)",
         "more workers than cores",
         "fewer workers, or more cores for each rank; `windlass doctor SCRIPT` compares them",
     ),
@@ -271,27 +273,75 @@ FOLLOWS = (
     _rule(
         "ended by the launcher",
         "follows",
-        r"srun: error: .*(?:Terminated|Killed|task \d+.*Exited)|srun: Terminating|Force Terminated|"
-        r"Sending process \d+ closing signal SIGTERM|slurmstepd: error: \*\*\* STEP|mpiexec.*abort|BAD TERMINATION",
+        r"srun: error: .{0,200}(?:Terminated|Killed|Exited)|srun: Terminating|Force Terminated|"
+        r"Sending process \d{1,9} closing signal SIGTERM|slurmstepd: error: \*\*\* STEP|mpiexec.{0,100}abort|"
+        r"BAD TERMINATION",
         "the launcher ended the others after one had failed",
     ),
 )
 
 RULES = (*SLOW, *HARMLESS, *CAUSES, *FOLLOWS)
 
-WORDS = (
-    *("error", "warn", "errno", "fail", "timed out", "timeout", "time limit", "walltime", "preempt", "killed", "oom"),
-    *("memory", "refused", "reset by", "pipe", "closed", "peer", "not found", "cannot", "space left", "quota"),
-    *("duplicate gpu", "ordinal", "no cuda", "no hip", "no nvidia", "no xpu", "hiperror", "driver", "kernel image"),
-    *("not compiled", "device function", "symbol", "in use", "eaddrinuse", "resolution", "not known", "servname"),
-    *("no address", "clients", "open files", "emfile", "mismatch", "finished reduction", "pmi", "opal", "le resources"),
-    *("cxi", "cassini", "cq_readerr", "retries", "offline", "connect", "xid", "hsa_status", "device_lost", "output"),
-    *("stale file", "endpoint", "no route", "network", "segmentation", "fatal", "sigsegv", "core dumped", "free()"),
-    *("double free", "guessing", "devices used", "dataloader", "num_alloc", "watchdog", "ncclremote", "gloo", "store"),
-    *("exited", "terminat", "*** step", "abort", "closing signal", "destroy", "omp_num", "onednn", "register cu"),
-    *("tf-trt", "cpu_feature", "libibverbs", "/plugin", "bad_alloc", "lost", "gone", "dead", "did not meet"),
-    *("assert", "illegal", "launch", "fallen off", "device handle", "hw exception", "gpu hang", "page fault", "xpu"),
-    *("/dev/kfd", "busy or", "not yet init", "status_", "bus error", "uncorrectable", "double", "systemnotready"),
-    *("node failure", "node_fail", "not responding", "compatibility", "waiting for", "rendezvous", "some nccl"),
-)
-"""Every line that a rule matches has one of these in it, whatever its case: a first look that costs next to nothing."""
+WORDS = {
+    "errno 97": ("errno",),
+    "no process group destroyed": ("destroy", "destroyed"),
+    "OMP_NUM_THREADS": ("omp",),
+    "TensorFlow start-up": ("onednn", "register", "trt", "guard"),
+    "verbs drivers": ("libibverbs",),
+    "NCCL plugins": ("plugin",),
+    "library warnings": (
+        *("futurewarning", "userwarning", "deprecationwarning", "pendingdeprecationwarning", "runtimewarning"),
+        "syntaxwarning",
+    ),
+    "out of memory (the kernel's)": ("oom", "killed", "cgroup"),
+    "shared memory": ("killed", "insufficient", "unable"),
+    "time limit": ("limit", "walltime", "cancelled"),
+    "preemption": ("preemption", "cancelled"),
+    "lost node": ("node",),
+    "duplicate device": ("duplicate", "ordinal", "exhausted"),
+    "driver too old": ("driver", "compatibility"),
+    "torch for another device": ("kernel", "compiled", "hiperrornobinaryforgpu", "function"),
+    "network forced": ("network",),
+    "library does not fit": ("glibc", "glibcxx", "undefined"),
+    "port taken": ("eaddrinuse", "errno", "address"),
+    "name of the first node": ("errno", "known", "resolution", "nodename", "hostname"),
+    "ranks missing at the start": ("clients", "timed", "rendezvous"),
+    "out of memory (the device's)": ("memoryerror", "memory", "alloc"),
+    "no space left": ("space", "quota"),
+    "open files": ("files", "errno", "emfile"),
+    "collectives differ": ("mismatch", "reduction"),
+    "MPI start-up": ("pmi", "pmix", "opal"),
+    "fabric resources": ("le", "cxi", "cxip", "readerr", "cassini"),
+    "offline": ("huggingface", "maxretryerror", "offline", "connect"),
+    "ECC error of the device (NVIDIA)": ("uncorrectable", "cudaerroreccuncorrectable", "ecc"),
+    "device lost (NVIDIA)": ("lost", "fallen", "determine"),
+    "assertion in a kernel (NVIDIA)": ("assert", "cudaerrorassert"),
+    "illegal memory access (NVIDIA)": ("cuda", "cudaerrorillegaladdress"),
+    "launch failure (NVIDIA)": ("launch", "cuda", "cudaerrorlaunchfailure", "cublas", "cudnn"),
+    "no device (NVIDIA)": ("cuda", "nvidia", "busy", "cudaerrorsystemnotready", "initialized"),
+    "ECC error of the device (AMD)": ("uncorrectable", "hiperroreccnotcorrectable"),
+    "assertion in a kernel (AMD)": ("assert", "hiperrorassert"),
+    "illegal memory access (AMD)": ("illegal", "hiperrorillegaladdress", "fault", "hsa"),
+    "launch failure (AMD)": ("launch", "hiperrorlaunchfailure", "hsa", "hw", "hang"),
+    "no device (AMD)": ("hip", "hiperrornodevice", "kfd", "hsa"),
+    "illegal memory access (Intel)": ("segmentation", "page"),
+    "device lost (Intel)": ("lost",),
+    "no device (Intel)": ("xpu", "uninitialized"),
+    "shared file system": ("input", "stale", "endpoint", "remote"),
+    "library missing": ("shared",),
+    "network down": ("route", "network"),
+    "bus error": ("bus",),
+    "crash": ("segmentation", "fatal", "sigsegv", "dumped", "free"),
+    "device of the barrier": ("devices", "guessing"),
+    "loader workers": ("dataloader",),
+    "allocator retries": ("retries",),
+    "collective timed out": ("watchdog",),
+    "lost peers": (
+        *("connection", "broken", "socket", "remote", "ncclremoteerror", "ncclsystemerror", "communicator", "watchdog"),
+        *("nccl", "store", "tcpstore", "filestore", "hashstore", "prefixstore", "distnetworkerror", "diststoreerror"),
+        *("peer", "lost", "heartbeat", "gloo", "timed", "meet"),
+    ),
+    "ended by the launcher": ("srun", "terminated", "closing", "slurmstepd", "mpiexec", "termination"),
+}
+"""Every line that a rule matches contains one of the rule's words, in any case. A word that contains `error` may be
+part of a longer one. This decides quickly which patterns a line has to be matched with."""

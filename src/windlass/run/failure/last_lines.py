@@ -10,15 +10,15 @@ import re
 
 LOST_PEERS = re.compile(
     r"connection (?:closed|reset) by peer|broken pipe|connection refused|socket closed|remote process exited|"
-    r"ncclRemoteError|ncclSystemError|NCCL.*(?:communicator was aborted|watchdog)|process group watchdog|"
-    r"watchdog caught collective|"
-    r"Some NCCL operations have failed or timed out|store.*(?:closed|timeout|wait)|DistNetworkError|DistStoreError|"
+    r"ncclRemoteError|ncclSystemError|NCCL.{0,100}(?:communicator was aborted|watchdog)|process group watchdog|"
+    r"watchdog caught collective|Some NCCL operations have failed or timed out|"
+    r"store.{0,100}(?:closed|timeout|wait)|DistNetworkError|DistStoreError|"
     r"no response from peer|lost another rank|peer (?:is )?(?:gone|dead|lost)|heartbeat monitor timed out|"
-    r"gloo.*(?:timed out|timeout)|Timed out waiting|did not meet the other",
+    r"gloo.{0,100}(?:timed out|timeout)|Timed out waiting|did not meet the other",
     re.IGNORECASE,
 )
 ERROR_LINE = re.compile(
-    r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Warning|Iteration)\b(?::.*)?$|^\w+(?:\.\w+)+: "
+    r"^[\w.]{0,300}?(?:Error|Exception|Interrupt|Exit|Warning|Iteration)(?::|$)|^\w{1,100}(?:\.\w{1,100}){1,20}: "
 )
 _INTERNAL = re.compile(r'^(?:\[rank\d+\]:?\s)?  File "[^"]*/(?:torch|windlass)/')
 _FEW = 20

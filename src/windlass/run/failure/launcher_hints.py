@@ -8,7 +8,8 @@ from pathlib import Path
 _READ_BYTES = 1 << 16
 _HINTS = (
     (
-        r"outside of job step allocation|[Uu]nable to satisfy cpu bind|binding to cpu .* not (?:available|allowed)",
+        r"outside of job step allocation|[Uu]nable to satisfy cpu bind|"
+        r"binding to cpu .{1,100} not (?:available|allowed)",
         "the job does not have these CPUs: allocate whole nodes (--exclusive), or say --cpu-bind none",
     ),
     (
@@ -21,7 +22,7 @@ _HINTS = (
         "a host is not known by this name: compare --hosts and the `hosts` file of the run with the job's own list",
     ),
     (
-        r"[Ii]nvalid account|account/partition combination|[Aa]ccount .* (?:is )?(?:not valid|required)",
+        r"[Ii]nvalid account|account/partition combination|[Aa]ccount .{1,100} (?:not valid|required)",
         "say which project pays for it: --account NAME, and a --partition that this account may use",
     ),
     (
