@@ -56,6 +56,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: (-cost[group[item]], group[item]))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_state(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Secrets and bad nodes of the tests are not kept in the home of the user who runs them."""
+    os.environ["WINDLASS_STATE"] = str(tmp_path_factory.getbasetemp() / "state")
+
+
 HOSTILE_NAME = """run 1's "$HOME" $(touch x) `id` [a]*? ünï;&|#%"""
 
 

@@ -91,10 +91,14 @@ def saved_run(
     environ: Mapping[str, str] | None = None,
     view: ViewMaker | None = None,
     run_dir: str | None = None,
+    signed_by: str = "",
     quiet: bool = False,
 ) -> Run:
-    """The run of a saved plan (a file or a run folder), completed with what only this job knows."""
-    return saved.saved_run(str(path), _given(environ), view or silent_view, run_dir=run_dir, quiet=quiet)
+    """The run of a saved plan (a file or a run folder), completed with what only this job knows. Raises
+    `NotTrustedError`, a `UsageError`, for a plan that this user neither made nor trusted (`windlass runs trust`)."""
+    return saved.saved_run(
+        str(path), _given(environ), view or silent_view, run_dir=run_dir, signed_by=signed_by, quiet=quiet
+    )
 
 
 def start(run: Run) -> RunRecord:
@@ -154,7 +158,8 @@ def selftest(
     """Run windlass's own small script in the place of the request's command, hold what its ranks saw against the plan,
     and write an archive of it all to `bundle` (by default a file of this folder, named after site and time)."""
     environ = _given(environ)
-    folder = make_folder(request.run_dir, read_settings(environ).runs_dir, "selftest")
+    settings = read_settings(environ)
+    folder = make_folder(request.run_dir, settings.runs_dir, "selftest", state_dir=settings.state_dir)
     script = folder.write("selftest.py", selftest_program())  # a container sees the run folder
     request = msgspec.structs.replace(request, kind="script", command=(str(script),), run_dir=str(folder.path))
     record = run(request, environ=environ, view=view)

@@ -325,7 +325,7 @@ def test_a_plan_with_absurd_counts_ends_in_a_sentence(
     (tmp_path / "plan.json").write_text(json.dumps({**body, **change}))
     for part in ("out", "where", "ends", "comm"):
         (tmp_path / part).mkdir()
-    for argv in (("logs", str(tmp_path), "--rank", "all"), ("run", "--plan", str(tmp_path))):
+    for argv in (("logs", str(tmp_path), "--rank", "all"), ("runs", "trust", str(tmp_path), "--yes")):
         assert main([*argv]) == 2
         assert "not a plan: " in capsys.readouterr().err
 

@@ -14,7 +14,7 @@ from windlass.base.settings import known_settings
 
 SUB_COMMANDS = {
     "sites": ("list", "detect", "show", "check"),
-    "runs": ("list", "show", "resume", "stop", "clean"),
+    "runs": ("list", "show", "resume", "stop", "trust", "clean"),
     "nodes": ("list", "forgive"),
     "image": ("plan", "build", "check", "inject"),
     "cache": ("start", "status", "stop", "trace"),

@@ -42,6 +42,7 @@ def test_a_plan_can_be_compared_or_is_refused(name: str, tmp_path: Path) -> None
 
 
 def test_a_plan_can_be_run_in_a_job_or_is_refused(tmp_path: Path) -> None:
+    in_process("runs", "trust", str(FILES / "plan-frontier.json"), "--yes", cwd=tmp_path)
     done = in_process("run", "--plan", str(FILES / "plan-frontier.json"), cwd=tmp_path)
     assert done.code == 2
     assert "is a plan for a slurm job, and this is not one" in done.stderr or not is_read(done)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from unit.cli.typed import environment, only_run, script
+from unit.cli.typed import environment, only_run, script, trust
 from windlass import api
 from windlass.errors import UsageError
 from windlass.model.plan import plan_to_json
@@ -103,6 +103,9 @@ def test_a_saved_plan_runs_in_a_folder_of_its_own(tmp_path: Path) -> None:
     environ = environment(tmp_path)
     saved = tmp_path / "saved.json"
     saved.write_bytes(plan_to_json(api.plan_request(request(tmp_path), environ=environ).plan))
+    with pytest.raises(UsageError, match="not trusted"):
+        api.saved_run(saved, environ=environ)
+    trust(saved, tmp_path)
     ready = api.saved_run(saved, environ=environ)
     assert api.start(ready).outcome == "ok"
     assert ready.folder.path == only_run(tmp_path)

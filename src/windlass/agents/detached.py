@@ -40,6 +40,7 @@ from windlass.run.folder import PLAN_FILE, RunFolder, make_folder, open_folder, 
 from windlass.run.node_step import run_node_step, write_host_file
 from windlass.run.planning import plan_request
 from windlass.run.rendezvous import plan_hosts
+from windlass.run.trust import is_own_folder, require_trust
 
 AGENTS_FILE = "agents.json"
 _STATUS_S = 30.0
@@ -85,7 +86,7 @@ def start_detached(request: Request, environ: Mapping[str, str]) -> DetachedCach
     not, and leaves none."""
     settings = read_settings(environ)
     plan = plan_request(request, environ, here=True).plan
-    folder = make_folder(request.run_dir, settings.runs_dir, plan.name)
+    folder = make_folder(request.run_dir, settings.runs_dir, plan.name, state_dir=settings.state_dir)
     hosts = plan_hosts(plan)
     facts = JobFacts(run_dir=str(folder.path), run_id=folder.run_id, uid=os.getuid())
     write_host_file(plan, folder, hosts)
@@ -105,7 +106,7 @@ def detach(plan: Plan, folder: RunFolder, agents: Agents, facts: JobFacts, what:
         uid=facts.uid,
         what=what,
     )
-    folder.write_bytes(AGENTS_FILE, to_json(step))
+    folder.write_signed(AGENTS_FILE, to_json(step))
     folder.save_plan(plan, Secrets())
     return DetachedCache(folder=folder, plan=plan, step=step)
 
@@ -120,8 +121,15 @@ def detached_caches(folders: Iterable[RunFolder]) -> list[DetachedCache]:
     return found
 
 
-def find_detached(wanted: str | None, runs_dir: Path) -> DetachedCache:
-    """The cache that is meant: that of the run named, or the only one that was started by hand."""
+def find_detached(wanted: str | None, runs_dir: Path, state_dir: Path) -> DetachedCache:
+    """The cache that is meant: that of the run named, or the only one that was started by hand. Raises
+    `NotTrustedError` for the run folder of one that is not ours."""
+    held = _find_detached(wanted, runs_dir, state_dir)
+    require_trust(held.folder.path, state_dir)
+    return held
+
+
+def _find_detached(wanted: str | None, runs_dir: Path, state_dir: Path) -> DetachedCache:
     if wanted is not None:
         held = detached_caches([open_folder(wanted)])
         if not held:
@@ -129,6 +137,7 @@ def find_detached(wanted: str | None, runs_dir: Path) -> DetachedCache:
         return held[0]
     folders = [RunFolder(path.parent) for path in sorted(runs_dir.expanduser().glob(f"*/{PLAN_FILE}"))]
     held = detached_caches(folders)
+    held = [one for one in held if is_own_folder(one.folder.path, state_dir)] or held[:1]
     if len(held) == 1:
         return held[0]
     if not held:

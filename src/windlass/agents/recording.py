@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from windlass.node.cache.pack import pack_path
 from windlass.node.cache.roots import declare_roots
 from windlass.node.cache.trace import BadTraceError
 from windlass.node.sys.atomic import replace_file
-from windlass.node.sys.folders import private_folder
+from windlass.node.sys.folders import temporary_folder
 
 _VARIABLES = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX")
 
@@ -30,39 +29,43 @@ def record_trace(
     one. Raises `MachineError` where there can be no view, `CommandError` or `DeadlineError` where the command fails;
     the older trace then stays. Nothing else is left behind."""
     identity = environment_identity(roots)
-    base = Path(private_folder(f"{tempfile.gettempdir()}/windlass-{os.getuid()}-traces"))
-    state = base / f"{os.getpid()}"
-    key = base / f"{os.getpid()}.key"
     # Beside the trace that it becomes: what is packed with it is too large to be copied once more.
     traces.mkdir(mode=0o700, parents=True, exist_ok=True)
     made = traces / f"{identity}.{os.getpid()}.recording"
+    try:
+        with temporary_folder(f"windlass-{os.getuid()}-trace-") as base:
+            _record(base, made, roots, argv, environ, timeout_s)
+        return _keep(made, trace_path(traces, identity))
+    finally:
+        for left in (made, Path(pack_path(str(made)))):
+            left.unlink(missing_ok=True)
+
+
+def _record(
+    base: Path, made: Path, roots: Sequence[str], argv: Sequence[str], environ: Mapping[str, str], timeout_s: float
+) -> None:
+    """Run the command in a view whose processes work in the folder `base`, and write its trace to `made`."""
+    state = base / "state"
     config = NodeConfig(
         job=f"trace{os.getpid()}.{time.monotonic_ns():x}",
         node=0,
         hosts=("127.0.0.1",),
         roots=declare_roots(list(roots)),
         state_dir=str(state),
-        key_file=str(key),
+        key_file=str(base / "key"),
         mount=str(state / "view"),
         trace_out=str(made),
         owner_pids=(os.getpid(),),
     )
+    _write_key(base / "key")
     try:
-        _write_key(key)
-        try:
-            control.start(config)
-            command, env = _in_view(roots, argv, environ, config.mount)
-            run_command(command, timeout_s=timeout_s, env=env)
-        except control.ControlError as error:
-            raise MachineError(f"no view of {roots[0]}: {error}", hint="does this machine have /dev/fuse?") from error
-        finally:
-            control.stop(str(state))
-        return _keep(made, trace_path(traces, identity))
+        control.start(config)
+        command, env = _in_view(roots, argv, environ, config.mount)
+        run_command(command, timeout_s=timeout_s, env=env)
+    except control.ControlError as error:
+        raise MachineError(f"no view of {roots[0]}: {error}", hint="does this machine have /dev/fuse?") from error
     finally:
-        for left in (key, made, Path(pack_path(str(made)))):
-            left.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # another one is being recorded
-            base.rmdir()
+        control.stop(str(state))
 
 
 def _write_key(path: Path) -> None:

@@ -24,6 +24,7 @@ from windlass.base.settings import current_environ, read_settings
 from windlass.cli.option_groups import add_request_options
 from windlass.cli.options import request_from
 from windlass.cli.result import Result
+from windlass.cli.trusting import asking_for_trust
 from windlass.errors import UsageError
 from windlass.plan.cache import VIEW_VARIABLE
 
@@ -89,7 +90,7 @@ def main(args: argparse.Namespace) -> Result:
     if args.action == "start":
         return _start(args)
     environ = current_environ()
-    held = find_detached(args.run, settings.runs_dir)
+    held = asking_for_trust(lambda: find_detached(args.run, settings.runs_dir, settings.state_dir), environ)
     if args.action == "stop":
         stop_detached(held, environ)
         return Result(text=f"the cache of {held.folder.path} is stopped", data={"run_dir": str(held.folder.path)})

@@ -8,6 +8,7 @@ import sys
 from windlass.base.settings import current_environ, read_settings
 from windlass.cli import terminal
 from windlass.cli.result import Result
+from windlass.cli.trusting import asking_for_trust
 from windlass.errors import UsageError
 from windlass.run.supervise.runs import find_run
 from windlass.run.supervise.second_look import look
@@ -41,7 +42,8 @@ def main(args: argparse.Namespace) -> Result:
     environ = current_environ()
     folder = find_run(args.run, read_settings(environ).runs_dir)
     try:
-        code = look(folder, args.command, environ, node=args.node, rank=args.rank, timeout_s=args.timeout, show=_show)
+        where = {"node": args.node, "rank": args.rank, "timeout_s": args.timeout}
+        code = asking_for_trust(lambda: look(folder, args.command, environ, **where, show=_show), environ)
     except BrokenPipeError:
         code = terminal.gone(sys.stdout)
     return Result(exit_code=code)

@@ -10,6 +10,7 @@ from windlass.base.settings import current_environ
 from windlass.cli.option_groups import add_request_options
 from windlass.cli.options import parse_with_command, request_from
 from windlass.cli.result import Result
+from windlass.cli.trusting import asking_for_trust
 from windlass.cli.watch_view import WatchView, watch_view
 from windlass.errors import UsageError
 
@@ -17,6 +18,7 @@ from windlass.errors import UsageError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_request_options(parser)
     parser.add_argument("--plan", metavar="FILE", help="run a saved plan (what a batch script does)")
+    parser.add_argument("--signed-by", metavar="DIGEST", help="digest of the key that signed --plan (in batch scripts)")
     parser.add_argument("--show", default="0", metavar="RANKS", help="ranks to show: 0 (default), 0,3-5, all, none")
     parser.add_argument("--allow-login", action="store_true", help="run although this looks like a login node")
     parser.add_argument("--quiet", "-q", action="store_true", help="no words of windlass itself unless something fails")
@@ -25,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
     args = parse_with_command(parser, argv)
     if args.plan is not None:
-        beside = {"help", "plan", "show", "quiet", "allow_login", "run_dir"}
+        beside = {"help", "plan", "signed_by", "show", "quiet", "allow_login", "run_dir"}
         for action in parser._actions:
             if action.dest not in beside and getattr(args, action.dest) != action.default:
                 raise UsageError(
@@ -44,7 +46,17 @@ def main(args: argparse.Namespace) -> Result:
     if args.watch and sys.stdout.isatty():
         view = watch_view(args.show, environ, drawn)
     if args.plan:
-        run = api.saved_run(args.plan, environ=environ, view=view, run_dir=args.run_dir, quiet=args.quiet)
+        run = asking_for_trust(
+            lambda: api.saved_run(
+                args.plan,
+                environ=environ,
+                view=view,
+                run_dir=args.run_dir,
+                signed_by=args.signed_by or "",
+                quiet=args.quiet,
+            ),
+            environ,
+        )
     else:
         request = request_from(args, environ)
         run = api.new_run(request, environ=environ, view=view, allow_login=args.allow_login, quiet=args.quiet)

@@ -1,4 +1,4 @@
-"""History of runs on disk: list them, show one with all its attempts, resume, stop, clean up."""
+"""History of runs on disk: list them, show one with all its attempts, resume, stop, trust, clean up."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from pathlib import Path
 import msgspec
 
 from windlass import api
+from windlass.base.notation.shell import quote
 from windlass.base.notation.style import table_lines
 from windlass.base.settings import Settings, current_environ, read_settings
 from windlass.cli.result import Result
+from windlass.cli.trusting import asking_for_trust, can_ask, confirm_trust
 from windlass.errors import UsageError
 from windlass.run.failure.snapshot_ledger import read_ledger
 from windlass.run.failure.verdict import Verdict, attempt_folders, read_verdict
-from windlass.run.folder import RunFolder
+from windlass.run.folder import COMMAND_FILE, PLAN_FILE, RunFolder, is_run
 from windlass.run.supervise.attempts import records
 from windlass.run.supervise.runs import RunState, choose_cleanable, find_folders, find_run, state_of
 from windlass.run.supervise.stop import stop_run
@@ -27,7 +29,7 @@ _RUN = "folder of a run, or its name as `list` shows it"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    sub = parser.add_subparsers(dest="action", required=True, metavar="list | show | resume | stop | clean")
+    sub = parser.add_subparsers(dest="action", required=True, metavar="list | show | resume | stop | trust | clean")
     listing = sub.add_parser("list", help="all runs, their state and why they ended")
     listing.add_argument("--json", action="store_true")
     show = sub.add_parser("show", help="one run: every attempt with its cause, snapshots, evidence")
@@ -41,6 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     resume.add_argument("--quiet", "-q", action="store_true")
     stop = sub.add_parser("stop", help="ask the ranks to save and leave, and end the run")
     stop.add_argument("run", metavar="RUN", help=_RUN)
+    trust = sub.add_parser("trust", help="show what a run folder or a plan of others would run, and trust it")
+    trust.add_argument("what", metavar="RUN|PLAN", help=f"{_RUN}; or a file with a plan")
+    trust.add_argument("--yes", action="store_true", help="do not ask")
     clean = sub.add_parser("clean", help="remove folders of runs that are done")
     clean.add_argument("--older-than", default="0", metavar="DAYS", help="only those without change for so many days")
     clean.add_argument("--keep", type=int, default=0, metavar="N", help="the newest N stay")
@@ -50,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def progress(args: argparse.Namespace) -> str | None:
-    return None if args.action == "resume" else "asking for the state of runs"
+    return None if args.action in {"resume", "trust"} else "asking for the state of runs"
 
 
 def main(args: argparse.Namespace) -> Result:
@@ -60,6 +65,8 @@ def main(args: argparse.Namespace) -> Result:
         return _list(settings, environ)
     if args.action == "clean":
         return _clean(args, settings, environ)
+    if args.action == "trust":
+        return _trust(args, settings, environ)
     folder = find_run(args.run, settings.runs_dir)
     if args.action == "show":
         return _show(folder, environ)
@@ -120,13 +127,17 @@ def _clock(at: float) -> str:
 
 
 def _resume(args: argparse.Namespace, folder: RunFolder, environ: dict[str, str]) -> Result:
-    resumed = api.resume(
-        folder,
-        nodes=args.nodes,
-        ranks_per_node=args.ranks_per_node,
-        environ=environ,
-        view=api.terminal_view(args.show, sys.stdout, sys.stderr, environ),
-        quiet=args.quiet,
+    resumed = asking_for_trust(
+        lambda: api.resume(
+            folder,
+            nodes=args.nodes,
+            ranks_per_node=args.ranks_per_node,
+            environ=environ,
+            view=api.terminal_view(args.show, sys.stdout, sys.stderr, environ),
+            quiet=args.quiet,
+        ),
+        environ,
+        in_jobs=False,
     )
     if isinstance(resumed, api.Submission):
         return Result(text=str(resumed.job_id), data={"job_id": resumed.job_id})
@@ -134,8 +145,22 @@ def _resume(args: argparse.Namespace, folder: RunFolder, environ: dict[str, str]
 
 
 def _stop(folder: RunFolder, environ: dict[str, str]) -> Result:
-    job_id = stop_run(folder, environ)
+    job_id = asking_for_trust(lambda: stop_run(folder, environ), environ)
     return Result(text=f"stopped {folder.path}" if job_id is None else f"cancelled job {job_id}")
+
+
+def _trust(args: argparse.Namespace, settings: Settings, environ: dict[str, str]) -> Result:
+    given = Path(args.what).expanduser().absolute()
+    if not given.exists() and len(Path(args.what).parts) == 1:
+        given = settings.runs_dir.expanduser().absolute() / args.what
+    path = given.parent if given.name == PLAN_FILE and is_run(given) else given
+    if path.is_dir() and not any((path / name).exists() for name in (PLAN_FILE, COMMAND_FILE)):
+        raise UsageError(f"{path} is not a run folder", hint="`windlass runs list` shows what there is")
+    if not args.yes and not can_ask():
+        raise UsageError("cannot ask whether you trust it: this is no terminal", hint="--yes trusts it unseen")
+    if not confirm_trust(path, environ, ask=not args.yes):
+        raise UsageError(f"{path} is not trusted", hint="commands that only show it still work")
+    return Result(text=f"{path} is trusted")
 
 
 def _clean(args: argparse.Namespace, settings: Settings, environ: dict[str, str]) -> Result:
@@ -145,6 +170,9 @@ def _clean(args: argparse.Namespace, settings: Settings, environ: dict[str, str]
     chosen = choose_cleanable(settings.runs_dir, environ, older_s=older_s, keep=args.keep, failed=args.failed)
     lines = [f"{'removed' if args.yes else 'would remove'} {state.path} ({state.state})" for state in chosen.gone]
     lines += [f"kept {state.path}: it holds its snapshots" for state in chosen.kept]
+    lines += [
+        f"kept {s.path}: it has no signature of yours (windlass runs trust {quote(s.path)})" for s in chosen.foreign
+    ]
     if args.yes:
         chosen.remove()
     elif chosen.gone:

@@ -95,7 +95,7 @@ def main(args: argparse.Namespace) -> Result:
     plan = plan_to_run(request, environ).plan
     settings = read_settings(environ)
     space = read_space(Path(args.space)) if args.space else _default_space(plan)
-    folder = make_folder(args.run_dir, settings.runs_dir, args.name or "tune")
+    folder = make_folder(args.run_dir, settings.runs_dir, args.name or "tune", state_dir=settings.state_dir)
     trials = Trials(
         objective=objective,
         space=space,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from string import Template
@@ -16,6 +17,7 @@ from windlass.model.finding import Finding
 from windlass.model.request import Allocation, PartitionOffer, Request
 from windlass.model.site import DetectSpec, Site
 from windlass.model.topology import Topology
+from windlass.node.sys.folders import is_foreign
 from windlass.plan.cache import is_below
 from windlass.plan.environment.caches import cache_variable_names
 from windlass.plan.environment.modules import (
@@ -102,6 +104,20 @@ def runs_here(request: Request, site: Site, settings: Settings, environ: Mapping
     return inside or not site.file.node.domains
 
 
+def _foreign_files(request: Request, settings: Settings) -> list[Finding]:
+    """A warning for each place of site files that belongs to another user: their lines run in the job."""
+    chosen = request.site_file or settings.site_file
+    found = []
+    for path in (settings.config_dir, settings.config_dir / "sites", *((Path(chosen),) if chosen else ())):
+        with contextlib.suppress(OSError):
+            if is_foreign(path):
+                text = f"{path} belongs to another user (uid {path.stat().st_uid}), who can change what your jobs run"
+                found.append(
+                    Finding("foreign-files", "warning", text, "use a copy of your own if you do not trust them")
+                )
+    return found
+
+
 def with_job_defaults(request: Request, settings: Settings, site: Site, environ: Mapping[str, str]) -> Request:
     """The request with the account, partition and so on of the user's `config.toml` where it names none. Inside a job,
     and where no scheduler is asked, there is nothing to choose."""
@@ -138,7 +154,7 @@ def gather_context(
     ruled = (request.scheduler or site.file.scheduler.kind) != "none"
     unseen = allocation is None and not topology.cores
     offers, silence = ask_offers(site, request, environ) if unseen else ((), [])
-    remarks += silence
+    remarks += [*silence, *_foreign_files(request, settings)]
     roots = cache_roots(request) if here else ()
     remarks += _check_paths(request, site, environ, here=here, ours=on_node and (allocation is not None or not ruled))
     return request, PlanningContext(

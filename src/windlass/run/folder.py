@@ -27,6 +27,7 @@ from windlass.node.sys.identity import Process, this_process
 from windlass.plan.agents import plan_agents
 from windlass.plan.inputs import Secrets
 from windlass.plan.render.secrets import SECRETS_FILE, secrets_text
+from windlass.run.trust import SIGNATURE_FILE, seal_folder, sign_file
 
 PLAN_FILE = "plan.json"
 RESULT_FILE = "result.json"
@@ -92,8 +93,14 @@ class RunFolder:
             ) from error
         return target
 
+    def write_signed(self, name: str, data: bytes, *, mode: int = 0o600) -> Path:
+        """Write a file from which windlass later runs something."""
+        written = self.write_bytes(name, data, mode=mode)
+        sign_file(self.path, name, data)
+        return written
+
     def save_plan(self, plan: Plan, hidden: Secrets) -> None:
-        self.write_bytes(PLAN_FILE, plan_to_json(plan))
+        self.write_signed(PLAN_FILE, plan_to_json(plan))
         if hidden:
             self.write(SECRETS_FILE, secrets_text(hidden))
 
@@ -139,7 +146,7 @@ class RunFolder:
 
     def discard(self) -> None:
         """Take back what was made for a run that will not be: of a folder that was there before, only that."""
-        for name in (PLAN_FILE, BATCH_FILE, RUN_ID_FILE, SECRETS_FILE):
+        for name in (PLAN_FILE, BATCH_FILE, RUN_ID_FILE, SECRETS_FILE, SIGNATURE_FILE):
             self.part(name).unlink(missing_ok=True)
         for path in (*map(self.part, _PARTS), self.path):
             with contextlib.suppress(OSError):  # something of somebody else's is in it
@@ -177,18 +184,28 @@ class RunFolder:
             ) from error
 
 
-def make_folder(wanted: str | None, runs_dir: Path, name: str, *, now: float | None = None) -> RunFolder:
-    """A new, empty run folder. With `wanted` just that path, which must not hold a run already."""
+def make_folder(
+    wanted: str | None, runs_dir: Path, name: str, *, state_dir: Path | None = None, now: float | None = None
+) -> RunFolder:
+    """A new, empty run folder. With `wanted` just that path, which must not hold a run already. This user's secret in
+    `state_dir` seals it, so that later commands trust it."""
+    folder = RunFolder(_new_path(wanted, runs_dir, name, now))
+    if state_dir is not None:
+        seal_folder(folder.path, state_dir)
+    return folder
+
+
+def _new_path(wanted: str | None, runs_dir: Path, name: str, now: float | None) -> Path:
     if wanted is not None:
         path = folder_path(wanted, runs_dir, name)
         if (path / PLAN_FILE).exists():
             raise _taken(wanted)
-        return RunFolder(_create(path, exist_ok=True))
+        return _create(path, exist_ok=True)
     first = folder_path(None, runs_dir, name, now=now)
     for attempt in range(100):
         path = first if attempt == 0 else first.with_name(f"{first.name}-{attempt + 1}")
         try:
-            return RunFolder(_create(path, exist_ok=False))
+            return _create(path, exist_ok=False)
         except FileExistsError:
             continue
     raise MachineError(f"cannot find a free name for a run folder in {first.parent}", hint="use --run-dir")
@@ -255,14 +272,24 @@ def open_folder(path: str | Path) -> RunFolder:
 
 def read_plan(path: str | Path) -> Plan:
     """The plan in a file or run folder."""
+    file, data = read_plan_file(path)
+    return plan_of(data, file)
+
+
+def read_plan_file(path: str | Path) -> tuple[Path, bytes]:
+    """The file of a plan, or the one in a run folder, and its content."""
     given = Path(path).expanduser()
-    file = given / PLAN_FILE if given.is_dir() else given
+    file = (given / PLAN_FILE if given.is_dir() else given).absolute()
     try:
-        data = file.read_bytes()
+        return file, file.read_bytes()
     except OSError as error:
         raise ConfigError(
             f"cannot read {file}: {error.strerror}", hint="make one with `windlass plan --json`"
         ) from error
+
+
+def plan_of(data: bytes, file: Path) -> Plan:
+    """The plan in the content of a file."""
     plan = plan_from_json(data, where=str(file))
     return plan if plan.version == PLAN_VERSION else _of_now(plan)
 

@@ -24,7 +24,8 @@ def new_run(
     request is wrong."""
     planned = plan_to_run(request, environ, allow_login=allow_login)
     view = make_view(planned.plan)
-    folder = make_folder(request.run_dir, read_settings(environ).runs_dir, planned.plan.name)
+    settings = read_settings(environ)
+    folder = make_folder(request.run_dir, settings.runs_dir, planned.plan.name, state_dir=settings.state_dir)
     folder.claim()
     folder.save_plan(planned.plan, planned.secrets)
     return planned_run(planned, folder, view, environ, quiet=quiet)

@@ -23,6 +23,7 @@ from windlass.run.folder import BATCH_FILE, RunFolder, folder_path, make_folder
 from windlass.run.interpreter import check_activate
 from windlass.run.planning import PlannedRequest, plan_request
 from windlass.run.scheduler_commands import require_submit_program, scheduler_environ
+from windlass.run.trust import key_digest
 
 _SUBMIT_TIMEOUT_S = 60.0
 
@@ -55,14 +56,14 @@ def prepare_submission(request: Request, environ: Mapping[str, str], *, standalo
     """A run folder with the plan and the batch script, not submitted yet. Makes nothing where the request is wrong,
     or where there is nothing to submit with."""
     request = _standalone_request(request, standalone)
-    runs_dir, name = read_settings(environ).runs_dir, run_name(request)
-    first = plan_job(request, environ, str(folder_path(request.run_dir, runs_dir, name)))
+    settings, name = read_settings(environ), run_name(request)
+    first = plan_job(request, environ, str(folder_path(request.run_dir, settings.runs_dir, name)))
     require_submit_program(first.plan, environ)
-    folder = make_folder(request.run_dir, runs_dir, name)
+    folder = make_folder(request.run_dir, settings.runs_dir, name, state_dir=settings.state_dir)
     folder.claim()
     planned = plan_job(request, environ, str(folder.path))
-    text = _script(planned.plan, str(folder.path), standalone)
-    script = folder.write(BATCH_FILE, text, mode=0o700)
+    text = _script(planned.plan, str(folder.path), standalone, key_digest(folder.path))
+    script = folder.write_signed(BATCH_FILE, text.encode("utf-8", "surrogateescape"), mode=0o700)
     folder.save_plan(planned.plan, planned.secrets)
     return Submission(plan=planned.plan, folder=folder, script=script)
 
@@ -130,7 +131,7 @@ def plan_job(request: Request, environ: Mapping[str, str], run_dir: str | None =
     return planned
 
 
-def _script(plan: Plan, run_dir: str, standalone: bool) -> str:
+def _script(plan: Plan, run_dir: str, standalone: bool, signed_by: str = "") -> str:
     if standalone:
         return standalone_script(plan, run_dir)
-    return batch_script(plan, run_dir, own_argv())
+    return batch_script(plan, run_dir, own_argv(), signed_by)

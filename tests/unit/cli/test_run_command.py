@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from unit.cli.typed import argv, environment, in_process, only_run, run_here, script, windlass
+from unit.cli.typed import argv, environment, in_process, only_run, run_here, script, trust, windlass
 
 SECRET = "correct-horse-battery"
 
@@ -178,6 +178,7 @@ def test_a_saved_plan_runs_in_a_folder_of_its_own(tmp_path: Path) -> None:
     script(tmp_path)
     saved = in_process("plan", "--python", sys.executable, "-r", "2", "--json", "place.py", "x", cwd=tmp_path)
     (tmp_path / "p.json").write_text(saved.stdout)
+    trust("p.json", tmp_path)
     ended = windlass("run", "-q", "--plan", "p.json", "--show", "all", cwd=tmp_path)
     assert ended.code == 0, ended.stderr
     assert sorted(ended.stdout.splitlines()) == ["[0] rank 0 ['x']", "[1] rank 1 ['x']"]
@@ -202,6 +203,7 @@ def test_a_plan_for_another_machine_is_refused(tmp_path: Path) -> None:
     plan = _plan_file(tmp_path)
     plan["binding"]["ranks"][0]["cpus"] = [0, 4711]  # type: ignore[index]
     (tmp_path / "p.json").write_text(json.dumps(plan))
+    trust("p.json", tmp_path)
     ended = windlass("run", "--plan", "p.json", cwd=tmp_path)
     assert ended.code == 2
     assert "CPUs 4711, which this machine does not have" in ended.stderr
@@ -222,6 +224,7 @@ def test_a_plan_that_cannot_be_run_is_refused_with_a_reason(tmp_path: Path, make
     text = make(_plan_file(tmp_path))  # type: ignore[operator]
     if text is not None:
         (tmp_path / "p.json").write_text(text)
+        in_process("runs", "trust", "p.json", "--yes", cwd=tmp_path)
     ended = windlass("run", "--plan", "p.json", cwd=tmp_path)
     assert ended.code == 2, ended.stderr
     assert told in ended.stderr

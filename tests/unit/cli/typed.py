@@ -32,7 +32,7 @@ class Ended:
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
     """Nothing of the user who runs the tests has a say; runs go to `folder`/runs."""
-    kept = ("PATH", "HOME", "LANG", "TMPDIR", MARK_VARIABLE)
+    kept = ("PATH", "HOME", "LANG", "TMPDIR", "WINDLASS_STATE", MARK_VARIABLE)
     return {
         **{name: os.environ[name] for name in kept if name in os.environ},
         "PYTHONPATH": str(SRC),
@@ -94,6 +94,7 @@ def in_process(*words: str, cwd: Path, env: Mapping[str, str] | None = None) -> 
     try:
         os.chdir(cwd)
         os.environ.clear()
+        os.environ["WINDLASS_STATE"] = old_env["WINDLASS_STATE"]
         os.environ.update(environment(cwd, **(env or {})))
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
@@ -105,6 +106,12 @@ def in_process(*words: str, cwd: Path, env: Mapping[str, str] | None = None) -> 
         os.environ.clear()
         os.environ.update(old_env)
     return Ended(code=code, stdout=out.getvalue(), stderr=err.getvalue())
+
+
+def trust(path: str | Path, cwd: Path) -> None:
+    """Trust a plan or a run folder that the test made by hand, as a user does."""
+    done = in_process("runs", "trust", str(path), "--yes", cwd=cwd)
+    assert done.code == 0, done.text
 
 
 def script(folder: Path, text: str = PLACE, name: str = "place.py") -> Path:

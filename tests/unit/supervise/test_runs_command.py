@@ -56,8 +56,10 @@ def test_forgiving_all_nodes_where_none_is_avoided_says_so(tmp_path: Path) -> No
 def test_folders_of_commands_that_are_no_runs_are_told_and_cleaned(tmp_path: Path) -> None:
     """`tune`, `stage`: while they work, when they failed, when they were killed; `runs show` without a name passes
     over them."""
-    runs, environ = tmp_path / "runs", {"WINDLASS_RUNS": str(tmp_path / "runs")}
-    done, failed, killed, now = (make_folder(None, runs, name) for name in ("tune", "stage", "lost", "now"))
+    runs, state = tmp_path / "runs", tmp_path / "state"
+    environ = {"WINDLASS_RUNS": str(runs), "WINDLASS_STATE": str(state)}
+    names = ("tune", "stage", "lost", "now")
+    done, failed, killed, now = (make_folder(None, runs, name, state_dir=state) for name in names)
     with done.used_by("tune"):
         pass
     with pytest.raises(MachineError), failed.used_by("stage"):

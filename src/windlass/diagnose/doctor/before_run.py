@@ -28,7 +28,7 @@ def bad_nodes_of(run: Run) -> Mapping[str, str]:
     allocation = run.context.allocation
     spare = tuple(host for host in (allocation.hosts if allocation else ()) if host not in used)
     hosts = (*used, *spare)
-    folder = make_folder(str(run.folder.part(FOLDER)), run.folder.path, FOLDER)
+    folder = make_folder(str(run.folder.part(FOLDER)), run.folder.path, FOLDER, state_dir=run.settings.state_dir)
     patient = Patient(
         request=run.plan.request,
         plan=run.plan,

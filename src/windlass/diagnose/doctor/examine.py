@@ -37,7 +37,7 @@ def examine(request: Request, environ: Mapping[str, str], level: Level, tell: Te
     began = time.monotonic()
     settings = read_settings(environ)
     there = settings.runs_dir.exists()
-    folder = make_folder(request.run_dir, settings.runs_dir, "doctor")
+    folder = make_folder(request.run_dir, settings.runs_dir, "doctor", state_dir=settings.state_dir)
     try:
         patient = admit(request, folder, environ)
         findings = findings_of(patient, level, tell)

@@ -108,15 +108,17 @@ def _reasons(plan: Plan) -> list[str]:
     return lines
 
 
-def batch_script(plan: Plan, run_dir: str, windlass_words: tuple[str, ...]) -> str:
-    """The default batch script: directives, then `windlass run --plan` in the job."""
+def batch_script(plan: Plan, run_dir: str, windlass_words: tuple[str, ...], signed_by: str = "") -> str:
+    """The default batch script: directives, then `windlass run --plan` in the job. `signed_by` is the digest of the key
+    that signs the plan: the job accepts no other plan, also where it cannot see the user's secret."""
+    argv = (*windlass_words, "run", "--plan", f"{run_dir}/plan.json")
     lines = [
         get_scheduler(plan.scheduler).shebang,
         *_directive_lines(plan),
         *_reasons(plan),
         "",
         "# The job itself: windlass reads the plan, looks at the nodes it got, and starts the ranks.",
-        f"exec {quote_words((*windlass_words, 'run', '--plan', f'{run_dir}/plan.json'))}",
+        f"exec {quote_words((*argv, '--signed-by', signed_by) if signed_by else argv)}",
     ]
     return "\n".join(lines) + "\n"
 

@@ -78,7 +78,8 @@ def stage(
     not; what is incomplete is removed then. On return no agent is left, unless images are mounted."""
     roots, to = _checked(staging)
     plan = plan_request(_with_sources(request, roots), environ, here=True).plan
-    folder = make_folder(request.run_dir, read_settings(environ).runs_dir, plan.name)
+    settings = read_settings(environ)
+    folder = make_folder(request.run_dir, settings.runs_dir, plan.name, state_dir=settings.state_dir)
     with folder.used_by("stage"):
         return _staged(staging, plan, folder, (roots, to), environ, Progress(plan.nodes, show, every_s))
 

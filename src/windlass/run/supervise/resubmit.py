@@ -35,7 +35,7 @@ def resubmit(
         )
     refuse_cancelled(plan, environ, deadline_s)
     if bad:
-        script.write_text(with_excluded(script.read_text(), plan, bad))
+        folder.write_signed(BATCH_FILE, with_excluded(script.read_text(), plan, bad).encode(), mode=0o700)
     log = folder.part(LOG_FILE)
     if log.exists():  # the next job begins its log anew; this one goes on writing under the other name
         log.rename(folder.part(f"job-{plan.job_id}.log"))

@@ -16,6 +16,7 @@ from windlass.agents.detached import AGENTS_FILE
 from windlass.backends.schedulers import get_scheduler
 from windlass.backends.schedulers.base import JobState, JobStatus
 from windlass.base.procs.command import run_command
+from windlass.base.settings import read_settings
 from windlass.errors import UsageError, WindlassError
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
@@ -28,6 +29,7 @@ from windlass.run.failure.verdict import attempt_folders, read_verdict
 from windlass.run.folder import COMMAND_FILE, PLAN_FILE, FolderUse, RunFolder, is_run, open_folder, read_plan
 from windlass.run.scheduler_commands import scheduler_environ
 from windlass.run.supervise.attempts import Owner, read_owner
+from windlass.run.trust import is_own_folder
 
 State = Literal["running", "waiting", "done", "resumable", "stopped", "failed", "killed", "unknown"]
 """`waiting`: in the scheduler's queue. `resumable`: it saved and left. `killed`: windlass itself was, in the middle."""
@@ -251,10 +253,11 @@ def cleanable(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cleaning:
-    """Runs whose folders may go, and those that would but for the snapshots that they hold."""
+    """Runs whose folders may go, those that would but for the snapshots that they hold, and those that are not ours."""
 
     gone: tuple[RunState, ...]
     kept: tuple[RunState, ...]
+    foreign: tuple[RunState, ...] = ()
 
     def remove(self) -> None:
         for state in self.gone:
@@ -268,5 +271,8 @@ def choose_cleanable(
     folders = {str(folder.path): folder for folder in find_folders(runs_dir)}
     states = [state_of(folder, environ) for folder in folders.values()]
     chosen = cleanable(states, older_s=older_s, keep=keep, failed=failed)
-    kept = tuple(state for state in chosen if holds_snapshots(folders[state.path]))
-    return Cleaning(gone=tuple(state for state in chosen if state not in kept), kept=kept)
+    state_dir = read_settings(environ).state_dir
+    foreign = tuple(state for state in chosen if not is_own_folder(Path(state.path), state_dir))
+    kept = tuple(state for state in chosen if state not in foreign and holds_snapshots(folders[state.path]))
+    gone = tuple(state for state in chosen if state not in (*kept, *foreign))
+    return Cleaning(gone=gone, kept=kept, foreign=foreign)

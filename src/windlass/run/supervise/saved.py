@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import msgspec
 
@@ -14,7 +15,7 @@ from windlass.errors import UsageError
 from windlass.model.plan import Plan
 from windlass.plan.inputs import PlanningContext, Secrets
 from windlass.run.context import find_allocation, gather_context
-from windlass.run.folder import RunFolder, is_run, make_folder, open_folder, read_plan, restart
+from windlass.run.folder import RunFolder, is_run, make_folder, open_folder, plan_of, read_plan, read_plan_file, restart
 from windlass.run.new import planned_run
 from windlass.run.output import ViewMaker
 from windlass.run.planning import plan_to_run
@@ -24,29 +25,37 @@ from windlass.run.supervise.attempts import refuse_running
 from windlass.run.supervise.replan import in_job, on_node
 from windlass.run.supervise.resubmit import BATCH_FILE
 from windlass.run.supervise.runs import state_of
+from windlass.run.trust import require_plan_trust, require_trust
 
 
 def saved_run(
-    path: str, environ: Mapping[str, str], make_view: ViewMaker, *, run_dir: str | None = None, quiet: bool = False
+    path: str,
+    environ: Mapping[str, str],
+    make_view: ViewMaker,
+    *,
+    run_dir: str | None = None,
+    signed_by: str = "",
+    quiet: bool = False,
 ) -> Run:
-    """The run of a saved plan here, now: in its own run folder, or in a new one for a plan that lies elsewhere."""
+    """The run of a saved plan here, now: in its own run folder, or in a new one for a plan that lies elsewhere. Raises
+    `NotTrustedError` for a plan that this user neither made nor trusted; `signed_by` is what a batch script carries."""
+    settings = read_settings(environ)
     saved = open_folder(path) if is_run(path) else None
     if saved:
-        saved.keep_to_ourselves()
-    plan = read_plan(path)
+        require_trust(saved.path, settings.state_dir, signed_by=signed_by)
+    plan = read_plan(path) if saved else _trusted_plan(path, settings.state_dir)
     if saved and run_dir is not None:
         raise UsageError(f"--run-dir beside --plan {path}, which lies in a run folder", hint="leave it out")
     if saved:
         refuse_running(saved, in_job=scheduler_of_job(environ) is not None)
     _refuse_hidden(plan, saved, path)
-    settings = read_settings(environ)
     here = msgspec.structs.replace(plan.request, nodes=None, ranks_per_node=plan.ranks_per_node, site=plan.site)
     _, context = gather_context(here, settings, environ=environ, here=True)
     plan = _completed(plan, context, path)
     view = make_view(plan)
     if saved:
         restart(saved)
-    folder = saved or make_folder(run_dir, settings.runs_dir, plan.name)
+    folder = saved or make_folder(run_dir, settings.runs_dir, plan.name, state_dir=settings.state_dir)
     folder.save_plan(plan, Secrets())
     return Run(plan=plan, secrets=Secrets(), folder=folder, context=context, view=view, environ=environ, quiet=quiet)
 
@@ -65,7 +74,7 @@ def resume_run(
     for name, number in (("--nodes", nodes), ("--ranks-per-node", ranks_per_node)):
         if number is not None and number < 1:
             raise UsageError(f"{name} {number}", hint="at least 1; leave it out for as many as before")
-    folder.keep_to_ourselves()
+    require_trust(folder.path, read_settings(environ).state_dir)
     state = state_of(folder, environ)
     if state.state in {"running", "waiting"}:
         raise UsageError(f"{folder.path} is {state.state} {state.why}", hint="stop it first with `windlass runs stop`")
@@ -90,6 +99,14 @@ def resume_run(
     restart(folder)
     folder.save_plan(planned.plan, Secrets())
     return planned_run(planned, folder, view, environ, quiet=quiet)
+
+
+def _trusted_plan(path: str, state_dir: Path) -> Plan:
+    """The plan in a file that the user named and has trusted. What is run is what was checked."""
+    file, data = read_plan_file(path)
+    plan = plan_of(data, file)
+    require_plan_trust(file, data, state_dir)
+    return plan
 
 
 def _submitted(plan: Plan, folder: RunFolder, environ: Mapping[str, str], *, other_size: bool) -> Submission:

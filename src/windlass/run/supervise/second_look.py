@@ -13,6 +13,7 @@ import msgspec
 
 from windlass.backends.schedulers import get_scheduler
 from windlass.base.notation.hostlist import expand_hostlist
+from windlass.base.settings import read_settings
 from windlass.errors import MachineError, UsageError
 from windlass.model.plan import Plan
 from windlass.plan.node_step import plan_node_step
@@ -21,6 +22,7 @@ from windlass.run.folder import RunFolder, read_plan
 from windlass.run.node_step import start_node_step
 from windlass.run.supervise.attempts import read_owner
 from windlass.run.supervise.runs import state_of
+from windlass.run.trust import require_trust
 
 RANK_PID = "WINDLASS_RANK_PID"
 _POLL_S = 0.05
@@ -81,7 +83,9 @@ def look(
     show: Callable[[bytes, bool], None],
 ) -> int:
     """Run the command on a node of a running job until it ends. `show` gets its output as it comes, and whether it is
-    of the error stream. Returns the exit code; 124 where the time was up. Nothing of it is left on return."""
+    of the error stream. Returns the exit code; 124 where the time was up. Nothing of it is left on return. Raises
+    `NotTrustedError` for a run folder that is not ours."""
+    require_trust(folder.path, read_settings(environ).state_dir)
     plan = read_plan(folder.path)
     _refuse_ended(folder, environ)
     place = find_place(plan, folder, node=node, rank=rank)

@@ -9,11 +9,13 @@ from collections.abc import Mapping
 
 from windlass.backends.schedulers import get_scheduler
 from windlass.base.procs.command import run_command
+from windlass.base.settings import read_settings
 from windlass.errors import MachineError, UsageError
 from windlass.run.folder import RunFolder, read_plan
 from windlass.run.scheduler_commands import scheduler_environ
 from windlass.run.supervise.attempts import read_owner
 from windlass.run.supervise.runs import state_of
+from windlass.run.trust import require_trust
 
 _STOP_S = 60.0
 _CANCEL_S = 30.0
@@ -21,7 +23,8 @@ _CANCEL_S = 30.0
 
 def stop_run(folder: RunFolder, environ: Mapping[str, str]) -> str | None:
     """Stop a run: it has ended on return, or its job is cancelled, whose id is returned then. Raises `UsageError` where
-    it does not run, `MachineError` where it does not end in time."""
+    it does not run, `MachineError` where it does not end in time, `NotTrustedError` for a folder that is not ours."""
+    require_trust(folder.path, read_settings(environ).state_dir)
     owner = read_owner(folder)
     if owner is not None and owner.pid != os.getpid() and owner.alive():
         os.kill(owner.pid, signal.SIGTERM)

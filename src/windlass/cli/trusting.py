@@ -1,0 +1,64 @@
+"""Show what a run folder or a plan of others would run, and ask whether the user trusts it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from windlass.backends.schedulers import scheduler_of_job
+from windlass.base.notation.terminal import for_terminal
+from windlass.base.settings import read_settings
+from windlass.cli.working import clear
+from windlass.plan.show import plan_text
+from windlass.run.folder import PLAN_FILE, plan_of, read_plan_file
+from windlass.run.trust import NotTrustedError, signed_content, trust_folder, trust_plan
+
+T = TypeVar("T")
+
+
+def asking_for_trust(act: Callable[[], T], environ: Mapping[str, str], *, in_jobs: bool = True) -> T:
+    """Do it. Where something is not trusted, ask once on a terminal and do it again; elsewhere raise the error. With
+    `in_jobs` false, a job of a scheduler never asks."""
+    try:
+        return act()
+    except NotTrustedError as error:
+        if not can_ask() or not (in_jobs or scheduler_of_job(environ) is None):
+            raise
+        _say(f"windlass: {error.message}")
+        if not confirm_trust(error.path, environ):
+            raise
+    return act()
+
+
+def can_ask() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def confirm_trust(path: Path, environ: Mapping[str, str], *, ask: bool = True) -> bool:
+    """Show what a run folder or a plan file would run, ask, and remember a yes. Returns whether it is trusted now. What
+    is trusted is what was shown."""
+    state_dir = read_settings(environ).state_dir
+    if path.is_dir():
+        content = signed_content(path)
+    else:
+        content = {PLAN_FILE: read_plan_file(path)[1]}
+    for name, data in content.items():
+        shown = plan_text(plan_of(data, path), script=False) if name == PLAN_FILE else data.decode(errors="replace")
+        _say(f"== {name}\n{for_terminal(shown)}")
+    if ask:
+        sys.stderr.write(f"Trust {path} and let windlass run this as you? [y/N] ")
+        sys.stderr.flush()
+        if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+            return False
+    if path.is_dir():
+        trust_folder(path, content, state_dir)
+    else:
+        trust_plan(content[PLAN_FILE], state_dir)
+    return True
+
+
+def _say(text: str) -> None:
+    clear()
+    print(text, file=sys.stderr, flush=True)

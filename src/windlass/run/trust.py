@@ -1,0 +1,288 @@
+"""Decide whether a run folder or a plan was made by this user.
+
+Ownership is not enough: in a cloned repository the files are ours and their content is not. Each run folder has a
+random key, which signs what windlass executes from the folder: the plan, the record of detached agents and the batch
+script. A secret of this user in the state folder seals that key for this one folder. A job that cannot see the state
+folder gets the digest of the key from its batch script.
+
+A folder without a valid signature can be displayed. Nothing in it is executed, mounted, signalled or written to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from windlass.base.notation.shell import quote
+from windlass.errors import MachineError, UsageError
+from windlass.model.jsontext import from_json, to_json
+from windlass.node.sys.atomic import replace_file
+from windlass.node.sys.folders import UntrustedError, keep_to_ourselves
+from windlass.node.sys.reading import read_bytes
+
+SIGNATURE_FILE = "signature.json"
+SIGNED_FILES = ("plan.json", "agents.json", "batch.sh")
+_SECRET_BYTES = 32
+_MAX_PLANS = 1000
+"""Digests of plans that are remembered."""
+
+
+class Signature(msgspec.Struct, frozen=True, kw_only=True):
+    """The key of a run folder, its seal, and the code of each signed file by its name."""
+
+    version: int = 1
+    key: str
+    seal: str = ""
+    """Empty where this user's secret could not be read."""
+    files: dict[str, str] = {}
+
+
+class NotTrustedError(UsageError):
+    """A run folder or a plan file that this user neither made nor trusted."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        hint = f"read what it would run and trust it: windlass runs trust {quote(str(path))}"
+        super().__init__(f"{path}: {why}. windlass runs nothing from it and changes nothing in it", hint=hint)
+        self.path = path
+
+
+# What windlass writes
+
+
+def seal_folder(folder: Path, state_dir: Path) -> None:
+    """Give a folder that this process made a new key. Without a usable state folder the key has no seal."""
+    key = secrets.token_hex(_SECRET_BYTES)
+    secret = _secret(state_dir, create=True)
+    _write(folder, Signature(key=key, seal=_seal(folder, key, secret) if secret else ""))
+
+
+def sign_file(folder: Path, name: str, data: bytes) -> None:
+    """Sign what windlass has written to this file of a run folder. Does nothing in a folder without a key."""
+    found = _read(folder)
+    if found is not None:
+        files = {**found.files, name: _code(found.key, name, data)}
+        _write(folder, msgspec.structs.replace(found, files=files))
+
+
+def key_digest(folder: Path) -> str:
+    """What a batch script carries to prove the key of its run folder; empty where the folder has no key."""
+    found = _read(folder)
+    return hashlib.sha256(found.key.encode()).hexdigest() if found is not None else ""
+
+
+# The decision
+
+
+def require_trust(folder: Path, state_dir: Path, *, signed_by: str = "") -> None:
+    """Return where this user made the run folder and its signed files are unchanged; else `NotTrustedError`.
+
+    `signed_by` is a digest of the folder's key that comes from a trusted place, as the batch script of the job. On
+    return only this user can write in the folder."""
+    found = _read(folder)
+    why = _why_no_seal(folder, found, state_dir, signed_by)
+    if why or found is None:
+        raise NotTrustedError(folder, why)
+    try:
+        keep_to_ourselves(folder)
+    except UntrustedError as error:
+        raise NotTrustedError(folder, str(error.strerror)) from None
+    for name, data in signed_content(folder).items():
+        if not _same(_code(found.key, name, data), found.files.get(name, "")):
+            what = "was changed" if name in found.files else "was added"
+            raise NotTrustedError(folder, f"{name} {what} after windlass signed this run folder")
+
+
+def is_own_folder(folder: Path, state_dir: Path) -> bool:
+    """Whether this user's windlass made this folder."""
+    return not _why_no_seal(folder, _read(folder), state_dir, "")
+
+
+def require_plan_trust(file: Path, data: bytes, state_dir: Path) -> None:
+    """Return where this user has trusted the plan in `data`, of a file in no run folder; else `NotTrustedError`."""
+    if hashlib.sha256(data).hexdigest() not in _trusted_plans(state_dir):
+        raise NotTrustedError(file, "you have not trusted this plan")
+
+
+def signed_content(folder: Path) -> dict[str, bytes]:
+    """The files of a run folder that are signed, by their names."""
+    found = {}
+    for name in SIGNED_FILES:
+        try:
+            found[name] = read_bytes(folder / name)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise NotTrustedError(folder, f"{name}: {error.strerror}") from None
+    return found
+
+
+def seal_file(path: Path, state_dir: Path) -> None:
+    """Sign a file that this process made: kept caches, which are too large to be read once more. Does nothing where
+    there is no such file or no usable state folder."""
+    secret = _secret(state_dir, create=True)
+    with contextlib.suppress(OSError):
+        if secret is not None and _is_private_file(path.lstat()):
+            replace_file(_seal_path(path), _file_seal(path, secret).encode())
+
+
+def why_no_file_seal(path: Path, state_dir: Path) -> str:
+    """Why `seal_file` of this user did not sign this file as it is now; empty where it did."""
+    secret = _secret(state_dir)
+    if secret is None:
+        return f"windlass cannot check it without your secret in {state_dir}"
+    try:
+        if not _is_private_file(path.lstat()):
+            return "it is not a plain file that only you can write"
+        found = read_bytes(_seal_path(path), 1 << 10).decode("ascii", "replace")
+        return "" if _same(found, _file_seal(path, secret)) else "it has another signature"
+    except OSError:
+        return "it has no signature of yours"
+
+
+def trust_folder(folder: Path, content: Mapping[str, bytes], state_dir: Path) -> None:
+    """Sign these files of a run folder, which the user has seen and trusts. Raises `UsageError` where the folder is
+    another user's, who could change it afterwards."""
+    uid = folder.stat().st_uid
+    if uid != os.geteuid():
+        raise UsageError(f"{folder} belongs to uid {uid}", hint="copy the plan and trust the copy")
+    secret = _secret(state_dir, create=True)
+    if secret is None:
+        raise _no_state(state_dir)
+    found = _read(folder)
+    sealed = found is not None and not _why_no_seal(folder, found, state_dir, "")
+    key = found.key if found is not None and sealed else secrets.token_hex(_SECRET_BYTES)  # jobs in the queue know it
+    files = {name: _code(key, name, data) for name, data in content.items()}
+    _write(folder, Signature(key=key, seal=_seal(folder, key, secret), files=files))
+
+
+def trust_plan(data: bytes, state_dir: Path) -> None:
+    """Remember that the user has seen and trusts this plan."""
+    digest = hashlib.sha256(data).hexdigest()
+    lines = [line for line in _trusted_plans(state_dir) if line != digest][-_MAX_PLANS + 1 :]
+    try:
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_file(_of_user(state_dir, "trusted-plans"), "\n".join([*lines, digest, ""]).encode())
+    except OSError:
+        raise _no_state(state_dir) from None
+
+
+def _why_no_seal(folder: Path, found: Signature | None, state_dir: Path, signed_by: str) -> str:
+    status = folder.stat()
+    if status.st_uid != os.geteuid():
+        return f"this run folder belongs to uid {status.st_uid}"
+    if found is None:
+        return "this run folder has no signature: your windlass did not make it, or an earlier version did"
+    if signed_by and _same(signed_by, hashlib.sha256(found.key.encode()).hexdigest()):
+        return ""
+    secret = _secret(state_dir)
+    if secret is None:
+        return f"windlass cannot check the signature of this run folder without your secret in {state_dir}"
+    if not _same(found.seal, _seal(folder, found.key, secret)):
+        return "the signature of this run folder is not yours, or the folder was copied here"
+    return ""
+
+
+def _same(one: str, other: str) -> bool:
+    return hmac.compare_digest(one.encode("utf-8", "replace"), other.encode())
+
+
+def _code(key: str, name: str, data: bytes) -> str:
+    return hmac.new(bytes.fromhex(key), name.encode() + b"\0" + data, "sha256").hexdigest()
+
+
+def _seal(folder: Path, key: str, secret: bytes) -> str:
+    """Holds for this folder alone. All nodes see the same inode number, also where the paths differ."""
+    return hmac.new(secret, f"run folder {folder.stat().st_ino} {key}".encode(), "sha256").hexdigest()
+
+
+def _seal_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.signature")
+
+
+def _is_private_file(status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
+
+
+def _file_seal(path: Path, secret: bytes) -> str:
+    """Nobody else can write the file, so its number, size and time say which one it is."""
+    status = path.lstat()
+    text = f"file {status.st_ino} {status.st_size} {status.st_mtime_ns}"
+    return hmac.new(secret, text.encode(), "sha256").hexdigest()
+
+
+def _read(folder: Path) -> Signature | None:
+    try:
+        found = from_json(read_bytes(folder / SIGNATURE_FILE, 1 << 16), Signature)
+        bytes.fromhex(found.key)
+    except (OSError, ValueError):
+        return None
+    return found
+
+
+def _write(folder: Path, signature: Signature) -> None:
+    try:
+        replace_file(folder / SIGNATURE_FILE, to_json(signature))
+    except OSError as error:
+        raise MachineError(
+            f"cannot write {folder / SIGNATURE_FILE}: {error.strerror}", hint="choose another place with --run-dir"
+        ) from error
+
+
+# The secret
+
+
+def _of_user(state_dir: Path, name: str) -> Path:
+    """A file of this user: several users may share a state folder."""
+    return state_dir / f"{name}.{os.geteuid()}"
+
+
+def _own_content(path: Path) -> bytes | None:
+    """The content of a file that only this user can read and write; None for every other file."""
+    with contextlib.suppress(OSError):
+        status = path.lstat()
+        if status.st_uid == os.geteuid() and not status.st_mode & 0o077:
+            return read_bytes(path, 1 << 20)
+    return None
+
+
+def _secret(state_dir: Path, *, create: bool = False) -> bytes | None:
+    """This user's secret, made where there is none; None where it cannot be read or made."""
+    path = _of_user(state_dir, "secret")
+    found = _own_content(path)
+    if found is not None and len(found) == _SECRET_BYTES:
+        return found
+    if not create:
+        return None
+    fresh = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    try:
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_file(fresh, secrets.token_bytes(_SECRET_BYTES))
+        with contextlib.suppress(FileExistsError):
+            if found is not None or path.exists():  # damaged, or others could read it
+                fresh.replace(path)
+            else:
+                path.hardlink_to(fresh)  # of two processes, one makes the secret
+    except OSError:
+        return None
+    finally:
+        with contextlib.suppress(OSError):
+            fresh.unlink(missing_ok=True)
+    return _own_content(path)
+
+
+def _trusted_plans(state_dir: Path) -> list[str]:
+    return (_own_content(_of_user(state_dir, "trusted-plans")) or b"").decode("ascii", "replace").split()
+
+
+def _no_state(state_dir: Path) -> MachineError:
+    return MachineError(
+        f"cannot keep your secret in the state folder {state_dir}", hint="set WINDLASS_STATE to a folder of yours"
+    )
