@@ -27,7 +27,7 @@ from windlass.run.failure.ends import End
 from windlass.run.folder import RunFolder
 from windlass.run.guard import guarded
 from windlass.run.host_libs import place_host_libraries, write_injection
-from windlass.run.jit_caches import claim_caches, finish_caches, remove_caches
+from windlass.run.jit_caches import claim_caches, finish_caches, may_unpack, remove_caches
 from windlass.run.jobs import RUN_DIR_VARIABLE, Job, LauncherJob, LocalJob
 from windlass.run.meeting import Meeting
 from windlass.run.node_step import kill_step, write_container_files, write_host_file
@@ -45,6 +45,7 @@ def prepare(run: Run, facts: JobFacts, hosts: tuple[str, ...]) -> None:
     if get_launcher(plan.launcher).output == "files" and (live := run.view.live_ranks(plan.world_size)):
         folder.part(LIVE_FOLDER).mkdir(mode=0o700, exist_ok=True)
         facts = msgspec.structs.replace(facts, live=live)
+    facts = msgspec.structs.replace(facts, kept_caches=may_unpack(plan, run.environ, run.view))
     folder.write("rank.sh", rank_script(plan, facts), mode=0o700)
     folder.write("launch.sh", launch_script(plan, str(folder.path)), mode=0o700)
     write_host_file(plan, folder, hosts)

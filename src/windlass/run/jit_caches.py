@@ -13,8 +13,10 @@ from string import Template
 
 from windlass.base.notation.hostlist import expand_hostlist
 from windlass.base.notation.shell import expandable, quote
+from windlass.base.settings import read_settings
 from windlass.errors import WindlassError
 from windlass.model.plan import Plan
+from windlass.node.sys.atomic import replacing
 from windlass.node.sys.identity import start_of
 from windlass.plan.node_step import plan_node_step
 from windlass.plan.render.jit_cache_lines import cache_parent, kept_folder
@@ -23,6 +25,7 @@ from windlass.run.folder import RunFolder
 from windlass.run.node_step import run_node_step
 from windlass.run.output import OutputView
 from windlass.run.rendezvous import is_this_host
+from windlass.run.trust import seal_file, why_no_file_seal
 
 _KEEP_FILE = "caches.tar"
 _OWNER_FILE = ".owner"
@@ -33,6 +36,18 @@ _SAVE_TIMEOUT_S = 300.0
 def local_parent(plan: Plan, facts: JobFacts, environ: Mapping[str, str]) -> Path:
     """This run's cache folder on this node."""
     return Path(Template(cache_parent(plan, facts)).safe_substitute(environ))
+
+
+def may_unpack(plan: Plan, environ: Mapping[str, str], view: OutputView) -> bool:
+    """Whether the ranks may unpack what an earlier job kept: code in it runs in the ranks, so this user must have made
+    it. Notes on the view where not."""
+    archive = Path(plan.keep_caches or "/nonexistent") / _KEEP_FILE
+    if not plan.caches or not os.path.lexists(archive):
+        return True
+    why = why_no_file_seal(archive, read_settings(environ).state_dir)
+    if why:
+        view.note(f"windlass: {archive} is not used: {why}. The ranks compile again, and this run keeps a new one")
+    return not why
 
 
 def claim_caches(plan: Plan, facts: JobFacts, environ: Mapping[str, str]) -> None:
@@ -78,6 +93,7 @@ def finish_caches(
     try:
         if plan.keep_caches and (parent / "n0").is_dir():
             _save(parent / "n0", Path(plan.keep_caches))
+            seal_file(Path(plan.keep_caches) / _KEEP_FILE, read_settings(environ).state_dir)
         elif plan.keep_caches and plan.hosts and not in_haste:
             _save_elsewhere(plan, folder, facts, environ)
     except OSError as error:
@@ -135,15 +151,17 @@ def _save_elsewhere(plan: Plan, folder: RunFolder, facts: JobFacts, environ: Map
     first = expand_hostlist(plan.hosts or "")[0]
     if is_this_host(first, environ):
         return
-    partial = quote(f"{plan.keep_caches}/.{_KEEP_FILE}.{folder.run_id}")
+    keep = quote(plan.keep_caches or "")
     text = (
         f"w_parent={expandable(cache_parent(plan, facts))}; "
         '[ -O "$w_parent" ] && [ ! -L "$w_parent" ] && cd "$w_parent/n0" 2>/dev/null || exit 0; '
-        f"mkdir -p {quote(plan.keep_caches or '')} && tar --format=pax --exclude=./.ready -cf {partial} . && "
-        f"mv -f {partial} {quote(f'{plan.keep_caches}/{_KEEP_FILE}')} || {{ rm -f {partial}; exit 1; }}"
+        f"mkdir -p {keep} && w_new=$(mktemp {keep}/.{_KEEP_FILE}.XXXXXXXX) || exit 1; "
+        f'tar --format=pax --exclude=./.ready -cf "$w_new" . && mv -f "$w_new" {keep}/{_KEEP_FILE} || '
+        '{ rm -f "$w_new"; exit 1; }'
     )
     step = plan_node_step(plan, "keep", hosts=(first,), host_file="step-hosts")
     run_node_step(step, ("/bin/sh", "-c", text), environ=environ, timeout_s=_SAVE_TIMEOUT_S, folder=folder)
+    seal_file(Path(plan.keep_caches or "") / _KEEP_FILE, read_settings(environ).state_dir)
 
 
 def _exact_time(source: Path) -> Callable[[tarfile.TarInfo], tarfile.TarInfo]:
@@ -162,12 +180,10 @@ def _save(source: Path, keep: Path) -> None:
     if not source.is_dir():
         return
     keep.mkdir(parents=True, exist_ok=True)
-    partial = keep / f".{_KEEP_FILE}.{os.getpid()}"
-    try:
-        with tarfile.open(partial, "w", format=tarfile.PAX_FORMAT) as archive:
-            for entry in sorted(source.iterdir()):
-                if entry.name != ".ready":
-                    archive.add(entry, arcname=entry.name, filter=_exact_time(source))
-        partial.replace(keep / _KEEP_FILE)
-    finally:
-        partial.unlink(missing_ok=True)
+    with (
+        replacing(keep / _KEEP_FILE) as file,
+        tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for entry in sorted(source.iterdir()):
+            if entry.name != ".ready":
+                archive.add(entry, arcname=entry.name, filter=_exact_time(source))

@@ -22,6 +22,7 @@ from windlass.plan.render.rank_script import rank_script
 from windlass.run.folder import make_folder
 from windlass.run.jit_caches import claim_caches, finish_caches, local_parent, remove_caches
 from windlass.run.output import OutputView
+from windlass.run.trust import seal_file
 
 
 def _run(tmp_path: Path, **options: object) -> tuple[Plan, JobFacts, OutputView, io.StringIO]:
@@ -130,7 +131,7 @@ def test_caches_of_a_first_node_that_is_another_one_are_saved_by_a_step_there(tm
     assert err.getvalue() == ""
     with tarfile.open(tmp_path / "kept/caches.tar") as archive:
         assert sorted(archive.getnames()) == [".", "./miopen", "./miopen/kernel"]
-    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["caches.tar"]
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {"caches.tar", "caches.tar.signature"}
     assert not node.parent.parent.exists(), "and removed there"
 
 
@@ -159,6 +160,7 @@ def test_files_of_a_kept_cache_have_their_times_to_the_nanosecond(tmp_path: Path
 def test_a_damaged_archive_is_told_and_the_ranks_go_on(tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept/caches.tar").write_text("this is no archive")
+    seal_file(tmp_path / "kept/caches.tar", Path(os.environ["WINDLASS_STATE"]))
     ended = run_here("-q", "-r", "2", "--keep-caches", "kept", "--", "sh", "-c", "echo here", cwd=tmp_path)
     assert ended.code == 0
     assert "going on without" in ended.stdout

@@ -42,6 +42,21 @@ def _same_path(plan: Plan, job: JobFacts) -> tuple[list[str], list[str]]:
     return first, every
 
 
+def _unpack_lines(keep: str) -> list[str]:
+    """Unpack an archive that only this user could have written. What is checked is the open file, so that another user
+    cannot put a file of theirs in its place. `tar` keeps no owners and, without -P, leaves no folder."""
+    archive = quote(keep.rstrip("/") + "/caches.tar")
+    return [
+        f"  if [ -f {archive} ]; then (",
+        f'    umask 077; exec 3< {archive}; [ -O /proc/self/fd/3 ] || {{ echo "windlass: not yours" >&2; exit 1; }}',
+        "    case $(LC_ALL=C ls -lnL /proc/self/fd/3) in -????-??-*) ;;",
+        '    *) echo "windlass: other users can write it" >&2; exit 1 ;; esac',
+        f'    tar -C "${CACHE_DIR_VARIABLE}" -x -o -f - <&3; w_code=$?',
+        f'    chmod -R ug-s,go-rwx "${CACHE_DIR_VARIABLE}"; exit "$w_code"',
+        f'  ) || echo "windlass: cannot unpack" {archive}", going on without" >&2; fi',
+    ]
+
+
 def cache_lines(plan: Plan, job: JobFacts) -> list[str]:
     """Makes the folders, for the first rank of a node with what an earlier job has kept."""
     if not plan.caches:
@@ -56,14 +71,12 @@ def cache_lines(plan: Plan, job: JobFacts) -> list[str]:
         '[ -O "$w_parent" ] && [ ! -L "$w_parent" ] || w_fail "$w_parent belongs to somebody else"',
     ]
     if plan.keep_caches:
-        archive = quote(plan.keep_caches.rstrip("/") + "/caches.tar")
         first, every = _same_path(plan, job)
         lines += [
             "# Saved caches of an earlier job: the first rank of the node unpacks them, the others wait for it.",
             'if [ "$w_local_rank" = 0 ]; then',
             f'  mkdir -p "${CACHE_DIR_VARIABLE}"',
-            f'  if [ -r {archive} ]; then tar -C "${CACHE_DIR_VARIABLE}" -xf {archive} ||'
-            f' echo "windlass: cannot unpack" {archive}", going on without" >&2; fi',
+            *(_unpack_lines(plan.keep_caches) if job.kept_caches else ()),
             *first,
             f'  : > "${CACHE_DIR_VARIABLE}/.ready"',
             "else",

@@ -25,5 +25,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     """When the allocation ends, in seconds since 1970."""
     live: tuple[int, ...] = ()
     """Ranks on a terminal whose lines are seen while they grow, where the launcher hands on whole lines alone."""
+    kept_caches: bool = True
+    """Unpack the caches that an earlier job kept; windlass has checked who made them."""
     beats: str | None = None
     """Folder on each node for the ranks' signs of life, but for the node's number at its end."""
