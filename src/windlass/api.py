@@ -19,6 +19,7 @@ from windlass.agents.command import program_text
 from windlass.agents.sidecars import run_sidecar
 from windlass.base.settings import current_environ, read_settings
 from windlass.errors import MachineError
+from windlass.model.finding import Finding
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.model.request import Request
@@ -141,10 +142,10 @@ def resume(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SelfTest:
-    """A self-test that has run. Each finding says `what`, whether it is `ok`, and what was `seen`."""
+    """A self-test that has run."""
 
     record: RunRecord
-    findings: list[dict[str, object]]
+    findings: list[Finding]
     bundle: Path
 
 

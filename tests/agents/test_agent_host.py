@@ -116,7 +116,7 @@ def test_service_that_cannot_start_is_told_with_its_reason(tmp_path: Path, start
     agent = Agent(write_bundle(tmp_path, fails=True))
     started.append(agent)
     lines, _ = agent.rest()
-    assert lines[-1] == {"node": 0, "failed": "RuntimeError: told to fail"}
+    assert lines[-1] == {"node": 0, "failed": "told to fail", "kind": "RuntimeError"}
     assert agent.child.returncode == 1
     assert not (tmp_path / "node local").exists()
 

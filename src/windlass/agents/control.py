@@ -79,6 +79,14 @@ def agents_spec(
     )
 
 
+class AgentError(MachineError):
+    """The agent on `host` did not start. `reason` is its message, `kind` the type of the exception there."""
+
+    def __init__(self, host: str, reason: str, kind: str, *, hint: str) -> None:
+        self.host, self.reason = host, reason
+        super().__init__(f"the agent on {host} did not start: {f'{kind}: ' if kind else ''}{reason}", hint=hint)
+
+
 class Agents:
     """Running agents. `start` returns when all nodes are up; `stop` leaves nothing of them."""
 
@@ -185,7 +193,7 @@ class Agents:
             return
         node = failed["node"]
         where = self._spec.hosts[node] if 0 <= node < len(self._spec.hosts) else "a node"
-        raise MachineError(f"the agent on {where} did not start: {failed['failed']}", hint=self._hint())
+        raise AgentError(where, str(failed["failed"]), str(failed.get("kind", "")), hint=self._hint())
 
     def _hint(self) -> str:
         return f"its words are in {self._folder.part(LOG_FILE)} and {OUT_FILE}; the run works without --cache too"

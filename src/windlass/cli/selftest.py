@@ -10,9 +10,11 @@ import sys
 
 from windlass import api
 from windlass.base.settings import current_environ
+from windlass.cli.findings import finding_lines
 from windlass.cli.option_groups import add_request_options
 from windlass.cli.options import join_values, request_from
 from windlass.cli.result import Result
+from windlass.model.finding import worst_severity
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,8 +40,7 @@ def main(args: argparse.Namespace) -> Result:
     args.kind, args.command, args.name = "none", [], args.name or "selftest"
     view = api.terminal_view("none", sys.stdout, sys.stderr, environ)
     done = api.selftest(request_from(args, environ), environ=environ, view=view, bundle=args.bundle)
-    lines = [f"{'ok  ' if row['ok'] else 'BAD '} {row['what']}: {row['seen']}" for row in done.findings]
     hidden = "It holds no values of variables beyond those of the collective libraries."
-    text = "\n".join([*lines, "", f"bundle: {done.bundle}", hidden])
-    bad = done.record.exit_code or (0 if all(row["ok"] for row in done.findings) else 1)
+    text = "\n".join([*finding_lines(done.findings), "", f"bundle: {done.bundle}", hidden])
+    bad = done.record.exit_code or int(worst_severity(done.findings) == "error")
     return Result(text=text, data={"bundle": str(done.bundle), "findings": done.findings}, exit_code=bad)

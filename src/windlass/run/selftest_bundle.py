@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 import windlass
+from windlass.model.finding import Finding
 from windlass.model.plan import plan_to_json
 from windlass.run.bundle import plan_for_strangers, scrubber, write_archive
 from windlass.run.folder import RunFolder, read_plan
@@ -23,7 +24,7 @@ _PARTS = ("result.json", "rank.sh", "launch.sh", "launcher.log")
 def write_bundle(
     bundle: Path,
     folder: RunFolder,
-    findings: list[dict[str, object]],
+    findings: list[Finding],
     environ: Mapping[str, str],
     given: Iterable[tuple[str, str]] = (),
 ) -> None:
@@ -32,7 +33,7 @@ def write_bundle(
     plan = read_plan(folder.path)
     about = {
         "windlass": windlass.__version__,
-        "findings": findings,
+        "findings": msgspec.to_builtins(findings),
         "reports": reports(plan, folder),
         "detection": detect_site(environ=environ).lines(),
         "topology": json.loads(msgspec.json.encode(probe_topology())),

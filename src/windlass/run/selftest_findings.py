@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from windlass.base.notation.cpulist import format_cpulist, parse_cpulist
+from windlass.model.finding import Finding
 from windlass.model.plan import Plan
 from windlass.node.sys.parts import join_parts
 from windlass.run.failure.ends import read_seats
@@ -27,12 +28,10 @@ def reports(plan: Plan, folder: RunFolder) -> list[dict[str, object]]:
     return sorted(found, key=lambda report: int(report["rank"]))
 
 
-def judge(plan: Plan, folder: RunFolder) -> list[dict[str, object]]:
+def judge(plan: Plan, folder: RunFolder) -> list[Finding]:
     """The plan held against what the ranks saw."""
     said = reports(plan, folder)
-    rows: list[dict[str, object]] = [
-        {"what": "ranks that reported", "ok": len(said) == plan.world_size, "seen": f"{len(said)} of {plan.world_size}"}
-    ]
+    findings = [_finding("ranks", len(said) == plan.world_size, f"{len(said)} of {plan.world_size} reported")]
     planned = {rank.local_rank: rank.cpus for rank in plan.binding.ranks}
     seats = sorted(read_seats(folder.part("where")))
     wrong = [
@@ -41,21 +40,19 @@ def judge(plan: Plan, folder: RunFolder) -> list[dict[str, object]]:
         if planned.get(seat.rank % plan.ranks_per_node)
         and set(parse_cpulist(seat.cpus)) != set(planned[seat.rank % plan.ranks_per_node])
     ]
-    rows.append({"what": "binding as planned", "ok": not wrong, "seen": "; ".join(wrong[:4]) or "every rank"})
+    findings.append(_finding("binding", not wrong, "; ".join(wrong[:4]) or "every rank is bound as planned"))
     torch_said = [report["torch"] for report in said if isinstance(report["torch"], dict)]
     right = [answer for answer in torch_said if answer.get("all_reduce_right")]
     missing = [answer for answer in torch_said if "missing" in answer]
-    if torch_said and not missing:
-        failed = next((answer.get("failed") for answer in torch_said if answer.get("failed")), None)
-        rows.append(
-            {"what": "all-reduce", "ok": len(right) == len(said), "seen": failed or f"right on {len(right)} ranks"}
-        )
-        rows.append({"what": "transport", "ok": True, "seen": _transport(folder, torch_said)})
-    else:
-        rows.append(
-            {"what": "all-reduce", "ok": True, "seen": "not tried: torch is not installed for this interpreter"}
-        )
-    return rows
+    if not torch_said or missing:
+        return [*findings, Finding("all-reduce", "skipped", "not tried: torch is not installed for this interpreter")]
+    failed = next((str(answer["failed"]) for answer in torch_said if answer.get("failed")), "")
+    findings.append(_finding("all-reduce", len(right) == len(said), failed or f"right on {len(right)} ranks"))
+    return [*findings, Finding("transport", "ok", _transport(folder, torch_said))]
+
+
+def _finding(kind: str, right: bool, evidence: str) -> Finding:
+    return Finding(kind, "ok" if right else "error", evidence)
 
 
 def _transport(folder: RunFolder, answers: list[dict[str, object]]) -> str:

@@ -22,7 +22,7 @@ def test_the_bundle_holds_plan_scripts_places_and_a_verdict(tmp_path: Path) -> N
     words = ("--python", str(_bare_python(tmp_path)), "-r", "2", "--bundle", "b.tar.gz")
     ended = windlass("selftest", *words, cwd=tmp_path, env={"SOME_TOKEN": "correct-horse-battery"})
     assert ended.code == 0, ended.text
-    assert "ok   ranks that reported: 2 of 2" in ended.stdout
+    assert "ok       ranks: 2 of 2 reported" in ended.stdout
     with tarfile.open(tmp_path / "b.tar.gz") as bundle:
         names = {Path(name).name for name in bundle.getnames()}
         member = bundle.extractfile("selftest/report.json")

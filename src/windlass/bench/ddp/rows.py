@@ -29,8 +29,7 @@ def run(bench: Bench) -> BenchRecord:
         if bench.interrupted:
             break
     # Ten steps need not lower a loss; that it is a number they must.
-    remarks = [remark for remark in loss_remarks(bench.results) if "does not fall" not in remark]
-    return bench.record(rows, remarks=remarks)
+    return bench.record(rows, remarks=loss_remarks(bench.results, must_fall=False))
 
 
 def part(

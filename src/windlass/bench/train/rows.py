@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -73,14 +74,16 @@ def decided_options(results: Iterable[PartResult]) -> dict[str, Any]:
     return dict(decided[0]) if decided else {}
 
 
-def loss_remarks(results: Iterable[PartResult]) -> list[str]:
-    """What is wrong with losses, in words."""
+def loss_remarks(results: Iterable[PartResult], *, must_fall: bool = True) -> list[str]:
+    """What is wrong with losses, in words. Without `must_fall` they only have to be finite."""
     found = []
     for result in results:
         last = _last_sent(result)
         if last is None:
             continue
-        found += [f"{result.part.name}: {problem}" for problem in last["record"]["loss_problems"]]
+        finite = all(loss is not None and math.isfinite(loss) for loss in last["record"]["losses"])
+        if must_fall or not finite:
+            found += [f"{result.part.name}: {problem}" for problem in last["record"]["loss_problems"]]
         if not last.get("whole", True):
             steps = len(last["record"]["samples"]["step_s"])
             found.append(f"{result.part.name}: ended early; these are the first {counted(steps, 'step')} of rank 0")

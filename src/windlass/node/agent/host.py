@@ -96,7 +96,7 @@ def main(data: bytes, manifest: dict[str, Any], key: bytes) -> int:
         say(node=number, failed="an agent of this run is on this node already")
         return 1
     except Exception as error:  # the one place: whoever waits for this node must hear of it
-        say(node=number, failed="%s: %s" % (type(error).__name__, error))
+        say(node=number, failed=str(error) or type(error).__name__, kind=type(error).__name__)
         return 1
     finally:
         if PYTHON_VARIABLE in environ:
@@ -112,7 +112,7 @@ def _run_kept(node: NodeContext, manifest: dict[str, Any], started: float) -> in
         try:
             return _Host(own, manifest, started).run(up)
         except Exception as error:
-            say(node=node.number, failed="%s: %s" % (type(error).__name__, error))
+            say(node=node.number, failed=str(error) or type(error).__name__, kind=type(error).__name__)
             return 1
 
     for number in _FOR_RANKS:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from windlass.agents.control import LOG_FILE, Agents, agents_spec
+from windlass.agents.control import LOG_FILE, AgentError, Agents, agents_spec
 from windlass.agents.detached import detach
 from windlass.base.settings import read_settings
 from windlass.errors import MachineError, UsageError
@@ -159,8 +158,7 @@ def _copy(agents: Agents, folder: RunFolder, progress: Progress, mounted: bool) 
     try:
         agents.start(look, detached=mounted)
     except MachineError as error:
-        found = re.fullmatch(r"the agent on (\S+) did not start: (?:\w+: )?(.*)", error.message, re.DOTALL)
-        text = f"cannot stage to {found[1]}: {found[2]}" if found else error.message
+        text = f"cannot stage to {error.host}: {error.reason}" if isinstance(error, AgentError) else error.message
         more = f"copies that were not complete are gone; more is in {folder.part(LOG_FILE)}"
         raise MachineError(text, hint=more) from error
 
