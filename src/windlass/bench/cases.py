@@ -12,7 +12,7 @@ from windlass.bench.reference import References
 from windlass.bench.runner import Bench
 from windlass.errors import ConfigError
 
-# Folder and name of the options: what starts ranks with options of its own. A command's help is the folder's docstring.
+# Case and name of its options. The help of a command is the docstring of its folder or module.
 _MEASURING = {
     "collectives": "CollectivesOptions",
     "matmul": "MatmulOptions",
@@ -20,6 +20,8 @@ _MEASURING = {
     "llm": "LlmCaseOptions",
     "io": "IoOptions",
 }
+# Cases that are one module; the others have a folder with options, rows and show.
+_MODULES = ("ddp", "llm", "scale")
 # Cases whose folder shows their records, and those that are shown as training runs.
 _TRAINED = ("llm", "resnet")
 _SHOWN = ("collectives", "matmul", "ddp", "io", "scale", "start")
@@ -36,9 +38,9 @@ class Case:
 
 def measuring_case(name: str) -> Case:
     """The case of that name. Its `run` refuses options that cannot be before it starts anything."""
-    folder = import_module(f"windlass.bench.{name}")
-    options = getattr(import_module(f"windlass.bench.{name}.options"), _MEASURING[name])
-    return Case(help=folder.__doc__ or "", options=options, run=import_module(f"windlass.bench.{name}.rows").run)
+    whole = _part(name)
+    options = getattr(_part(name, "options"), _MEASURING[name])
+    return Case(help=whole.__doc__ or "", options=options, run=_part(name, "rows").run)
 
 
 def table_text(record: BenchRecord) -> str:
@@ -54,4 +56,8 @@ def charts(record: BenchRecord, references: References) -> list[tuple[str, str]]
 def _shows(record: BenchRecord) -> Any:
     if record.case not in (*_SHOWN, *_TRAINED):
         raise ConfigError(f"cannot show a record of `bench {record.case}`", hint=f"known: {', '.join(_SHOWN)}, llm")
-    return import_module(f"windlass.bench.{'train' if record.case in _TRAINED else record.case}.show")
+    return _part("train" if record.case in _TRAINED else record.case, "show")
+
+
+def _part(case: str, part: str = "") -> Any:
+    return import_module(f"windlass.bench.{case}" + (f".{part}" if part and case not in _MODULES else ""))

@@ -10,9 +10,9 @@ import pytest
 
 from looping import each
 from windlass.bench.collectives.options import CollectivesOptions
-from windlass.bench.ddp.options import DdpOptions
+from windlass.bench.ddp import DdpOptions
 from windlass.bench.io.options import IoOptions
-from windlass.bench.llm.options import LlmCaseOptions, usual_choices
+from windlass.bench.llm import LlmCaseOptions, usual_choices
 from windlass.bench.matmul.options import MatmulOptions
 from windlass.bench.options import add_options, asked, from_values, to_argument
 from windlass.bench.train.options import LlmOptions, ResNetOptions

@@ -16,9 +16,9 @@ from requirements import missing_programs, require
 from unit.bench.made import GH200, collectives_record, ddp_record, told, training_rowed
 from windlass.base.pages.svg import Bar, Chart, Series, bar_chart, line_chart, nice_ticks
 from windlass.bench.measure import Figure
-from windlass.bench.page import page
 from windlass.bench.record import BenchRecord, Measurement, new_record
 from windlass.bench.reference import load_references
+from windlass.bench.report import page
 
 REFERENCES = load_references()
 

@@ -9,11 +9,11 @@ import pytest
 from looping import each
 from unit.bench.made import GH200, ddp_record, training_rowed
 from windlass.bench.cases import table_text
-from windlass.bench.ddp.rows import sweep
-from windlass.bench.llm.rows import with_utilisation
+from windlass.bench.ddp import sweep
+from windlass.bench.llm import with_utilisation
 from windlass.bench.measure import Figure
 from windlass.bench.record import Measurement, Where, new_record
-from windlass.bench.scale.rows import figure_of, parse_counts, scaled
+from windlass.bench.scale import figure_of, parse_counts, scaled
 from windlass.errors import UsageError
 
 DATA = Path(__file__).parent / "data"

@@ -9,8 +9,7 @@ from windlass.base.notation.counts import counted
 from windlass.base.pages.svg import Bar, bar_chart, line_chart
 from windlass.bench.record import BenchRecord, Measurement
 from windlass.bench.reference import References
-from windlass.bench.start.curves import AXES
-from windlass.bench.start.curves_text import curves_chart, curves_text
+from windlass.bench.start.curves import AXES, curves_chart, curves_text
 
 # Heading, figure, and how it is written. A case without the figure leaves the cell empty.
 _Column = tuple[str, str, Callable[[float], str]]

@@ -8,10 +8,10 @@ from pathlib import Path
 from windlass.base.settings import current_environ, read_settings
 from windlass.bench import report
 from windlass.bench.imported import Known
-from windlass.bench.page import page
 from windlass.bench.reading import read_record, showing
 from windlass.bench.record import write_record
 from windlass.bench.reference import load_references
+from windlass.bench.report import page
 from windlass.bench.verdict import judge
 from windlass.cli.findings import finding_lines
 from windlass.cli.result import Result

@@ -6,7 +6,7 @@ import argparse
 
 from windlass.bench import scale
 from windlass.bench.options import add_options, asked
-from windlass.bench.scale.rows import SCALED, parse_counts, run
+from windlass.bench.scale import SCALED, parse_counts, run
 from windlass.cli.benches.launching import RUN_OPTIONS, add_run_options, finish, open_bench
 from windlass.cli.result import Result
 from windlass.errors import UsageError, unknown_name

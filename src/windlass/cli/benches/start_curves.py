@@ -14,8 +14,17 @@ from windlass.bench.reading import read_record
 from windlass.bench.record import BenchRecord, Measurement, Where, new_record, write_record
 from windlass.bench.runner import checkout_commit
 from windlass.bench.start.cases import StartSetup, load_average
-from windlass.bench.start.curves import AXES, WAYS, Sweep, measure_curves, sweep
-from windlass.bench.start.curves_text import curves_svg, curves_text, plot_name, renewed_curves
+from windlass.bench.start.curves import (
+    AXES,
+    WAYS,
+    Sweep,
+    curves_svg,
+    curves_text,
+    measure_curves,
+    plot_name,
+    renewed_curves,
+    sweep,
+)
 from windlass.cli.result import Result
 from windlass.errors import UsageError
 

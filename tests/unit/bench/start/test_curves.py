@@ -11,16 +11,20 @@ import pytest
 from requirements import require_fuse
 from windlass.bench.record import Measurement, Where, new_record
 from windlass.bench.start.curves import (
+    BEGIN,
+    END,
     FREE,
     Point,
     beats_direct_from,
+    curves_svg,
+    curves_text,
     estimate_s,
     milder_first,
     quick_points_first,
+    renewed_curves,
     sweep,
     waited_s,
 )
-from windlass.bench.start.curves_text import BEGIN, END, curves_svg, curves_text, renewed_curves
 from windlass.bench.start.rows import measurement
 from windlass.cli.main import main
 from windlass.errors import ConfigError

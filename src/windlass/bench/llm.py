@@ -1,18 +1,40 @@
-"""`bench llm`: runs it, and makes its row with the share of the ceilings."""
+"""A training step of a Llama-style model: tokens/s, TFLOP/s and utilisation per device, each with its formula.
+
+The ceiling that utilisation refers to is measured in the same run (see `windlass bench matmul`)."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from windlass.bench import measure
-from windlass.bench.llm.options import LlmCaseOptions, usual_choices
 from windlass.bench.measure import Figure
-from windlass.bench.options import to_argument
+from windlass.bench.options import option, to_argument
 from windlass.bench.record import BenchRecord, Measurement
 from windlass.bench.reference import datasheet_tflops
 from windlass.bench.runner import Bench, Part, PartResult
+from windlass.bench.train.options import LlmOptions, llama_size
 from windlass.bench.train.rows import decided_options, loss_remarks, row_of
+
+# As the published figures have it.
+_SEQUENCE = {"llama2-7b": 4096, "llama2-13b": 4096, "llama3-8b": 8192}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LlmCaseOptions(LlmOptions):
+    """Options of the step, and of the matmul load after it (0: leave it out)."""
+
+    ceiling: float = option(3.0, "seconds of matmul load; 0: leave it out", metavar="S")
+    ceiling_size: int = 0
+
+
+def usual_choices(asked: Mapping[str, Any], world_size: int) -> LlmCaseOptions:
+    """What was asked, and for what was not: the published sequence of the model, and how so many ranks share it."""
+    model = asked.get("model", "tiny")
+    parallel = "none" if world_size == 1 else "fsdp" if llama_size(model).parameters > 1e9 else "ddp"
+    sequence = {"sequence": _SEQUENCE[model]} if model in _SEQUENCE else {}
+    return LlmCaseOptions(**{"parallel": parallel, **sequence, **asked})
 
 
 def run(bench: Bench) -> BenchRecord:

@@ -1,0 +1,216 @@
+"""What DDP costs, from one device to all nodes: percentiles of the time per iteration and of the examples per second.
+
+The method is that of the published tables (fp32 with TF32 convolutions, eager). --fast takes the training loop's own
+choices for this device instead: lower precision, compiled, graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from windlass.base.pages.svg import Bar, Chart, Series, bar_chart, line_chart
+from windlass.bench import measure
+from windlass.bench.options import option, to_argument
+from windlass.bench.record import BenchRecord, Measurement
+from windlass.bench.reference import References
+from windlass.bench.runner import Bench, Part, PartResult
+from windlass.bench.train.options import Precision, ResNetOptions
+from windlass.bench.train.rows import loss_remarks, row_of
+from windlass.errors import UsageError
+
+# As the published tables have it: eager, with the kernels that torch chooses.
+_PUBLISHED: dict[str, Any] = {
+    "precision": "fp32",
+    "compile": False,
+    "graphs": False,
+    "norm": "torch",
+    "pointwise_as_matmul": False,
+    "stem_patches": False,
+    "channels_last": False,
+    "cudnn_benchmark": False,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DdpOptions:
+    """Which models and batch, and by whose method. Refuses what cannot be before anything starts."""
+
+    model: str = option("resnet50", "resnet50,resnet101 (default: resnet50)", metavar="LIST")
+    batch: int = option(32, "images per device (default 32)")
+    image: int = option(224, "side of the images in pixels")
+    steps: int = 10
+    warmup: int = 5
+    precision: Precision | None = option(
+        None, "default: fp32; with --fast what suits the device", choices=("fp32", "bf16", "amp")
+    )
+    tf32: bool | None = option(None, "default: yes, as the published tables")
+    fp16_allreduce: bool = option(False, "send gradients as fp16, as in Horovod's benchmark")
+    fast: bool = option(False, "the loop's own choices for this device")
+    device: Literal["cuda", "xpu", "cpu"] | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.batch, self.steps) < 1 or self.warmup < 0:
+            raise UsageError(
+                "--batch and --steps must be 1 or more, --warmup 0 or more", hint="leave one out to have its default"
+            )
+        if self.fast and self.fp16_allreduce:
+            raise UsageError("--fp16-allreduce cannot be combined with --fast", hint="leave one of them out")
+        for model in self.models:
+            self.step(model, parallel=True)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return tuple(name.strip() for name in self.model.split(",") if name.strip())
+
+    def step(self, model: str, *, parallel: bool) -> ResNetOptions:
+        """The training step of one model, with DDP or without."""
+        values: dict[str, Any] = {} if self.fast else dict(_PUBLISHED)
+        values["fp16_allreduce"] = self.fp16_allreduce and parallel
+        for name in ("batch", "image", "steps", "warmup", "precision", "tf32", "device"):
+            if getattr(self, name) is not None:
+                values[name] = getattr(self, name)
+        return ResNetOptions(model=model, parallel="ddp" if parallel else "none", **values)
+
+
+def run(bench: Bench) -> BenchRecord:
+    options = bench.options_as(DdpOptions)
+    rows: list[Measurement] = []
+    sizes = sweep(*bench.size())
+    for model, step in ((model, step) for model in options.models for step in sizes):
+        name = f"{model}-{step.label.replace(' ', '-').replace('/', '-')}"
+        size = {"nodes": step.nodes, "ranks_per_node": step.ranks_per_node}
+        result = bench.run(part(options, name, model=model, parallel=step.ddp, **size), alone=False)
+        row = row_of(result, label=step.label) if result else None
+        rows += [row] if row else []
+        if bench.interrupted:
+            break
+    # Ten steps need not lower a loss; that it is a number they must.
+    return bench.record(rows, remarks=loss_remarks(bench.results, must_fall=False))
+
+
+def part(
+    options: DdpOptions, name: str, *, model: str | None = None, parallel: bool = True, **size: int | None
+) -> Part:
+    step = options.step(model or options.models[0], parallel=parallel)
+    return Part(name=name, program="train", argument=to_argument(step, case="resnet"), **size)
+
+
+def rows_of(result: PartResult, options: DdpOptions) -> list[Measurement]:
+    row = row_of(result)
+    return [row] if row else []
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One size of the sweep."""
+
+    label: str
+    nodes: int
+    ranks_per_node: int
+    ddp: bool
+
+
+def sweep(nodes: int, ranks_per_node: int) -> tuple[Step, ...]:
+    """No DDP, then 1, 2, 4, … ranks of one node, then 2, 4, … nodes; the full size is always in it."""
+    steps = [Step(label="no ddp", nodes=1, ranks_per_node=1, ddp=False)]
+    steps += [
+        Step(label=f"1M/{ranks}G", nodes=1, ranks_per_node=ranks, ddp=True) for ranks in doubled(1, ranks_per_node)
+    ]
+    steps += [
+        Step(label=f"{count}M/{count * ranks_per_node}G", nodes=count, ranks_per_node=ranks_per_node, ddp=True)
+        for count in doubled(2, nodes)
+    ]
+    return tuple(steps)
+
+
+def doubled(first: int, last: int) -> list[int]:
+    """first, 2·first, … and `last` itself; nothing where `last` is smaller."""
+    found = []
+    while first < last:
+        found.append(first)
+        first *= 2
+    return [*found, last] if last >= first or found else []
+
+
+PERCENTILES = (50, 75, 90, 95)
+
+
+def table_lines(rows: Sequence[Measurement]) -> list[str]:
+    """A line per size: percentiles of seconds per iteration and examples per second of one device, and what is left of
+    the rate without DDP."""
+    alone = next((row for row in rows if row.labels.get("label") == "no ddp"), None)
+    lines = [" " * 22 + "".join(f"      {'sec/iter':>8}    {'ex/sec':>6}" for _ in PERCENTILES) + "      left"]
+    for row in rows:
+        batch = float(row.labels["batch"] or 0)
+        cells = ""
+        for percent in PERCENTILES:
+            seconds = measure.percentile(row.samples["step_s"], percent)
+            rate = batch / seconds
+            cells += f"  p{percent}: {seconds:6.3f}s  {rate:6.{0 if rate >= 100 else 1}f}/s"
+        left = ""
+        if alone is not None:
+            share = measure.percentile(alone.samples["step_s"], 50) / measure.percentile(row.samples["step_s"], 50)
+            left = f"  {share:7.1%}"
+        lines.append(f"{row.labels['ranks']:>4} ranks -- {row.labels['label']!s:>8}:{cells}{left}")
+    return lines
+
+
+def text(record: BenchRecord) -> str:
+    lines: list[str] = []
+    for model in dict.fromkeys(str(row.labels["model"]) for row in record.rows):
+        rows = [row for row in record.rows if row.labels["model"] == model]
+        first = rows[0].labels
+        lines += [
+            "",
+            f"Benchmark: {model} with batch size {first['batch']} ({first['precision']}, "
+            f"{record.device.get('name', 'unknown device')})",
+            "",
+            *table_lines(rows),
+        ]
+    return "\n".join(lines).lstrip("\n")
+
+
+def charts(record: BenchRecord, references: References) -> list[tuple[str, str]]:
+    made = []
+    for model in dict.fromkeys(str(row.labels["model"]) for row in record.rows):
+        rows = [row for row in record.rows if row.labels["model"] == model]
+        alone = next((row for row in rows if row.labels["parallel"] == "none"), None)
+        spread = [row for row in rows if row.labels["parallel"] != "none"]
+        if not spread:
+            continue
+        if len(spread) == 1:  # one point is no curve
+            made.append((f"{model}: examples per second and device, median", _ddp_bars(model, rows)))
+            continue
+        lines = []
+        for percent in (50, 95):
+            points = [
+                (float(r.labels["ranks"] or 1), _batch(r) / measure.percentile(r.samples["step_s"], percent))
+                for r in spread
+            ]
+            lines.append(Series(name=f"p{percent}", points=tuple(points)))
+        level = None
+        if alone is not None:
+            rate = _batch(alone) / measure.percentile(alone.samples["step_s"], 50)
+            level = (rate, f"no ddp: {rate:,.0f}")
+        chart = Chart(
+            title=f"{model}: examples per second and device by ranks",
+            x_name="ranks",
+            y_name="ex/s per device",
+            series=tuple(lines),
+            ticks=tuple((float(r.labels["ranks"] or 1), str(r.labels["ranks"])) for r in spread),
+            x_scale="log",
+            level=level,
+        )
+        made.append((f"{model}: what is left of one device's rate as ranks join", line_chart(chart)))
+    return made
+
+
+def _ddp_bars(model: str, rows: Sequence[Measurement]) -> str:
+    rates = [(str(row.labels["label"]), _batch(row) / measure.percentile(row.samples["step_s"], 50)) for row in rows]
+    bars = [Bar(name=name, value=rate, text=f"{rate:,.0f}") for name, rate in rates]
+    return bar_chart(f"{model}: examples per second and device", "ex/s", bars)
+
+
+def _batch(row: Measurement) -> float:
+    return float(row.labels["batch"] or 0)
