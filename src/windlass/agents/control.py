@@ -24,6 +24,7 @@ from windlass.backends.launchers.base import NodeStep
 from windlass.errors import DeadlineError, MachineError
 from windlass.model.plan import Plan
 from windlass.node.agent.heartbeat import ALIVE
+from windlass.node.sys.text import listed
 from windlass.plan.agents import agents_step
 from windlass.plan.cache import agents_folder
 from windlass.plan.render.job_facts import JobFacts
@@ -178,7 +179,7 @@ class Agents:
                 return False
             if time.monotonic() > deadline:
                 missing = [host for node, host in enumerate(self._spec.hosts) if node not in up]
-                shown = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+                shown = listed(missing, 8)
                 raise DeadlineError(
                     f"after {self._spec.ready_s:g} s the agents of {shown} are not up",
                     argv=self._running.argv,

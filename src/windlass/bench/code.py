@@ -15,7 +15,8 @@ from windlass.errors import MachineError
 _PACKAGE = Path(windlass.__file__).parent
 _BENCH = ("__init__", "barrier", "measure", "messages", "options", "rank", "sizes")
 _PROCS = ("base/__init__.py", "base/procs/__init__.py", "base/procs/command.py")
-_FILES = ("__init__.py", "errors.py", *_PROCS, *(f"bench/{name}.py" for name in _BENCH))
+_NODE = ("node/__init__.py", "node/sys/__init__.py", "node/sys/text.py")
+_FILES = ("__init__.py", "errors.py", *_PROCS, *_NODE, *(f"bench/{name}.py" for name in _BENCH))
 _PROGRAMS = ("collectives", "io", "matmul", "train")
 
 _SCRIPT = """\

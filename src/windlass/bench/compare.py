@@ -16,7 +16,7 @@ from typing import Literal
 
 from windlass.base.notation.counts import counted
 from windlass.bench.record import BenchRecord, Label, Measurement
-from windlass.bench.sizes import size_text
+from windlass.node.sys.text import binary_size
 
 _FEWEST = 4
 _FLOOR = 0.01
@@ -154,7 +154,7 @@ def _unlike(a: BenchRecord, b: BenchRecord) -> list[str]:
 def label_text(labels: dict[str, Label]) -> str:
     """A row's name for people."""
     if "op" in labels:
-        return f"{labels['op']} {size_text(float(labels['bytes'] or 0))} {labels['placement']}"
+        return f"{labels['op']} {binary_size(float(labels['bytes'] or 0))} {labels['placement']}"
     words = [
         str(labels[key])
         for key in ("case", "model", "type", "format", "pass", "precision", "parallel", "engine")

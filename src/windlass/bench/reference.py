@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from windlass.bench.sizes import size_text
 from windlass.errors import ConfigError, UsageError, unknown_name
+from windlass.node.sys.text import binary_size
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -198,7 +198,7 @@ def _bandwidth_lines(references: References, device: str | None) -> list[str]:
     lines = []
     for row in references.bandwidth:
         if _wanted(row.device, device):
-            size, how = size_text(row.bytes), row.algorithm or row.transport
+            size, how = binary_size(row.bytes), row.algorithm or row.transport
             at_least = ">= " if row.limit else ""
             shape = f"{row.nodes} node{'s' * (row.nodes > 1)}, {row.ranks} ranks"
             lines.append(
@@ -209,7 +209,7 @@ def _bandwidth_lines(references: References, device: str | None) -> list[str]:
         if _wanted(late.device, device):
             shape = f"{late.nodes} nodes, {late.ranks} ranks"
             lines.append(
-                f"{late.device:<7} {shape:<18} {late.op:<12} {size_text(late.bytes):>8} {late.time_us:>8g} us"
+                f"{late.device:<7} {shape:<18} {late.op:<12} {binary_size(late.bytes):>8} {late.time_us:>8g} us"
                 f"         {late.transport:<9} {late.system}{_remark(late.note)} [{late.source}]"
             )
     return lines + _sources(references, lines)

@@ -53,11 +53,3 @@ def _range(text: str) -> list[int]:
     while (following := max(int(sizes[-1] * factor), sizes[-1] + 1)) <= end:
         sizes.append(following)
     return sizes
-
-
-def size_text(size: float) -> str:
-    """A size for people: `1 MiB`, `1.5 GiB`, `100 B`."""
-    for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if size >= unit:
-            return f"{size / unit:.4g} {name}"
-    return f"{size:g} B"

@@ -9,8 +9,8 @@ from windlass.base.notation.counts import counted
 from windlass.bench import measure
 from windlass.bench.record import BenchRecord, Measurement
 from windlass.bench.reference import Bandwidth, Rate, References, ceiling_of, is_device
-from windlass.bench.sizes import size_text
 from windlass.model.finding import Finding, Severity
+from windlass.node.sys.text import binary_size
 
 NORMAL = 0.8
 """Share of a published figure from which on a measurement counts as normal."""
@@ -87,7 +87,7 @@ def _bandwidth(
     if not fitting:
         return Finding("no-reference", "note", f"{op}: no published figure for {ranks} ranks on {who}")
     if not common or common[-1] < _LARGE:
-        sizes = ", ".join(size_text(one.bytes) for one in sorted(fitting, key=lambda one: one.bytes)[-3:])
+        sizes = ", ".join(binary_size(one.bytes) for one in sorted(fitting, key=lambda one: one.bytes)[-3:])
         return Finding(
             "no-reference", "note", f"{op}: {who} have published figures at {sizes}; measure one of these sizes"
         )
@@ -96,7 +96,7 @@ def _bandwidth(
     value, least = best[size], published[0]
     share = value / least
     span = f"{least:g}" if least == published[-1] else f"{least:g} to {published[-1]:g}"
-    figures = f"{value:.3g} GB/s busbw at {size_text(size)}, published {span}"
+    figures = f"{value:.3g} GB/s busbw at {binary_size(size)}, published {span}"
     if share >= NORMAL:
         return Finding("bandwidth", "ok", f"{op}: normal for {who}: {figures}")
     if share >= LOW:

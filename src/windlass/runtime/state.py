@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass.errors import UsageError
+from windlass.node.sys.text import listed
 
 _WRAPPERS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 _SHOWN = 3
@@ -145,8 +146,7 @@ def compare(target: Mapping[str, Any], stored: Mapping[str, Any], where: Path) -
     problems = shapes[:_SHOWN] or []
     for label, names in (("only in the snapshot", only_there), ("only in this run", only_here)):
         if names:
-            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            problems.append(f"{label}: {', '.join(n.partition('/')[2] for n in sorted(names)[:_SHOWN])}{more}")
+            problems.append(f"{label}: {listed([n.partition('/')[2] for n in sorted(names)], _SHOWN)}")
     raise UsageError(
         f"{where} holds another model or optimizer: {'; '.join(problems)}",
         hint="give this run a folder of its own, or build the model as it was; nothing was loaded or overwritten",

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from looping import each
-from windlass.bench.sizes import parse_size, parse_sizes, size_text
+from windlass.bench.sizes import parse_size, parse_sizes
 from windlass.errors import UsageError
+from windlass.node.sys.text import binary_size
 
 
 def test_a_range_is_what_nccl_tests_makes_of_it() -> None:
@@ -36,7 +37,7 @@ def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
 def test_every_number_of_bytes_is_read_back(size: int) -> None:
     assert parse_size(str(size)) == size
     assert parse_size(f"{size}B") == size
-    assert size_text(size)
+    assert binary_size(size)
 
 
 @settings(deadline=None, max_examples=50)

@@ -13,8 +13,9 @@ from windlass.bench.collectives.options import DTYPES, CollectivesOptions, parse
 from windlass.bench.messages import MessageWriter
 from windlass.bench.options import from_values
 from windlass.bench.rank import World, about_torch, guarded, read_world
-from windlass.bench.sizes import parse_sizes, size_text
+from windlass.bench.sizes import parse_sizes
 from windlass.errors import MachineError
+from windlass.node.sys.text import binary_size
 
 _AUTO = {"cpu": "1K:64M:4", "cuda": "1M:8G:2", "xpu": "1M:8G:2"}
 _FEWEST = 3
@@ -121,9 +122,10 @@ def _measure_op(bench: _Bench, op: str, sizes: tuple[int, ...], *, done: int, to
     fitting = [size for size in sizes if buffers * size + _SLACK_BYTES <= room]
     for size in sizes:
         if size not in fitting and first:
-            need = size_text(buffers * size + _SLACK_BYTES)
+            need = binary_size(buffers * size + _SLACK_BYTES)
             bench.out.send(
-                "skipped", text=f"{op} of {size_text(size)}: needs {need} per rank, {size_text(room)} are free"
+                "skipped",
+                text=f"{op} of {binary_size(size)}: needs {need} per rank, {binary_size(room)} are free",
             )
     if not fitting:
         return
@@ -134,12 +136,13 @@ def _measure_op(bench: _Bench, op: str, sizes: tuple[int, ...], *, done: int, to
         if held == 0:
             if first:
                 bench.out.send(
-                    "skipped", text=f"{op} of {size_text(size)}: less than 16 bytes for each of {world.size} ranks"
+                    "skipped",
+                    text=f"{op} of {binary_size(size)}: less than 16 bytes for each of {world.size} ranks",
                 )
             continue
         for placement in operations.PLACEMENTS:
             if first:
-                text = f"{op} {size_text(size)} {placement}"
+                text = f"{op} {binary_size(size)} {placement}"
                 bench.out.send("progress", text=text, done=done + number, total=total)
             made = operations.make_operation(op, placement, _setting(bench, send[:held], recv[:held]))
             if made is not None:

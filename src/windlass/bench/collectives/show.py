@@ -10,7 +10,7 @@ from windlass.base.notation.counts import counted
 from windlass.base.pages.svg import Chart, Series, line_chart
 from windlass.bench.record import BenchRecord, Measurement
 from windlass.bench.reference import References, is_device
-from windlass.bench.sizes import size_text
+from windlass.node.sys.text import binary_size
 
 
 def average_busbw(rows: Iterable[Measurement]) -> float:
@@ -116,7 +116,7 @@ def charts(record: BenchRecord, references: References) -> list[tuple[str, str]]
 def _by_size(title: str, series: list[Series]) -> str:
     drawn = tuple(one for one in series if one.points)
     sizes = sorted({x for one in drawn for x, _ in one.points})
-    ticks = tuple((x, size_text(x)) for x in sizes)
+    ticks = tuple((x, binary_size(x)) for x in sizes)
     return line_chart(Chart(title=title, x_name="size", y_name="busbw GB/s", series=drawn, ticks=ticks, x_scale="log"))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from windlass.node.sys.text import listed
 from windlass.build.envs.inspect import EnvFacts, MpiModule
 from windlass.build.envs.place import place_findings
 from windlass.build.envs.probe import HostFacts
@@ -55,12 +56,6 @@ def check_env(facts: EnvFacts, site: Site, host: HostFacts | None, place: Place)
     return EnvCheck(facts=facts, site=site.name, findings=findings, severity=worst_severity(findings))
 
 
-def _some(names: Iterable[str]) -> str:
-    listed = list(names)
-    more = f" and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
-    return ", ".join(listed[:_NAMED]) + more
-
-
 def _interpreter(facts: EnvFacts) -> Iterator[Finding]:
     if facts.incomplete or not facts.base_found:
         what = "it has no bin/python" if facts.incomplete else f"its base interpreter {facts.base} is not there"
@@ -96,10 +91,10 @@ def _machine(facts: EnvFacts, site: Site, host: HostFacts | None) -> Iterator[Fi
     elif facts.machine:
         yield Finding("machine", "ok", facts.machine)
     if facts.foreign:
-        text = f"libraries for another machine ({len(facts.foreign)}): {_some(facts.foreign)}"
+        text = f"libraries for another machine ({len(facts.foreign)}): {listed(facts.foreign, _NAMED)}"
         yield Finding("machine", "warning", text, "install the package again on this machine")
     if facts.damaged:
-        text = f"damaged libraries ({len(facts.damaged)}): {_some(facts.damaged)}"
+        text = f"damaged libraries ({len(facts.damaged)}): {listed(facts.damaged, _NAMED)}"
         remedy = "install the package again: pip install --force-reinstall --no-deps PACKAGE"
         yield Finding("libraries", "error", text, remedy)
     if host and host.glibc and facts.glibc and version_key(facts.glibc) > version_key(host.glibc):
@@ -159,7 +154,7 @@ def _collectives(facts: EnvFacts, site: Site) -> Iterator[Finding]:
     for name, version in nccl.items():
         yield Finding("nccl", "ok", f"{version} ({name})")
     if len(facts.plugins) > 1:
-        text = f"{len(facts.plugins)} network plugins compete: {_some(facts.plugins)}"
+        text = f"{len(facts.plugins)} network plugins compete: {listed(facts.plugins, _NAMED)}"
         remedy = "keep one, or name it: --env NCCL_NET_PLUGIN=PATH"
         yield Finding("plugin", "warning", text, remedy)
     elif facts.plugins:
@@ -204,7 +199,7 @@ def _linked(module: MpiModule, kind: str, host: HostFacts | None) -> Finding:
 
 def _packages(facts: EnvFacts) -> Iterator[Finding]:
     if facts.twice:
-        text = f"installed twice: {_some(facts.twice)}"
+        text = f"installed twice: {listed(facts.twice, _NAMED)}"
         remedy = "pip uninstall the package until it is gone, then install it once"
         yield Finding("packages", "error", text, remedy)
     for package, need, found in facts.unmet[:_NAMED]:
@@ -222,32 +217,31 @@ def _packages(facts: EnvFacts) -> Iterator[Finding]:
     )
     heavy = [name for name in both if name in ("torch", "mpi4py", "deepspeed") or name.startswith("nvidia-")]
     if heavy:
-        text = f"{_some(heavy)} hides the site's own beneath it, which is built for the machine"
+        text = f"{listed(heavy, _NAMED)} hides the site's own beneath it, which is built for the machine"
         yield Finding("packages", "warning", text, f"pip uninstall {' '.join(heavy)}")
     elif both:
-        yield Finding("packages", "note", f"newer than, or instead of, what is beneath: {_some(both)}")
+        yield Finding("packages", "note", f"newer than, or instead of, what is beneath: {listed(both, _NAMED)}")
 
 
 def _paths(facts: EnvFacts) -> Iterator[Finding]:
     if facts.moved:
-        text = (
-            f"{counted(len(facts.moved), 'script')} start another Python ({_some(f'{n}: {p}' for n, p in facts.moved)})"
-        )
+        which = listed([f"{name}: {python}" for name, python in facts.moved], _NAMED)
+        text = f"{counted(len(facts.moved), 'script')} start another Python ({which})"
         remedy = f"it was moved or copied: {_REMAKE}, or use `python -m NAME`; windlass env pack makes copies that work"
         yield Finding("moved", "error", text, remedy)
     gone = [path for path in facts.outside if not path.found]
     if gone:
-        text = f"paths that are gone: {_some(f'{path.path} ({path.by})' for path in gone)}"
+        text = f"paths that are gone: {listed([f'{path.path} ({path.by})' for path in gone], _NAMED)}"
         remedy = "install the package again, or remove the .pth file"
         yield Finding("paths", "error", text, remedy)
     editable = [path.path for path in facts.outside if path.found and path.editable]
     if editable:
-        text = f"installed with pip install -e, so the code lies outside: {_some(editable)}"
+        text = f"installed with pip install -e, so the code lies outside: {listed(editable, _NAMED)}"
         remedy = "nodes read it from there: add --cache for it, or install it without -e"
         yield Finding("paths", "warning", text, remedy)
     others = [path.path for path in facts.outside if path.found and not path.editable]
     if others:
-        yield Finding("paths", "note", f".pth files lead out of it: {_some(others)}")
+        yield Finding("paths", "note", f".pth files lead out of it: {listed(others, _NAMED)}")
 
 
 def _made_for(facts: EnvFacts, site: Site) -> Iterator[Finding]:

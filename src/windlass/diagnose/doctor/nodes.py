@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import inspect
 import json
 import secrets
 import sys
@@ -18,7 +19,7 @@ import windlass.node.sampler
 from windlass.agents.command import script_argv
 from windlass.model.finding import Finding, decode_findings
 from windlass.model.plan import Plan
-from windlass.node.sys import parts
+from windlass.node.sys import parts, text
 from windlass.plan.inputs import PlanningContext
 from windlass.run.folder import RunFolder
 from windlass.run.node_answers import ask_nodes
@@ -61,7 +62,7 @@ def carried_program(module: str) -> str:
     """A program of the node side as one text: `main(argv)` of a module, and those that it imports."""
     texts = {f"{_PACKAGE}.{file.stem}": file.read_text() for file in _NODE.glob("*.py") if file.stem != "__init__"}
     texts |= {f"{_READERS_PACKAGE}.{name}": (_READERS / f"{name}.py").read_text() for name in _READER_NAMES}
-    texts[parts.__name__] = Path(parts.__file__).read_text()
+    texts |= {module.__name__: inspect.getsource(module) for module in (parts, text)}
     for package in (_PACKAGE, _READERS_PACKAGE, "windlass.node.sys"):
         texts |= dict.fromkeys((package, package.rpartition(".")[0], "windlass"), "")
     packed = base64.b64encode(zlib.compress(json.dumps(texts).encode(), 9)).decode()

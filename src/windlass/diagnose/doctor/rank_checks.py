@@ -17,6 +17,7 @@ from windlass.model.finding import Finding, Severity
 from windlass.model.plan import Plan
 from windlass.model.request import Request
 from windlass.node.checks.limits import judge_limits
+from windlass.node.sys.text import listed
 from windlass.plan.inputs import PlanningContext
 
 Reports = Mapping[int, Mapping[str, Any]]
@@ -98,8 +99,7 @@ def _affinity_of(
     if wrong:
         remedy = "the launcher binds otherwise than planned: allocate whole nodes (--exclusive), unset SLURM_CPU_BIND"
         severity: Severity = "error" if narrow else "warning"
-        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        return Finding("affinity", severity, "; ".join(wrong[:3]) + more, remedy, subject=host)
+        return Finding("affinity", severity, listed(wrong, 3, "; "), remedy, subject=host)
     shared = [locals_ for locals_ in masks.values() if len(locals_) > 1]
     if shared and planned:
         seen = f"local ranks {', '.join(map(str, shared[0]))} share the same CPUs, as the plan says"

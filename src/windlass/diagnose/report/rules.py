@@ -6,6 +6,7 @@ What stands out in a figure is settled in `observe.thresholds`, for `watch` too;
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Literal
 
@@ -16,6 +17,7 @@ from windlass.diagnose.report.measured import Measured, slow_spans
 from windlass.diagnose.watch import thresholds
 from windlass.model.finding import Finding, worst_first
 from windlass.model.plan import Plan
+from windlass.node.sys.text import listed
 from windlass.plan.profile import profiled_ranks
 
 _SAME_RANK = 0.6
@@ -23,7 +25,7 @@ _SAME_RANK = 0.6
 _SLOW_SPANS = 0.25
 _LEAST_SPANS = 3
 _STARTUP_S, _STARTUP_SHARE = 60.0, 0.2
-_SHOWN = 8
+_some = partial(listed, limit=8)
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
@@ -239,8 +241,3 @@ def share_of(measured: Measured, name: Literal["wait_share", "comm_share"]) -> f
 
 def _cpus_per_rank(plan: Plan) -> int:
     return min((len(rank.cpus) for rank in plan.binding.ranks if rank.cpus), default=0)
-
-
-def _some(names: list[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -10,6 +10,7 @@ from windlass.base.notation.sizes import size_text
 from windlass.diagnose.watch.findings import ms_text
 from windlass.diagnose.watch.job import Job, RankRow
 from windlass.model.finding import SERIOUS, Finding, Severity
+from windlass.node.sys.text import listed
 
 _COLOURS: dict[Severity, str] = {"error": "1;37;41", "warning": "30;43", "note": "36", "ok": "30;42"}
 _MIN_WIDTH = 40
@@ -168,9 +169,8 @@ def _idle(job: Job) -> list[str]:
     idle = [device for device in job.devices if device.busy is not None and device.busy < 0.1]
     if not idle:
         return []
-    names = [f"{job.nodes[device.node].host}:{device.index}" for device in idle[:4]]
-    more = f" and {len(idle) - 4} more" if len(idle) > 4 else ""
-    return ["", f"idle devices    {', '.join(names)}{more}"]
+    names = [f"{job.nodes[device.node].host}:{device.index}" for device in idle]
+    return ["", f"idle devices    {listed(names, 4)}"]
 
 
 def _percent(value: float | None) -> float | None:

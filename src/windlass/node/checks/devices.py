@@ -8,9 +8,10 @@ import shutil
 from collections.abc import Sequence
 from typing import Any
 
-from windlass.node.checks.finding import Finding, fail, listed, not_applicable, ok, read_text, size_text, warn
+from windlass.node.checks.finding import Finding, fail, not_applicable, ok, read_text, warn
 from windlass.node.sampler import amd, intel, nvidia
 from windlass.node.sampler.readings import Device, MissingError
+from windlass.node.sys.text import binary_size, listed
 
 Expected = dict[str, Any]
 """`vendor`, `count` (as frameworks count), `cards`, `memory_bytes`; empty: the plan knows of none."""
@@ -85,14 +86,14 @@ def _memory(seen: Sequence[Device], expected: Expected) -> Finding:
         d for d in seen if wanted and d.memory_total_bytes is not None and d.memory_total_bytes < wanted * LESS_MEMORY
     ]
     if small:
-        text = ", ".join("device %d has %s" % (d.place, size_text(d.memory_total_bytes or 0)) for d in small)
-        return fail("device-memory", "%s instead of %s" % (text, size_text(wanted)), "is this the right node type?")
+        text = ", ".join("device %d has %s" % (d.place, binary_size(d.memory_total_bytes or 0)) for d in small)
+        return fail("device-memory", "%s instead of %s" % (text, binary_size(wanted)), "is this the right node type?")
     busy = [d for d in seen if (d.memory_bytes or 0) > max(BUSY_BYTES, BUSY_SHARE * (d.memory_total_bytes or 0))]
     if busy:
-        text = listed(["device %d: %s" % (d.place, size_text(d.memory_bytes or 0)) for d in busy])
+        text = listed(["device %d: %s" % (d.place, binary_size(d.memory_bytes or 0)) for d in busy])
         remedy = "see who holds it (the vendor's smi, `ps`); a process of an earlier job may be left on the node"
         return warn("device-memory", "in use before the run: %s" % text, remedy)
-    sizes = sorted({size_text(d.memory_total_bytes) for d in seen if d.memory_total_bytes})
+    sizes = sorted({binary_size(d.memory_total_bytes) for d in seen if d.memory_total_bytes})
     return ok("device-memory", "%s each, free" % " or ".join(sizes) if sizes else "free")
 
 

@@ -61,22 +61,6 @@ def output_of(argv: Sequence[str], timeout_s: float = 8.0, env: dict[str, str] |
     return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else ""
 
 
-def size_text(size: float) -> str:
-    """`512 MiB`, `1.5 GiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return "%.3g %s" % (size, unit)
-        size /= 1024
-    return "%.3g TiB" % size
-
-
 def expanded(path: str) -> str:
     """A path with `${NAME}` filled in from this node's environment."""
     return os.path.expandvars(path)
-
-
-def listed(words: Sequence[str], limit: int = 6) -> str:
-    """`a, b, c and 4 more`."""
-    shown: list[str] = list(words[:limit])
-    more = len(words) - len(shown)
-    return ", ".join(shown) + (" and %d more" % more if more > 0 else "")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from windlass.node.checks.finding import Finding, fail, listed, not_applicable, ok, read_text, warn
+from windlass.node.checks.finding import Finding, fail, not_applicable, ok, read_text, warn
+from windlass.node.sys.text import listed
 
 NET = "/sys/class/net"
 RDMA = ("/sys/class/cxi", "/sys/class/infiniband")

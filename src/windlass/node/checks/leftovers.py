@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from windlass.node.checks.finding import Finding, listed, not_applicable, ok, warn
+from windlass.node.checks.finding import Finding, not_applicable, ok, warn
+from windlass.node.sys.text import listed
 
 JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "FLUX_JOB_ID")
 _RANK = ("RANK", "WORLD_SIZE", "MASTER_ADDR")

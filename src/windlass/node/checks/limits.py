@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import resource
 
-from windlass.node.checks.finding import Finding, fail, ok, size_text, warn
+from windlass.node.checks.finding import Finding, fail, ok, warn
+from windlass.node.sys.text import binary_size
 
 MIN_FILES = 1024
 GOOD_FILES = 4096
@@ -37,7 +38,7 @@ def judge_limits(limits: Limits, rdma: bool) -> Finding:
         text = ("%d processes (ulimit -u)" % processes, "ulimit -u %d" % GOOD_PROCESSES)
         (bad if processes < MIN_PROCESSES else poor).append(text)
     if rdma and 0 <= locked < MIN_LOCKED:
-        bad.append(("%s of locked memory (ulimit -l)" % size_text(locked), "ulimit -l unlimited"))
+        bad.append(("%s of locked memory (ulimit -l)" % binary_size(locked), "ulimit -l unlimited"))
     wrong = bad + poor
     if not wrong:
         return ok("ulimits", "files %s, locked memory %s, processes %s" % _texts(limits), **limits)
@@ -50,7 +51,7 @@ def judge_limits(limits: Limits, rdma: bool) -> Finding:
 
 def _texts(limits: Limits) -> tuple[str, str, str]:
     locked = limits["locked"]
-    return _text(limits["files"]), "unlimited" if locked < 0 else size_text(locked), _text(limits["processes"])
+    return _text(limits["files"]), "unlimited" if locked < 0 else binary_size(locked), _text(limits["processes"])
 
 
 def _text(limit: int) -> str:

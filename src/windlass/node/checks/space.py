@@ -6,7 +6,8 @@ import os
 import tempfile
 from collections.abc import Sequence
 
-from windlass.node.checks.finding import Finding, expanded, fail, ok, size_text, warn
+from windlass.node.checks.finding import Finding, expanded, fail, ok, warn
+from windlass.node.sys.text import binary_size
 
 LOW_BYTES = 2 << 30
 FULL_BYTES = 64 << 20
@@ -48,7 +49,7 @@ def judge_space(rooms: dict[str, Room | None], refused: dict[str, str]) -> Findi
             bad.append("%s does not exist" % folder)
             continue
         free, size, files = room
-        text = "%s has %s free" % (folder, size_text(free))
+        text = "%s has %s free" % (folder, binary_size(free))
         if free < FULL_BYTES or folder in refused:
             bad.append(text + (" (%s)" % refused[folder] if folder in refused else ""))
         elif 0 <= files < LOW_FILES:
@@ -97,11 +98,11 @@ def check_home(environ: dict[str, str], uid: int) -> Finding:
     inside = [name for name in CACHES if _below(environ.get(name) or _default(name, home), home)]
     room = room_of(home)
     if room and room[0] < FULL_BYTES:
-        return fail("home", "%s has %s free" % (home, size_text(room[0])), "clear ~/.cache, or get a larger quota")
+        return fail("home", "%s has %s free" % (home, binary_size(room[0])), "clear ~/.cache, or get a larger quota")
     if room and room[0] < LOW_BYTES and inside:
         remedy = "point %s to scratch: models fill a home quickly" % ", ".join(inside)
-        return warn("home", "%s has %s free" % (home, size_text(room[0])), remedy)
-    return ok("home", "%s can be written%s" % (home, ", %s free" % size_text(room[0]) if room else ""))
+        return warn("home", "%s has %s free" % (home, binary_size(room[0])), remedy)
+    return ok("home", "%s can be written%s" % (home, ", %s free" % binary_size(room[0]) if room else ""))
 
 
 CACHES = ("HF_HOME", "TORCH_HOME", "XDG_CACHE_HOME")
