@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 from windlass.errors import MachineError, UsageError, VersionError, WindlassError
 from windlass.runtime import rng, store
 from windlass.runtime.peers import Peers, on_main
-from windlass.runtime.reader import make_load_planner, make_reader
+from windlass.runtime.reader import make_load_planner, make_reader, read_threads
 from windlass.runtime.run import first_line, say
 from windlass.runtime.state import (
     Parts,
@@ -82,10 +83,10 @@ def _check(candidate: Found, peers: Peers) -> tuple[Manifest | None, str]:
     problems: list[str] = []
     fault: WindlassError | None = None
     try:
-        for entry in manifest.files[peers.rank :: peers.world_size]:
-            problem = store.check_file(candidate.path / entry.name, entry)
-            if problem is not None:
-                problems.append(problem)
+        mine = manifest.files[peers.rank :: peers.world_size]
+        with ThreadPoolExecutor(read_threads(), thread_name_prefix="windlass-check") as pool:
+            found = pool.map(lambda entry: store.check_file(candidate.path / entry.name, entry), mine)
+            problems = [problem for problem in found if problem is not None]
     except WindlassError as error:
         fault = error
     reports = peers.gather((problems, fault))

@@ -12,9 +12,11 @@ import dataclasses
 import errno
 import hashlib
 import io
+import math
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,12 @@ from windlass.errors import MachineError, WindlassError
 from windlass.runtime.peers import Peers
 from windlass.runtime.run import first_line
 from windlass.runtime.store import FileEntry, disk_error, open_closed
+from windlass.runtime.tensor_file import frame
+
+_PIECE_BYTES = 4 << 20
+_FILE_BYTES = 256 << 20
+"""A rank writes one file per thread, but no more than one for so many bytes."""
+_MAX_THREADS = 12
 
 
 class _DigestStream(io.RawIOBase):
@@ -43,14 +51,18 @@ class _DigestStream(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
+        """Write in pieces, so that a piece is digested while the processor's cache holds it."""
         view = memoryview(data).cast("B")
         self._size += len(view)
-        if self._cancelled.is_set():
-            self._error = self._error or InterruptedError(errno.EINTR, "the save was cancelled")
-        if self._error is None:
+        for start in range(0, len(view), _PIECE_BYTES):
+            if self._cancelled.is_set():
+                self._error = self._error or InterruptedError(errno.EINTR, "the save was cancelled")
+            if self._error is not None:
+                break
             try:
-                self._file.write(view)
-                self._digest.update(view)
+                piece = view[start : start + _PIECE_BYTES]
+                self._file.write(piece)
+                self._digest.update(piece)
             except OSError as error:
                 self._error = error
         return len(view)
@@ -66,6 +78,15 @@ class _DigestStream(io.RawIOBase):
         if self._error is None and not self._file.closed:
             try:
                 self._file.flush()
+            except OSError as error:
+                self._error = error
+
+    def sync(self) -> None:
+        """Push what was written to the disk."""
+        self.flush()
+        if self._error is None:
+            try:
+                os.fsync(self._file.fileno())
             except OSError as error:
                 self._error = error
 
@@ -149,7 +170,7 @@ class ShardWriter:
         """Write this rank's files. No other rank is needed."""
         assert self._plan is not None
         try:
-            self.results = self._storage.write_data(self._plan.mine, self._planner).value()
+            self.results = self._write_files()
         except OSError as error:
             raise disk_error(error, self.path, "write") from error
         except RuntimeError as error:
@@ -157,6 +178,30 @@ class ShardWriter:
                 f"cannot write {self.path}: {first_line(error)}",
                 hint="is there room and write access? the last complete snapshot is still there",
             ) from error
+
+    def _write_files(self) -> list[Any]:
+        """Write all items, in one thread per file."""
+        assert self._plan is not None
+        files = shared_out(self._plan.mine.items)
+        prefix = self._plan.mine.storage_data.prefix
+        with ThreadPoolExecutor(len(files), thread_name_prefix="windlass-write") as pool:
+            work = [pool.submit(self._write_file, f"{prefix}{n}.distcp", items) for n, items in enumerate(files)]
+            return [result for written in work for result in written.result()]
+
+    def _write_file(self, name: str, items: Sequence[Any]) -> list[Any]:
+        from torch.distributed.checkpoint.filesystem import _StorageInfo
+        from torch.distributed.checkpoint.storage import WriteResult
+
+        results = []
+        with self._storage.fs.create_stream(self.path / name, "wb") as stream:
+            for item in items:
+                start = stream.tell()
+                _write_item(stream, self._planner.resolve_data(item))
+                size = stream.tell() - start
+                place = _StorageInfo(name, start, size)
+                results.append(WriteResult(index=item.index, size_in_bytes=size, storage_data=place))
+            stream.sync()
+        return results
 
     def cancel(self) -> None:
         """Make a `write` that is under way end soon, with an error."""
@@ -168,6 +213,46 @@ class ShardWriter:
         before = set(self.files)
         self._storage.finish(self._plan.metadata, results)
         return next(entry for name, entry in self.files.items() if name not in before)
+
+
+def shared_out(items: Sequence[Any]) -> list[list[Any]]:
+    """Items for each file: as many files as threads, of about the same size. At least one file."""
+    sizes = [_size_of(item) for item in items]
+    threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
+    count = max(1, min(threads, sum(sizes) // _FILE_BYTES))
+    files: list[list[Any]] = [[] for _ in range(count)]
+    filled = [0] * count
+    for size, _, item in sorted(
+        zip(sizes, range(len(items)), items, strict=True), key=lambda known: (-known[0], known[1])
+    ):
+        smallest = filled.index(min(filled))
+        files[smallest].append(item)
+        filled[smallest] += size
+    return files
+
+
+def _size_of(item: Any) -> int:
+    if item.tensor_data is None:
+        return 0
+    return int(math.prod(item.tensor_data.chunk.sizes) * item.tensor_data.properties.dtype.itemsize)
+
+
+def _write_item(stream: _DigestStream, data: Any) -> None:
+    """A tensor as `torch.save` writes it, or the bytes of another value."""
+    import torch
+
+    if isinstance(data, io.BytesIO):
+        stream.write(data.getbuffer())
+        return
+    tensor = data.detach().cpu().contiguous()
+    if tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size():
+        tensor = tensor.clone()
+    framed = frame(tensor)
+    if framed is None:
+        torch.save(tensor, stream)
+        return
+    for part in framed:
+        stream.write(part)
 
 
 def first_failure(problems: list[WindlassError | None]) -> MachineError | None:

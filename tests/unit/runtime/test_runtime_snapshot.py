@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import threading
@@ -13,11 +14,13 @@ import pytest
 
 from requirements import require_torch
 from windlass.errors import UsageError
-from windlass.runtime import RESUME_ME, ResumeLater, Snapshot, codes, store
+from windlass.runtime import RESUME_ME, ResumeLater, Snapshot, codes, store, writer
 from windlass.runtime.lease import read_holder
+from windlass.runtime.tensor_file import HEAD_BYTES, data_offset, frame
 
 require_torch()
 import torch  # noqa: E402
+import torch.distributed.checkpoint as dcp  # noqa: E402
 from torch import nn  # noqa: E402
 
 from unit.runtime.noise import Training, names  # noqa: E402
@@ -145,6 +148,36 @@ def test_a_stager_that_torch_has_closed_after_its_first_use_is_made_anew(tmp_pat
             snapshot._loop._saver._stager.close()
         time.sleep(0.2)  # so that each save is over before the next one is due
     assert [found.step for found in store.list_snapshots(tmp_path)] == [7, 5, 3, 1]
+
+
+def test_a_framed_tensor_is_what_torch_loads(tmp_path: Path) -> None:
+    tensors = [torch.randn(3, 4), torch.zeros(()), torch.ones(5, dtype=torch.bool), torch.randn(9).bfloat16()]
+    for tensor in tensors:
+        framed = frame(tensor)
+        assert framed is not None
+        packed = framed.head + bytes(framed.data) + framed.tail
+        assert torch.equal(torch.load(io.BytesIO(packed), weights_only=True), tensor)
+        assert data_offset(packed[:HEAD_BYTES], len(framed.data)) == len(framed.head)
+        assert data_offset(packed[:HEAD_BYTES], len(framed.data) + 1) is None
+
+
+def test_torch_loads_a_snapshot_without_windlass(tmp_path: Path) -> None:
+    training = Training()
+    training.run(tmp_path, 4)
+    weights = {f"model/{name}": torch.zeros_like(value) for name, value in training.model.named_parameters()}
+    dcp.load(weights, checkpoint_id=str(tmp_path / names(tmp_path)[-1]), no_dist=True)
+    assert all(torch.equal(weights[f"model/{name}"], value) for name, value in training.model.named_parameters())
+
+
+def test_a_rank_with_several_files_resumes_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "_FILE_BYTES", 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
+    whole = Training().run(tmp_path / "a", 6)
+    with pytest.raises(ResumeLater):
+        Training().run(tmp_path / "b", 6, stop_at=3)
+    assert len(list((tmp_path / "b").glob("step-*/*.distcp"))) >= 4
+    rest = Training().run(tmp_path / "b", 6)
+    assert rest == {step: loss for step, loss in whole.items() if step in rest}
 
 
 def test_saves_come_by_time(tmp_path: Path) -> None:
