@@ -13,6 +13,7 @@ import pytest
 
 from attacks.record import record
 from planning import plan_for
+from secret_corpus import ORDINARY, SECRETS, S
 from windlass.model.plan import plan_to_json
 from windlass.model.secrets import MASK, is_secret, is_secret_name, mask_argv, mask_text
 from windlass.node.agent.diagnostics import command_text
@@ -20,9 +21,6 @@ from windlass.plan.render.job_facts import JobFacts
 from windlass.plan.render.rank_script import rank_script
 from windlass.plan.render.secrets import secrets_text
 from windlass.plan.show import plan_text
-
-S = "Zq7xK2vB9mW4tR8y"
-"""The secret of every case here."""
 
 
 @pytest.mark.parametrize(
@@ -180,3 +178,24 @@ def test_evidence_shows_the_program_and_no_argument_of_it() -> None:
         child.wait()
     assert S not in text and "sleep" not in text
     assert "more words" in text or "command:" in text
+
+
+def test_no_secret_of_the_corpus_stays_readable_and_ordinary_lines_do() -> None:
+    readable = [text for text in SECRETS if S in mask_text(text)]
+    masked = [line for line in ORDINARY if mask_text(line) != line]
+    assert len(SECRETS) >= 150 and not readable
+    assert len(masked) <= 0.02 * len(ORDINARY), masked
+    record(
+        "secrets in texts as programs print them",
+        expected="none readable",
+        seen="none readable",
+        secrets=len(SECRETS),
+        ordinary_lines=len(ORDINARY),
+        ordinary_masked=len(masked),
+    )
+
+
+def test_masking_a_masked_text_changes_nothing() -> None:
+    for text in SECRETS:
+        once = mask_text(text)
+        assert mask_text(once) == once

@@ -1,7 +1,7 @@
 """Masking of values that look like tokens, keys or passwords, so that they reach no plan, log or record. Pure.
 
 A word that is masked in error costs nothing but its sight: the rank gets the real one through the secrets file. Every
-repetition has a bound, so that no text takes long.
+repetition that is not followed by the end of a value has a bound, so that no text takes long.
 """
 
 from __future__ import annotations
@@ -16,44 +16,72 @@ _SECRET_WORDS = frozenset(
         *("token", "tokens", "secret", "secrets", "password", "passwd", "passphrase", "passcode", "pass", "pwd", "pw"),
         *("pat", "credential", "credentials", "cred", "creds", "apikey", "accesskey", "accountkey", "privatekey"),
         *("authkey", "key", "dsn", "sas", "auth", "authorization", "bearer", "jwt", "cookie", "webhook"),
-        *("connectionstring", "connstr", "signature", "sig"),
+        *("connectionstring", "connstr", "signature", "sig", "passwort", "otp", "sessionid", "psk"),
     )
 )
 """Parts of a name, in small letters, that say what it holds."""
-_STRONG_WORDS = _SECRET_WORDS - {"key", "pass", "pat", "auth", "pw", "sas", "tokens", "signature"}
+_STRONG_WORDS = _SECRET_WORDS - {"key", "pass", "pat", "auth", "pw", "sas", "tokens", "signature", "otp"}
 """Those that mean it in the middle of other text too."""
 _ENDS = ("token", "password", "passwd", "secret", "apikey", "cookie")
 """Of names that are written without a mark between their parts: PGPASSWORD, PBS_JOBCOOKIE."""
 _NOT_SECRET = re.compile(
-    r"^(SSH_AUTH_SOCK|PWD|OLDPWD|TOKENIZERS_PARALLELISM|.*_PWD_DIR)$|tokens?_per|max_tokens|num_tokens|tokenizer|monkey"
+    r"^(SSH_AUTH_SOCK|(?-i:PWD|OLDPWD)|TOKENIZERS_PARALLELISM|.{0,80}_PWD_DIR)$|tokens?_per|max_tokens|num_tokens|tokenizer|monkey"
     r"|keyboard|key_(size|dim|len|length|bias|value_heads)|(sort|primary|foreign)[_-]key"
-    r"|auth_(sock|type|method|mode|plugin)|token_(count|limit|id|ids|len|length|dim|size|type)|forward_pass|cookie_?cutter",
+    r"|auth_(sock|type|method|mode|plugin)|token_(count|limit|id|ids|len|length|dim|size|type)|forward_pass|cookie_?cutter"
+    r"|(eos|bos|pad|unk|sep|cls|mask|special|stop|start|end|image|next|new)_token|total_tokens|token_emb",
     re.IGNORECASE,
 )
 _FORMS = re.compile(
     r"(?<![A-Za-z0-9])("
-    r"hf_[A-Za-z0-9]{16,}|gh[opsur]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|gl(?:pat|rt|dt)-[\w-]{16,}|sk-[\w-]{16,}"
-    r"|[sr]k_live_\w{16,}|(?:AKIA|ASIA)[A-Z0-9]{12,}|xox[abprs]-[\w-]{10,}|xapp-[\w-]{10,}|AIza[\w-]{30,}|ya29\.[\w-]{10,}"
-    r"|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{30,}|dapi[0-9a-f]{32}|hvs\.[\w-]{20,}|SG\.[\w-]{16,}\.[\w-]{16,}"
+    r"(?:hf|gh[opsur]|gsk|r8|nvapi|api_org|npm|rpa|fw|pplx|xai|csk|jina|pcsk|figd|ntn|secret|lin_api|rubygems|pul|whsec)"
+    r"[_-][A-Za-z0-9_-]{16,}|github_pat_\w{20,}|gl(?:pat|rt|dt|oas|cbt|ptt|ft|imt|agent|sa|c)[-_][\w-]{16,}|sk-[\w-]{16,}"
+    r"|[sr]k_(?:live|test)_\w{16,}|(?:AKIA|ASIA)[A-Z0-9]{12,}|xox[abcdeprs][-.][\w.-]{10,}|xapp-[\w-]{10,}|AIza[\w-]{30,}"
+    r"|ya29\.[\w-]{10,}|1//0[\w-]{20,}|GOCSPX-[\w-]{16,}|pypi-[\w-]{30,}|dapi[0-9a-f]{32}|hv[bs]\.[\w-]{16,}"
+    r"|SG\.[\w-]{16,}\.[\w-]{16,}|lsv2_(?:pt|sk)_\w{16,}|do[por]_v1_\w{16,}|shp(?:at|ss|ca|pa)_\w{16,}|sq0\w{3}-[\w-]{16,}"
+    r"|PMAK-[\w-]{16,}|dckr_(?:pat|oat)_[\w-]{16,}|tskey-[\w-]{12,}|sntry[su]_[\w+/=-]{16,}|pscale_\w{2,5}_[\w.-]{16,}"
+    r"|dp\.(?:pt|st|ct|sa|scim|audit)\.[\w.-]{16,}|ATATT3[\w=-]{16,}|ATBB\w{20,}|AGE-SECRET-KEY-1[A-Z0-9]{20,}"
+    r"|SK[0-9a-f]{32}|key-[0-9a-f]{32}|[0-9a-f]{32}-us\d{1,2}|\d{8,10}:AA[\w-]{30,}"
+    r"|[MN][\w-]{23,27}\.[\w-]{6,7}\.[\w-]{27,}|[\w.]{10,20}\.atlasv1\.[\w-]{30,}"
     r"|eyJ[\w-]{10,4000}\.[\w-]{10,4000}\.[\w-]*"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
+    r"|-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----|\Z)"
     r")",
     re.DOTALL,
 )
-_BEARER = re.compile(r"\b((?:Bearer|Basic|Token)\s{1,4})([\w.~+/=-]{8,})", re.IGNORECASE)
-_URL_PASSWORD = re.compile(r"((?<![\w+.-])\w[\w+.-]{0,30}://[^/@\s:'\"]*:)([^/@\s'\"]+)(?=@)")
-_URL_TOKEN = re.compile(r"((?<![\w+.-])\w[\w+.-]{0,30}://)([^/@\s:'\"]{20,})(?=@)")
+_HEADER = re.compile(
+    r"(?i)(\b(?:proxy-)?(?:authorization|cookie)[\"']?\s{0,4}[:=]\s{0,4}[\"']?(?:[A-Za-z0-9_-]{1,20} )?)"
+    r"([^\"'\r\n\u2022]{4,})"
+)
+_BEARER = re.compile(r"(?i)\b((?:Bearer|Basic|Token|ApiKey|Negotiate)\s{1,4})([\w.~+/=:-]{8,})")
+_URL = re.compile(r"((?<![\w+.-])[A-Za-z][\w+.-]{0,30}://)([^/\s'\"<>@]{1,400}(?:@[^/\s'\"<>@]{1,100})?)(?=@[\w\[])")
 _WEBHOOK = re.compile(
-    r"(https?://(?:hooks\.slack\.com/\w+|(?:\w+\.)?discord(?:app)?\.com/api/webhooks"
-    r"|[\w.-]*webhook\.office\.com|outlook\.office(?:365)?\.com/webhook"
+    r"(https?://(?:hooks\.slack\.com/\w{1,20}|(?:\w{1,20}\.)?discord(?:app)?\.com/api/webhooks"
+    r"|[\w.-]{0,100}webhook\.office\.com|outlook\.office(?:365)?\.com/webhook"
     r"|api\.telegram\.org)/)([^\s'\"?]+)"
 )
-_PAIR = re.compile(
-    r"(?P<head>(?P<quote>\\?[\"']?)(?<![\w.])(?P<name>[A-Za-z][\w.-]{0,80})(?P=quote)\s{0,4}[:=]\s{0,4})"
-    r"(?:(?P<mark>\\?[\"'])(?P<quoted>[^\"'\\]*)(?P=mark)|(?P<bare>[^\s\"',;&|(){}\[\]\\]+))"
+_HEAD = re.compile(
+    r"(?<![\w.])(?P<name>[A-Za-z][\w.-]{0,80})(?:\\{0,3}[\"'])?"
+    r"(?:\s{0,4}(?:=>|:=|[:=])\s{0,4}|(?<=[\"'])\s{0,2},\s{0,2}(?=[\\\"'])|>(?=[^<\s]))"
 )
-_PLAIN_VALUE = re.compile(r"[\d.]{1,12}|true|false|yes|no|none|null|\$\{?\w+\}?|\{\w+\}", re.IGNORECASE)
+"""A name and what stands between it and its value: `x=`, `"x": `, `x => `, `('x', `, `<x>`."""
+_OPTION = re.compile(r"(?:(?<![\w-])--?|\bsetenv {1,4})(?P<name>[A-Za-z][\w-]{1,60})(?:[\"'],)? {1,4}(?=[^\s-])")
+_SAID = re.compile(
+    r"(?i)(?<![\w-])(?P<name>password|passwd|passphrase|passcode|passwort|pwd|secret|token|credentials?|(?:api|access|"
+    r"secret|private|auth|account)[ _-]?keys?)(?: (?:is|was|(?:for|of) \S{1,40} is|set to|changed to))?"
+    r" {1,4}[\"'`]?(?P<value>[^\s\"'`]{6,})"
+)
+"""In sentences: `the password is X`, `login me password X`."""
+_LOGIN = re.compile(r"(?<!\S)((?:-u|--user|--proxy-user|--userpwd)[ =][\"']?[^\s:\"']{1,80}:)([^\s\"']{3,})")
+_SHORT_OPTION = re.compile(r"(\bsshpass -p ?|\bmysql[\w ./=-]{0,80} -p)([^\s-]\S*)")
+_QUOTE = re.compile(r"\\{0,3}[\"'`]")
+_BARE = re.compile(r"[^\s\"'<>`]+")
+_PLAIN_VALUE = re.compile(
+    r"[\d.]{1,12}|true|false|yes|no|none|null|nan|on|off|unset|missing|invalid|required|optional|str|int|\*+|<\w+>"
+    r"|\$\{{0,2}\w+\}{0,2}|\{\w+\}|%\(\w+\)s|…|\.\.\.",
+    re.IGNORECASE,
+)
+_VALUE_END = re.compile(r"[,;&)\]}]")
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_USERS = frozenset(("git", "oauth2", "user", "root", "anonymous", "me"))
 
 
 def _parts(name: str) -> list[str]:
@@ -82,24 +110,93 @@ def is_secret(name: str, value: str) -> bool:
 def mask_text(text: str) -> str:
     """Any text with what looks like a secret hidden and the rest as it was."""
     text = _FORMS.sub(MASK, text)
-    text = _BEARER.sub(rf"\1{MASK}", text)
-    text = _URL_PASSWORD.sub(rf"\1{MASK}", text)
-    text = _URL_TOKEN.sub(rf"\1{MASK}", text)
     text = _WEBHOOK.sub(rf"\1{MASK}", text)
-    return _PAIR.sub(_masked_pair, text)
+    text = _URL.sub(_masked_login, text)
+    text = _BEARER.sub(lambda match: match[1] + MASK if _looks_random(match[2]) else match[0], text)
+    text = _HEADER.sub(_masked_header, text)
+    text = _LOGIN.sub(lambda match: match[0] if _is_plain(match[2]) else match[1] + MASK, text)
+    text = _SHORT_OPTION.sub(rf"\1{MASK}", text)
+    text = _masked_values(text, _HEAD)
+    text = _masked_values(text, _OPTION)
+    return _SAID.sub(_masked_said, text)
 
 
-def _masked_pair(match: re.Match[str]) -> str:
+def _looks_random(value: str) -> bool:
+    """Whether letters and digits, or small and capital letters, are mixed as in no word."""
+    letters = any(c.isalpha() for c in value)
+    humps = sum(a.islower() and b.isupper() for a, b in pairwise(value))
+    return letters and (any(c.isdigit() for c in value) or humps > 1 or value.endswith("="))
+
+
+def _is_plain(value: str) -> bool:
+    first = _VALUE_END.split(value, maxsplit=1)[0].rstrip(".:")
+    return not first or MASK in value or bool(_PLAIN_VALUE.fullmatch(first))
+
+
+def _masked_login(match: re.Match[str]) -> str:
+    """The part of a URL before the host: a password, or a token in the place of the user."""
+    user, colon, password = match[2].partition(":")
+    if colon:
+        return match[0] if not password or MASK in password else f"{match[1]}{user}:{MASK}"
+    secret = _looks_random(user) or len(user) >= 20
+    return f"{match[1]}{MASK}" if secret and len(user) >= 8 and user not in _USERS else match[0]
+
+
+def _masked_header(match: re.Match[str]) -> str:
+    return match[0] if _is_plain(match[2]) else match[1] + MASK
+
+
+def _masked_said(match: re.Match[str]) -> str:
+    value = match["value"]
+    shortest = 6 if match["name"].lower().startswith("pass") else 8
+    if len(value) < shortest or not _looks_random(value) or _is_plain(value) or "/" in value[:1]:
+        return match[0]
+    return match[0][: -len(value)] + MASK
+
+
+def _masked_values(text: str, heads: re.Pattern[str]) -> str:
+    """The text without the values of secret names. What is kept is searched again from behind the name on."""
+    done, position = [], 0
+    for match in heads.finditer(text):
+        if match.start("name") < position or not _names_secret(match, text):
+            continue
+        name, query = match["name"].lower(), _in_query(match, text)
+        start, end = _value_span(text, match.end(), query=query)
+        if start == end or _is_plain(text[start:end]) or (name == "pwd" and text[start] == "/"):
+            continue
+        if name == "key" and not query and text[start - 1 : start] not in {'"', "'"}:
+            continue  # `key=value` in the middle of a text names a sort order more often than a secret
+        done += [text[position:start], MASK]
+        position = end
+    return "".join((*done, text[position:]))
+
+
+def _names_secret(match: re.Match[str], text: str) -> bool:
     name = match["name"]
-    value = match["quoted"] if match["bare"] is None else match["bare"]
-    if _STRONG_WORDS.isdisjoint(_parts(name)) and not name.lower().endswith(("key", *_ENDS)):
-        return match[0]
-    if not is_secret_name(name) or not value or _PLAIN_VALUE.fullmatch(value) or MASK in value:
-        return match[0]
-    if name.lower() == "key" and match["bare"] is not None:
-        return match[0]  # `key=value` in the middle of a text names a sort order more often than a secret
-    mark = match["mark"] or ""
-    return f"{match['head']}{mark}{MASK}{mark}"
+    strong = not _STRONG_WORDS.isdisjoint(_parts(name)) or name.lower().endswith(("key", *_ENDS))
+    return (strong or _in_query(match, text)) and is_secret_name(name)
+
+
+def _in_query(match: re.Match[str], text: str) -> bool:
+    """Whether the name is a parameter of a URL."""
+    start = match.start("name")
+    return start > 0 and text[start - 1] in "?&"
+
+
+def _value_span(text: str, start: int, *, query: bool) -> tuple[int, int]:
+    """Where the value is: between quotes, else up to white space or a quote; in a URL's query up to `&`."""
+    if quote := _QUOTE.match(text, start):
+        end = text.find(quote[0], quote.end())
+        line = text.find("\n", quote.end())
+        while end > 0 and text[end - 1] == "\\" and quote[0][0] != "\\":  # an escaped quote is part of the value
+            end = text.find(quote[0], end + 1)
+        stop = min((at for at in (end, line) if at >= 0), default=len(text))
+        return quote.end(), stop
+    bare = _BARE.match(text, start)
+    if bare is None:
+        return start, start
+    end = text.find("&", start, bare.end()) if query else -1
+    return start, end if end >= 0 else bare.end()
 
 
 def secret_positions(words: tuple[str, ...]) -> tuple[int, ...]:
