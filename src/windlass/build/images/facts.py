@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import msgspec
 
@@ -18,6 +17,7 @@ from windlass.node.libs.closure import GLIBC, Root, closure, newest, version_key
 from windlass.node.libs.decide import ImageFacts, ImageLibrary
 from windlass.node.libs.elf import ElfError, is_elf, read_elf
 from windlass.node.libs.plugins import FABRIC, ImagePlugin, plugin_family
+from windlass.node.sys.reading import open_plain
 
 PROVIDERS = ("cxi", "efa", "verbs", "opx", "psm3", "tcp", "shm", "sockets")
 _SHELLS = ("/bin/sh", "/usr/bin/env", "/bin/bash", "/usr/bin/python3", "/bin/busybox")
@@ -200,7 +200,8 @@ def _providers(root: Root, path: str) -> tuple[str, ...]:
     if place is None:
         return ()
     try:
-        data = Path(place).read_bytes()[: 64 << 20]
+        with open_plain(place) as stream:
+            data = stream.read(64 << 20)
     except OSError:
         return ()
     beside = root.names(path.rpartition("/")[0] + "/libfabric")

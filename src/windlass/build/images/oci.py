@@ -19,8 +19,15 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from windlass.errors import UsageError
+from windlass.node.sys.reading import open_plain
 
 _MAX_TEXT = 16 << 20
+_MAX_BLOBS, _MAX_LAYERS = 10_000, 1000
+_MAX_HEADER = 1 << 20
+_LONG_HEADERS = (
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE),
+    tarfile.SOLARIS_XHDTYPE,
+)
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _DAMAGE = (
     *(tarfile.TarError, EOFError, OSError, ValueError, LookupError, TypeError, AttributeError),
@@ -45,12 +52,26 @@ class Blobs(ABC):
             return stream.read(_MAX_TEXT).decode()
 
 
+class BoundedMember(tarfile.TarInfo):
+    """A member of an archive whose name and attributes have a bound: Python reads them into memory."""
+
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.type in _LONG_HEADERS and self.size > _MAX_HEADER:
+            raise tarfile.ReadError(f"a name or an attribute of {self.size} bytes")
+        return super()._proc_member(archive)  # type: ignore[misc, no-any-return]
+
+
 class TarBlobs(Blobs, contextlib.AbstractContextManager["TarBlobs"]):
     """An archive, as `podman save` and `docker save` write it."""
 
     def __init__(self, path: Path) -> None:
-        self._archive = tarfile.open(path)  # noqa: SIM115
-        self._names = {str(PurePosixPath(member.name)): member for member in self._archive if member.isreg()}
+        self._archive = tarfile.open(path, tarinfo=BoundedMember)  # noqa: SIM115
+        self._names: dict[str, tarfile.TarInfo] = {}
+        for number, member in enumerate(self._archive):
+            if number >= _MAX_BLOBS:
+                raise ValueError(f"more than {_MAX_BLOBS} parts")
+            if member.isreg():
+                self._names[str(PurePosixPath(member.name))] = member
 
     def __exit__(self, *_: object) -> None:
         self._archive.close()
@@ -77,7 +98,7 @@ class FolderBlobs(Blobs):
     def open(self, name: str) -> IO[bytes]:
         if not self.has(name):
             raise KeyError(f"{name} is not in it")
-        return (self._folder / name).open("rb")
+        return open_plain(self._folder / name, follow=True)
 
 
 @contextlib.contextmanager
@@ -93,6 +114,13 @@ def refusing_damage(path: Path) -> Iterator[None]:
 
 def image_parts(blobs: Blobs, path: Path) -> tuple[list[str], str]:
     """Names of the layers, lowest first, and of the configuration. Raises `UsageError` where it is no image."""
+    layers, config = _named_parts(blobs, path)
+    if len(layers) > _MAX_LAYERS:
+        raise ValueError(f"{len(layers)} layers, more than {_MAX_LAYERS}")
+    return layers, config
+
+
+def _named_parts(blobs: Blobs, path: Path) -> tuple[list[str], str]:
     if blobs.has("manifest.json") and not blobs.has("index.json"):  # Docker's own form
         entry = json.loads(blobs.text("manifest.json"))[0]
         return [str(PurePosixPath(layer)) for layer in entry["Layers"]], str(PurePosixPath(entry["Config"]))

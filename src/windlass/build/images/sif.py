@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import struct
-from pathlib import Path
 from typing import NamedTuple
 
 from windlass.errors import UsageError
+from windlass.node.sys.reading import open_plain
 
 MAGIC_AT, MAGIC = 32, b"SIF_MAGIC\0"
 _HEADER = struct.Struct("<32s10s3s3s16s8q")
@@ -28,15 +29,15 @@ def is_sif(head: bytes) -> bool:
 
 def sif_partition(path: str) -> Partition:
     """The primary partition, which must be squashfs. Raises `UsageError` for a damaged file or another file system."""
-    size = Path(path).stat().st_size
-    with Path(path).open("rb") as stream:
+    with open_plain(path, follow=True) as stream:
+        size = os.fstat(stream.fileno()).st_size
         head = stream.read(_HEADER.size)
         if len(head) < _HEADER.size or not is_sif(head):
             raise UsageError(f"{path}: a damaged SIF file: its header is cut off", hint="copy or pull it again")
         fields = _HEADER.unpack(head)
         total, start = fields[8], fields[9]
         for number in range(max(0, min(total, _MAX_DESCRIPTORS))):
-            stream.seek(max(0, start) + number * _DESCRIPTOR.size)
+            stream.seek(min(max(0, start), size) + number * _DESCRIPTOR.size)
             raw = stream.read(_DESCRIPTOR.size)
             if len(raw) < _DESCRIPTOR.size:
                 break

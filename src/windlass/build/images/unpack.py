@@ -8,6 +8,7 @@ network's only the name is kept, and the largest of all are left out until the r
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 import tarfile
@@ -20,13 +21,17 @@ from windlass.errors import CommandError, MachineError, UsageError
 from windlass.build.images.facts import config_environment, directory_environment
 from windlass.node.libs.closure import Root
 from windlass.node.libs.decide import is_network
-from windlass.build.images.oci import Blobs, FolderBlobs, TarBlobs, image_parts, refusing_damage
+from windlass.build.images.oci import Blobs, BoundedMember, FolderBlobs, TarBlobs, image_parts, refusing_damage
 from windlass.build.images.sif import is_sif, sif_partition
+from windlass.node.sys.reading import open_plain
 from windlass.base.procs.command import run_command, which
 
 MAX_LIBRARY = 6 << 20
 MAX_NETWORK_LIBRARY = 128 << 20
 MAX_TOTAL = 1 << 30
+MAX_MEMBERS = 2_000_000
+MAX_READ = 64 << 30
+"""Members and uncompressed bytes of all layers together."""
 _TIMEOUT_S = 900.0
 _LIBRARY = re.compile(
     r"(usr/|usr/local/|container/hpc/|opt/[^/]+/(?:[^/]+/)?)?(lib|lib64)(/[\w.-]+-linux-gnu\w*)?(/[^/]+)?/[^/]*\.so[^/]*\Z"
@@ -93,7 +98,7 @@ def _unpacked(path: Path, target: Path, environ: Mapping[str, str]) -> OpenImage
             environment, names = _unpack_archive(FolderBlobs(path), path, target)
         return OpenImage(str(target), "oci-layout", environment, names)
     try:
-        with path.open("rb") as stream:
+        with open_plain(path, follow=True) as stream:
             head = stream.read(512)
     except OSError as error:
         raise UsageError(f"{path}: the image cannot be read: {error.strerror}", hint="check its permissions") from error
@@ -143,6 +148,8 @@ def _refuse_truncated(path: Path, offset: int) -> None:
         stream.seek(offset)
         head = stream.read(48)
     size = path.stat().st_size
+    if int.from_bytes(head[4:8], "little") > MAX_MEMBERS:
+        raise UsageError(f"{path}: an image of more than {MAX_MEMBERS} files", hint="look at an unpacked folder")
     if len(head) < 48 or head[:4] != b"hsqs" or offset + int.from_bytes(head[40:48], "little") > size:
         raise UsageError(f"{path}: a damaged or truncated squashfs ({size} bytes)", hint="copy or build it again")
 
@@ -158,8 +165,8 @@ def _chosen(entries: list[tuple[str, int, str]]) -> tuple[list[str], tuple[str, 
     """The names to unpack, and the libraries to know by name alone."""
     wanted = {name: size for kind, size, name in entries if _is_wanted(kind, size, name)}
     total = sum(wanted.values())
-    for name in sorted(wanted, key=lambda name: wanted[name], reverse=True):
-        if total <= MAX_TOTAL or is_network(name.rpartition("/")[2]):
+    for name in sorted(wanted, key=lambda name: (is_network(name.rpartition("/")[2]), -wanted[name])):
+        if total <= MAX_TOTAL:
             break
         total -= wanted.pop(name)
     left_out = (f"/{name}" for kind, _, name in entries if kind in "-l" and name not in wanted and _LIBRARY.match(name))
@@ -183,21 +190,38 @@ def _unpack_archive(blobs: Blobs, path: Path, target: Path) -> tuple[dict[str, s
     """Layers of an OCI or Docker image, one on the other. Returns the variables of its configuration, and the libraries
     that were left out."""
     layers, config = image_parts(blobs, path)
-    left_out: dict[str, None] = {}
-    budget = MAX_TOTAL
+    budget = _Budget()
     for layer in layers:
         with blobs.open(layer) as stream:
-            budget = _apply_layer(stream, target, budget, left_out)
-    return config_environment(blobs.text(config)), tuple(left_out)
+            _apply_layer(stream, target, budget)
+    return config_environment(blobs.text(config)), tuple(budget.left_out)
 
 
-def _apply_layer(stream: IO[bytes], target: Path, budget: int, left_out: dict[str, None]) -> int:
-    """Put the wanted files of a layer over those of the layers below it; returns what is left of the budget."""
+class _Budget:
+    """What the layers of an image may still cost. Exceeding the number of members or bytes read raises."""
+
+    def __init__(self) -> None:
+        self.write_bytes, self.members, self.read_bytes = MAX_TOTAL, MAX_MEMBERS, MAX_READ
+        self.left_out: dict[str, None] = {}
+
+    def spend(self, member: tarfile.TarInfo) -> None:
+        self.members -= 1
+        self.read_bytes -= member.size
+        if self.members < 0:
+            raise ValueError(f"more than {MAX_MEMBERS} files")
+        if self.read_bytes < 0:
+            raise ValueError(f"more than {MAX_READ} bytes in its layers")
+
+
+def _apply_layer(stream: IO[bytes], target: Path, budget: _Budget) -> None:
+    """Put the wanted files of a layer over those of the layers below it."""
     if stream.read(4) == b"\x28\xb5\x2f\xfd":
         raise ValueError("a layer is compressed with zstd; save the image uncompressed or with gzip")
     stream.seek(0)
-    with tarfile.open(fileobj=stream, mode="r|*") as layer:
+    with tarfile.open(fileobj=stream, mode="r|*", tarinfo=BoundedMember) as layer:
         for member in layer:
+            layer.members.clear()  # type: ignore[attr-defined]  # it would keep all of them
+            budget.spend(member)
             name = str(PurePosixPath(member.name.lstrip("/")))
             parts = PurePosixPath(name).parts
             if ".." in parts or not parts:
@@ -206,13 +230,12 @@ def _apply_layer(stream: IO[bytes], target: Path, budget: int, left_out: dict[st
                 _white_out(target, name)
                 continue
             kind = "l" if member.issym() else "-" if member.isreg() or member.islnk() else "?"
-            if kind == "?" or not _is_wanted(kind, member.size, name) or member.size > budget:
+            if kind == "?" or not _is_wanted(kind, member.size, name) or member.size > budget.write_bytes:
                 if kind != "?" and _LIBRARY.match(name):
-                    left_out[f"/{name}"] = None
+                    budget.left_out[f"/{name}"] = None
                 continue
-            budget -= member.size
+            budget.write_bytes -= member.size
             _put(layer, member, target, name)
-    return budget
 
 
 def _inside(target: Path, name: str) -> Path | None:
@@ -237,7 +260,7 @@ def _put(layer: tarfile.TarFile, member: tarfile.TarInfo, target: Path, name: st
         source = target / member.linkname.lstrip("/")
         inside = target.resolve() in source.resolve().parents
         if inside and source.is_file() and not source.is_symlink():
-            shutil.copyfile(source, place)
+            os.link(source, place, follow_symlinks=False)  # a copy of each could fill the disk
     else:
         stream = layer.extractfile(member)
         if stream is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
+from collections import deque
 from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from windlass.node.libs.elf import Elf, ElfError, read_elf
@@ -18,6 +19,8 @@ _DEFAULT = ("/lib64", "/usr/lib64", "/lib", "/usr/lib")
 _MAX_LINKS = 40
 _MAX_CONFIGS = 200
 _MAX_LIBRARIES = 2000
+_MAX_LOOKUPS = 300_000
+"""Of paths in an image: more are no image that people made."""
 
 GLIBC = frozenset(
     (
@@ -27,6 +30,10 @@ GLIBC = frozenset(
     )
 )
 """The C library and its loader belong together and to the image: one of them from elsewhere crashes every program."""
+
+
+class CostlyRootError(ValueError):
+    """An image whose names and folders take too many lookups."""
 
 
 class Library(NamedTuple):
@@ -55,9 +62,13 @@ class Root:
         self.machine = machine
         self.search = tuple(search)
         self._configured: Optional[Tuple[str, ...]] = None
+        self._lookups = 0
 
     def place(self, path: str) -> Optional[str]:
         """The file's place on this machine with every link followed inside the root, or None where there is none."""
+        self._lookups += 1
+        if self._lookups > _MAX_LOOKUPS and self.folder != "/":
+            raise CostlyRootError("more than %d lookups of libraries" % _MAX_LOOKUPS)
         parts = [part for part in path.split("/") if part not in ("", ".")][::-1]
         current: List[str] = []
         links = 0
@@ -164,9 +175,9 @@ def closure(root: Root, names: Iterable[str], first: Iterable[str] = ()) -> Clos
     first = tuple(first)
     libraries: Dict[str, Library] = {}
     missing: Dict[str, str] = {}
-    waiting = [(name, "", first) for name in names]
+    waiting = deque((name, "", first) for name in names)
     while waiting and len(libraries) < _MAX_LIBRARIES:
-        name, by, folders = waiting.pop(0)
+        name, by, folders = waiting.popleft()
         if name in libraries or name in missing:
             continue
         found = root.find(name, folders)
@@ -175,7 +186,8 @@ def closure(root: Root, names: Iterable[str], first: Iterable[str] = ()) -> Clos
             continue
         place, elf = found
         libraries[name] = Library(name, place, elf, by)
-        waiting += [(needed, name, _own_folders(root, place, elf) + first) for needed in elf.needed]
+        own = _own_folders(root, place, elf) + first
+        waiting.extend((needed, name, own) for needed in elf.needed)
     return Closure(libraries, missing)
 
 
