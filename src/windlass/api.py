@@ -24,6 +24,7 @@ from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.model.request import Request
 from windlass.node.sys import parts
+from windlass.node.sys.reading import read_text
 from windlass.run import new, planning, submit
 from windlass.run import selftest as rank_program
 from windlass.run.folder import RunFolder, make_folder, open_folder, read_plan
@@ -173,7 +174,7 @@ def selftest(
 
 def selftest_program() -> str:
     """What each rank of a self-test runs, as one text: its interpreter need not know windlass."""
-    source, shared = Path(rank_program.__file__).read_text(), Path(parts.__file__).read_text()
+    source, shared = read_text(rank_program.__file__, follow=True), read_text(parts.__file__, follow=True)
     return program_text(source, ((parts.__name__, shared),))
 
 

@@ -140,6 +140,18 @@ def test_links_and_pipes_in_a_run_folder_are_not_followed(run: Path) -> None:
     assert "agents.log" in files["SUMMARY.txt"] and "not a plain file" in files["SUMMARY.txt"]
 
 
+def test_a_linked_folder_of_logs_is_not_entered(run: Path) -> None:
+    private = run.parents[1] / "private"
+    (run / "out").rename(private)
+    for file in private.iterdir():
+        file.write_text(f"0: {CORE} of another file\n")
+    (run / "out").symlink_to(private)
+    files = report(run)
+    assert not [name for name, text in files.items() if shows(text)]
+    assert "link" in files["SUMMARY.txt"]
+    record("a linked `out` folder in a bug report", expected="not packed", seen="not packed")
+
+
 def test_a_report_of_endless_logs_of_many_nodes_stays_small(run: Path) -> None:
     for number in range(3 * MAX_NODES):
         (run / "out" / f"n{number:04d}").write_bytes(os.urandom(MAX_LOG_BYTES) * 4)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from attacks.record import record
 from attacks.stranger import as_stranger, common_place, require_stranger
+from unit.cli.typed import Ended, windlass
+from windlass.build.envs.archive import write_archive
+from windlass.node.agent import host
 from windlass.node.sys.atomic import copy_file, create_file, open_append, replace_file
 from windlass.node.sys.folders import UntrustedError, is_foreign
 
@@ -54,3 +58,68 @@ def test_a_log_of_another_user_is_not_appended_to() -> None:
         with open_append(place / "log", fresh=True) as file:
             file.write(b"x")
         assert not is_foreign(place / "log")
+
+
+def test_a_variable_of_the_environment_does_not_let_an_agent_remove_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "thesis").mkdir()
+    monkeypatch.setenv("WINDLASS_AGENT_PYTHON", str(tmp_path / "thesis"))
+    assert host.main(b"", {"version": host.VERSION + 1}, b"") == 1
+    assert (tmp_path / "thesis").exists() and "version" in capfd.readouterr().out
+    record("WINDLASS_AGENT_PYTHON=DIR", expected="DIR is left alone", seen="DIR is left alone")
+
+
+SWAP = """\
+#!{python}
+import os, sys
+os.makedirs(sys.argv[3] + "/bin")
+if os.fork() == 0:
+    os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
+    partial = "{place}/.env.partial"
+    os.rename(partial, "{place}/stolen")
+    os.makedirs(partial + "/env/bin"); os.makedirs(partial + "/bin")
+    for path in (partial + "/bin/python", partial + "/env/bin/python"):
+        open(path, "w").write("#!/bin/sh\\n"); os.chmod(path, 0o755)
+    os._exit(0)
+assert os.wait()[1] == 0
+"""
+
+
+@pytest.fixture
+def group_place() -> Iterator[Path]:
+    """A folder of a project, in which a colleague can write too."""
+    require_stranger()
+    with common_place(0o2775) as place:
+        os.chown(place, 0, 65534)
+        place.chmod(0o2775)
+        yield place
+
+
+def create_env(place: Path, python: str) -> Ended:
+    return windlass("env", "create", str(place / "env"), "--torch", "none", "--python", python, cwd=place)
+
+
+def test_an_environment_that_a_colleague_swaps_during_the_build_is_not_used(group_place: Path, tmp_path: Path) -> None:
+    python = group_place / "python"
+    python.write_text(SWAP.format(python=sys.executable, place=group_place))
+    python.chmod(0o755)
+    made = create_env(group_place, str(python))
+    assert made.code == 3 and "another user replaced" in made.stderr, made.text
+    assert not (group_place / "env").exists()
+    record("swapping an environment during `env create`", expected="refused", seen="refused")
+
+
+def test_a_work_folder_of_a_colleague_is_neither_removed_nor_used(group_place: Path) -> None:
+    as_stranger(lambda: (group_place / ".env.partial").mkdir(mode=0o777))
+    made = create_env(group_place, sys.executable)
+    assert made.code == 2 and "belongs to uid 65534" in made.stderr, made.text
+    assert (group_place / ".env.partial").exists() and not (group_place / "env").exists()
+
+
+def test_an_archive_is_not_written_through_a_link_that_waits_for_it(group_place: Path, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("ours")
+    for pid in range(os.getpid(), os.getpid() + 400):  # the name of earlier versions
+        (group_place / f".env.tar.{pid % 4194304}").symlink_to(tmp_path / "keys")
+    write_archive([], group_place / "env.tar", {})
+    assert (tmp_path / "keys").read_text() == "ours" and not (group_place / "env.tar").is_symlink()

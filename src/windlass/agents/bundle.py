@@ -17,6 +17,7 @@ import msgspec
 import windlass.node
 from windlass.errors import ConfigError
 from windlass.model.jsontext import to_json
+from windlass.node.sys.reading import read_bytes
 
 MANIFEST = "manifest.json"
 KEY = "key"
@@ -64,7 +65,7 @@ def bundle_bytes(manifest: BundleManifest, key: bytes, packages: Mapping[str, Pa
             if not files:
                 raise ConfigError(f"{folder} has no modules", hint="windlass is not installed as a whole")
             for file in files:
-                archive.writestr(_entry(f"{path}/{file.name}"), file.read_bytes())
+                archive.writestr(_entry(f"{path}/{file.name}"), read_bytes(file, follow=True))
             parents |= dict.fromkeys(str(parent) for parent in PurePosixPath(path).parents if parent.name)
             if all(file.name != "__init__.py" for file in files):
                 parents[path] = None

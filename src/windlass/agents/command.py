@@ -26,8 +26,7 @@ _CHOOSE = (
 # An interpreter that travelled: unpacked into a folder of ours, which the agent removes again.
 _TRAVELS = (
     'd={folder}; mkdir -p -m 700 "$d"; [ -O "$d" ] && [ ! -L "$d" ] && d=$(mktemp -d "$d/py.$$.XXXXXX") && '
-    'tar -x -z -f {archive} -C "$d" && WINDLASS_AGENT_PYTHON=$d && export WINDLASS_AGENT_PYTHON && '
-    'exec "$d/bin/python3" -I -S -c "$boot" "$@"; '
+    'tar -x -z -f {archive} -C "$d" && exec "$d/bin/python3" -I -S -c "$boot" "$@" "$d"; '
 )
 
 # One open, one read to the end. The memory file lets zipimport work without a place on disk that is not ours yet.
@@ -41,7 +40,7 @@ sys.path.insert(0, "/proc/self/fd/%d" % held)
 with zipfile.ZipFile(io.BytesIO(data)) as archive:
     manifest, key = json.loads(archive.read("manifest.json")), archive.read("key")
 from windlass.node.agent.host import main
-sys.exit(main(data, manifest, key))
+sys.exit(main(data, manifest, key, *sys.argv[2:]))
 """
 
 

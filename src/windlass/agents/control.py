@@ -24,6 +24,7 @@ from windlass.backends.launchers.base import NodeStep
 from windlass.errors import DeadlineError, MachineError
 from windlass.model.plan import Plan
 from windlass.node.agent.heartbeat import ALIVE
+from windlass.node.sys.reading import open_plain, read_tail
 from windlass.node.sys.text import listed
 from windlass.plan.agents import agents_step
 from windlass.plan.cache import agents_folder
@@ -201,13 +202,13 @@ class Agents:
 
     def _log_end(self) -> str:
         with contextlib.suppress(OSError):
-            lines = self._folder.part(LOG_FILE).read_text(errors="replace").strip().splitlines()
+            lines = read_tail(self._folder.part(LOG_FILE), 1 << 16).decode(errors="replace").strip().splitlines()
             return " | ".join(lines[-3:]) or "no message"
         return "no log"
 
     def hear(self) -> None:
         """Read what the agents have said since the last look into `lines`."""
-        with contextlib.suppress(OSError), self._folder.part(OUT_FILE).open("rb") as stream:
+        with contextlib.suppress(OSError), open_plain(self._folder.part(OUT_FILE)) as stream:
             stream.seek(self._read)
             for raw in stream:
                 if not raw.endswith(b"\n"):

@@ -32,6 +32,7 @@ from windlass.model.plan import Plan
 from windlass.model.request import Request
 from windlass.node.cache.config import state_folder
 from windlass.node.sys.identity import start_of
+from windlass.node.sys.reading import read_bytes
 from windlass.plan.cache import agents_folder
 from windlass.plan.inputs import Secrets
 from windlass.plan.node_step import plan_node_step
@@ -116,7 +117,7 @@ def detached_caches(folders: Iterable[RunFolder]) -> list[DetachedCache]:
     found = []
     for folder in folders:
         with contextlib.suppress(OSError, msgspec.DecodeError, WindlassError):
-            step = from_json(folder.part(AGENTS_FILE).read_bytes(), _Step)
+            step = from_json(read_bytes(folder.part(AGENTS_FILE)), _Step)
             found.append(DetachedCache(folder=folder, plan=read_plan(folder.path), step=step))
     return found
 

@@ -13,6 +13,7 @@ from windlass.agents.control import LOG_FILE, Agents
 from windlass.backends.launchers import get_launcher
 from windlass.errors import DeadlineError, MachineError
 from windlass.model.plan import Plan
+from windlass.node.sys.reading import open_plain
 from windlass.plan.cache import agents_folder
 from windlass.plan.render.job_facts import JobFacts
 from windlass.plan.render.rank_script import place_mark
@@ -122,7 +123,7 @@ class HeartbeatSidecar:
         lost = set() if self._agents.running else set(self._hosts)
         with contextlib.suppress(OSError):
             if self._log.stat().st_size > self._log_read:
-                with self._log.open("rb") as file:
+                with open_plain(self._log) as file:
                     file.seek(self._log_read)
                     text = file.read()
                     self._log_read += len(text)

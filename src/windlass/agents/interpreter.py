@@ -14,6 +14,7 @@ from pathlib import Path
 
 from windlass.base.procs.command import run_command
 from windlass.errors import CommandError
+from windlass.node.sys.atomic import replacing
 
 ARCHIVE = "agent-python.tar.gz"
 LEFT_OUT = frozenset(
@@ -38,17 +39,11 @@ def pack_interpreter(target: Path) -> Path:
     """The interpreter that runs this, with its standard library and without anything that was installed into it."""
     binary = Path(sys.executable).resolve()
     library = Path(sysconfig.get_path("stdlib"))
-    partial = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        with tarfile.open(partial, "w:gz", compresslevel=1) as archive:
-            archive.add(binary, "bin/python3")
-            archive.add(library, f"lib/{library.name}", filter=_wanted)
-            for shared in _shared_libraries(binary):
-                archive.add(shared.resolve(), f"lib/{shared.name}")
-        partial.chmod(0o600)
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(target) as file, tarfile.open(None, "w:gz", file, compresslevel=1) as archive:
+        archive.add(binary, "bin/python3")
+        archive.add(library, f"lib/{library.name}", filter=_wanted)
+        for shared in _shared_libraries(binary):
+            archive.add(shared.resolve(), f"lib/{shared.name}")
     return target
 
 

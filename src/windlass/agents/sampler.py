@@ -14,6 +14,7 @@ from windlass.diagnose.watch.fold import JobFiles, JobFold, interval_s
 from windlass.diagnose.watch.job import Job
 from windlass.errors import DeadlineError, MachineError
 from windlass.model.plan import Plan
+from windlass.node.sys.reading import read_text
 from windlass.plan.render.rank_script import HOOK_FOLDER
 from windlass.run.execute import Sidecar
 from windlass.run.folder import RunFolder
@@ -33,7 +34,7 @@ _TELL_S = 60.0
 
 def sampler_service(nodes: int) -> ServiceSpec:
     """What every node's sampler is told; the start-up hook travels with it."""
-    hook = {name: (_NODE / source).read_text(encoding="utf-8") for name, source in _HOOK.items()}
+    hook = {name: read_text(_NODE / source, follow=True) for name, source in _HOOK.items()}
     settings: dict[str, object] = {"interval_s": interval_s(nodes), "folder": HOOK_FOLDER, "hook": hook}
     return ServiceSpec(name=SAMPLER, entry=_ENTRY, settings=settings)
 

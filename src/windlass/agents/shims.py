@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from windlass.model.plan import CachePlan
+from windlass.node.sys.reading import open_plain, read_text
 from windlass.plan.cache import is_below
 
 _MAX_SCRIPTS = 4000
@@ -47,7 +48,7 @@ def _script(path: Path, cache: CachePlan) -> tuple[str, list[str]] | None:
         status = path.stat()
         if not path.is_file() or status.st_size > _MAX_BYTES or not status.st_mode & 0o111:
             return None
-        with path.open("rb") as stream:
+        with open_plain(path, follow=True) as stream:
             data = stream.read(_HEAD_BYTES)
     except OSError:
         return None
@@ -66,7 +67,7 @@ def _nested_config(folder: Path, cache: CachePlan) -> dict[str, object] | None:
     """A virtual environment whose base interpreter lies below a root as well. Its `pyvenv.cfg` names the base by its
     own path, which would lead around the view, so the front gets one that names it in the view."""
     try:
-        text = (folder / "pyvenv.cfg").read_text()
+        text = read_text(folder / "pyvenv.cfg", follow=True)
     except (OSError, UnicodeDecodeError):
         return None
     home = re.search(r"(?m)^home\s*=\s*(.+?)\s*$", text)

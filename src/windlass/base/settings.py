@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass.errors import ConfigError, UsageError, nearest
+from windlass.node.sys.reading import read_text
 
 _KNOWN = {
     "WINDLASS_SITE": "name of the site, as --site",
@@ -93,7 +94,7 @@ def read_settings(env: Mapping[str, str]) -> Settings:
 def read_config(path: Path) -> dict[str, Any]:
     """The tables of a `config.toml`, checked; empty where there is no such file."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path, follow=True).lstrip("\ufeff")
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, UnicodeDecodeError) as error:

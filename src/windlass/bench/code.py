@@ -11,11 +11,13 @@ from pathlib import Path
 
 import windlass
 from windlass.errors import MachineError
+from windlass.node.sys.atomic import replace_file
+from windlass.node.sys.reading import read_bytes
 
 _PACKAGE = Path(windlass.__file__).parent
 _BENCH = ("__init__", "barrier", "measure", "messages", "options", "rank", "sizes")
 _PROCS = ("base/__init__.py", "base/procs/__init__.py", "base/procs/command.py")
-_NODE = ("node/__init__.py", "node/sys/__init__.py", "node/sys/text.py")
+_NODE = ("node/__init__.py", "node/sys/__init__.py", *(f"node/sys/{name}.py" for name in ("reading", "text")))
 _FILES = ("__init__.py", "errors.py", *_PROCS, *_NODE, *(f"bench/{name}.py" for name in _BENCH))
 _PROGRAMS = ("collectives", "io", "matmul", "train")
 
@@ -40,12 +42,12 @@ def put_code(folder: Path) -> Path:
         for name in _FILES:
             target = code / "windlass" / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(_PACKAGE / name, target)
+            replace_file(target, read_bytes(_PACKAGE / name, follow=True))
         for name in _PROGRAMS:
             unwanted = shutil.ignore_patterns("__pycache__", "*.pyc")
             shutil.copytree(_PACKAGE / "bench" / name, code / "windlass" / "bench" / name, ignore=unwanted)
         script = code / "rank.py"
-        script.write_text(_SCRIPT)
+        replace_file(script, _SCRIPT.encode())
     except OSError as error:
         raise MachineError(
             f"cannot write the ranks' code to {code}: {error.strerror}", hint="choose another place with --run-dir"

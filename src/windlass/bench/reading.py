@@ -14,6 +14,7 @@ import msgspec
 from windlass.bench.imported import Known, looks_foreign, parse_foreign
 from windlass.bench.record import RECORD_KIND, RECORD_VERSION, BenchRecord
 from windlass.errors import ConfigError, UsageError, VersionError
+from windlass.node.sys.reading import read_bytes
 from windlass.run.failure.rank_logs import rank_logs
 from windlass.run.folder import PLAN_FILE, read_plan
 
@@ -31,7 +32,7 @@ def read_record(path: str | Path, known: Known | None = None) -> BenchRecord:
     if file.is_dir():
         file = file / "record.json"
     try:
-        data = file.read_bytes()
+        data = read_bytes(file, follow=True)
     except OSError as error:
         raise UsageError(
             f"cannot read {file}: {error.strerror}", hint="give a record.json, or a folder of `windlass bench`"

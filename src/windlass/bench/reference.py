@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from windlass.errors import ConfigError, UsageError, unknown_name
+from windlass.node.sys.reading import read_text
 from windlass.node.sys.text import binary_size
 
 if sys.version_info >= (3, 11):
@@ -133,7 +134,7 @@ def load_references(config_dir: Path | None = None) -> References:
 
 def _read(file: Path) -> References:
     try:
-        found = msgspec.convert(tomllib.loads(file.read_text()), References)
+        found = msgspec.convert(tomllib.loads(read_text(file, follow=True)), References)
     except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise ConfigError(
             f"{file}: not a file of reference figures: {error}",

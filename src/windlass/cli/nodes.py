@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import time
 
+from windlass.base.notation.counts import local_time
 from windlass.base.notation.hostlist import expand_hostlist
 from windlass.base.notation.style import table_lines
 from windlass.base.settings import current_environ, read_settings
@@ -54,4 +54,4 @@ def _reason(node: BadNode) -> str:
 
 
 def _clock(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+    return local_time(at, "%Y-%m-%d %H:%M")

@@ -19,6 +19,7 @@ from windlass.cli.option_groups import USAGE, add_request_options
 from windlass.cli.show import say
 from windlass.errors import MachineError, UsageError, unknown_name
 from windlass.model.request import AUTO, Request
+from windlass.node.sys.reading import open_plain
 from windlass.plan.command import nested_launcher
 
 CommandKind = Literal["script", "module", "command", "none"]
@@ -65,7 +66,8 @@ def misplaced_options(parser: argparse.ArgumentParser, kind: str, command: list[
     if kind != "script" or not command or not command[0].endswith(".py"):
         return []
     try:
-        text = Path(command[0]).read_bytes()[:_MAX_SCRIPT_BYTES]
+        with open_plain(command[0], follow=True) as file:
+            text = file.read(_MAX_SCRIPT_BYTES)
     except OSError:
         return []
     names = [word.split("=", 1)[0] for word in command[1:] if word.startswith("--")]
@@ -262,7 +264,7 @@ def _check_command(
 def _names_a_shell(path: Path) -> bool:
     """Whether the file's first line says that a shell reads it."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path, follow=True) as file:
             first = file.readline(200)
     except OSError:
         return False

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from windlass import api
+from windlass.base.notation.counts import local_time
 from windlass.base.notation.shell import quote
 from windlass.base.notation.style import table_lines
 from windlass.base.settings import Settings, current_environ, read_settings
@@ -123,7 +124,7 @@ def _attempt_lines(number: int, where: Path, verdict: Verdict | None, outcome: s
 
 
 def _clock(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+    return local_time(at, "%Y-%m-%d %H:%M:%S")
 
 
 def _resume(args: argparse.Namespace, folder: RunFolder, environ: dict[str, str]) -> Result:

@@ -54,7 +54,7 @@ def from_json(data: bytes, kind: type[T]) -> T:
 def read_json(
     path: Path, kind: type[T], *, limit: int = MAX_BYTES, within: Path | None = None, follow: bool = False, hint: str
 ) -> T:
-    """The value in a file of at most `limit` bytes that another user may have written; see `reading.open_plain`.
+    """The value in a file of at most `limit` bytes that another user may have written; see `reading.plain_descriptor`.
 
     Raises `FileNotFoundError` where there is none, and a `ConfigError` with this hint where it cannot be used.
     """

@@ -14,6 +14,7 @@ from windlass.errors import UsageError, WindlassError
 from windlass.model.finding import Finding
 from windlass.model.request import AUTO, Request
 from windlass.model.site import Site
+from windlass.node.sys.reading import open_plain
 from windlass.plan.cache import is_below
 
 _ASK_S = 30.0
@@ -83,7 +84,7 @@ def _first_line_python(word: str, environ: Mapping[str, str]) -> str | None:
     if path is None:
         return None
     try:
-        with Path(path).open("rb") as stream:
+        with open_plain(path, follow=True) as stream:
             first = stream.read(512).split(b"\n")[0].decode(errors="replace")
     except OSError:
         return None

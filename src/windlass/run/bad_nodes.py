@@ -18,6 +18,7 @@ from windlass.errors import MachineError
 from windlass.model.jsontext import from_json, to_json
 from windlass.node.sys.atomic import replace_file
 from windlass.node.sys.locks import take_lock
+from windlass.node.sys.reading import read_bytes
 
 FILE = "nodes.json"
 KEEP_S = 24 * 3600.0
@@ -53,7 +54,7 @@ def read_nodes(state_dir: Path, *, now: float | None = None) -> tuple[BadNode, .
 
 def _read(state_dir: Path, at: float) -> _File:
     try:
-        found = from_json((state_dir / FILE).read_bytes(), _File)
+        found = from_json(read_bytes(state_dir / FILE), _File)
     except (OSError, msgspec.DecodeError):
         return _File()
     nodes, suspects = (tuple(one for one in part if one.until > at) for part in (found.nodes, found.suspects))

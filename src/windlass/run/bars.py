@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 from windlass.backends.launchers.base import decode
+from windlass.node.sys.reading import open_plain
 from windlass.run.output import OutputView
 
 _TAIL_BYTES = 4096
@@ -24,7 +25,7 @@ class LiveBars:
     def poll(self) -> None:
         """Draw what has grown. Files that are not there, or cannot be read, have no bar."""
         for rank, seen in self._sizes.items():
-            with contextlib.suppress(OSError), (self._folder / str(rank)).open("rb") as copy:
+            with contextlib.suppress(OSError), open_plain(self._folder / str(rank)) as copy:
                 size = os.fstat(copy.fileno()).st_size
                 if size == seen:
                     continue

@@ -12,7 +12,6 @@ import json
 import os
 import re
 import shlex
-import stat
 import tarfile
 import time
 import urllib.parse
@@ -20,6 +19,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -27,6 +27,8 @@ from windlass.base.notation.shell import quote
 from windlass.errors import UsageError
 from windlass.model.plan import Plan, Setting
 from windlass.model.secrets import MASK, is_secret, mask_text
+from windlass.node.sys.atomic import replacing
+from windlass.node.sys.reading import open_plain
 from windlass.plan.render.secrets import SECRETS_FILE
 from windlass.plan.render.variables import setting_lines
 from windlass.run.folder import RunFolder
@@ -131,15 +133,11 @@ def plan_for_strangers(plan: Plan) -> Plan:
     return msgspec.structs.replace(plan, environment=settings, request=msgspec.structs.replace(plan.request, env=env))
 
 
-def tail_text(path: Path, max_bytes: int) -> str:
+def tail_text(path: Path, max_bytes: int, *, within: Path | None = None) -> str:
     """The last bytes of a file as text, from the beginning of a line on. Raises `OSError` for anything but a plain
     file: a link may lead anywhere, and nobody may ever write into a pipe."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        about = os.fstat(descriptor)
-        if not stat.S_ISREG(about.st_mode):
-            raise OSError(0, "not a plain file")
-        skipped = max(0, about.st_size - max_bytes)
+    with open_plain(path, within=within) as file:
+        skipped = max(0, os.fstat(file.fileno()).st_size - max_bytes)
         file.seek(skipped)
         data = file.read(max_bytes)
     if skipped:  # half a line may hold half a secret, which nobody would know as one
@@ -152,8 +150,7 @@ def write_archive(path: Path, top: str, files: Mapping[str, str], scrub: Scrubbe
     alone. `option` is what names another place for it."""
     data = {f"{top}/{name}": scrub.clean(text).encode("utf-8", "surrogateescape") for name, text in files.items()}
     try:
-        path.unlink(missing_ok=True)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+        with replacing(path) as stream:
             (_write_zip if path.suffix == ".zip" else _write_tar)(stream, data)
     except OSError as error:
         raise UsageError(
@@ -161,7 +158,7 @@ def write_archive(path: Path, top: str, files: Mapping[str, str], scrub: Scrubbe
         ) from error
 
 
-def _write_tar(stream: io.BufferedWriter, files: Mapping[str, bytes]) -> None:
+def _write_tar(stream: BinaryIO, files: Mapping[str, bytes]) -> None:
     with tarfile.open(fileobj=stream, mode="w:gz") as archive:
         for name, data in files.items():
             entry = tarfile.TarInfo(name)
@@ -169,7 +166,7 @@ def _write_tar(stream: io.BufferedWriter, files: Mapping[str, bytes]) -> None:
             archive.addfile(entry, io.BytesIO(data))
 
 
-def _write_zip(stream: io.BufferedWriter, files: Mapping[str, bytes]) -> None:
+def _write_zip(stream: BinaryIO, files: Mapping[str, bytes]) -> None:
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in files.items():
             archive.writestr(name, data)

@@ -18,6 +18,7 @@ from windlass.model.request import Allocation, PartitionOffer, Request
 from windlass.model.site import DetectSpec, Site
 from windlass.model.topology import Topology
 from windlass.node.sys.folders import is_foreign
+from windlass.node.sys.reading import read_text
 from windlass.plan.cache import is_below
 from windlass.plan.environment.caches import cache_variable_names
 from windlass.plan.environment.modules import (
@@ -64,7 +65,7 @@ def find_allocation(environ: Mapping[str, str], wanted: str | None = None) -> Al
 
 def _read_text(path: str) -> str:
     try:
-        return Path(path).read_text(errors="surrogateescape")
+        return read_text(path, errors="surrogateescape", follow=True)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}", hint="is this still inside the job?") from error
 

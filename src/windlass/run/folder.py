@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import secrets
 import time
 from collections.abc import Iterator
@@ -22,8 +21,10 @@ from windlass.errors import ConfigError, MachineError, UsageError, WindlassError
 from windlass.model.jsontext import from_json, to_json
 from windlass.model.plan import PLAN_VERSION, Plan, plan_from_json, plan_to_json
 from windlass.model.record import RunRecord, record_from_json, record_to_json
+from windlass.node.sys.atomic import create_file, replace_file
 from windlass.node.sys.folders import UntrustedError, exposure, keep_to_ourselves
 from windlass.node.sys.identity import Process, this_process
+from windlass.node.sys.reading import read_bytes, read_text
 from windlass.plan.agents import plan_agents
 from windlass.plan.inputs import Secrets
 from windlass.plan.render.secrets import SECRETS_FILE, secrets_text
@@ -63,7 +64,7 @@ class RunFolder:
         """A name for things outside the folder that belong to this run (node-local folders): file-safe, and random, so
         that nobody can make them before us. Folders of 0.1.0 have none of their own: theirs is made from the folder."""
         try:
-            text = self.part(RUN_ID_FILE).read_text().strip()
+            text = read_text(self.part(RUN_ID_FILE)).strip()
         except OSError:
             text = ""
         if text and all(char in "0123456789abcdef" for char in text):
@@ -80,14 +81,9 @@ class RunFolder:
 
     def write_bytes(self, name: str, data: bytes, *, mode: int = 0o600) -> Path:
         target = self.path / name
-        partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         try:
-            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(data)
-            partial.replace(target)
+            replace_file(target, data, mode)
         except OSError as error:
-            partial.unlink(missing_ok=True)
             raise MachineError(
                 f"cannot write {target}: {error.strerror}", hint="choose another place with --run-dir"
             ) from error
@@ -118,7 +114,7 @@ class RunFolder:
     def claim(self) -> None:
         """Take this folder for one run; of two that start into it at once, one is told so."""
         try:
-            os.close(os.open(self.part(PLAN_FILE), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            create_file(self.part(PLAN_FILE))
         except FileExistsError:
             raise _taken(str(self.path)) from None
         except OSError as error:
@@ -142,7 +138,7 @@ class RunFolder:
     def result(self) -> RunRecord | None:
         """The record of the run, or None while it runs (or where it was killed before it could write one)."""
         path = self.part(RESULT_FILE)
-        return record_from_json(path.read_bytes(), where=str(path)) if path.exists() else None
+        return record_from_json(read_bytes(path), where=str(path)) if path.exists() else None
 
     def discard(self) -> None:
         """Take back what was made for a run that will not be: of a folder that was there before, only that."""
@@ -175,7 +171,7 @@ class RunFolder:
     def use(self) -> FolderUse | None:
         """What a command that is no run did here; None for a run."""
         try:
-            return from_json(self.part(COMMAND_FILE).read_bytes(), FolderUse)
+            return from_json(read_bytes(self.part(COMMAND_FILE)), FolderUse)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError) as error:
@@ -281,7 +277,7 @@ def read_plan_file(path: str | Path) -> tuple[Path, bytes]:
     given = Path(path).expanduser()
     file = (given / PLAN_FILE if given.is_dir() else given).absolute()
     try:
-        return file, file.read_bytes()
+        return file, read_bytes(file, follow=not given.is_dir())
     except OSError as error:
         raise ConfigError(
             f"cannot read {file}: {error.strerror}", hint="make one with `windlass plan --json`"

@@ -23,6 +23,7 @@ from windlass.build.images.probe import PROBE, parse_probe
 from windlass.errors import CommandError, MachineError, UsageError
 from windlass.model.plan import ContainerPlan, HostLibs, Plan
 from windlass.node.libs.decide import BEHIND, FRONT, ImageFacts, facts_as_json
+from windlass.node.sys.reading import read_bytes
 from windlass.plan.node_step import plan_node_step
 from windlass.plan.render.container import container_script
 from windlass.plan.render.jit_cache_lines import cache_parent
@@ -189,7 +190,7 @@ def _bundle() -> bytes:
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in sorted(folder.glob("*.py")):
-            archive.writestr(zipfile.ZipInfo(f"windlass/node/libs/{file.name}"), file.read_bytes())
+            archive.writestr(zipfile.ZipInfo(f"windlass/node/libs/{file.name}"), read_bytes(file, follow=True))
         for parent in ("windlass", "windlass/node"):
             archive.writestr(zipfile.ZipInfo(f"{parent}/__init__.py"), b"")
         archive.writestr(zipfile.ZipInfo("__main__.py"), _MAIN)

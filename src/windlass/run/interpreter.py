@@ -13,6 +13,7 @@ from windlass.base.procs.command import which
 from windlass.errors import UsageError
 from windlass.model.request import AUTO, Request
 from windlass.model.site import Site
+from windlass.node.sys.reading import read_bytes
 from windlass.plan.cache import is_below
 
 _MAX_SCRIPT_BYTES = 1 << 20
@@ -110,9 +111,7 @@ def _script_imports(request: Request) -> tuple[str, ...] | None:
         return None
     path = Path(request.cwd or ".") / request.command[0]
     try:
-        if path.stat().st_size > _MAX_SCRIPT_BYTES:
-            return None
-        tree = ast.parse(path.read_bytes())
+        tree = ast.parse(read_bytes(path, _MAX_SCRIPT_BYTES, follow=True))
     except (OSError, SyntaxError, ValueError, RecursionError):
         return None
     names: dict[str, None] = {}

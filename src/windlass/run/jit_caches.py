@@ -16,8 +16,9 @@ from windlass.base.notation.shell import expandable, quote
 from windlass.base.settings import read_settings
 from windlass.errors import WindlassError
 from windlass.model.plan import Plan
-from windlass.node.sys.atomic import replacing
+from windlass.node.sys.atomic import create_file, replacing
 from windlass.node.sys.identity import start_of
+from windlass.node.sys.reading import read_text
 from windlass.plan.node_step import plan_node_step
 from windlass.plan.render.jit_cache_lines import cache_parent, kept_folder
 from windlass.plan.render.job_facts import JobFacts
@@ -60,7 +61,9 @@ def claim_caches(plan: Plan, facts: JobFacts, environ: Mapping[str, str]) -> Non
                 shutil.rmtree(old, ignore_errors=True)
         if plan.caches:
             parent.mkdir(mode=0o700)
-            (parent / _OWNER_FILE).write_text(f"{socket.gethostname()} {os.getpid()} {start_of(os.getpid())}\n")
+            create_file(
+                parent / _OWNER_FILE, f"{socket.gethostname()} {os.getpid()} {start_of(os.getpid())}\n".encode()
+            )
 
 
 def _owner_is_dead(folder: Path) -> bool:
@@ -68,7 +71,7 @@ def _owner_is_dead(folder: Path) -> bool:
     try:
         if folder.stat().st_uid != os.getuid():
             return False
-        host, pid, ticks = (folder / _OWNER_FILE).read_text().split()
+        host, pid, ticks = read_text(folder / _OWNER_FILE).split()
     except (OSError, ValueError):
         return False
     return host == socket.gethostname() and start_of(int(pid)) != ticks

@@ -10,13 +10,14 @@ import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TextIO
+from typing import BinaryIO
 
 from windlass.backends.launchers import get_launcher
 from windlass.backends.launchers.base import LAST_LINE, SIGNAL_FILE, Launcher, LineReader, decode
 from windlass.base.procs.children import signal_group, start_child
 from windlass.model.plan import Plan
 from windlass.model.record import RankFailure
+from windlass.node.sys.atomic import open_append
 from windlass.plan.render.batch_script import has_prologue
 from windlass.plan.render.live_lines import LIVE_FOLDER
 from windlass.run.bars import LiveBars
@@ -96,7 +97,7 @@ class LauncherJob(Job):
         self._looked_s = 0.0
         self._carried = False
         self._left_s: float | None = None
-        self._log: TextIO | None = None
+        self._log: BinaryIO | None = None
         self._logs: NodeLogs | None = None
         self._tail: Tail | None = None
         self._bars: LiveBars | None = None
@@ -108,7 +109,7 @@ class LauncherJob(Job):
 
     def start(self, env: Mapping[str, str]) -> None:
         self.folder.part(SIGNAL_FILE).unlink(missing_ok=True)  # of an earlier start
-        self._log = self.folder.part("launcher.log").open("w", encoding="utf-8", errors="surrogateescape")
+        self._log = open_append(self.folder.part("launcher.log"), fresh=True)
         self._child = start_child(rank_argv(self.plan, self.folder), env=env, death=signal.SIGTERM)
         for stream in (self._child.stdout, self._child.stderr):
             assert stream is not None
@@ -140,7 +141,7 @@ class LauncherJob(Job):
             self.view.line(rank, text)
             return
         if self._log:
-            self._log.write(text + "\n")
+            self._log.write((text + "\n").encode("utf-8", "surrogateescape"))
             self._log.flush()
         if len(self.messages) < _MAX_MESSAGES:
             self.messages.append(text)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from windlass.model.plan import Plan
+from windlass.node.sys.reading import open_plain, read_bytes, read_text
 from windlass.plan.render.job_facts import JobFacts
 from windlass.run.failure.ends import read_seats
 from windlass.run.folder import RunFolder
@@ -106,9 +107,7 @@ def _trains_together(plan: Plan) -> bool:
         return False
     path = Path(request.cwd or ".") / request.command[0]
     try:
-        if path.stat().st_size > _MAX_SCRIPT_BYTES:
-            return False
-        text = path.read_bytes()
+        text = read_bytes(path, _MAX_SCRIPT_BYTES, follow=True)
     except OSError:
         return False
     return bool(_TOGETHER.search(text)) and not _ELSEWHERE.search(text)
@@ -117,17 +116,17 @@ def _trains_together(plan: Plan) -> bool:
 def _connections() -> Iterator[_Socket]:
     """Every TCP socket of this machine, also those that were closed a while ago."""
     for path in _NET:
-        with contextlib.suppress(FileNotFoundError), path.open() as stream:
-            next(stream, "")
+        with contextlib.suppress(FileNotFoundError), open_plain(path) as stream:
+            next(stream, b"")
             for line in stream:
-                fields = line.split()
+                fields = line.decode().split()
                 yield _Socket(ends=(fields[1], fields[2]), inode=fields[9])
 
 
 def _sockets(pid: int) -> Iterator[str]:
     """Inodes of the sockets that a rank holds, or what its script has started for it."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        children = read_text(f"/proc/{pid}/task/{pid}/children").split()
         for process in (str(pid), *children):
             for entry in os.scandir(f"/proc/{process}/fd"):
                 with contextlib.suppress(FileNotFoundError):

@@ -24,6 +24,7 @@ from windlass.base.procs.command import Done, pdeathsig, run_command
 from windlass.errors import MachineError, WindlassError
 from windlass.model.origin import argv_of
 from windlass.model.plan import Plan
+from windlass.node.sys.atomic import open_append
 from windlass.plan.render.batch_script import step_name
 from windlass.plan.render.container import wrap_spec
 from windlass.run.folder import RunFolder
@@ -123,11 +124,8 @@ class RunningStep:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    with open_append(path, fresh=True) as file:
+        yield file.fileno()
 
 
 def _step_environ(step: NodeStep, environ: Mapping[str, str]) -> dict[str, str]:

@@ -17,6 +17,8 @@ from windlass.base.notation.ranks import parse_ranks
 from windlass.base.notation.style import folded, in_colour, painted
 from windlass.base.notation.terminal import columns_of, for_terminal
 from windlass.model.plan import Plan
+from windlass.node.sys.atomic import append_descriptor
+from windlass.node.sys.reading import plain_descriptor
 
 _READ_BYTES = 1 << 16
 _LONGEST_LINE = 1 << 20
@@ -222,7 +224,7 @@ class NodeLogs:
             if len(self._open) >= _MAX_OPEN:
                 os.close(self._open.pop(next(iter(self._open))))
             path = self._folder / self._launcher.node_log.format(node_rank=node)
-            self._open[node] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            self._open[node] = append_descriptor(path)
         return self._open[node]
 
     def close(self) -> None:
@@ -250,7 +252,7 @@ class Tail:
         for node, path in self._paths.items():
             if node not in self._lines:
                 try:
-                    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                    descriptor = plain_descriptor(path, within=path.parent.parent)
                 except OSError:
                     continue
                 self._lines[node] = Lines(descriptor, self._shower())

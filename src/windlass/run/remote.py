@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
 
@@ -18,6 +17,7 @@ from windlass.errors import CommandError, MachineError
 from windlass.model.site import LauncherSpec
 from windlass.model.topology import Topology
 from windlass.node.sys.parts import join_parts, part_lines
+from windlass.node.sys.reading import read_text
 from windlass.run.node_answers import json_lines
 from windlass.run.node_step import run_node_step
 from windlass.sites.topology.probe import probe_topology
@@ -59,7 +59,7 @@ def taken_ports() -> tuple[int, ...]:
     ports: set[int] = set()
     for name in ("tcp", "tcp6"):
         try:
-            lines = Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+            lines = read_text(f"/proc/net/{name}", 1 << 28).splitlines()[1:]
         except OSError:
             continue
         for line in lines:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from windlass.backends.schedulers import get_scheduler
 from windlass.backends.schedulers.base import Scheduler
 from windlass.base.procs.command import which
 from windlass.errors import MachineError
 from windlass.model.plan import Plan
+from windlass.node.sys.reading import read_text
 
 
 def scheduler_environ(scheduler: Scheduler, environ: Mapping[str, str]) -> dict[str, str]:
     """The environment for the scheduler's commands. Its folder comes last: PBS's holds an mpiexec of its own."""
-    folder = scheduler.program_folder(environ, lambda path: Path(path).read_text(errors="surrogateescape"))
+    folder = scheduler.program_folder(environ, lambda path: read_text(path, errors="surrogateescape", follow=True))
     path = environ.get("PATH", "/usr/bin:/bin")
     if folder is None or folder in path.split(":"):
         return dict(environ)
@@ -37,7 +37,7 @@ def _require(plan: Plan, environ: Mapping[str, str], program: str, problem: str,
     scheduler = get_scheduler(plan.scheduler)
     if which(program, scheduler_environ(scheduler, environ)) is not None:
         return
-    looked = scheduler.program_folder(environ, lambda path: Path(path).read_text(errors="surrogateescape"))
+    looked = scheduler.program_folder(environ, lambda path: read_text(path, errors="surrogateescape", follow=True))
     raise MachineError(
         problem,
         hint=f"do it on a login node of {plan.site}, or bring it into PATH"

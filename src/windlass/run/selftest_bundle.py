@@ -12,6 +12,7 @@ import msgspec
 import windlass
 from windlass.model.finding import Finding
 from windlass.model.plan import plan_to_json
+from windlass.node.sys.reading import read_text
 from windlass.run.bundle import plan_for_strangers, scrubber, write_archive
 from windlass.run.folder import RunFolder, read_plan
 from windlass.run.selftest_findings import reports
@@ -44,11 +45,11 @@ def write_bundle(
     }
     for name in _PARTS:
         if folder.part(name).exists():
-            files[name] = _text(folder.part(name))
+            files[name] = _text(folder.part(name), folder.path)
     for part in ("where", "comm"):
-        files |= {f"{part}/{file.name}": _text(file) for file in sorted(folder.part(part).iterdir())}
+        files |= {f"{part}/{file.name}": _text(file, folder.path) for file in sorted(folder.part(part).iterdir())}
     write_archive(bundle, "selftest", files, scrubber(environ, given, plan), option="--bundle")
 
 
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="surrogateescape")
+def _text(path: Path, within: Path) -> str:
+    return read_text(path, within=within, errors="surrogateescape")

@@ -8,6 +8,7 @@ from windlass.base.notation.cpulist import format_cpulist, parse_cpulist
 from windlass.model.finding import Finding
 from windlass.model.plan import Plan
 from windlass.node.sys.parts import join_parts
+from windlass.node.sys.reading import read_text
 from windlass.run.failure.ends import read_seats
 from windlass.run.failure.rank_logs import rank_logs
 from windlass.run.folder import RunFolder
@@ -58,7 +59,7 @@ def _finding(kind: str, right: bool, evidence: str) -> Finding:
 def _transport(folder: RunFolder, answers: list[dict[str, object]]) -> str:
     """What moved the bytes, from the collective library's own log where there is one."""
     for file in sorted(folder.part("comm").iterdir()):
-        for line in file.read_text(errors="replace").splitlines():
+        for line in read_text(file, within=folder.path, errors="replace").splitlines():
             if "Using network" in line:
                 return line.split("Using network", 1)[1].strip()
     return str(answers[0].get("backend"))

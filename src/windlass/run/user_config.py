@@ -10,6 +10,7 @@ from pathlib import Path
 from windlass.base.settings import CONFIG_FILE, read_config
 from windlass.errors import MachineError
 from windlass.node.sys.atomic import replace_file
+from windlass.node.sys.reading import read_text
 
 _TABLE = re.compile(r"^\s*\[\s*(?P<name>[^\[\]]+?)\s*\]\s*(?:#.*)?$")
 
@@ -20,7 +21,7 @@ def write_config(config_dir: Path, site: str | None, keys: Mapping[str, str]) ->
     path = config_dir / CONFIG_FILE
     read_config(path)
     try:
-        text = path.read_text(encoding="utf-8-sig") if path.exists() else ""
+        text = read_text(path, follow=True).lstrip("\ufeff") if path.exists() else ""
         config_dir.mkdir(parents=True, exist_ok=True)
         replace_file(path, with_keys(text, f"sites.{site}" if site else None, keys).encode(), 0o600)
     except OSError as error:

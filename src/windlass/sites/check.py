@@ -14,6 +14,7 @@ from typing import Any
 
 from windlass.errors import ConfigError, nearest
 from windlass.model.finding import Finding
+from windlass.node.sys.reading import read_text
 from windlass.sites.facts import fact_misfits
 from windlass.sites.folders import DATA_DIR, CatalogKind, catalog_names
 from windlass.sites.lines import Lines, Path, line_index, line_of
@@ -42,7 +43,7 @@ Known = Callable[[CatalogKind], Sequence[str]]
 def check_file(path: FilePath, *, config_dir: FilePath | None = None) -> tuple[Finding, ...]:
     """All problems of a file, by line. A file that cannot be read is one problem."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, follow=True)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
         return (problem(str(path), 1, f"cannot be read: {reason}"),)
@@ -90,13 +91,13 @@ def _problems(file: str, lines: Lines, found: Iterable[Misfit]) -> tuple[Finding
 
 def located(path: FilePath, found: Iterable[Misfit]) -> tuple[Finding, ...]:
     """Problems of a checked file from misfits of the site that it makes, each by the line that comes nearest."""
-    return _problems(str(path), line_index(path.read_text(encoding="utf-8")), found)
+    return _problems(str(path), line_index(read_text(path, follow=True)), found)
 
 
 def read_table(path: FilePath) -> Mapping[str, Any]:
     """The table of a file that was checked before."""
     try:
-        table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        table: dict[str, Any] = tomllib.loads(read_text(path, follow=True))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}", hint="did it change just now?") from error
     return table

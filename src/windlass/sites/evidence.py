@@ -19,6 +19,7 @@ import msgspec
 
 from windlass.base.procs.command import run_command, which
 from windlass.errors import CommandError
+from windlass.node.sys.reading import open_plain
 
 SchedulerKind = Literal["slurm", "pbs", "flux"]
 
@@ -183,7 +184,7 @@ def _match(pattern: re.Pattern[str], text: str) -> str | None:
 def _read(path: Path) -> str:
     """The beginning of a small configuration file; nothing where it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path, follow=True) as file:
             return file.read(_READ_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""

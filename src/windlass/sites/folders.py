@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from windlass.node.sys.reading import read_text
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -46,7 +48,7 @@ def catalog_names(kind: CatalogKind, config_dir: Path | None = None) -> tuple[st
 @lru_cache(maxsize=64)
 def read_builtin(path: Path) -> Mapping[str, Any]:
     """A file of the package; a test checks them all, so that loading need not."""
-    table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    table: dict[str, Any] = tomllib.loads(read_text(path, follow=True))
     return table
 
 
@@ -68,7 +70,7 @@ def read_detect(path: Path) -> Head:
 
     A test ties this to the full parser for every file of the package; a user's file is parsed as a whole.
     """
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = read_text(path, errors="replace", follow=True)
     if not path.is_relative_to(DATA_DIR):
         return _parsed_head(text)
     table = _DETECT.search(text)

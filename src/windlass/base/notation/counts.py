@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 from windlass.errors import UsageError
 
@@ -27,3 +28,11 @@ def parse_counts(text: str, what: str = "tasks of each node") -> tuple[int, ...]
             raise UsageError(f"{what}: more than {_MAX_NODES} nodes: {text[:80]!r}", hint="give fewer")
         counts.extend([int(match[1])] * times)
     return tuple(counts)
+
+
+def local_time(at: float, pattern: str) -> str:
+    """A point in time as people here write it; `?` for one that no calendar has."""
+    try:
+        return time.strftime(pattern, time.localtime(at))
+    except (OverflowError, ValueError, OSError):
+        return "?"

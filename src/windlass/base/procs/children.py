@@ -17,6 +17,7 @@ from pathlib import Path
 
 from windlass.base.procs.command import pdeathsig
 from windlass.errors import CommandError
+from windlass.node.sys.reading import read_text
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -82,7 +83,7 @@ def descendants(others: frozenset[int] = frozenset()) -> set[int]:
         pid = todo.pop()
         for task in _tasks(pid):
             with contextlib.suppress(OSError):
-                text = (task / "children").read_text()
+                text = read_text(task / "children")
                 fresh = {int(number) for number in text.split()} - found - others
                 found |= fresh
                 todo.extend(fresh)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from windlass.node.sys.reading import read_text
+
 
 def free_bytes(device: Any, local_ranks: int) -> int:
     """Free memory of the device; of the node, divided by its ranks, where the device is the CPU."""
@@ -22,7 +24,7 @@ def free_bytes(device: Any, local_ranks: int) -> int:
 def host_free_bytes() -> int:
     """What the kernel would give without swapping, and not more than the job's cgroup allows."""
     free = 1 << 62
-    for line in Path("/proc/meminfo").read_text().splitlines():
+    for line in read_text("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             free = int(line.split()[1]) * 1024
     return min(free, _cgroup_room())
@@ -31,13 +33,13 @@ def host_free_bytes() -> int:
 def _cgroup_room() -> int:
     room = 1 << 62
     try:
-        group = Path("/proc/self/cgroup").read_text().rpartition("::")[2].strip()
+        group = read_text("/proc/self/cgroup").rpartition("::")[2].strip()
     except OSError:
         return room
     folder = Path("/sys/fs/cgroup") / group.lstrip("/")
     for place in (folder, *folder.parents):
         try:
-            limit, used = (place / "memory.max").read_text().strip(), (place / "memory.current").read_text()
+            limit, used = read_text(place / "memory.max").strip(), read_text(place / "memory.current")
         except OSError:
             continue
         if limit.isdecimal():

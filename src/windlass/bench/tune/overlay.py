@@ -8,6 +8,7 @@ from pathlib import Path
 from windlass.bench.tune.space import UNSET
 from windlass.errors import MachineError
 from windlass.node.sys.atomic import replace_file
+from windlass.node.sys.reading import read_text
 from windlass.sites.check import check_text
 from windlass.sites.folders import catalog_names, catalog_path
 
@@ -29,7 +30,7 @@ def write_overlay(config_dir: Path, site: str, settings: dict[str, str], because
     """Write it, checked; what was there stays. Raises `MachineError` where it would make no valid file."""
     path = config_dir / "sites" / f"{site}.toml"
     try:
-        old = path.read_text(encoding="utf-8") if path.exists() else ""
+        old = read_text(path, follow=True) if path.exists() else ""
         text = overlay_text(old, site, settings, because, several_nodes=several_nodes)
         problems = check_text(
             text, file=str(path), stem=site, known=lambda kind: catalog_names(kind, config_dir), builtin=False

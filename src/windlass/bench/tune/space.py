@@ -14,6 +14,7 @@ import msgspec
 
 from windlass.base.notation.shell import NAME
 from windlass.errors import ConfigError
+from windlass.node.sys.reading import read_text
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -44,7 +45,7 @@ class _SpaceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def read_space(path: Path) -> tuple[TunedSetting, ...]:
     """The settings of a TOML file of `[[setting]]` tables. Raises `ConfigError`."""
     try:
-        table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        table: dict[str, Any] = tomllib.loads(read_text(path, follow=True).lstrip("\ufeff"))
         space = msgspec.convert(table, _SpaceFile).setting
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", hint="--space FILE names a TOML file") from error

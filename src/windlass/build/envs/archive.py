@@ -6,13 +6,17 @@ import contextlib
 import gzip
 import io
 import os
+import shutil
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import BinaryIO, IO
 
 import msgspec
 
+from windlass.node.sys.folders import UntrustedError, temporary_folder
+from windlass.node.sys.atomic import replacing
+from windlass.node.sys.reading import open_plain
 from windlass.build.envs.room import hint_for
 from windlass.errors import CommandError, MachineError
 from windlass.base.procs.command import run_command, which
@@ -42,58 +46,54 @@ def refuse_unreadable(error: OSError) -> None:
 
 def write_archive(entries: list[Entry], final: Path, environ: Mapping[str, str]) -> None:
     """Write the members in the form that the name's ending says. Raises `MachineError` without a program or room."""
-    write = _writer(final.name, environ)
-    partial = final.with_name(f".{final.name}.{os.getpid()}")
+    write = _writer(final, environ)
     try:
-        write(entries, partial)
-        partial.replace(final)
+        with replacing(final, 0o644) as stream:
+            write(entries, stream)
     except OSError as error:
         text = f"cannot write {final}: {error.strerror or error}"
         raise MachineError(text, hint=f"{hint_for(error, final.parent)}; nothing was left there") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
-Writer = Callable[[list[Entry], Path], None]
+Writer = Callable[[list[Entry], BinaryIO], None]
 
 
-def _writer(name: str, environ: Mapping[str, str]) -> Writer:
+def _writer(final: Path, environ: Mapping[str, str]) -> Writer:
+    name = final.name
     if name.endswith(_TAR_GZ):
         return _write_gzip
     if name.endswith(_TAR):
-        return _write_plain
+        return _write_tar
     program = which("zstd" if name.endswith(_TAR_ZST) else "mksquashfs", environ)
     if program is None:
         missing = "zstd" if name.endswith(_TAR_ZST) else "mksquashfs (squashfs-tools)"
         raise MachineError(f"{name}: no {missing} on this machine", hint="write a .tar.gz, which needs nothing")
     if name.endswith(_TAR_ZST):
-        return lambda entries, path: _through(
-            entries, path, ("sh", "-c", 'exec "$0" -q -3 -T0 -f -o "$2" "$1"', program), environ
-        )
-    argv = ("sh", "-c", 'exec "$0" - "$2" -tar -quiet -noappend -no-progress -all-root -mkfs-time 0 <"$1"', program)
-    return lambda entries, path: _through(entries, path, argv, environ)
+        argv: tuple[str, ...] = ("sh", "-c", 'exec "$0" -q -3 -T0 -f -o "$2" "$1"', program)
+    else:
+        argv = ("sh", "-c", 'exec "$0" - "$2" -tar -quiet -noappend -no-progress -all-root -mkfs-time 0 <"$1"', program)
+
+    def through(entries: list[Entry], stream: BinaryIO) -> None:
+        """A plain archive in a folder of ours, then the program that makes the final form of it."""
+        with temporary_folder(f".{name}.", final.parent) as work:
+            with replacing(work / "plain") as plain:
+                _write_tar(entries, plain)
+            try:
+                run_command((*argv, str(work / "plain"), str(work / "packed")), timeout_s=_PACK_S, env=environ)
+            except CommandError as error:
+                hint = "write a .tar.gz, which needs nothing"
+                raise MachineError(f"cannot pack: {error.message}", hint=hint) from error
+            with open_plain(work / "packed") as packed:
+                if os.fstat(packed.fileno()).st_uid != os.geteuid():
+                    raise UntrustedError(work, "was replaced by another user")
+                shutil.copyfileobj(packed, stream, 1 << 20)
+
+    return through
 
 
-def _write_gzip(entries: list[Entry], path: Path) -> None:
-    with path.open("wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as stream:
+def _write_gzip(entries: list[Entry], raw: BinaryIO) -> None:
+    with gzip.GzipFile("", "wb", 6, raw, mtime=0) as stream:
         _write_tar(entries, stream)
-
-
-def _write_plain(entries: list[Entry], path: Path) -> None:
-    with path.open("wb") as stream:
-        _write_tar(entries, stream)
-
-
-def _through(entries: list[Entry], path: Path, argv: tuple[str, ...], environ: Mapping[str, str]) -> None:
-    """A plain archive beside it, then the program that makes the final form of it."""
-    plain = path.with_name(f"{path.name}.tar")
-    try:
-        _write_plain(entries, plain)
-        run_command((*argv, str(plain), str(path)), timeout_s=_PACK_S, env=environ)
-    except CommandError as error:
-        raise MachineError(f"cannot pack: {error.message}", hint="write a .tar.gz, which needs nothing") from error
-    finally:
-        plain.unlink(missing_ok=True)
 
 
 def _write_tar(entries: list[Entry], stream: IO[bytes] | gzip.GzipFile) -> None:
@@ -118,5 +118,5 @@ def _content(entry: Entry) -> Iterator[IO[bytes]]:
     if entry.data is not None:
         yield io.BytesIO(entry.data)
         return
-    with Path(entry.path).open("rb") as stream:
+    with open_plain(entry.path) as stream:
         yield stream

@@ -7,6 +7,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from windlass.node.sys.reading import read_bytes
 from windlass.agents.interpreter import LEFT_OUT
 from windlass.build.envs.archive import Entry, refuse_unreadable
 from windlass.build.envs.inspect import EnvFacts
@@ -85,7 +86,7 @@ def base_python(facts: EnvFacts) -> BasePython:
     if not name:
         return BasePython(program, library)
     shared = library.parent / name
-    patched = beside_itself(program.read_bytes(), elf)
+    patched = beside_itself(read_bytes(program, 1 << 30, follow=True), elf)
     if not shared.is_file() or patched is None:
         raise UsageError(f"--with-python: {program} needs {name} from the place that it was built for", hint=hint)
     return BasePython(program, library, shared, patched)

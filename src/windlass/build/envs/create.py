@@ -19,6 +19,8 @@ from typing import IO
 
 import msgspec
 
+from windlass.node.sys.atomic import open_append, replace_file
+from windlass.node.sys.reading import read_text
 from windlass.build.envs.plan import EnvPlan
 from windlass.build.envs.relocate import move_names
 from windlass.build.envs.render import STEP_MARK, script_text
@@ -75,19 +77,20 @@ def refuse_elsewhere(plan: EnvPlan, here: str) -> None:
 def create_env(plan: EnvPlan, environ: Mapping[str, str], tell: Callable[[str], None]) -> Created:
     """Make it. On return it is complete; else nothing is under its name and the log says why."""
     final = Path(plan.path)
-    partial, log = final.with_name(f".{final.name}.partial"), final.with_name(f"{final.name}.{LOG}")
+    work, log = final.with_name(f".{final.name}.partial"), final.with_name(f"{final.name}.{LOG}")
     _refuse_place(final)
     lock = _locked(final)
     began = time.monotonic()
     try:
-        swept = _sweep(partial, tell)
-        log.unlink(missing_ok=True)
+        swept = _sweep(work, tell)
         tell(f"making {final}; it says what it does in {log}")
-        with _cleared(partial):
+        open_append(log, fresh=True).close()
+        with _work_folder(work) as opened:
+            partial = work / final.name
             _run(plan, partial, log, environ, tell)
             move_names(partial, str(partial), str(final))
-            (partial / RECORD).write_bytes(to_json(plan))
-            _name(partial, final)
+            replace_file(partial / RECORD, to_json(plan), 0o644)
+            _name(opened, work, final)
         with contextlib.suppress(OSError):
             log.replace(final / LOG)
             log = final / LOG
@@ -128,42 +131,61 @@ def _locked(final: Path) -> int:
         ) from error
 
 
-def _sweep(partial: Path, tell: Callable[[str], None]) -> bool:
+def _sweep(work: Path, tell: Callable[[str], None]) -> bool:
     """Clear away what an interrupted start left: its processes, which may live still, and its folder."""
-    if not partial.exists():
+    try:
+        uid = work.lstat().st_uid
+    except FileNotFoundError:
         return False
-    tell(f"an earlier start was interrupted: {partial} is removed, and all begins anew")
-    kill_marked(f"{_MARK}={partial}".encode())
-    _remove(partial)
+    if uid != os.geteuid():
+        raise UsageError(f"{work} belongs to uid {uid}", hint="ask this user to remove it, or choose another place")
+    tell(f"an earlier start was interrupted: {work} is removed, and all begins anew")
+    kill_marked(f"{_MARK}={work}".encode())
+    shutil.rmtree(work, ignore_errors=True)
     return True
 
 
 @contextlib.contextmanager
-def _cleared(partial: Path) -> Iterator[None]:
+def _work_folder(work: Path) -> Iterator[int]:
+    """A new folder that only we can enter, as a descriptor, removed at the end."""
+    work.mkdir(mode=0o700)
+    opened = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        yield
+        yield opened
     finally:
-        _remove(partial)
+        if _is_ours(opened, work):
+            shutil.rmtree(work, ignore_errors=True)
+        os.close(opened)
 
 
-def _remove(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder, ignore_errors=True)
+def _is_ours(opened: int, work: Path) -> bool:
+    """Whether the folder under this name is still the one that was opened, and ours."""
+    found = os.fstat(opened)
+    try:
+        named = work.lstat()
+    except FileNotFoundError:
+        return False
+    return found.st_uid == os.geteuid() and (named.st_dev, named.st_ino) == (found.st_dev, found.st_ino)
 
 
-def _name(partial: Path, final: Path) -> None:
+def _name(opened: int, work: Path, final: Path) -> None:
     if final.exists() or final.is_symlink():
         raise UsageError(f"{final} was made by somebody else in the meantime", hint="choose another place")
-    partial.rename(final)
+    if not _is_ours(opened, work):
+        raise MachineError(
+            f"another user replaced {work} during the build: the environment is not used",
+            hint="choose a folder in which only you can write",
+        )
+    os.rename(final.name, final, src_dir_fd=opened)
 
 
 def _run(plan: EnvPlan, partial: Path, log: Path, environ: Mapping[str, str], tell: Callable[[str], None]) -> None:
     script = script_text(msgspec.structs.replace(plan, path=str(partial), variables=()))
     kept = {k: v for k, v in environ.items() if k not in ("ENV", "VIRTUAL_ENV", "PYTHONHOME", "PYTHONPATH")}
-    env = {**kept, _MARK: str(partial)}
+    env = {**kept, _MARK: str(partial.parent)}
     argv = ("bash", "-c", f"cd /\n{script}")  # `python -m pip` imports from the current folder
     step = "start"
-    with adopt_orphans(), log.open("xb") as stream:
+    with adopt_orphans(), open_append(log) as stream:
         child = start_child(argv, env=env, death=signal.SIGTERM, merge=True)
         try:
             assert child.stdout is not None
@@ -177,7 +199,7 @@ def _run(plan: EnvPlan, partial: Path, log: Path, environ: Mapping[str, str], te
             signal_group(child, signal.SIGKILL)
             child.wait(timeout=10)
     if child.returncode != 0:
-        raise _failure(step, log, argv, child.returncode, partial.parent)
+        raise _failure(step, log, argv, child.returncode)
 
 
 def _lines(output: IO[bytes], ended: Callable[[], bool], log: IO[bytes]) -> Iterator[str]:
@@ -201,12 +223,12 @@ def _lines(output: IO[bytes], ended: Callable[[], bool], log: IO[bytes]) -> Iter
     )
 
 
-def _failure(step: str, log: Path, argv: tuple[str, ...], code: int, folder: Path) -> CommandError:
-    text = log.read_text(errors="replace")
+def _failure(step: str, log: Path, argv: tuple[str, ...], code: int) -> CommandError:
+    text = read_text(log, errors="replace")
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith(("not finished:", "[notice]"))]
     hint = f"all of its output: {log}; nothing is left but that, and the next start begins anew"
     if any(word in text for word in _NO_ROOM):
-        hint = f"{room_hint(folder)}; {hint}"
+        hint = f"{room_hint(log.parent)}; {hint}"
     elif any(word in text for word in _NO_NETWORK):
         hint = (
             "the index of packages cannot be reached: use a login node, set https_proxy, or name a mirror with "

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from windlass.node.sys.reading import read_object
 from windlass.build.envs.create import RECORD
 from windlass.build.envs.relocate import interpreter_of, own_files, read_text_file, site_packages
 from windlass.build.envs.requirements import Unmet, normal_name, unmet
@@ -261,14 +262,14 @@ def _fixed(root: Path) -> list[str]:
     found: list[str] = []
     for record in sorted((root / "conda-meta").glob("*.json")):
         with contextlib.suppress(OSError, ValueError, AttributeError, TypeError, KeyError):
-            paths = json.loads(record.read_text())["paths_data"]["paths"]
+            paths = read_object(record, 1 << 28)["paths_data"]["paths"]
             found += [str(entry["_path"]) for entry in paths if entry.get("prefix_placeholder")]
     return sorted(found)
 
 
 def _made_for(root: Path) -> str:
     with contextlib.suppress(OSError, ValueError):
-        found = json.loads((root / RECORD).read_text())
+        found = read_object(root / RECORD)
         return str(found.get("site", "")) if isinstance(found, dict) else ""
     return ""
 

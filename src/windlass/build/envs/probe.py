@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from windlass.node.sys.reading import read_text
 from windlass.build.envs.plan import MachineFacts
 
 _NVIDIA = Path("/proc/driver/nvidia/version")
@@ -29,7 +30,7 @@ def probe_host(root: Path = Path("/")) -> HostFacts:
 
     def read(path: Path) -> str:
         try:
-            return (root / str(path).lstrip("/")).read_text(errors="replace")
+            return read_text(root / str(path).lstrip("/"), errors="replace", follow=True)
         except OSError:
             return ""
 

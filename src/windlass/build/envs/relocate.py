@@ -13,6 +13,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from windlass.node.sys.atomic import replace_file
+from windlass.node.sys.reading import read_bytes
+
 MAX_TEXT = 1 << 20
 _PYTHON_LINE = re.compile(rb"#!\s*(\S*/bin/python[\d.]*)([^\n]*)\n")
 _EXEC_LINE = re.compile(rb"#!/bin/sh\n'''exec' \"?(\S*/bin/python[\d.]*)\"? \"\$0\" \"\$@\"\n' '''\n")
@@ -44,9 +47,7 @@ def _files(folder: Path) -> list[Path]:
 def read_text_file(path: Path) -> bytes | None:
     """The bytes of a small file that holds text; None for programs, large files and what cannot be read."""
     try:
-        if not stat.S_ISREG(path.lstat().st_mode) or path.stat().st_size > MAX_TEXT:
-            return None
-        data = path.read_bytes()
+        data = read_bytes(path, MAX_TEXT)
     except OSError:
         return None
     return None if b"\0" in data else data
@@ -62,7 +63,7 @@ def move_names(root: Path, old: str, new: str) -> int:
         if data is None or before not in data:
             continue
         mode = stat.S_IMODE(path.stat().st_mode)
-        path.write_bytes(whole.sub(lambda _: after, data))
+        replace_file(path, whole.sub(lambda _: after, data))
         path.chmod(mode)
         count += 1
     return count

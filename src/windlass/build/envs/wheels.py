@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from windlass.node.sys.reading import read_text
 from windlass.errors import UsageError, nearest
 from windlass.node.libs.closure import version_key
 from windlass.model.site import SourceSpec
@@ -71,7 +72,7 @@ class Wheel(msgspec.Struct, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=1)
 def wheel_table() -> WheelTable:
-    return msgspec.convert(tomllib.loads(_TABLE.read_text(encoding="utf-8")), WheelTable)
+    return msgspec.convert(tomllib.loads(read_text(_TABLE, follow=True)), WheelTable)
 
 
 def least_driver(runtime: str) -> str:

@@ -47,15 +47,15 @@ def run_files(folder: RunFolder, plan: Plan | None, *, logs: bool) -> tuple[dict
         files[PLAN_FILE] = plan_to_json(shown).decode()
         files["plan.txt"] = plan_text(shown, explain=True)
     for name in _TEXTS:
-        _take(folder.part(name), name, files, left)
+        _take(folder, name, files, left)
     outputs = _outputs(folder.part("out"))
     if not logs:
         left["logs"] = "--no-logs"
         return files, left
     for name in _LOGS:
-        _take(folder.part(name), name, files, left)
+        _take(folder, name, files, left)
     for path in outputs[:MAX_NODES]:
-        _take(path, f"out/{path.name}", files, left)
+        _take(folder, f"out/{path.name}", files, left)
     if len(outputs) > MAX_NODES:
         left["out/"] = f"output of {len(outputs) - MAX_NODES} more nodes"
     return files, left
@@ -70,9 +70,9 @@ def _outputs(folder: Path) -> list[Path]:
         return []
 
 
-def _take(path: Path, name: str, files: dict[str, str], left: dict[str, str]) -> None:
+def _take(folder: RunFolder, name: str, files: dict[str, str], left: dict[str, str]) -> None:
     try:
-        files[name] = tail_text(path, MAX_LOG_BYTES)
+        files[name] = tail_text(folder.part(name), MAX_LOG_BYTES, within=folder.path)
     except FileNotFoundError:
         pass
     except OSError as error:

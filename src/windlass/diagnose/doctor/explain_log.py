@@ -377,16 +377,17 @@ def explain_files(paths: Iterable[Path], tell: Callable[[str], None]) -> LogRepo
     reader = LogReader()
     for path in paths:
         for file in _files(path):
-            with _open_log(file) as stream:
+            with _open_log(file, None if file == path else path) as stream:
                 reader.read(str(file), stream, os.fstat(stream.fileno()).st_size)
             tell(amount_text(reader.files, reader.lines))
     return reader.report()
 
 
-def _open_log(file: Path) -> BinaryIO:
-    """Open a log, or raise `UsageError`. A pipe or a device could make us wait or read without end."""
+def _open_log(file: Path, folder: Path | None) -> BinaryIO:
+    """Open a log, or raise `UsageError`. A pipe or a device could make us wait or read without end, and a link in a
+    folder could lead anywhere."""
     try:
-        return open_plain(file, follow=True)
+        return open_plain(file, within=folder, follow=folder is None)
     except UnreadableError as error:
         raise UsageError(str(error), hint="save the output into a file and give that") from error
     except OSError as error:

@@ -20,6 +20,7 @@ from windlass.agents.command import script_argv
 from windlass.model.finding import Finding, decode_findings
 from windlass.model.plan import Plan
 from windlass.node.sys import parts, text
+from windlass.node.sys.reading import read_text
 from windlass.plan.inputs import PlanningContext
 from windlass.run.folder import RunFolder
 from windlass.run.node_answers import ask_nodes
@@ -60,8 +61,12 @@ sys.exit(main(sys.argv[1:]))
 
 def carried_program(module: str) -> str:
     """A program of the node side as one text: `main(argv)` of a module, and those that it imports."""
-    texts = {f"{_PACKAGE}.{file.stem}": file.read_text() for file in _NODE.glob("*.py") if file.stem != "__init__"}
-    texts |= {f"{_READERS_PACKAGE}.{name}": (_READERS / f"{name}.py").read_text() for name in _READER_NAMES}
+    texts = {
+        f"{_PACKAGE}.{file.stem}": read_text(file, follow=True)
+        for file in _NODE.glob("*.py")
+        if file.stem != "__init__"
+    }
+    texts |= {f"{_READERS_PACKAGE}.{name}": read_text(_READERS / f"{name}.py", follow=True) for name in _READER_NAMES}
     texts |= {module.__name__: inspect.getsource(module) for module in (parts, text)}
     for package in (_PACKAGE, _READERS_PACKAGE, "windlass.node.sys"):
         texts |= dict.fromkeys((package, package.rpartition(".")[0], "windlass"), "")

@@ -17,6 +17,7 @@ from windlass.model.finding import Finding, Severity
 from windlass.model.plan import Plan
 from windlass.model.request import Request
 from windlass.node.checks.limits import judge_limits
+from windlass.node.sys.reading import open_plain
 from windlass.node.sys.text import listed
 from windlass.plan.inputs import PlanningContext
 
@@ -139,7 +140,7 @@ def same_python(planned: str, executable: str, prefix: str) -> bool:
 
 def _is_script(path: str) -> bool:
     try:
-        with Path(path).open("rb") as file:
+        with open_plain(path, follow=True) as file:
             return file.read(2) == b"#!"
     except OSError:
         return False

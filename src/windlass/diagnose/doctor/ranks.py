@@ -22,6 +22,7 @@ from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.node.checks.rank import MARK
 from windlass.node.sys.parts import join_parts
+from windlass.node.sys.reading import read_text
 from windlass.plan.inputs import Secrets
 from windlass.plan.plan import make_plan
 from windlass.run.container_paths import seen_paths
@@ -136,7 +137,7 @@ def read_reports(plan: Plan, folder: RunFolder) -> Reports:
 def _comm_lines(folder: RunFolder) -> list[str]:
     lines: list[str] = []
     for file in sorted(folder.part("comm").iterdir()):
-        lines += file.read_text(errors="replace").splitlines()
+        lines += read_text(file, within=folder.path, errors="replace").splitlines()
     return lines
 
 

@@ -5,7 +5,6 @@ Only the windlass of the run writes them, so that 10,000 nodes are two files and
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from windlass.base.notation.hostlist import fold_hostlist
 from windlass.diagnose.watch.job import (
     FOLDER,
     HISTORY_FILE,
+    MAX_HISTORY_BYTES,
     NOW_FILE,
     DeviceRow,
     HistoryHead,
@@ -26,8 +26,9 @@ from windlass.diagnose.watch.job import (
     RankActivity,
     RankRow,
 )
+from windlass.node.sys.atomic import open_append, replace_file
+from windlass.node.sys.reading import read_bytes
 
-MAX_HISTORY_BYTES = 64 << 20
 MAX_HISTORY_LINES = 512
 _ACTIVITIES: tuple[RankActivity, ...] = ("steps", "python", "command", "ended")
 """In the order of the samplers' numbers."""
@@ -124,7 +125,7 @@ class JobFiles:
     def write(self, job: Job) -> None:
         """Raises `OSError` where the folder cannot be written."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        _replace(self._folder / NOW_FILE, msgspec.json.encode(job))
+        replace_file(self._folder / NOW_FILE, msgspec.json.encode(job))
         self._remember(job)
 
     def _remember(self, job: Job) -> None:
@@ -148,14 +149,14 @@ class JobFiles:
         path = self._folder / HISTORY_FILE
         old, self._head, self._sums = self._head, head, _Sums()
         lines = [widened(line, old, head) for line in _read_lines(path)] if old else []
-        _replace(path, b"".join(_line_bytes(value) for value in (head, *lines)))
+        replace_file(path, b"".join(_line_bytes(value) for value in (head, *lines)))
         self._lines = len(lines)
 
     def _flush(self, now: float) -> None:
         if self._sums is None or not self._sums.count:
             return
         path = self._folder / HISTORY_FILE
-        with path.open("ab") as file:
+        with open_append(path) as file:
             file.write(_line_bytes(self._sums.line(self._begin, now)))
             size = file.tell()
         self._lines += 1
@@ -168,7 +169,7 @@ class JobFiles:
         assert self._head is not None
         lines = _read_lines(path)
         merged = [merged_lines(lines[at : at + 2]) for at in range(0, len(lines), 2)]
-        _replace(path, b"".join(_line_bytes(value) for value in (self._head, *merged)))
+        replace_file(path, b"".join(_line_bytes(value) for value in (self._head, *merged)))
         self._lines = len(merged)
         self._span_s *= 2
 
@@ -274,19 +275,9 @@ def _line_bytes(value: object) -> bytes:
 
 def _read_lines(path: Path) -> list[HistoryLine]:
     lines = []
-    for text in path.read_bytes().splitlines()[1:]:
+    for text in read_bytes(path, 2 * MAX_HISTORY_BYTES).splitlines()[1:]:
         try:
             lines.append(msgspec.json.decode(text, type=HistoryLine))
         except msgspec.DecodeError:
             continue
     return lines
-
-
-def _replace(path: Path, data: bytes) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        partial.write_bytes(data)
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise

@@ -6,21 +6,27 @@ Rows are arrays in JSON, so that 10,000 nodes are a few megabytes and read in a 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from windlass.errors import ConfigError, VersionError
 from windlass.model.jsontext import Versioned, from_json
+from windlass.node.sys.reading import read_bytes
 
 FOLDER = "watch"
 """Folder in the run folder."""
 NOW_FILE = "now.json"
+MAX_HISTORY_BYTES = 64 << 20
 HISTORY_FILE = "history.jsonl"
 JOB_VERSION = 1
 RankActivity = Literal["steps", "python", "command", "ended"]
 """`steps`: steps were seen. `python`: a Python with the hook, but no step yet. `command`: running, not seen by the
 hook. `ended`: its process is gone."""
+
+
+Index = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+Bytes = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
 class NodeRow(msgspec.Struct, frozen=True, array_like=True):
@@ -30,9 +36,9 @@ class NodeRow(msgspec.Struct, frozen=True, array_like=True):
     at: float
     """When its last sample was taken; 0: none has come yet."""
     cpu: float | None = None
-    memory_bytes: int | None = None
+    memory_bytes: Bytes | None = None
     """Working set: what cannot be dropped without writing it somewhere."""
-    memory_limit_bytes: int | None = None
+    memory_limit_bytes: Bytes | None = None
     rx_bytes_s: float | None = None
     tx_bytes_s: float | None = None
     shared_read_bytes_s: float | None = None
@@ -46,11 +52,11 @@ class NodeRow(msgspec.Struct, frozen=True, array_like=True):
 class DeviceRow(msgspec.Struct, frozen=True, array_like=True):
     """One accelerator."""
 
-    node: int
-    index: int
+    node: Index
+    index: Index
     busy: float | None = None
-    memory_bytes: int | None = None
-    memory_total_bytes: int | None = None
+    memory_bytes: Bytes | None = None
+    memory_total_bytes: Bytes | None = None
     power_w: float | None = None
     temperature_c: float | None = None
     clock_mhz: float | None = None
@@ -61,22 +67,22 @@ class RankRow(msgspec.Struct, frozen=True, array_like=True):
     """One rank. `step_ms`, `wait_share` and `comm_share` are of the steps since the last sample but a few; the share of
     communication is what DDP measured and nothing hides, None where nobody measured it."""
 
-    rank: int
-    node: int
+    rank: Index
+    node: Index
     activity: RankActivity
-    steps: int = 0
+    steps: Bytes = 0
     last_at: float | None = None
     step_ms: float | None = None
     wait_share: float | None = None
     comm_share: float | None = None
     cpu: float | None = None
     """Cores that its processes keep busy."""
-    memory_bytes: int | None = None
+    memory_bytes: Bytes | None = None
     all_ms: float | None = None
     """Mean of all its steps."""
     p95_ms: float | None = None
     all_wait_share: float | None = None
-    alloc_retries: int | None = None
+    alloc_retries: Bytes | None = None
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,15 +106,20 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[RankRow, ...] = ()
     notes: tuple[Note, ...] = ()
 
+    def __post_init__(self) -> None:
+        on = [device.node for device in self.devices] + [rank.node for rank in self.ranks]
+        if on and max(on) >= len(self.nodes):
+            raise ValueError("a device or a rank is on a node that is not there")
+
 
 class HistoryHead(msgspec.Struct, frozen=True, kw_only=True):
     """First line of the history: what the columns of all other lines are."""
 
     version: int = JOB_VERSION
     hosts: tuple[str, ...]
-    devices: tuple[tuple[int, int], ...]
+    devices: tuple[tuple[Index, Index], ...]
     """Node and index of each."""
-    ranks: tuple[int, ...]
+    ranks: tuple[Index, ...]
 
 
 class HistoryLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,7 +139,7 @@ def read_job(folder: Path) -> Job | None:
     """The job of a run folder; None where nothing was sampled. Raises `ConfigError` for a damaged file."""
     path = folder / FOLDER / NOW_FILE
     try:
-        data = path.read_bytes()
+        data = read_bytes(path, MAX_HISTORY_BYTES, within=folder)
     except OSError:
         return None
     try:
@@ -147,7 +158,7 @@ def read_job(folder: Path) -> Job | None:
 def read_history(folder: Path) -> tuple[HistoryHead | None, tuple[HistoryLine, ...], int]:
     """Head and lines of a run folder's history, and how many lines could not be read."""
     try:
-        raw = (folder / FOLDER / HISTORY_FILE).read_bytes().splitlines()
+        raw = read_bytes(folder / FOLDER / HISTORY_FILE, 2 * MAX_HISTORY_BYTES, within=folder).splitlines()
     except OSError:
         return None, (), 0
     head: HistoryHead | None = None

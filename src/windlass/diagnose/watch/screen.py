@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
-from windlass.base.notation.counts import counted
+from windlass.base.notation.counts import counted, local_time
 from windlass.base.notation.sizes import size_text
 from windlass.diagnose.watch.findings import ms_text
 from windlass.diagnose.watch.job import Job, RankRow
@@ -44,7 +43,7 @@ def _head(job: Job, width: int) -> str:
         parts.append(f"step {max(steps):,}")
     if job.ended:
         parts.append("ended")
-    clock = time.strftime("%H:%M:%S", time.localtime(job.at))
+    clock = local_time(job.at, "%H:%M:%S")
     left = _cut("  ".join(parts), width - len(clock) - 1)
     return left + clock.rjust(width - len(left))
 

@@ -22,6 +22,7 @@ from windlass.node.agent.host import NodeContext, expand
 from windlass.node.cache import control
 from windlass.node.cache.config import NodeConfig, state_folder
 from windlass.node.cache.roots import Root
+from windlass.node.sys.atomic import replace_file
 
 _CODE = (
     "windlass/__init__.py",
@@ -45,8 +46,7 @@ class CacheService:
     def start(self) -> None:
         os.makedirs(self.state_dir, mode=0o700, exist_ok=True)
         key_file = os.path.join(os.path.dirname(self._node.bundle), "key")
-        with open(os.open(key_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(self._node.key)
+        replace_file(key_file, self._node.key)
         config = self._config(key_file)
         code = unpacked(self._node.bundle, os.path.join(os.path.dirname(self._node.bundle), "code"))
         for other in other_runs(self._node.folder):
@@ -195,9 +195,7 @@ def write_hook(folder: str, mount: str, roots: Iterable[Root]) -> None:
 
 
 def _write(path: str, text: str, mode: int) -> None:
-    data = text.encode("utf-8", "surrogateescape")
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
-        file.write(data)
+    replace_file(path, text.encode("utf-8", "surrogateescape"), mode)
 
 
 def status_tool(arguments: list[str]) -> int:

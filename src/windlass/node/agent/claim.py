@@ -13,6 +13,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 
+from windlass.node.sys.atomic import replace_file
 from windlass.node.sys.folders import private_folder
 from windlass.node.sys.locks import is_locked, take_lock
 
@@ -34,10 +35,8 @@ def claimed(base: str, own: str, data: bytes) -> Iterator[str]:
     lock = _claim(base, own)
     try:
         bundle = os.path.join(own, "agent.pyz")
-        with open(os.open(bundle, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(data)
-        with open(os.path.join(own, "pid"), "w", encoding="ascii") as file:
-            file.write("%d" % os.getpid())
+        replace_file(bundle, data)
+        replace_file(os.path.join(own, "pid"), b"%d" % os.getpid())
         load_from(bundle)
         yield bundle
     finally:

@@ -21,6 +21,7 @@ from typing import Any
 from windlass.node.agent.diagnostics import oom_kills
 from windlass.node.agent.host import NodeContext
 from windlass.node.sys.marks import kill_marked, marked
+from windlass.node.sys.reading import open_plain
 
 _LOOKS, _LOOK_S = 10, 3.0
 """How often, in the time after which silence counts, the kernel is asked what the ranks did; and at least every so
@@ -156,7 +157,7 @@ def read_beats(folder: str) -> dict[int, int]:
     for name in os.listdir(folder):
         if name.isdigit():
             try:
-                with open(os.path.join(folder, name), "rb") as file:
+                with open_plain(os.path.join(folder, name)) as file:
                     found[int(name)] = int(file.read(64).split()[0])
             except (OSError, ValueError, IndexError):
                 continue

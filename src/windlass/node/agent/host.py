@@ -32,8 +32,6 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _FOR_RANKS = (signal.SIGUSR1, signal.SIGUSR2)
 """A job may send these to all of its processes; only ranks know what they mean."""
 MAX_LINE_BYTES = 960
-PYTHON_VARIABLE = "WINDLASS_AGENT_PYTHON"
-"""Folder of the interpreter that runs this, where it travelled too."""
 
 
 class AgentError(Exception):
@@ -69,8 +67,9 @@ class NodeService(Protocol):
     def end(self) -> dict[str, Any]: ...
 
 
-def main(data: bytes, manifest: dict[str, Any], key: bytes) -> int:
-    """Runs the agent to its end. `data` is the travelled file itself, read once."""
+def main(data: bytes, manifest: dict[str, Any], key: bytes, unpacked: str = "") -> int:
+    """Runs the agent to its end. `data` is the travelled file itself, read once. `unpacked` is the folder of the
+    interpreter that runs this, where the shell that started it unpacked one: it is removed at the end."""
     started, environ = time.monotonic(), os.environ
     number = -1
     try:
@@ -99,9 +98,9 @@ def main(data: bytes, manifest: dict[str, Any], key: bytes) -> int:
         say(node=number, failed=str(error) or type(error).__name__, kind=type(error).__name__)
         return 1
     finally:
-        if PYTHON_VARIABLE in environ:
-            shutil.rmtree(environ[PYTHON_VARIABLE], ignore_errors=True)
-            leave(os.path.dirname(environ[PYTHON_VARIABLE]))
+        if unpacked:
+            shutil.rmtree(unpacked, ignore_errors=True)
+            leave(os.path.dirname(unpacked))
 
 
 def _run_kept(node: NodeContext, manifest: dict[str, Any], started: float) -> int:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from windlass.node.cache.roots import Root
+from windlass.node.sys.reading import read_text
 from windlass.node.wire.proof import Identity
 
 VERSION = 1
@@ -136,13 +137,12 @@ def parse_config(text: str) -> NodeConfig:
 
 
 def read_config(path: str) -> NodeConfig:
-    with open(path, encoding="utf-8") as file:
-        return parse_config(file.read())
+    return parse_config(read_text(path))
 
 
 def read_key(path: str) -> bytes:
     """The job's key. Refused where others could read it: a key everyone knows proves nothing."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o077:

@@ -19,9 +19,11 @@ from typing import Any
 
 from windlass.node.cache.config import ConfigFileError, NodeConfig, dump_config, read_config, read_key
 from windlass.node.cache.mounting import unmount
+from windlass.node.sys.atomic import open_append, replace_file
 from windlass.node.sys.folders import private_folder
 from windlass.node.sys.locks import is_locked, take_lock
 from windlass.node.sys.mounts import mounts, real_place
+from windlass.node.sys.reading import open_plain, read_object, read_tail
 from windlass.node.wire import wire
 from windlass.node.wire.link import Collect, open_local_link
 from windlass.node.wire.proof import NO_NODE, ProtocolError
@@ -53,8 +55,7 @@ def start(config: NodeConfig, deadline_s: float = 20.0, code: str = "") -> dict[
         raise ControlError("%s is in use by another cache" % config.state_dir)
     private_folder(config.state_dir)
     with _locked(config.state_dir, "start"):
-        with open(os.path.join(config.state_dir, "config.json"), "w", encoding="utf-8") as file:
-            file.write(dump_config(config))
+        replace_file(os.path.join(config.state_dir, "config.json"), dump_config(config).encode())
         try:
             return _start_processes(config, time.monotonic() + deadline_s, code)
         except BaseException:
@@ -82,7 +83,7 @@ def _start_processes(config: NodeConfig, deadline: float, code: str) -> dict[str
 def spawn(config: NodeConfig, role: str, code: str = "") -> subprocess.Popen[bytes]:
     """Starts one process in a session of its own; its log lies in the state folder."""
     argv = [sys.executable, "-I", "-S", "-c", _PROGRAM, code or os.path.abspath(__file__ + "/../../../.."), role]
-    with open(os.path.join(config.state_dir, role + ".log"), "ab") as log:
+    with open_append(os.path.join(config.state_dir, role + ".log")) as log:
         return subprocess.Popen(
             [*argv, os.path.join(config.state_dir, "config.json")],
             stdin=subprocess.DEVNULL,
@@ -170,8 +171,8 @@ def _end_process(state_dir: str, role: str, deadline: float) -> None:
 
 
 def _pid_from_lock(state_dir: str, role: str) -> int:
-    with contextlib.suppress(OSError, ValueError), open(os.path.join(state_dir, role + ".lock"), "rb") as file:
-        return int(file.read() or b"0")
+    with contextlib.suppress(OSError, ValueError), open_plain(os.path.join(state_dir, role + ".lock")) as file:
+        return int(file.read(32) or b"0")
     return 0
 
 
@@ -218,16 +219,14 @@ def _locked(state_dir: str, role: str) -> Any:
 
 def _read_json(path: str) -> dict[str, Any] | None:
     try:
-        with open(path, encoding="utf-8") as file:
-            found: dict[str, Any] = json.load(file)
-            return found
+        return read_object(path)
     except (OSError, ValueError):
         return None
 
 
 def _log_end(state_dir: str, role: str) -> str:
     try:
-        with open(os.path.join(state_dir, role + ".log"), encoding="utf-8", errors="replace") as file:
-            return " | ".join(file.read().strip().splitlines()[-3:])
+        text = read_tail(os.path.join(state_dir, role + ".log"), 1 << 16).decode("utf-8", "replace")
+        return " | ".join(text.strip().splitlines()[-3:])
     except OSError:
         return "no log"

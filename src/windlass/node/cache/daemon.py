@@ -25,6 +25,7 @@ from windlass.node.cache.warm import Warmer
 from windlass.node.sys.atomic import replace_file
 from windlass.node.sys.identity import start_of
 from windlass.node.sys.locks import take_lock
+from windlass.node.sys.reading import read_object
 
 log = logging.getLogger("windlass.cache")
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -125,8 +126,7 @@ def say(role: str, state_dir: str, news: dict[str, object]) -> None:
 
 def read_state_dir(config_path: str) -> str:
     try:
-        with open(config_path, encoding="utf-8") as file:
-            return str(json.load(file)["state_dir"])
+        return str(read_object(config_path)["state_dir"])
     except (OSError, ValueError, KeyError):
         return ""
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from windlass.node.cache.keys import DIGEST_BYTES, MAX_KEY_BYTES
+from windlass.node.sys.atomic import replacing
 
 _MAGIC = b"windlass pack 2\n"
 _HEAD = struct.Struct("<16sQ")  # magic, bytes of a chunk
@@ -145,6 +146,10 @@ def _parse_index(data: bytes, end: int) -> dict[bytes, Packed]:
     return index
 
 
+class _KeepOldError(Exception):
+    """The new pack holds less than the old one."""
+
+
 def write_pack(
     path: str,
     objects: Iterable[PackObject],
@@ -156,9 +161,9 @@ def write_pack(
     """Puts objects into a new pack at `path`, in their order, up to a limit and until a time (`monotonic`, which may
     come closer meanwhile); what is missing then is read from its file at the next start. Returns how many. The old pack
     stays on `OSError`, and where time ran out before there were `more_than` bytes."""
-    partial = "%s.%s" % (path, os.urandom(8).hex())
-    fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
+    kept = 0
+    with contextlib.suppress(_KeepOldError), replacing(path) as file:
+        fd = file.fileno()
         index, end, late = [], os.write(fd, _HEAD.pack(_MAGIC, chunk_bytes)), False
         for each in objects:
             late = time.monotonic() > deadline()
@@ -170,20 +175,10 @@ def write_pack(
             end += each.size
         data = b"".join(index)
         _write_all(fd, data + _TAIL.pack(end, len(data), hashlib.sha256(data).digest()))
-        closing, fd = fd, -1
-        os.close(closing)  # a full network file system may say so only now
         if late and end - _HEAD.size <= more_than:
-            os.unlink(partial)
-            return 0
-        os.replace(partial, path)
-        return len(index)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(partial)
-        raise
-    finally:
-        if fd >= 0:
-            os.close(fd)
+            raise _KeepOldError
+        kept = len(index)
+    return kept
 
 
 def _copy(each: PackObject, fd: int) -> None:

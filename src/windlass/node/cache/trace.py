@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from windlass.node.cache.keys import check_path
 from windlass.node.sys.atomic import replace_file
+from windlass.node.sys.reading import UnreadableError, loads, read_bytes
 
 VERSION = 1
 _MAX_FILE_BYTES = 256 << 20
@@ -123,7 +124,7 @@ def dump_trace(trace: Trace) -> str:
 
 def parse_trace(text: str) -> Trace:
     try:
-        values = json.loads(text)
+        values = loads(text)
         if values["version"] > VERSION:
             raise BadTraceError("trace of version %s, this code knows %d" % (values["version"], VERSION))
         touches = tuple(_touch(os.fsencode(p), int(o), int(n)) for p, o, n in values["touches"])
@@ -143,12 +144,10 @@ def _touch(path: bytes, offset: int, length: int) -> Touch:
 
 def read_trace(path: str) -> Trace:
     """`BadTraceError` for a file that is none, `OSError` for one that cannot be read."""
-    with open(path, "rb") as file:
-        data = file.read(_MAX_FILE_BYTES + 1)
-    if len(data) > _MAX_FILE_BYTES:
-        raise BadTraceError("a file of more than %d bytes" % _MAX_FILE_BYTES)
     try:
-        return parse_trace(data.decode("ascii"))
+        return parse_trace(read_bytes(path, _MAX_FILE_BYTES, follow=True).decode("ascii"))
+    except UnreadableError as error:
+        raise BadTraceError(error.strerror) from None
     except UnicodeDecodeError as error:
         raise BadTraceError("not a trace: %s" % error) from error
 

@@ -18,6 +18,7 @@ from windlass.node.sampler import host
 from windlass.node.sampler.devices import Devices
 from windlass.node.sampler.readings import Device, listed, read_text
 from windlass.node.sampler.steps import RankSteps, follow
+from windlass.node.sys.atomic import replace_file
 
 MAX_TEXT = 640
 ACTIVITIES = ("steps", "python", "command", "ended")
@@ -53,8 +54,7 @@ class SamplerService:
         for part in _PARTS:
             os.makedirs(os.path.join(self.folder, part), mode=0o700)
         for name, text in self._settings["hook"].items():
-            with open(os.path.join(self.folder, "python", name), "w", encoding="utf-8") as file:
-                file.write(text)
+            replace_file(os.path.join(self.folder, "python", name), text.encode())
 
     def news(self) -> list[str]:
         if self._thread is None and not self._stop.is_set():  # here: the keeper that goes on for an agent samples too

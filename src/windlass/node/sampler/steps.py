@@ -9,6 +9,7 @@ from typing import Any
 
 from windlass.node.sampler.readings import listed
 from windlass.node.sampler.recorder import QUANTILES, parse_lines
+from windlass.node.sys.reading import MAX_BYTES, open_plain
 
 RECENT = 32
 _BINS = 1.05
@@ -41,13 +42,13 @@ class RankSteps:
     def look(self) -> None:
         """Read what is new; a record that cannot be read costs its figures."""
         try:
-            with open(self.path, "rb") as file:
+            with open_plain(self.path) as file:
                 inode = os.fstat(file.fileno()).st_ino
                 again = inode != self._inode and self._inode != 0
                 if inode != self._inode:
                     self._inode, self._read = inode, 0
                 file.seek(self._read)
-                data = file.read()
+                data = file.read(MAX_BYTES)
         except OSError:
             return
         data = data[: data.rfind(b"\n") + 1]

@@ -21,6 +21,7 @@ from windlass.node.agent.host import AgentError, NodeContext
 from windlass.node.cache.mounting import unmount
 from windlass.node.sys.identity import start_of
 from windlass.node.sys.mounts import Mount, mounts, real_place
+from windlass.node.sys.reading import open_plain
 
 _SOURCE = "windlass-stage:"
 _UP_S = 20.0
@@ -35,7 +36,7 @@ _PROGRAM = (
 def is_squashfs(path: str) -> bool:
     if not os.path.isfile(path):
         return False
-    with open(path, "rb") as file:
+    with open_plain(path, follow=True) as file:
         return file.read(4) == b"hsqs"
 
 

@@ -59,6 +59,11 @@ def create_file(path: str | os.PathLike[str], data: bytes = b"", mode: int = 0o6
 
 
 def open_append(path: str | os.PathLike[str], mode: int = 0o600, *, fresh: bool = False) -> BinaryIO:
+    """A file object of `append_descriptor`."""
+    return open(append_descriptor(path, mode, fresh=fresh), "ab")
+
+
+def append_descriptor(path: str | os.PathLike[str], mode: int = 0o600, *, fresh: bool = False) -> int:
     """Open a file of ours to append to it, made if need be. With `fresh`, a new file takes the place of the old one.
 
     Raises `UntrustedError` for a link, for a file that is not plain, and for one of another user.
@@ -78,7 +83,7 @@ def open_append(path: str | os.PathLike[str], mode: int = 0o600, *, fresh: bool 
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink > 1:
         os.close(opened)
         raise UntrustedError(path, "is not a plain file of ours: remove it")
-    return open(opened, "ab", buffering=0)
+    return opened
 
 
 @contextlib.contextmanager

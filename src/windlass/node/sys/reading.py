@@ -32,6 +32,13 @@ class UnreadableError(OSError, ValueError):
 def open_plain(
     path: str | os.PathLike[str], *, within: str | os.PathLike[str] | None = None, follow: bool = False
 ) -> BinaryIO:
+    """A file object of `plain_descriptor`."""
+    return open(plain_descriptor(path, within=within, follow=follow), "rb")
+
+
+def plain_descriptor(
+    path: str | os.PathLike[str], *, within: str | os.PathLike[str] | None = None, follow: bool = False
+) -> int:
     """Open a plain file for reading.
 
     No link at `path` is followed, unless `follow` says that the user chose the path. With `within`, a folder above the
@@ -51,7 +58,7 @@ def open_plain(
     if not stat.S_ISREG(os.fstat(opened).st_mode):
         os.close(opened)
         raise UnreadableError(path, "is not a plain file")
-    return open(opened, "rb")
+    return opened
 
 
 def read_bytes(
@@ -61,7 +68,7 @@ def read_bytes(
     within: str | os.PathLike[str] | None = None,
     follow: bool = False,
 ) -> bytes:
-    """The content of a plain file of at most `limit` bytes; see `open_plain`."""
+    """The content of a plain file of at most `limit` bytes; see `plain_descriptor`."""
     with open_plain(path, within=within, follow=follow) as file:
         if os.fstat(file.fileno()).st_size <= limit:
             data = file.read(limit + 1)
@@ -130,11 +137,16 @@ def read_lines(
 ) -> Iterator[bytes]:
     """The lines of a plain file of any size, with their ends, in constant memory. Longer lines are cut."""
     with open_plain(path, within=within, follow=follow) as file:
-        cut = False
-        for piece in iter(lambda: file.readline(max_line), b""):
-            if not cut:
-                yield piece
-            cut = not piece.endswith(b"\n")
+        yield from cut_lines(file, max_line)
+
+
+def cut_lines(file: BinaryIO, max_line: int = MAX_LINE) -> Iterator[bytes]:
+    """The lines from here to the end of a file, with their ends. Longer lines are cut."""
+    cut = False
+    for piece in iter(lambda: file.readline(max_line), b""):
+        if not cut:
+            yield piece
+        cut = not piece.endswith(b"\n")
 
 
 def _finite(text: str) -> float:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from windlass.node.sys.reading import read_text
 from windlass.run.failure.rank_logs import RankLogs
 
 
@@ -42,14 +44,14 @@ def read_ends(logs: RankLogs) -> tuple[End, ...]:
     found = [
         End(at=_seconds(at), rank=int(rank), host=logs.host(int(rank), host), code=int(code))
         for at, rank, host, code in _rows(logs.folder / "ends", 4)
-        if rank.isdecimal() and code.isdecimal()
+        if is_count(rank) and is_count(code)
     ]
     return tuple(sorted(found, key=lambda end: end.at))
 
 
 def any_failed(run_dir: Path) -> bool:
     """Whether any rank script has reported a failure by now."""
-    return any(row[3].isdecimal() and int(row[3]) != 0 for row in _rows(run_dir / "ends", 4))
+    return any(is_count(row[3]) and int(row[3]) != 0 for row in _rows(run_dir / "ends", 4))
 
 
 def all_finished(run_dir: Path, world_size: int) -> bool:
@@ -63,7 +65,7 @@ def read_seats(folder: Path) -> list[Seat]:
     return [
         Seat(int(rank), host, cpus, device, int(pid))
         for rank, host, cpus, device, pid in _rows(folder, 5)
-        if rank.isdecimal() and pid.isdecimal()
+        if is_count(rank) and is_count(pid)
     ]
 
 
@@ -71,7 +73,7 @@ def _rows(folder: Path, count: int) -> Iterator[list[str]]:
     """Lines of so many fields from all files of a folder; others are torn, and are passed over."""
     for file in sorted(folder.iterdir()) if folder.is_dir() else ():
         try:
-            text = file.read_text(errors="replace")
+            text = read_text(file, within=folder.parent, errors="replace")
         except OSError:
             continue
         for line in text.splitlines():
@@ -80,9 +82,15 @@ def _rows(folder: Path, count: int) -> Iterator[list[str]]:
                 yield fields
 
 
+def is_count(text: str) -> bool:
+    """Whether this is a number that a rank, a code or a process can have."""
+    return text.isascii() and text.isdecimal() and len(text) < 10
+
+
 def _seconds(text: str) -> float:
     """Some `date` commands know no nanoseconds and leave `%N` as it is."""
     try:
-        return float(text.removesuffix("%N"))
+        found = float(text.removesuffix("%N"))
     except ValueError:
-        return float("inf")
+        return math.inf
+    return math.inf if math.isnan(found) else found

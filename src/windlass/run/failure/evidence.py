@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-import shutil
 import signal
 from pathlib import Path
 
 from windlass.model.record import RankFailure
+from windlass.node.sys.atomic import copy_file, replace_file
 from windlass.run.failure.ends import End, read_ends, read_seats
 from windlass.run.failure.last_lines import LOST_PEERS, died_of, excerpt, traceback_of
 from windlass.run.failure.rank_logs import RankLogs
@@ -114,8 +114,8 @@ def keep_evidence(folder: Path, seen: Observed, states: str = "") -> None:
             if found:
                 _write(target / name, found)
         if (folder / "launcher.log").exists():
-            shutil.copyfile(folder / "launcher.log", target / "launcher.log")
+            copy_file(folder / "launcher.log", target / "launcher.log")
 
 
 def _write(path: Path, lines: list[str]) -> None:
-    path.write_bytes(("\n".join(lines) + "\n").encode("utf-8", "surrogateescape"))
+    replace_file(path, ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape"))

@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from windlass.node.sys.reading import read_bytes
+
 _MAX_BYTES = 256 << 20
 _MAX_CHARS = 200
 
@@ -35,9 +37,7 @@ class _PlainOnly(pickle.Unpickler):
 def read_dump(path: Path) -> dict[str, Any] | None:
     """One rank's dump, or None where it is torn or holds anything but plain values."""
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            return None
-        found = _PlainOnly(io.BytesIO(path.read_bytes())).load()
+        found = _PlainOnly(io.BytesIO(read_bytes(path, _MAX_BYTES, within=path.parents[1]))).load()
     except Exception:  # a torn pickle raises nearly anything, and no dump is worth the report
         return None
     return found if isinstance(found, dict) else None

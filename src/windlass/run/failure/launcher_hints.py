@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from windlass.node.sys.reading import open_plain
+
 _READ_BYTES = 1 << 16
 _HINTS = (
     (
@@ -44,7 +46,7 @@ def launcher_hint(text: str) -> str | None:
 def log_hint(launcher_log: Path) -> str | None:
     """The same for a launcher's log; None where it cannot be read."""
     try:
-        with launcher_log.open("rb") as file:
+        with open_plain(launcher_log) as file:
             return launcher_hint(file.read(_READ_BYTES).decode(errors="replace"))
     except OSError:
         return None

@@ -12,8 +12,10 @@ from windlass.backends.launchers.base import Launcher, LogReader
 from windlass.base.notation.hostlist import expand_hostlist
 from windlass.errors import MachineError
 from windlass.model.plan import Plan
+from windlass.node.sys.reading import cut_lines, open_plain
 
 _TAIL_BYTES = 4 << 20
+_MAX_LINE = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +83,7 @@ class RankLogs:
 
     def _read(self, path: Path, ranks: frozenset[int] | None, start: int) -> Iterator[tuple[int, str]]:
         try:
-            stream = path.open("rb")
+            stream = open_plain(path, within=self.folder)
         except FileNotFoundError:
             return
         except OSError as error:
@@ -92,8 +94,8 @@ class RankLogs:
         with stream:
             if start:
                 stream.seek(start)
-                stream.readline()  # most likely the rest of one
-            for rank, text in LogReader(self.launcher).read(stream):
+                stream.readline(_MAX_LINE)  # most likely the rest of one
+            for rank, text in LogReader(self.launcher).read(cut_lines(stream, _MAX_LINE)):
                 if rank is not None and (ranks is None or rank in ranks):
                     yield rank, text
 

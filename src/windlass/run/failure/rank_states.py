@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from windlass.base.notation.cpulist import format_cpulist
+from windlass.node.sys.reading import read_text
 from windlass.run.failure.rank_logs import RankLogs
 
 _KEPT_LINES = 200
@@ -104,7 +105,7 @@ def read_stacks(logs: RankLogs) -> dict[int, str]:
     found = _stacks_in_logs(logs)
     for path in (logs.folder / "evidence").glob("stack-rank-*.txt"):
         with contextlib.suppress(OSError, ValueError):
-            text = path.read_text(errors="replace")
+            text = read_text(path, within=logs.folder, errors="replace")
             if "MainThread" in text:
                 found[int(path.stem.rpartition("-")[2])] = text
     return found

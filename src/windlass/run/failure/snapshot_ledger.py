@@ -7,7 +7,11 @@ from pathlib import Path
 
 import msgspec
 
+from windlass.node.sys.reading import read_text
+
 LEDGER_FILE = "snapshots.tsv"
+_END_OF_TIME = 1 << 40
+_MAX_STEP = 1 << 62
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,7 +26,7 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
 def read_ledger(run_dir: Path) -> list[Saved]:
     """Snapshots that ranks of this run loaded and saved, oldest first; torn lines are passed over."""
     try:
-        text = (run_dir / LEDGER_FILE).read_text(encoding="utf-8", errors="surrogateescape")
+        text = read_text(run_dir / LEDGER_FILE, errors="surrogateescape")
     except OSError:
         return []
     found = []
@@ -30,7 +34,9 @@ def read_ledger(run_dir: Path) -> list[Saved]:
         fields = line.split("\t")
         with contextlib.suppress(ValueError):
             if len(fields) == 4:
-                found.append(Saved(at=float(fields[0]), what=fields[1], step=int(fields[2]), folder=fields[3]))
+                at, step = float(fields[0]), int(fields[2])
+                if 0 <= at < _END_OF_TIME and 0 <= step < _MAX_STEP:
+                    found.append(Saved(at=at, what=fields[1], step=step, folder=fields[3]))
     return found
 
 

@@ -16,6 +16,7 @@ import msgspec
 from windlass.base.notation.shell import quote
 from windlass.model.jsontext import from_json
 from windlass.model.record import RunRecord
+from windlass.node.sys.reading import read_bytes
 from windlass.run.failure.decide import Decision, Options, Past, decide
 from windlass.run.failure.evidence import keep_evidence
 from windlass.run.failure.launcher_hints import log_hint
@@ -23,7 +24,7 @@ from windlass.run.failure.root_cause import Cause, Observed, find_cause
 from windlass.run.failure.snapshot_ledger import newest_step, read_ledger
 
 VERDICT_FILE = "verdict.json"
-_ATTEMPT = re.compile(r"attempt-(\d+)\Z")
+_ATTEMPT = re.compile(r"attempt-([0-9]{1,6})\Z")
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -100,14 +101,15 @@ def judge(
 
 def attempt_folders(run_dir: Path) -> list[Path]:
     """Folders of earlier attempts, oldest first."""
-    found = [(int(m[1]), path) for path in run_dir.iterdir() if (m := _ATTEMPT.match(path.name))]
+    folders = (path for path in run_dir.iterdir() if path.is_dir() and not path.is_symlink())
+    found = [(int(m[1]), path) for path in folders if (m := _ATTEMPT.match(path.name))]
     return [path for _, path in sorted(found)]
 
 
 def read_verdict(path: Path) -> Verdict | None:
     """The verdict in an attempt's folder (or in the run folder, for the last one); None where there is none."""
     try:
-        return from_json((path / VERDICT_FILE).read_bytes(), Verdict)
+        return from_json(read_bytes(path / VERDICT_FILE), Verdict)
     except (OSError, msgspec.DecodeError):
         return None
 

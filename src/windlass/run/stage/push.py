@@ -17,6 +17,7 @@ from windlass.errors import MachineError, UsageError
 from windlass.model.plan import CacheRoot, Plan
 from windlass.model.request import Request
 from windlass.node.stage.unpacking import archive_of
+from windlass.node.sys.reading import open_plain
 from windlass.plan.cache import declared_roots
 from windlass.plan.render.job_facts import JobFacts
 from windlass.run.folder import RunFolder, make_folder
@@ -166,5 +167,5 @@ def _copy(agents: Agents, folder: RunFolder, progress: Progress, mounted: bool) 
 def _is_squashfs(path: str) -> bool:
     if not Path(path).is_file():
         return False
-    with Path(path).open("rb") as stream:
+    with open_plain(path, follow=True) as stream:
         return stream.read(len(_SQUASHFS)) == _SQUASHFS

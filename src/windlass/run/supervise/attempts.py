@@ -11,6 +11,7 @@ from windlass.errors import UsageError
 from windlass.model.jsontext import from_json, to_json
 from windlass.model.record import RunRecord, record_from_json
 from windlass.node.sys.identity import Process, this_process
+from windlass.node.sys.reading import read_bytes
 from windlass.run.failure.verdict import attempt_folders
 from windlass.run.folder import RunFolder
 
@@ -40,7 +41,7 @@ def records(folder: RunFolder) -> list[tuple[str, RunRecord]]:
     for path in (*attempt_folders(folder.path), folder.path):
         file = path / "result.json"
         if file.exists():
-            found.append((path.name, record_from_json(file.read_bytes(), where=str(file))))
+            found.append((path.name, record_from_json(read_bytes(file), where=str(file))))
     return found
 
 
@@ -82,6 +83,6 @@ def release(folder: RunFolder) -> None:
 
 def read_owner(folder: RunFolder) -> Owner | None:
     try:
-        return from_json(folder.part(OWNER_FILE).read_bytes(), Owner)
+        return from_json(read_bytes(folder.part(OWNER_FILE)), Owner)
     except (OSError, msgspec.DecodeError):
         return None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 from windlass.agents.command import script_argv
 from windlass.base.notation.hostlist import expand_hostlist
 from windlass.model.plan import Plan
 from windlass.node.agent import diagnostics
 from windlass.node.sys import marks
+from windlass.node.sys.reading import read_text
 from windlass.run.folder import RunFolder
 from windlass.run.node_answers import NodeAnswers, ask_nodes
 
@@ -26,7 +26,7 @@ def diagnose_nodes(
     plan: Plan, folder: RunFolder, environ: Mapping[str, str], what: str, *words: str, deadline_s: float = _DEADLINE_S
 ) -> NodeReport:
     """Run them on every node of the plan. Never raises; what was said before a deadline counts."""
-    source, shared = Path(diagnostics.__file__).read_text(), Path(marks.__file__).read_text()
+    source, shared = read_text(diagnostics.__file__, follow=True), read_text(marks.__file__, follow=True)
     modules = ((marks.__name__, shared),)
 
     def program(place: tuple[str, ...], _: tuple[str, ...]) -> tuple[str, ...]:

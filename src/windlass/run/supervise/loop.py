@@ -17,6 +17,7 @@ from windlass.base.notation.shell import quote
 from windlass.errors import WindlassError
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
+from windlass.node.sys.reading import read_bytes
 from windlass.plan.inputs import Secrets
 from windlass.plan.render.job_facts import JobFacts
 from windlass.plan.render.secrets import SECRETS_FILE
@@ -242,6 +243,6 @@ def _with_code(live: Supervised, record: RunRecord, code: int) -> RunRecord:
 def _read_secrets(folder: RunFolder) -> bytes | None:
     """Each start removes the file when it ends; the next one needs it again."""
     try:
-        return folder.part(SECRETS_FILE).read_bytes()
+        return read_bytes(folder.part(SECRETS_FILE))
     except OSError:
         return None

@@ -15,6 +15,7 @@ from windlass.errors import UsageError
 from windlass.model.origin import Argument
 from windlass.model.plan import Plan
 from windlass.model.site import SchedulerSpec
+from windlass.node.sys.reading import read_text
 from windlass.run.folder import RunFolder
 from windlass.run.submit import submit_script
 from windlass.run.supervise.disposition import ask_disposition
@@ -35,7 +36,8 @@ def resubmit(
         )
     refuse_cancelled(plan, environ, deadline_s)
     if bad:
-        folder.write_signed(BATCH_FILE, with_excluded(script.read_text(), plan, bad).encode(), mode=0o700)
+        text = with_excluded(read_text(script, errors="surrogateescape"), plan, bad)
+        folder.write_signed(BATCH_FILE, text.encode("utf-8", "surrogateescape"), mode=0o700)
     log = folder.part(LOG_FILE)
     if log.exists():  # the next job begins its log anew; this one goes on writing under the other name
         log.rename(folder.part(f"job-{plan.job_id}.log"))

@@ -20,6 +20,7 @@ from windlass.base.settings import read_settings
 from windlass.errors import UsageError, WindlassError
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
+from windlass.node.sys.reading import read_text
 from windlass.plan.render.batch_script import EXIT_FILE
 from windlass.run.failure.evidence import observe
 from windlass.run.failure.rank_logs import rank_logs
@@ -158,7 +159,7 @@ def _state(
 def _ended_alone(folder: RunFolder) -> tuple[State, str] | None:
     """How a standalone job ended, which leaves its code and no record."""
     try:
-        code = int(folder.part(EXIT_FILE).read_text())
+        code = int(read_text(folder.part(EXIT_FILE)))
     except (OSError, ValueError):
         return None
     return ("done", "a standalone job") if code == 0 else ("failed", f"a standalone job, with code {code}")
@@ -223,7 +224,7 @@ def _ended_job(status: JobStatus, scheduler: str, job_id: str) -> tuple[State, s
 
 def _job_id(folder: RunFolder) -> str | None:
     try:
-        return folder.part("job_id").read_text().strip() or None
+        return read_text(folder.part("job_id")).strip() or None
     except OSError:
         owner = read_owner(folder)
         return owner.job_id if owner else None

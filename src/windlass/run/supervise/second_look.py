@@ -16,6 +16,7 @@ from windlass.base.notation.hostlist import expand_hostlist
 from windlass.base.settings import read_settings
 from windlass.errors import MachineError, UsageError
 from windlass.model.plan import Plan
+from windlass.node.sys.reading import open_plain
 from windlass.plan.node_step import plan_node_step
 from windlass.run.failure.ends import read_seats
 from windlass.run.folder import RunFolder, read_plan
@@ -122,7 +123,7 @@ def look(
 
 
 def _new_bytes(folder: RunFolder, name: str, at: int) -> bytes:
-    with contextlib.suppress(OSError), folder.part(name).open("rb") as file:
+    with contextlib.suppress(OSError), open_plain(folder.part(name)) as file:
         file.seek(at)
         return file.read()
     return b""
