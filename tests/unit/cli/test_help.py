@@ -130,7 +130,7 @@ def test_a_plan_of_an_environment_fits_and_its_commands_stay_whole(site: str, tm
     words = ("env", "plan", "--site", site, "--with", "mpi4py,deepspeed")
     whole = in_process(*words, cwd=tmp_path).stdout.splitlines()
     lines = plain(on_terminal(*words, cwd=tmp_path, columns=60)).splitlines()
-    commands = [line for line in whole if line.startswith("       ") and not line.lstrip().startswith("->")]
+    commands = [line for line in whole if line.startswith("       ") and not line.lstrip().startswith("→")]
     assert commands and [line for line in commands if line not in lines] == []
     assert [line for line in lines if len(line) > 60 and line not in commands and line.count("/") < 2] == []
     script = in_process(*words, "--format", "script", cwd=tmp_path)
