@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 _MAX_SHOWN = 20
+_FOLDERS = ("tmp_path", "hostile_dir")
 
 
 def each(names: str | tuple[str, ...], cases: Iterable[Any], *, ids: Any = None) -> Callable[[Any], Any]:
@@ -36,7 +37,7 @@ def each(names: str | tuple[str, ...], cases: Iterable[Any], *, ids: Any = None)
                 own = fixtures | _renewed(fixtures, number)
                 try:
                     test(*args, **own, **dict(zip(argnames, case, strict=True)))
-                except (Exception, pytest.fail.Exception):
+                except (Exception, SystemExit, pytest.fail.Exception):
                     failed.append(f"--- {label}\n{traceback.format_exc()}")
                 finally:
                     if "monkeypatch" in fixtures:
@@ -54,11 +55,10 @@ def _renewed(fixtures: dict[str, Any], number: int) -> dict[str, Any]:
     """What a case must not find as the case before has left it."""
     if "capsys" in fixtures:
         fixtures["capsys"].readouterr()
-    if "tmp_path" not in fixtures:
-        return {}
-    folder: Path = fixtures["tmp_path"] / f"case{number}"
-    folder.mkdir()
-    return {"tmp_path": folder}
+    folders: dict[str, Path] = {name: fixtures[name] / f"case{number}" for name in _FOLDERS if name in fixtures}
+    for folder in folders.values():
+        folder.mkdir()
+    return folders
 
 
 def _label(case: tuple[Any, ...], ids: Any, number: int) -> str:

@@ -9,9 +9,8 @@ import sys
 import tarfile
 from pathlib import Path
 
-import pytest
-
 from attacks.record import record
+from looping import each
 from planning import plan_for
 from secret_corpus import ORDINARY, SECRETS, S
 from windlass.model.plan import plan_to_json
@@ -23,7 +22,7 @@ from windlass.plan.render.secrets import secrets_text
 from windlass.plan.show import plan_text
 
 
-@pytest.mark.parametrize(
+@each(
     "name",
     [
         *(
@@ -54,7 +53,7 @@ def test_values_of_such_names_are_hidden(name: str) -> None:
     assert is_secret(name, S)
 
 
-@pytest.mark.parametrize(
+@each(
     "name",
     [
         *("PATH", "PYTHONPATH", "NCCL_DEBUG", "FI_CXI_RX_MATCH_MODE", "--path", "--pattern", "--author", "COMPASS"),
@@ -87,7 +86,7 @@ WORDS = [
 ]
 
 
-@pytest.mark.parametrize("word", WORDS)
+@each("word", WORDS)
 def test_a_secret_inside_a_longer_word_is_hidden_and_the_rank_still_gets_it(word: str, tmp_path: Path) -> None:
     plan, secrets = plan_for("workstation", "printf", "%s", word, "{rank}", f"{word}-{{rank}}")
     facts = JobFacts(run_dir=str(tmp_path), run_id="r", uid=os.getuid(), master_addr="h", master_port=1)
@@ -102,12 +101,12 @@ def test_a_secret_inside_a_longer_word_is_hidden_and_the_rank_still_gets_it(word
     assert done.stdout == f"{word}0{word}-0", done.stderr
 
 
-@pytest.mark.parametrize("argv", [("--auth", S), ("--pw", S), ("-u", f"me:{S}"), ("--hf-token", S), (f"--pw={S}",)])
+@each("argv", [("--auth", S), ("--pw", S), ("-u", f"me:{S}"), ("--hf-token", S), (f"--pw={S}",)])
 def test_a_secret_behind_an_option_is_hidden(argv: tuple[str, ...]) -> None:
     assert S not in " ".join(mask_argv(("train.py", *argv, "--lr", "3")))
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         *(

@@ -8,8 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from looping import each
 from unit.cli.typed import in_process
 from windlass.plan.environment.ranks import RANK_VARIABLES
 
@@ -93,12 +92,12 @@ def value(options: tuple[str, ...], name: str) -> str | None:
     return found[0] if found else None
 
 
-@pytest.mark.parametrize(("name", "options", "page"), SAME, ids=[name for name, _, _ in SAME])
+@each(("name", "options", "page"), SAME, ids=[name for name, _, _ in SAME])
 def test_the_plan_has_the_value_of_the_page(name: str, options: tuple[str, ...], page: str) -> None:
     assert value(options, name) == page
 
 
-@pytest.mark.parametrize(("name", "options", "page", "ours", "why"), OTHER, ids=[row[0] for row in OTHER])
+@each(("name", "options", "page", "ours", "why"), OTHER, ids=[row[0] for row in OTHER])
 def test_a_value_that_differs_from_the_page_has_a_reason(
     name: str, options: tuple[str, ...], page: str, ours: str | None, why: str
 ) -> None:

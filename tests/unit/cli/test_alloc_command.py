@@ -6,8 +6,7 @@ import json
 import shlex
 from pathlib import Path
 
-import pytest
-
+from looping import each
 from unit.cli.typed import in_process, script
 
 JOB = ("--account", "p1", "--time", "1h", "--nodes", "2")
@@ -31,7 +30,7 @@ def test_lumi_gets_the_line_of_its_own_guide(tmp_path: Path) -> None:
     assert wanted <= set(argv)
 
 
-@pytest.mark.parametrize(
+@each(
     ("site", "head", "own"),
     [
         ("aurora", ["qsub", "-I"], {"select=2", "walltime=01:00:00", "filesystems=flare:home", "p1"}),
@@ -45,7 +44,7 @@ def test_every_scheduler_has_its_own_command(tmp_path: Path, site: str, head: li
     assert own <= set(argv)
 
 
-@pytest.mark.parametrize("site", ["lumi", "aurora", "tuolumne", "frontier", "perlmutter", "polaris"])
+@each("site", ["lumi", "aurora", "tuolumne", "frontier", "perlmutter", "polaris"])
 def test_it_asks_for_what_submit_asks_for_but_for_the_log(tmp_path: Path, site: str) -> None:
     """One place makes directives: what a batch script says, the terminal's command says too."""
     folder = script(tmp_path).parent
@@ -74,7 +73,7 @@ def test_the_reasons_are_in_the_json(tmp_path: Path) -> None:
     assert [word for argument in told["arguments"] for word in argument["words"]] == told["argv"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "code", "said"),
     [
         (("--site", "aurora", *JOB, "--", "hostname"), 2, "qsub -I gives a shell"),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
+from looping import each
 from unit.cli.typed import in_process, script
 
 
@@ -38,7 +37,7 @@ def test_one_node_more_changes_words_and_variables(tmp_path: Path) -> None:
         assert line in ended.stdout.splitlines()
 
 
-@pytest.mark.parametrize(
+@each(
     "words",
     [
         "--master-port 12345",
@@ -68,7 +67,7 @@ def test_two_arguments_of_one_name_are_both_compared(tmp_path: Path) -> None:
     assert in_process("diff", "a.json", "b.json", cwd=tmp_path).code == 1
 
 
-@pytest.mark.parametrize(
+@each(
     ("content", "told"),
     [
         (None, "No such file"),

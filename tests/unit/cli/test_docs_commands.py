@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from looping import each
 from unit.cli.typed import SRC, in_process
 from windlass.cli.main import command_parser
 
@@ -24,6 +25,12 @@ _BLANK = re.compile(
 )
 
 
+def _before_shell_syntax(words: list[str]) -> list[str]:
+    """The arguments of windlass, without a redirection or a second command."""
+    end = next((at for at, word in enumerate(words) if word in {"&&", "&"} or word.startswith(">")), len(words))
+    return words[:end]
+
+
 def printed() -> list[tuple[str, str]]:
     found = []
     for page in PAGES:
@@ -35,13 +42,13 @@ def printed() -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("command", [pytest.param(command, id=name) for name, command in printed()])
+@each("command", [command for _, command in printed()], ids=[name for name, _ in printed()])
 def test_a_printed_command_works_as_printed(command: str, tmp_path: Path) -> None:
     try:
         words = shlex.split(command)[1:]
     except ValueError:
         pytest.fail(f"a shell could not read it: {command}")
-    done = in_process(*words, cwd=tmp_path)
+    done = in_process(*_before_shell_syntax(words), cwd=tmp_path)
     assert "Traceback" not in done.text
     assert done.code == 0, done.text
 
@@ -67,14 +74,12 @@ def typed() -> list[tuple[str, str]]:
     return list(dict.fromkeys(found))
 
 
-@pytest.mark.parametrize("command", [pytest.param(command, id=name) for name, command in typed()])
+@each("command", [command for _, command in typed()], ids=[name for name, _ in typed()])
 def test_a_line_of_a_code_block_is_one_that_its_command_takes(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = shlex.split(command)[1:]
-    end = next((at for at, word in enumerate(words) if word in {"&&", "&"} or word.startswith(">")), len(words))
-    words = words[:end]
+    words = _before_shell_syntax(shlex.split(command)[1:])
     module, parser = command_parser(words[0])
     (module.parse if hasattr(module, "parse") else lambda box, argv: box.parse_args(argv))(parser, words[1:])
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
+from looping import each
 from unit.cli.typed import in_process
 
 
-@pytest.mark.parametrize(
+@each(
     "words",
     [
         "FI_MR_CACHE_MONITOR --site lumi --nodes 2",
@@ -25,7 +24,7 @@ def test_the_name_may_stand_before_or_after_the_options(tmp_path: Path, words: s
     assert "  source " in ended.stdout
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "where"),
     [
         ("--cpu-bind --site lumi", "launcher argument, in this plan"),
@@ -67,14 +66,14 @@ def test_an_unknown_name_is_answered_with_the_nearest(tmp_path: Path) -> None:
     assert "did you mean FI_MR_CACHE_MONITOR?" in ended.stderr
 
 
-@pytest.mark.parametrize("words", [(), ("--site", "lumi")])
+@each("words", [(), ("--site", "lumi")])
 def test_a_forgotten_name_is_asked_for(tmp_path: Path, words: tuple[str, ...]) -> None:
     ended = in_process("explain", *words, cwd=tmp_path)
     assert ended.code == 2
     assert "NAME" in ended.stderr
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "gone"),
     [
         ("NCCL_CROSS_NIC --site frontier -N 2 --env NCCL_CROSS_NIC=0", "NCCL_CROSS_NIC=1"),

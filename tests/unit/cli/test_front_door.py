@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from looping import each
 from requirements import require
 from unit.cli.typed import in_process, script, windlass
 from windlass.cli.completion import candidates
@@ -108,7 +109,7 @@ def test_an_option_behind_the_script_is_noticed_unless_the_script_reads_it(tmp_p
     assert "stands after" not in in_process("plan", "reads.py", "--restarts", "3", cwd=tmp_path).stderr
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "expected"),
     [
         (["ru"], ["run", "runs"]),

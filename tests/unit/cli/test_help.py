@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from looping import each
 from unit.cli.test_on_a_terminal import on_terminal, plain
 from unit.cli.typed import SRC, in_process
 from windlass import errors
@@ -18,7 +19,7 @@ from windlass.backends.schedulers import get_scheduler, scheduler_names
 from windlass.cli.examples import EXAMPLES
 from windlass.cli.main import command_names, command_parser
 
-ALL = [pytest.param(line, id=line) for rows in EXAMPLES.values() for line, _ in rows]
+ALL = [line for rows in EXAMPLES.values() for line, _ in rows]
 
 
 def test_every_command_has_examples() -> None:
@@ -26,7 +27,7 @@ def test_every_command_has_examples() -> None:
     assert all(rows and all(line.startswith(f"windlass {name}") for line, _ in rows) for name, rows in EXAMPLES.items())
 
 
-@pytest.mark.parametrize("line", ALL)
+@each("line", ALL)
 def test_an_example_is_a_line_that_its_command_takes(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,12 +65,12 @@ def test_every_error_that_is_raised_says_what_to_do() -> None:
     assert without == []
 
 
-@pytest.mark.parametrize("name", scheduler_names())
+@each("name", scheduler_names())
 def test_every_refusal_of_a_scheduler_says_what_to_do(name: str) -> None:
     assert [refusal.means for refusal in get_scheduler(name).refusals if not refusal.hint] == []
 
 
-@pytest.mark.parametrize(
+@each(
     "words",
     [
         ("rnu",),
@@ -107,7 +108,7 @@ def _help_lines() -> Iterator[tuple[str, ...]]:
 _COMMAND_TO_COPY = re.compile(r"^ {4}(?:windlass |eval )|^\s+`[^`]+`\S*$")
 
 
-@pytest.mark.parametrize("words", [*_help_lines()], ids=" ".join)
+@each("words", [*_help_lines()], ids=" ".join)
 def test_help_fits_eighty_columns_but_for_commands_to_copy(words: tuple[str, ...], tmp_path: Path) -> None:
     shown = in_process(*words, "--help", cwd=tmp_path, env={"COLUMNS": "80"})
     assert shown.code == 0 and shown.stdout
@@ -125,7 +126,7 @@ def test_every_example_stays_one_line_at_forty_columns(tmp_path: Path) -> None:
         assert [line for line, _ in EXAMPLES[name] if f"    {line}" not in lines] == []
 
 
-@pytest.mark.parametrize("site", ["frontier", "lumi", "aurora"])
+@each("site", ["frontier", "lumi", "aurora"])
 def test_a_plan_of_an_environment_fits_and_its_commands_stay_whole(site: str, tmp_path: Path) -> None:
     words = ("env", "plan", "--site", site, "--with", "mpi4py,deepspeed")
     whole = in_process(*words, cwd=tmp_path).stdout.splitlines()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from looping import each
 from unit.cli.typed import Ended, argv, environment, in_process, run_here, running, windlass
 from waiting import wait_until
 
@@ -120,9 +121,7 @@ def test_the_place_of_each_rank_is_shown(runs: Path) -> None:
     assert [line.rpartition(" pid ")[2] for line in text.splitlines()] == [str(row["pid"]) for row in rows]
 
 
-@pytest.mark.parametrize(
-    ("rank", "told"), [("2", "ranks 0 to 1"), ("x", "not a list of ranks"), ("1-0", "ranges go up")]
-)
+@each(("rank", "told"), [("2", "ranks 0 to 1"), ("x", "not a list of ranks"), ("1-0", "ranges go up")])
 def test_a_rank_that_is_not_there_is_refused(runs: Path, rank: str, told: str) -> None:
     ended = _logs(runs, "two", "--rank", rank)
     assert ended.code == 2

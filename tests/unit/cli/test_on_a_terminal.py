@@ -10,8 +10,7 @@ import struct
 import termios
 from pathlib import Path
 
-import pytest
-
+from looping import each
 from unit.cli.typed import argv, environment, windlass
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -51,9 +50,7 @@ def test_a_site_is_folded_between_words_and_has_coloured_headings(tmp_path: Path
     assert not _ESCAPE.search(piped)
 
 
-@pytest.mark.parametrize(
-    ("env", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)], ids=str
-)
+@each(("env", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)], ids=str)
 def test_an_error_is_red_and_its_hint_is_marked_unless_somebody_says_not_to(
     env: dict[str, str], coloured: bool, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from looping import each
 from surroundings import SITES, stand_on
 from unit.cli.typed import environment, in_process
 from windlass import api
@@ -97,7 +98,7 @@ class Recorder:
         return self.plans[-1]
 
 
-@pytest.mark.parametrize("site", SITES)
+@each("site", SITES)
 def test_every_command_makes_the_same_plan(site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder(monkeypatch)
     wrong: list[str] = []

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import pytest
-
+from looping import each
 from unit.cli.typed import in_process, script
 from windlass.cli.option_groups import add_request_options
 from windlass.cli.options import join_values, split_command
@@ -18,7 +17,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "options", "kind", "command"),
     [
         ("train.py --nodes 2", "", "script", "train.py --nodes 2"),
@@ -56,7 +55,7 @@ def test_arguments_with_dashes_reach_launcher_and_scheduler(tmp_path: Path) -> N
     assert "--exclusive" not in ended.stdout
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "told"),
     [
         ("--nodes 0", "--nodes 0"),
@@ -102,7 +101,7 @@ def test_a_value_that_cannot_be_is_refused_before_anything_is_made(tmp_path: Pat
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("flag", ["--run-dir", "--name", "--site", "--python", "--module", "--with", "--arg"])
+@each("flag", ["--run-dir", "--name", "--site", "--python", "--module", "--with", "--arg"])
 def test_an_empty_value_is_taken_for_a_variable_that_is_not_set(tmp_path: Path, flag: str) -> None:
     ended = in_process("run", flag, "", "--", "true", cwd=tmp_path)
     assert ended.code == 2
@@ -110,7 +109,7 @@ def test_an_empty_value_is_taken_for_a_variable_that_is_not_set(tmp_path: Path, 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "told"),
     [
         ((), "nothing to run"),
@@ -133,7 +132,7 @@ def test_what_cannot_be_run_is_refused(tmp_path: Path, words: tuple[str, ...], t
     assert told in ended.stderr
 
 
-@pytest.mark.parametrize("words", [("torchrun", "x.py"), ("--", "srun", "hostname"), ("-m", "torch.distributed.run")])
+@each("words", [("torchrun", "x.py"), ("--", "srun", "hostname"), ("-m", "torch.distributed.run")])
 def test_a_launcher_inside_the_ranks_is_refused_by_name(tmp_path: Path, words: tuple[str, ...]) -> None:
     ended = in_process("run", "-r", "2", *words, cwd=tmp_path)
     assert ended.code == 2

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from looping import each
 from unit.cli.typed import in_process, script
 from windlass.model.plan import plan_from_json
 from windlass.sites.catalog import site_names
@@ -15,7 +16,7 @@ from windlass.sites.catalog import site_names
 SECRET = "correct-horse-battery"
 
 
-@pytest.mark.parametrize(
+@each(
     ("site", "nodes"), [(site, nodes) for site in site_names() for nodes in ((1,) if site == "workstation" else (1, 2))]
 )
 def test_every_site_can_be_planned_anywhere(tmp_path: Path, site: str, nodes: int) -> None:
@@ -119,7 +120,7 @@ def test_what_is_named_for_another_machine_need_not_be_here(tmp_path: Path) -> N
     assert wrong.code == 2 and "neither a virtual environment nor a conda" in wrong.stderr
 
 
-@pytest.mark.parametrize("folder", ["/mnt/bb/me/no-such-env", "/tmp/no-such-env"])
+@each("folder", ["/mnt/bb/me/no-such-env", "/tmp/no-such-env"])
 def test_an_environment_on_the_nodes_themselves_can_be_planned_and_submitted(tmp_path: Path, folder: str) -> None:
     script(tmp_path)
     words = ("--account", "ABC", "--time", "10", "--nodes", "2", "--with", "nvme", "--activate")

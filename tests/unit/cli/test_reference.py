@@ -6,8 +6,7 @@ import argparse
 import re
 from importlib import import_module
 
-import pytest
-
+from looping import each
 from unit.cli.typed import SRC
 from windlass.base.notation.shell import PLACEHOLDERS
 from windlass.base.settings import known_settings
@@ -24,7 +23,7 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@each("command", COMMANDS)
 def test_every_option_is_on_the_page(command: str) -> None:
     parser = argparse.ArgumentParser()
     import_module(f"windlass.cli.{command}").add_arguments(parser)
@@ -33,7 +32,7 @@ def test_every_option_is_on_the_page(command: str) -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("action", ["plan", "build", "check", "inject"])
+@each("action", ["plan", "build", "check", "inject"])
 def test_every_option_of_image_is_on_the_page(action: str) -> None:
     parser = argparse.ArgumentParser()
     import_module("windlass.cli.image").add_arguments(parser)
@@ -42,7 +41,7 @@ def test_every_option_of_image_is_on_the_page(action: str) -> None:
     assert sorted(name for name in names if not re.search(rf"{re.escape(name)}\b", PAGE)) == []
 
 
-@pytest.mark.parametrize(
+@each(
     "names",
     [
         tuple(known_settings()),

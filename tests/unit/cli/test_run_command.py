@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from looping import each
 from unit.cli.typed import argv, environment, in_process, only_run, run_here, script, trust, windlass
 
 SECRET = "correct-horse-battery"
@@ -40,7 +41,7 @@ def test_the_folder_of_a_run_is_closed_to_others(tmp_path: Path) -> None:
     assert all(mode & 0o077 == 0 for mode in modes.values()), modes
 
 
-@pytest.mark.parametrize("show", ["0", "1", "all", "none", "0-1"])
+@each("show", ["0", "1", "all", "none", "0-1"])
 def test_only_the_chosen_ranks_are_shown_and_all_are_kept(tmp_path: Path, show: str) -> None:
     script(tmp_path)
     ended = run_here("-q", "-r", "2", "--show", show, "--run-dir", "r", "place.py", cwd=tmp_path)
@@ -106,7 +107,7 @@ def test_a_run_that_does_not_come_to_start_keeps_no_secret(tmp_path: Path) -> No
 # -- places that cannot be used --
 
 
-@pytest.mark.parametrize("place", ["file", "file/below", "/proc/nowhere", "/sys/nowhere/x"])
+@each("place", ["file", "file/below", "/proc/nowhere", "/sys/nowhere/x"])
 def test_a_run_folder_that_cannot_be_made_is_refused_before_anything_starts(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").touch()
     ended = run_here("--run-dir", place, "--", "touch", "started", cwd=tmp_path)
@@ -209,7 +210,7 @@ def test_a_plan_for_another_machine_is_refused(tmp_path: Path) -> None:
     assert "CPUs 4711, which this machine does not have" in ended.stderr
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "told"),
     [
         (lambda plan: None, "No such file"),
@@ -238,9 +239,7 @@ def test_a_plan_whose_secrets_are_gone_says_so(tmp_path: Path) -> None:
     assert "hides secrets (A_TOKEN)" in ended.stderr
 
 
-@pytest.mark.parametrize(
-    "words", [("--env", "A=1"), ("-r", "2"), ("--site", "lumi"), ("--no-modules",), ("place.py",), ("--", "true")]
-)
+@each("words", [("--env", "A=1"), ("-r", "2"), ("--site", "lumi"), ("--no-modules",), ("place.py",), ("--", "true")])
 def test_what_a_plan_has_decided_cannot_be_given_beside_it(tmp_path: Path, words: tuple[str, ...]) -> None:
     script(tmp_path)
     ended = in_process("run", "--plan", "p.json", *words, cwd=tmp_path)
@@ -251,7 +250,7 @@ def test_what_a_plan_has_decided_cannot_be_given_beside_it(tmp_path: Path, words
 # -- what can be run --
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "shown"),
     [
         (("-m", "this"), "[0] The Zen of Python, by Tim Peters"),
@@ -281,9 +280,7 @@ def test_the_name_of_a_script_is_no_argument_to_fill_in(tmp_path: Path) -> None:
     assert ended.stdout == "[0] rank 0 ['0']\n"
 
 
-@pytest.mark.parametrize(
-    ("python", "told"), [("/nonexistent/python", "does not exist"), ("./place.py", "cannot be executed")]
-)
+@each(("python", "told"), [("/nonexistent/python", "does not exist"), ("./place.py", "cannot be executed")])
 def test_an_interpreter_that_is_not_there_is_refused_before_anything_starts(
     tmp_path: Path, python: str, told: str
 ) -> None:
@@ -296,7 +293,7 @@ def test_an_interpreter_that_is_not_there_is_refused_before_anything_starts(
     )  # it may be there
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe\n", b"a b\n", b""])
+@each("content", [b"\xff\xfe\n", b"a b\n", b""])
 def test_a_node_file_that_is_none_is_an_error_in_words(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "nodes").write_bytes(content)
     env = {"PBS_JOBID": "7.server", "PBS_NODEFILE": str(tmp_path / "nodes")}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
+from looping import each
 from unit.cli.typed import in_process
 from windlass.sites.catalog import site_names
 
@@ -18,7 +17,7 @@ def test_the_list_has_every_site(tmp_path: Path) -> None:
     assert {row["name"] for row in rows} == set(site_names())
 
 
-@pytest.mark.parametrize("site", site_names())
+@each("site", site_names())
 def test_every_site_can_be_shown_with_its_sources(tmp_path: Path, site: str) -> None:
     ended = in_process("sites", "show", site, cwd=tmp_path)
     assert ended.code == 0, ended.stderr
@@ -58,7 +57,7 @@ def test_problems_of_a_file_come_with_lines_and_the_nearest_name(tmp_path: Path)
     assert "x.toml:2:" in ended.stdout and "title" in ended.stdout
 
 
-@pytest.mark.parametrize("name", ["missing.toml", "."])
+@each("name", ["missing.toml", "."])
 def test_a_file_that_cannot_be_read_is_a_problem_and_no_crash(tmp_path: Path, name: str) -> None:
     ended = in_process("sites", "check", name, cwd=tmp_path)
     assert ended.code == 2
@@ -78,7 +77,7 @@ def test_a_machine_is_adopted_under_a_name_of_its_own(tmp_path: Path) -> None:
     assert in_process("sites", "adopt", "bluebox", "--force", cwd=tmp_path, env=env).code == 0
 
 
-@pytest.mark.parametrize(("name", "said"), [("frontier", "in the catalog already"), ("../x", "cannot be called")])
+@each(("name", "said"), [("frontier", "in the catalog already"), ("../x", "cannot be called")])
 def test_a_name_that_cannot_be_adopted_is_refused(tmp_path: Path, name: str, said: str) -> None:
     ended = in_process("sites", "adopt", name, cwd=tmp_path, env={"WINDLASS_CONFIG": str(tmp_path)})
     assert ended.code == 2 and said in ended.stderr

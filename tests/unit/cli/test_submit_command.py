@@ -5,8 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-import pytest
-
+from looping import each
 from unit.cli.typed import in_process, script
 
 SECRET = "correct-horse-battery"
@@ -24,8 +23,8 @@ def _fake_sbatch(folder: Path, text: str) -> dict[str, str]:
 LUMI = ("submit", "--site", "lumi", "--account", "project_1", "--time", "30")
 
 
-@pytest.mark.parametrize("form", [(), ("--standalone",)])
-@pytest.mark.parametrize("site", ["lumi", "aurora", "tuolumne"])
+@each("form", [(), ("--standalone",)])
+@each("site", ["lumi", "aurora", "tuolumne"])
 def test_a_dry_run_prints_a_script_that_a_shell_accepts_and_writes_nothing(
     tmp_path: Path, site: str, form: tuple[str, ...]
 ) -> None:
@@ -66,7 +65,7 @@ def test_a_refused_job_is_told_and_its_secrets_are_forgotten(tmp_path: Path) -> 
     assert not (tmp_path / "r/secrets.sh").exists()
 
 
-@pytest.mark.parametrize("words", [("--site", "frontier"), ("--site", "workstation"), ("--site", "nowhere")])
+@each("words", [("--site", "frontier"), ("--site", "workstation"), ("--site", "nowhere")])
 def test_a_wrong_request_leaves_the_folder_that_was_named_as_it_is(tmp_path: Path, words: tuple[str, ...]) -> None:
     """It once removed it, with everything that was in it before."""
     precious = tmp_path / "precious"

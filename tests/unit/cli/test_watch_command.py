@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from cluster.command import only_run, windlass_argv, windlass_env
+from looping import each
 from waiting import wait_until
 from windlass.diagnose.watch.job import read_job
 
@@ -72,7 +73,7 @@ def test_a_run_that_was_not_sampled_or_is_damaged_gives_what_there_is_with_a_not
     assert "does not run: done" in refused.stderr
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "said"),
     [
         (("watch",), "no runs in"),

@@ -6,8 +6,7 @@ import io
 import json
 from pathlib import Path
 
-import pytest
-
+from looping import each
 from unit.cli.typed import in_process
 from unit.doctor.test_comm_log import FOUND, INFINIBAND, LOOPBACK, NOT_FOUND
 from windlass.cli.explain_log import report_lines
@@ -82,7 +81,7 @@ def _read(*lines: str, name: str = "log") -> LogReport:
     return reader.report()
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@each("rule", RULES, ids=lambda rule: rule.name)
 def test_every_rule_explains_its_line_and_is_seen_at_first_look(rule: object) -> None:
     name = rule.name  # type: ignore[attr-defined]
     line = SAMPLES[name]
@@ -132,7 +131,7 @@ def test_what_the_machine_did_says_more_than_the_error_of_the_script() -> None:
     assert [one.kind for one in report.findings] == ["out-of-memory-the-kernel-s", "error-of-the-script"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("lines", "severity", "kind"),
     [
         (NOT_FOUND, "warning", "tcp-between-nodes"),
@@ -169,7 +168,7 @@ def test_the_command_explains_and_complains_in_one_sentence(tmp_path: Path) -> N
     assert missing.code == 2 and missing.stderr.startswith("windlass: error: none.log does not exist")
 
 
-@pytest.mark.parametrize(("lines", "told"), [(1, "read 1 file, 1 line"), (1200, "read 1 file, 1,200 lines")])
+@each(("lines", "told"), [(1, "read 1 file, 1 line"), (1200, "read 1 file, 1,200 lines")])
 def test_lines_are_counted_as_people_say_it(lines: int, told: str, tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("step\n" * lines)
     assert told in report_lines(explain_files([tmp_path / "a.log"], lambda text: None))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import signal
 
-import pytest
-
 from captured import FOLDER
+from looping import each
 from windlass.model.record import RankFailure
 from windlass.plan.render.rank_script import EXIT_BROKEN
 from windlass.run.failure.ends import End
@@ -123,7 +122,7 @@ def test_ranks_that_saved_and_left_are_no_failure() -> None:
     assert find_cause(seen(exit_code=85)).kind == "resume"
 
 
-@pytest.mark.parametrize("job", ["preempted", "requeued"])
+@each("job", ["preempted", "requeued"])
 def test_a_job_that_the_scheduler_takes_back_is_told_from_one_that_somebody_stopped(job: str) -> None:
     assert find_cause(seen(exit_code=143, stopped=True)).kind == "stopped"
     assert find_cause(seen(exit_code=143, stopped=True, job="cancelled")).kind == "stopped"
@@ -134,7 +133,7 @@ def test_a_job_that_the_scheduler_takes_back_is_told_from_one_that_somebody_stop
     assert find_cause(seen(exit_code=143, stopped=True, job="over")).kind == "walltime"
 
 
-@pytest.mark.parametrize(
+@each(
     ("lines", "code", "kind", "origin", "certain"),
     [
         (("ModuleNotFoundError: No module named 'flash'",), 1, "user", "script", True),
@@ -171,7 +170,7 @@ def test_what_a_rank_said_decides_what_it_is(
     assert bool(found.proof) == any("ECC" in line for line in lines), "only this line is no code's doing"
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "proves"),
     [
         ("[9.1] NVRM: Xid (PCI:0000:3f:00): 79, pid=7, GPU has fallen off the bus.", True),
@@ -224,7 +223,7 @@ def test_a_rank_script_that_was_killed_is_the_cause_and_not_those_who_were_asked
     assert mistake.rank == 0, "an error that a rank reported tells more than the launcher's kill"
 
 
-@pytest.mark.parametrize(
+@each(
     ("cause", "line"),
     [
         (seen(end(0, 7)), "rank 0 on n0 exited with code 7"),

@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 
 from conformance.launcher_cases import WORDS
+from looping import each
 from planning import plan_for
 from windlass.backends.launchers import get_launcher
 from windlass.model.plan import Plan
@@ -183,8 +184,8 @@ def _said(launcher: str, how: str, code: int, rank: int = 2) -> RankFailure | No
 _LAUNCHERS = ["local", "srun", "pals", "openmpi", "flux", "hydra"]
 
 
-@pytest.mark.parametrize("launcher", _LAUNCHERS)
-@pytest.mark.parametrize("date", ["1700000000.123456789", "1700000000.%N"])
+@each("launcher", _LAUNCHERS)
+@each("date", ["1700000000.123456789", "1700000000.%N"])
 def test_an_exception_is_told_in_the_same_words_by_both_kinds_of_runs(tmp_path: Path, launcher: str, date: str) -> None:
     ends = {2: f"{date}\t{{rank}}\t{{host}}\t3", 0: f"{date}\t{{rank}}\t{{host}}\t143"}
     found = _judged(tmp_path, launcher, _said(launcher, "exited", 3), {2: _NAN, 0: ("Terminated",)}, ends)
@@ -193,7 +194,7 @@ def test_an_exception_is_told_in_the_same_words_by_both_kinds_of_runs(tmp_path: 
     assert found.decision == Decision(action="stop", why="no restart left")
 
 
-@pytest.mark.parametrize("launcher", _LAUNCHERS)
+@each("launcher", _LAUNCHERS)
 def test_a_killed_rank_is_told_in_the_same_words_by_both_kinds_of_runs(tmp_path: Path, launcher: str) -> None:
     ends = {
         2: "1700000000.5\t{rank}\t{host}\t137",
@@ -205,7 +206,7 @@ def test_a_killed_rank_is_told_in_the_same_words_by_both_kinds_of_runs(tmp_path:
     assert found.cause.line().endswith(" was killed by SIGKILL")
 
 
-@pytest.mark.parametrize("launcher", ["local", "srun"])
+@each("launcher", ["local", "srun"])
 def test_the_rank_that_failed_is_found_although_the_launcher_names_one_that_lost_it(
     tmp_path: Path, launcher: str
 ) -> None:
@@ -214,7 +215,7 @@ def test_the_rank_that_failed_is_found_although_the_launcher_names_one_that_lost
     assert found.cause.line() == "rank 1 on nid0001 exited with code 1: ValueError: loss is nan"
 
 
-@pytest.mark.parametrize("launcher", ["local", "srun", "pals", "openmpi"])
+@each("launcher", ["local", "srun", "pals", "openmpi"])
 def test_a_killed_rank_script_is_not_told_as_ranks_that_left_on_request(tmp_path: Path, launcher: str) -> None:
     ends = dict.fromkeys((0, 1, 3), "1700000000.1\t{rank}\t{host}\t85")
     found = _judged(tmp_path, launcher, _said(launcher, "killed", 137), {}, ends)
@@ -240,7 +241,7 @@ def test_a_run_that_was_stopped_says_so(folder: RunFolder) -> None:
 _ABORTED = RankFailure(rank=None, said="Job step aborted: Waiting up to 32 seconds for job step to finish.")
 
 
-@pytest.mark.parametrize(
+@each(
     ("end", "late", "kind"),
     [
         (_end(launcher=_ABORTED), True, "walltime"),  # as in `salloc`: Slurm ends the step, windlass hears nothing
@@ -335,7 +336,7 @@ def test_ranks_that_never_started_are_not_said_to_have_been_ended(folder: RunFol
     assert f"all that the launcher said is in {folder.path}/launcher.log" in words
 
 
-@pytest.mark.parametrize(
+@each(
     ("said", "hint"),
     [
         ("slurmstepd: error: task/affinity: CPU binding outside of job step allocation", "--cpu-bind none"),

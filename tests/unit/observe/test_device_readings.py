@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from looping import each
 from windlass.node.sampler import amd, devices, intel, nvidia
 from windlass.node.sampler.readings import Device, MissingError, number
 
@@ -85,7 +86,7 @@ def test_rocm_smi_of_an_mi300_names_its_power_otherwise() -> None:
     assert (only.power_w, only.busy, only.memory_bytes, only.temperature_c) == (212.0, 0.87, None, 61.0)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "expected"),
     [
         (_AMD_SMI_7, Device(0, 0.4, 283 << 20, 294896 << 20, 239.0, 36.0, 2100.0)),
@@ -108,7 +109,7 @@ def test_xpu_smi_is_read_by_the_names_of_its_columns() -> None:
     assert [device.busy for device in intel.parse_xpu_smi(_XPU_SMI_TILES)] == [0.12, 0.88]
 
 
-@pytest.mark.parametrize("text", ["", "nonsense", "{", "[]", '{"gpu_data": {}}', "No devices were found", "\x00,,,"])
+@each("text", ["", "nonsense", "{", "[]", '{"gpu_data": {}}', "No devices were found", "\x00,,,"])
 def test_nonsense_of_a_tool_gives_no_device_and_no_traceback(text: str) -> None:
     assert nvidia.parse_nvidia_smi(text) == []
     assert intel.parse_xpu_smi(text) == []
@@ -117,9 +118,7 @@ def test_nonsense_of_a_tool_gives_no_device_and_no_traceback(text: str) -> None:
             assert parse(text) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "value"), [("N/A", None), ("(1700Mhz)", 1700.0), ("12 %", 12.0), (True, None), ({}, None)]
-)
+@each(("text", "value"), [("N/A", None), ("(1700Mhz)", 1700.0), ("12 %", 12.0), (True, None), ({}, None)])
 def test_numbers_are_read_with_their_units(text: object, value: float | None) -> None:
     assert number(text) == value
 

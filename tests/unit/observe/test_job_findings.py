@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import pytest
 
+from looping import each
 from windlass.diagnose.watch.demo import demo_job
 from windlass.diagnose.watch.findings import find
 from windlass.diagnose.watch.job import DeviceRow, Job, NodeRow, Note, RankRow
@@ -56,7 +56,7 @@ def _one_waits_for_nobody() -> Job:
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("job", "severity", "kind", "said"),
     [
         (

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from looping import each
 from windlass.diagnose.watch import fold
 from windlass.diagnose.watch.fold import JobFiles, JobFold, interval_s
 from windlass.diagnose.watch.job import DeviceRow, Job, NodeRow, RankRow, read_history, read_job
@@ -42,9 +43,7 @@ def test_texts_of_nodes_become_rows() -> None:
     assert [(note.text[:6], note.nodes) for note in job.notes] == [("NVIDIA", "a[1-2]")]
 
 
-@pytest.mark.parametrize(
-    "text", ["", "N", "N[", "X[1]", "R[[0,9,0]]", "D[[]]", "R[[1]]", 'N["x"]', "N[1,2,3,4,5,6,7,8,9,10,11,12,13]"]
-)
+@each("text", ["", "N", "N[", "X[1]", "R[[0,9,0]]", "D[[]]", "R[[1]]", 'N["x"]', "N[1,2,3,4,5,6,7,8,9,10,11,12,13]"])
 def test_a_text_that_cannot_be_read_costs_only_itself(text: str) -> None:
     folded = JobFold("train", ("a1",), 2.0)
     folded.take(0, text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from looping import each
 from windlass.errors import UsageError
 from windlass.model.origin import Argument
 from windlass.plan.argument_edits import edit_arguments
@@ -22,7 +23,7 @@ def test_without_edits_nothing_changes() -> None:
     assert edit_arguments(SRUN, (), flag="--arg") == SRUN
 
 
-@pytest.mark.parametrize(
+@each(
     ("edit", "at", "words"),
     [
         ("--nodes=3", 1, ("--nodes=3",)),
@@ -63,7 +64,7 @@ def test_removing_what_is_not_there_names_the_nearest_and_all() -> None:
     assert "srun" not in str(caught.value.hint)
 
 
-@pytest.mark.parametrize("edit", [" ", "\t"])
+@each("edit", [" ", "\t"])
 def test_nothing_is_no_argument(edit: str) -> None:
     with pytest.raises(UsageError, match="empty"):
         _edit(edit)

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from looping import each
 from planning import plan_for
 from windlass.errors import UsageError
 from windlass.model.plan import Prologue
@@ -22,7 +23,7 @@ from windlass.plan.render.batch_script import (
 HOSTILE = 'it\'s $(id) `id` "q" *\n'
 
 
-@pytest.mark.parametrize("site", ["lumi", "aurora", "tuolumne", "generic-pbs", "vista"])
+@each("site", ["lumi", "aurora", "tuolumne", "generic-pbs", "vista"])
 def test_scripts_are_accepted_by_the_shell_that_gets_them(site: str) -> None:
     plan, _ = plan_for(site, "train", HOSTILE, nodes=2, account="a'b", name="x")
     for text in (
@@ -80,7 +81,7 @@ def _rendezvous(
     return dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
 
 
-@pytest.mark.parametrize("job_id", ["4711", "0", "08", "123456789012", "4711.server", "4711[3].server"])
+@each("job_id", ["4711", "0", "08", "123456789012", "4711.server", "4711[3].server"])
 def test_a_job_without_windlass_finds_its_rendezvous_in_shell(tmp_path: Path, job_id: str) -> None:
     found = _rendezvous(tmp_path, job_id)
     assert found["WINDLASS_MASTER_ADDR"] == "nid7"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from looping import each
 from planning import PLAIN, plan_for
 from windlass.base.notation.hostlist import fold_hostlist
 from windlass.errors import UsageError
@@ -93,7 +94,7 @@ def test_a_directive_of_two_words_stays_two_words() -> None:
     assert not any("flare" in word for pair in words for word in pair)
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "message"),
     [
         ({"nodes": 9}, "--nodes 9, but the allocation"),
@@ -129,16 +130,14 @@ def test_more_ranks_than_devices_needs_to_be_said() -> None:
     assert plan.world_size == 16
 
 
-@pytest.mark.parametrize(
-    "command", [("torchrun", "x.py"), ("python", "-m", "torch.distributed.run", "x"), ("srun", "x")]
-)
+@each("command", [("torchrun", "x.py"), ("python", "-m", "torch.distributed.run", "x"), ("srun", "x")])
 def test_a_launcher_inside_the_ranks_is_refused(command: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match="inside every rank") as error:
         plan_for("lumi", *command)
     assert "leave it out" in (error.value.hint or "")
 
 
-@pytest.mark.parametrize(
+@each(
     "words",
     [
         ("torchrun", "x.py"),
@@ -153,7 +152,7 @@ def test_torchrun_that_would_make_a_world_of_each_node_is_refused_with_the_right
     assert "--nnodes={nodes} --node-rank={node_rank}" in str(error.value.hint)
 
 
-@pytest.mark.parametrize("option", [("--nnodes={nodes}",), ("--nnodes", "2"), ("--nnodes=1:4",)])
+@each("option", [("--nnodes={nodes}",), ("--nnodes", "2"), ("--nnodes=1:4",)])
 def test_torchrun_that_is_told_of_its_nodes_is_allowed(option: tuple[str, ...]) -> None:
     plan, _ = plan_for("vista", "torchrun", *option, "--node-rank={node_rank}", "x.py", ranks_per_node=1, nodes=2)
     assert plan.command[0] == "torchrun"
@@ -223,9 +222,7 @@ def test_a_plain_machine_gets_one_rank() -> None:
     assert (plan.nodes, plan.ranks_per_node, plan.launcher) == (1, 1, "local")
 
 
-@pytest.mark.parametrize(
-    "words", [{"ranks_per_device": 4}, {"ranks_per_node": 48}, {"cpu_bind": "four-ccs", "ranks_per_device": 4}]
-)
+@each("words", [{"ranks_per_device": 4}, {"ranks_per_node": 48}, {"cpu_bind": "four-ccs", "ranks_per_device": 4}])
 def test_four_ranks_per_tile_of_aurora_are_the_sites_four_streamers(words: dict[str, object]) -> None:
     plan, _ = plan_for("aurora", nodes=2, **words)
     assert (plan.ranks_per_node, plan.binding.preset) == (48, "four-ccs")
@@ -236,7 +233,7 @@ def test_four_ranks_per_tile_of_aurora_are_the_sites_four_streamers(words: dict[
     assert any("local rank // 4" in remark.evidence for remark in plan.remarks)
 
 
-@pytest.mark.parametrize("words", [{"ranks_per_device": 2}, {"ranks_per_device": 4, "ranks_per_node": 12}])
+@each("words", [{"ranks_per_device": 2}, {"ranks_per_device": 4, "ranks_per_node": 12}])
 def test_other_shares_of_a_tile_are_computed_and_each_rank_sees_its_own(words: dict[str, int]) -> None:
     plan, _ = plan_for("aurora", nodes=2, **words)
     assert plan.binding.preset is None
@@ -254,9 +251,7 @@ def test_the_module_of_tuned_settings_has_its_way_on_aurora() -> None:
     assert "left to the module frameworks_optimized" in said
 
 
-@pytest.mark.parametrize(
-    "words", [{"ranks_per_node": 6, "device_unit": "card"}, {"cpu_bind": "ai"}, {"cpu_bind": "none"}]
-)
+@each("words", [{"ranks_per_node": 6, "device_unit": "card"}, {"cpu_bind": "ai"}, {"cpu_bind": "none"}])
 def test_a_binding_that_the_user_asks_for_or_that_is_for_other_ranks_is_not_the_modules(
     words: dict[str, object],
 ) -> None:
@@ -280,7 +275,7 @@ def test_launchers_without_words_for_binding_refuse_a_variable() -> None:
         plan_for("lumi", nodes=2, cpu_bind="env:")
 
 
-@pytest.mark.parametrize(
+@each(
     ("site", "options", "expected"),
     [
         ("clariden", {}, {"OMP_NUM_THREADS": "8"}),
@@ -300,14 +295,14 @@ def test_nodes_of_polaris_are_not_reached_through_the_proxy() -> None:
     assert "*.polaris.alcf.anl.gov" in str({s.name: s.value for s in plan.environment}["no_proxy"]).split(",")
 
 
-@pytest.mark.parametrize("image", ["mine.sif", "/appl/local/laifs/containers/lumi-multitorch-x.sif"])
+@each("image", ["mine.sif", "/appl/local/laifs/containers/lumi-multitorch-x.sif"])
 def test_lumi_binds_its_software_into_containers(image: str) -> None:
     plan, _ = plan_for("lumi", nodes=2, container=image)
     assert plan.container is not None
     assert ("/appl", True) in {(mount.source, mount.optional) for mount in plan.container.mounts}
 
 
-@pytest.mark.parametrize(
+@each(
     ("site", "options", "place"),
     [
         ("frontier", {"account": "ABC123"}, "/lustre/orion/abc123/scratch/${USER}"),
@@ -327,7 +322,7 @@ def test_models_and_data_sets_are_not_downloaded_to_a_small_or_slow_home(
     assert settings["HF_HOME"].when.exists == place.removesuffix("/${USER}"), "only where it is there"
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "users"),
     [
         ({}, {}),  # nobody knows whose folder

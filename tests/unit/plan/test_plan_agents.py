@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-import pytest
 
+from looping import each
 from planning import plan_for
 from windlass.model.origin import argv_of
 from windlass.model.plan import PLAN_VERSION, plan_from_json, plan_to_json
@@ -22,7 +22,7 @@ from windlass.sites.catalog import load_site
 OLD = Path(__file__).parents[2] / "data" / "plan-0.1.0.json"
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "services", "flag"),
     [
         ({"cache": ("/lustre/env",)}, ("cache",), "--cache"),
@@ -48,7 +48,7 @@ def test_agents_are_planned_by_whoever_needs_them(
     assert plan_from_json(plan_to_json(plan)) == plan
 
 
-@pytest.mark.parametrize("options", [{}, {"restarts": 0}])
+@each("options", [{}, {"restarts": 0}])
 def test_a_plain_run_has_none(options: dict[str, object]) -> None:
     plan, _ = plan_for("frontier", "python", "train.py", nodes=2, account="A", **options)
     assert plan.agents is None
@@ -87,7 +87,7 @@ def test_the_step_names_the_hosts_of_the_run() -> None:
     assert agents_step(plan).arguments == plan.agents.launch
 
 
-@pytest.mark.parametrize("site", ["aurora", "frontier", "tuolumne", "workstation"])
+@each("site", ["aurora", "frontier", "tuolumne", "workstation"])
 def test_plan_explain_and_diff_show_them(site: str) -> None:
     plain, _ = plan_for(site, "x", nodes=1, account="A")
     watched, _ = plan_for(site, "x", nodes=1, account="A", restarts=2)

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from looping import each
 from planning import plan_for
 from windlass.errors import UsageError
 from windlass.model.origin import argv_of
@@ -62,7 +63,7 @@ def make_view(tmp_path: Path, root: Path) -> Path:
     return view
 
 
-@pytest.mark.parametrize("shell", SHELLS)
+@each("shell", SHELLS)
 def test_paths_below_the_roots_come_from_the_view_and_no_others(shell: str, tmp_path: Path, hostile_dir: Path) -> None:
     root = hostile_dir / "env"
     root.mkdir()
@@ -91,7 +92,7 @@ def test_paths_below_the_roots_come_from_the_view_and_no_others(shell: str, tmp_
     assert argument == str(root), "the user's arguments stay as they are"
 
 
-@pytest.mark.parametrize("shell", SHELLS)
+@each("shell", SHELLS)
 def test_program_and_script_come_from_the_view(shell: str, tmp_path: Path, hostile_dir: Path) -> None:
     root = hostile_dir / "env"
     root.mkdir()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from looping import each
 from planning import plan_for
 from windlass.errors import UsageError
 from windlass.node.sampler import profiler
@@ -22,7 +23,7 @@ def said_by(rank: int, lines: list[str], run_dir: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("tool", PROFILERS)
+@each("tool", PROFILERS)
 def test_only_the_chosen_ranks_are_profiled(tool: str, tmp_path: Path) -> None:
     run_dir = tmp_path / "a run's folder"
     run_dir.mkdir()
@@ -52,7 +53,7 @@ def test_torch_is_profiled_by_the_hook_and_plans_show_its_agents() -> None:
     assert other.agents is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "said"),
     [({"profile": "tourch"}, "tourch"), ({"profile": "nsys", "profile_ranks": "0,16"}, "ranks 0 to 15")],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from looping import each
 from planning import plan_for
 from windlass.errors import UsageError
 from windlass.model.origin import argv_of
@@ -25,7 +26,7 @@ def notes(plan: Plan) -> str:
     return "\n".join(f"{remark.severity}: {remark.evidence}" for remark in plan.remarks)
 
 
-@pytest.mark.parametrize(
+@each(
     ("site", "nodes", "time", "said"),
     [
         ("aurora", 2, "30m", "-q debug"),
@@ -46,7 +47,7 @@ def test_a_job_that_the_default_refuses_goes_to_the_first_queue_that_takes_it(
     assert "note: " in notes(plan) and said.split("=")[-1].split()[-1] in notes(plan)
 
 
-@pytest.mark.parametrize(
+@each(
     ("site", "nodes", "time"),
     [("aurora", 300, "1h"), ("frontier", 100, "5h"), ("perlmutter", 2, "30m"), ("lumi", 4, "2h")],
 )
@@ -57,7 +58,7 @@ def test_the_default_is_left_alone_where_it_fits(site: str, nodes: int, time: st
     assert "-q " not in directives(plan) and "--qos" not in directives(plan)
 
 
-@pytest.mark.parametrize(
+@each(
     ("site", "options", "message", "hint"),
     [
         (
@@ -117,7 +118,7 @@ def test_inside_an_allocation_nothing_is_checked_or_chosen() -> None:
     assert plan.partition is None and "queue" not in notes(plan)
 
 
-@pytest.mark.parametrize(("site", "missing"), [("aurora", "time limit"), ("frontier", None), ("polaris", "time limit")])
+@each(("site", "missing"), [("aurora", "time limit"), ("frontier", None), ("polaris", "time limit")])
 def test_what_a_scheduler_insists_on_is_asked_for_before_it_is_submitted(site: str, missing: str | None) -> None:
     request = Request(command=("true",), account="ACCOUNT")
     if missing is None:
@@ -129,7 +130,7 @@ def test_what_a_scheduler_insists_on_is_asked_for_before_it_is_submitted(site: s
         refuse_incomplete(Request(command=("true",), time="1h"), load_site(site))
 
 
-@pytest.mark.parametrize("site", site_names())
+@each("site", site_names())
 def test_every_queue_of_the_catalog_takes_a_job_of_its_own_limits(site: str) -> None:
     for queue in load_site(site).file.queues:
         if not queue.devices:

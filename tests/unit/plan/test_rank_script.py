@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 
 import msgspec
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from looping import each
 from planning import plan_for
 from windlass.base.notation.shell import fillable, quote
 from windlass.model.condition import When
@@ -97,14 +97,14 @@ def local_plan(folder: Path, *arguments: str, ranks: int = 1, **options: object)
     return msgspec.structs.replace(plan, request=msgspec.structs.replace(plan.request, cwd=str(folder)))
 
 
-@pytest.mark.parametrize("shell", SHELLS)
+@each("shell", SHELLS)
 def test_hostile_arguments_arrive_byte_for_byte(tmp_path: Path, shell: str) -> None:
     done = run_script(local_plan(tmp_path, *HOSTILE), tmp_path, shell=shell)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["argv"] == [os.fsencode(word).hex() for word in HOSTILE]
 
 
-@pytest.mark.parametrize("shell", SHELLS)
+@each("shell", SHELLS)
 def test_placeholders_are_filled_in_the_task(tmp_path: Path, shell: str) -> None:
     words = (
         "--rank={rank}",
@@ -124,7 +124,7 @@ def test_placeholders_can_be_left_alone(tmp_path: Path) -> None:
     assert [bytes.fromhex(w).decode() for w in json.loads(done.stdout)["argv"]] == ["{rank}", "{{rank}}"]
 
 
-@pytest.mark.parametrize("filled", [True, False])
+@each("filled", [True, False])
 def test_placeholders_are_filled_in_values_of_env(tmp_path: Path, filled: bool) -> None:
     env = (("NCCL_DEBUG_FILE", "/tmp/a $(id) ${HOME} {rank}.{local_rank} {{rank}} {x}"), ("A_TOKEN", "t-{rank}"))
     options = {"env": env, "env_prepend": (("MY_PATH", "/p/{local_rank}"),), "env_append": (("MY_PATH", "/q"),)}
@@ -223,7 +223,7 @@ def test_settings_that_the_node_decides_are_tested_on_the_node(tmp_path: Path) -
     assert env["LD_LIBRARY_PATH"] == "/front:/back"
 
 
-@pytest.mark.parametrize("there", [True, False])
+@each("there", [True, False])
 def test_a_plugin_is_looked_for_after_every_path_is_set(tmp_path: Path, there: bool) -> None:
     """El Capitan's NCCL_NET stands in the site's file before the paths of the site and of the user."""
     plugin = tmp_path / "plugin"
@@ -242,7 +242,7 @@ def test_a_plugin_is_looked_for_after_every_path_is_set(tmp_path: Path, there: b
     assert "librccl-net.so" not in second.stderr, "once, not by every rank"
 
 
-@pytest.mark.parametrize("shell", SHELLS)
+@each("shell", SHELLS)
 def test_folders_go_in_front_of_a_path_and_behind_it(tmp_path: Path, shell: str) -> None:
     plan = local_plan(
         tmp_path,
@@ -321,8 +321,8 @@ def test_text_around_placeholders_is_literal() -> None:
     assert fillable("{unknown}") == "'{unknown}'"
 
 
-@pytest.mark.parametrize("shell", SHELLS)
-@pytest.mark.parametrize("kind", ["venv", "conda"])
+@each("shell", SHELLS)
+@each("kind", ["venv", "conda"])
 def test_an_environment_that_only_the_node_has_is_activated_there(tmp_path: Path, shell: str, kind: str) -> None:
     target, names = tmp_path / "it's staged", ("VIRTUAL_ENV", "CONDA_PREFIX", "HOOK")
     plan = msgspec.structs.replace(local_plan(tmp_path), activate_on_node=str(target))

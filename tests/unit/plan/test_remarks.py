@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import msgspec
-import pytest
 
+from looping import each
 from planning import plan_for
 from windlass.plan.inputs import EnvironmentPlace
 
@@ -14,7 +14,7 @@ def remarks(site: str, **options: object) -> str:
     return "\n".join(f"{remark.severity}: {remark.evidence} ({remark.advice})" for remark in plan.remarks)
 
 
-@pytest.mark.parametrize(
+@each(
     ("site", "nodes", "python", "said"),
     [
         (
@@ -35,7 +35,7 @@ def test_an_environment_whose_start_was_measured_to_be_slow_is_named(
     assert "warning: the environment is on" in text and said in text and "--cache" in text
 
 
-@pytest.mark.parametrize(
+@each(
     ("site", "options"),
     [
         ("aurora", {"nodes": 2, "interpreter": "/lus/flare/p/venv/bin/python"}),
@@ -71,7 +71,7 @@ def test_a_list_of_ones_own_in_which_ranks_share_cpus_is_warned_about() -> None:
 SITE_IMAGE = "/appl/local/containers/sif-images/lumi-pytorch-rocm-6.2.4-python-3.12-pytorch-v2.7.1.sif"
 
 
-@pytest.mark.parametrize(
+@each(
     ("site", "options", "remedy"),
     [
         ("frontier", {"container": "mine.sif"}, "--env-prepend LD_LIBRARY_PATH"),
@@ -91,7 +91,7 @@ def test_several_nodes_without_the_fabrics_plugin_are_warned_of_tcp(
     assert len(said) == 1 and said[0].startswith("warning: ") and remedy in said[0]
 
 
-@pytest.mark.parametrize(
+@each(
     ("site", "options"),
     [
         ("frontier", {}),
@@ -122,7 +122,7 @@ def test_software_of_the_machine_itself_needs_no_cache() -> None:
 SHARED = EnvironmentPlace(path="/work/env", file_system="nfs4", shared=True, stat_ms=1.0, open_ms=2.0)
 
 
-@pytest.mark.parametrize(
+@each(
     ("nodes", "changes", "said"),
     [
         (4, {}, "a stat takes 1 ms and an open 2 ms from here, so an import of torch's size (9,000 calls) 14 s"),
@@ -136,7 +136,7 @@ def test_a_look_at_the_environment_is_told_where_it_matters(nodes: int, changes:
     assert "(--cache auto reads it once for all nodes)" in text
 
 
-@pytest.mark.parametrize(
+@each(
     ("nodes", "changes"),
     [(1, {}), (4, {"stat_ms": 0.1, "open_ms": 0.2}), (64, {"shared": False}), (4, {"stat_ms": None, "open_ms": None})],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from looping import each
 from planning import PLAIN, plan_for
 from windlass.errors import UsageError
 from windlass.model.origin import argv_of
@@ -13,7 +14,7 @@ from windlass.plan.shape import run_name
 SLURM = Allocation(scheduler="slurm", job_id="7", hosts=("n1", "n2", "n3"))
 
 
-@pytest.mark.parametrize(
+@each(
     ("command", "kind", "name"),
     [
         (("train.py",), "script", "train"),
@@ -44,9 +45,7 @@ def test_none_as_scheduler_stays_on_this_machine() -> None:
     assert (plan.launcher, plan.nodes) == ("local", 1)
 
 
-@pytest.mark.parametrize(
-    ("scheduler", "launcher"), [("slurm", "srun"), ("pbs", "hydra"), ("flux", "flux"), ("none", "local")]
-)
+@each(("scheduler", "launcher"), [("slurm", "srun"), ("pbs", "hydra"), ("flux", "flux"), ("none", "local")])
 def test_a_scheduler_has_a_usual_launcher(scheduler: str, launcher: str) -> None:
     assert plan_for("workstation", scheduler=scheduler)[0].launcher == launcher
 
@@ -77,7 +76,7 @@ def test_named_hosts_are_numbered_as_the_launcher_numbers_them_so_that_rank_0_is
     assert (plan.nodes, plan.hosts) == (2, "n[1,3]")
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "told"),
     [
         ({"hosts": "n[2-4]"}, "n4 is not in this job's allocation"),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import msgspec
-import pytest
 
+from looping import each
 from planning import plan_for
 from windlass.model.condition import When
 from windlass.model.origin import Origin
@@ -17,7 +17,7 @@ def test_the_headline_counts_in_words() -> None:
     assert headline(plan_for("lumi", "train", nodes=2)[0]) == "train on lumi: 2 nodes x 8 ranks = 16 ranks, srun"
 
 
-@pytest.mark.parametrize(
+@each(
     ("setting", "line"),
     [
         (Setting(name="A", value="b c", because=""), "A='b c'"),
@@ -44,9 +44,7 @@ def test_equal_plans_have_no_differences() -> None:
     assert diff_lines(plan_for("aurora", nodes=3)[0], plan_for("aurora", nodes=3)[0]) == []
 
 
-@pytest.mark.parametrize(
-    "field", [name for name in Plan.__struct_fields__ if name in {"grace_s", "keep_caches", "cache_root"}]
-)
+@each("field", [name for name in Plan.__struct_fields__ if name in {"grace_s", "keep_caches", "cache_root"}])
 def test_fields_that_no_section_shows_are_compared_too(field: str) -> None:
     plan, _ = plan_for("lumi")
     changed = msgspec.structs.replace(plan, **{field: 77.0 if field == "grace_s" else "/elsewhere"})

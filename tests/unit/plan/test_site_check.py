@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
+from looping import each
 from unit.cli.typed import in_process
 
 SITE = """
@@ -57,7 +56,7 @@ def test_a_site_that_plans_has_no_problem(tmp_path: Path) -> None:
     assert checked(tmp_path, SITE) == (0, "no problems\n")
 
 
-@pytest.mark.parametrize(
+@each(
     ("old", "new", "said"),
     [
         ('"2-3:4-5"', '"0-1:4-5"', "reserved"),
@@ -90,7 +89,7 @@ def test_tiles_that_make_no_whole_card_are_refused(tmp_path: Path) -> None:
     assert code == 2 and "list 3 tiles, which do not make whole cards of 2" in text
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "said"),
     [
         ('"--cpu-bind=list:1-3:3-5"', "gives CPUs 3 to local ranks 0 and 1"),

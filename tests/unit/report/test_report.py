@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from looping import each
 from requirements import missing_programs, require
 from unit.cli.typed import in_process, script, windlass
 from unit.report.samples import write_samples
@@ -72,7 +73,7 @@ def test_samples_without_a_step_are_no_measurement(run: Path) -> None:
     assert "no step of this run was seen" in report.findings[0].evidence
 
 
-@pytest.mark.parametrize(
+@each(
     ("samples", "name", "severity"),
     [
         ({"wait": 0.3}, "input-bound", "error"),
@@ -126,7 +127,7 @@ def test_a_run_without_samples_gets_a_partial_report_with_a_note(run: Path) -> N
     assert report_page(report).endswith("</html>\n")
 
 
-@pytest.mark.parametrize(
+@each(
     ("file", "content", "said"),
     [
         ("watch/now.json", b"{torn", "samples cannot be read"),
@@ -218,12 +219,12 @@ def test_a_browser_draws_the_page_whole_in_light_and_dark(run: Path, tmp_path: P
         assert shot.stat().st_size > 20_000, done.stderr[-500:]
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(12.34, "12.3 s"), (245, "4 min 05 s"), (11_220, "3 h 07 min")])
+@each(("seconds", "text"), [(12.34, "12.3 s"), (245, "4 min 05 s"), (11_220, "3 h 07 min")])
 def test_durations_read_as_people_say_them(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "kind", "name"),
     [
         *(({"wait": share}, "input", "input-bound") for share in (0.0, 0.09, 0.1, 0.15, 0.2, 0.5)),
