@@ -1,4 +1,4 @@
-"""windlass: take a training script that works on one box and run it on any supercomputer."""
+"""windlass: run a training script on any supercomputer, with the right placement and network settings."""
 
 from typing import TYPE_CHECKING
 

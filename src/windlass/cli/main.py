@@ -23,35 +23,58 @@ from windlass.errors import CommandError, MachineError, UsageError, WindlassErro
 from windlass.node.sys.folders import UntrustedError
 from windlass.node.sys.reading import UnreadableError
 
-_COMMANDS = {
-    "run": ("windlass.cli.run", "run a script on this machine or in this allocation"),
-    "plan": ("windlass.cli.plan", "show what would run and why, without running it"),
-    "submit": ("windlass.cli.submit", "write the batch script and hand it to the scheduler"),
-    "alloc": ("windlass.cli.alloc", "get an interactive allocation with the machine's directives"),
-    "explain": ("windlass.cli.explain", "why is this variable or flag there, from which file, checked when"),
-    "diff": ("windlass.cli.diff", "compare two saved plans"),
-    "sites": ("windlass.cli.sites", "the catalog of machines: list, show, detect, check"),
-    "logs": ("windlass.cli.logs", "output of one rank or of all, and where each rank was"),
-    "watch": ("windlass.cli.watch", "what a job does now: what is worst, busy, power, memory, step times"),
-    "exec": ("windlass.cli.exec", "run a command beside the ranks, on a node of a running job"),
-    "runs": ("windlass.cli.runs", "history of runs: list, show, resume, stop, clean"),
-    "report": ("windlass.cli.report", "what a run did, why it was slow and what to try: one page"),
-    "nodes": ("windlass.cli.nodes", "nodes that failed and are avoided: list, forgive"),
-    "doctor": ("windlass.cli.doctor", "check this machine or every node of this allocation, before a run"),
-    "explain-log": ("windlass.cli.explain_log", "which lines of logs are the cause, which are harmless, what to do"),
-    "bench": ("windlass.cli.bench", "measure collectives, training steps, input and scaling; report and compare"),
-    "tune": ("windlass.cli.tune", "search the settings that are best for your script, inside one allocation"),
-    "cache": ("windlass.cli.cache", "the cooperative cache by hand: start, status, stop, traces"),
-    "stage": ("windlass.cli.stage", "push folders, archives and images to storage of the nodes"),
-    "init": ("windlass.cli.init", "keep your account, partition and folder of runs; adopt an unknown cluster"),
-    "completion": ("windlass.cli.completion", "completion of commands, options, sites and runs for your shell"),
-    "image": (
-        "windlass.cli.image",
-        "container images: recipes, builds, checks; what of the host's network they will use",
-    ),
-    "bugreport": ("windlass.cli.bugreport", "gather what is needed to help you into one archive, without secrets"),
-    "env": ("windlass.cli.env", "Python environments on the host, the way of the site: plan, create, check, pack"),
-    "selftest": ("windlass.cli.selftest", "a bundle that shows what a machine really does with a plan"),
+_GROUPS: dict[str, dict[str, str]] = {
+    "Run": {
+        "run": "run a script on this machine or in this allocation",
+        "submit": "submit a script as a batch job",
+        "alloc": "open a shell in an interactive allocation",
+        "plan": "show what would run, and the reason for each setting",
+        "explain": "explain one variable or option: its reason and source",
+        "runs": "list, show, resume, stop, trust and remove runs",
+    },
+    "Look": {
+        "logs": "show the output of one rank or of all ranks",
+        "watch": "show what a running job does: problems, step times, devices",
+        "report": "write one page: what a run did, why it was slow, what to try",
+        "explain-log": "find the first cause of an error in log files",
+        "exec": "run a command on a node of a running job",
+        "diff": "compare two saved plans",
+    },
+    "Prepare": {
+        "doctor": "check this machine, or all nodes of the allocation",
+        "nodes": "list or forgive nodes that windlass avoids",
+        "env": "plan, create, check and pack Python environments",
+        "image": "plan, build and check container images",
+        "stage": "copy folders, archives and images to the nodes",
+        "cache": "control the cooperative cache and its traces",
+    },
+    "Measure": {
+        "bench": "measure collectives, training steps, input and scaling",
+        "tune": "search for the fastest settings of your script",
+    },
+    "Set up": {
+        "init": "save your account and partition; describe a new cluster",
+        "sites": "list, show, detect and check the machines of the catalog",
+        "completion": "print the completion script for your shell",
+        "selftest": "test a machine and pack the result as one file",
+        "bugreport": "pack what is needed to help you, without secrets",
+    },
+}
+_COMMANDS = {name: text for group in _GROUPS.values() for name, text in group.items()}
+
+# Words that people type for a command of ours.
+_SYNONYMS = {
+    **dict.fromkeys(("launch", "lauch", "start", "exe", "execute", "torchrun", "srun", "mpirun", "train"), "run"),
+    **dict.fromkeys(("sbatch", "qsub", "batch", "queue"), "submit"),
+    **dict.fromkeys(("salloc", "interactive", "shell"), "alloc"),
+    **dict.fromkeys(("list", "ls", "ps", "status", "stop", "cancel", "kill", "resume", "history"), "runs"),
+    **dict.fromkeys(("top", "monitor"), "watch"),
+    **dict.fromkeys(("check", "health"), "doctor"),
+    **dict.fromkeys(("log", "output", "tail"), "logs"),
+    **dict.fromkeys(("benchmark", "measure"), "bench"),
+    **dict.fromkeys(("config", "configure", "setup"), "init"),
+    **dict.fromkeys(("container", "build"), "image"),
+    **dict.fromkeys(("venv", "conda"), "env"),
 }
 
 _BAD_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
@@ -122,9 +145,10 @@ def _chosen_parser(parser: argparse.ArgumentParser, found: argparse.Namespace) -
 
 def _usage() -> str:
     width = max(len(name) for name in _COMMANDS)
-    lines = ["usage: windlass COMMAND [options]", "", windlass.__doc__ or "", "", "commands:"]
-    lines += [f"  {name:<{width}}  {text}" for name, (_, text) in _COMMANDS.items()]
-    lines += ["", "`windlass COMMAND --help` tells the options of a command."]
+    lines = ["usage: windlass COMMAND [options]", "", windlass.__doc__ or ""]
+    for group, commands in _GROUPS.items():
+        lines += ["", f"{group}:", *(f"  {name:<{width}}  {text}" for name, text in commands.items())]
+    lines += ["", "`windlass COMMAND --help` shows the options of a command, with examples."]
     return "\n".join(lines)
 
 
@@ -134,7 +158,7 @@ def command_names() -> tuple[str, ...]:
 
 def command_parser(name: str) -> tuple[Any, argparse.ArgumentParser]:
     """The module of a command and the parser of its options."""
-    command = import_module(_COMMANDS[name][0])
+    command = import_module(f"windlass.cli.{name.replace('-', '_')}")
     parser = _Parser(prog=f"windlass {name}", description=command.__doc__, formatter_class=_Help)
     command.add_arguments(parser)
     parser.epilog = "\n\n".join(part for part in (parser.epilog, examples_text(name)) if part)
@@ -155,7 +179,7 @@ def main(argv: list[str]) -> int:
         return _show(Result(text=f"windlass {windlass.__version__}"), as_json=False)
     if argv and argv[0] not in _COMMANDS:
         name = argv[0]
-        close = nearest(name, _COMMANDS)
+        close = _SYNONYMS.get(name) or nearest(name, _COMMANDS)
         hint = f"did you mean {close!r}? " if close else ""
         return _complain(UsageError(f"unknown command {name!r}", hint=f"{hint}`windlass --help` lists the commands"))
     try:

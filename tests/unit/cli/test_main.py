@@ -12,6 +12,7 @@ import pytest
 
 from unit.cli.typed import argv, environment, in_process, run_here, script, windlass
 from waiting import wait_until
+from windlass.cli.main import main
 
 COMMANDS = ("run", "plan", "submit", "explain", "diff", "sites", "logs", "selftest")
 
@@ -203,3 +204,9 @@ def test_planning_imports_neither_heavy_libraries_nor_what_runs(tmp_path: Path) 
         [sys.executable, "-c", text], cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.DEVNULL
     )
     assert done.returncode == 0
+
+
+def test_words_of_other_tools_are_answered_with_our_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for word, command in (("lauch", "run"), ("start", "run"), ("sbatch", "submit"), ("top", "watch"), ("pln", "plan")):
+        assert main([word]) == 2
+        assert f"did you mean '{command}'?" in capsys.readouterr().err, word
