@@ -65,7 +65,7 @@ def test_steps_of_an_unmodified_script_on_two_nodes_are_seen_and_a_second_look_g
         child = job.popen("--watch", "-r", "1", "--threads", "1", str(script), str(stop))
         try:
             wait_until(
-                lambda: (seen := _seen(job)) and len(seen.ranks) == 2 and min(rank.steps for rank in seen.ranks) > 12,
+                lambda: (seen := _seen(job)) and len(seen.ranks) == 2 and min(rank.steps for rank in seen.ranks) > 25,
                 timeout_s=120,
                 what="steps of both ranks are seen",
                 state=lambda: str(_seen(job)),
@@ -90,7 +90,7 @@ def test_steps_of_an_unmodified_script_on_two_nodes_are_seen_and_a_second_look_g
             child.communicate(timeout=30)
     assert child.returncode == 0, said
     data = json.loads(looked.stdout)
-    assert data["worst"]["kind"] == "input", looked.text
+    assert data["worst"]["kind"] == "input-bound", looked.text
     assert [node[0] for node in data["job"]["nodes"]] == ["nid0001", "nid0002"]
     assert beside.code == 5, beside.text
     host, pid = beside.stdout.split()

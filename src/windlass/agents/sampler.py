@@ -57,7 +57,7 @@ class SamplerSidecar:
         self._inner = inner
         self._view = view
         self._every_s = interval_s(len(hosts))
-        self._fold = JobFold(plan.name, hosts, self._every_s)
+        self._fold = JobFold(plan.name, hosts, self._every_s, len(plan.topology.allowed or plan.topology.cpus))
         self._files: JobFiles | None = JobFiles(folder.path, every_s=self._every_s)
         self._hosts = hosts
         self._told = 0

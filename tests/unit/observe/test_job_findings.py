@@ -63,19 +63,24 @@ def _one_waits_for_nobody() -> Job:
             with_rank(5, last_at=AT - 200, steps=990),
             "error",
             "stalled",
-            "rank 5: stopped first, after step 990",
+            "rank 5: no step for 200 s, since step 990",
         ),
         (_nodes(at=AT - 100), "error", "lost", "nid0: sent no sample for more than 30 s"),
-        (_nodes(memory_bytes=95), "error", "memory", "nid0: 95% of the memory limit"),
+        (_nodes(memory_bytes=95), "error", "memory-pressure", "nid0: more than 92% of the memory limit"),
         (with_rank(3, alloc_retries=2), "warning", "device-memory", "rank 3"),
-        (all_ranks(wait_share=0.43), "error", "input", "ranks wait 43% of each step for data"),
-        (all_ranks(wait_share=0.12), "warning", "input", "12%"),
+        (all_ranks(wait_share=0.43), "error", "input-bound", "ranks wait for data 43% of the time"),
+        (all_ranks(wait_share=0.12), "warning", "input-bound", "12%"),
         (with_rank(7, wait_share=0.6), "error", "input-straggler", "rank 7: waits 60%"),
-        (with_rank(7, step_ms=190.0), "error", "straggler", "rank 7: takes 190 ms a step, the median rank 101 ms"),
-        (_one_waits_for_nobody(), "error", "straggler", "rank 5: waits 1% of a step for others, which wait 40% for it"),
-        (all_ranks(comm_share=0.35), "warning", "network", "35% of a step is communication"),
-        (_devices(throttled=True), "error", "throttled", "nid0: slowed down for heat or power: 1 of 16"),
-        (_devices(busy=0.01), "error", "idle", "nid0: 1 of 16 devices are idle"),
+        (
+            with_rank(7, step_ms=190.0),
+            "error",
+            "straggler",
+            "rank 7 on nid1: slower than the others by itself, and they wait for it (180 ms",
+        ),
+        (_one_waits_for_nobody(), "error", "straggler", "rank 5 on nid1: slower than the others by itself"),
+        (all_ranks(comm_share=0.35), "warning", "network-bound", "takes 35% of a step"),
+        (_devices(throttled=True), "error", "throttled-devices", "nid0 0: 1 of 16 devices lowered the clock"),
+        (_devices(busy=0.01), "error", "idle-devices", "nid0 0: 1 of 16 devices did nothing"),
     ],
     ids=lambda value: value if isinstance(value, str) and " " not in value else "",
 )
@@ -109,7 +114,7 @@ def test_before_the_first_step_the_job_is_starting() -> None:
 def test_an_ended_job_is_judged_by_all_of_its_steps() -> None:
     job = all_ranks(activity="ended", wait_share=0.01, all_wait_share=0.5, last_at=AT - 5000)
     first = find(msgspec.structs.replace(job, ended=True))[0]
-    assert (first.kind, "50%" in first.evidence) == ("input", True)
+    assert (first.kind, "50%" in first.evidence) == ("input-bound", True)
 
 
 def test_the_screen_fits_its_columns_and_lines_and_has_the_answer_first() -> None:

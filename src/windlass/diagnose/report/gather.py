@@ -9,7 +9,7 @@ import msgspec
 
 from windlass.base.notation.counts import counted
 from windlass.diagnose.report.measured import Measured, measure
-from windlass.diagnose.report.rules import Subject, find, share_of
+from windlass.diagnose.report.rules import Subject, find, not_checked, share_of
 from windlass.diagnose.watch.job import read_history, read_job
 from windlass.errors import WindlassError
 from windlass.model.finding import Finding, worst_first
@@ -144,7 +144,7 @@ def gather(folder: RunFolder, environ: Mapping[str, str], *, against: RunFolder 
         attempts=attempts,
         measured=measured,
         profiles=_profiles(folder),
-        notes=(*notes, *measured.notes),
+        notes=(*notes, *measured.notes, *(not_checked(subject) if measured.spans else ())),
     )
     return msgspec.structs.replace(report, against=_against(report, against, environ)) if against else report
 

@@ -6,21 +6,23 @@ groups of devices or nodes, and a long history is thinned before it is looked at
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from windlass.diagnose.watch.job import HistoryHead, HistoryLine, Job
-from windlass.diagnose.watch.thresholds import is_full, is_idle, is_straggler
+from windlass.diagnose.watch.rules import slow_ranks
+from windlass.diagnose.watch.thresholds import is_full, is_idle
 
 MAX_CELLS = 2_000_000
 """Values of ranks and devices that are looked at; more of them, and only every second, third… line is."""
 MAX_SPANS = 240
 _HEAT_ROWS, _HEAT_COLUMNS = 48, 96
 _WH = 3600.0
+_PARTS, _GROWN, _GROWN_BYTES = 6, 1.1, 256 << 20
 Cell = Callable[[HistoryLine, int], "float | None"]
 
 
@@ -34,8 +36,8 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     high_ms: float | None = None
     wait_share: float | None = None
     comm_share: float | None = None
-    slow_rank: int | None = None
-    """The rank that needs clearly longer than the others by itself, not counting what it waits for them."""
+    slow_ranks: tuple[int, ...] = ()
+    """Ranks that need clearly longer than the others by themselves, not counting what they wait for them."""
 
 
 class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +47,7 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     steps: int = 0
     step_ms: float | None = None
+    median_ms: float | None = None
     p95_ms: float | None = None
     wait_share: float | None = None
     comm_share: float | None = None
@@ -76,6 +79,9 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     throttled_devices: tuple[str, ...] = ()
     full_nodes: tuple[str, ...] = ()
     """Nodes whose memory came near its limit."""
+    growing: tuple[str, float] | None = None
+    """The node whose memory grew most, all the time, and by how many bytes a second."""
+    devices: int = 0
     energy_wh: float | None = None
     energy_of: str = ""
     """What the energy is of: nodes, or devices alone where no node tells its power."""
@@ -90,6 +96,8 @@ def measure(job: Job | None, head: HistoryHead | None, lines: Sequence[HistoryLi
     spans = tuple(_span(head, line) for line in used)
     per_rank = {rank: _of_rank(used, column) for column, rank in enumerate(head.ranks)}
     busy = _means(used, len(head.devices), lambda line, n: line.devices[n][0])
+    stepping = [line for line in used if any(row[0] is not None for row in line.ranks)]  # the start is no idleness
+    worked = _means(stepping, len(head.devices), lambda line, n: line.devices[n][0])
     energy, of = _energy(head, lines)
     return Measured(
         spans=spans,
@@ -98,7 +106,9 @@ def measure(job: Job | None, head: HistoryHead | None, lines: Sequence[HistoryLi
         first_step_at=next((span.begin for span in spans if span.step_ms is not None), None),
         device_busy=_mean(busy),
         device_power_w=_mean(_means(used, len(head.devices), lambda line, n: line.devices[n][1])),
-        idle_devices=_idle(head, busy, any(span.step_ms is not None for span in spans)),
+        idle_devices=_idle(head, worked),
+        growing=_growing(head, stepping),
+        devices=len(head.devices),
         throttled_devices=_throttled(job),
         full_nodes=_full_nodes(job),
         energy_wh=energy,
@@ -135,25 +145,15 @@ def _span(head: HistoryHead, line: HistoryLine) -> Span:
         high_ms=steps[-1] if steps else None,
         wait_share=_mean(waits),
         comm_share=_mean(comms),
-        slow_rank=_slow_rank(head, line),
+        slow_ranks=_slow_ranks(head, line),
     )
 
 
-def _slow_rank(head: HistoryHead, line: HistoryLine) -> int | None:
+def _slow_ranks(head: HistoryHead, line: HistoryLine) -> tuple[int, ...]:
     """Ranks of one world step together, so that a slow one shows where nobody waits for it: its own part of the step,
     without what it waits in collectives, is the longest."""
-    own = [row[0] * (1 - (row[2] or 0.0)) if row[0] is not None else None for row in line.ranks]
-    known = [value for value in own if value is not None]
-    if len(known) < 2:
-        return None
-    longest = max(known)
-    others = sorted(known)[:-1]
-    return head.ranks[own.index(longest)] if is_straggler(longest, statistics.median(others)) else None
-
-
-def slow_spans(spans: Iterable[Span]) -> Counter[int]:
-    """How many spans each slow rank was the slow one of."""
-    return Counter(span.slow_rank for span in spans if span.slow_rank is not None)
+    rows = zip(head.ranks, line.ranks, strict=True)
+    return slow_ranks({rank: row[0] * (1 - (row[2] or 0.0)) for rank, row in rows if row[0] is not None})
 
 
 def _of_rank(
@@ -169,7 +169,7 @@ def _rank_summaries(
 ) -> tuple[RankSummary, ...]:
     if job is None:
         return tuple(
-            RankSummary(rank=rank, host="", step_ms=s, wait_share=w, comm_share=c, cpu=u)
+            RankSummary(rank=rank, host="", step_ms=s, median_ms=s, wait_share=w, comm_share=c, cpu=u)
             for rank, (s, w, c, u) in sorted(seen.items())
         )
     found = []
@@ -181,6 +181,7 @@ def _rank_summaries(
                 host=job.nodes[row.node].host if row.node < len(job.nodes) else "",
                 steps=row.steps,
                 step_ms=_first(row.all_ms, step),
+                median_ms=_first(row.step_ms, step),
                 p95_ms=row.p95_ms,
                 wait_share=_first(row.all_wait_share, wait, row.wait_share),
                 comm_share=_first(comm, row.comm_share),
@@ -223,10 +224,26 @@ def _groups(count: int, most: int) -> list[tuple[int, int]]:
     return [(start, min(start + size, count)) for start in range(0, count, size)]
 
 
-def _idle(head: HistoryHead, busy: Sequence[float | None], stepped: bool) -> tuple[str, ...]:
+def _growing(head: HistoryHead, lines: Sequence[HistoryLine]) -> tuple[str, float] | None:
+    """Memory that a model needs is there after its first steps. One that still grows from each sixth of the rest to
+    the next, by more than a tenth in all, is leaking."""
+    size = len(lines) // (_PARTS + 1)
+    if size < 1:
+        return None
+    found = []
+    for node, host in enumerate(head.hosts):
+        parts = [lines[n * size : (n + 1) * size] for n in range(1, _PARTS + 1)]
+        means = [_mean([line.nodes[node][1] for line in part]) for part in parts]
+        known = [value for value in means if value]
+        if len(known) == _PARTS and all(a < b for a, b in itertools.pairwise(known)):
+            seconds = parts[-1][-1].end - parts[0][0].begin
+            if known[-1] > _GROWN * known[0] and known[-1] - known[0] >= _GROWN_BYTES and seconds > 0:
+                found.append((host, (known[-1] - known[0]) / seconds))
+    return max(found, key=lambda pair: pair[1], default=None)
+
+
+def _idle(head: HistoryHead, busy: Sequence[float | None]) -> tuple[str, ...]:
     """Devices that did next to nothing while ranks took steps."""
-    if not stepped:
-        return ()
     return tuple(
         f"{_host(head, node)} {index}"
         for (node, index), value in zip(head.devices, busy, strict=True)

@@ -1,23 +1,23 @@
 """Why a run was as fast as it was: one rule per cause, each with its evidence and the next thing to try. Pure.
 
-What stands out in a figure is settled in `observe.thresholds`, for `watch` too; what only a whole run shows is here.
+The rules for a slow run are in `watch.rules`, for `watch` too. What only a whole run shows is here.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from statistics import median
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from windlass.base.notation.counts import counted
-from windlass.diagnose.report.measured import Measured, slow_spans
-from windlass.diagnose.watch import thresholds
+from windlass.diagnose.report.measured import Measured
+from windlass.diagnose.watch.rules import Figures, RankFigures, check, ranks_text
 from windlass.model.finding import Finding, worst_first
 from windlass.model.plan import Plan
-from windlass.node.sys.text import listed
+from windlass.node.sys.text import binary_size, listed
 from windlass.plan.profile import profiled_ranks
 
 _SAME_RANK = 0.6
@@ -25,7 +25,6 @@ _SAME_RANK = 0.6
 _SLOW_SPANS = 0.25
 _LEAST_SPANS = 3
 _STARTUP_S, _STARTUP_SHARE = 60.0, 0.2
-_some = partial(listed, limit=8)
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +40,45 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
 def find(subject: Subject) -> tuple[Finding, ...]:
     """What stands out, the worst first."""
     found = [finding for rule in RULES if (finding := rule(subject)) is not None]
-    return worst_first(found) or (_nothing(subject),)
+    return worst_first((*found, *check(figures_of(subject)).findings)) or (_nothing(subject),)
+
+
+def not_checked(subject: Subject) -> tuple[str, ...]:
+    """The common rules that lack their evidence, each with the reason."""
+    return tuple(f"not checked: {why}" for why in check(figures_of(subject)).not_checked)
+
+
+def figures_of(subject: Subject) -> Figures:
+    """The run as the common rules look at it."""
+    measured, topology = subject.measured, subject.plan.topology
+    slow = slow_ranks(measured)
+    return Figures(
+        ranks=tuple(
+            RankFigures(
+                rank=one.rank,
+                host=one.host,
+                steps=one.steps,
+                step_ms=one.median_ms,
+                mean_ms=one.step_ms,
+                p95_ms=one.p95_ms,
+                wait_share=one.wait_share,
+                comm_share=one.comm_share,
+                alloc_retries=one.alloc_retries or 0,
+            )
+            for one in measured.ranks
+            if one.steps or one.step_ms is not None
+        ),
+        hosts=tuple(dict.fromkeys(one.host for one in measured.ranks)),
+        ranks_per_node=subject.plan.ranks_per_node,
+        cores_per_node=len(topology.allowed or topology.cpus),
+        slow=_split_profiled(subject, slow.ranks)[1],
+        slow_because=slow.words,
+        uneven=bool(slow.words),
+        devices=measured.devices,
+        idle=measured.idle_devices,
+        throttled=measured.throttled_devices,
+        full=measured.full_nodes,
+    )
 
 
 def _nothing(subject: Subject) -> Finding:
@@ -69,74 +106,73 @@ def _nothing(subject: Subject) -> Finding:
     return Finding(kind="fine", severity="ok", evidence="nothing stands out: no rule of this report fires")
 
 
-def input_bound(subject: Subject) -> Finding | None:
-    share = share_of(subject.measured, "wait_share")
-    severity = thresholds.input_severity(share) if share is not None else None
-    if share is None or severity is None:
+class Slow(NamedTuple):
+    """Ranks that are slow in most of the spans with a slow one; none of them where they change. `words` is empty where
+    there are too few such spans."""
+
+    ranks: tuple[int, ...] = ()
+    words: str = ""
+
+
+def slow_ranks(measured: Measured) -> Slow:
+    spans = [span for span in measured.spans if span.step_ms is not None]
+    flagged = [span for span in spans if span.slow_ranks]
+    if len(flagged) < _LEAST_SPANS or len(flagged) < _SLOW_SPANS * len(spans):
+        return Slow()
+    times = Counter(rank for span in flagged for rank in span.slow_ranks)
+    same = tuple(sorted(rank for rank, count in times.items() if count >= _SAME_RANK * len(flagged)))
+    most = max(times.values())
+    return Slow(same, f"the longest own time in {most} of {counted(len(spans), 'span')}, by a third or more")
+
+
+def _split_profiled(subject: Subject, ranks: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Those of the ranks that were profiled, and the others."""
+    request = subject.plan.request
+    under = set(profiled_ranks(request)) if request.profile is not None else set()
+    return tuple(rank for rank in ranks if rank in under), tuple(rank for rank in ranks if rank not in under)
+
+
+def profiled(subject: Subject) -> Finding | None:
+    slow = slow_ranks(subject.measured)
+    ranks, _ = _split_profiled(subject, slow.ranks)
+    if not ranks:
         return None
-    cpus = _cpus_per_rank(subject.plan)
-    more = (
-        f"more DataLoader workers (a rank has {counted(cpus, 'core')})"
-        if cpus and cpus > 1
-        else "give ranks more cores"
-    )
     return Finding(
-        kind="input-bound",
-        severity=severity,
-        evidence=f"ranks wait for data {share:.0%} of the time "
-        f"(median of {counted(len(subject.measured.ranks), 'rank')})",
-        advice=f"{more}; data in the memory of the nodes (`windlass stage`), or read once for all of them "
-        "(`--cache DIR --cache-placement partition`, and `{view}DIR` as the script's folder)",
+        kind="profiled",
+        severity="note",
+        subject=ranks_text(ranks),
+        evidence=f"it was profiled and is slower for it, and the others wait for it ({slow.words})",
+        advice="read its profile; judge the speed of the job by a run without --profile",
     )
 
 
-def network_bound(subject: Subject) -> Finding | None:
-    share = share_of(subject.measured, "comm_share")
-    severity = thresholds.network_severity(share) if share is not None else None
-    if share is None or severity is None or subject.plan.world_size == 1 or straggler(subject) is not None:
+def noise(subject: Subject) -> Finding | None:
+    slow, figures = slow_ranks(subject.measured), figures_of(subject)
+    if slow.ranks or not slow.words or len(figures.hosts) < 2 or figures.oversubscribed:
         return None
-    return Finding(
-        kind="network-bound",
-        severity=severity,
-        evidence=f"communication that nothing hides takes {share:.0%} of a step (measured by DistributedDataParallel)",
-        advice="`windlass bench collectives` tells whether the network is as it should be; a larger batch per rank, "
-        "gradient accumulation, larger DDP buckets, `windlass tune`",
-    )
-
-
-def straggler(subject: Subject) -> Finding | None:
-    slow = slow_spans(subject.measured.spans)
-    spans = sum(1 for span in subject.measured.spans if span.step_ms is not None)
-    flagged = sum(slow.values())
-    if flagged < _LEAST_SPANS or flagged < _SLOW_SPANS * spans:
-        return None
-    rank, times = slow.most_common(1)[0]
-    longest = f"the longest own time in {times} of {counted(spans, 'span')}, by a third or more"
-    if subject.plan.request.profile is not None and rank in profiled_ranks(subject.plan.request):
-        return Finding(
-            kind="profiled",
-            severity="note",
-            subject=f"rank {rank}",
-            evidence=f"it was profiled and is slower for it, and the others wait for it ({longest})",
-            advice="read its profile; judge the speed of the job by a run without --profile",
-        )
-    host = next((r.host for r in subject.measured.ranks if r.rank == rank), "")
-    if times >= _SAME_RANK * flagged:
-        return Finding(
-            kind="straggler",
-            severity="error",
-            subject=f"rank {rank} on {host}" if host else f"rank {rank}",
-            evidence=f"it is slower than the others by itself, and they wait for it ({longest})",
-            advice="`windlass doctor --full` on these nodes; its clocks and cores; "
-            "`windlass nodes` keeps a bad node out",
-        )
+    spans = [span for span in subject.measured.spans if span.slow_ranks]
+    others = {rank for span in spans for rank in span.slow_ranks}
     return Finding(
         kind="noise",
         severity="warning",
-        evidence=f"the slow rank changes, so no single node is the cause ({counted(len(slow), 'rank')} in "
-        f"{counted(flagged, 'span')})",
+        evidence=f"the slow rank changes, so no single node is the cause ({counted(len(others), 'rank')} in "
+        f"{counted(len(spans), 'span')})",
         advice="uneven data (bucket samples by length), Python's garbage collector (collect every N steps instead), "
         "a file system that others use",
+    )
+
+
+def memory_growth(subject: Subject) -> Finding | None:
+    host, growth = subject.measured.growing or ("", 0.0)
+    if not host:
+        return None
+    return Finding(
+        kind="memory-growth",
+        severity="warning",
+        subject=host,
+        evidence=f"host memory grew all the time, by {binary_size(growth * 60)} a minute",
+        advice="something keeps what it should drop (losses with their graph, growing lists, a leaking worker); the "
+        "kernel kills a rank when the limit is reached",
     )
 
 
@@ -152,29 +188,9 @@ def cpu_binding(subject: Subject) -> Finding | None:
         kind="cpu-binding",
         severity="warning",
         evidence=f"ranks keep all of their {counted(cpus, 'core')} busy: "
-        f"{_some([str(rank.rank) for rank in busy])} of {counted(len(subject.measured.ranks), 'rank')}; "
+        f"{listed([str(rank.rank) for rank in busy], 8)} of {counted(len(subject.measured.ranks), 'rank')}; "
         f"bound by: {subject.plan.binding.because}",
         advice="fewer ranks per node, or --cpu-bind with more cores for each: threads and DataLoader workers need some",
-    )
-
-
-def memory_pressure(subject: Subject) -> Finding | None:
-    retries = [rank for rank in subject.measured.ranks if rank.alloc_retries]
-    full = subject.measured.full_nodes
-    if not retries and not full:
-        return None
-    parts = []
-    if retries:
-        most = max(rank.alloc_retries or 0 for rank in retries)
-        parts.append(f"torch had to flush device memory on {counted(len(retries), 'rank')} (up to {most} times)")
-    if full:
-        parts.append(f"node memory is at more than {thresholds.MEMORY_SHARE:.0%} of its limit on {_some(list(full))}")
-    return Finding(
-        kind="memory-pressure",
-        severity=thresholds.FULL_NODE if full else thresholds.ALLOC_RETRIES,
-        evidence="; ".join(parts),
-        advice="a smaller batch, activation checkpointing, fewer DataLoader workers; "
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragments",
     )
 
 
@@ -183,31 +199,6 @@ def tcp_fallback(subject: Subject) -> Finding | None:
     if remark is None or subject.plan.nodes == 1:
         return None
     return msgspec.structs.replace(remark, severity="error")
-
-
-def idle_devices(subject: Subject) -> Finding | None:
-    idle = subject.measured.idle_devices
-    if not idle:
-        return None
-    return Finding(
-        kind="idle-devices",
-        severity=thresholds.IDLE,
-        evidence=f"{counted(len(idle), 'device')} did nothing while ranks took steps (busy less than "
-        f"{thresholds.IDLE_BUSY:.0%} of the time): {_some(list(idle))}",
-        advice="does the script use LOCAL_RANK for its device? `windlass logs --where` shows what each rank got",
-    )
-
-
-def throttling(subject: Subject) -> Finding | None:
-    hot = subject.measured.throttled_devices
-    if not hot:
-        return None
-    return Finding(
-        kind="throttled-devices",
-        severity=thresholds.THROTTLED,
-        evidence=f"{counted(len(hot), 'device')} lowered the clock by itself at the last look: {_some(list(hot))}",
-        advice="`windlass doctor` on that node; the operators may want to know",
-    )
 
 
 def slow_start(subject: Subject) -> Finding | None:
@@ -226,10 +217,7 @@ def slow_start(subject: Subject) -> Finding | None:
 
 
 Rule = Callable[[Subject], "Finding | None"]
-RULES: tuple[Rule, ...] = (
-    *(tcp_fallback, idle_devices, straggler, input_bound, network_bound),
-    *(cpu_binding, memory_pressure, throttling, slow_start),
-)
+RULES: tuple[Rule, ...] = (tcp_fallback, profiled, noise, memory_growth, cpu_binding, slow_start)
 
 
 def share_of(measured: Measured, name: Literal["wait_share", "comm_share"]) -> float | None:

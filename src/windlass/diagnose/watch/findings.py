@@ -1,29 +1,78 @@
 """What is worst in a job, and what to do about it: rules over its rows, the most serious finding first. Pure.
 
-What stands out in a figure is settled in `thresholds`, for the report too; what only a running job shows is here.
+The rules for a slow run are in `rules`, for the report too. What only a running job shows is here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 from statistics import median
 
-from windlass.base.notation.cpulist import format_cpulist
-from windlass.base.notation.hostlist import fold_hostlist
 from windlass.diagnose.watch import thresholds
-from windlass.diagnose.watch.job import Job, RankRow
+from windlass.diagnose.watch.job import DeviceRow, Job, RankRow
+from windlass.diagnose.watch.rules import Figures, RankFigures, check, hosts_text, ms_text, ranks_text, slow_ranks
 from windlass.model.finding import SERIOUS, Finding, worst_first
 
 STALL_STEPS, STALL_S = 5.0, 120.0
+QUIET_STEPS, QUIET_S = 10.0, 5.0
+FLUSH_S = 1.0
+"""Ranks write their steps down this often (`node/sampler/recorder.py`)."""
 LOST_INTERVALS, LOST_S = 4.0, 30.0
 CPU_FULL = 0.97
-_MAX_NAMED = 8
 
 
 def find(job: Job) -> tuple[Finding, ...]:
     """All findings, the most serious first; one that says so where nothing stands out."""
-    found = worst_first(finding for rule in _RULES for finding in rule(job))
-    return found if any(finding.severity in SERIOUS for finding in found) else (_all_well(job), *found)
+    here = (finding for rule in _RULES for finding in rule(job))
+    found = worst_first((*here, *check(figures_of(job)).findings))
+    told = any(finding.severity in SERIOUS or finding.kind == "no-step" for finding in found)
+    return found if told else (_all_well(job), *found)
+
+
+def figures_of(job: Job) -> Figures:
+    """The job as the common rules look at it: the last samples while it runs, all of its steps when it has ended."""
+    active = _active(job)
+    own = {rank.rank: (rank.step_ms or 0.0) * (1 - (rank.comm_share or 0.0)) for rank in active}
+    slow = slow_ranks(own)
+    because = ""
+    if slow:
+        most, middle = max(own[rank] for rank in slow), median(own.values())
+        because = f"{ms_text(most)} of its own in a step, the median rank {ms_text(middle)}"
+    per_node = Counter(rank.node for rank in job.ranks)
+    busy = [device for device in job.devices if device.busy is not None]
+    live = not job.ended
+    return Figures(
+        ranks=tuple(_rank_figures(job, rank) for rank in active),
+        hosts=tuple(node.host for node in job.nodes),
+        ranks_per_node=max(per_node.values(), default=0),
+        cores_per_node=job.cores,
+        slow=slow,
+        slow_because=because,
+        uneven=bool(slow),
+        devices=len(job.devices),
+        idle=tuple(_device(job, one) for one in busy if active and live and thresholds.is_idle(one.busy or 0.0)),
+        throttled=tuple(_device(job, device) for device in job.devices if device.throttled),
+        full=tuple(n.host for n in job.nodes if live and thresholds.is_full(n.memory_bytes, n.memory_limit_bytes)),
+    )
+
+
+def _rank_figures(job: Job, rank: RankRow) -> RankFigures:
+    return RankFigures(
+        rank=rank.rank,
+        host=job.nodes[rank.node].host if rank.node < len(job.nodes) else "",
+        steps=rank.steps,
+        step_ms=rank.step_ms,
+        mean_ms=rank.all_ms,
+        p95_ms=rank.p95_ms,
+        wait_share=rank.all_wait_share if job.ended else rank.wait_share,
+        comm_share=rank.comm_share,
+        alloc_retries=rank.alloc_retries or 0,
+    )
+
+
+def _device(job: Job, device: DeviceRow) -> str:
+    return f"{job.nodes[device.node].host} {device.index}" if device.node < len(job.nodes) else str(device.index)
 
 
 def _all_well(job: Job) -> Finding:
@@ -47,30 +96,33 @@ def _active(job: Job) -> list[RankRow]:
 
 
 def _stalled(job: Job) -> list[Finding]:
-    if job.ended:
+    """Ranks without a step for long: an error after minutes, a note after ten steps, for evaluation and saves take
+    their time. A rank is named only where others still take steps: what ranks did since their last flush is not
+    seen, so that after a total stop the order of the last steps says nothing."""
+    stepping = [rank for rank in job.ranks if rank.activity == "steps" and rank.step_ms is not None and rank.last_at]
+    if job.ended or not stepping:
         return []
-    late: list[RankRow] = []
-    for rank in job.ranks:
-        if rank.activity != "steps" or rank.step_ms is None:
-            continue
-        age = job.at - (rank.last_at or job.at)
-        if age > max(STALL_S, STALL_STEPS * (rank.step_ms or 0) / 1000):
-            late.append(rank)
-    if not late:
+    unseen_s = job.interval_s + FLUSH_S
+
+    def late(steps: float, seconds: float) -> list[RankRow]:
+        return [r for r in stepping if job.at - (r.last_at or 0) > max(seconds, steps * (r.step_ms or 0) / 1000)]
+
+    stopped, slow = late(STALL_STEPS, STALL_S), late(QUIET_STEPS, QUIET_S + unseen_s)
+    ranks = stopped or slow
+    if not ranks or (not stopped and len(slow) < len(stepping)):
         return []
-    age = max(job.at - (rank.last_at or job.at) for rank in late)
-    behind = min(rank.steps for rank in late)
-    first = [rank for rank in late if rank.steps == behind]
-    who = _who(first) if len(first) < len(late) else _who(late)
+    age = job.at - max(rank.last_at or 0 for rank in ranks)
+    some = len(ranks) < len(stepping)
+    first = ranks[0].rank
     return [
         Finding(
-            severity="error",
-            kind="stalled",
-            subject=who,
-            evidence=f"stopped first, after step {behind:,}; no step for {age:.0f} s",
-            advice=f"where: windlass exec --rank {first[0].rank} -- sh -c 'py-spy dump --pid $WINDLASS_RANK_PID'; "
+            severity="error" if stopped else "note",
+            kind="stalled" if stopped else "no-step",
+            subject=ranks_text([rank.rank for rank in ranks]) if some else "",
+            evidence=f"no step for {age:.0f} s" + (f", since step {min(r.steps for r in ranks):,}" if some else ""),
+            advice=f"where: windlass exec --rank {first} -- sh -c 'py-spy dump --pid $WINDLASS_RANK_PID'; "
             "`run --hang-after` asks all ranks",
-            facts={"ranks": [rank.rank for rank in first]},
+            facts={"ranks": [rank.rank for rank in ranks]},
         )
     ]
 
@@ -86,170 +138,12 @@ def _lost(job: Job) -> list[Finding]:
         Finding(
             severity="error",
             kind="lost",
-            subject=_hosts(hosts),
+            subject=hosts_text(hosts),
             evidence=f"sent no sample for more than {limit:.0f} s",
             advice="is the node gone, or its agent? `windlass exec --node HOST -- uptime` asks it",
             facts={"hosts": hosts},
         )
     ]
-
-
-def _memory(job: Job) -> list[Finding]:
-    full = [node for node in job.nodes if thresholds.is_full(node.memory_bytes, node.memory_limit_bytes)]
-    found: list[Finding] = []
-    if full and not job.ended:
-        worst = max(full, key=lambda node: (node.memory_bytes or 0) / (node.memory_limit_bytes or 1))
-        share = (worst.memory_bytes or 0) / (worst.memory_limit_bytes or 1)
-        found.append(
-            Finding(
-                severity=thresholds.FULL_NODE,
-                kind="memory",
-                subject=_hosts([node.host for node in full]),
-                evidence=f"{share:.0%} of the memory limit is in use",
-                advice="the kernel kills a rank at 100%: fewer loader workers, a smaller prefetch, or more memory",
-                facts={"hosts": [node.host for node in full]},
-            )
-        )
-    retried = [rank for rank in job.ranks if rank.alloc_retries]
-    if retried:
-        found.append(
-            Finding(
-                severity=thresholds.ALLOC_RETRIES,
-                kind="device-memory",
-                subject=_who(retried),
-                evidence="device memory is full: torch had to free its cache and ask again",
-                advice="each time stops the device: a smaller batch, or "
-                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-                facts={"ranks": [rank.rank for rank in retried]},
-            )
-        )
-    return found
-
-
-def _input(job: Job) -> list[Finding]:
-    shares = [(rank, rank.all_wait_share if job.ended else rank.wait_share) for rank in _active(job)]
-    known = [(rank, share) for rank, share in shares if share is not None]
-    if not known:
-        return []
-    middle = median(share for _, share in known)
-    severity = thresholds.input_severity(middle)
-    if severity is not None:
-        return [
-            Finding(
-                severity=severity,
-                kind="input",
-                evidence=f"ranks wait {middle:.0%} of each step for data",
-                advice="more DataLoader workers (as far as cores go), or the data on the nodes: windlass stage",
-                facts={"ranks": [rank.rank for rank, share in known if thresholds.input_severity(share)]},
-            )
-        ]
-    alone = [rank for rank, share in known if thresholds.input_severity(share) == "error"]
-    if not alone:
-        return []
-    share = max(rank.wait_share or 0.0 for rank in alone)
-    return [
-        Finding(
-            severity="error",
-            kind="input-straggler",
-            subject=_who(alone),
-            evidence=f"waits {share:.0%} of a step for data, and all others with it",
-            advice=f"its node's file system or CPUs: windlass exec --rank {alone[0].rank} -- top -b -n 1",
-            facts={"ranks": [rank.rank for rank in alone]},
-        )
-    ]
-
-
-def _stragglers(job: Job) -> list[Finding]:
-    ranks = _active(job)
-    if len(ranks) < 2:
-        return []
-    middle = median(rank.step_ms or 0.0 for rank in ranks)
-    slow = [rank for rank in ranks if thresholds.is_straggler(rank.step_ms or 0.0, middle)]
-    if not slow or len(slow) * 2 >= len(ranks):
-        return _least_waiting(ranks)
-    worst = max(slow, key=lambda rank: rank.step_ms or 0.0)
-    return [
-        Finding(
-            severity="error",
-            kind="straggler",
-            subject=_who(slow),
-            evidence=f"takes {ms_text(worst.step_ms)} a step, the median rank {ms_text(middle)}",
-            advice="look at clocks, temperature and neighbours of its node; `run --spares` can do without it",
-            facts={"ranks": [rank.rank for rank in slow]},
-        )
-    ]
-
-
-def _least_waiting(ranks: Sequence[RankRow]) -> list[Finding]:
-    """In step with each other, all ranks take equally long: the slow one is the one that waits for nobody."""
-    known = [(rank, rank.comm_share) for rank in ranks if rank.comm_share is not None]
-    if len(known) < len(ranks) or len(known) < 3:
-        return []
-    middle = median(share for _, share in known)
-    least, share = min(known, key=lambda pair: pair[1])
-    if (
-        middle < thresholds.COMM_WARN
-        or share > middle / 4
-        or sum(s < middle / 2 for _, s in known) > max(1, len(known) // 8)
-    ):
-        return []
-    return [
-        Finding(
-            severity="error",
-            kind="straggler",
-            subject=_who([least]),
-            evidence=f"waits {share:.0%} of a step for others, which wait {middle:.0%} for it",
-            advice="look at clocks, temperature and neighbours of its node; `run --spares` can do without it",
-            facts={"ranks": [least.rank]},
-        )
-    ]
-
-
-def _network(job: Job) -> list[Finding]:
-    shares = [rank.comm_share for rank in _active(job) if rank.comm_share is not None]
-    severity = thresholds.network_severity(median(shares)) if shares else None
-    if severity is None or _stragglers(job):
-        return []
-    return [
-        Finding(
-            severity=severity,
-            kind="network",
-            evidence=f"{median(shares):.0%} of a step is communication that no computing hides",
-            advice="is the fabric's plugin in use (run --comm-log)? larger batches or buckets, fewer synchronisations",
-        )
-    ]
-
-
-def _devices(job: Job) -> list[Finding]:
-    found: list[Finding] = []
-    hot = [device for device in job.devices if device.throttled]
-    if hot:
-        hosts = tuple(dict.fromkeys(job.nodes[device.node].host for device in hot))
-        found.append(
-            Finding(
-                severity=thresholds.THROTTLED,
-                kind="throttled",
-                subject=_hosts(hosts),
-                evidence=f"slowed down for heat or power: {len(hot)} of {len(job.devices)} devices",
-                advice="tell the site; `run --spares` can do without the node",
-                facts={"hosts": hosts},
-            )
-        )
-    known = [(device, device.busy) for device in job.devices if device.busy is not None]
-    idle = [device for device, busy in known if thresholds.is_idle(busy)]
-    if idle and _active(job) and not job.ended:
-        hosts = tuple(dict.fromkeys(job.nodes[device.node].host for device in idle))
-        found.append(
-            Finding(
-                severity=thresholds.IDLE,
-                kind="idle",
-                subject=_hosts(hosts),
-                evidence=f"{len(idle)} of {len(known)} devices are idle",
-                advice="does every rank use a device of its own? `windlass logs --where` shows who has which",
-                facts={"hosts": hosts},
-            )
-        )
-    return found
 
 
 def _unseen(job: Job) -> list[Finding]:
@@ -260,7 +154,7 @@ def _unseen(job: Job) -> list[Finding]:
         Finding(
             severity="note",
             kind="unseen",
-            subject=_who(unseen),
+            subject=ranks_text([rank.rank for rank in unseen]),
             evidence="steps are not seen: no Python there, or one with -I, -E or -S",
             advice="call windlass.step() in the training loop",
             facts={"ranks": [rank.rank for rank in unseen]},
@@ -276,7 +170,7 @@ def _cpus(job: Job) -> list[Finding]:
         Finding(
             severity="note",
             kind="cpu",
-            subject=_hosts(full),
+            subject=hosts_text(full),
             evidence="all CPUs are busy",
             advice="fewer threads or loader workers per rank, if steps are slower than they should be",
             facts={"hosts": full},
@@ -288,37 +182,4 @@ def _notes(job: Job) -> list[Finding]:
     return [Finding(severity="note", kind="note", subject=note.nodes, evidence=note.text) for note in job.notes]
 
 
-_RULES: tuple[Callable[[Job], list[Finding]], ...] = (
-    _lost,
-    _stalled,
-    _memory,
-    _input,
-    _stragglers,
-    _network,
-    _devices,
-    _unseen,
-    _cpus,
-    _notes,
-)
-
-
-def _who(ranks: Sequence[RankRow]) -> str:
-    numbers = [rank.rank for rank in ranks]
-    if len(numbers) == 1:
-        return f"rank {numbers[0]}"
-    text = format_cpulist(numbers)
-    return f"ranks {text}" if len(text) <= 40 else f"{len(numbers)} ranks ({format_cpulist(numbers[:4])}, …)"
-
-
-def _hosts(hosts: Sequence[str]) -> str:
-    text = fold_hostlist(tuple(hosts))
-    return text if len(text) <= 40 else f"{len(hosts)} nodes ({', '.join(hosts[:2])}, …)"
-
-
-def ms_text(ms: float | None) -> str:
-    """A duration as people read it."""
-    if ms is None:
-        return "-"
-    if ms >= 10_000:
-        return f"{ms / 1000:.1f} s"
-    return f"{ms:.0f} ms" if ms >= 100 else f"{ms:.1f} ms"
+_RULES: tuple[Callable[[Job], list[Finding]], ...] = (_lost, _stalled, _unseen, _cpus, _notes)

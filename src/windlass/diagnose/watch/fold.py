@@ -46,10 +46,11 @@ def interval_s(nodes: int) -> float:
 class JobFold:
     """What is known of the job so far."""
 
-    def __init__(self, name: str, hosts: Sequence[str], every_s: float) -> None:
+    def __init__(self, name: str, hosts: Sequence[str], every_s: float, cores: int = 0) -> None:
         self._name = name
         self._hosts = tuple(hosts)
         self._every_s = every_s
+        self._cores = cores
         self._nodes = [NodeRow(host, 0.0) for host in hosts]
         self._devices: dict[tuple[int, int], DeviceRow] = {}
         self._ranks: dict[int, RankRow] = {}
@@ -99,6 +100,7 @@ class JobFold:
             name=self._name,
             interval_s=self._every_s,
             ended=ended,
+            cores=self._cores,
             nodes=tuple(self._nodes),
             devices=tuple(self._devices[key] for key in sorted(self._devices)),
             ranks=tuple(self._ranks[rank] for rank in sorted(self._ranks)),

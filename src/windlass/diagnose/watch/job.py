@@ -101,6 +101,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     interval_s: float
     ended: bool = False
+    cores: int = 0
+    """Of a node, for the ranks. 0: not known."""
     nodes: tuple[NodeRow, ...]
     devices: tuple[DeviceRow, ...] = ()
     ranks: tuple[RankRow, ...] = ()

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from windlass.base.notation.counts import counted, local_time
 from windlass.base.notation.sizes import size_text
-from windlass.diagnose.watch.findings import ms_text
 from windlass.diagnose.watch.job import Job, RankRow
+from windlass.diagnose.watch.rules import ms_text
 from windlass.model.finding import SERIOUS, Finding, Severity
 from windlass.node.sys.text import listed
 

@@ -16,6 +16,9 @@ COMM_WARN, COMM_BAD = 0.20, 0.40
 """Share of a step that is communication which no computing hides."""
 SLOW_SCORE = 0.75
 """Of the median's speed: below, a rank counts as a straggler, as in NVIDIA's resiliency extension."""
+PAUSE_WARN, PAUSE_STEPS = 0.5, 3.0
+"""Share of the time that passes in steps far longer than the median, and how far that is. Half of the time is where
+saving less often pays more than anything else."""
 MEMORY_SHARE = 0.92
 """Of a node's memory limit; the kernel kills a rank at 1."""
 IDLE_BUSY = 0.05
