@@ -34,22 +34,25 @@ LAYERS = {
     "plan": 5,
     "run/failure": 5,
     "diagnose/watch": 6,
-    "run": 6,
+    "run/trust": 5,
+    "run/folder": 6,
     "agents": 7,
-    "run/stage": 8,
-    "run/supervise": 8,
-    "diagnose/doctor": 8,
-    "build": 9,
-    "build/envs": 9,
-    "diagnose": 9,
-    "diagnose/report": 9,
-    "diagnose/bugreport": 9,
-    "api": 9,
-    "bench": 10,
-    "bench/tune": 11,
-    "cli": 12,
-    "__main__": 13,
-    "start": 13,
+    "run": 8,
+    "run/sidecars": 9,
+    "run/stage": 10,
+    "run/supervise": 10,
+    "diagnose/doctor": 10,
+    "build": 11,
+    "build/envs": 11,
+    "diagnose": 11,
+    "diagnose/report": 11,
+    "diagnose/bugreport": 11,
+    "api": 11,
+    "bench": 12,
+    "bench/tune": 13,
+    "cli": 14,
+    "__main__": 15,
+    "start": 15,
 }
 SAME_LAYER = {
     ("base/settings", "errors"),
@@ -70,7 +73,6 @@ HEAVY_AT_IMPORT = ("bench/train/",)
 # The environment is read at the edge and handed on as a value.
 READS_ENVIRONMENT = (
     "base/settings.py",  # the one copy of the environment that a command works with
-    "run/selftest.py",  # a program that is a rank itself
     "runtime/",  # lives in the user's process: the environment is its input
     "bench/rank.py",  # programs that are ranks themselves: who they are
     "node/",  # runs on compute nodes
@@ -82,7 +84,7 @@ STARTS_PROCESSES = (
     "base/procs/children.py",
     "run/guard.py",  # a fork that outlives a windlass which was killed
     "run/jobs.py",
-    "run/node_step.py",  # a step that goes on beside the ranks
+    "agents/step.py",  # a step that goes on beside the ranks
     "bench/start/machine.py",  # nodes on one machine
     "node/",  # runs on compute nodes
 )

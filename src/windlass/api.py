@@ -15,18 +15,14 @@ from pathlib import Path
 
 import msgspec
 
-from windlass.agents.command import program_text
-from windlass.agents.sidecars import run_sidecar
+from windlass.agents.ship import script_text
 from windlass.base.settings import current_environ, read_settings
 from windlass.errors import MachineError
 from windlass.model.finding import Finding
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.model.request import Request
-from windlass.node.sys import parts
-from windlass.node.sys.reading import read_text
 from windlass.run import new, planning, submit
-from windlass.run import selftest as rank_program
 from windlass.run.folder import RunFolder, make_folder, open_folder, read_plan
 from windlass.run.once import run_once
 from windlass.run.output import OutputView, ViewMaker, terminal_view
@@ -35,6 +31,7 @@ from windlass.run.rendezvous import plan_hosts
 from windlass.run.run import Run
 from windlass.run.selftest_bundle import write_bundle
 from windlass.run.selftest_findings import judge
+from windlass.run.sidecars.compose import run_sidecar
 from windlass.run.submit import Submission
 from windlass.run.supervise import saved
 from windlass.run.supervise.attempts import own
@@ -162,7 +159,8 @@ def selftest(
     environ = _given(environ)
     settings = read_settings(environ)
     folder = make_folder(request.run_dir, settings.runs_dir, "selftest", state_dir=settings.state_dir)
-    script = folder.write("selftest.py", selftest_program())  # a container sees the run folder
+    program = script_text("windlass.node.checks.selftest:main", {})
+    script = folder.write("selftest.py", program)  # a container sees the run folder
     request = msgspec.structs.replace(request, kind="script", command=(str(script),), run_dir=str(folder.path))
     record = run(request, environ=environ, view=view)
     plan = read_plan(folder.path)
@@ -170,12 +168,6 @@ def selftest(
     path = Path(bundle or f"windlass-selftest-{plan.site}-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz")
     write_bundle(path, folder, findings, environ, request.env)
     return SelfTest(record=record, findings=findings, bundle=path)
-
-
-def selftest_program() -> str:
-    """What each rank of a self-test runs, as one text: its interpreter need not know windlass."""
-    source, shared = read_text(rank_program.__file__, follow=True), read_text(parts.__file__, follow=True)
-    return program_text(source, ((parts.__name__, shared),))
 
 
 def submit_request(

@@ -32,3 +32,8 @@ class Echo:
 
 def make(node: Any, settings: dict[str, Any]) -> Echo:
     return Echo(node, settings)
+
+
+def program(settings: dict[str, Any]) -> int:
+    print(settings["word"])
+    return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -17,18 +16,19 @@ import pytest
 
 from requirements import missing_programs, require
 from waiting import wait_until
-from windlass.agents.bundle import BundleManifest, ServiceSpec, bundle_bytes
-from windlass.agents.command import agent_argv, script_argv, stop_argv, tool_argv
 from windlass.agents.interpreter import fits, pack_interpreter
+from windlass.agents.ship import agent_argv, agent_file, program_argv, script_text, stop_argv
+from windlass.agents.start import Manifest, ServiceSpec, agent_bytes
 from windlass.node.agent import host
 from windlass.node.sys.identity import start_of
+from windlass.node.sys.messages import read_messages
 
 KEY = b"k" * 32
 NODE = "TEST_NODE"
 
 
 def write_bundle(folder: Path, hosts: int = 1, until: str = "stdin", run_id: str = "", **settings: object) -> Path:
-    manifest = BundleManifest(
+    manifest = Manifest(
         run_id=run_id or "run1",
         hosts=tuple(f"host{n}" for n in range(hosts)),
         node_variables=("NOT_SET", NODE),
@@ -37,7 +37,7 @@ def write_bundle(folder: Path, hosts: int = 1, until: str = "stdin", run_id: str
         services=(ServiceSpec(name="echo", entry="tests_agent.echo_service:make", settings=settings),),
     )
     path = folder / f"agent{run_id}.pyz"
-    path.write_bytes(bundle_bytes(manifest, KEY, {"tests_agent": Path(__file__).parent}))
+    path.write_bytes(agent_bytes(manifest, KEY, {"tests_agent": Path(__file__).parent}))
     path.chmod(0o600)
     return path
 
@@ -58,7 +58,7 @@ class Agent:
 
     def line(self) -> dict[str, Any]:
         assert self.child.stdout
-        return dict(json.loads(self.child.stdout.readline()))
+        return read_messages([self.child.stdout.readline()])[0]
 
     def worker(self) -> int:
         """The agent proper, below its keeper."""
@@ -75,7 +75,7 @@ class Agent:
 
     def rest(self) -> tuple[list[dict[str, Any]], str]:
         out, err = self.child.communicate(timeout=20)
-        return [json.loads(line) for line in out.splitlines()], err
+        return read_messages(out.splitlines()), err
 
 
 @pytest.fixture
@@ -233,7 +233,7 @@ def test_launcher_that_counts_nodes_in_another_order_is_refused() -> None:
 
 
 def test_file_of_a_newer_version_is_refused() -> None:
-    assert host.main(b"", {"version": 99}, b"") == 1
+    assert host.run_agent(b"", {"version": 99}, b"") == 1
 
 
 def test_stop_words_end_the_agent_and_are_content_without_one(tmp_path: Path, started: list[Agent]) -> None:
@@ -248,28 +248,37 @@ def test_stop_words_end_the_agent_and_are_content_without_one(tmp_path: Path, st
         assert reaper.wait(timeout=30) == 0
 
 
-def test_tool_runs_from_the_living_agents_copy(tmp_path: Path, started: list[Agent]) -> None:
+def test_a_program_runs_from_the_living_agents_copy(tmp_path: Path, started: list[Agent]) -> None:
     agent = Agent(write_bundle(tmp_path))
     started.append(agent)
     agent.line()
-    words = tool_argv("${PLACE}/node local", "run1", 0, "windlass.node.sys.folders:private_folder", str(tmp_path))
-    env = {"PATH": os.defpath, "PLACE": str(tmp_path)}
-    done = subprocess.run(words, capture_output=True, text=True, timeout=20, env=env)
-    assert "TypeError" in done.stderr and "list" in done.stderr, "it was called, with a list of arguments"
+    file = agent_file("${PLACE}/node local", "run1", 0)
+    words = program_argv("tests_agent.echo_service:program", {"word": "a 'b' $HOME"}, file=file)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=20, env={"PLACE": str(tmp_path)})
+    assert done.stdout == "a 'b' $HOME\n", done.stderr
 
 
-def test_program_runs_from_its_text_with_the_modules_that_it_imports() -> None:
-    source = "import sys; from some.where import add\nprint(add(*sys.argv[1:]), __name__)"
-    module = "from __future__ import annotations\n\ndef add(one: str, two: str) -> str:\n    return one + '\\t' + two\n"
-    words = script_argv(source, sys.executable, "a b", "$HOME", modules=(("some.where", module),))
-    done = subprocess.run(words, capture_output=True, text=True, timeout=30)
-    assert done.stdout == "a b\t$HOME __main__\n", done.stderr
+@pytest.mark.parametrize("how", ["argv", "script"])
+def test_a_program_runs_from_its_command_line_with_the_modules_that_it_imports(tmp_path: Path, how: str) -> None:
+    entry, told = "windlass.node.probe.main:main", {"place": [NODE], "first": 3, "word": "$(x) 'y' \"z\""}
+    script = tmp_path / "rank.py"
+    script.write_text(script_text(entry, told))
+    words = program_argv(entry, told) if how == "argv" else (sys.executable, "-I", "-S", str(script))
+    done = subprocess.run(words, capture_output=True, text=True, timeout=30, env={NODE: "1"}, cwd="/")
+    (said,) = read_messages(done.stdout.splitlines())
+    assert said["node"] == 4 and said["hardware"]["cores"] and said["done"], done.stderr
+
+
+def test_every_program_of_the_nodes_fits_into_an_argument() -> None:
+    programs = ("agent.diagnostics", "checks.main", "checks.rank", "checks.selftest", "libs.place", "probe.main")
+    for name in programs:
+        assert max(map(len, program_argv(f"windlass.node.{name}:main", {}))) < 100_000, name
 
 
 def test_same_sources_give_the_same_file_and_another_key_another() -> None:
-    manifest = BundleManifest(run_id="r", hosts=("a",), node_variables=("N",), folder="/tmp/x")
-    assert bundle_bytes(manifest, KEY, {}) == bundle_bytes(manifest, KEY, {})
-    assert bundle_bytes(manifest, KEY, {}) != bundle_bytes(manifest, b"x" * 32, {})
+    manifest = Manifest(run_id="r", hosts=("a",), node_variables=("N",), folder="/tmp/x")
+    assert agent_bytes(manifest, KEY, {}) == agent_bytes(manifest, KEY, {})
+    assert agent_bytes(manifest, KEY, {}) != agent_bytes(manifest, b"x" * 32, {})
 
 
 def test_start_of_an_agent_opens_its_file_once_and_no_other_of_that_folder(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_a_variable_of_the_environment_does_not_let_an_agent_remove_a_folder(
 ) -> None:
     (tmp_path / "thesis").mkdir()
     monkeypatch.setenv("WINDLASS_AGENT_PYTHON", str(tmp_path / "thesis"))
-    assert host.main(b"", {"version": host.VERSION + 1}, b"") == 1
+    assert host.run_agent(b"", {"version": host.VERSION + 1}, b"") == 1
     assert (tmp_path / "thesis").exists() and "version" in capfd.readouterr().out
     record("WINDLASS_AGENT_PYTHON=DIR", expected="DIR is left alone", seen="DIR is left alone")
 

@@ -14,6 +14,7 @@ import pytest
 from interpreters import NODE, interpreters
 
 from attacks.record import record
+from windlass.agents.ship import program_argv
 from windlass.base.procs.own import own_argv
 
 PYTHONS = interpreters(NODE)
@@ -68,12 +69,17 @@ def test_no_command_imports_a_file_of_the_current_folder(tmp_path: Path, argv: t
     record("modules in the current folder", expected="none is imported", seen="none was", commands=1)
 
 
-@pytest.mark.parametrize("module", ["windlass.run.remote", "windlass.bench.start.shared"])
-def test_a_module_that_windlass_starts_imports_no_file_of_the_current_folder(tmp_path: Path, module: str) -> None:
+@pytest.mark.parametrize(
+    "argv",
+    [
+        (*own_argv("windlass.bench.start.shared"), "{}"),
+        program_argv("windlass.node.probe.main:main", {"place": [], "first": 0}),
+    ],
+    ids=["a module", "a program on a node"],
+)
+def test_what_windlass_starts_imports_no_file_of_the_current_folder(tmp_path: Path, argv: tuple[str, ...]) -> None:
     folder, mark, env = hostile(tmp_path)
-    done = subprocess.run(
-        [*own_argv(module), "{}"], cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert not mark.exists(), done.stderr
     assert done.returncode != 99
 

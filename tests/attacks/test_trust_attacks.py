@@ -21,13 +21,13 @@ from attacks.record import record
 from attacks.stranger import as_stranger, common_place, require_stranger
 from planning import plan_for
 from unit.cli.typed import Ended, environment, in_process, script, trust, windlass
-from windlass.agents.recording import record_trace
 from windlass.errors import MachineError, UsageError
 from windlass.model.plan import Plan, Prologue, plan_to_json
 from windlass.node.cache import control
 from windlass.node.sys.identity import start_of, this_process
 from windlass.plan.render.batch_script import batch_script
 from windlass.run.folder import make_folder, open_folder
+from windlass.run.sidecars.recording import record_trace
 from windlass.run.trust import NotTrustedError, key_digest, require_trust, seal_folder, trust_folder
 
 PARTS = ("out", "where", "ends", "comm")

@@ -15,11 +15,11 @@ import pytest
 
 from conformance.running import TIMEOUT_S, Machine, machine
 from waiting import wait_until
+from windlass.agents.step import RunningStep, broker_ranks, run_node_step, start_node_step
 from windlass.backends.launchers import get_launcher
 from windlass.backends.launchers.base import NodeStep, NodeStepSpec
 from windlass.errors import DeadlineError, MachineError
 from windlass.run.folder import RunFolder, make_folder
-from windlass.run.node_step import RunningStep, broker_ranks, run_node_step, start_node_step
 
 CASES = [
     pytest.param("srun", marks=pytest.mark.slurm),

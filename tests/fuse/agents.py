@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -10,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from fuse.caches import wait_for
-from windlass.agents.bundle import BundleManifest, ServiceSpec, bundle_bytes
-from windlass.agents.command import agent_argv
+from windlass.agents.ship import agent_argv
+from windlass.agents.start import Manifest, ServiceSpec, agent_bytes
 from windlass.node.cache.config import NodeConfig, read_config
+from windlass.node.sys.messages import read_messages
 
 NODE_VARIABLE = "TEST_NODE"
 RUN_ID = "run1"
@@ -21,7 +21,7 @@ RUN_ID = "run1"
 def write_agents_file(base: Path, hosts: tuple[str, ...], root: Path, **config: Any) -> Path:
     """The file that every node reads. The agents' folders are below `base`."""
     told = {"roots": [[str(root), str(root)]], "config": {"start_grace_s": 10.0, **config}, "start_s": 40.0}
-    manifest = BundleManifest(
+    manifest = Manifest(
         run_id=RUN_ID,
         hosts=hosts,
         node_variables=(NODE_VARIABLE,),
@@ -29,7 +29,7 @@ def write_agents_file(base: Path, hosts: tuple[str, ...], root: Path, **config: 
         services=(ServiceSpec(name="cache", entry="windlass.node.agent.cache:make", settings=told),),
     )
     path = base / "agent.pyz"
-    path.write_bytes(bundle_bytes(manifest, os.urandom(32)))
+    path.write_bytes(agent_bytes(manifest, os.urandom(32)))
     path.chmod(0o600)
     return path
 
@@ -76,5 +76,5 @@ class CacheAgent:
         finally:
             self.child.kill()
             self.child.wait(10)
-        lines = [json.loads(line) for line in self.said().splitlines() if line.startswith("{")]
+        lines = read_messages(self.said().splitlines())
         return next((dict(line["ended"]["cache"]) for line in lines if "ended" in line), {})

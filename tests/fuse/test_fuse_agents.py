@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import zipfile
@@ -14,8 +13,9 @@ from interpreters import NODE, interpreters
 from fuse.agents import RUN_ID, CacheAgent, write_agents_file
 from fuse.caches import make_tree
 from requirements import require_fuse
-from windlass.agents.cache_service import STATUS_ENTRY
-from windlass.agents.command import tool_argv
+from windlass.agents.ship import agent_file, program_argv
+from windlass.node.sys.messages import read_messages
+from windlass.run.sidecars.cache_service import STATUS_ENTRY
 
 pytestmark = pytest.mark.fuse
 
@@ -37,9 +37,10 @@ def test_cache_is_served_from_the_file_that_travels_and_leaves_nothing(tmp_path:
         config = agent.wait_up()
         same = ["diff", "-r", "--no-dereference", "-x", "absolute", str(root), config.mount + str(root)]
         subprocess.run(same, check=True, timeout=60)
-        words = tool_argv(str(agent.folder), RUN_ID, 0, STATUS_ENTRY, config.state_dir)
+        told = {"state": config.state_dir, "place": [], "first": 0}
+        words = program_argv(STATUS_ENTRY, told, file=agent_file(str(agent.folder), RUN_ID, 0))
         done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
-        assert json.loads(done.stdout)["state"] == "ready"
+        assert read_messages(done.stdout.splitlines())[0]["status"]["state"] == "ready"
     finally:
         figures = agent.stop()
     assert figures["errors"] == 0
@@ -60,4 +61,4 @@ def test_no_module_that_travels_needs_more_than_the_file_and_the_standard_librar
     argv = [python, "-S", "-I", "-c", code, str(bundle), *(name.replace(".__init__", "") for name in names)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.strip() == "[] False", done.stdout + done.stderr
-    assert bundle.stat().st_size < 200_000
+    assert bundle.stat().st_size < 300_000

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from requirements import require_fuse
-from windlass.agents.traces import environment_identity, list_traces, trace_path
 from windlass.cli.main import main
 from windlass.node.cache.trace import read_trace
+from windlass.run.sidecars.traces import environment_identity, list_traces, trace_path
 
 pytestmark = pytest.mark.fuse
 

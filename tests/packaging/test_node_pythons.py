@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +10,9 @@ import pytest
 from interpreters import NODE, interpreters
 
 from test_layers import SRC, TRAVELS
-from windlass.api import selftest_program
-from windlass.diagnose.doctor.nodes import carried_program, unpacked
-from windlass.node.sys.parts import join_parts
-from windlass.run.node_answers import json_lines
-from windlass.run.selftest import MARK
+from windlass.agents.ship import script_text
+from windlass.diagnose.doctor.nodes import decoded
+from windlass.node.sys.messages import read_messages
 
 HERE = interpreters(NODE)
 _USUAL = {NODE[0], f"{sys.version_info[0]}.{sys.version_info[1]}"}
@@ -56,15 +53,15 @@ def test_every_module_that_travels_is_imported_without_anything_else(version: st
 def test_the_checks_of_a_node_run(version: str) -> None:
     spec = {
         "nodes": 1, "first": 0, "seconds": 20, "devices": {}, "nics": [], "interfaces": {}, "folders": [], "job": "",
-        "meeting": None,
+        "meeting": None, "place": ["NOT_SET"],
     }  # fmt: skip
-    text = said(python(version), "-I", "-S", "-c", carried_program("main"), json.dumps(spec), "NOT_SET")
-    found = unpacked(list(json_lines(text)))
+    text = said(python(version), "-I", "-S", "-c", script_text("windlass.node.checks.main:main", spec))
+    found = decoded(read_messages(text.splitlines())[0]["findings"])
     assert found and not [finding for finding in found if "could not be checked" in finding.seen]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_rank_of_a_self_test_reports(version: str) -> None:
-    lines = said(python(version), "-I", "-S", "-c", selftest_program()).splitlines()
-    report = join_parts([part for line in lines if line.startswith(MARK) for part in json_lines(line)])
+    text = said(python(version), "-I", "-S", "-c", script_text("windlass.node.checks.selftest:main", {}))
+    (report,) = read_messages(text.splitlines())
     assert report["python"].startswith(f"{version}.")

@@ -1,5 +1,3 @@
-"""One small process per node for the time of a job, and the services that it hosts.
-
-`node/` travels to the nodes as one file; `bundle` makes that file; `command` is the argv that starts it there;
-`control` starts and ends the agents of a run.
+"""Our code on the nodes: `ship` carries it there, `step` runs a task on each node, `ask` collects the answers of one
+question, and `start` keeps one small process per node, the agent, for the time of a job.
 """

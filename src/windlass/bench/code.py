@@ -17,7 +17,11 @@ from windlass.node.sys.reading import read_bytes
 _PACKAGE = Path(windlass.__file__).parent
 _BENCH = ("__init__", "barrier", "measure", "messages", "options", "rank", "sizes")
 _PROCS = ("base/__init__.py", "base/procs/__init__.py", "base/procs/command.py")
-_NODE = ("node/__init__.py", "node/sys/__init__.py", *(f"node/sys/{name}.py" for name in ("reading", "text")))
+_NODE = (
+    "node/__init__.py",
+    "node/sys/__init__.py",
+    *(f"node/sys/{name}.py" for name in ("messages", "reading", "text")),
+)
 _FILES = ("__init__.py", "errors.py", *_PROCS, *_NODE, *(f"bench/{name}.py" for name in _BENCH))
 _PROGRAMS = ("collectives", "io", "matmul", "train")
 

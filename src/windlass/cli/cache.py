@@ -14,10 +14,6 @@ import os
 import time
 from pathlib import Path
 
-from windlass.agents.cache_status import status_text, totals
-from windlass.agents.detached import find_detached, start_detached, status_of, stop_detached
-from windlass.agents.recording import record_trace
-from windlass.agents.traces import drop_trace, list_traces, show_trace
 from windlass.base.notation.counts import counted
 from windlass.base.notation.sizes import size_text
 from windlass.base.settings import current_environ, read_settings
@@ -27,6 +23,10 @@ from windlass.cli.result import Result
 from windlass.cli.trusting import asking_for_trust
 from windlass.errors import UsageError
 from windlass.plan.cache import VIEW_VARIABLE
+from windlass.run.sidecars.cache_status import status_text, totals
+from windlass.run.sidecars.detached import find_detached, start_detached, status_of, stop_detached
+from windlass.run.sidecars.recording import record_trace
+from windlass.run.sidecars.traces import drop_trace, list_traces, show_trace
 
 SUBS = ("start", "status", "stop", "trace")
 

@@ -27,12 +27,12 @@ from windlass.base.notation.shell import quote
 from windlass.errors import UsageError
 from windlass.model.plan import Plan, Setting
 from windlass.model.secrets import MASK, is_secret, mask_text
+from windlass.node.checks.selftest import VARIABLES
 from windlass.node.sys.atomic import replacing
 from windlass.node.sys.reading import open_plain
 from windlass.plan.render.secrets import SECRETS_FILE
 from windlass.plan.render.variables import setting_lines
 from windlass.run.folder import RunFolder
-from windlass.run.selftest import VARIABLES
 
 _SECRETS_BYTES = 4 << 20
 _SHORT = 3

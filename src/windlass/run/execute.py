@@ -29,8 +29,8 @@ from windlass.run.guard import guarded
 from windlass.run.host_libs import place_host_libraries, write_injection
 from windlass.run.jit_caches import claim_caches, finish_caches, may_unpack, remove_caches
 from windlass.run.jobs import RUN_DIR_VARIABLE, Job, LauncherJob, LocalJob
+from windlass.run.launch_files import kill_step, write_container_files, write_host_file
 from windlass.run.meeting import Meeting
-from windlass.run.node_step import kill_step, write_container_files, write_host_file
 from windlass.run.rendezvous import is_this_host
 from windlass.run.run import Run
 from windlass.run.signals import Heard, listening

@@ -3,17 +3,14 @@ and copies what that image needs there. What went in, and why, is in `host-libs.
 
 from __future__ import annotations
 
-import io
 import json
 import platform
-import sys
-import zipfile
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-import windlass.node.libs
+from windlass.agents.ask import Question, ask
+from windlass.agents.step import run_node_step
 from windlass.backends.containers import get_runtime
 from windlass.backends.containers.binds import expanded
 from windlass.backends.containers.image import image_kind, looked_up
@@ -23,29 +20,16 @@ from windlass.build.images.probe import PROBE, parse_probe
 from windlass.errors import CommandError, MachineError, UsageError
 from windlass.model.plan import ContainerPlan, HostLibs, Plan
 from windlass.node.libs.decide import BEHIND, FRONT, ImageFacts, facts_as_json
-from windlass.node.sys.reading import read_bytes
 from windlass.plan.node_step import plan_node_step
 from windlass.plan.render.container import container_script
 from windlass.plan.render.jit_cache_lines import cache_parent
 from windlass.plan.render.job_facts import JobFacts
-from windlass.run.node_step import run_node_step
 from windlass.run.rendezvous import plan_hosts
 from windlass.run.run import Run
 
-SPEC_FILE, BUNDLE_FILE, RECORD_FILE, PROBE_FILE = "image.json", "host-libs.pyz", "host-libs.json", "image-probe.sh"
+SPEC_FILE, RECORD_FILE, PROBE_FILE = "image.json", "host-libs.json", "image-probe.sh"
 _PROBE_S = 300.0
 _PLACE_S = 300.0
-_MAIN = b"import sys\nfrom windlass.node.libs.place import main\nsys.exit(main(sys.argv))\n"
-
-
-_FIND_PYTHON = """own=$1
-shift
-for python in python3 python3.13 python3.12 python3.11 python3.10 python3.9 "$own"; do
-  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null && exec "$python" -E -s "$@"
-done
-echo "no Python from 3.9 on" >&2
-exit 1"""
-"""The node's own Python where it is new enough, else the one that runs windlass."""
 
 
 def write_injection(run: Run, facts: JobFacts) -> None:
@@ -64,7 +48,6 @@ def write_injection(run: Run, facts: JobFacts) -> None:
         "given": _given(run),
     }
     run.folder.write(SPEC_FILE, json.dumps(spec))
-    run.folder.write_bytes(BUNDLE_FILE, _bundle())
 
 
 def place_host_libraries(run: Run) -> None:
@@ -72,17 +55,15 @@ def place_host_libraries(run: Run) -> None:
     than a rank that uses TCP or crashes in the loader."""
     if _taken(run.plan) is None:
         return
-    step = plan_node_step(run.plan, "host-libs", host_file="step-hosts")
-    files = (str(run.folder.part(BUNDLE_FILE)), str(run.folder.part(SPEC_FILE)))
-    program = ("/bin/sh", "-c", _FIND_PYTHON, "windlass", sys.executable, *files)
-    try:
-        done = run_node_step(step, program, environ=run.environ, timeout_s=_PLACE_S, folder=run.folder, check=False)
-    except CommandError as error:
-        raise MachineError(
-            f"cannot put the host's libraries into the container: {error.message}",
-            hint="--host-libs none uses what the image has; `windlass image check IMAGE --site NAME` says more",
-        ) from error
-    answers = _answers(done.stdout)
+    question = Question(
+        entry="windlass.node.libs.place:main",
+        purpose="host-libs",
+        deadline_s=_PLACE_S,
+        settings={"spec": str(run.folder.part(SPEC_FILE))},
+        alone=False,
+    )
+    said = ask(run.plan, run.folder, run.environ, question)
+    answers = [{"node": message["host"], **message["libraries"]} for message in said.messages if "libraries" in message]
     run.folder.write(RECORD_FILE, json.dumps(answers, indent=1) + "\n")
     for answer in answers:
         if answer["refused"]:
@@ -91,12 +72,11 @@ def place_host_libraries(run: Run) -> None:
                 + "; ".join(answer["refused"]),
                 hint=answer["remedy"],
             )
-    if len(answers) < run.plan.nodes or done.code != 0:
-        said = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
+    if len(answers) < run.plan.nodes:
         silent = counted(run.plan.nodes - len(answers), "node")
         raise MachineError(
-            f"{silent} did not put the host's libraries into the container: {said}",
-            hint="--host-libs none goes on with those of the image",
+            f"{silent} did not put the host's libraries into the container: {said.complaint or 'no message'}",
+            hint="--host-libs none uses the libraries of the image; `windlass image check IMAGE --site NAME` says more",
         )
     if not run.quiet:
         run.view.note(_summary(answers))
@@ -158,19 +138,6 @@ def _one_host(plan: Plan) -> tuple[str, ...] | None:
     return hosts[:1] or None
 
 
-def _answers(text: str) -> list[dict[str, Any]]:
-    """The lines of the nodes; a launcher may put a label in front of them."""
-    found = []
-    for line in text.splitlines():
-        start = line.find('{"windlass": "host-libs"')
-        if start >= 0:
-            try:
-                found.append(json.loads(line[start:]))
-            except ValueError:
-                continue
-    return found
-
-
 def _summary(answers: list[dict[str, Any]]) -> str:
     placed = answers[0]["placed"]
     front = [entry["source"] for entry in placed if entry["where"] == FRONT]
@@ -182,16 +149,3 @@ def _summary(answers: list[dict[str, Any]]) -> str:
     hidden = answers[0]["hidden"]
     text += f"; hidden from NCCL and RCCL: {', '.join(hidden)}" if hidden else ""
     return "\n".join([text, *(f"windlass: container: warning: {said}" for said in answers[0]["warnings"])])
-
-
-def _bundle() -> bytes:
-    """The node's part as one file that any Python can run."""
-    folder = Path(windlass.node.libs.__path__[0])
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
-        for file in sorted(folder.glob("*.py")):
-            archive.writestr(zipfile.ZipInfo(f"windlass/node/libs/{file.name}"), read_bytes(file, follow=True))
-        for parent in ("windlass", "windlass/node"):
-            archive.writestr(zipfile.ZipInfo(f"{parent}/__init__.py"), b"")
-        archive.writestr(zipfile.ZipInfo("__main__.py"), _MAIN)
-    return stream.getvalue()

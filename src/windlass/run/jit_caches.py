@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from string import Template
 
+from windlass.agents.step import run_node_step
 from windlass.base.notation.hostlist import expand_hostlist
 from windlass.base.notation.shell import expandable, quote
 from windlass.base.settings import read_settings
@@ -23,7 +24,6 @@ from windlass.plan.node_step import plan_node_step
 from windlass.plan.render.jit_cache_lines import cache_parent, kept_folder
 from windlass.plan.render.job_facts import JobFacts
 from windlass.run.folder import RunFolder
-from windlass.run.node_step import run_node_step
 from windlass.run.output import OutputView
 from windlass.run.rendezvous import is_this_host
 from windlass.run.trust import seal_file, why_no_file_seal

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-
 from windlass.base.notation.cpulist import format_cpulist, parse_cpulist
 from windlass.model.finding import Finding
 from windlass.model.plan import Plan
-from windlass.node.sys.parts import join_parts
+from windlass.node.sys.messages import read_messages
 from windlass.node.sys.reading import read_text
 from windlass.run.failure.ends import read_seats
 from windlass.run.failure.rank_logs import rank_logs
 from windlass.run.folder import RunFolder
-from windlass.run.node_answers import json_lines
-from windlass.run.selftest import MARK
 
 
 def reports(plan: Plan, folder: RunFolder) -> list[dict[str, object]]:
-    """What the ranks said, by rank."""
-    parts: dict[int, list[dict[str, object]]] = {}
-    for rank, text in rank_logs(plan, folder.path).lines():
-        if text.startswith(MARK):
-            parts.setdefault(rank, []).extend(json_lines(text))
-    found = []
-    for said in parts.values():
-        with contextlib.suppress(ValueError):  # torn: this rank has not reported
-            found.append(join_parts(said))
+    """What the ranks said, by rank. A rank with a torn message has not reported."""
+    found = read_messages(text for _, text in rank_logs(plan, folder.path).lines())
     return sorted(found, key=lambda report: int(report["rank"]))
 
 

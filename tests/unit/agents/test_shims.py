@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from windlass.agents.shims import environment_front
 from windlass.model.plan import CachePlan, CacheRoot
 from windlass.node.agent.cache import reachable_hosts, write_front
+from windlass.run.sidecars.shims import environment_front
 
 
 def plan(*roots: Path) -> CachePlan:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 
-from windlass.bench.messages import message_lines
 from windlass.bench.progress import BenchView
+from windlass.node.sys.messages import message_lines
 from windlass.run.progress import Progress
 
 
@@ -15,7 +15,7 @@ class _Terminal(io.StringIO):
 
 
 def _told(text: str) -> str:
-    (line,) = message_lines(0, {"kind": "progress", "text": text, "done": 2, "total": 14})
+    (line,) = message_lines(0, "a", {"kind": "progress", "text": text, "done": 2, "total": 14})
     return line
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from windlass.agents.traces import drop_trace, environment_identity, list_traces, show_trace, trace_path
 from windlass.errors import UsageError
 from windlass.node.cache.trace import Touch, Trace, directory_touch, write_trace
+from windlass.run.sidecars.traces import drop_trace, environment_identity, list_traces, show_trace, trace_path
 
 
 @pytest.fixture

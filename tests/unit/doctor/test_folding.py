@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 from windlass.cli.doctor import health_lines
 from windlass.diagnose.doctor.health import Health, failing_hosts, fold
-from windlass.diagnose.doctor.nodes import carried_program, unpacked
+from windlass.diagnose.doctor.nodes import decoded
 from windlass.model.finding import Finding, Severity, worst_severity
 from windlass.node.checks.finding import ok
-from windlass.node.checks.main import lines_of
 
 HOSTS = tuple(f"nid{number:04d}" for number in range(1, 1001))
 
@@ -61,16 +58,8 @@ def test_a_node_is_to_blame_where_the_others_are_well_and_the_plan_where_all_fai
     assert failing_hosts(alone, ("a",)) == {}
 
 
-def test_what_a_node_says_is_read_back_from_its_parts() -> None:
-    for count in (1, 600):
-        lines = lines_of(3, "n", [ok(f"check {n}", f"seen {n * 7919} " * 9, free=n) for n in range(count)])
-        found = unpacked([json.loads(line) for line in reversed(lines)])
-        assert found is not None and [finding.kind for finding in found] == [f"check {n}" for n in range(count)]
-        assert found[0].facts == {"free": 0}
-        if count > 1:
-            assert unpacked([json.loads(line) for line in lines[1:]]) is None
-    assert unpacked([]) is None and unpacked([{"packed": "AAAA", "part": 0, "parts": 1}]) is None
-
-
-def test_the_program_for_the_nodes_fits_into_an_argument() -> None:
-    assert len(carried_program("main")) < 100_000
+def test_findings_of_another_form_are_no_findings() -> None:
+    found = decoded([ok(f"check {n}", f"seen {n}", free=n) for n in range(3)])
+    assert found is not None and [finding.kind for finding in found] == ["check 0", "check 1", "check 2"]
+    assert found[0].facts == {"free": 0}
+    assert decoded(None) is None and decoded([{"kind": 1}]) is None

@@ -16,7 +16,7 @@ import pytest
 
 from windlass.node.checks import interfaces, leftovers, limits, meeting, mounts, space
 from windlass.node.checks.finding import Finding, ok
-from windlass.node.checks.main import lines_of, place_of, run_checks
+from windlass.node.checks.main import run_checks
 
 UP = {"lo": "up", "eth0": "up", "hsn0": "up", "hsn1": "down", "docker0": "up"}
 
@@ -252,10 +252,3 @@ def test_a_check_that_hangs_or_breaks_does_not_hide_the_others() -> None:
     assert [(f["kind"], f["severity"]) for f in found] == [("a", "ok"), ("b", "error"), ("c", "warning")]
     assert "no answer within 0.5 s" in found[1]["evidence"]
     assert "ValueError: no such thing" in found[2]["evidence"]
-
-
-def test_a_node_finds_its_place_and_answers_in_short_lines() -> None:
-    assert place_of(["A", "B"], {"B": "7"}) == 7
-    lines = lines_of(3, "nid0417", [ok(f"check {n}", f"{n * 7919} " * 50) for n in range(200)])
-    assert len(lines) > 1 and all(line.count(b"\n") == 1 and len(line) < 1024 for line in lines)
-    assert [b'"done"' in line for line in lines] == [False] * (len(lines) - 1) + [True]

@@ -9,7 +9,7 @@ import pytest
 
 from planning import plan_for
 from windlass.errors import MachineError
-from windlass.run.remote import taken_ports
+from windlass.node.probe.main import taken_ports
 from windlass.run.rendezvous import (
     host_addresses,
     interface_address,

@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 from planning import plan_for
-from windlass.agents import heartbeat
-from windlass.agents.heartbeat import HeartbeatSidecar
 from windlass.run.folder import RunFolder, make_folder
+from windlass.run.sidecars import heartbeat
+from windlass.run.sidecars.heartbeat import HeartbeatSidecar
 from windlass.run.supervise import heartbeat_monitor
 from windlass.run.supervise.heartbeat_monitor import HeartbeatMonitor
 

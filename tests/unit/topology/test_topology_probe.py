@@ -25,11 +25,11 @@ from looping import each
 from windlass.base.notation.cpulist import format_bindings, format_cpulist
 from windlass.model.plan import Binding
 from windlass.model.topology import Topology
+from windlass.node.probe.cpus import AllowedBy
 from windlass.sites.topology.bind import bind
 from windlass.sites.topology.binding_request import BindingRequest
 from windlass.sites.topology.check import problems_of
 from windlass.sites.topology.probe import probe_topology
-from windlass.sites.topology.probe_cpus import AllowedBy
 
 
 def probed(tree: MachineTree, allowed_by: AllowedBy = "mask") -> Topology:

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from windlass.errors import ConfigError
-
-_LARGEST_CPU = 65535
-_NUMBER = re.compile(r"[0-9]{1,18}\Z")
+from windlass.node.sys.cpulist import CpuListError, cpus_of
 
 
 def parse_cpulist(text: str) -> tuple[int, ...]:
     """`"0-3,8"` as sorted numbers. Empty text is no CPU; anything else that does not parse is a `ConfigError`."""
-    cpus: set[int] = set()
-    for part in filter(None, (piece.strip() for piece in text.split(","))):
-        first, dash, last = part.partition("-")
-        last, _, stride = last.partition(":")
-        numbers = (first, *((last,) if dash else ()), *((stride,) if stride else ()))
-        if not all(_NUMBER.match(number) for number in numbers):
-            raise ConfigError(f"not a CPU list: {text[:80]!r}", hint="write numbers and ranges, as in 0-3,8")
-        low, high = int(first), int(last) if dash else int(first)
-        if max(low, high) > _LARGEST_CPU:
-            raise ConfigError(f"no node has a CPU {max(low, high)}: {part!r}", hint=f"numbers end at {_LARGEST_CPU}")
-        if high < low or (stride and int(stride) == 0):
-            raise ConfigError(f"not a CPU range: {part!r} in {text!r}", hint="ranges go up, as in 0-3")
-        cpus.update(range(low, high + 1, int(stride) if stride else 1))
-    return tuple(sorted(cpus))
+    try:
+        return cpus_of(text)
+    except CpuListError as error:
+        raise ConfigError(str(error), hint=error.hint) from None
 
 
 def format_cpulist(cpus: Iterable[int]) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from windlass.agents.bundle import ServiceSpec
+from windlass.agents.start import ServiceSpec
 from windlass.base.notation.counts import counted
 from windlass.base.procs.command import run_command, which
 from windlass.bench.start.machine import Clients, Hosted, SharedTraffic, hosted, remove_tree, run_ranks

@@ -7,7 +7,6 @@ the node's own client: so their start is counted too.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import select
@@ -22,13 +21,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from windlass.agents.bundle import BundleManifest, ServiceSpec, bundle_bytes
-from windlass.agents.command import agent_argv
+from windlass.agents.ship import agent_argv
+from windlass.agents.start import Manifest, ServiceSpec, agent_bytes
 from windlass.base.procs.command import pdeathsig
 from windlass.base.procs.own import own_argv
 from windlass.bench.start.shared import ClientSettings, Counters, Limits, settings_text
 from windlass.errors import DeadlineError, MachineError
 from windlass.node.cache.config import state_folder
+from windlass.node.sys.messages import MessageReader
 
 _UP_S = 600.0
 _RANKS_S = 900.0
@@ -147,7 +147,7 @@ def hosted(
     nodes are addresses of this machine's loopback."""
     run_id = f"b{random.randrange(1 << 40):x}"
     net = f"127.{random.randrange(64, 250)}.{random.randrange(250)}"
-    manifest = BundleManifest(
+    manifest = Manifest(
         run_id=run_id,
         hosts=network.hosts if network is not None else tuple(f"{net}.{node + 1}" for node in range(nodes)),
         node_variables=(_NODE_VARIABLE,),
@@ -156,7 +156,7 @@ def hosted(
     )
     bundle = run / f"{run_id}.pyz"
     bundle.touch(0o600)
-    bundle.write_bytes(bundle_bytes(manifest, os.urandom(32)))
+    bundle.write_bytes(agent_bytes(manifest, os.urandom(32)))
     agents: list[Process] = []
     began = time.monotonic()
     try:
@@ -186,9 +186,9 @@ def _close_inputs(agents: Sequence[Process]) -> None:
 
 def _last_figures(agent: Process, service: str) -> dict[str, Any]:
     """What the agent says when it ends; nothing where it does not."""
-    deadline = time.monotonic() + _END_S
+    deadline, reader = time.monotonic() + _END_S, MessageReader()
     while raw := _line(agent, deadline - time.monotonic()):
-        line: dict[str, Any] = json.loads(raw)
+        line = reader.read_line(raw.decode(errors="replace")) or {}
         if "ended" in line:
             found: dict[str, Any] = line["ended"].get(service, {})
             return found
@@ -196,7 +196,7 @@ def _last_figures(agent: Process, service: str) -> dict[str, Any]:
 
 
 def _wait_up(agent: Process, node: int) -> None:
-    deadline = time.monotonic() + _UP_S
+    deadline, reader = time.monotonic() + _UP_S, MessageReader()
     while True:
         raw = _line(agent, deadline - time.monotonic())
         if not raw:
@@ -204,7 +204,7 @@ def _wait_up(agent: Process, node: int) -> None:
                 f"the agent of node {node} ended: {_said(agent)}",
                 hint="is there room in /tmp and memory for its store? measure fewer nodes",
             )
-        line: dict[str, Any] = json.loads(raw)
+        line = reader.read_line(raw.decode(errors="replace")) or {}
         if "failed" in line:
             raise MachineError(
                 f"the agent of node {node} did not start: {line['failed']}",

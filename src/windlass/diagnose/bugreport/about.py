@@ -15,8 +15,8 @@ from windlass.base.procs.command import run_command, which
 from windlass.base.settings import CONFIG_FILE, Settings
 from windlass.errors import CommandError
 from windlass.model.secrets import MASK, is_secret
+from windlass.node.checks.selftest import VARIABLES
 from windlass.run.bundle import tail_text
-from windlass.run.selftest import VARIABLES
 from windlass.sites.detect import detect_site
 
 TOOL_S = 5.0

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
-import json
 import signal
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from windlass.agents.ship import script_text
 from windlass.diagnose.doctor.comm_log import parse_comm_log
-from windlass.diagnose.doctor.nodes import carried_program
 from windlass.diagnose.doctor.patient import Level, Patient
 from windlass.diagnose.doctor.rank_checks import Reports, check_ranks
 from windlass.diagnose.doctor.slowness import check_slowness
@@ -20,8 +18,7 @@ from windlass.errors import WindlassError
 from windlass.model.finding import Finding
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
-from windlass.node.checks.rank import MARK
-from windlass.node.sys.parts import join_parts
+from windlass.node.sys.messages import MessageReader
 from windlass.node.sys.reading import read_text
 from windlass.plan.inputs import Secrets
 from windlass.plan.plan import make_plan
@@ -66,7 +63,6 @@ def examine_ranks(patient: Patient, level: Level) -> list[Finding]:
 
 def rank_plan(patient: Patient, folder: RunFolder, level: Level) -> tuple[Plan, Secrets]:
     """The patient's plan with the examination in the place of the user's command."""
-    script = folder.write(SCRIPT, carried_program("rank"))
     plan = patient.plan
     spec = {
         "level": level,
@@ -74,6 +70,7 @@ def rank_plan(patient: Patient, folder: RunFolder, level: Level) -> tuple[Plan, 
         "nodes": plan.nodes,
         "ranks_per_node": plan.ranks_per_node,
     }
+    script = folder.write(SCRIPT, script_text("windlass.node.checks.rank:main", spec))
     context = patient.context
     named = patient.request.command[:1] if patient.request.kind == "command" else ()
     if named and Path(named[0]).name.startswith("python"):
@@ -81,7 +78,7 @@ def rank_plan(patient: Patient, folder: RunFolder, level: Level) -> tuple[Plan, 
     request = msgspec.structs.replace(
         patient.request,
         kind="script",
-        command=(str(script), json.dumps(spec)),
+        command=(str(script),),
         placeholders=False,
         name="doctor",
         comm_log="0" if level != "quick" else None,
@@ -121,16 +118,12 @@ def _run(patient: Patient, plan: Plan, secrets: Secrets, folder: RunFolder) -> R
 
 def read_reports(plan: Plan, folder: RunFolder) -> Reports:
     """What the ranks said, by rank; one of whose words is torn is left out."""
-    parts: dict[int, list[dict[str, Any]]] = {}
-    for rank, text in rank_logs(plan, folder.path).lines():
-        at = text.find(MARK)
-        if at >= 0:
-            with contextlib.suppress(ValueError):
-                parts.setdefault(rank, []).append(json.loads(text[at + len(MARK) :]))
+    readers: dict[int, MessageReader] = {}
     found: dict[int, dict[str, Any]] = {}
-    for rank, said in parts.items():
-        with contextlib.suppress(ValueError):
-            found[rank] = join_parts(said)
+    for rank, text in rank_logs(plan, folder.path).lines():
+        message = readers.setdefault(rank, MessageReader()).read_line(text)
+        if message is not None:
+            found[rank] = message
     return found
 
 

@@ -6,13 +6,11 @@ which would lead around the view, so the front has a few words of shell for each
 
 from __future__ import annotations
 
-import json
 import os
 import pkgutil
 import py_compile
 import shlex
 import socket
-import sys
 import zipfile
 from collections.abc import Iterable
 from typing import Any
@@ -23,6 +21,7 @@ from windlass.node.cache import control
 from windlass.node.cache.config import NodeConfig, state_folder
 from windlass.node.cache.roots import Root
 from windlass.node.sys.atomic import replace_file
+from windlass.node.sys.messages import node_writer
 
 _CODE = (
     "windlass/__init__.py",
@@ -198,13 +197,15 @@ def _write(path: str, text: str, mode: int) -> None:
     replace_file(path, text.encode("utf-8", "surrogateescape"), mode)
 
 
-def status_tool(arguments: list[str]) -> int:
-    """`STATE_DIR`: the status of all nodes, one JSON object a line. Run on node 0."""
+def status(settings: dict[str, Any]) -> int:
+    """The status of all nodes, one message each. Run on node 0."""
+    out = node_writer(settings)
     try:
-        found = control.status(expand(arguments[0]), tree=True, timeout_s=5.0)
+        found = control.status(expand(settings["state"]), tree=True, timeout_s=5.0)
     except control.ControlError as error:
-        sys.stderr.write("%s\n" % error)
+        out.send(failed=str(error))
         return 1
-    for status in found:
-        sys.stdout.write(json.dumps(status, separators=(",", ":")) + "\n")
+    for one in found:
+        out.send(status=one)
+    out.send(done=True)
     return 0

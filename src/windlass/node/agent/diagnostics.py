@@ -1,24 +1,21 @@
 """A look at one node by a short program beside the ranks: where each of them stands, and what the kernel says.
 
-`stacks RUN_DIR VARIABLES` while the ranks live: state and stack of each, one file per rank in `evidence/`.
-`after RUN_DIR VARIABLES MARK SECONDS` when they should be gone: kernel messages of the last SECONDS, and a sweep of
-what still carries the run's mark (which ends in the node's number). Both print one JSON line per thing found, and a
-last one that says that this node answered. VARIABLES are where the launcher tells a task its node's number.
+`stacks` while the ranks live: state and stack of each, one file per rank in `evidence/`. `after` when they should be
+gone: kernel messages of the last `seconds`, and the end of processes that still carry the run's `mark` (which ends in
+the node's number). Both send one message per thing found.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 from typing import Any
 
 from windlass.node.sys.marks import kill_marked
+from windlass.node.sys.messages import MessageWriter, host_name, node_writer, place_of
 
 _KERNEL = re.compile(
     r"out of memory|oom-kill|killed process|NVRM|\bXid\b|amdgpu|\bxe\b.*(error|reset)|i915.*(error|reset)"
@@ -30,27 +27,26 @@ _STACK_S = 10.0
 _MAX_LINES = 40
 
 
-def main(words: list[str]) -> int:
-    what, run_dir = words[0], words[1]
-    environ = os.environ
-    node = next((environ[name] for name in words[2].split(",") if environ.get(name, "").isdigit()), "0")
-    host = environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
-    if what == "stacks":
-        stacks(run_dir, node, host)
+def main(settings: dict[str, Any]) -> int:
+    out, place = node_writer(settings), str(place_of(settings["place"]) + settings["first"])
+    if settings["what"] == "stacks":
+        stacks(out, settings["run_dir"], place)
     else:
-        after(node, (words[3] + node).encode("utf-8", "surrogateescape"), float(words[4]))
-    say(node=int(node), host=host, done=True)
+        after(out, (settings["mark"] + place).encode("utf-8", "surrogateescape"), settings["seconds"])
+    out.send(done=True)
     return 0
 
 
-def say(**news: Any) -> None:
-    os.write(1, (json.dumps(news, separators=(",", ":")) + "\n").encode())
+def alive(settings: dict[str, Any]) -> int:
+    """Says that a program can be started here."""
+    node_writer(settings).send(done=True)
+    return 0
 
 
 # While the ranks live
 
 
-def stacks(run_dir: str, node: str, host: str) -> None:
+def stacks(out: MessageWriter, run_dir: str, node: str) -> None:
     folder = os.path.join(run_dir, "evidence")
     os.makedirs(folder, mode=0o700, exist_ok=True)
     found = {rank: rank_process(pid) for rank, pid in seats(run_dir, node)}
@@ -63,14 +59,14 @@ def stacks(run_dir: str, node: str, host: str) -> None:
             ask_for_record(pid)
     for rank, pid in sorted(found.items()):
         if not pid:
-            say(rank=rank, host=host, state="gone")
+            out.send(rank=rank, state="gone")
             continue
         text = describe(pid)
         if spy and state_of(pid) not in "TtZX":
             text += py_spy(spy, pid)
         with open(os.path.join(folder, "stack-rank-%d.txt" % rank), "w", encoding="utf-8") as file:
-            file.write("rank %d on %s, process %d\n%s" % (rank, host, pid, text))
-        say(rank=rank, host=host, state=state_of(pid), pid=pid, by="py-spy" if spy else "SIGUSR1" * (pid in asked))
+            file.write("rank %d on %s, process %d\n%s" % (rank, host_name(), pid, text))
+        out.send(rank=rank, state=state_of(pid), pid=pid, by="py-spy" if spy else "SIGUSR1" * (pid in asked))
 
 
 def seats(run_dir: str, node: str) -> list[tuple[int, int]]:
@@ -170,12 +166,12 @@ def py_spy(program: str, pid: int) -> str:
 # When the ranks are gone
 
 
-def after(node: str, mark: bytes, seconds: float) -> None:
+def after(out: MessageWriter, mark: bytes, seconds: float) -> None:
     for line in kernel_lines(seconds)[-_MAX_LINES:]:
-        say(node=int(node), kernel=line[:400])
+        out.send(kernel=line)
     swept = kill_marked(mark, 5.0)
     if swept:
-        say(node=int(node), swept=swept)
+        out.send(swept=swept)
 
 
 def kernel_lines(seconds: float) -> list[str]:
@@ -236,7 +232,3 @@ def _read(path: str) -> str:
             return file.read()
     except OSError:
         return ""
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

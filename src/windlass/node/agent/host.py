@@ -1,7 +1,7 @@
 """The host of services on one node: starts them, tells the job that they are up, watches them, ends them.
 
 It lives as long as whoever started it: until its standard input ends or a signal asks it to stop. Everything it says
-is one JSON line of less than a kilobyte on standard output, because launchers cut longer ones.
+is a message on standard output.
 
 A service is made by `module:function(node, settings)`; the file that travelled says which ones.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import json
 import os
 import re
@@ -17,13 +18,16 @@ import select
 import shutil
 import signal
 import socket
+import sys
 import threading
 import time
+import zipfile
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from windlass.node.agent.claim import AlreadyClaimedError, claimed, leave
 from windlass.node.agent.keeper import run_kept
+from windlass.node.sys.messages import MessageWriter
 
 VERSION = 1
 _WATCH_EVERY_S = 0.5
@@ -31,7 +35,6 @@ _LINGER_S = 60.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _FOR_RANKS = (signal.SIGUSR1, signal.SIGUSR2)
 """A job may send these to all of its processes; only ranks know what they mean."""
-MAX_LINE_BYTES = 960
 
 
 class AgentError(Exception):
@@ -67,7 +70,16 @@ class NodeService(Protocol):
     def end(self) -> dict[str, Any]: ...
 
 
-def main(data: bytes, manifest: dict[str, Any], key: bytes, unpacked: str = "") -> int:
+def main(_: dict[str, Any]) -> int:
+    """Runs the agent from the file that this module came from, which also has its manifest and the job's key."""
+    with open(sys.path[0], "rb") as file:
+        data = file.read()
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        manifest, key = json.loads(archive.read("manifest.json")), archive.read("key")
+    return run_agent(data, manifest, key, *sys.argv[4:])
+
+
+def run_agent(data: bytes, manifest: dict[str, Any], key: bytes, unpacked: str = "") -> int:
     """Runs the agent to its end. `data` is the travelled file itself, read once. `unpacked` is the folder of the
     interpreter that runs this, where the shell that started it unpacked one: it is removed at the end."""
     started, environ = time.monotonic(), os.environ
@@ -235,13 +247,9 @@ class _Host:
 
 
 def say(**news: Any) -> None:
-    """One line to whoever started us; who is gone does not want to know."""
-    line = json.dumps(news, separators=(",", ":"))
-    for name, value in news.items():
-        if len(line) > MAX_LINE_BYTES and isinstance(value, str):
-            line = json.dumps(dict(news, **{name: value[:400]}), separators=(",", ":"))
+    """One message to whoever started us; who is gone does not want to know."""
     with contextlib.suppress(OSError):
-        os.write(1, (line + "\n").encode())
+        MessageWriter(news["node"]).send(**news)
 
 
 def _reachable(hosts: list[str], addresses: list[str]) -> tuple[str, ...]:

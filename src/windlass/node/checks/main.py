@@ -1,4 +1,4 @@
-"""All checks of one node, side by side, and a few lines of JSON with what they found.
+"""All checks of one node, side by side, and a message with what they found.
 
 A check that hangs (a dead file system, a driver that does not answer) is a finding, and delays nobody: each has a
 thread of its own, and the process leaves without those that are still waiting.
@@ -6,9 +6,7 @@ thread of its own, and the process leaves without those that are still waiting.
 
 from __future__ import annotations
 
-import json
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +19,7 @@ from windlass.node.checks.leftovers import check_leftovers, processes_of
 from windlass.node.checks.limits import judge_limits, read_limits
 from windlass.node.checks.meeting import check_meeting
 from windlass.node.checks.space import check_home, check_local_space
-from windlass.node.sys.parts import parts_of
+from windlass.node.sys.messages import node_writer, place_of
 
 Spec = dict[str, Any]
 """What the login side tells: see `windlass.diagnose.doctor.nodes.node_spec`."""
@@ -31,7 +29,7 @@ Check = Callable[[], Sequence[Finding]]
 def node_checks(spec: Spec, node: int) -> list[tuple[str, Check]]:
     """The checks of a node, with the name under which one that hangs is reported."""
     interfaces = states()
-    meeting = spec.get("meeting")
+    meeting = None if spec.get("alone") else spec.get("meeting")
     checks: list[tuple[str, Check]] = [
         ("devices", lambda: check_devices(spec.get("devices") or {})),
         ("network-interfaces", lambda: [check_nics(spec["nics"], interfaces)]),
@@ -71,24 +69,8 @@ def run_checks(checks: Sequence[tuple[str, Check]], seconds: float) -> list[Find
     return [item for name, _ in checks for item in found[name]]
 
 
-def place_of(variables: Sequence[str], environ: dict[str, str]) -> int:
-    """This node's number among the hosts."""
-    return next((int(environ[name]) for name in variables if environ.get(name, "").isdigit()), 0)
-
-
-def lines_of(node: int, host: str, findings: list[Finding]) -> list[bytes]:
-    """The answer of a node as short lines of JSON: its findings in parts, the last of which says that it is."""
-    parts = parts_of(findings)
-    parts[-1]["done"] = True
-    lines = ({"node": node, "host": host, **part} for part in parts)
-    return [json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines]
-
-
-def main(words: list[str]) -> int:
-    spec: Spec = json.loads(words[0])
-    place = place_of(words[1].split(","), dict(os.environ))
-    findings = run_checks(node_checks(spec, place + spec["first"]), spec["seconds"])
-    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
-    for line in lines_of(place, host, findings):
-        os.write(1, line)  # less than a pipe's page: whole, or not at all
+def main(settings: Spec) -> int:
+    out = node_writer(settings)
+    node = place_of(settings["place"]) + settings["first"]
+    out.send(findings=run_checks(node_checks(settings, node), settings["seconds"]), done=True)
     os._exit(0)  # not by way of threads that still wait for a dead file system

@@ -1,14 +1,13 @@
 """A rank of the examination, started as the plan starts any: says what it got, and times a few collectives.
 
-Runs with the user's interpreter, inside the container where there is one. Lines of JSON behind a mark; the first
-rank of a node also tells what is the same for all of its ranks.
+Runs with the user's interpreter, inside the container where there is one. The first rank of a
+node also tells what is the same for all of its ranks.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import importlib
-import json
 import os
 import socket
 import sys
@@ -19,9 +18,7 @@ from windlass.node.checks import collectives
 from windlass.node.checks.environment import driver_version, place_facts, python_facts, torch_facts
 from windlass.node.checks.limits import read_limits
 from windlass.node.checks.plugins import plugin_facts
-from windlass.node.sys.parts import parts_of
-
-MARK = "WINDLASS-DOCTOR "
+from windlass.node.sys.messages import MessageWriter
 
 
 def facts(spec: dict[str, Any]) -> dict[str, Any]:
@@ -44,8 +41,7 @@ def facts(spec: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def main(words: list[str]) -> int:
-    spec: dict[str, Any] = json.loads(words[0])
+def main(spec: dict[str, Any]) -> int:
     faulthandler.dump_traceback_later(spec["seconds"], exit=True)  # a rank that hangs must not hold up the doctor
     found = facts(spec)
     if spec["level"] != "quick":
@@ -57,8 +53,7 @@ def main(words: list[str]) -> int:
         else:
             found["import_s"] = round(time.perf_counter() - began, 3)
             found.update(collectives.measure(torch, found["rank"], found["local_rank"], spec))
-    for part in parts_of(found):
-        sys.stdout.write(MARK + json.dumps(part, separators=(",", ":")) + "\n")
-        sys.stdout.flush()
+    sys.stdout.flush()
+    MessageWriter(found["rank"]).send(**found)
     faulthandler.cancel_dump_traceback_later()
     os._exit(0)  # leaving by way of a collective library may hang, and has nothing more to say

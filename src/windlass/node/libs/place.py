@@ -1,5 +1,5 @@
 """Runs on each node before the ranks: computes the closure of the host's network libraries and copies what the image
-needs of it into a folder of this job. Prints one line of JSON. Travels: standard library, Python 3.9.
+needs of it into a folder of this job, and reports what went in and why.
 
 Copies and no links, because links to the host's paths lead nowhere inside. The
 folder is the job's own, is made under another name first, and goes with the job's caches.
@@ -13,7 +13,6 @@ import json
 import os
 import platform
 import shutil
-import sys
 from typing import Any, Dict, List, Mapping, Tuple
 
 from windlass.node.libs.closure import Closure, Root, closure, version_key
@@ -38,11 +37,11 @@ from windlass.node.libs.variables import (
     environment_text,
     provider_variable,
 )
+from windlass.node.sys.messages import node_writer
 
 FOLDER = "host-libs"
 ENVIRONMENT = "env.sh"
 _PLUGIN_VARIABLE = "NCCL_NET_PLUGIN"
-EXIT_REFUSED = 3
 _PARTS = (FRONT, BEHIND, PROVIDERS)
 _OWN_HINT = "give the folder that has libfabric.so.1, on Cray systems /opt/cray/libfabric/VERSION/lib64"
 
@@ -207,14 +206,12 @@ def _libraries(spec: Mapping[str, Any], image: ImageFacts, root: Root) -> Decisi
     )
 
 
-def main(argv: List[str]) -> int:
-    """`place.py SPEC`: SPEC is a JSON file with the image's facts, what to look for, and the folder to fill."""
-    with open(argv[1], encoding="utf-8") as stream:
+def main(settings: Dict[str, Any]) -> int:
+    """`spec` is a JSON file with the image's facts, what to look for, and the folder to fill."""
+    with open(settings["spec"], encoding="utf-8") as stream:
         spec = json.load(stream)
     decision = decide_here(spec, facts_from_json(spec["image"]))
     said = {
-        "windlass": "host-libs",
-        "node": os.environ.get("SLURMD_NODENAME") or platform.node(),
         "placed": [entry._asdict() for entry in decision.placed],
         "links": [link._asdict() for link in decision.links],
         "hidden": decision.hidden,
@@ -233,9 +230,5 @@ def main(argv: List[str]) -> int:
         except OSError as error:
             said["refused"] = ["cannot copy the host's libraries: %s" % (error.strerror or error)]
             said["remedy"] = "is there space in %s?" % spec["parent"]
-    sys.stdout.write(json.dumps(said) + "\n")
-    return EXIT_REFUSED if said["refused"] else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    node_writer(settings).send(libraries=said, done=True)
+    return 0

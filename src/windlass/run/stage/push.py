@@ -10,8 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from windlass.agents.control import LOG_FILE, AgentError, Agents, agents_spec
-from windlass.agents.detached import detach
+from windlass.agents.start import LOG_FILE, AgentError, Agents
 from windlass.base.settings import read_settings
 from windlass.errors import MachineError, UsageError
 from windlass.model.plan import CacheRoot, Plan
@@ -21,9 +20,11 @@ from windlass.node.sys.reading import open_plain
 from windlass.plan.cache import declared_roots
 from windlass.plan.render.job_facts import JobFacts
 from windlass.run.folder import RunFolder, make_folder
-from windlass.run.node_step import write_host_file
+from windlass.run.launch_files import write_host_file
 from windlass.run.planning import plan_request
 from windlass.run.rendezvous import plan_hosts
+from windlass.run.sidecars.detached import detach
+from windlass.run.sidecars.spec import agents_spec
 from windlass.run.stage.service import Progress, stage_service, warnings
 
 _SQUASHFS = b"hsqs"

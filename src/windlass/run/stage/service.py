@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from windlass.agents.bundle import ServiceSpec
+from windlass.agents.start import ServiceSpec
 from windlass.model.plan import CacheRoot
 
 _ENTRY = "windlass.node.stage.stage:make"

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from windlass.agents.heartbeat import HeartbeatSidecar
 from windlass.model.plan import Plan
 from windlass.run.execute import RanksEnd
 from windlass.run.failure.flight import missing_text
@@ -17,6 +16,7 @@ from windlass.run.failure.rank_logs import RankLogs, rank_logs
 from windlass.run.failure.rank_states import RankState, rank_states, states_text, straggler
 from windlass.run.failure.root_cause import RESUME_ME, JobDisposition, Observed, end_code
 from windlass.run.folder import RunFolder
+from windlass.run.sidecars.heartbeat import HeartbeatSidecar
 from windlass.run.supervise.diagnostics import NodeReport, diagnose_nodes, lost_hosts
 from windlass.run.supervise.disposition import ask_disposition
 from windlass.run.supervise.heartbeat_monitor import HeartbeatMonitor
@@ -77,14 +77,13 @@ def _time_up(ended: Ended, told: Observed, folder: RunFolder) -> bool:
 
 
 def _diagnose_after(ended: Ended, folder: RunFolder, environ: Mapping[str, str]) -> NodeReport:
-    seconds = f"{time.time() - ended.end.started:.0f}"
     mark = f"WINDLASS_PLACE={folder.run_id}.{ended.number}."
-    return diagnose_nodes(ended.plan, folder, environ, "after", mark, seconds)
+    return diagnose_nodes(ended.plan, folder, environ, "after", mark=mark, seconds=time.time() - ended.end.started)
 
 
 def _rank_states(ended: Ended, logs: RankLogs) -> tuple[str, RankState | None]:
     """Which ranks were where, by stacks and flight records, and who holds the others up."""
-    ranks = rank_states(logs, ended.stacks.lines) if ended.stacks is not None else ()
+    ranks = rank_states(logs, ended.stacks.messages) if ended.stacks is not None else ()
     missing = missing_text(logs.folder / "flight", logs.world_size)
     return "; ".join(part for part in (states_text(ranks), missing) if part), straggler(ranks)
 
@@ -92,7 +91,7 @@ def _rank_states(ended: Ended, logs: RankLogs) -> tuple[str, RankState | None]:
 def _kernel(ended: Ended, after: NodeReport | None) -> dict[str, tuple[str, ...]]:
     """Kernel messages by host."""
     found: dict[str, tuple[str, ...]] = {}
-    for line in after.lines if after else ():
+    for line in after.messages if after else ():
         if "kernel" in line:
             host = str(line.get("host", ",".join(ended.end.hosts)))
             found[host] = (*found.get(host, ()), line["kernel"])

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from windlass.agents.heartbeat import heartbeats_folder
-from windlass.agents.sidecars import compose_sidecars
 from windlass.base.notation.shell import quote
 from windlass.errors import WindlassError
 from windlass.model.plan import Plan
@@ -30,6 +28,8 @@ from windlass.run.failure.verdict import Attempt, Verdict, attempt_folders, past
 from windlass.run.folder import RunFolder, restart
 from windlass.run.rendezvous import plan_hosts, resolve_rendezvous
 from windlass.run.run import Run
+from windlass.run.sidecars.compose import compose_sidecars
+from windlass.run.sidecars.heartbeat import heartbeats_folder
 from windlass.run.signals import listening
 from windlass.run.supervise.attempts import own, release
 from windlass.run.supervise.diagnostics import NodeReport, diagnose_nodes, nodes_that_answer

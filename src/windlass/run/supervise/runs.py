@@ -12,7 +12,6 @@ from typing import Literal
 
 import msgspec
 
-from windlass.agents.detached import AGENTS_FILE
 from windlass.backends.schedulers import get_scheduler
 from windlass.backends.schedulers.base import JobState, JobStatus
 from windlass.base.procs.command import run_command
@@ -29,6 +28,7 @@ from windlass.run.failure.snapshot_ledger import newest_step, read_ledger
 from windlass.run.failure.verdict import attempt_folders, read_verdict
 from windlass.run.folder import COMMAND_FILE, PLAN_FILE, FolderUse, RunFolder, is_run, open_folder, read_plan
 from windlass.run.scheduler_commands import scheduler_environ
+from windlass.run.sidecars.detached import AGENTS_FILE
 from windlass.run.supervise.attempts import Owner, read_owner
 from windlass.run.trust import is_own_folder
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from windlass.agents.step import start_node_step
 from windlass.backends.schedulers import get_scheduler
 from windlass.base.notation.hostlist import expand_hostlist
 from windlass.base.settings import read_settings
@@ -20,7 +21,6 @@ from windlass.node.sys.reading import open_plain
 from windlass.plan.node_step import plan_node_step
 from windlass.run.failure.ends import read_seats
 from windlass.run.folder import RunFolder, read_plan
-from windlass.run.node_step import start_node_step
 from windlass.run.supervise.attempts import read_owner
 from windlass.run.supervise.runs import state_of
 from windlass.run.trust import require_trust

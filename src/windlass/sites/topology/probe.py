@@ -1,21 +1,15 @@
-"""The node that this process runs on, from /sys, /proc and /dev. The only part of the topology with input.
-
-Never fails: what is hidden, missing or odd is left out or takes a calm default, and a binding made of less knowledge
-is a coarser one. Runs no command and loads no library, so it is quick enough for every start.
-"""
+"""A node's hardware as a `Topology`: what `node.probe` reads, with devices placed near their domain and cache."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from windlass.model.topology import Device, Topology, Vendor
-from windlass.sites.topology.probe_cpus import AllowedBy, probe_allowed, probe_cores
-from windlass.sites.topology.probe_devices import SysReaders, probe_devices
-from windlass.sites.topology.probe_nics import probe_nics
-from windlass.sites.topology.sysfs import SysReader, properties
+from windlass.node.probe.cpus import AllowedBy
+from windlass.node.probe.main import read_node
 
 
 def probe_topology(
@@ -31,18 +25,15 @@ def probe_topology(
 
     `allowed_by` says whether the CPUs to use are this process's own (`mask`) or the whole job's (`cgroup`).
     """
-    sys, proc = SysReader(sys_root), SysReader(proc_root)
-    cores = probe_cores(sys, proc)
-    node = Topology(
-        arch=arch or os.uname().machine,
-        cores=cores,
-        devices=probe_devices(SysReaders(sys=sys, proc=proc, dev=SysReader(dev_root)), vendor),
-        nics=probe_nics(sys),
-        memory_bytes=_memory_bytes(sys, proc),
-        probed=True,
-    )
+    found = read_node((str(sys_root), str(proc_root), str(dev_root)), allowed_by=allowed_by, vendor=vendor)
+    return topology_of(found if arch is None else {**found, "arch": arch})
+
+
+def topology_of(hardware: dict[str, Any]) -> Topology:
+    """The topology from what `node.probe.main.read_node` returned. Raises `msgspec.ValidationError`."""
+    node = msgspec.convert({**hardware, "probed": True}, Topology)
     known = set(node.cpus)
-    allowed = tuple(cpu for cpu in probe_allowed(sys, proc, allowed_by) if cpu in known)
+    allowed = tuple(cpu for cpu in node.allowed if cpu in known)
     node = _at_home(msgspec.structs.replace(node, allowed=allowed))
     return msgspec.structs.replace(node, devices=_with_caches(node))
 
@@ -72,22 +63,3 @@ def _with_caches(node: Topology) -> tuple[Device, ...]:
             device = msgspec.structs.replace(device, l3=near[mates.index(device.index)])  # noqa: PLW2901
         paired.append(device)
     return tuple(paired)
-
-
-def _memory_bytes(sys: SysReader, proc: SysReader) -> int:
-    """The node's memory, or the control group's limit where that is lower."""
-    words = properties(proc.text("meminfo"), ":").get("MemTotal", "").split()
-    total = int(words[0]) * 1024 if words and words[0].isdecimal() else 0
-    limits = [limit for limit in _memory_limits(sys, proc) if limit > 0]
-    return min([total, *limits]) if total else min(limits, default=0)
-
-
-def _memory_limits(sys: SysReader, proc: SysReader) -> list[int]:
-    found: list[int] = []
-    for line in proc.text("self/cgroup").splitlines():
-        controllers, _, path = line.partition(":")[2].partition(":")
-        if controllers == "":
-            found.append(sys.number(f"fs/cgroup{path.rstrip('/')}/memory.max") or 0)
-        elif "memory" in controllers.split(","):
-            found.append(sys.number(f"fs/cgroup/memory{path.rstrip('/')}/memory.limit_in_bytes") or 0)
-    return found

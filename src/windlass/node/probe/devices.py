@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
-from windlass.model.topology import Device, Vendor
-from windlass.sites.topology.sysfs import SysReader, pci_order, properties
+from windlass.node.probe.sysfs import SysReader, pci_order, properties
 
+Vendor = Literal["nvidia", "amd", "intel"]
+Device = dict[str, Any]
+"""The fields of `model.topology.Device`."""
 _PCI = "bus/pci/devices"
 _KFD = "class/kfd/kfd/topology/nodes"
 _NVIDIA_VENDOR, _AMD_VENDOR, _INTEL_VENDOR = 0x10DE, 0x1002, 0x8086
@@ -24,8 +26,7 @@ _AMD_INTEGRATED = frozenset({90002, 90012, 100303, 100305, 100306, 110003})
 """Graphics inside a desktop or laptop processor: not what a training job wants for a device."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SysReaders:
+class SysReaders(NamedTuple):
     sys: SysReader
     proc: SysReader
     dev: SysReader
@@ -67,9 +68,7 @@ def _usable(dev: SysReader, names: Sequence[str]) -> tuple[bool, ...]:
     exist = [bool(name) and dev.exists(name) for name in names]
     if not any(exist):
         return (True,) * len(names)
-    return tuple(
-        there and os.access(dev.path(name), os.R_OK | os.W_OK) for name, there in zip(names, exist, strict=True)
-    )
+    return tuple(there and os.access(dev.path(name), os.R_OK | os.W_OK) for name, there in zip(names, exist))
 
 
 def _nvidia_devices(trees: SysReaders) -> tuple[Device, ...]:
@@ -84,19 +83,17 @@ def _nvidia_devices(trees: SysReaders) -> tuple[Device, ...]:
     files = [f"nvidia{fact.get('Device Minor', position)}" for position, fact in enumerate(facts)]
     usable = _usable(trees.dev, files)
     kept = [
-        (address, fact)
-        for address, fact, ok in zip(held, facts, usable, strict=True)
-        if ok and fact.get("GPU Excluded") != "Yes"
+        (address, fact) for address, fact, ok in zip(held, facts, usable) if ok and fact.get("GPU Excluded") != "Yes"
     ]
     return tuple(
-        Device(
-            index=index,
-            vendor="nvidia",
-            name=fact.get("Model", ""),
-            card=index,
-            numa=_numa(sys, address),
-            pci=address,
-        )
+        {
+            "index": index,
+            "vendor": "nvidia",
+            "name": fact.get("Model", ""),
+            "card": index,
+            "numa": _numa(sys, address),
+            "pci": address,
+        }
         for index, (address, fact) in enumerate(kept)
     )
 
@@ -115,12 +112,12 @@ def _amd_devices(trees: SysReaders) -> tuple[Device, ...]:
                 found.append((position, facts))
             position += 1
     usable = _usable(trees.dev, [f"dri/renderD{facts.get('drm_render_minor', '')}" for _, facts in found])
-    kept = [item for item, ok in zip(found, usable, strict=True) if ok]
+    kept = [item for item, ok in zip(found, usable) if ok]
     packages = [_package(position, facts) for position, facts in kept]
     numbers = {package: number for number, package in enumerate(dict.fromkeys(packages))}
     return tuple(
         _amd_device(sys, index, facts, numbers[package], _die(position, facts, packages, index))
-        for index, ((position, facts), package) in enumerate(zip(kept, packages, strict=True))
+        for index, ((position, facts), package) in enumerate(zip(kept, packages))
     )
 
 
@@ -143,16 +140,16 @@ def _die(position: int, facts: dict[str, str], packages: list[tuple[int, ...]], 
 def _amd_device(sys: SysReader, index: int, facts: dict[str, str], card: int, tile: int | None) -> Device:
     location = _whole(facts, "location_id")
     address = f"{_whole(facts, 'domain'):04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
-    return Device(
-        index=index,
-        vendor="amd",
-        name=sys.text(f"{_PCI}/{address}/product_name") or _gfx_name(_whole(facts, "gfx_target_version")),
-        card=card,
-        tile=tile,
-        numa=_numa(sys, address),
-        pci=address if location else "",
-        memory_bytes=sys.number(f"{_PCI}/{address}/mem_info_vram_total") or 0,
-    )
+    return {
+        "index": index,
+        "vendor": "amd",
+        "name": sys.text(f"{_PCI}/{address}/product_name") or _gfx_name(_whole(facts, "gfx_target_version")),
+        "card": card,
+        "tile": tile,
+        "numa": _numa(sys, address),
+        "pci": address if location else "",
+        "memory_bytes": sys.number(f"{_PCI}/{address}/mem_info_vram_total") or 0,
+    }
 
 
 def _gfx_name(version: int) -> str:
@@ -175,21 +172,21 @@ def _intel_devices(trees: SysReaders) -> tuple[Device, ...]:
     ]
     usable = _usable(trees.dev, [_render_file(sys, address) for address, _ in cards])
     devices: list[Device] = []
-    kept = [card for card, ok in zip(cards, usable, strict=True) if ok]
+    kept = [card for card, ok in zip(cards, usable) if ok]
     for card, (address, kind) in enumerate(kept):
         tiles = _intel_tiles(sys, address) or (1 if kind in _INTEL_MAX_ONE_TILE else 2)
         name = "Intel Data Center GPU Max " + ("1100" if kind in _INTEL_MAX_ONE_TILE else "1550")
         for tile in range(tiles):
             devices.append(
-                Device(
-                    index=len(devices),
-                    vendor="intel",
-                    name=name,
-                    card=card,
-                    tile=tile if tiles > 1 else None,
-                    numa=_numa(sys, address),
-                    pci=address,
-                )
+                {
+                    "index": len(devices),
+                    "vendor": "intel",
+                    "name": name,
+                    "card": card,
+                    "tile": tile if tiles > 1 else None,
+                    "numa": _numa(sys, address),
+                    "pci": address,
+                }
             )
     return tuple(devices)
 

@@ -1,7 +1,7 @@
 """Node steps: the one place that runs a small task on each node beside the ranks, to its end or as long as the job.
 
 How a launcher starts such a task is its `node_step` hook; here the host file is written, placeholders are filled in,
-and every step that is waited for has a deadline. Beside that: the files that a launch reads, and killing its step.
+and every step that is waited for has a deadline.
 """
 
 from __future__ import annotations
@@ -14,22 +14,15 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from windlass.backends.containers import get_runtime
-from windlass.backends.launchers import get_launcher
-from windlass.backends.launchers.base import LaunchSpec, NodeStep
-from windlass.backends.schedulers import get_scheduler
+from windlass.backends.launchers.base import NodeStep
 from windlass.base.notation.cpulist import format_cpulist
 from windlass.base.notation.hostlist import expand_hostlist
 from windlass.base.procs.command import Done, pdeathsig, run_command
-from windlass.errors import MachineError, WindlassError
+from windlass.errors import MachineError
 from windlass.model.origin import argv_of
-from windlass.model.plan import Plan
 from windlass.node.sys.atomic import open_append
-from windlass.plan.render.batch_script import step_name
-from windlass.plan.render.container import wrap_spec
 from windlass.run.folder import RunFolder
 
-_KILL_TIMEOUT_S = 20.0
 _LOOKUP_S = 20.0
 
 
@@ -167,32 +160,3 @@ def broker_ranks(instance: tuple[str, ...], hosts: tuple[str, ...]) -> tuple[int
             f"{missing[0]} has no broker in this Flux instance", hint="`flux getattr hostlist` lists those that have"
         )
     return tuple(known[host] for host in hosts)
-
-
-def write_host_file(plan: Plan, folder: RunFolder, hosts: tuple[str, ...]) -> None:
-    """The hosts of the run, one per line, in the form that the launcher reads."""
-    if not hosts:
-        return
-    spec = LaunchSpec(nodes=plan.nodes, ranks_per_node=plan.ranks_per_node)
-    text = get_launcher(plan.launcher).host_file_text(hosts, spec)
-    folder.write("hosts", text if text is not None else "".join(f"{host}\n" for host in hosts))
-
-
-def write_container_files(plan: Plan, folder: RunFolder) -> None:
-    """Files that the container runtime reads from the run folder (an EDF)."""
-    if plan.container is None:
-        return
-    for name, text in get_runtime(plan.container.runtime).files(wrap_spec(plan, str(folder.path))).items():
-        folder.write(name, text)
-
-
-def kill_step(plan: Plan, folder: RunFolder, environ: Mapping[str, str]) -> None:
-    """Kill on all nodes what the launcher started for this folder, where ranks do not listen to SIGTERM. Never
-    raises."""
-    if plan.scheduler == "none":
-        return
-    scheduler = get_scheduler(plan.scheduler)
-    with contextlib.suppress(WindlassError):
-        argv = scheduler.kill_step_argv(environ, step_name(plan, str(folder.path)))
-        if argv is not None:
-            run_command(argv, timeout_s=_KILL_TIMEOUT_S, env=environ, check=False)

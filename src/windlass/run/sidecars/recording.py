@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from windlass.agents.traces import TraceSummary, environment_identity, summary_of, trace_path
 from windlass.base.procs.command import run_command, which
 from windlass.errors import MachineError, UsageError
 from windlass.node.cache import control
@@ -18,6 +17,7 @@ from windlass.node.cache.roots import declare_roots
 from windlass.node.cache.trace import BadTraceError
 from windlass.node.sys.atomic import replace_file
 from windlass.node.sys.folders import temporary_folder
+from windlass.run.sidecars.traces import TraceSummary, environment_identity, summary_of, trace_path
 
 _VARIABLES = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX")
 

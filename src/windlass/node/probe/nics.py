@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
-from windlass.model.topology import Nic
-from windlass.sites.topology.sysfs import SysReader, human_order
+from windlass.node.probe.sysfs import SysReader, human_order
 
 _NET = "class/net"
 _RDMA = ("class/cxi", "class/infiniband")
+Nic = dict[str, Any]
+"""The fields of `model.topology.Nic`."""
 _RATE = re.compile(r"^(\d+(?:\.\d+)?)\s*Gb/sec")
 
 
@@ -30,7 +32,7 @@ def probe_nics(sys: SysReader) -> tuple[Nic, ...]:
             continue
         nics.append(_nic(sys, name, device, address))
     nics.extend(_nic(sys, device, device, address) for address, device in direct.items())
-    return tuple(sorted(nics, key=lambda nic: human_order(nic.name)))
+    return tuple(sorted(nics, key=lambda nic: human_order(nic["name"])))
 
 
 def _rdma_devices(sys: SysReader) -> dict[str, str]:
@@ -50,13 +52,13 @@ def _nic(sys: SysReader, name: str, device: str, address: str) -> Nic:
         numa = next(
             (n for folder in _RDMA if (n := sys.number(f"{folder}/{device}/device/numa_node")) is not None), None
         )
-    return Nic(
-        name=name,
-        device=device,
-        numa=None if numa is None or numa < 0 else numa,
-        pci=address,
-        speed_mbits=_speed(sys, name, device),
-    )
+    return {
+        "name": name,
+        "device": device,
+        "numa": None if numa is None or numa < 0 else numa,
+        "pci": address,
+        "speed_mbits": _speed(sys, name, device),
+    }
 
 
 def _speed(sys: SysReader, name: str, device: str) -> int:

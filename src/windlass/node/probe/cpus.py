@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Any, Literal
 
-from windlass.model.topology import Core
-from windlass.sites.topology.sysfs import SysReader, cpulist_or_none, properties
+from windlass.node.probe.sysfs import SysReader, cpulist_or_none, properties
 
 AllowedBy = Literal["mask", "cgroup"]
 _CPU = "devices/system/cpu"
 _NODE = "devices/system/node"
 _SLURM_JOB = re.compile(r"^job_\d+$")
+
+Core = dict[str, Any]
+"""`cpus`, `socket`, `numa` and `l3`: the fields of `model.topology.Core`."""
 
 
 def probe_cores(sys: SysReader, proc: SysReader) -> tuple[Core, ...]:
@@ -34,7 +36,7 @@ def probe_cores(sys: SysReader, proc: SysReader) -> tuple[Core, ...]:
         numa = numa_of.get(cpu, 0)
         package = sys.number(f"{_CPU}/cpu{cpu}/topology/physical_package_id")
         socket = numa if package is None or package < 0 else package
-        cores.append(Core(cpus=threads, socket=socket, numa=numa, l3=cache_of.get(cpu, -1 - numa)))
+        cores.append({"cpus": threads, "socket": socket, "numa": numa, "l3": cache_of.get(cpu, -1 - numa)})
     return _numbered(cores)
 
 
@@ -135,5 +137,5 @@ def _numbered(cores: list[Core]) -> tuple[Core, ...]:
     """Caches renumbered from 0 in the order of their cores."""
     order: dict[int, int] = {}
     for core in cores:
-        order.setdefault(core.l3, len(order))
-    return tuple(Core(cpus=c.cpus, socket=c.socket, numa=c.numa, l3=order[c.l3]) for c in cores)
+        order.setdefault(core["l3"], len(order))
+    return tuple(dict(core, l3=order[core["l3"]]) for core in cores)

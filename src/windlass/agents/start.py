@@ -7,7 +7,6 @@ closes the pipe. Elsewhere their launcher gets a signal.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import sys
@@ -15,23 +14,22 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from windlass.agents.bundle import BundleManifest, ServiceSpec, bundle_bytes
-from windlass.agents.command import NODE_PYTHONS, OLDEST, agent_argv
+import msgspec
+
 from windlass.agents.interpreter import ARCHIVE, fits, pack_interpreter
+from windlass.agents.ship import NODE_PYTHONS, OLDEST, agent_argv, tree_bytes
+from windlass.agents.step import RunningStep, start_node_step
 from windlass.backends.launchers.base import NodeStep
 from windlass.errors import DeadlineError, MachineError
-from windlass.model.plan import Plan
+from windlass.model.jsontext import to_json
 from windlass.node.agent.heartbeat import ALIVE
+from windlass.node.sys.messages import MessageReader
 from windlass.node.sys.reading import open_plain, read_tail
 from windlass.node.sys.text import listed
-from windlass.plan.agents import agents_step
-from windlass.plan.cache import agents_folder
-from windlass.plan.render.job_facts import JobFacts
 from windlass.run.folder import AGENT_FILE, RunFolder
-from windlass.run.node_step import RunningStep, start_node_step
-from windlass.run.rendezvous import host_addresses, named_hosts
 
 BUNDLE_FILE = AGENT_FILE
 OUT_FILE = "agents.out"
@@ -46,6 +44,40 @@ STREAMED = frozenset({"sampler"})
 Lines = list[dict[str, Any]]
 
 
+class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A service to host: `entry` is `package.module:function` of a package in the file."""
+
+    name: str
+    entry: str
+    settings: dict[str, object] = {}
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What the agents are told; the same on all nodes, and no secret in it."""
+
+    version: int = 1
+    run_id: str
+    hosts: tuple[str, ...]
+    addresses: tuple[str, ...] = ()
+    """Where they are reached, if not by these names."""
+    node_variables: tuple[str, ...]
+    """Variables in which the launcher tells an agent its place among the hosts."""
+    folder: str
+    """Folder of this user's agents on a node; `${NAME}` is expanded there."""
+    until: str = "stdin"
+    """`stdin`: the agents end when their standard input does. `signal`: only when asked."""
+    stop_signal: int = 15
+    """What asks them, beside SIGTERM, SIGINT and SIGHUP."""
+    cpus: tuple[int, ...] = ()
+    services: tuple[ServiceSpec, ...] = ()
+
+
+def agent_bytes(manifest: Manifest, key: bytes, packages: Mapping[str, Path] = MappingProxyType({})) -> bytes:
+    """The file that each node reads once: code, manifest and the job's key. It is as closed as a key file: mode 0600,
+    in the run folder, removed after the run."""
+    return tree_bytes({"manifest.json": to_json(manifest), "key": key}, packages)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentsSpec:
     """What to start, and the node step that starts it."""
@@ -58,27 +90,6 @@ class AgentsSpec:
     cpus: tuple[int, ...]
     services: tuple[ServiceSpec, ...]
     ready_s: float
-
-
-def agents_spec(
-    plan: Plan,
-    facts: JobFacts,
-    hosts: tuple[str, ...],
-    services: tuple[ServiceSpec, ...],
-    environ: Mapping[str, str],
-) -> AgentsSpec:
-    """The agents of a plan with these services, which are those that it names."""
-    assert plan.agents is not None
-    return AgentsSpec(
-        step=agents_step(plan),
-        run_id=facts.run_id,
-        hosts=named_hosts(plan, hosts),
-        addresses=host_addresses(plan, hosts, environ),
-        folder=agents_folder(plan, facts.uid, facts.run_id),
-        cpus=plan.agents.cpus,
-        services=services,
-        ready_s=plan.agents.ready_s,
-    )
 
 
 class AgentError(MachineError):
@@ -98,6 +109,7 @@ class Agents:
         self._environ = environ
         self._running: RunningStep | None = None
         self._read = 0
+        self._reader = MessageReader()
         self.lines: Lines = []
         self.streamed: Lines = []
         """Texts of streamed services that nobody has taken yet."""
@@ -150,7 +162,7 @@ class Agents:
         return self._running is not None and self._running.code is None
 
     def write_bundle(self, until: str) -> Path:
-        manifest = BundleManifest(
+        manifest = Manifest(
             run_id=self._spec.run_id,
             hosts=self._spec.hosts,
             addresses=self._spec.addresses,
@@ -161,8 +173,7 @@ class Agents:
             cpus=self._spec.cpus,
             services=self._spec.services,
         )
-        data = bundle_bytes(manifest, secrets.token_bytes(_KEY_BYTES))
-        return self._folder.write_bytes(BUNDLE_FILE, data)
+        return self._folder.write_bytes(BUNDLE_FILE, agent_bytes(manifest, secrets.token_bytes(_KEY_BYTES)))
 
     def _wait_up(self, stopping: Callable[[], bool]) -> bool:
         assert self._running is not None
@@ -214,14 +225,14 @@ class Agents:
                 if not raw.endswith(b"\n"):
                     break
                 self._read += len(raw)
-                with contextlib.suppress(ValueError, KeyError):
-                    line = json.loads(raw[raw.index(b"{") :])
-                    self.heard[line["node"]] = time.monotonic()
-                    if line.get("news") == ALIVE:
-                        continue
+                line = self._reader.read_line(raw.decode(errors="replace"))
+                if line is None:
+                    continue
+                self.heard[line.get("node", -1)] = time.monotonic()
+                if line.get("news") != ALIVE:
                     (self.streamed if line.get("service") in STREAMED else self.lines).append(line)
             if self._read > _MAX_OUT_BYTES and os.fstat(stream.fileno()).st_size == self._read:
-                os.truncate(stream.name, 0)  # its writer appends
+                os.truncate(self._folder.part(OUT_FILE), 0)  # its writer appends
                 self._read = 0
 
     def forgive_silence(self) -> None:

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from windlass.agents.bundle import ServiceSpec
-from windlass.agents.control import LOG_FILE, Agents
+from windlass.agents.start import LOG_FILE, Agents, ServiceSpec
 from windlass.backends.launchers import get_launcher
 from windlass.errors import DeadlineError, MachineError
 from windlass.model.plan import Plan

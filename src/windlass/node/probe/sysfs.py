@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 
-from windlass.base.notation.cpulist import parse_cpulist
-from windlass.errors import ConfigError
+from windlass.node.sys.cpulist import CpuListError, cpus_of
 
 _SIZE_MAX = 65536
 _PCI = re.compile(r"^[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
@@ -17,8 +15,8 @@ _DIGITS = re.compile(r"(\d+)")
 class SysReader:
     """A folder of small text files. Paths are relative, with slashes. Nothing here raises for what it finds."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = str(root)
+    def __init__(self, root: str) -> None:
+        self._root = root
 
     def path(self, name: str) -> str:
         return f"{self._root}/{name}"
@@ -36,6 +34,14 @@ class SysReader:
         finally:
             os.close(descriptor)
 
+    def lines(self, name: str) -> list[str]:
+        """All lines of a file of any length; none where it cannot be read."""
+        try:
+            with open(self.path(name), encoding="utf-8", errors="replace") as file:
+                return file.read().splitlines()
+        except OSError:
+            return []
+
     def number(self, name: str) -> int | None:
         """The file's number, decimal or with a 0x prefix."""
         try:
@@ -50,34 +56,33 @@ class SysReader:
     def names(self, name: str) -> tuple[str, ...]:
         """Names in a folder in human order (`cxi2` before `cxi10`); empty where there is none."""
         try:
-            return tuple(sorted(os.listdir(f"{self._root}/{name}"), key=human_order))  # noqa: PTH208 - half the time of Path
+            return tuple(sorted(os.listdir(f"{self._root}/{name}"), key=human_order))
         except OSError:
             return ()
 
     def exists(self, name: str) -> bool:
-        return os.path.exists(f"{self._root}/{name}")  # noqa: PTH110 - many calls, no Path needed
+        return os.path.exists(f"{self._root}/{name}")
 
     def target(self, name: str) -> str:
         """Last word of what a link points at (a driver's name); empty where it is no link."""
         try:
-            return os.path.basename(os.readlink(f"{self._root}/{name}"))  # noqa: PTH115, PTH119
+            return os.path.basename(os.readlink(f"{self._root}/{name}"))
         except OSError:
             return ""
 
     def pci_address(self, name: str) -> str:
         """PCI address of the nearest PCI device in the real path; virtio and RDMA devices hang below one."""
-        try:
-            real = os.path.realpath(f"{self._root}/{name}", strict=True)
-        except OSError:
+        if not self.exists(name):
             return ""
+        real = os.path.realpath(f"{self._root}/{name}")
         return next((part for part in reversed(real.split("/")) if _PCI.match(part)), "")
 
 
 def cpulist_or_none(text: str) -> tuple[int, ...]:
     """CPUs of a list as the kernel writes it; none where it is no list."""
     try:
-        return parse_cpulist(text)
-    except ConfigError:
+        return cpus_of(text)
+    except CpuListError:
         return ()
 
 

@@ -6,10 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from windlass.agents.bundle import ServiceSpec
-from windlass.agents.control import Agents
-from windlass.agents.shims import environment_front
-from windlass.agents.traces import environment_identity, trace_path
+from windlass.agents.start import Agents, ServiceSpec
 from windlass.base.notation.counts import counted
 from windlass.base.notation.sizes import size_text
 from windlass.errors import WindlassError
@@ -17,10 +14,12 @@ from windlass.model.jsontext import to_json
 from windlass.model.plan import CachePlan
 from windlass.run.folder import RunFolder
 from windlass.run.output import OutputView
+from windlass.run.sidecars.shims import environment_front
+from windlass.run.sidecars.traces import environment_identity, trace_path
 
 FIGURES_FILE = "cache.json"
 _ENTRY = "windlass.node.agent.cache:make"
-STATUS_ENTRY = "windlass.node.agent.cache:status_tool"
+STATUS_ENTRY = "windlass.node.agent.cache:status"
 
 
 def cache_service(cache: CachePlan, traces_dir: Path | None) -> ServiceSpec:

@@ -7,7 +7,6 @@ The step of agents is started apart from us; a file in the run folder says which
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -19,11 +18,11 @@ from typing import Any
 
 import msgspec
 
-from windlass.agents.cache_service import STATUS_ENTRY
-from windlass.agents.command import stop_argv, tool_argv
-from windlass.agents.control import BUNDLE_FILE, Agents
+from windlass.agents.ask import Question, ask_step
 from windlass.agents.interpreter import ARCHIVE
-from windlass.agents.sidecars import run_agents
+from windlass.agents.ship import agent_file, stop_argv
+from windlass.agents.start import BUNDLE_FILE, Agents
+from windlass.agents.step import run_node_step
 from windlass.base.notation.hostlist import expand_hostlist
 from windlass.base.settings import read_settings
 from windlass.errors import MachineError, UsageError, WindlassError
@@ -38,9 +37,11 @@ from windlass.plan.inputs import Secrets
 from windlass.plan.node_step import plan_node_step
 from windlass.plan.render.job_facts import JobFacts
 from windlass.run.folder import PLAN_FILE, RunFolder, make_folder, open_folder, read_plan
-from windlass.run.node_step import run_node_step, write_host_file
+from windlass.run.launch_files import write_host_file
 from windlass.run.planning import plan_request
 from windlass.run.rendezvous import plan_hosts
+from windlass.run.sidecars.cache_service import STATUS_ENTRY
+from windlass.run.sidecars.compose import run_agents
 from windlass.run.trust import is_own_folder, require_trust
 
 AGENTS_FILE = "agents.json"
@@ -152,13 +153,19 @@ def _find_detached(wanted: str | None, runs_dir: Path, state_dir: Path) -> Detac
 def status_of(held: DetachedCache, environ: Mapping[str, str]) -> list[dict[str, Any]]:
     """The status of every node, asked on node 0, which asks the others through the tree."""
     state = state_folder(held.agents, held.step.run_id, 0)
-    program = tool_argv(held.agents, held.step.run_id, 0, STATUS_ENTRY, state)
+    question = Question(
+        entry=STATUS_ENTRY,
+        purpose="status",
+        deadline_s=_STATUS_S,
+        settings={"state": state},
+        file=agent_file(held.agents, held.step.run_id, 0),
+    )
     first = expand_hostlist(held.plan.hosts)[:1] if held.plan.hosts else ()
-    step = plan_node_step(held.plan, "status", hosts=first, nodes=1)
-    done = run_node_step(step, program, environ=environ, timeout_s=_STATUS_S, folder=held.folder, check=False)
-    found = [json.loads(line[line.index("{") :]) for line in done.stdout.splitlines() if "{" in line]
-    if done.code or not found:
-        said = (done.stderr or done.stdout).strip().splitlines()
+    step = plan_node_step(held.plan, question.purpose, hosts=first, nodes=1)
+    answers = ask_step(step, question, environ=environ, folder=held.folder)
+    found = [message["status"] for message in answers.messages if "status" in message]
+    if not answers.answered or not found:
+        said = answers.complaint.strip().splitlines()
         raise MachineError(
             f"the cache of {held.folder.path} does not answer: {said[-1] if said else 'no message'}",
             hint="end it with `windlass cache stop`, then start it again",

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import windlass.node.sampler
-from windlass.agents.bundle import ServiceSpec
-from windlass.agents.control import Agents
+from windlass.agents.start import Agents, ServiceSpec
 from windlass.diagnose.watch.findings import find
 from windlass.diagnose.watch.fold import JobFiles, JobFold, interval_s
 from windlass.diagnose.watch.job import Job

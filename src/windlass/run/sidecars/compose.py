@@ -8,11 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from windlass.agents.bundle import ServiceSpec
-from windlass.agents.cache_service import CacheSidecar, cache_service
-from windlass.agents.control import Agents, agents_spec
-from windlass.agents.heartbeat import HeartbeatSidecar, heartbeat_service
-from windlass.agents.sampler import SamplerSidecar, sampler_service
+from windlass.agents.start import Agents, ServiceSpec
 from windlass.base.settings import read_settings
 from windlass.errors import UsageError
 from windlass.model.plan import Plan
@@ -20,6 +16,10 @@ from windlass.plan.render.job_facts import JobFacts
 from windlass.run.execute import Sidecar
 from windlass.run.folder import RunFolder
 from windlass.run.run import Run
+from windlass.run.sidecars.cache_service import CacheSidecar, cache_service
+from windlass.run.sidecars.heartbeat import HeartbeatSidecar, heartbeat_service
+from windlass.run.sidecars.sampler import SamplerSidecar, sampler_service
+from windlass.run.sidecars.spec import agents_spec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

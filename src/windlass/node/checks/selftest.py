@@ -1,23 +1,24 @@
 """What a rank reports about itself in a self-test. Runs inside the rank with the user's interpreter; stdlib only.
 
-Prints short lines of JSON behind a mark: the node as the rank sees it, the CPUs and devices it got, the transport that
-a first all-reduce used. torch is used where it is installed, and its absence is part of the answer.
+Sends one message: the node as the rank sees it, the CPUs and devices it got, the transport that a first all-reduce
+used. torch is used where it is installed, and its absence is part of the answer.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
 import re
 import socket
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from windlass.node.sys.parts import part_lines  # travels with it, see `windlass.api.selftest_program`
+from windlass.node.sys.messages import MessageWriter
 
-MARK = "WINDLASS-SELFTEST "
 VARIABLES = re.compile(
     r"\A(?!.*(TOKEN|SECRET|PASS|CREDENTIAL|COOKIE|KEY|AUTH))"
     r"((NCCL|RCCL|CCL|FI|GLOO|HSA|ZE|ROCR|HIP|CUDA_VISIBLE|MIOPEN|OMP|PALS|PMI|MASTER)_"
@@ -59,16 +60,14 @@ def loaded_libraries() -> list[str]:
 def torch_report(local_rank: int) -> dict[str, Any]:
     """Devices, backend and one checked all-reduce through torch."""
     try:
-        import torch
-        import torch.distributed as dist
+        torch = importlib.import_module("torch")  # the user's own, where there is one
+        dist = importlib.import_module("torch.distributed")
     except ImportError as error:
         return {"missing": str(error)}
     answer: dict[str, Any] = {"version": torch.__version__}
     backend, device = _device(torch, local_rank)
     answer |= {"backend": backend, "device": str(device)}
     try:
-        from datetime import timedelta
-
         dist.init_process_group(backend, timeout=timedelta(seconds=300))
         value = torch.ones(1 << 20, device=device) * (dist.get_rank() + 1)
         start = time.perf_counter()
@@ -95,6 +94,8 @@ def _device(torch: Any, local: int) -> tuple[str, Any]:
     return "gloo", torch.device("cpu")
 
 
-if __name__ == "__main__":
-    sys.stdout.write("\n".join(part_lines(report(), MARK)) + "\n")
+def main(_: dict[str, Any]) -> int:
+    found = report()
     sys.stdout.flush()
+    MessageWriter(found["rank"]).send(**found)
+    return 0

@@ -1,0 +1,183 @@
+"""Carry the node tree to a node and start a program of it there. Every command that runs our code on nodes uses this.
+
+A program is an entry `windlass.node.X:main`, which is called with its settings. Its code is a zip file: all of
+`windlass.node` in the run folder for agents, or, where no file should be read, the modules that one entry imports,
+inside the command line. A shell chooses a Python of the node, so that no start reads an interpreter from the shared
+file system.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import io
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from types import MappingProxyType
+
+import windlass.node
+from windlass.base.notation.shell import expandable, quote
+from windlass.errors import ConfigError
+from windlass.node.sys.messages import message_lines
+from windlass.node.sys.reading import read_bytes
+
+OLDEST = (3, 9)
+NODE_PYTHONS = (
+    "/usr/bin/python3",
+    *(f"/usr/bin/python3.{minor}" for minor in range(14, 8, -1)),
+    "/usr/local/bin/python3",
+    "/opt/python/bin/python3",
+)
+_NODE = Path(windlass.node.__path__[0])
+_IMPORT = re.compile(r"^\s*(?:from (windlass\.node[\w.]*) import (\(?[\w, ]*)|import (windlass\.node[\w.]*))", re.M)
+
+_CHOOSE = (
+    'boot=$1 last=$2; shift 2; for p in {pythons} "$last"; do '
+    '[ -x "$p" ] && "$p" -I -S -c \'import sys; sys.exit(sys.version_info < {oldest})\' 2>/dev/null && '
+    'exec "$p" -I -S -c "$boot" "$@"; done; {otherwise}'
+    "echo '{failed}'; exit 1"
+)
+
+# An interpreter that travelled: unpacked into a folder of ours, which the agent removes again.
+_TRAVELS = (
+    'd={folder}; mkdir -p -m 700 "$d"; [ -O "$d" ] && [ ! -L "$d" ] && d=$(mktemp -d "$d/py.$$.XXXXXX") && '
+    'tar -x -z -f {archive} -C "$d" && exec "$d/bin/python3" -I -S -c "$boot" "$@" "$d"; '
+)
+
+# A zip begins with PK, in base64 `UEs`. A file is opened once and read to its end; `${NAME}` in its path is a variable
+# of the node. The memory file lets zipimport work without a place on disk.
+_BOOT = """\
+import base64, importlib, json, os, re, sys
+code, entry, settings = sys.argv[1:4]
+if code.startswith("UEs"):
+    data = base64.b64decode(code)
+else:
+    path = re.sub(r"[$][{](\\w+)[}]", lambda name: os.environ.get(name[1], ""), code)
+    with open(path, "rb", 0) as file:
+        data = file.readall()
+held = os.memfd_create("windlass-node")
+os.write(held, data)
+sys.path.insert(0, "/proc/self/fd/%d" % held)
+module, _, name = entry.partition(":")
+sys.exit(getattr(importlib.import_module(module), name)(json.loads(settings)))
+"""
+
+
+def tree_bytes(
+    members: Mapping[str, bytes] = MappingProxyType({}), packages: Mapping[str, Path] = MappingProxyType({})
+) -> bytes:
+    """Return all of `windlass.node` as a zip file, with these members, and with `packages`: folders of modules by their
+    full names."""
+    folders = sorted({file.parent for file in _NODE.rglob("*.py")})
+    if not folders:
+        raise ConfigError(f"{_NODE} has no modules", hint="windlass is not installed as a whole")
+    found = {
+        f"{_dotted(folder)}/{file.name}": read_bytes(file, follow=True)
+        for folder in folders
+        for file in _modules(folder)
+    }
+    for name, folder in packages.items():
+        found |= {f"{name.replace('.', '/')}/{file.name}": read_bytes(file, follow=True) for file in _modules(folder)}
+    return _zipped(found | dict(members))
+
+
+def _modules(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.py"))
+
+
+def _dotted(folder: Path) -> str:
+    return PurePosixPath("windlass", "node", *folder.relative_to(_NODE).parts).as_posix()
+
+
+def _zipped(files: Mapping[str, bytes]) -> bytes:
+    """The same files give the same bytes: no entry has a time. Folders of modules become packages."""
+    import zipfile  # here: most runs carry nothing
+
+    parents = {str(parent) for name in files if "/" in name for parent in PurePosixPath(name).parents if parent.name}
+    files = {f"{parent}/__init__.py": b"" for parent in sorted(parents)} | dict(files)
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
+    return stream.getvalue()
+
+
+@functools.cache
+def _inline_code(module: str) -> str:
+    """The modules that this one imports, and itself, as text for a command line."""
+    files: dict[str, bytes] = {}
+    wanted = [module]
+    while wanted:
+        path = wanted.pop().replace(".", "/") + ".py"
+        source = _NODE.parent.parent / path
+        if path not in files and source.is_file():
+            files[path] = read_bytes(source, follow=True)
+            wanted += _imported(files[path].decode())
+    return base64.b64encode(_zipped(files)).decode()
+
+
+def _imported(text: str) -> Iterator[str]:
+    """Names of the node's modules in import statements; a name from a package may be a module of it."""
+    for package, names, module in _IMPORT.findall(text):
+        yield package or module
+        yield from (f"{package}.{name.split()[0]}" for name in names.strip("(").split(",") if name.strip())
+
+
+def program_argv(
+    entry: str, settings: Mapping[str, object], *, file: str = "", pythons: Iterable[str] = NODE_PYTHONS
+) -> tuple[str, ...]:
+    """Run `entry` with these settings on a node. `file`: the zip there that has the code; without it the command line
+    carries the code. Where the node has no Python that is new enough, the one that runs this is taken."""
+    last = os.path.realpath(sys.executable)
+    return _argv(_choose(pythons), last, file or _inline_code(entry.partition(":")[0]), entry, settings)
+
+
+def agent_argv(
+    file: str, last_python: str, *, archive: str | None = None, folder: str = "", pythons: Iterable[str] = NODE_PYTHONS
+) -> tuple[str, ...]:
+    """Run the agent from its file. Where the node has no Python that is new enough, the one in `archive` is unpacked
+    below `folder`, the folder of agents; without an archive `last_python` is taken."""
+    otherwise = "" if archive is None else _TRAVELS.format(folder=expandable(folder), archive=quote(archive))
+    choose = _choose(pythons, otherwise)
+    return _argv(choose, "" if archive else last_python, file, "windlass.node.agent.host:main", {})
+
+
+def _argv(choose: str, last: str, code: str, entry: str, settings: Mapping[str, object]) -> tuple[str, ...]:
+    told = json.dumps(settings, separators=(",", ":"))
+    return ("/bin/sh", "-c", choose, "windlass-node", _BOOT, last, code, entry, told)
+
+
+def _choose(pythons: Iterable[str], otherwise: str = "") -> str:
+    first = ".".join(str(part) for part in OLDEST)
+    (failed,) = message_lines(-1, "python", {"node": -1, "failed": f"no Python from {first} on at HOST"})
+    failed = failed.replace("HOST", "'\"$(uname -n)\"'")
+    return _CHOOSE.format(pythons=" ".join(pythons), oldest=repr(OLDEST), otherwise=otherwise, failed=failed)
+
+
+def script_text(entry: str, settings: Mapping[str, object]) -> str:
+    """The same program as the text of a script, for ranks: they run it with the user's interpreter."""
+    told = (_inline_code(entry.partition(":")[0]), entry, json.dumps(settings))
+    return f"import sys\nsys.argv[1:] = {told!r}\n{_BOOT}"
+
+
+_STOP = (
+    'f={folder}; n=; for v in {names}; do eval n=\\${{$v-}}; [ -n "$n" ] && break; done; '
+    'p=$(cat "$f.$n/pid" 2>/dev/null) || exit 0; kill -TERM "$p" 2>/dev/null || exit 0; '
+    't=0; while kill -0 "$p" 2>/dev/null && [ $t -lt 200 ]; do sleep 0.1; t=$((t + 1)); done; '
+    '! kill -0 "$p" 2>/dev/null'
+)
+
+
+def stop_argv(folder: str, run_id: str, node_variables: tuple[str, ...]) -> tuple[str, ...]:
+    """Asks the agent of this run on the node where it runs to end, and waits until it has. Fine where there is none."""
+    text = _STOP.format(names=" ".join(node_variables), folder=expandable(f"{folder}/a/{run_id}"))
+    return ("/bin/sh", "-c", text, "windlass-agent")
+
+
+def agent_file(folder: str, run_id: str, node: int) -> str:
+    """The copy of its code that a living agent keeps on its node."""
+    return f"{folder}/a/{run_id}.{node}/agent.pyz"

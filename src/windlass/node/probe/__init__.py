@@ -1,0 +1,1 @@
+"""What hardware this node has, from /sys, /proc and /dev."""

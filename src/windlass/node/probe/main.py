@@ -1,0 +1,71 @@
+"""The node that this process runs on: its hardware, the CPUs of the job, and the ports that are in use.
+
+Never fails: what is hidden, missing or odd is left out or takes a calm default, and a binding made of less knowledge
+is a coarser one. Runs no command and loads no library, so it is quick enough for every start.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from windlass.node.probe.cpus import AllowedBy, probe_allowed, probe_cores
+from windlass.node.probe.devices import SysReaders, Vendor, probe_devices
+from windlass.node.probe.nics import probe_nics
+from windlass.node.probe.sysfs import SysReader, properties
+from windlass.node.sys.messages import node_writer
+
+ROOTS = ("/sys", "/proc", "/dev")
+
+
+def main(settings: dict[str, Any]) -> int:
+    """For a node of the allocation that we are outside of: the CPUs are those of the job."""
+    node_writer(settings).send(hardware=read_node(allowed_by="cgroup"), taken_ports=taken_ports(), done=True)
+    return 0
+
+
+def read_node(
+    roots: tuple[str, str, str] = ROOTS, *, allowed_by: AllowedBy, vendor: Vendor | None = None
+) -> dict[str, Any]:
+    """The fields of `model.topology.Topology`, from /sys, /proc and /dev. `sites.topology.probe` makes the value."""
+    sys, proc, dev = map(SysReader, roots)
+    return {
+        "arch": os.uname().machine,
+        "cores": probe_cores(sys, proc),
+        "devices": probe_devices(SysReaders(sys, proc, dev), vendor),
+        "nics": probe_nics(sys),
+        "memory_bytes": _memory_bytes(sys, proc),
+        "allowed": probe_allowed(sys, proc, allowed_by),
+    }
+
+
+def taken_ports() -> tuple[int, ...]:
+    """Ports on which some process listens on this machine."""
+    listening = "0A"
+    ports: set[int] = set()
+    proc = SysReader(ROOTS[1])
+    for name in ("tcp", "tcp6"):
+        for line in proc.lines("net/" + name)[1:]:
+            fields = line.split()
+            if len(fields) > 3 and fields[3] == listening:
+                ports.add(int(fields[1].rsplit(":", 1)[1], 16))
+    return tuple(sorted(ports))
+
+
+def _memory_bytes(sys: SysReader, proc: SysReader) -> int:
+    """The node's memory, or the control group's limit where that is lower."""
+    words = properties(proc.text("meminfo"), ":").get("MemTotal", "").split()
+    total = int(words[0]) * 1024 if words and words[0].isdecimal() else 0
+    limits = [limit for limit in _memory_limits(sys, proc) if limit > 0]
+    return min([total, *limits]) if total else min(limits, default=0)
+
+
+def _memory_limits(sys: SysReader, proc: SysReader) -> list[int]:
+    found: list[int] = []
+    for line in proc.text("self/cgroup").splitlines():
+        controllers, _, path = line.partition(":")[2].partition(":")
+        if controllers == "":
+            found.append(sys.number(f"fs/cgroup{path.rstrip('/')}/memory.max") or 0)
+        elif "memory" in controllers.split(","):
+            found.append(sys.number(f"fs/cgroup/memory{path.rstrip('/')}/memory.limit_in_bytes") or 0)
+    return found

@@ -1,0 +1,101 @@
+"""Messages through a launcher's output: JSON objects in short marked lines, in any mixture with other output.
+
+Standard output is the one channel from a node that every launcher has. Slurm forwards it in pieces of 1,024 bytes and
+mixes the pieces of two tasks, so no line is longer. A message that does not fit into one line is compressed and split.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import os
+import socket
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+MARK = "@windlass "
+_PIECE = 800
+_numbers = itertools.count()
+
+
+def message_lines(sender: int, name: str, message: dict[str, Any]) -> list[str]:
+    """The message as lines: mark, number of the sender, name of the message, part/parts, text. `name` must differ
+    between the messages of one sender."""
+    text = json.dumps(message, separators=(",", ":"))
+    pieces = [text]
+    if len(text) > _PIECE:
+        text = base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+        pieces = [text[start : start + _PIECE] for start in range(0, len(text), _PIECE)]
+    return ["%s%d %s %d/%d %s" % (MARK, sender, name, i, len(pieces), piece) for i, piece in enumerate(pieces, 1)]
+
+
+class MessageWriter:
+    """Writes messages of one node or rank to a file descriptor, each at once, with the fields in `always`."""
+
+    def __init__(self, sender: int, out: int = 1, **always: Any) -> None:
+        self._sender = sender
+        self._out = out
+        self._always = always
+
+    def send(self, **fields: Any) -> None:
+        """Raises `OSError` where no reader is left. Each line is one write, so a pipe takes all of it or nothing."""
+        name = "%x.%d" % (os.getpid(), next(_numbers))  # a process that takes over may have the same sender
+        for line in message_lines(self._sender, name, {**self._always, **fields}):
+            os.write(self._out, line.encode() + b"\n")
+
+
+class MessageReader:
+    """Puts messages together from lines. The parts of a message may come in any order."""
+
+    def __init__(self) -> None:
+        self._parts: dict[tuple[str, str], dict[int, str]] = {}
+
+    def read_line(self, line: str) -> dict[str, Any] | None:
+        """The message that this line completes, or None. Torn and foreign lines are passed over."""
+        start = line.find(MARK)
+        fields = line[start + len(MARK) :].rstrip("\r\n").split(" ", 3) if start >= 0 else ()
+        if len(fields) != 4:
+            return None
+        sender, name, (part, _, count), text = fields[0], fields[1], fields[2].partition("/"), fields[3]
+        if not part.isdecimal() or not count.isdecimal():
+            return None
+        if int(count) > 1:
+            parts = self._parts.setdefault((sender, name), {})
+            parts[int(part)] = text
+            if len(parts) < int(count):
+                return None
+            del self._parts[sender, name]
+            text = "".join(parts[index] for index in sorted(parts))
+        return _decoded(text)
+
+
+def _decoded(text: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(text if text.startswith("{") else zlib.decompress(base64.b64decode(text)))
+    except (ValueError, zlib.error):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def read_messages(lines: Iterable[str]) -> list[dict[str, Any]]:
+    """All complete messages, in the order in which they were completed."""
+    reader = MessageReader()
+    return [message for line in lines if (message := reader.read_line(line)) is not None]
+
+
+def node_writer(settings: dict[str, Any]) -> MessageWriter:
+    """The writer of a program that `agents.ask` started: its messages have the node's number and name."""
+    node = place_of(settings["place"]) + int(settings["first"])
+    return MessageWriter(node, node=node, host=host_name())
+
+
+def host_name() -> str:
+    """This node's name as the scheduler says it, or else as the node does."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
+
+
+def place_of(variables: Sequence[str]) -> int:
+    """This task's number in its step, by the variables in which launchers say it; 0 where none is set."""
+    return next((int(os.environ[name]) for name in variables if os.environ.get(name, "").isdigit()), 0)
