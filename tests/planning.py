@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from windlass.model.plan import Plan
 from windlass.model.request import Allocation, PartitionOffer, Request
+from windlass.model.site import QueueSpec
 from windlass.model.topology import Core, Topology
 from windlass.plan.inputs import EnvironmentPlace, PlanningContext, Secrets
 from windlass.plan.plan import make_plan
@@ -22,6 +23,8 @@ def plan_for(
     allocation: Allocation | None = None,
     users: Mapping[str, str] | None = None,
     offers: tuple[PartitionOffer, ...] = (),
+    queues: tuple[QueueSpec, ...] = (),
+    accounts: tuple[str, ...] = (),
     interpreter: str = "python3",
     place: EnvironmentPlace | None = None,
     **options: object,
@@ -38,6 +41,8 @@ def plan_for(
         allocation=allocation,
         users_environment=users or {},
         offers=offers,
+        queues=queues,
+        accounts=accounts,
         python=interpreter,
         place=place,
     )

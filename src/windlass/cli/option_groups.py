@@ -12,10 +12,13 @@ USAGE = "[options] SCRIPT.py [ARGS…] | -m MODULE [ARGS…] | -- COMMAND [ARGS�
 
 
 def add_request_options(parser: argparse.ArgumentParser, *, profile: bool = True) -> None:
-    """All that a request can say. `profile`: false where a command profiles in a way of its own."""
+    """All that a request can say. `profile`: false where a command has a --profile and a --device of its own."""
     parser.usage = f"{parser.prog} {USAGE}"
     _add_where(parser.add_argument_group("where"))
-    _add_ranks(parser.add_argument_group("ranks"))
+    ranks = parser.add_argument_group("ranks")
+    _add_ranks(ranks)
+    if profile:
+        _add_device(ranks)
     _add_environment(parser.add_argument_group("environment"))
     _add_cache(parser.add_argument_group("cooperative cache"))
     _add_container(parser.add_argument_group("container"))
@@ -29,7 +32,9 @@ def add_allocation_options(parser: argparse.ArgumentParser) -> None:
     """Options that decide what is asked of the scheduler, without those of what runs there."""
     parser.usage = f"{parser.prog} [options] [-- COMMAND [ARGS…]]"
     _add_where(parser.add_argument_group("where"))
-    _add_ranks(parser.add_argument_group("ranks"))
+    ranks = parser.add_argument_group("ranks")
+    _add_ranks(ranks)
+    _add_device(ranks)
     more = parser.add_argument_group("more")
     _add_site_options(more)
     _add_spares(more)
@@ -69,7 +74,9 @@ def _add_where(where: Group) -> None:
 
 def _add_ranks(ranks: Group) -> None:
     ranks.add_argument("--ranks-per-node", "-r", type=int, metavar="R", help="default: one per device")
-    ranks.add_argument("--gpus-per-node", type=int, metavar="N", help="default: all of a node; 0: none")
+    ranks.add_argument(
+        "--gpus-per-node", metavar="[TYPE:]N", help="default: all of a node; 0: none; a100:4: of this type (Slurm)"
+    )
     ranks.add_argument("--ranks-per-device", type=int, metavar="K", help="several ranks share a device")
     ranks.add_argument("--devices", choices=("all", "one"), help="does each rank see all devices of its node, or one?")
     ranks.add_argument("--device-unit", choices=("tile", "card"), help="what counts as one device")
@@ -79,6 +86,10 @@ def _add_ranks(ranks: Group) -> None:
     ranks.add_argument("--threads", type=int, metavar="T", help="OMP_NUM_THREADS (default: cores of the rank)")
     ranks.add_argument("--mpi", metavar="TYPE", help="process management for MPI programs (pmi2, pmix)")
     ranks.add_argument("--master-port", type=int, metavar="PORT", help="default: from the job id, checked to be free")
+
+
+def _add_device(ranks: Group) -> None:
+    ranks.add_argument("--device", choices=("cpu",), dest="device_kind", help="cpu: ask for no GPU")
 
 
 def _add_environment(inside: Group) -> None:

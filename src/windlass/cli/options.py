@@ -30,7 +30,7 @@ _MAX_PROFILE_STEPS = 100_000
 _FOR_OTHERS = ("--arg", "--directive", "--container-arg")
 _AS_WRITTEN = (
     *("site", "scheduler", "launcher", "hosts", "partition", "qos", "account", "time"),
-    *("nodes", "ranks_per_node", "gpus_per_node", "ranks_per_device", "cpu_bind", "devices", "device_unit", "threads"),
+    *("nodes", "ranks_per_node", "ranks_per_device", "cpu_bind", "devices", "device_unit", "threads"),
     *("container", "runtime", "no_modules", "mpi", "master_port", "run_dir", "until_done", "watch", "check"),
     *("cache_placement", "cache_store", "cache_allow_other"),
 )
@@ -138,6 +138,7 @@ def request_from(args: argparse.Namespace, environ: Mapping[str, str]) -> Reques
         name=_name(args.name),
         cwd=cwd,
         python=_absolute_command(args.python),
+        **_gpus(args),
         placeholders=not args.no_placeholders,
         site_file=str(Path(args.site_file).expanduser().absolute()) if args.site_file else None,
         directives=tuple(args.directive),
@@ -192,6 +193,21 @@ def _refuse_impossible(args: argparse.Namespace) -> None:
             raise UsageError(f"--{name.replace('_', '-')} without --cache", hint="add --cache PATH")
     if args.cache_readers is not None and args.cache_readers < 1:
         raise UsageError(f"--cache-readers {args.cache_readers}", hint="give 1 or more")
+
+
+def _gpus(args: argparse.Namespace) -> dict[str, Any]:
+    """--gpus-per-node N or TYPE:N, and --device cpu, which is none."""
+    text = args.gpus_per_node
+    if getattr(args, "device_kind", None) == "cpu":
+        if text not in {None, "0"}:
+            raise UsageError(f"--device cpu with --gpus-per-node {text}", hint="leave one of them out")
+        return {"gpus_per_node": 0}
+    if text is None:
+        return {}
+    kind, colon, count = text.rpartition(":")
+    if not re.fullmatch(r"-?\d+", count) or (colon and not re.fullmatch(r"[\w.-]+", kind)):
+        raise UsageError(f"--gpus-per-node {text}", hint="give a number, or a type and a number, as in a100:4")
+    return {"gpus_per_node": int(count), "gpu_type": kind or None}
 
 
 def _host_libs(text: str | None) -> str | None:

@@ -28,6 +28,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     nodes: int | None = None
     ranks_per_node: int | None = None
     gpus_per_node: int | None = None
+    gpu_type: str | None = None
+    """As Slurm names it, where nodes have several (`--gpus-per-node a100:4`)."""
     ranks_per_device: int | None = None
     hosts: str | None = None
     partition: str | None = None
@@ -141,15 +143,43 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     partition: str | None = None
 
 
+class NodeOffer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Nodes of a partition that are alike."""
+
+    nodes: int
+    cpus: int
+    gpus: tuple[tuple[str, int], ...] = ()
+    """Each type, empty where the scheduler names none, with the number of such devices per node."""
+    features: tuple[str, ...] = ()
+
+
 class PartitionOffer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the scheduler says of the nodes of one partition or queue, asked from outside of any job. Where its nodes
-    differ: those with devices, of the most common kind."""
+    """What the scheduler says of the nodes of one partition or queue, asked from outside of any job."""
 
     name: str = ""
     """Empty where the scheduler's nodes belong to no queue."""
     default: bool = False
-    nodes: int
-    cpus_per_node: int
-    gpus_per_node: int = 0
-    mixed: bool = False
-    """Its nodes differ, so that an allocation may have others than these."""
+    kinds: tuple[NodeOffer, ...]
+
+    @property
+    def commonest(self) -> NodeOffer:
+        """The kind with devices, where there is one, of which there are most."""
+        return max(self.kinds, key=lambda kind: (bool(kind.gpus), kind.nodes, kind.cpus))
+
+    @property
+    def nodes(self) -> int:
+        return self.commonest.nodes
+
+    @property
+    def cpus_per_node(self) -> int:
+        return self.commonest.cpus
+
+    @property
+    def gpus_per_node(self) -> int:
+        """Devices of the type of which a node of the commonest kind has most: types are different devices."""
+        return max((count for _, count in self.commonest.gpus), default=0)
+
+    @property
+    def mixed(self) -> bool:
+        """Its nodes differ, so that an allocation may have others than the commonest."""
+        return len({(kind.cpus, kind.gpus) for kind in self.kinds}) > 1

@@ -9,7 +9,7 @@ import msgspec
 from windlass.backends.containers.choose import ContainerRequest, ContainerSite, SeenPaths
 from windlass.model.finding import Finding
 from windlass.model.request import Allocation, PartitionOffer, Request
-from windlass.model.site import Site
+from windlass.model.site import QueueSpec, Site
 from windlass.model.topology import Topology
 from windlass.sites.detect import Detection
 
@@ -37,6 +37,10 @@ class PlanningContext(msgspec.Struct, frozen=True, kw_only=True):
     allocation: Allocation | None = None
     offers: tuple[PartitionOffer, ...] = ()
     """What the scheduler says of its partitions, where the catalog has no node and the job's own cannot be seen."""
+    queues: tuple[QueueSpec, ...] = ()
+    """Limits of the partitions, and ..."""
+    accounts: tuple[str, ...] = ()
+    """... accounts of the user, as the scheduler says them, where the site's file has no table of queues."""
     seen_paths: SeenPaths | None = None
     """Paths that a container needs, looked for where this process is on a node that will run ranks."""
     users_environment: Mapping[str, str] = {}

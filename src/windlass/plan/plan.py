@@ -48,7 +48,7 @@ from windlass.sites.topology.binding_request import binding_request_from_site
 def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets]:
     """Decide everything. Raises `UsageError` for a request that cannot be, before anything has been started."""
     site = context.site
-    shape = decide_shape(request, site, context.topology, context.allocation, context.avoided_hosts, context.offers)
+    shape = decide_shape(request, context)
     check_profile(request, shape.nodes * shape.ranks_per_node)
     command = rank_command(request, context.python if not request.container else request.python or "python")
     binding = _binding(request, site, context.topology, shape)

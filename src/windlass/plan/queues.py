@@ -59,6 +59,25 @@ def choose_queue(request: Request, site: Site, nodes: int) -> QueueChoice:
     return QueueChoice(partition=chosen.name, qos=None, remarks=(note,))
 
 
+def check_queue(request: Request, queues: Sequence[QueueSpec], nodes: int, default: str | None) -> None:
+    """Hold a job against limits that the scheduler itself says. Raises `UsageError` for a misspelt partition, too many
+    nodes and too long a time. A partition that the scheduler does not show is left to it."""
+    names = [queue.name for queue in queues]
+    name = request.partition or default
+    queue = next((q for q in queues if q.name == name or (name is None and q.default)), None)
+    close = nearest(name, names) if name and queue is None else None
+    if name and close and is_slip(name, close):
+        raise UsageError(
+            f"--partition {name}: there is no such partition", hint=f"did you mean {close}? known: {', '.join(names)}"
+        )
+    seconds = parse_walltime(request.time) if request.time else None
+    problem = _problem(queue, nodes, seconds) if queue else None
+    if queue is not None and problem:
+        fitting = [q.name for q in queues if q is not queue and not q.by_name and _problem(q, nodes, seconds) is None]
+        hint = f"these take it: {', '.join(fitting)}" if fitting else "change --nodes or --time"
+        raise UsageError(f"{queue.kind} {queue.name} {problem}", hint=hint)
+
+
 def refuse_incomplete(request: Request, site: Site) -> None:
     """Raise `UsageError` where the site's scheduler refuses a job that lacks an account or a time limit."""
     spec = site.file.scheduler
@@ -105,7 +124,7 @@ def _named(site: Site, name: str | None, kinds: tuple[str, ...], flag: str, rema
         return found
     names = [queue.name for queue in rows]
     close = nearest(name, names)
-    if close and _is_slip(name, close):
+    if close and is_slip(name, close):
         raise UsageError(
             f"{flag} {name}: {site.name} has no such {rows[0].kind}",
             hint=f"did you mean {close}? known: {', '.join(names)}; if it is new, say it by --directive",
@@ -115,7 +134,7 @@ def _named(site: Site, name: str | None, kinds: tuple[str, ...], flag: str, rema
     return None
 
 
-def _is_slip(name: str, close: str) -> bool:
+def is_slip(name: str, close: str) -> bool:
     """One letter wrong, missing, too many, or two swapped; or only the case differs."""
     a, b = name.lower(), close.lower()
     if a == b:

@@ -19,6 +19,8 @@ from windlass.model.plan import Binding
 from windlass.model.request import Allocation, PartitionOffer, Request
 from windlass.model.site import Site
 from windlass.model.topology import Topology
+from windlass.plan.inputs import PlanningContext
+from windlass.plan.offers import check_limits, check_size, choose_offer, refuse_planned_directives
 from windlass.plan.queues import QueueChoice, choose_queue
 from windlass.sites.topology.binding_request import preset_for_ranks
 
@@ -62,16 +64,10 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         return min(sizes) if sizes and min(sizes) > 0 else self.counted_cpus
 
 
-def decide_shape(
-    request: Request,
-    site: Site,
-    topology: Topology,
-    allocation: Allocation | None,
-    avoid: tuple[str, ...] = (),
-    offers: tuple[PartitionOffer, ...] = (),
-) -> Shape:
-    """The shape, or a `UsageError` that says which two things contradict each other. Hosts to `avoid` are left out as
-    far as the allocation has others to spare. `offers` count where the node itself is not known."""
+def decide_shape(request: Request, context: PlanningContext) -> Shape:
+    """The shape, or a `UsageError` that says which two things contradict each other. Hosts to avoid are left out as
+    far as the allocation has others to spare. What the scheduler offers counts where the node itself is not known."""
+    site, topology, allocation = context.site, context.topology, context.allocation
     scheduler = _scheduler(request, site, allocation)
     launcher = request.launcher or _site_launcher(site, scheduler)
     backend = get_launcher(launcher)
@@ -80,21 +76,27 @@ def decide_shape(
             f"windlass was started as {allocation.step_tasks} tasks of one step: each would start all ranks",
             hint="start windlass itself once, without srun or mpiexec in front: it starts the ranks",
         )
-    nodes, hosts, part = _nodes(request, allocation, avoid)
+    nodes, hosts, part = _nodes(request, allocation, context.avoided_hosts)
     if nodes > 1 and not backend.multi_node:
         raise UsageError(
             f"--nodes {nodes} with the {launcher} launcher, which starts ranks on this machine alone",
             hint="use --site or --scheduler, or run inside an allocation",
         )
     unit = request.device_unit or site.file.devices.unit
-    offer = None if topology.cores or allocation else _offer(request, site, offers)
+    if scheduler != "none":
+        refuse_planned_directives(request.directives)
+    offer = None if topology.cores or allocation else choose_offer(request, site, context.offers)
     visible, told = _devices(request, device_numbers(topology, unit, site.file.node.tiles_per_card), topology, offer)
     ranks_per_device = request.ranks_per_device or 1
     if ranks_per_device < 1:
         raise UsageError(f"--ranks-per-device {ranks_per_device}", hint="give 1 or more")
     ranks, remarks = _ranks_per_node(request, visible, ranks_per_device, allocation, site)
+    if allocation is None and not site.file.queues:
+        check_limits(request, site, context.queues, context.accounts, nodes + request.spares)
     vendor = topology.devices[0].vendor if topology.devices else site.file.devices.vendor
     queue = _queue(request, site, allocation, scheduler, nodes + request.spares)
+    if offer is not None:
+        check_size(offer, nodes + request.spares, ranks, request)
     return Shape(
         name=run_name(request),
         scheduler=scheduler,
@@ -118,15 +120,6 @@ def decide_shape(
     )
 
 
-def _offer(request: Request, site: Site, offers: tuple[PartitionOffer, ...]) -> PartitionOffer | None:
-    """What the scheduler says of the partition that the job will go to."""
-    name = request.partition or site.file.scheduler.default_partition
-    if name is not None:
-        found = next((offer for offer in offers if offer.name == name), None)
-        return found or next((offer for offer in offers if not offer.name), None)
-    return next((offer for offer in offers if offer.default), offers[0] if len(offers) == 1 else None)
-
-
 def _devices(
     request: Request, seen: tuple[int, ...], topology: Topology, offer: PartitionOffer | None
 ) -> tuple[tuple[int, ...], list[Finding]]:
@@ -145,10 +138,10 @@ def _devices(
     remarks = []
     if offer is not None and offer.gpus_per_node and asked is None:
         where = f"partition {offer.name}" if offer.name else "the scheduler"
-        others = "; its nodes differ" if offer.mixed else ""
-        text = (
-            f"{where} offers {offer.gpus_per_node} devices per node{others}: the job asks for them, one rank for each"
-        )
+        text = f"{where} offers {offer.gpus_per_node} devices per node: the job asks for them, one rank for each"
+        if offer.mixed:
+            differ = f"the nodes of {where} differ: the plan is for those with {offer.cpus_per_node} CPUs"
+            remarks.append(Finding("nodes-differ", "warning", differ, "--directive --constraint=FEATURE chooses"))
         remarks.append(Finding("devices-offered", "note", text, "--gpus-per-node N asks for others, 0 for none"))
     if offer is not None and offer.gpus_per_node and asked == 0:
         text = f"the job asks for no device, and its nodes have {offer.gpus_per_node}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
@@ -15,7 +17,7 @@ from windlass.base.settings import JobDefaults, Settings, job_keys
 from windlass.errors import UsageError, WindlassError
 from windlass.model.finding import Finding
 from windlass.model.request import Allocation, PartitionOffer, Request
-from windlass.model.site import DetectSpec, Site
+from windlass.model.site import DetectSpec, QueueSpec, Site
 from windlass.model.topology import Topology
 from windlass.node.sys.folders import is_foreign
 from windlass.node.sys.reading import read_text
@@ -47,6 +49,8 @@ _BUILTIN = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", *VISIBILITY.values(), *cach
 """What a plan sets on every site and a module may have set before."""
 _MODULES_TIMEOUT_S = 20.0
 _ASK_TIMEOUT_S = 15.0
+_CHECK_TIMEOUT_S = 2.0
+"""Of a question whose answer only saves the user a refusal."""
 
 
 def find_allocation(environ: Mapping[str, str], wanted: str | None = None) -> Allocation | None:
@@ -154,15 +158,17 @@ def gather_context(
     topology = restrict_devices(topology, environ) if allocation is None and on_node else topology
     ruled = (request.scheduler or site.file.scheduler.kind) != "none"
     unseen = allocation is None and not topology.cores
-    offers, silence = ask_offers(site, request, environ) if unseen else ((), [])
-    remarks += [*silence, *_foreign_files(request, settings)]
+    said = ask_scheduler(site, request, environ) if unseen else SchedulerAnswers()
+    remarks += [*said.remarks, *_foreign_files(request, settings)]
     roots = cache_roots(request) if here else ()
     remarks += _check_paths(request, site, environ, here=here, ours=on_node and (allocation is not None or not ruled))
     return request, PlanningContext(
         site=site,
         topology=topology,
         allocation=allocation,
-        offers=offers,
+        offers=said.offers,
+        queues=said.queues,
+        accounts=said.accounts,
         users_environment=_users_environment(request, site, environ),
         python=python,
         python_because=because,
@@ -230,26 +236,56 @@ def busy_hosts(request: Request, allocation: Allocation, environ: Mapping[str, s
         return ()
 
 
-def ask_offers(
-    site: Site, request: Request, environ: Mapping[str, str]
-) -> tuple[tuple[PartitionOffer, ...], list[Finding]]:
-    """What the scheduler says of its nodes, for a cluster of which no file tells it; nothing, and a remark, where the
-    scheduler does not answer."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SchedulerAnswers:
+    """What the scheduler says of a cluster of which no file tells it."""
+
+    offers: tuple[PartitionOffer, ...] = ()
+    queues: tuple[QueueSpec, ...] = ()
+    accounts: tuple[str, ...] = ()
+    remarks: tuple[Finding, ...] = ()
+
+
+def ask_scheduler(site: Site, request: Request, environ: Mapping[str, str]) -> SchedulerAnswers:
+    """Ask the scheduler for nodes, limits and accounts, all at the same time. A question that is not answered leaves
+    its part empty, and a remark where it matters."""
     scheduler = get_scheduler(request.scheduler or site.file.scheduler.kind)
-    argv = scheduler.offers_argv()
-    if argv is None:
-        return (), []
-    said = "is not here"
     found = scheduler_environ(scheduler, environ)
-    if which(argv[0], found):
+    offers_argv = scheduler.offers_argv()
+    if offers_argv is None:
+        return SchedulerAnswers()
+    user = environ.get("USER") or environ.get("LOGNAME")
+    accounts_argv = scheduler.accounts_argv(user) if user and request.account else None
+
+    def ask(argv: tuple[str, ...] | None, timeout_s: float) -> str | WindlassError | None:
+        """What a command prints, or its failure; None where it is not here."""
+        if argv is None or not which(argv[0], found):
+            return None
         try:
-            done = run_command(argv, timeout_s=_ASK_TIMEOUT_S, env=found)
-            return scheduler.parse_offers(done.stdout), []
+            return run_command(argv, timeout_s=timeout_s, env=found).stdout
         except WindlassError as error:
-            said = f"did not answer: {error}"
-    text = f"what the nodes have is not known: {argv[0]} {said}"
-    hint = "say --gpus-per-node and --ranks-per-node yourself, or describe the cluster in a site file"
-    return (), [Finding("offers-unknown", "warning", text, hint)]
+            return error
+
+    with ThreadPoolExecutor() as pool:
+        offers = pool.submit(ask, offers_argv, _ASK_TIMEOUT_S)
+        queues = [pool.submit(ask, argv, _CHECK_TIMEOUT_S) for argv in scheduler.queues_argv()]
+        accounts = pool.submit(ask, accounts_argv, _CHECK_TIMEOUT_S)
+    said, limits, known = offers.result(), [each.result() for each in queues], accounts.result()
+    remarks = []
+    silent = next((each for each in limits if isinstance(each, WindlassError)), None)
+    if not isinstance(said, str):
+        why = f"did not answer: {said}" if said else "is not here"
+        text = f"what the nodes have is not known: {offers_argv[0]} {why}"
+        hint = "say --gpus-per-node and --ranks-per-node yourself, or describe the cluster in a site file"
+        remarks.append(Finding("offers-unknown", "warning", text, hint))
+    elif silent:
+        remarks.append(Finding("limits-unknown", "note", f"the partition's limits were not checked: {silent}"))
+    return SchedulerAnswers(
+        offers=scheduler.parse_offers(said) if isinstance(said, str) else (),
+        queues=scheduler.parse_queues("\n".join(each for each in limits if isinstance(each, str))),
+        accounts=scheduler.parse_accounts(known) if isinstance(known, str) else (),
+        remarks=tuple(remarks),
+    )
 
 
 _DOUBTED = frozenset({"unconfirmed", "community", "derived"})

@@ -7,7 +7,7 @@ from looping import each
 from planning import plan_for
 from windlass.backends.schedulers import get_scheduler
 from windlass.model.origin import argv_of
-from windlass.model.request import PartitionOffer
+from windlass.model.request import NodeOffer, PartitionOffer
 from windlass.model.topology import Topology
 
 UNKNOWN = Topology(arch="", cores=())
@@ -22,7 +22,7 @@ def offers(scheduler: str, output: str) -> dict[str, PartitionOffer]:
     [
         ("gpu:4", 4),
         ("gpu:a100:4(S:0-1)", 4),
-        ("gpu:a100:2,gpu:v100:2,nvme:1", 4),
+        ("gpu:a100:2,gpu:v100:1,nvme:1", 2),
         ("gpu:nvidia_h100_80gb_hbm3:8(S:0-1),tmpfs:1", 8),
         ("gpu:a100:4(S:0-1),shard:40", 4),
         ("nvme:1", 0),
@@ -37,10 +37,10 @@ def test_gpus_of_a_slurm_node_are_read_from_its_generic_resources(gres: str, gpu
 
 def test_a_partition_of_several_kinds_offers_the_commonest_with_devices() -> None:
     found = offers("slurm", "all*|90|128|(null)\nall*|8|64|gpu:a100:4\nall*|2|96+|gpu:h100:8\ncpu|90|128|(null)\n")
-    assert found["all"] == PartitionOffer(
-        name="all", default=True, nodes=8, cpus_per_node=64, gpus_per_node=4, mixed=True
-    )
-    assert found["cpu"] == PartitionOffer(name="cpu", nodes=90, cpus_per_node=128)
+    offer = found["all"]
+    assert (offer.nodes, offer.cpus_per_node, offer.gpus_per_node, offer.mixed) == (8, 64, 4, True)
+    assert offer.default and len(offer.kinds) == 3
+    assert found["cpu"] == PartitionOffer(name="cpu", kinds=(NodeOffer(nodes=90, cpus=128),))
 
 
 def test_pbs_tells_what_its_nodes_have() -> None:
@@ -55,7 +55,7 @@ def test_an_answer_that_is_none_offers_nothing(output: str) -> None:
 
 def test_flux_tells_sums_per_queue() -> None:
     found = offers("flux", "debug|1|2|2\nbatch|3|6|6\ndebug|0|0|0\n")
-    assert found["batch"] == PartitionOffer(name="batch", nodes=3, cpus_per_node=2, gpus_per_node=2)
+    assert found["batch"] == PartitionOffer(name="batch", kinds=(NodeOffer(nodes=3, cpus=2, gpus=(("", 2),)),))
     assert offers("flux", "|4|8|0\n")[""].default
 
 

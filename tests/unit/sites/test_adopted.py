@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from windlass.model.hardware import DeviceSpec, DomainSpec, NodeSpec
-from windlass.model.request import PartitionOffer
+from windlass.model.request import NodeOffer, PartitionOffer
 from windlass.model.site import QueueSpec
 from windlass.sites.adopted import Measurements, queues_of, site_file_text
 from windlass.sites.catalog import load_site
@@ -26,8 +26,8 @@ LOGIN = Measurements(
     scheduler="slurm",
     queues=(QueueSpec(name="gpu", nodes_max=8, time_max="12:00:00", default=True), QueueSpec(name="cpu")),
     offers=(
-        PartitionOffer(name="gpu", nodes=8, cpus_per_node=64, gpus_per_node=4, default=True),
-        PartitionOffer(name="cpu", nodes=20, cpus_per_node=128),
+        PartitionOffer(name="gpu", default=True, kinds=(NodeOffer(nodes=8, cpus=64, gpus=(("a100", 4),)),)),
+        PartitionOffer(name="cpu", kinds=(NodeOffer(nodes=20, cpus=128),)),
     ),
     node_missing="run it again inside an allocation",
 )
@@ -87,5 +87,6 @@ def test_partitions_without_devices_are_nobodys_choice() -> None:
 
 
 def test_a_cluster_without_devices_has_plain_queues() -> None:
-    offers = tuple(msgspec.structs.replace(offer, gpus_per_node=0) for offer in LOGIN.offers)
+    bare = tuple(tuple(msgspec.structs.replace(kind, gpus=()) for kind in offer.kinds) for offer in LOGIN.offers)
+    offers = tuple(msgspec.structs.replace(o, kinds=kinds) for o, kinds in zip(LOGIN.offers, bare, strict=True))
     assert all(q.devices and not q.by_name for q in queues_of(msgspec.structs.replace(LOGIN, offers=offers)))

@@ -51,6 +51,7 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     unbound: bool = False
     """Tell the launcher not to bind at all."""
     gpus_per_node: int | None = None
+    gpu_type: str | None = None
     gpu_request: Literal["none", "gpus-per-node", "gres", "gpus", "gpus-per-task"] = "none"
     devices: Literal["all", "one"] = "all"
     device_by_launcher: bool = False

@@ -146,7 +146,13 @@ def _devices(spec: LaunchSpec) -> Iterator[Argument]:
         yield Argument(words=("--gpu-bind=closest",), because="Slurm gives each rank the device next to its cores")
         return
     per_node = spec.gpus_per_node
-    word = gpu_option(spec.gpu_request, gpus_per_node=per_node, nodes=spec.nodes, ranks_per_node=spec.ranks_per_node)
+    word = gpu_option(
+        spec.gpu_request,
+        gpus_per_node=per_node,
+        gpu_type=spec.gpu_type,
+        nodes=spec.nodes,
+        ranks_per_node=spec.ranks_per_node,
+    )
     yield Argument(words=(word,), because=f"{per_node} devices per node, asked for as the site does")
     yield Argument(
         words=("--gpu-bind=none",),

@@ -17,7 +17,7 @@ import msgspec
 from windlass.base.notation.shell import quote_words
 from windlass.errors import CommandError, MachineError, UsageError, WindlassError
 from windlass.model.origin import Argument
-from windlass.model.request import Allocation, PartitionOffer
+from windlass.model.request import Allocation, NodeOffer, PartitionOffer
 from windlass.model.site import QueueSpec, SchedulerSpec
 
 
@@ -58,6 +58,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     ranks_per_node: int
     cpus_per_rank: int | None = None
     gpus_per_node: int | None = None
+    gpu_type: str | None = None
     gpu_chunks: bool = False
     """The queue counts GPUs of one node and not nodes (PBS)."""
     partition: str | None = None
@@ -222,6 +223,14 @@ class Scheduler(ABC):
         """The partitions or queues that users may submit to; limits that are not said are absent."""
         return ()
 
+    def accounts_argv(self, user: str) -> tuple[str, ...] | None:
+        """A command that tells which accounts a user may name; None where none does."""
+        return None
+
+    def parse_accounts(self, output: str) -> tuple[str, ...]:
+        """The accounts, none where the scheduler keeps none."""
+        return ()
+
     def outside_argv(self, argv: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str, ...]:
         """A command of this backend as a job has to give it, so that the scheduler that runs this job answers."""
         return argv
@@ -253,33 +262,30 @@ class NodeGroup(NamedTuple):
     partition: str
     nodes: int
     cpus: int
-    gpus: int
+    gpus: tuple[tuple[str, int], ...] = ()
     default: bool = False
+    features: tuple[str, ...] = ()
 
 
 def offers_of(groups: Iterable[NodeGroup]) -> tuple[PartitionOffer, ...]:
-    """One offer per partition: its nodes with devices where it has any, of the most common kind."""
-    partitions: dict[str, list[NodeGroup]] = {}
+    """One offer per partition, with the kinds of nodes that it has."""
+    kinds: dict[str, dict[NodeGroup, int]] = {}
     for group in groups:
         if group.nodes > 0:
-            partitions.setdefault(group.partition, []).append(group)
-    offers = []
-    for name, members in partitions.items():
-        kinds: dict[tuple[int, int], int] = {}
-        for member in members:
-            kinds[member.cpus, member.gpus] = kinds.get((member.cpus, member.gpus), 0) + member.nodes
-        (cpus, gpus), count = max(kinds.items(), key=lambda item: (item[0][1] > 0, item[1], item[0]))
-        offers.append(
-            PartitionOffer(
-                name=name,
-                default=any(member.default for member in members),
-                nodes=count,
-                cpus_per_node=cpus,
-                gpus_per_node=gpus,
-                mixed=len(kinds) > 1,
-            )
+            counts = kinds.setdefault(group.partition, {})
+            kind = group._replace(nodes=0)
+            counts[kind] = counts.get(kind, 0) + group.nodes
+    return tuple(
+        PartitionOffer(
+            name=name,
+            default=any(kind.default for kind in counts),
+            kinds=tuple(
+                NodeOffer(nodes=count, cpus=kind.cpus, gpus=kind.gpus, features=kind.features)
+                for kind, count in counts.items()
+            ),
         )
-    return tuple(offers)
+        for name, counts in kinds.items()
+    )
 
 
 def one_line(text: str, what: str) -> str:

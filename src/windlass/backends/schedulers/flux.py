@@ -215,7 +215,8 @@ def _node_groups(output: str) -> Iterator[NodeGroup]:
         queue, *counts = line.strip().split("|")
         if len(counts) == 3 and all(count.isdecimal() for count in counts) and int(counts[0]):
             nodes, cores, gpus = (int(count) for count in counts)
-            yield NodeGroup(partition=queue, nodes=nodes, cpus=cores // nodes, gpus=gpus // nodes, default=not queue)
+            each = (("", gpus // nodes),) if gpus // nodes else ()
+            yield NodeGroup(partition=queue, nodes=nodes, cpus=cores // nodes, gpus=each, default=not queue)
 
 
 def _directives(spec: JobSpec) -> Iterator[Argument]:

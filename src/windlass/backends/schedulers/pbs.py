@@ -255,7 +255,7 @@ def _node_groups(output: str) -> Iterator[NodeGroup]:
         has = node.get("resources_available") if isinstance(node, dict) else None
         cpus, gpus = (has.get("ncpus"), has.get("ngpus", 0)) if isinstance(has, dict) else (None, 0)
         if isinstance(cpus, int) and isinstance(gpus, int):
-            yield NodeGroup(partition="", nodes=1, cpus=cpus, gpus=gpus, default=True)
+            yield NodeGroup(partition="", nodes=1, cpus=cpus, gpus=(("", gpus),) if gpus else (), default=True)
 
 
 def _directives(spec: JobSpec, site: SchedulerSpec) -> Iterator[Argument]:

@@ -216,10 +216,16 @@ class Slurm(Scheduler):
         return dict(re.findall(r"^NodeName=(\S+) .*\bNodeAddr=(\S+)", output, re.MULTILINE))
 
     def offers_argv(self) -> tuple[str, ...]:
-        return ("sinfo", "--noheader", "--format=%P|%D|%c|%G")
+        return ("sinfo", "--noheader", "--format=%P|%D|%c|%G|%f")
 
     def parse_offers(self, output: str) -> tuple[PartitionOffer, ...]:
         return offers_of(_node_groups(output))
+
+    def accounts_argv(self, user: str) -> tuple[str, ...]:
+        return ("sacctmgr", "--noheader", "--parsable2", "show", "associations", f"user={user}", "format=account")
+
+    def parse_accounts(self, output: str) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(line.strip() for line in output.splitlines() if line.strip()))
 
     def busy_argv(self, environ: Mapping[str, str]) -> tuple[str, ...] | None:
         job_id = environ.get("SLURM_JOB_ID")
@@ -255,24 +261,30 @@ def _hosts(text: str) -> tuple[str, ...]:
 
 
 def _node_groups(output: str) -> Iterator[NodeGroup]:
-    """Lines of sinfo: partition (`*` at the default), nodes, CPUs (`64+` where they differ), generic resources."""
+    """Lines of sinfo: partition (`*` at the default), nodes, CPUs (`64+` where they differ), generic resources,
+    features."""
     for line in output.splitlines():
         fields = line.strip().split("|")
-        if len(fields) != 4 or not fields[1].isdecimal() or not fields[2].rstrip("+").isdecimal():
+        if len(fields) not in {4, 5} or not fields[1].isdecimal() or not fields[2].rstrip("+").isdecimal():
             continue
-        name, nodes, cpus, gres = fields
+        name, nodes, cpus, gres, *features = fields
         yield NodeGroup(
             partition=name.rstrip("*"),
             nodes=int(nodes),
             cpus=int(cpus.rstrip("+")),
             gpus=_gres_gpus(gres),
             default=name.endswith("*"),
+            features=tuple(feature for feature in ",".join(features).split(",") if feature and feature != "(null)"),
         )
 
 
-def _gres_gpus(text: str) -> int:
-    """GPUs in a list of generic resources: `gpu:4`, `gpu:a100:4(S:0-1)`, `gpu:a100:2,gpu:v100:2,nvme:1`, `(null)`."""
-    return sum(int(count) for count in re.findall(r"(?:\A|,)gpu(?::[^:,()]+)?:(\d+)(?=\Z|,|\()", text))
+def _gres_gpus(text: str) -> tuple[tuple[str, int], ...]:
+    """GPUs in a list of generic resources, by type: `gpu:4`, `gpu:a100:4(S:0-1)`, `gpu:a100:2,gpu:v100:2,nvme:1`,
+    `(null)`. Slices of a GPU (MIG) are a type of their own."""
+    counts: dict[str, int] = {}
+    for kind, count in re.findall(r"(?:\A|,)gpu(?::([^:,()]+))?:(\d+)(?=\Z|,|\()", text):
+        counts[kind] = counts.get(kind, 0) + int(count)
+    return tuple(counts.items())
 
 
 def _directives(spec: JobSpec, site: SchedulerSpec) -> Iterator[Argument]:
@@ -288,6 +300,7 @@ def _directives(spec: JobSpec, site: SchedulerSpec) -> Iterator[Argument]:
         gpus = gpu_option(
             site.gpu_request,
             gpus_per_node=spec.gpus_per_node,
+            gpu_type=spec.gpu_type,
             nodes=spec.nodes,
             ranks_per_node=spec.ranks_per_node,
         )

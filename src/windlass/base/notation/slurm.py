@@ -5,13 +5,16 @@ from __future__ import annotations
 from windlass.errors import UsageError
 
 
-def gpu_option(request: str, *, gpus_per_node: int, nodes: int, ranks_per_node: int) -> str:
+def gpu_option(
+    request: str, *, gpus_per_node: int, nodes: int, ranks_per_node: int, gpu_type: str | None = None
+) -> str:
     """The option that asks for devices, as the site does (`scheduler.gpu_request`)."""
+    kind = f"{gpu_type}:" if gpu_type else ""
     return {
-        "gpus-per-node": f"--gpus-per-node={gpus_per_node}",
-        "gres": f"--gres=gpu:{gpus_per_node}",
-        "gpus": f"--gpus={gpus_per_node * nodes}",
-        "gpus-per-task": f"--gpus-per-task={max(1, gpus_per_node // ranks_per_node)}",
+        "gpus-per-node": f"--gpus-per-node={kind}{gpus_per_node}",
+        "gres": f"--gres=gpu:{kind}{gpus_per_node}",
+        "gpus": f"--gpus={kind}{gpus_per_node * nodes}",
+        "gpus-per-task": f"--gpus-per-task={kind}{max(1, gpus_per_node // ranks_per_node)}",
     }[request]
 
 
