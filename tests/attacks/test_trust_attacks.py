@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import socket
@@ -20,7 +21,7 @@ import pytest
 from attacks.record import record
 from attacks.stranger import as_stranger, common_place, require_stranger
 from planning import plan_for
-from unit.cli.typed import Ended, environment, in_process, script, trust, windlass
+from unit.cli.typed import SRC, Ended, environment, in_process, script, trust, windlass
 from windlass.errors import MachineError, UsageError
 from windlass.model.plan import Plan, Prologue, plan_to_json
 from windlass.node.cache import control
@@ -334,3 +335,16 @@ def test_a_trace_is_recorded_in_no_folder_that_others_can_name(tmp_path: Path, m
         with pytest.raises(MachineError, match="no trace was recorded"):
             record_trace([str(tmp_path / "env")], ["true"], dict(os.environ), tmp_path / "traces", 30)
     assert len(set(seen)) == 2
+
+
+def test_every_command_that_makes_a_run_folder_signs_it() -> None:
+    """But for folders inside of a run folder, and those that the run in them signs."""
+    inner = {"diagnose/doctor/ranks.py", "bench/runner.py", "run/folder.py"}
+    wrong = []
+    for path in sorted(SRC.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("make_folder"):
+                named = {keyword.arg for keyword in node.keywords}
+                if "state_dir" not in named and str(path.relative_to(SRC / "windlass")) not in inner:
+                    wrong.append(f"{path}:{node.lineno}")
+    assert not wrong
