@@ -24,8 +24,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
+from windlass.bench.rank import software  # noqa: E402
 from windlass.bench.train.device import Device, find_device  # noqa: E402
-from windlass.bench.train.environment import software  # noqa: E402
 from windlass.bench.train.options import LlmOptions, ResNetOptions  # noqa: E402
 
 Note = Callable[[dict[str, Any]], None]

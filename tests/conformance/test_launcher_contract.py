@@ -11,8 +11,9 @@ from looping import each
 from windlass.backends.launchers import get_launcher, launcher_names
 from windlass.backends.launchers.base import Launcher, LaunchSpec
 from windlass.errors import UsageError
+from windlass.model.argument import ArgumentSpec, argument_key
 from windlass.model.origin import Argument, argv_of
-from windlass.model.site import ArgumentSpec, LauncherSpec, argument_key
+from windlass.model.site import LauncherSpec
 
 pytestmark = pytest.mark.parametrize("name", launcher_names())
 NO_CONTROL = st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=40)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NoReturn
 
+import windlass
 from windlass.bench.messages import MessageWriter
 from windlass.errors import MachineError, WindlassError
 
@@ -55,10 +56,23 @@ def allowed_environment() -> dict[str, str]:
     return {k: v for k, v in sorted(os.environ.items()) if _ALLOWED.match(k) and not _SECRET.search(k)}
 
 
+def software() -> dict[str, str | None]:
+    """Versions of everything that decides the speed; nothing of the environment's variables, which hold secrets."""
+    import torch
+
+    cudnn = torch.backends.cudnn.version() if torch.cuda.is_available() else None
+    return {
+        "windlass": windlass.__version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "cudnn": None if cudnn is None else str(cudnn),
+    }
+
+
 def about_torch(device: Any, backend: str | None) -> dict[str, Any]:
     """Device and software of this rank, for the record."""
-    from windlass.bench.train.environment import software
-
     versions = software()
     if device.kind == "cuda" and backend == "nccl":
         import torch

@@ -60,7 +60,7 @@ def _sub(parser: argparse.ArgumentParser, name: str) -> tuple[Any, argparse.Argu
     if name in _MODULES:
         module = import_module(f"windlass.cli.benches.{name}")
     else:
-        module = import_module("windlass.cli.benches.measuring").MeasuringCommand(name)
+        module = import_module("windlass.cli.benches.launching").MeasuringCommand(name)
     sub = type(parser)(prog=f"{parser.prog} {name}", description=module.__doc__, formatter_class=parser.formatter_class)
     module.add_arguments(sub)
     return module, sub

@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from windlass.base.notation.counts import counted
 from windlass.base.notation.shell import quote_words
 from windlass.base.notation.style import table_lines
+from windlass.model.argument import ArgumentSpec
 from windlass.model.condition import ALWAYS, When
 from windlass.model.hardware import DeviceSpec, FabricSpec, PeakSpec, ReferenceSpec
 from windlass.model.origin import Origin
-from windlass.model.site import ArgumentSpec, ModuleSpec, QueueSpec, Site, SourceSpec
+from windlass.model.site import ModuleSpec, QueueSpec, Site, SourceSpec
 from windlass.sites.adopted import Measurements
 from windlass.sites.topology.bind import bind
 from windlass.sites.topology.binding_request import binding_request_from_site

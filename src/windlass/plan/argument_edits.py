@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from windlass.errors import UsageError, nearest
+from windlass.model.argument import argument_key
 from windlass.model.origin import Argument, Origin
-from windlass.model.site import argument_key
 
 
 def edit_arguments(defaults: tuple[Argument, ...], edits: tuple[str, ...], *, flag: str) -> tuple[Argument, ...]:

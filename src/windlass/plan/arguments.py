@@ -11,11 +11,12 @@ from windlass.backends.launchers.base import LaunchSpec
 from windlass.backends.schedulers import get_scheduler
 from windlass.backends.schedulers.base import JobSpec
 from windlass.base.notation.shell import NAME
+from windlass.model.argument import ArgumentSpec
 from windlass.model.condition import Facts, holds
 from windlass.model.origin import BUILTIN, Argument
 from windlass.model.plan import Binding, ContainerPlan, Setting
 from windlass.model.request import Request
-from windlass.model.site import ArgumentSpec, Site
+from windlass.model.site import Site
 from windlass.model.topology import Topology
 from windlass.plan.argument_edits import edit_arguments
 from windlass.plan.environment import ranks

@@ -10,8 +10,9 @@ from windlass.backends.launchers.base import LaunchSpec, NodeStepSpec
 from windlass.backends.launchers.srun import Srun
 from windlass.base.notation.cpulist import parse_bindings
 from windlass.errors import UsageError
+from windlass.model.argument import ArgumentSpec
 from windlass.model.origin import argv_of
-from windlass.model.site import ArgumentSpec, LauncherSpec
+from windlass.model.site import LauncherSpec
 
 SITE = LauncherSpec(kind="srun")
 LUMI = "49-55:57-63:17-23:25-31:1-7:9-15:33-39:41-47"

@@ -17,11 +17,12 @@ from windlass.backends.containers.host_libs import host_libs_note, host_libs_pla
 from windlass.backends.containers.image import image_kind, is_path, looked_up
 from windlass.backends.containers.strategy import host_means, strategy_note
 from windlass.errors import UsageError, unknown_name
+from windlass.model.argument import argument_key
 from windlass.model.condition import Facts, holds
 from windlass.model.finding import Finding
 from windlass.model.origin import BUILTIN, Argument, Origin
 from windlass.model.plan import ContainerPlan, Mount, Setting, setting_of
-from windlass.model.site import ContainerSpec, HostLibrariesSpec, SettingSpec, StorageSpec, argument_key
+from windlass.model.site import ContainerSpec, HostLibrariesSpec, SettingSpec, StorageSpec
 
 INSIDE_ONLY = frozenset({"LD_LIBRARY_PATH", "LD_PRELOAD", "PATH"})
 """On the host these would break the host's own programs, because the paths in them are those of the inside."""

@@ -20,9 +20,10 @@ from windlass.backends.launchers.base import (
 )
 from windlass.base.notation.counts import counted
 from windlass.base.notation.cpulist import format_cpulist
+from windlass.model.argument import with_site
 from windlass.model.origin import Argument
 from windlass.model.record import RankFailure
-from windlass.model.site import LauncherSpec, with_site
+from windlass.model.site import LauncherSpec
 
 _TASK = re.compile(
     r"task rank (?P<rank>\d{1,9}) on host (?P<host>\S{1,255}) (?:failed|exited) \((?P<how>[^)]{0,100})\)"

@@ -17,9 +17,10 @@ from windlass.backends.launchers.base import (
     one_line_alone,
 )
 from windlass.base.notation.hostlist import expand_hostlist
+from windlass.model.argument import with_site
 from windlass.model.origin import Argument
 from windlass.model.record import RankFailure
-from windlass.model.site import LauncherSpec, with_site
+from windlass.model.site import LauncherSpec
 
 _LABEL = re.compile(r"\[windlass (?P<rank>\d{1,9})\] ")
 _WHERE = re.compile(r"\A=\s+PID \d{1,9} RUNNING AT (\S+)")

@@ -21,9 +21,10 @@ from windlass.backends.launchers.base import (
     one_line_alone,
 )
 from windlass.base.notation.hostlist import expand_hostlist
+from windlass.model.argument import with_site
 from windlass.model.origin import Argument
 from windlass.model.record import RankFailure
-from windlass.model.site import LauncherSpec, with_site
+from windlass.model.site import LauncherSpec
 
 # 4.x: `[1,0]<stdout>:text`; 5.x names the job by its daemon and writes a space: `[prterun-host-99@1,0]<stdout>: text`.
 _LABEL = re.compile(

@@ -16,9 +16,10 @@ from windlass.backends.launchers.base import (
     own_message,
 )
 from windlass.base.notation.cpulist import format_bindings
+from windlass.model.argument import with_site
 from windlass.model.origin import Argument
 from windlass.model.record import RankFailure
-from windlass.model.site import LauncherSpec, with_site
+from windlass.model.site import LauncherSpec
 
 _LABEL = re.compile(r"\A[^\s:]+ (\d{1,9}):(?: (.*))?\Z", re.DOTALL)
 # Two of these may stand on one line, because PALS leaves out the newline after "and dumped core".

@@ -21,9 +21,10 @@ from windlass.base.notation.counts import counted
 from windlass.base.notation.cpulist import cpu_mask
 from windlass.base.notation.hostlist import fold_hostlist
 from windlass.base.notation.slurm import gpu_option, log_path
+from windlass.model.argument import with_site
 from windlass.model.origin import Argument
 from windlass.model.record import RankFailure
-from windlass.model.site import LauncherSpec, with_site
+from windlass.model.site import LauncherSpec
 
 _TASKS = re.compile(
     r"\Asrun: error: (?P<host>[^\s:]+): tasks? [\[ ]?(?P<task>\d{1,9})[\d,\-\[\] ]*: (?P<how>.{1,100}?)\s*\Z"

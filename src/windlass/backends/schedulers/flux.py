@@ -22,9 +22,10 @@ from windlass.backends.schedulers.queue_limits import parse_flux_queues
 from windlass.backends.schedulers.walltime import parse_walltime, unit_text
 from windlass.base.notation.hostlist import expand_hostlist, fold_hostlist
 from windlass.errors import UsageError
+from windlass.model.argument import with_site
 from windlass.model.origin import Argument
 from windlass.model.request import Allocation, PartitionOffer
-from windlass.model.site import QueueSpec, SchedulerSpec, with_site
+from windlass.model.site import QueueSpec, SchedulerSpec
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./=:,@%+\-]+\Z")
 _RESOURCES = re.compile(r"(?:free|allocated)\s+(\d+)\s+\d+\s+(\d+)\b")

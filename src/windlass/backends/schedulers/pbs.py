@@ -22,9 +22,10 @@ from windlass.backends.schedulers.queue_limits import parse_pbs_queues
 from windlass.backends.schedulers.walltime import clock_text, parse_walltime
 from windlass.base.notation.counts import counted
 from windlass.errors import UsageError
+from windlass.model.argument import with_site
 from windlass.model.origin import Argument
 from windlass.model.request import Allocation, PartitionOffer
-from windlass.model.site import QueueSpec, SchedulerSpec, with_site
+from windlass.model.site import QueueSpec, SchedulerSpec
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]*\Z")
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+=@%~\-]+\Z")

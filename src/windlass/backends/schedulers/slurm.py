@@ -23,9 +23,10 @@ from windlass.base.notation.counts import counted, parse_counts
 from windlass.base.notation.hostlist import expand_hostlist, fold_hostlist
 from windlass.base.notation.slurm import gpu_option, log_path
 from windlass.errors import UsageError
+from windlass.model.argument import with_site
 from windlass.model.origin import Argument
 from windlass.model.request import Allocation, PartitionOffer
-from windlass.model.site import QueueSpec, SchedulerSpec, with_site
+from windlass.model.site import QueueSpec, SchedulerSpec
 
 _STATES = {
     "BOOT_FAIL": JobState.FAILED,

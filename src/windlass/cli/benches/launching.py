@@ -8,7 +8,8 @@ from typing import Any
 
 from windlass.base.settings import current_environ, read_settings
 from windlass.bench import report
-from windlass.bench.cases import table_text
+from windlass.bench.cases import measuring_case, table_text
+from windlass.bench.options import add_options, asked
 from windlass.bench.record import BenchRecord, write_record
 from windlass.bench.reference import load_references
 from windlass.bench.runner import Bench, RankError
@@ -76,3 +77,22 @@ def finish(bench: Bench, record: BenchRecord, args: argparse.Namespace) -> Resul
     wrong = any(row.wrong for row in record.rows)
     code = bench.exit_code or (1 if wrong else 0)
     return Result(text="\n".join(line for line in lines if line), data=record, exit_code=code)
+
+
+class MeasuringCommand:
+    """What a module of a command offers, made for a case."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._case = measuring_case(name)
+        self.__doc__ = self._case.help
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        add_run_options(parser)
+        add_options(parser.add_argument_group("what"), self._case.options, without=RUN_OPTIONS)
+        words = [action.metavar for action in parser._actions if not action.option_strings and action.dest != "command"]
+        parser.usage = " ".join([parser.prog, *map(str, words), "[options]"])
+
+    def main(self, args: argparse.Namespace) -> Result:
+        bench = open_bench(self._name, args, asked(args, self._case.options))
+        return finish(bench, self._case.run(bench), args)
