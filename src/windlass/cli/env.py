@@ -26,7 +26,7 @@ from windlass.cli.show import say
 from windlass.errors import UsageError
 from windlass.model.finding import SERIOUS
 from windlass.model.site import Site
-from windlass.node.checks.mounts import file_system, mount_of, own_mounts, place_kind, resolved
+from windlass.node.sys.mounts import mount_of, mounts
 from windlass.sites.catalog import load_site
 from windlass.sites.detect import detect_site
 
@@ -139,8 +139,8 @@ def _check(args: argparse.Namespace) -> Result:
         raise UsageError("which environment? none is active", hint="windlass env check PATH")
     facts = inspect_env(path)
     site, here = _site(args.site)
-    mount = mount_of(resolved(facts.path), own_mounts())
-    seen = file_system(mount) if place_kind(mount) == "shared" else ""
+    mount = mount_of(os.path.realpath(facts.path), mounts())
+    seen = mount.file_system if mount.served_by == "shared" else ""
     place = Place(file_system=seen, home=environ.get("HOME", ""))
     check = check_env(facts, site, probe_host() if here else None, place)
     about = f"{facts.kind}, Python {facts.python or 'unknown'}, {counted(len(facts.packages), 'package')}"

@@ -7,21 +7,15 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from windlass.node.sys.mounts import Mount, mounts
-from windlass.plan.cache import is_below
+from windlass.node.sys.mounts import mount_of, mounts
 from windlass.plan.inputs import EnvironmentPlace
 
 _DEADLINE_S = 0.08
 _FILES = 12
-_LOCAL = frozenset(
-    {"bcachefs", "btrfs", "erofs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "rootfs", "squashfs", "tmpfs"}
-    | {"virtiofs", "xfs", "zfs"}
-)
-"""File systems of one machine's own disks, memory and images."""
 
 
 @dataclass(slots=True)
@@ -48,17 +42,11 @@ def environment_place(python: str, look: Callable[[Path, _Seen], None] | None = 
     return EnvironmentPlace(
         path=str(prefix),
         file_system=mount.kind,
-        shared=mount.kind not in _LOCAL,
+        shared=mount.served_by == "shared",
         stat_ms=_milliseconds(stats_s),
         open_ms=_milliseconds(opens_s),
         answered=not thread.is_alive() or bool(opens_s),
     )
-
-
-def mount_of(path: str, table: Sequence[Mount]) -> Mount:
-    """The deepest mount above a path, and of equals the last, which hides the others."""
-    above = [mount for mount in table if is_below(path, mount.place)]
-    return max(reversed(above), key=lambda mount: len(mount.place), default=Mount("/", "unknown", "", None))
 
 
 def _milliseconds(seconds: list[float]) -> float | None:

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from windlass.node.checks import interfaces, leftovers, limits, meeting, mounts, space
+from windlass.node.checks import interfaces, leftovers, limits, meeting, space
 from windlass.node.checks.finding import Finding, ok
 from windlass.node.checks.main import run_checks
+from windlass.node.sys import mounts
 
 UP = {"lo": "up", "eth0": "up", "hsn0": "up", "hsn1": "down", "docker0": "up"}
 
@@ -210,13 +211,15 @@ def test_a_name_that_does_not_resolve_and_a_node_that_waits_for_itself_are_found
     assert "waits for itself" in meeting.call("localhost", _free_port(), "w", 0.3)[0]["evidence"]
 
 
-MOUNTINFO = """\
-22 1 254:1 / / rw,relatime - ext4 /dev/vda1 rw
+MOUNTINFO = rb"""22 1 254:1 / / rw,relatime - ext4 /dev/vda1 rw
 30 22 0:26 / /tmp rw - tmpfs tmpfs rw,size=1g
 31 22 0:40 / /lus/scratch rw,nosuid shared:5 - lustre 10.0.0.1@o2ib:/scratch rw,flock
 32 22 0:41 / /home rw master:7 - nfs4 server:/home rw,vers=4.2
-33 22 0:42 / /opt/my\\040env ro - squashfs /dev/loop0 ro
-34 32 0:43 / /home/me/remote rw - fuse.sshfs me@far:/ rw
+33 22 0:42 / /opt/my\040env ro - squashfs /dev/loop0 ro
+34 32 0:43 / /home/me/remote rw - fuse.sshfs me@far:/ rw,user_id=12,group_id=3
+35 22 0:44 / /mnt/env ro - fuse.squashfuse squashfuse ro
+36 22 0:45 / /mnt/new rw - newfs server:/ rw
+a torn line
 """
 
 
@@ -230,11 +233,14 @@ MOUNTINFO = """\
         ("/home/me/env", "shared", "NFS"),
         ("/opt/my env/lib", "image", "squashfs"),
         ("/home/me/remote/x", "shared", "sshfs"),
+        ("/mnt/env/lib", "image", "fuse.squashfuse"),
+        ("/mnt/new/env", "shared", "newfs"),
     ],
 )
 def test_the_file_system_of_a_path_is_found(path: str, kind: str, name: str) -> None:
     mount = mounts.mount_of(path, mounts.parse_mountinfo(MOUNTINFO))
-    assert (mounts.place_kind(mount), mounts.file_system(mount)) == (kind, name)
+    assert (mount.served_by, mount.file_system) == (kind, name)
+    assert mount.uid == (12 if name == "sshfs" else None)
 
 
 def test_a_check_that_hangs_or_breaks_does_not_hide_the_others() -> None:

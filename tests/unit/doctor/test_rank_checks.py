@@ -14,7 +14,8 @@ import pytest
 from planning import plan_for
 from windlass.diagnose.doctor import rank_checks
 from windlass.model.plan import Plan
-from windlass.node.checks import environment, mounts, plugins
+from windlass.node.checks import environment, plugins
+from windlass.node.sys import mounts
 from windlass.plan.inputs import PlanningContext
 from windlass.sites.catalog import load_site
 
@@ -121,7 +122,7 @@ def test_an_environment_on_a_shared_file_system_is_told_with_the_way_out(
     tmp_path: Path, nodes: int, severity: str
 ) -> None:
     (tmp_path / "lib").write_text("x")
-    there = mounts.parse_mountinfo(LUSTRE.format(str(tmp_path).replace(" ", "\\040")))
+    there = mounts.parse_mountinfo(LUSTRE.format(str(tmp_path).replace(" ", "\\040")).encode())
     place = environment.place_facts(str(tmp_path), there)
     found = rank_checks.check_place({"places": [{**place, "look_us": 20.0}], "import_s": 3.0}, nodes, "default")
     assert found.severity == severity and "is on Lustre" in found.evidence

@@ -9,7 +9,8 @@ import pytest
 
 from looping import each
 from windlass.node.sampler import amd, devices, intel, nvidia
-from windlass.node.sampler.readings import Device, MissingError, number
+from windlass.node.sampler.readings import Device, number
+from windlass.node.sys.tools import MissingError
 
 _NVIDIA_SMI = """\
 0, 97, 71234, 143771, 688.42, 61, 1980, 0x0000000000000004

@@ -7,8 +7,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from windlass.node.sys.mounts import Mount
-from windlass.run.environment_place import environment_place, mount_of
+from windlass.node.sys.mounts import Mount, mount_of
+from windlass.run.environment_place import environment_place
 
 
 def test_a_local_environment_is_timed_and_not_shared() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from windlass.node.sys.marks import kill_marked
 from windlass.node.sys.messages import MessageWriter, host_name, node_writer, place_of
+from windlass.node.sys.tools import text_of
 
 _KERNEL = re.compile(
     r"out of memory|oom-kill|killed process|NVRM|\bXid\b|amdgpu|\bxe\b.*(error|reset)|i915.*(error|reset)"
@@ -108,30 +109,30 @@ def children(pid: int) -> list[int]:
 
 
 def name_of(pid: int) -> str:
-    return _read("/proc/%d/comm" % pid).strip()
+    return text_of("/proc/%d/comm" % pid)
 
 
 def state_of(pid: int) -> str:
     """The kernel's letter: R, S, D (waits for a disk), T (stopped), Z; X where it is gone."""
-    text = _read("/proc/%d/stat" % pid)
+    text = text_of("/proc/%d/stat" % pid)
     return text.rpartition(")")[2].split()[0] if ")" in text else "X"
 
 
 def catches(pid: int, number: int) -> bool:
     """Whether the process has a handler for this signal: without one it would die of it."""
-    match = re.search(r"^SigCgt:\s*([0-9a-f]+)", _read("/proc/%d/status" % pid), re.MULTILINE)
+    match = re.search(r"^SigCgt:\s*([0-9a-f]+)", text_of("/proc/%d/status" % pid), re.MULTILINE)
     return bool(match and int(match.group(1), 16) >> (number - 1) & 1)
 
 
 def describe(pid: int) -> str:
-    lines = ["state %s, waits in %s" % (state_of(pid), _read("/proc/%d/wchan" % pid) or "?"), command_text(pid)]
-    kernel = _read("/proc/%d/stack" % pid)
+    lines = ["state %s, waits in %s" % (state_of(pid), text_of("/proc/%d/wchan" % pid) or "?"), command_text(pid)]
+    kernel = text_of("/proc/%d/stack" % pid)
     return "\n".join([*lines, *(["kernel stack:", kernel] if kernel else []), ""])
 
 
 def command_text(pid: int) -> str:
     """The program and its script. Arguments may hold a token in any form; they are in the plan, which hides them."""
-    argv = _read("/proc/%d/cmdline" % pid).rstrip("\0").split("\0")
+    argv = text_of("/proc/%d/cmdline" % pid).rstrip("\0").split("\0")
     shown = argv[:1] + [word for word in argv[1:2] if re.fullmatch(r"[\w./+-]+\.py", word)]
     more = len(argv) - len(shown)
     return "command: %s%s" % (" ".join(shown)[:300], " (and %d more words)" % more if more else "")
@@ -139,7 +140,7 @@ def command_text(pid: int) -> str:
 
 def ask_for_record(pid: int) -> None:
     """A byte in the pipe beside the rank's heartbeat: `windlass.init` then writes torch's flight record down."""
-    for entry in _read("/proc/%d/environ" % pid).split("\0"):
+    for entry in text_of("/proc/%d/environ" % pid).split("\0"):
         if entry.startswith("WINDLASS_HEARTBEAT="):
             try:
                 handle = os.open(entry.partition("=")[2] + ".flight", os.O_WRONLY | os.O_NONBLOCK)
@@ -180,7 +181,7 @@ def kernel_lines(seconds: float) -> list[str]:
         done = subprocess.run(
             ["dmesg"], capture_output=True, text=True, timeout=_STACK_S, errors="replace", check=False
         )
-        up = float(_read("/proc/uptime").split()[0])
+        up = float(text_of("/proc/uptime").split()[0])
     except (OSError, subprocess.TimeoutExpired, ValueError, IndexError):
         return []
     found = []
@@ -194,7 +195,7 @@ def kernel_lines(seconds: float) -> list[str]:
 def oom_kills() -> int:
     """How many processes the kernel has killed for memory in our job's control group; on the whole node where we are in
     none that counts."""
-    for group, name in memory_groups(_read("/proc/self/cgroup")):
+    for group, name in memory_groups(text_of("/proc/self/cgroup")):
         counts = [_oom_count(os.path.join(group, name))]
         if name == "memory.oom_control":  # the old kind counts each group for itself: add those below
             counts += [_oom_count(os.path.join(folder, name)) for folder, _, _ in list(os.walk(group))[1:]]
@@ -222,13 +223,5 @@ def memory_groups(text: str) -> list[tuple[str, str]]:
 
 
 def _oom_count(path: str) -> int | None:
-    match = re.search(r"^oom_kill\s+(\d+)", _read(path), re.MULTILINE)
+    match = re.search(r"^oom_kill\s+(\d+)", text_of(path), re.MULTILINE)
     return int(match.group(1)) if match else None
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from typing import NamedTuple
+
+from windlass.node.sys.mounts import mounts
 
 
 class _Version(NamedTuple):
@@ -71,15 +74,10 @@ def _own_groups(proc: str) -> list[tuple[_Version, str]]:
 
 def _mounted(proc: str, version: _Version) -> tuple[str, str]:
     """Where a version is mounted, and which group is seen there as the top."""
-    try:
-        with open(os.path.join(proc, "self", "mountinfo"), encoding="utf-8", errors="surrogateescape") as file:
-            for line in file:
-                fields, _, rest = line.partition(" - ")
-                kind, _, options = rest.split()[:3]
-                if kind == "cgroup2" if version is _V2 else kind == "cgroup" and "memory" in options.split(","):
-                    return fields.split()[4], fields.split()[3]
-    except (OSError, ValueError):
-        pass
+    with contextlib.suppress(OSError):
+        for mount in mounts(os.path.join(proc, "self", "mountinfo")):
+            if mount.kind == "cgroup2" if version is _V2 else mount.kind == "cgroup" and "memory" in mount.options:
+                return mount.place, mount.root
     return version.place, "/"
 
 

@@ -8,10 +8,11 @@ import shutil
 from collections.abc import Sequence
 from typing import Any
 
-from windlass.node.checks.finding import Finding, fail, not_applicable, ok, read_text, warn
+from windlass.node.checks.finding import Finding, fail, not_applicable, ok, warn
 from windlass.node.sampler import amd, intel, nvidia
-from windlass.node.sampler.readings import Device, MissingError
+from windlass.node.sampler.readings import Device
 from windlass.node.sys.text import binary_size, listed
+from windlass.node.sys.tools import MissingError, text_of
 
 Expected = dict[str, Any]
 """`vendor`, `count` (as frameworks count), `cards`, `memory_bytes`; empty: the plan knows of none."""
@@ -131,7 +132,7 @@ def _files(vendor: str) -> list[str]:
         return [path for path in glob.glob("/dev/nvidia[0-9]*") if os.path.basename(path)[6:].isdigit()]
     wanted = {"amd": "0x1002", "intel": "0x8086"}[vendor]
     nodes = glob.glob("/sys/class/drm/renderD*")
-    return [node for node in nodes if read_text(node + "/device/vendor").strip() == wanted]
+    return [node for node in nodes if text_of(node + "/device/vendor") == wanted]
 
 
 def _vendor_here() -> str:

@@ -10,8 +10,8 @@ import sys
 import time
 from typing import Any
 
-from windlass.node.checks.finding import read_text
-from windlass.node.checks.mounts import Mount, file_system, mount_of, own_mounts, place_kind, resolved
+from windlass.node.sys.mounts import Mount, mount_of, mounts
+from windlass.node.sys.tools import text_of
 
 _VERSION = re.compile(r"^(\w+)\s*(?::[^=\n]*)?=\s*'([^'\n]*)'", re.MULTILINE)
 _LOOKS = 300
@@ -32,7 +32,7 @@ def torch_facts() -> dict[str, Any]:
     if spec is None or not spec.submodule_search_locations:
         return {}
     folder = next(iter(spec.submodule_search_locations))
-    return {"folder": folder, **parse_torch_version(read_text(os.path.join(folder, "version.py")))}
+    return {"folder": folder, **parse_torch_version(text_of(os.path.join(folder, "version.py")))}
 
 
 def parse_torch_version(text: str) -> dict[str, str]:
@@ -43,14 +43,14 @@ def parse_torch_version(text: str) -> dict[str, str]:
     return {**({"version": version} if version else {}), **found}
 
 
-def place_facts(path: str, mounts: list[Mount] | None = None) -> dict[str, Any]:
+def place_facts(path: str, table: list[Mount] | None = None) -> dict[str, Any]:
     """Where a folder lies, and how long a look at a file takes there: most of an import is looking for files."""
-    mount = mount_of(resolved(path), own_mounts() if mounts is None else mounts)
+    mount = mount_of(os.path.realpath(path), mounts() if table is None else table)
     return {
         "path": path,
-        "kind": place_kind(mount),
-        "file_system": file_system(mount),
-        "mount": mount.path,
+        "kind": mount.served_by,
+        "file_system": mount.file_system,
+        "mount": mount.place,
         "look_us": look_us(path),
     }
 
@@ -73,7 +73,7 @@ def look_us(path: str) -> float:
 
 def driver_version() -> str:
     """Version of NVIDIA's kernel driver, as 570.124.06; empty where there is none."""
-    return parse_driver(read_text("/proc/driver/nvidia/version"))
+    return parse_driver(text_of("/proc/driver/nvidia/version"))
 
 
 def parse_driver(text: str) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from windlass.node.checks.finding import Finding, fail, not_applicable, ok, read_text, warn
+from windlass.node.checks.finding import Finding, fail, not_applicable, ok, warn
 from windlass.node.sys.text import listed
+from windlass.node.sys.tools import text_of
 
 NET = "/sys/class/net"
 RDMA = ("/sys/class/cxi", "/sys/class/infiniband")
@@ -17,8 +18,8 @@ def states(net: str = NET) -> dict[str, str]:
     virtual ones never say)."""
     found = {}
     for name in sorted(_names(net)):
-        state = read_text("%s/%s/operstate" % (net, name)).strip()
-        carrier = read_text("%s/%s/carrier" % (net, name)).strip()
+        state = text_of("%s/%s/operstate" % (net, name))
+        carrier = text_of("%s/%s/carrier" % (net, name))
         found[name] = "up" if state == "up" or (state == "unknown" and carrier == "1") else state or "unknown"
     return found
 

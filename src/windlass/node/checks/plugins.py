@@ -9,11 +9,12 @@ import subprocess
 import sys
 from typing import Any
 
-from windlass.node.checks.finding import output_of
+from windlass.node.sys.tools import MissingError, output_of
 
 _NAME = re.compile(r"\Alib(?:nccl|rccl)-net(?:-[\w-]+)?\.so(?:\.[\d.]+)?\Z")
 _PROVIDER = re.compile(r"^(\w[\w;]*):\s*$", re.MULTILINE)
 _LOAD_S = 20.0
+_FI_INFO_S = 8.0
 _LOAD = "import ctypes, sys; ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_LOCAL | 2)"
 
 
@@ -56,11 +57,13 @@ def load_error(path: str) -> str:
 def plugin_facts(environ: dict[str, str]) -> dict[str, Any]:
     """Plugins, the complaint about the first, and the providers of libfabric."""
     found = find_plugins(environ)
-    return {
-        "found": found,
-        "error": load_error(found[0]) if found else "",
-        "providers": parse_providers(output_of(("fi_info", "-l"))) if shutil.which("fi_info") else None,
-    }
+    providers = None
+    if shutil.which("fi_info"):
+        try:
+            providers = parse_providers(output_of("fi_info", "-l", timeout_s=_FI_INFO_S))
+        except MissingError:
+            providers = []
+    return {"found": found, "error": load_error(found[0]) if found else "", "providers": providers}
 
 
 def parse_providers(text: str) -> list[str]:

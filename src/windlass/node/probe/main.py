@@ -45,7 +45,7 @@ def taken_ports() -> tuple[int, ...]:
     ports: set[int] = set()
     proc = SysReader(ROOTS[1])
     for name in ("tcp", "tcp6"):
-        for line in proc.lines("net/" + name)[1:]:
+        for line in proc.text("net/" + name).splitlines()[1:]:
             fields = line.split()
             if len(fields) > 3 and fields[3] == listening:
                 ports.add(int(fields[1].rsplit(":", 1)[1], 16))

@@ -6,8 +6,8 @@ import os
 import re
 
 from windlass.node.sys.cpulist import CpuListError, cpus_of
+from windlass.node.sys.tools import text_of
 
-_SIZE_MAX = 65536
 _PCI = re.compile(r"^[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
 _DIGITS = re.compile(r"(\d+)")
 
@@ -23,24 +23,7 @@ class SysReader:
 
     def text(self, name: str) -> str:
         """The file's text without surrounding space; empty where it cannot be read."""
-        try:
-            descriptor = os.open(f"{self._root}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-        except (OSError, ValueError):
-            return ""
-        try:
-            return os.read(descriptor, _SIZE_MAX).decode("utf-8", "replace").strip()
-        except OSError:
-            return ""
-        finally:
-            os.close(descriptor)
-
-    def lines(self, name: str) -> list[str]:
-        """All lines of a file of any length; none where it cannot be read."""
-        try:
-            with open(self.path(name), encoding="utf-8", errors="replace") as file:
-                return file.read().splitlines()
-        except OSError:
-            return []
+        return text_of(f"{self._root}/{name}")
 
     def number(self, name: str) -> int | None:
         """The file's number, decimal or with a 0x prefix."""

@@ -9,19 +9,8 @@ import os
 import re
 from typing import Any
 
-from windlass.node.sampler.readings import (
-    MIB,
-    Device,
-    json_of,
-    listed,
-    number,
-    output_of,
-    part_of,
-    read_number,
-    read_text,
-    share,
-    whole,
-)
+from windlass.node.sampler.readings import MIB, Device, json_of, listed, number, part_of, read_number, share, whole
+from windlass.node.sys.tools import output_of, text_of
 
 _VENDOR = "0x1002"
 AMD_SMI = ("amd-smi", "metric", "--json")
@@ -41,7 +30,7 @@ def sysfs_devices(root: str = "/") -> list[Device]:
     cards = sorted(int(name[4:]) for name in listed(drm) if re.fullmatch(r"card\d+", name))
     for card in cards:
         folder = os.path.join(drm, "card%d" % card, "device")
-        if read_text(os.path.join(folder, "vendor")) != _VENDOR:
+        if text_of(os.path.join(folder, "vendor")) != _VENDOR:
             continue
         busy = read_number(os.path.join(folder, "gpu_busy_percent"))
         if busy is not None:
@@ -60,7 +49,7 @@ def _sysfs_device(index: int, folder: str, busy: float) -> Device:
         memory_total_bytes=whole(read_number(os.path.join(folder, "mem_info_vram_total"))),
         power_w=power / 1e6 if power else None,
         temperature_c=heat / 1e3 if heat is not None else None,
-        clock_mhz=parse_dpm(read_text(os.path.join(folder, "pp_dpm_sclk")) or ""),
+        clock_mhz=parse_dpm(text_of(os.path.join(folder, "pp_dpm_sclk"))),
     )
 
 
@@ -160,7 +149,7 @@ def rocm_smi_health(timeout_s: float, root: str = "/") -> list[Device]:
     """rocm-smi's own table of RAS counters has no JSON: the driver's files have them."""
     ras = os.path.join(root, "sys/class/drm/card%d/device/ras/umc_err_count")
     return [
-        device._replace(uncorrected=parse_ras(read_text(ras % device.place) or ""))
+        device._replace(uncorrected=parse_ras(text_of(ras % device.place)))
         for device in parse_rocm_smi(output_of(*ROCM_SMI_HEALTH, timeout_s=timeout_s))
     ]
 

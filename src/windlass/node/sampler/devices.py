@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from windlass.node.sampler import amd, intel, nvidia
-from windlass.node.sampler.readings import Device, MissingError
+from windlass.node.sampler.readings import Device
+from windlass.node.sys.tools import MissingError
 
 Source = Callable[[], "list[Device]"]
 

@@ -10,7 +10,8 @@ import os
 import re
 from typing import NamedTuple
 
-from windlass.node.sampler.readings import listed, read_number, read_text
+from windlass.node.sampler.readings import listed, read_number
+from windlass.node.sys.tools import text_of
 
 _SECTOR_BYTES = 512
 _NO_LIMIT = 1 << 60
@@ -39,11 +40,11 @@ class Process(NamedTuple):
 
 
 def counters(root: str = "/") -> Counters:
-    busy, whole = cpu_ticks(read_text(os.path.join(root, "proc/stat")) or "")
+    busy, whole = cpu_ticks(text_of(os.path.join(root, "proc/stat")))
     rx, tx = network_bytes(root)
-    lustre, nfs = lustre_bytes(root), nfs_bytes(read_text(os.path.join(root, "proc/self/mountstats")) or "")
+    lustre, nfs = lustre_bytes(root), nfs_bytes(text_of(os.path.join(root, "proc/self/mountstats")))
     shared = [pair for pair in (lustre, nfs) if pair is not None]
-    disk = disk_bytes(read_text(os.path.join(root, "proc/diskstats")) or "")
+    disk = disk_bytes(text_of(os.path.join(root, "proc/diskstats")))
     return Counters(
         cpu_busy=busy,
         cpu_all=whole,
@@ -105,7 +106,7 @@ def lustre_bytes(root: str = "/") -> tuple[float, float] | None:
     found: list[float] = []
     for folder in ("proc/fs/lustre/llite", "sys/fs/lustre/llite", "sys/kernel/debug/lustre/llite"):
         for name in listed(os.path.join(root, folder)):
-            text = read_text(os.path.join(root, folder, name, "stats"))
+            text = text_of(os.path.join(root, folder, name, "stats"))
             if text:
                 sums = {line.split()[0]: float(line.split()[6]) for line in text.splitlines() if "[bytes]" in line}
                 found += [sums.get("read_bytes", 0.0), sums.get("write_bytes", 0.0)]
@@ -154,7 +155,7 @@ def power_w(root: str = "/") -> float | None:
         return cray
     folder = os.path.join(root, "sys/class/hwmon")
     for name in listed(folder):
-        kind = read_text(os.path.join(folder, name, "name")) or ""
+        kind = text_of(os.path.join(folder, name, "name"))
         if kind in ("power_meter", "acpi_power_meter"):
             for file in ("power1_average", "power1_input"):
                 value = read_number(os.path.join(folder, name, file))
@@ -169,9 +170,9 @@ def memory(pid: int | None, root: str = "/") -> tuple[int | None, int | None]:
         for folder, current, stat, inactive, limit in _groups(pid, root):
             most, used = read_number(os.path.join(folder, limit)), read_number(os.path.join(folder, current))
             if most is not None and most < _NO_LIMIT and used is not None:
-                match = re.search(r"^%s (\d+)$" % inactive, read_text(os.path.join(folder, stat)) or "", re.MULTILINE)
+                match = re.search(r"^%s (\d+)$" % inactive, text_of(os.path.join(folder, stat)), re.MULTILINE)
                 return int(used) - (int(match.group(1)) if match else 0), int(most)
-    said = dict(re.findall(r"^(\w+):\s+(\d+) kB", read_text(os.path.join(root, "proc/meminfo")) or "", re.MULTILINE))
+    said = dict(re.findall(r"^(\w+):\s+(\d+) kB", text_of(os.path.join(root, "proc/meminfo")), re.MULTILINE))
     if "MemTotal" not in said or "MemAvailable" not in said:
         return None, None
     whole = int(said["MemTotal"]) * 1024
@@ -181,7 +182,7 @@ def memory(pid: int | None, root: str = "/") -> tuple[int | None, int | None]:
 def _groups(pid: int, root: str) -> list[tuple[str, str, str, str, str]]:
     """Folders of the process's control groups for memory, the innermost first, with the names of their files."""
     found = []
-    for line in (read_text(os.path.join(root, "proc/%d/cgroup" % pid)) or "").splitlines():
+    for line in text_of(os.path.join(root, "proc/%d/cgroup" % pid)).splitlines():
         number, controllers, path = line.split(":", 2) if line.count(":") >= 2 else ("", "", "")
         if "memory" in controllers.split(","):
             base = os.path.join(root, "sys/fs/cgroup/memory")
@@ -205,7 +206,7 @@ def processes(root: str = "/") -> dict[int, Process]:
     proc = os.path.join(root, "proc")
     for name in listed(proc):
         if name.isdigit():
-            text = read_text(os.path.join(proc, name, "stat"))
+            text = text_of(os.path.join(proc, name, "stat"))
             fields = text.rpartition(")")[2].split() if text else []
             if len(fields) > 21:
                 ticks = float(fields[11]) + float(fields[12])

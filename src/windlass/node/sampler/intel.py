@@ -7,19 +7,8 @@ import re
 import time
 from collections.abc import Callable
 
-from windlass.node.sampler.readings import (
-    MIB,
-    Device,
-    MissingError,
-    json_of,
-    listed,
-    number,
-    output_of,
-    read_number,
-    read_text,
-    share,
-    whole,
-)
+from windlass.node.sampler.readings import MIB, Device, json_of, listed, number, read_number, share, whole
+from windlass.node.sys.tools import MissingError, output_of, text_of
 
 _VENDOR = "0x8086"
 XPU_SMI = ("xpu-smi", "dump", "-d", "-1", "-m", "0,1,2,3,18", "-n", "1")
@@ -41,7 +30,7 @@ def _cards(root: str) -> list[str]:
     found = []
     for name in sorted((n for n in listed(drm) if re.fullmatch(r"card\d+", n)), key=lambda n: int(n[4:])):
         device = os.path.join(drm, name, "device")
-        if read_text(os.path.join(device, "vendor")) == _VENDOR and _energy_file(device):
+        if text_of(os.path.join(device, "vendor")) == _VENDOR and _energy_file(device):
             found.append(os.path.join(drm, name))
     return found
 

@@ -6,7 +6,8 @@ import ctypes
 import os
 from typing import Any
 
-from windlass.node.sampler.readings import MIB, Device, MissingError, listed, number, output_of, share, whole
+from windlass.node.sampler.readings import MIB, Device, listed, number, share, whole
+from windlass.node.sys.tools import MissingError, output_of
 
 THROTTLE = {
     0x8: "hardware slowdown",

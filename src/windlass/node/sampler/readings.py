@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from typing import Any, NamedTuple
 
-COMMAND_S = 15.0
+from windlass.node.sys.tools import MissingError, text_of
+
 MIB = 1 << 20
 
 
@@ -34,21 +34,9 @@ class Device(NamedTuple):
     """Rows of memory wait for a reset of the device to be replaced, or could not be."""
 
 
-class MissingError(Exception):
-    """This source is not here, or does not answer; the text says why."""
-
-
-def read_text(path: str) -> str | None:
-    try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return None
-
-
 def read_number(path: str) -> float | None:
     """The first word of a file as a number: `1234`, `212 W 17 us` and `99@1700000000.5` are what kernels write."""
-    text = read_text(path)
+    text = text_of(path)
     return number(text.split()[0].partition("@")[0]) if text else None
 
 
@@ -103,15 +91,3 @@ def part_of(entry: Any, name: str) -> dict[str, Any]:
     """A part of an answer; tools write `N/A` for one that a device does not have."""
     part = entry.get(name) if isinstance(entry, dict) else None
     return part if isinstance(part, dict) else {}
-
-
-def output_of(*argv: str, timeout_s: float = COMMAND_S) -> str:
-    """What a tool says; `MissingError` where it is not there, fails or takes too long."""
-    try:
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise MissingError("%s: %s" % (argv[0], error)) from None
-    if done.returncode:
-        last = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
-        raise MissingError("%s: code %d%s" % (argv[0], done.returncode, ": " + last[-1][:200] if last else ""))
-    return done.stdout.decode(errors="replace")

@@ -16,9 +16,10 @@ from typing import Any
 
 from windlass.node.sampler import host
 from windlass.node.sampler.devices import Devices
-from windlass.node.sampler.readings import Device, listed, read_text
+from windlass.node.sampler.readings import Device, listed
 from windlass.node.sampler.steps import RankSteps, follow
 from windlass.node.sys.atomic import replace_file
+from windlass.node.sys.tools import text_of
 
 MAX_TEXT = 640
 ACTIVITIES = ("steps", "python", "command", "ended")
@@ -145,7 +146,7 @@ class Sampler:
         folder = os.path.join(self._folder, "pids")
         found = {}
         for name in listed(folder):
-            text = read_text(os.path.join(folder, name)) or ""
+            text = text_of(os.path.join(folder, name))
             if name.isdigit() and text.isdigit():
                 found[int(name)] = int(text)
         return found

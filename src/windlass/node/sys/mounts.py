@@ -4,28 +4,88 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
+
+_NAMES = {
+    "lustre": "Lustre",
+    "nfs": "NFS",
+    "nfs4": "NFS",
+    "gpfs": "GPFS",
+    "beegfs": "BeeGFS",
+    "beegfs_nodev": "BeeGFS",
+    "ceph": "CephFS",
+    "dvs": "DVS",
+    "panfs": "PanFS",
+    "wekafs": "WekaFS",
+    "afs": "AFS",
+    "cifs": "CIFS",
+    "smb3": "CIFS",
+    "fuse.sshfs": "sshfs",
+}
+_MEMORY = frozenset({"devtmpfs", "ramfs", "rootfs", "tmpfs"})
+_IMAGE = frozenset({"erofs", "iso9660", "squashfs"})
+_LOCAL = frozenset(
+    {"bcachefs", "btrfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "fuseblk", "jfs", "overlay", "vfat", "virtiofs"}
+    | {"xfs", "zfs"}
+)
+_QUICK_FUSE = ("squash", "windlass", "overlay", "copper")
 
 
 class Mount(NamedTuple):
     place: str
     kind: str
     source: str
-    uid: int | None
+    uid: int | None = None
     """Who mounted it, where the kernel says that: of FUSE."""
+    root: str = "/"
+    """The folder of the file system that is mounted there."""
+    options: tuple[str, ...] = ()
+
+    @property
+    def served_by(self) -> str:
+        """`memory`, `image`, `local` or `shared`: what answers a read there. A kind that is not known to belong to one
+        machine is shared: the list of those is short, and sites have file systems that nobody has heard of."""
+        if self.kind in _MEMORY:
+            return "memory"
+        if self.kind in _IMAGE or (self.kind.startswith("fuse") and any(word in self.kind for word in _QUICK_FUSE)):
+            return "image"
+        return "local" if self.kind in _LOCAL else "shared"
+
+    @property
+    def file_system(self) -> str:
+        """As people call it."""
+        return _NAMES.get(self.kind, self.kind)
 
 
 def mounts(table: str = "/proc/self/mountinfo") -> list[Mount]:
     """Every mount that this process sees."""
-    found = []
     with open(table, "rb") as file:
-        for line in file:
-            fields, _, rest = line.partition(b" - ")
-            kind, source, options = rest.split()[:3]
-            owner = re.search(rb"\buser_id=(\d+)", options)
-            uid = int(owner[1]) if owner else None
-            found.append(Mount(_path(fields.split()[4]), os.fsdecode(kind), _path(source), uid))
+        return parse_mountinfo(file.read())
+
+
+def parse_mountinfo(text: bytes) -> list[Mount]:
+    """The mounts in the form of /proc/PID/mountinfo, in its order. Lines of another form are passed over."""
+    found = []
+    for line in text.splitlines():
+        left, _, right = line.partition(b" - ")
+        fields, rest = left.split(), right.split()
+        if len(fields) >= 5 and len(rest) >= 2:
+            options = tuple(os.fsdecode(b"".join(rest[2:3])).split(","))
+            owner = next((int(name[8:]) for name in options if re.match(r"user_id=\d+$", name)), None)
+            kind, source = os.fsdecode(rest[0]), _path(rest[1])
+            found.append(Mount(_path(fields[4]), kind, source, owner, _path(fields[3]), options))
     return found
+
+
+def mount_of(path: str, table: Sequence[Mount]) -> Mount:
+    """The mount that holds this path: of those above it the deepest, and of equals the last one, which hides others."""
+    best = Mount("/", "unknown", "")
+    for mount in table:
+        inside = path == mount.place or path.startswith(mount.place.rstrip("/") + "/")
+        if inside and len(mount.place) >= len(best.place):
+            best = mount
+    return best
 
 
 def real_place(where: str) -> str:
