@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+from json_page import json_page
 from markdown_links import DOCS, ROOT
 from runtime_page import runtime_page
 from schema_page import schema_page
@@ -27,6 +28,7 @@ def generated() -> Iterator[tuple[Path, str]]:
     """Each file with the text that it should have."""
     reference = DOCS / "reference"
     yield reference / "site-schema.md", schema_page()
+    yield reference / "json.md", json_page()
     yield reference / "runtime.md", runtime_page()
     yield reference / "wire-protocol.md", _with_part(reference / "wire-protocol.md", wire_part())
     sites = catalog_sites()

@@ -92,7 +92,7 @@ class AgentsSpec:
     ready_s: float
 
 
-class AgentError(MachineError):
+class AgentStartError(MachineError):
     """The agent on `host` did not start. `reason` is its message, `kind` the type of the exception there."""
 
     def __init__(self, host: str, reason: str, kind: str, *, hint: str) -> None:
@@ -206,7 +206,7 @@ class Agents:
             return
         node = failed["node"]
         where = self._spec.hosts[node] if 0 <= node < len(self._spec.hosts) else "a node"
-        raise AgentError(where, str(failed["failed"]), str(failed.get("kind", "")), hint=self._hint())
+        raise AgentStartError(where, str(failed["failed"]), str(failed.get("kind", "")), hint=self._hint())
 
     def _hint(self) -> str:
         return f"its words are in {self._folder.part(LOG_FILE)} and {OUT_FILE}; the run works without --cache too"

@@ -27,7 +27,7 @@ class _Closed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     pass
 
 
-class Source(_Closed, frozen=True, kw_only=True):
+class Citation(_Closed, frozen=True, kw_only=True):
     """Where a figure was published, and when somebody read it there."""
 
     where: str
@@ -110,7 +110,7 @@ class Sample(_Closed, frozen=True, kw_only=True):
 class References(_Closed, frozen=True, kw_only=True):
     """One file of figures, or several together."""
 
-    sources: dict[str, Source] = {}
+    sources: dict[str, Citation] = {}
     bandwidth: tuple[Bandwidth, ...] = ()
     latency: tuple[Latency, ...] = ()
     device: tuple[Ceiling, ...] = ()

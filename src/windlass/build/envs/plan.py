@@ -15,7 +15,7 @@ import msgspec
 from windlass.plan.environment.modules import module_lines
 from windlass.build.envs.extras import Extra, find_extra
 from windlass.build.envs.place import place_findings
-from windlass.build.envs.step import Step, shell_path, site_modules, with_account
+from windlass.build.envs.step import EnvStep, shell_path, site_modules, with_account
 from windlass.build.envs.use import use_steps
 from windlass.build.envs.wheels import Wheel, choose_wheel
 from windlass.errors import UsageError
@@ -23,7 +23,7 @@ from windlass.model.finding import Finding
 from windlass.model.site import ContainerSpec, PythonSpec, Site
 from windlass.base.notation.shell import quote
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)")
 _PYTHON = re.compile(r"\d+\.\d+(\.\d+)?\Z")
 _EXISTS = (
@@ -76,8 +76,8 @@ class EnvPlan(msgspec.Struct, frozen=True, kw_only=True):
     extras: tuple[str, ...]
     variables: tuple[str, ...]
     """Variables that the path is made of and that must be set: the project, a scratch folder."""
-    steps: tuple[Step, ...]
-    use: tuple[Step, ...]
+    steps: tuple[EnvStep, ...]
+    use: tuple[EnvStep, ...]
     findings: tuple[Finding, ...]
     notes: tuple[str, ...] = ()
 
@@ -156,9 +156,9 @@ def _wheel(request: EnvRequest, site: Site, facts: MachineFacts) -> Wheel | None
     )
 
 
-def _place(path: str) -> Step:
+def _place(path: str) -> EnvStep:
     ask = ("export ACCOUNT=YOUR_PROJECT   # or: windlass env plan --account NAME",) if "ACCOUNT" in _names(path) else ()
-    return Step(
+    return EnvStep(
         name="the place",
         because="made anew, so that nothing old is in it",
         commands=(*_EXISTS, 'mkdir -p "$(dirname "$ENV")"'),
@@ -166,7 +166,7 @@ def _place(path: str) -> Step:
     )
 
 
-def _modules(site: Site) -> list[Step]:
+def _modules(site: Site) -> list[EnvStep]:
     specs, spec = site_modules(site), site.file.python
     if spec.beneath == "image":
         return []
@@ -176,7 +176,7 @@ def _modules(site: Site) -> list[Step]:
     if not load and not spec.before and not exports:
         return []
     shown = [*(f"module use {path}" for path in use), *([f"module load {' '.join(load)}"] if load else [])]
-    step = Step(
+    step = EnvStep(
         name="the site's modules" if load else "the site's compilers",
         because="; ".join(one.because for one in specs if one.because) or "the system's own compilers are too old",
         commands=(*module_lines(use, load), *spec.before, *exports),
@@ -192,7 +192,7 @@ def _runtime(site: Site, image: str) -> ContainerSpec | None:
     return named or next((s for s in specs if s.default), None)
 
 
-def _image(request: EnvRequest, site: Site) -> list[Step]:
+def _image(request: EnvRequest, site: Site) -> list[EnvStep]:
     spec = site.file.python
     if spec.beneath != "image":
         return []
@@ -206,7 +206,7 @@ def _image(request: EnvRequest, site: Site) -> list[Step]:
         line = f"IMAGE=${{IMAGE:-{quote(image)}}}"
     runtime = _runtime(site, image)
     inside = _inside(site, runtime)
-    step = Step(
+    step = EnvStep(
         name="the image beneath",
         because="the environment must be made by the image's own Python: it works with that image and no other",
         commands=(line, f'inside() {{ {inside} "$@"; }}'),
@@ -225,11 +225,11 @@ def _inside(site: Site, runtime: ContainerSpec | None) -> str:
     return f'{name} {verb}{binds} -B "$(dirname "$ENV")" "$IMAGE"'
 
 
-def _environment(request: EnvRequest, site: Site, source: str) -> Step:
+def _environment(request: EnvRequest, site: Site, source: str) -> EnvStep:
     spec = site.file.python
     if spec.kind == "conda":
         version = request.python or spec.version or "3.11"
-        return Step(
+        return EnvStep(
             name=f"a conda environment with Python {version}",
             because=spec.because,
             commands=(f'conda create --yes --prefix "$ENV" python={version} pip', 'py() { "$ENV/bin/python" "$@"; }'),
@@ -240,7 +240,7 @@ def _environment(request: EnvRequest, site: Site, source: str) -> Step:
         # WITH_CONDA activates the image's own environment where it has one; `.pth`: a venv inside the image would not
         # be seen by a venv that is made from it.
         make = 'eval "${WITH_CONDA:-}"; exec "$0" "$@"'
-        return Step(
+        return EnvStep(
             name="a venv with the image's packages beneath",
             because="the image is read-only and lacks some packages; pip sees those it has and leaves them there",
             commands=(
@@ -253,7 +253,7 @@ def _environment(request: EnvRequest, site: Site, source: str) -> Step:
             source=source,
         )
     through = spec.beneath == "module"
-    return Step(
+    return EnvStep(
         name="a venv on top of the site's packages" if through else "a venv",
         because="pip sees the module's packages and leaves them there"
         if through
@@ -273,8 +273,8 @@ _BENEATH = (
 )
 
 
-def _torch(wheel: Wheel, index: str) -> Step:
-    return Step(
+def _torch(wheel: Wheel, index: str) -> EnvStep:
+    return EnvStep(
         name=f"torch {wheel.version} ({wheel.build})",
         because=wheel.because,
         commands=(f"py -m pip install {wheel.requirement}{_index(wheel, index)}",),
@@ -288,10 +288,10 @@ def _index(wheel: Wheel, said: str) -> str:
     return f" --index-url {quote(said or wheel.index)}"
 
 
-def _extras(extras: tuple[Extra, ...], site: Site, wheel: Wheel | None, index: str) -> list[Step]:
+def _extras(extras: tuple[Extra, ...], site: Site, wheel: Wheel | None, index: str) -> list[EnvStep]:
     if not extras:
         return []
-    keep = Step(
+    keep = EnvStep(
         name="keep torch as it is",
         because="a package that wants another torch must fail, not replace the one that fits the driver",
         commands=(f'py -m pip list --format=freeze | grep -iE {_KEPT} >"$ENV/constraints.txt" || true',),
@@ -309,7 +309,7 @@ def _extras(extras: tuple[Extra, ...], site: Site, wheel: Wheel | None, index: s
         )
         tools = (f"py -m pip install {' '.join(extra.tools)}",) if extra.tools else ()
         found.append(
-            Step(
+            EnvStep(
                 name=extra.name,
                 because=_with_mpi(site) if extra.mpi else extra.because,
                 commands=(*_need_wrapper(extra, site), *tools, install),
@@ -338,14 +338,14 @@ def _with_mpi(site: Site) -> str:
     return "compiled with the site's compiler wrapper, so that it uses the site's MPI; a wheel knows only others"
 
 
-def _try(wheel: Wheel | None, extras: tuple[Extra, ...], spec: PythonSpec) -> Step:
+def _try(wheel: Wheel | None, extras: tuple[Extra, ...], spec: PythonSpec) -> EnvStep:
     names = [extra.module for extra in extras if extra.module and not extra.mpi]
     names = (["torch"] if wheel is not None or spec.beneath != "nothing" else []) + names
     # mpi4py's package, not its MPI: that starts only where a launcher is. Before torch, as Frontier wants it.
     names = (["mpi4py"] if any(extra.mpi for extra in extras) else []) + names
     code = f"import {', '.join(names)}" if names else "import sys"
     say = "; print(torch.__version__)" if "torch" in names else ""
-    return Step(
+    return EnvStep(
         name="import what was installed",
         because="what fails here fails on a thousand ranks",
         commands=(f"py -c {quote(code + say)}",),

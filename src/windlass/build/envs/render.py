@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from windlass.build.envs.plan import EnvPlan
-from windlass.build.envs.step import Step, shell_path
+from windlass.build.envs.step import EnvStep, shell_path
 from windlass.build.images.render import comment_lines
 from windlass.base.notation.shell import quote
 
@@ -34,13 +34,13 @@ def plan_text(plan: EnvPlan, findings: list[str], width: int = _WIDTH) -> str:
     return "\n".join(lines)
 
 
-def _step_lines(head: str, step: Step, width: int) -> list[str]:
+def _step_lines(head: str, step: EnvStep, width: int) -> list[str]:
     lines = [head, *_wrapped(step.because, "     ", width)]
     lines += [f"     ({step.source})"] if step.source else []
     return [*lines, *_command_lines(step), ""]
 
 
-def _command_lines(step: Step) -> list[str]:
+def _command_lines(step: EnvStep) -> list[str]:
     return [f"       {line}" for line in step.shown or step.commands if not line.startswith("# shellcheck ")]
 
 

@@ -11,7 +11,7 @@ from windlass.model.site import ModuleSpec, Site
 from windlass.base.notation.shell import quote
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class EnvStep(msgspec.Struct, frozen=True, kw_only=True):
     """One step: lines of bash, and why."""
 
     name: str

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from windlass.build.envs.step import Step, site_modules
+from windlass.build.envs.step import EnvStep, site_modules
 from windlass.model.site import Site
 from windlass.base.notation.shell import quote
 
 
-def use_steps(path: str, site: Site) -> tuple[Step, ...]:
+def use_steps(path: str, site: Site) -> tuple[EnvStep, ...]:
     """How it is used in jobs."""
     spec, storage = site.file.python, site.file.storage
     where = '"$ENV"'
@@ -22,18 +22,18 @@ def use_steps(path: str, site: Site) -> tuple[Step, ...]:
     on_request = any(spec.when.option == "nvme" for spec in site.file.scheduler.directives)
     extra = " --with nvme" if on_request else ""
     return (
-        Step(
+        EnvStep(
             name="in a job",
             because="windlass loads the site's modules by itself and activates the environment on every node",
             commands=(f"windlass run{modules} --activate {where} train.py",),
         ),
-        Step(name="by hand", because="the same lines in a batch script", commands=(*by_hand, *spec.before, activate)),
-        Step(
+        EnvStep(name="by hand", because="the same lines in a batch script", commands=(*by_hand, *spec.before, activate)),
+        EnvStep(
             name="on many nodes",
             because="one node reads the environment, the others get it from each other",
             commands=(f"windlass run{modules} --activate {where} --cache {where} train.py",),
         ),
-        Step(
+        EnvStep(
             name="on the nodes' own storage",
             because=f"packed once, then unpacked to {to} on every node of the job",
             commands=(
@@ -45,14 +45,14 @@ def use_steps(path: str, site: Site) -> tuple[Step, ...]:
     )
 
 
-def _use_with_image(where: str) -> tuple[Step, ...]:
+def _use_with_image(where: str) -> tuple[EnvStep, ...]:
     return (
-        Step(
+        EnvStep(
             name="in a job",
             because="the venv's Python is the image's: it starts only inside of it",
             commands=(f'windlass run --container "$IMAGE" --python {where}/bin/python train.py',),
         ),
-        Step(
+        EnvStep(
             name="as one file",
             because="a squashfs file costs one file of the quota, and nodes read it fast",
             commands=(

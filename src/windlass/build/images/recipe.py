@@ -19,7 +19,7 @@ from windlass.build.images.spec import (
     known_combination,
     load_versions,
 )
-from windlass.build.images.steps import Source, Step
+from windlass.build.images.steps import DownloadedSource, BuildStep
 
 ENTRY = "/container/bin/windlass-entry"
 SBOM = "/usr/share/windlass/sbom.json"
@@ -34,13 +34,13 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     prefix: str
     gpu: str
     gpu_home: str
-    build: tuple[Step, ...]
+    build: tuple[BuildStep, ...]
     """In a stage of its own, of which only the prefix stays."""
-    final: tuple[Step, ...]
+    final: tuple[BuildStep, ...]
     remove: tuple[RemoveSpec, ...]
     environment: tuple[EnvironmentSpec, ...]
     labels: dict[str, str]
-    contents: tuple[Source, ...]
+    contents: tuple[DownloadedSource, ...]
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -96,16 +96,16 @@ class _Sources:
                 raise unknown_name("component", name, versions.components, where="--set")
         self._versions = versions
         self._chosen = chosen
-        self.used: dict[str, Source] = {}
+        self.used: dict[str, DownloadedSource] = {}
 
-    def __call__(self, name: str) -> Source:
+    def __call__(self, name: str) -> DownloadedSource:
         component = self._versions.components[name]
         made = make.source_of(name, component, self._chosen.get(name, component.version))
         self.used[name] = made
         return made
 
 
-def _build(spec: ImageSpec, extras: tuple[str, ...], source: _Sources) -> tuple[Step, ...]:
+def _build(spec: ImageSpec, extras: tuple[str, ...], source: _Sources) -> tuple[BuildStep, ...]:
     fabric = bool({"mpi", "ofi"} & set(extras))
     if not fabric:
         return ()
@@ -122,14 +122,14 @@ def _build(spec: ImageSpec, extras: tuple[str, ...], source: _Sources) -> tuple[
     return tuple(found)
 
 
-def _final(spec: ImageSpec, extras: tuple[str, ...], source: _Sources) -> tuple[Step, ...]:
+def _final(spec: ImageSpec, extras: tuple[str, ...], source: _Sources) -> tuple[BuildStep, ...]:
     found = []
     packages = make.runtime_packages(spec, extras)
     if packages:
         found.append(make.packages_step("packages", packages, "what the built libraries need at run time"))
     if spec.remove:
         found.append(
-            Step(
+            BuildStep(
                 name="remove",
                 because="; ".join(f"{entry.path}: {entry.because}" for entry in spec.remove),
                 commands=tuple(f"rm -rf {entry.path}" for entry in spec.remove),
@@ -137,7 +137,7 @@ def _final(spec: ImageSpec, extras: tuple[str, ...], source: _Sources) -> tuple[
         )
     if {"mpi", "ofi"} & set(extras):
         found.append(
-            Step(
+            BuildStep(
                 name="loader",
                 because="the loader finds what was built, for `exec` as well as for the entry point",
                 commands=(f"echo {spec.prefix}/lib > /etc/ld.so.conf.d/000-windlass.conf", "ldconfig"),
@@ -147,11 +147,11 @@ def _final(spec: ImageSpec, extras: tuple[str, ...], source: _Sources) -> tuple[
         found.append(make.deepspeed_step(source("deepspeed")))
     if "horovod" in extras:
         found.append(make.horovod_step(source("horovod"), spec))
-    found += [Step(name=step.name, because=step.because, commands=step.run) for step in spec.steps]
+    found += [BuildStep(name=step.name, because=step.because, commands=step.run) for step in spec.steps]
     return tuple(found)
 
 
-def _environment(spec: ImageSpec, build: tuple[Step, ...]) -> tuple[EnvironmentSpec, ...]:
+def _environment(spec: ImageSpec, build: tuple[BuildStep, ...]) -> tuple[EnvironmentSpec, ...]:
     own: tuple[EnvironmentSpec, ...] = ()
     if build:
         own = (
@@ -162,7 +162,7 @@ def _environment(spec: ImageSpec, build: tuple[Step, ...]) -> tuple[EnvironmentS
     return (*own, *spec.environment)
 
 
-def _labels(spec: ImageSpec, extras: tuple[str, ...], contents: tuple[Source, ...]) -> dict[str, str]:
+def _labels(spec: ImageSpec, extras: tuple[str, ...], contents: tuple[DownloadedSource, ...]) -> dict[str, str]:
     labels = {
         "org.opencontainers.image.title": spec.title or spec.name,
         "org.opencontainers.image.base.name": spec.base,

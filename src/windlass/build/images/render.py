@@ -10,7 +10,7 @@ import textwrap
 
 from windlass.build.images.recipe import ENTRY, SBOM, Recipe
 from windlass.build.images.spec import EnvironmentSpec
-from windlass.build.images.steps import Step
+from windlass.build.images.steps import BuildStep
 
 SRC = "/tmp/windlass-src"
 ARCHIVES = ("oci-archive", "docker-archive")
@@ -121,12 +121,12 @@ def _variables(recipe: Recipe, word: str) -> list[str]:
     return [f"{word}{name}={value}" for name, value in names.items()] if recipe.build else []
 
 
-def _run(step: Step) -> list[str]:
+def _run(step: BuildStep) -> list[str]:
     body = " && \\\n    ".join(step.commands)
     return [*comment_lines(f"{step.name}: {step.because}"), f"RUN {body}", ""]
 
 
-def _plain(steps: tuple[Step, ...]) -> list[str]:
+def _plain(steps: tuple[BuildStep, ...]) -> list[str]:
     """Each step in a shell of its own, so that it leaves no folder and no variable to the next."""
     lines: list[str] = []
     for step in steps:

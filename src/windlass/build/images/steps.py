@@ -46,7 +46,7 @@ BUNDLED = "bundled"
 """A version of PMIx: that which Open MPI's archive has in it."""
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class BuildStep(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that is done, and why."""
 
     name: str
@@ -54,7 +54,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     commands: tuple[str, ...]
 
 
-class Source(msgspec.Struct, frozen=True, kw_only=True):
+class DownloadedSource(msgspec.Struct, frozen=True, kw_only=True):
     """A component of the image, for its list of contents."""
 
     name: str
@@ -64,23 +64,23 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str = ""
 
 
-def source_of(name: str, component: Component, version: str) -> Source:
+def source_of(name: str, component: Component, version: str) -> DownloadedSource:
     """A component in the version that was chosen. Raises `UsageError` for one that nothing pins."""
     if component.commits and version not in component.commits:
         raise UsageError(
             f"{name} {version}: no commit is known for it", hint=f"known: {', '.join(sorted(component.commits))}"
         )
     if name == "pmix" and version == BUNDLED:
-        return Source(name=name, version=version, url="in the archive of openmpi")
+        return DownloadedSource(name=name, version=version, url="in the archive of openmpi")
     if version in component.archives:
         archive = component.archives[version]
-        return Source(name=name, version=version, url=archive.url, sha256=archive.sha256)
+        return DownloadedSource(name=name, version=version, url=archive.url, sha256=archive.sha256)
     series = ".".join(version.split(".")[:2])
     url = component.url.format(version=version, series=series) if "{version}" in component.url else component.url
-    return Source(name=name, version=version, url=url, commit=component.commits.get(version, ""))
+    return DownloadedSource(name=name, version=version, url=url, commit=component.commits.get(version, ""))
 
 
-def checkout(source: Source) -> tuple[str, ...]:
+def checkout(source: DownloadedSource) -> tuple[str, ...]:
     """Commands that bring the sources to `$SRC/NAME`, exactly those."""
     place = f'"$SRC/{source.name}"'
     if source.commit:
@@ -121,8 +121,8 @@ def runtime_packages(spec: ImageSpec, extras: tuple[str, ...]) -> tuple[str, ...
     return tuple(sorted(names))
 
 
-def packages_step(name: str, packages: tuple[str, ...], because: str) -> Step:
-    return Step(
+def packages_step(name: str, packages: tuple[str, ...], because: str) -> BuildStep:
+    return BuildStep(
         name=name,
         because=because,
         commands=(
@@ -133,8 +133,8 @@ def packages_step(name: str, packages: tuple[str, ...], because: str) -> Step:
     )
 
 
-def cxi_step(headers: Source, driver: Source, library: Source) -> Step:
-    return Step(
+def cxi_step(headers: DownloadedSource, driver: DownloadedSource, library: DownloadedSource) -> BuildStep:
+    return BuildStep(
         name="libcxi",
         because="the library of the Slingshot NIC; built here, so that the image does not depend on the host's version",
         commands=(
@@ -158,7 +158,7 @@ def cxi_step(headers: Source, driver: Source, library: Source) -> Step:
     )
 
 
-def libfabric_step(source: Source, spec: ImageSpec) -> Step:
+def libfabric_step(source: DownloadedSource, spec: ImageSpec) -> BuildStep:
     cxi = ' --enable-cxi="$PREFIX" --with-cassini-headers="$PREFIX" --with-cxi-uapi-headers="$PREFIX"'
     gpu = {
         "nvidia": ' --with-cuda="$GPU_HOME" --enable-cuda-dlopen ${gdrcopy:+"$gdrcopy"}',
@@ -166,7 +166,7 @@ def libfabric_step(source: Source, spec: ImageSpec) -> Step:
         "": "",
     }[spec.gpu]
     only = " --disable-verbs --disable-efa --enable-lnx" if spec.fabric else ""
-    return Step(
+    return BuildStep(
         name="libfabric",
         because="MPI and NCCL's plugin reach the fabric through it"
         + (", by the provider cxi" if spec.fabric else ": verbs on InfiniBand, tcp on Ethernet"),
@@ -182,7 +182,7 @@ def libfabric_step(source: Source, spec: ImageSpec) -> Step:
     )
 
 
-def mpi_steps(pmix: Source, openmpi: Source, spec: ImageSpec) -> tuple[Step, ...]:
+def mpi_steps(pmix: DownloadedSource, openmpi: DownloadedSource, spec: ImageSpec) -> tuple[BuildStep, ...]:
     """PMIx and Open MPI; with `pmix=bundled` the copy of PMIx in Open MPI's archive, which then needs no source."""
     gpu = {
         "nvidia": ' --with-cuda="$GPU_HOME" ${stubs:+"--with-cuda-libdir=$stubs"}',
@@ -192,7 +192,7 @@ def mpi_steps(pmix: Source, openmpi: Source, spec: ImageSpec) -> tuple[Step, ...
     bundled = pmix.version == BUNDLED
     own = "internal" if bundled else '"$PREFIX"'
     first = (
-        Step(
+        BuildStep(
             name="pmix",
             because="how MPI in the image finds the ranks that Slurm has started; without munge, which is the host's",
             commands=(
@@ -204,7 +204,7 @@ def mpi_steps(pmix: Source, openmpi: Source, spec: ImageSpec) -> tuple[Step, ...
             ),
         ),
     )
-    last = Step(
+    last = BuildStep(
         name="openmpi",
         because="MPI over libfabric; without UCX, which would be taken first and does not know the fabric",
         commands=(
@@ -219,12 +219,12 @@ def mpi_steps(pmix: Source, openmpi: Source, spec: ImageSpec) -> tuple[Step, ...
     return (last,) if bundled else (*first, last)
 
 
-def ofi_step(source: Source, spec: ImageSpec) -> Step:
+def ofi_step(source: DownloadedSource, spec: ImageSpec) -> BuildStep:
     """NCCL's or RCCL's plugin. `$LIBFABRIC` must not be /usr: the compiler would then find no standard headers."""
     gpu = ' --with-rocm="$GPU_HOME"'
     if spec.gpu == "nvidia":
         gpu = ' --with-cuda="$GPU_HOME" ${cudart:+"$cudart"}'
-    return Step(
+    return BuildStep(
         name=source.name,
         because="the collective library's plugin for libfabric; without it NCCL and RCCL use TCP and say nothing",
         commands=(
@@ -239,9 +239,9 @@ def ofi_step(source: Source, spec: ImageSpec) -> Step:
     )
 
 
-def collective_tests_step(source: Source, spec: ImageSpec) -> Step:
+def collective_tests_step(source: DownloadedSource, spec: ImageSpec) -> BuildStep:
     home = 'CUDA_HOME="$GPU_HOME"' if spec.gpu == "nvidia" else 'HIP_HOME="$GPU_HOME" NCCL_HOME="$GPU_HOME"'
-    return Step(
+    return BuildStep(
         name=source.name,
         because="measures whether the network is used at all: all_reduce_perf over two nodes",
         commands=(
@@ -253,15 +253,15 @@ def collective_tests_step(source: Source, spec: ImageSpec) -> Step:
     )
 
 
-def deepspeed_step(source: Source) -> Step:
-    return Step(
+def deepspeed_step(source: DownloadedSource) -> BuildStep:
+    return BuildStep(
         name="deepspeed",
         because="of this version alone; torch stays the image's own",
         commands=(f"python3 -m pip install --no-cache-dir --no-build-isolation deepspeed=={source.version}",),
     )
 
 
-def horovod_step(source: Source, spec: ImageSpec) -> Step:
+def horovod_step(source: DownloadedSource, spec: ImageSpec) -> BuildStep:
     gpu = {
         "nvidia": 'HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_CUDA_HOME="$GPU_HOME"',
         "amd": 'HOROVOD_GPU=ROCM HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_ROCM_HOME="$GPU_HOME"',
@@ -269,7 +269,7 @@ def horovod_step(source: Source, spec: ImageSpec) -> Step:
     }[spec.gpu]
     which = "HOROVOD_WITH_TENSORFLOW=1" if spec.framework == "tensorflow" else "HOROVOD_WITH_PYTORCH=1"
     install = f"python3 -m pip install --no-cache-dir --no-build-isolation horovod=={source.version}"
-    return Step(
+    return BuildStep(
         name="horovod",
         because="built against the MPI of this image",
         commands=(" ".join(part for part in ("HOROVOD_WITH_MPI=1", which, gpu, install) if part),),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from windlass.agents.start import LOG_FILE, AgentError, Agents
+from windlass.agents.start import LOG_FILE, Agents, AgentStartError
 from windlass.base.settings import read_settings
 from windlass.errors import MachineError, UsageError
 from windlass.model.plan import CacheRoot, Plan
@@ -160,7 +160,7 @@ def _copy(agents: Agents, folder: RunFolder, progress: Progress, mounted: bool) 
     try:
         agents.start(look, detached=mounted)
     except MachineError as error:
-        text = f"cannot stage to {error.host}: {error.reason}" if isinstance(error, AgentError) else error.message
+        text = f"cannot stage to {error.host}: {error.reason}" if isinstance(error, AgentStartError) else error.message
         more = f"copies that were not complete are gone; more is in {folder.part(LOG_FILE)}"
         raise MachineError(text, hint=more) from error
 
