@@ -85,7 +85,9 @@ def _summary(plan: Plan) -> str:
         lines.append(f"  hosts {plan.hosts}")
     rule = plan.rendezvous
     port = (
-        str(rule.fixed_port) if rule.fixed_port else f"{rule.port_base} + job id % {rule.port_span}, checked to be free"
+        str(rule.fixed_port)
+        if rule.fixed_port
+        else f"{rule.port_base} to {rule.port_base + rule.port_span - 1} by job id and run, checked to be free"
     )
     lines.append(f"  rendezvous {_address(plan)}, port {port}")
     if plan.request.supervised:
