@@ -57,7 +57,7 @@ def test_the_checks_of_a_node_run(version: str) -> None:
     }  # fmt: skip
     text = said(python(version), "-I", "-S", "-c", script_text("windlass.node.checks.main:main", spec))
     found = decoded(read_messages(text.splitlines())[0]["findings"])
-    assert found and not [finding for finding in found if "could not be checked" in finding.seen]
+    assert found and not [finding for finding in found if "could not be checked" in finding.evidence]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
