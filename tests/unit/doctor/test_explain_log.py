@@ -48,6 +48,7 @@ SAMPLES = {
     "collectives differ": "RuntimeError: Detected mismatch between collectives on ranks.",
     "MPI start-up": "MPIR_pmi_init: PMI2_Init failed",
     "fabric resources": "nid001: Cassini Event Queue overflow detected.",
+    "memory registration": "n1:7:7 [0] NCCL WARN Call to ibv_reg_mr failed: Cannot allocate memory",
     "offline": "requests.exceptions.ConnectionError: MaxRetryError: HTTPSConnectionPool(host='x', port=443)",
     "ECC error of the device (NVIDIA)": "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered",
     "device lost (NVIDIA)": "Unable to determine the device handle for GPU 0000:3F:00.0: GPU is lost.",

@@ -116,6 +116,34 @@ def test_a_folder_that_is_made_later_is_judged_by_the_one_above(tmp_path: Path) 
     assert "does not exist" not in space.check_local_space([str(tmp_path / "not" / "yet")])["evidence"]
 
 
+def test_a_limit_of_address_space_is_found() -> None:
+    good = {"files": -1, "locked": -1, "processes": -1}
+    assert limits.judge_limits({**good, "addresses": 8 << 30}, False)["severity"] == "error"
+    assert limits.judge_limits({**good, "addresses": -1}, False)["severity"] == "ok"
+
+
+def test_a_small_shared_memory_is_found_although_it_is_empty() -> None:
+    docker = space.judge_space({"/dev/shm": (64 << 20, 64 << 20, -1)}, {})
+    assert docker["severity"] == "warning" and "--shm-size" in docker["advice"]
+    assert space.judge_space({"/dev/shm": (60 << 30, 64 << 30, -1)}, {})["severity"] == "ok"
+
+
+def test_a_temporary_folder_that_is_not_there_is_found(tmp_path: Path) -> None:
+    assert space.check_tmpdir({"TMPDIR": str(tmp_path / "gone")})["severity"] == "error"
+    assert space.check_tmpdir({"TMPDIR": str(tmp_path)})["severity"] == "ok"
+    assert space.check_tmpdir({})["severity"] == "ok"
+
+
+def test_a_home_is_looked_at_on_every_node(tmp_path: Path) -> None:
+    assert space.check_home_mount({"HOME": str(tmp_path)})["severity"] == "ok"
+    assert space.check_home_mount({"HOME": "/sys/kernel/security/none"})["severity"] == "warning"
+    for line in Path("/proc/mounts").read_text().splitlines():
+        _, place, kind, options, *_ = line.split()
+        if "ro" in options.split(",") and kind not in {"autofs"} and Path(place).is_dir():
+            assert space.check_home_mount({"HOME": place})["severity"] == "error"
+            break
+
+
 def test_a_home_that_cannot_be_written_is_found(tmp_path: Path) -> None:
     found = space.check_home({"HOME": "/proc"}, os.getuid())
     assert found["severity"] in {"error", "warning"}

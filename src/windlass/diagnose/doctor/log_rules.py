@@ -157,6 +157,14 @@ CAUSES = (
         "let windlass choose the port; `windlass doctor` finds leftovers",
     ),
     _rule(
+        "offline",
+        "cause",
+        r"huggingface\.co.{0,200}(?:Max retries|NameResolution|unreachable|not known|name resolution)|MaxRetryError|"
+        r"NameResolutionError|offline mode is enabled|couldn't connect to 'https://",
+        "the script downloads at run time, and the nodes have no way out",
+        "download before the job, then HF_HUB_OFFLINE=1",
+    ),
+    _rule(
         "name of the first node",
         "cause",
         r"errno: -?[23] - (?:Temporary|Name)|[Nn]ame or service not known|Temporary failure in name resolution|"
@@ -171,6 +179,13 @@ CAUSES = (
         r"rendezvous.{0,100}timed? ?out",
         "some ranks never reached the rendezvous: they died before it, or wait elsewhere",
         "look at ranks that say nothing here; check that all have the same MASTER_ADDR and WORLD_SIZE",
+    ),
+    _rule(
+        "memory registration",
+        "cause",
+        r"(?:ibv_reg_mr|ibv_create_cq|fi_mr_reg|libfabric|cxip_|UCX|mlx5).{0,200}[Cc]annot allocate memory",
+        "the network's library may not pin enough memory",
+        "ulimit -l unlimited in the job (`windlass doctor` shows the limit)",
     ),
     _rule(
         "out of memory (the device's)",
@@ -214,14 +229,6 @@ CAUSES = (
         "the NIC ran out of match entries or its event queue overflowed",
         "FI_CXI_RX_MATCH_MODE=hybrid, FI_CXI_DEFAULT_CQ_SIZE=131072",
     ),
-    _rule(
-        "offline",
-        "cause",
-        r"huggingface\.co.{0,200}(?:Max retries|NameResolution|unreachable)|MaxRetryError|offline mode is enabled|"
-        r"couldn't connect to 'https://",
-        "the script downloads at run time, and the nodes have no way out",
-        "download before the job, then HF_HUB_OFFLINE=1",
-    ),
     *(_rule(sign.title, "cause", sign.pattern, sign.meaning, sign.remedy) for sign in SIGNS),
     _rule(
         "crash",
@@ -250,7 +257,7 @@ SLOW = (
     _rule(
         "allocator retries",
         "slow",
-        r"cudaMalloc retries|num_alloc_retries: [1-9]",
+        r"\b[1-9]\d{0,8} cudaMalloc retries|cudaMalloc retries: {1,8}[1-9]|num_alloc_retries: [1-9]",
         "device memory is nearly full: the allocator empties its cache again and again",
         "smaller batches, or expandable segments",
     ),
@@ -306,13 +313,14 @@ WORDS = {
     "port taken": ("eaddrinuse", "errno", "address"),
     "name of the first node": ("errno", "known", "resolution", "nodename", "hostname"),
     "ranks missing at the start": ("clients", "timed", "rendezvous"),
+    "memory registration": ("allocate",),
     "out of memory (the device's)": ("memoryerror", "memory", "alloc"),
     "no space left": ("space", "quota"),
     "open files": ("files", "errno", "emfile"),
     "collectives differ": ("mismatch", "reduction"),
     "MPI start-up": ("pmi", "pmix", "opal"),
     "fabric resources": ("le", "cxi", "cxip", "readerr", "cassini"),
-    "offline": ("huggingface", "maxretryerror", "offline", "connect"),
+    "offline": ("huggingface", "maxretryerror", "nameresolutionerror", "offline", "connect"),
     "ECC error of the device (NVIDIA)": ("uncorrectable", "cudaerroreccuncorrectable", "ecc"),
     "device lost (NVIDIA)": ("lost", "fallen", "determine"),
     "assertion in a kernel (NVIDIA)": ("assert", "cudaerrorassert"),

@@ -1,4 +1,4 @@
-"""Limits of a process: open files, locked memory, processes. The launcher may hand on those of the shell."""
+"""Limits of a process: open files, locked memory, processes, addresses. The launcher may hand on the shell's."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from windlass.node.sys.text import binary_size
 MIN_FILES = 1024
 GOOD_FILES = 4096
 MIN_LOCKED = 64 << 20
+MIN_ADDRESSES = 64 << 30
+"""Drivers of devices reserve address space for all memory of the node and its devices; importing torch takes 10 GiB."""
 MIN_PROCESSES = 512
 GOOD_PROCESSES = 4096
 
@@ -18,7 +20,12 @@ Limits = dict[str, int]
 
 def read_limits() -> Limits:
     """Soft limits of this process; -1 is none."""
-    names = {"files": resource.RLIMIT_NOFILE, "locked": resource.RLIMIT_MEMLOCK, "processes": resource.RLIMIT_NPROC}
+    names = {
+        "files": resource.RLIMIT_NOFILE,
+        "locked": resource.RLIMIT_MEMLOCK,
+        "processes": resource.RLIMIT_NPROC,
+        "addresses": resource.RLIMIT_AS,
+    }
     found = {}
     for name, number in names.items():
         soft, _ = resource.getrlimit(number)
@@ -39,6 +46,9 @@ def judge_limits(limits: Limits, rdma: bool) -> Finding:
         (bad if processes < MIN_PROCESSES else poor).append(text)
     if rdma and 0 <= locked < MIN_LOCKED:
         bad.append(("%s of locked memory (ulimit -l)" % binary_size(locked), "ulimit -l unlimited"))
+    addresses = limits.get("addresses", -1)
+    if 0 <= addresses < MIN_ADDRESSES:
+        bad.append(("%s of address space (ulimit -v)" % binary_size(addresses), "ulimit -v unlimited"))
     wrong = bad + poor
     if not wrong:
         return ok("ulimits", "files %s, locked memory %s, processes %s" % _texts(limits), **limits)

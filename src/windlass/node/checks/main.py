@@ -18,7 +18,7 @@ from windlass.node.checks.interfaces import check_named, check_nics, has_rdma, s
 from windlass.node.checks.leftovers import check_leftovers, processes_of
 from windlass.node.checks.limits import judge_limits, read_limits
 from windlass.node.checks.meeting import check_meeting
-from windlass.node.checks.space import check_home, check_local_space
+from windlass.node.checks.space import check_home, check_home_mount, check_local_space, check_tmpdir
 from windlass.node.sys.messages import node_writer, place_of
 
 Spec = dict[str, Any]
@@ -35,11 +35,14 @@ def node_checks(spec: Spec, node: int) -> list[tuple[str, Check]]:
         ("network-interfaces", lambda: [check_nics(spec["nics"], interfaces)]),
         ("interface-variables", lambda: [check_named(spec["interfaces"], interfaces, spec["nodes"] == 1)]),
         ("local-space", lambda: [check_local_space(spec["folders"])]),
+        ("tmpdir", lambda: [check_tmpdir(dict(os.environ))]),
         ("ulimits", lambda: [judge_limits(read_limits(), has_rdma())]),
         ("leftover-processes", lambda: [check_leftovers(processes_of(os.getuid()), spec["job"])]),
     ]
-    if node == 0:  # one node tells for all: a shared home is the same everywhere, and does not like a thousand writers
+    if node == 0:
         checks.append(("home", lambda: [check_home(dict(os.environ), os.getuid())]))
+    else:
+        checks.append(("home", lambda: [check_home_mount(dict(os.environ))]))
     if meeting:
         there, port, word = meeting["address"], meeting["port"], meeting["word"]
         checks.append(("rendezvous", lambda: check_meeting(node, spec["nodes"], there, port, word, meeting["seconds"])))

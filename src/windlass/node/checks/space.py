@@ -13,6 +13,9 @@ LOW_BYTES = 2 << 30
 FULL_BYTES = 64 << 20
 LOW_SHARE = 0.02
 LOW_FILES = 1000
+SHARED_MEMORY = "/dev/shm"
+SMALL_SHARED_BYTES = 1 << 30
+"""Containers get 64 MB unless someone asks for more, which a few batches fill."""
 
 Room = tuple[int, int, int]
 """Free bytes for a user, all bytes, free file entries (-1: the file system does not count them)."""
@@ -54,12 +57,18 @@ def judge_space(rooms: dict[str, Room | None], refused: dict[str, str]) -> Findi
             bad.append(text + (" (%s)" % refused[folder] if folder in refused else ""))
         elif 0 <= files < LOW_FILES:
             bad.append("%s has room for %d files only" % (folder, files))
+        elif folder == SHARED_MEMORY and size < SMALL_SHARED_BYTES:
+            poor.append("%s holds %s in all" % (folder, binary_size(size)))
         elif free < LOW_BYTES and free < size * 0.5:
             poor.append(text)
         else:
             good.append(text)
     if bad or poor:
         remedy = "remove what earlier jobs left there, or use another node: caches, snapshots and shared memory need it"
+        if not bad and all(text.startswith(SHARED_MEMORY) for text in poor):
+            remedy = (
+                "DataLoader workers hand batches over through it: give the container more (--shm-size 8g, --ipc host)"
+            )
         return (fail if bad else warn)("local-space", "; ".join(bad + poor), remedy)
     return ok("local-space", "; ".join(good), free_bytes=[room[0] for room in rooms.values() if room])
 
@@ -103,6 +112,31 @@ def check_home(environ: dict[str, str], uid: int) -> Finding:
         remedy = "point %s to scratch: models fill a home quickly" % ", ".join(inside)
         return warn("home", "%s has %s free" % (home, binary_size(room[0])), remedy)
     return ok("home", "%s can be written%s" % (home, ", %s free" % binary_size(room[0]) if room else ""))
+
+
+def check_home_mount(environ: dict[str, str]) -> Finding:
+    """For every node but the first: whether the home is there and mounted for writing. Writes nothing, because a
+    shared home does not like a thousand writers."""
+    home = environ.get("HOME") or ""
+    try:
+        read_only = bool(os.statvfs(home).f_flag & os.ST_RDONLY)
+    except OSError as error:
+        text = "%s cannot be used on this node: %s" % (home or "$HOME", os.strerror(error.errno or 0))
+        return warn("home", text, "set HOME to a folder that nodes have")
+    if read_only:
+        return fail("home", "%s is mounted read-only on this node" % home, "leave the node out, and tell the site")
+    return ok("home", "%s is mounted for writing" % home)
+
+
+def check_tmpdir(environ: dict[str, str]) -> Finding:
+    """The folder that TMPDIR names is there and can be written. Compilers and libraries fail without it."""
+    folder = environ.get("TMPDIR") or ""
+    if not folder:
+        return ok("tmpdir", "TMPDIR is not set, so programs use /tmp")
+    error = "it does not exist" if not os.path.isdir(folder) else _write_error(folder)
+    if error:
+        return fail("tmpdir", "TMPDIR is %s: %s" % (folder, error), "unset TMPDIR, or name a folder that nodes have")
+    return ok("tmpdir", "TMPDIR is %s" % folder)
 
 
 CACHES = ("HF_HOME", "TORCH_HOME", "XDG_CACHE_HOME")
