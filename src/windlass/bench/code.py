@@ -6,7 +6,6 @@ need nothing but the standard library, and torch for what measures torch.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import windlass
@@ -39,6 +38,13 @@ leave(run_program(sys.argv[1], json.loads(sys.argv[2])))
 """
 
 
+def _copy_package(source: Path, target: Path) -> None:
+    for file in sorted(source.rglob("*.py")):
+        copy = target / file.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(copy, read_bytes(file, follow=True))
+
+
 def put_code(folder: Path) -> Path:
     """Copy the ranks' modules to `folder`/code; returns the script to run."""
     code = folder / "code"
@@ -48,8 +54,7 @@ def put_code(folder: Path) -> Path:
             target.parent.mkdir(parents=True, exist_ok=True)
             replace_file(target, read_bytes(_PACKAGE / name, follow=True))
         for name in _PROGRAMS:
-            unwanted = shutil.ignore_patterns("__pycache__", "*.pyc")
-            shutil.copytree(_PACKAGE / "bench" / name, code / "windlass" / "bench" / name, ignore=unwanted)
+            _copy_package(_PACKAGE / "bench" / name, code / "windlass" / "bench" / name)
         script = code / "rank.py"
         replace_file(script, _SCRIPT.encode())
     except OSError as error:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from windlass.node.sys.mounts import mount_of, mounts
+from windlass.node.sys.reading import open_plain
 from windlass.plan.inputs import EnvironmentPlace
 
 _DEADLINE_S = 0.08
@@ -65,7 +66,7 @@ def _look(prefix: Path, seen: _Seen) -> None:
             path.stat()
             seen.stats_s.append(time.monotonic() - began)
             began = time.monotonic()
-            with path.open("rb", buffering=0) as stream:
+            with open_plain(path, follow=True) as stream:
                 stream.read(1)
             seen.opens_s.append(time.monotonic() - began)
     except OSError:

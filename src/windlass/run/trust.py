@@ -267,7 +267,7 @@ def _secret(state_dir: Path, *, create: bool = False) -> bytes | None:
         replace_file(fresh, secrets.token_bytes(_SECRET_BYTES))
         with contextlib.suppress(FileExistsError):
             if found is not None or path.exists():  # damaged, or others could read it
-                fresh.replace(path)
+                fresh.rename(path)
             else:
                 path.hardlink_to(fresh)  # of two processes, one makes the secret
     except OSError:

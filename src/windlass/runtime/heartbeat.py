@@ -16,7 +16,9 @@ class Heartbeat:
         self._handle: int | None = None
         if path:
             try:
-                self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+                self._handle = os.open(
+                    path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_TRUNC | os.O_CLOEXEC, 0o600
+                )
                 self.next_s = 0.0
             except OSError:
                 return  # the watcher then falls back to output and exit codes

@@ -20,6 +20,8 @@ from pathlib import Path
 
 from windlass.errors import MachineError
 from windlass.node.sys import identity
+from windlass.node.sys.atomic import replace_file
+from windlass.node.sys.reading import read_object
 from windlass.runtime import codes
 from windlass.runtime.store import disk_error, new_token
 
@@ -139,7 +141,7 @@ def acquire(
     claim = folder / f".claim-{me.token}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        claim.write_text(json.dumps(asdict(me)), encoding="utf-8")
+        replace_file(claim, json.dumps(asdict(me)).encode(), 0o644)
     except OSError as error:
         raise disk_error(error, folder, "write snapshots in") from error
     try:
@@ -152,7 +154,7 @@ def acquire(
 def read_holder(folder: Path) -> Holder | None:
     """Who holds the folder, or None. A file that is not one of ours counts as none."""
     try:
-        return Holder(**json.loads((folder / HOLDER).read_text(encoding="utf-8")))
+        return Holder(**read_object(folder / HOLDER))
     except (FileNotFoundError, ValueError, TypeError):
         return None
 

@@ -7,12 +7,12 @@ started by windlass has no run folder, and writes none.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from windlass.node.sys.atomic import open_append
 from windlass.runtime import codes
 
 FILE = "snapshots.tsv"
@@ -26,7 +26,7 @@ def note(environ: Mapping[str, str], what: What, step: int, folder: Path) -> Non
         return
     line = f"{time.time():.3f}\t{what}\t{step}\t{folder.absolute()}\n"
     try:
-        with open(os.path.join(run_dir, FILE), "ab", 0) as file:  # noqa: PTH118,PTH123  one write: lines stay whole
+        with open_append(f"{run_dir}/{FILE}") as file:  # one write at the end: lines stay whole
             file.write(line.encode("utf-8", "surrogateescape"))
     except OSError:
         return

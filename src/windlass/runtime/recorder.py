@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
 
+from windlass.node.sys.atomic import replace_file
+
 PIPE_SUFFIX = ".flight"
 OTHER_SUFFIX = "-other"
 """Of the record of other backends where the build of torch has NCCL's too."""
@@ -80,9 +82,7 @@ def _dump_when_asked(handle: int, target: Path) -> None:
 def _write_dump(target: Path, dump: Callable[[], bytes]) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f".{target.name}")
-        partial.write_bytes(dump())
-        partial.rename(target)
+        replace_file(target, dump())
     except (OSError, RuntimeError):
         return  # evidence is a help, not a condition
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass.errors import MachineError, VersionError, WindlassError
+from windlass.node.sys.reading import UnreadableError, open_plain, read_text
 
 FORMAT = 1
 MANIFEST = "MANIFEST.json"
@@ -146,8 +147,8 @@ def _natural(value: Any) -> int:
 def read_manifest(snapshot: Path) -> Manifest:
     """The manifest of a committed snapshot."""
     try:
-        text = (snapshot / MANIFEST).read_text(encoding="utf-8")
-    except (FileNotFoundError, UnicodeDecodeError) as error:
+        text = read_text(snapshot / MANIFEST, 1 << 30)
+    except (FileNotFoundError, UnreadableError) as error:
         raise CorruptError(f"{snapshot}: {MANIFEST} cannot be read: {error}") from None
     except OSError as error:
         raise disk_error(error, snapshot / MANIFEST, "read") from error
@@ -177,7 +178,7 @@ def check_file(path: Path, entry: FileEntry) -> str | None:
 def file_digest(path: Path) -> str:
     """SHA-256 of a file, in hex."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         while block := file.read(_CHUNK):
             digest.update(block)
     return digest.hexdigest()

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from windlass.errors import MachineError, WindlassError
 from windlass.node.sys.folders import UntrustedError, open_own, private_folder
+from windlass.node.sys.reading import read_object
 from windlass.runtime import store
 from windlass.runtime.peers import Peers, on_main
 from windlass.runtime.store import CorruptError, FileEntry, Manifest
@@ -141,7 +142,7 @@ def folder_identity(folder: Path) -> str:
     """A name for this very folder: one that was removed and made again is another, and old local parts stay out."""
     path = folder / IDENTITY
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))["id"]
+        found = read_object(path)["id"]
         if not re.fullmatch("[0-9a-f]{8,64}", found):  # it becomes part of a path
             raise ValueError(found)
         return str(found)

@@ -28,6 +28,7 @@ from windlass.base.procs.own import own_argv
 from windlass.bench.start.shared import ClientSettings, Counters, Limits, settings_text
 from windlass.errors import DeadlineError, MachineError
 from windlass.node.cache.config import state_folder
+from windlass.node.sys.atomic import replace_file
 from windlass.node.sys.messages import MessageReader
 
 _UP_S = 600.0
@@ -156,7 +157,7 @@ def hosted(
     )
     bundle = run / f"{run_id}.pyz"
     bundle.touch(0o600)
-    bundle.write_bytes(agent_bytes(manifest, os.urandom(32)))
+    replace_file(bundle, agent_bytes(manifest, os.urandom(32)))
     agents: list[Process] = []
     began = time.monotonic()
     try:

@@ -24,6 +24,7 @@ from pathlib import Path
 from windlass.node.cache.fuse import negotiate, statfs_reply
 from windlass.node.cache.listing import folder_attr, pack_attr
 from windlass.node.cache.mounting import mount, unmount
+from windlass.node.sys.atomic import create_file
 
 _LOOKUP, _FORGET, _GETATTR, _READLINK, _OPEN, _READ, _STATFS, _RELEASE = 1, 2, 3, 5, 14, 15, 17, 18
 _INIT, _OPENDIR, _READDIR, _RELEASEDIR, _INTERRUPT, _BATCH_FORGET = 26, 27, 28, 29, 36, 42
@@ -73,8 +74,8 @@ class Counters:
     """Calls and bytes of one client, in a file that the measuring process reads while it counts."""
 
     def __init__(self, path: str) -> None:
-        with contextlib.suppress(FileExistsError), Path(path).open("xb") as stream:
-            stream.write(_SLOT.pack(0, 0, 0))
+        with contextlib.suppress(FileExistsError):
+            create_file(path, _SLOT.pack(0, 0, 0))
         with Path(path).open("r+b") as stream:
             self._map = mmap.mmap(stream.fileno(), _SLOT.size)
         self._lock = threading.Lock()
@@ -96,7 +97,7 @@ class Pace:
 
     def __init__(self, path: str, limits: Limits) -> None:
         self._limits = limits
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         if os.fstat(self._fd).st_size < _TIMES.size:
             os.pwrite(self._fd, _TIMES.pack(0.0, 0.0), 0)
         self._lock = threading.Lock()

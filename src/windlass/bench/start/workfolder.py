@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from windlass.node.sys.folders import new_folder
 from windlass.node.sys.locks import is_locked, take_lock
 
 _PREFIX = "windlass-bench."
@@ -21,10 +21,10 @@ _LOCK = ".lock"
 @contextlib.contextmanager
 def work_folder(wanted: str | None) -> Iterator[Path]:
     """A new folder below `wanted`, or where temporary files go. It is ours as long as we hold its lock."""
-    above = Path(wanted) if wanted is not None else Path(tempfile.gettempdir())
-    above.mkdir(parents=True, exist_ok=True)
-    sweep_folders(above)
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=above))
+    if wanted is not None:
+        Path(wanted).mkdir(parents=True, exist_ok=True)
+    folder = new_folder(_PREFIX, wanted)
+    sweep_folders(folder.parent)
     lock = take_lock(folder / _LOCK)
     try:
         yield folder

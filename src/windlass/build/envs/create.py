@@ -92,7 +92,7 @@ def create_env(plan: EnvPlan, environ: Mapping[str, str], tell: Callable[[str], 
             replace_file(partial / RECORD, to_json(plan), 0o644)
             _name(opened, work, final)
         with contextlib.suppress(OSError):
-            log.replace(final / LOG)
+            log.rename(final / LOG)
             log = final / LOG
     except OSError as error:
         raise MachineError(f"cannot make {final}: {error.strerror}", hint=hint_for(error, final.parent)) from error

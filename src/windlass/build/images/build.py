@@ -11,12 +11,14 @@ import os
 import re
 import shutil
 import signal
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
+from windlass.node.sys.reading import MAX_BYTES, open_plain, read_text
+from windlass.node.sys.folders import temporary_folder
+from windlass.node.sys.atomic import copy_file, open_append
 from windlass.errors import CommandError, MachineError, UsageError
 from windlass.build.images.host_variant import host_variant_files
 from windlass.build.images.recipe import Recipe, sbom
@@ -51,7 +53,7 @@ class Built(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def entry_script() -> str:
-    return _ENTRY.read_text(encoding="utf-8")
+    return read_text(_ENTRY, follow=True)
 
 
 def choose_builder(wanted: str | None, environ: Mapping[str, str]) -> tuple[str, str]:
@@ -99,7 +101,7 @@ def build_image(
         raise MachineError(
             "--sif: no apptainer and no singularity on this machine", hint="leave --sif out, convert later"
         )
-    with tempfile.TemporaryDirectory(prefix="windlass-build-") as folder:
+    with temporary_folder("windlass-build-") as folder:
         context = Path(folder) / "context"
         write_context(recipe, context)
         job = _Job(name, program, environ, log, options)
@@ -149,8 +151,8 @@ class _Job:
         watched and one that was interrupted has left what it said."""
         argv = (program or self.program, *words)
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("a", errors="surrogateescape") as stream:
-            stream.write(f"$ {' '.join(argv)}\n")
+        with open_append(self.log) as stream:
+            stream.write(f"$ {' '.join(argv)}\n".encode("utf-8", "surrogateescape"))
         said_from = self.log.stat().st_size
         into_log = ("/bin/sh", "-c", 'exec "$@" >>"$0" 2>&1', str(self.log), *argv)
         done = run_command(
@@ -162,9 +164,9 @@ class _Job:
             cwd=str(cwd) if cwd else None,
         )
         if done.code != 0:
-            with self.log.open(errors="replace") as stream:
-                stream.seek(said_from)
-                said = stream.read().strip() or "no message"
+            with open_plain(self.log) as stream:
+                stream.seek(max(said_from, self.log.stat().st_size - MAX_BYTES))
+                said = stream.read(MAX_BYTES).decode(errors="replace").strip() or "no message"
             headline, lines = _what_failed(said)
             raise CommandError(
                 f"the build failed: {headline}",
@@ -188,7 +190,7 @@ def _variant(job: _Job, base: str, context: Path, files: dict[str, Path], tag: s
     """The image with the host's libraries inside, from the one that was just built."""
     (context / "libs").mkdir(parents=True)
     for name, source in files.items():
-        shutil.copyfile(source, context / "libs" / name)
+        copy_file(source.resolve(), context / "libs" / name, 0o644)
     lines = [
         f"FROM {base}",
         "# The host's network libraries, in front of the image's own.",
@@ -198,7 +200,7 @@ def _variant(job: _Job, base: str, context: Path, files: dict[str, Path], tag: s
         f"RUN {_FITS}",
         'LABEL windlass.host-libs="' + ",".join(sorted(files)) + '"',
     ]
-    (context / "Containerfile").write_text("\n".join(lines) + "\n")
+    replace_file(context / "Containerfile", ("\n".join(lines) + "\n").encode(), 0o644)
     partial = f"{base}-ss"
     try:
         job.build(partial, context)
@@ -230,11 +232,8 @@ def _build_sif(job: _Job, recipe: Recipe, context: Path, sif: str) -> Built:
 
 def _apptainer_build(job: _Job, program: str, source: str, sif: str, cwd: Path | None = None) -> str:
     final = Path(sif).absolute()
-    partial = final.with_name(f".{final.name}.{os.getpid()}")
-    words = ("build", "--force", *job.options, str(partial), source)
-    try:
+    with temporary_folder(f".{final.name}.", final.parent) as work:
+        words = ("build", "--force", *job.options, str(work / final.name), source)
         job.run(*words, program=program, timeout_s=_BUILD_S, cwd=cwd)  # files of a definition are named from there
-        partial.replace(final)
-    finally:
-        partial.unlink(missing_ok=True)
+        (work / final.name).rename(final)
     return str(final)

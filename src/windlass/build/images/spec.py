@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from windlass.node.sys.reading import read_text
 from windlass.errors import ConfigError, UsageError, nearest
 from windlass.sites.lines import line_index, line_of
 from windlass.sites.shape import misfits
@@ -175,7 +176,7 @@ def _refuse_strange(spec: ImageSpec, file: str, line: Callable[..., int]) -> Non
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path, follow=True)
     except (OSError, UnicodeDecodeError) as error:
         said = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise UsageError(

@@ -12,11 +12,12 @@ import os
 import re
 import shutil
 import tarfile
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
+from windlass.node.sys.folders import temporary_folder
+from windlass.node.sys.atomic import replace_file, replacing
 from windlass.errors import CommandError, MachineError, UsageError
 from windlass.build.images.facts import config_environment, directory_environment
 from windlass.node.libs.closure import Root
@@ -70,7 +71,7 @@ def open_image(image: str, environ: Mapping[str, str]) -> Iterator[OpenImage]:
         _refuse_strange_folder(path)
         yield OpenImage(str(path.resolve()), "directory", directory_environment(Root(str(path.resolve()))))
         return
-    with tempfile.TemporaryDirectory(prefix="windlass-image-", ignore_cleanup_errors=True) as folder:
+    with temporary_folder("windlass-image-") as folder:
         try:
             yield _unpacked(path, Path(folder) / "root", environ)
         finally:
@@ -131,7 +132,7 @@ def _unsquash(path: Path, target: Path, offset: int, environ: Mapping[str, str])
         listed = run_command((program, *at, "-lln", str(path)), timeout_s=_TIMEOUT_S)
         chosen, left_out = _chosen(list(_parsed(listed.stdout)))
         listing = target.parent / "wanted"
-        listing.write_text("".join(f"{_escaped(name)}\n" for name in chosen), errors="surrogateescape")
+        replace_file(listing, "".join(f"{_escaped(name)}\n" for name in chosen).encode("utf-8", "surrogateescape"))
         argv = (program, *at, "-q", "-n", "-no-xattrs", "-d", str(target), "-ef", str(listing), str(path))
         run_command(argv, timeout_s=_TIMEOUT_S)
         return left_out
@@ -144,7 +145,7 @@ def _unsquash(path: Path, target: Path, offset: int, environ: Mapping[str, str])
 
 def _refuse_truncated(path: Path, offset: int) -> None:
     """The file system says how long it is; unsquashfs notices a missing end only where it reads there."""
-    with path.open("rb") as stream:
+    with open_plain(path, follow=True) as stream:
         stream.seek(offset)
         head = stream.read(48)
     size = path.stat().st_size
@@ -264,7 +265,7 @@ def _put(layer: tarfile.TarFile, member: tarfile.TarInfo, target: Path, name: st
     else:
         stream = layer.extractfile(member)
         if stream is not None:
-            with place.open("wb") as out:
+            with replacing(place) as out:
                 shutil.copyfileobj(stream, out)
 
 

@@ -51,7 +51,8 @@ def loaded_libraries() -> list[str]:
     """Collective and network libraries that are mapped into this process."""
     wanted = re.compile(r"lib(nccl|rccl|ccl|fabric|cxi|mpi|ucp|nccl-net|rccl-net|gloo)[^/]*\.so")
     try:
-        lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+        with open("/proc/self/maps", errors="replace") as file:
+            lines = file.read().splitlines()
     except OSError:
         return []
     return sorted({line.split()[-1] for line in lines if wanted.search(line)})

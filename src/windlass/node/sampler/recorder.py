@@ -142,7 +142,7 @@ class Recorder:
 
     def _begin(self) -> bool:
         assert self.path is not None
-        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -178,7 +178,7 @@ class Recorder:
         with open(self.path, "rb") as old:
             lines = fold_lines(old.read().splitlines())
         partial = "%s.%d" % (self.path, self._pid)
-        file = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        file = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         data = b"".join(_line_bytes(line) for line in lines)
         while data:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -168,11 +169,19 @@ def _is_foreign(status: os.stat_result) -> bool:
 
 @contextlib.contextmanager
 def temporary_folder(prefix: str, above: str | os.PathLike[str] | None = None) -> Iterator[Path]:
-    """A new folder of ours with a random name that only we can enter, removed at the end."""
+    """A folder of `new_folder`, removed at the end."""
+    folder = new_folder(prefix, above)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def new_folder(prefix: str, above: str | os.PathLike[str] | None = None) -> Path:
+    """A new folder of ours with a random name that only we can enter, below `above` or where temporary files go."""
     import tempfile  # here: it is slow to import, and only programs that build something need it
 
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=above) as name:
-        yield Path(name)
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=above))
 
 
 def exposure(path: str | os.PathLike[str]) -> str | None:

@@ -81,8 +81,8 @@ def _keep(made: Path, path: Path) -> TraceSummary:
     if not found.files and not found.directories:
         raise MachineError("the command read nothing below --root", hint="start the environment's own bin/python")
     with contextlib.suppress(FileNotFoundError):  # no room for one
-        Path(pack_path(str(made))).replace(pack_path(str(path)))
-    made.replace(path)
+        Path(pack_path(str(made))).rename(pack_path(str(path)))
+    made.rename(path)
     return summary_of(path)
 
 
