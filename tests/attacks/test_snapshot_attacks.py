@@ -12,6 +12,7 @@ import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,9 @@ from requirements import require_torch
 from windlass.errors import WindlassError
 from windlass.node.sys.folders import UntrustedError, open_own, private_folder
 from windlass.runtime import store
+from windlass.runtime.loader import _empty_bytes
 from windlass.runtime.peers import Peers
+from windlass.runtime.reader import make_reader
 from windlass.runtime.store import CorruptError, FileEntry, Manifest
 from windlass.runtime.tier import FastTier, folder_identity
 from windlass.runtime.unpickle import ForeignCodeError, load_plain
@@ -288,3 +291,135 @@ def test_changed_manifests_end_in_a_sentence(tmp_path: Path) -> None:
             assert store.check_snapshot(path).files in ((), *[store.read_manifest(path).files])
         except WindlassError:
             continue
+
+
+def forged(shape: Any, kind: Any, raw: Any, code: str = "f8") -> bytes:
+    """A pickle of an array with a description of the attacker's choice."""
+
+    class Array:
+        def __reduce__(self) -> tuple[Any, ...]:
+            import numpy
+
+            return numpy.array(0).__reduce__()[0], (numpy.ndarray, (0,), b"b"), (1, shape, kind, False, raw)
+
+    class Kind:
+        def __reduce__(self) -> tuple[Any, ...]:
+            import numpy
+
+            return numpy.dtype, (code, False, True), (3, "<", None, None, None, -1, -1, 0)
+
+    kind = Kind() if kind is None else kind
+    return pickle.dumps(Array())
+
+
+def test_forged_arrays_are_refused_before_numpy_sees_them() -> None:
+    """numpy trusts the description of an array in a pickle: forged ones read and write memory at will."""
+    require_torch()
+    import numpy
+
+    hostile = [
+        forged((1 << 40,), None, b"\0" * 8),
+        forged((-1,), None, b"\0" * 8),
+        forged((1,), None, b"\0" * 8, code="O"),
+        forged((1,), None, [1, 2, 3]),
+        forged((1,), None, b"\0" * 8, code="V8"),
+        forged((1,), None, b"\0" * 8, code="(2,)O"),
+        forged([1], None, b"\0" * 8),
+        forged((1,), numpy.dtype([("a", "O")]), b"\0" * 8),
+        pickle.dumps({"x": numpy.array([object()], dtype=object)}),
+        pickle.dumps(numpy.array(["2020-01-01"], dtype="M8[D]")),
+        pickle.dumps(numpy.dtype("f8")),
+        b"cnumpy\nndarray\n(I1000000000000\ntR.",
+    ]
+    for data in hostile:
+        with pytest.raises((ForeignCodeError, pickle.UnpicklingError, TypeError)):
+            load_plain(data)
+    good = {
+        "a": numpy.arange(6, dtype="f4").reshape(2, 3),
+        "b": numpy.asfortranarray(numpy.ones((2, 2))),
+        "c": numpy.array(["ab", "c"]),
+        "d": numpy.float64(1.5),
+        "e": numpy.array([1], dtype=">i4"),
+        "f": numpy.random.RandomState(1).get_state(),
+        "g": numpy.array([], dtype=bool),
+    }
+    for data in (pickle.dumps(good), pickle.dumps(load_plain(pickle.dumps(good)))):
+        found = load_plain(data)
+        for name, value in good.items():
+            if name != "f":
+                assert (
+                    numpy.array_equal(found[name], value)
+                    and found[name].dtype == pickle.loads(pickle.dumps(value)).dtype
+                ), name
+        numpy.random.RandomState(2).set_state(found["f"])
+    record("forged arrays in a stranger's snapshot", expected="refused", seen="refused", arrays=len(hostile))
+
+
+@pytest.mark.parametrize("name", ["set", "frozenset", "bytearray", "deque", "Counter", "Size"])
+def test_a_small_pickle_cannot_ask_for_much_memory(name: str) -> None:
+    require_torch()
+    module = {"deque": "collections", "Counter": "collections", "Size": "torch"}.get(name, "builtins")
+    head = f"c{module}\n{name}\n".encode()
+    endless = head + b"(cbuiltins\nrange\n(I1000000000000\ntRtR."
+    with pytest.raises(ForeignCodeError, match=r"range\(0, 1000000000000\)"):
+        load_plain(endless)
+    if name == "bytearray":
+        with pytest.raises(ForeignCodeError, match="of 1000000000000"):
+            load_plain(head + b"(I1000000000000\ntR.")
+    kept = (
+        b"B" + (1 << 20).to_bytes(4, "little") + bytes(1 << 20)
+        if name == "bytearray"
+        else b"(" + b"K\x01" * (1 << 20) + b"l"
+    )
+    copies = (head + b"(h\x01tR") * 2000
+    many = b"\x80\x02" + kept + b"q\x010(" + copies + b"t."
+    with pytest.raises(ForeignCodeError, match="far more memory than the file"):
+        load_plain(many)
+    record(f"a pickle of many copies ({name})", expected="refused", seen="refused")
+
+
+def test_plain_containers_still_come_out_of_a_foreign_pickle() -> None:
+    require_torch()
+    import collections
+
+    import torch
+
+    values = {
+        "set": {1, 2},
+        "frozen": frozenset({3}),
+        "deque": collections.deque([1, 2], maxlen=5),
+        "ordered": collections.OrderedDict(a=1),
+        "default": collections.defaultdict(set, {1: {2}}),
+        "counter": collections.Counter("aab"),
+        "bytes": bytearray(b"x"),
+        "size": torch.Size((2, 3)),
+        "range": range(10**15),
+    }
+    for protocol in (4, 5):
+        found = load_plain(pickle.dumps(values, protocol))
+        assert found == values and found["default"].default_factory is set
+
+
+def test_files_of_terabytes_in_a_strangers_snapshot_are_refused(tmp_path: Path) -> None:
+    """Sparse files cost nothing to make. Reading one as an index, a manifest or a value must not fill the memory."""
+    require_stranger()
+    train(tmp_path)
+    newest = store.list_snapshots(tmp_path)[0].path
+    files = {p.name: p.read_bytes() for p in newest.iterdir() if p.name != store.MANIFEST}
+    huge = plant(tmp_path, 99, {**files, "hole": b""}, notes={"optimizer": "tensors"})
+    manifest = store.read_manifest(huge)
+    entry = next(entry for entry in manifest.files if entry.name == "hole")
+    os.truncate(huge / "hole", 4 << 40)
+    os.chown(huge / "hole", UID, UID)
+    wrong = store.check_file(huge / "hole", dataclasses.replace(entry, size_bytes=4 << 40))
+    assert wrong is not None and "bytes of holes" in wrong
+    os.truncate(huge / ".metadata", 4 << 40)
+    reader = make_reader(huge)
+    with pytest.raises(CorruptError, match="its index has"):
+        reader.read_metadata()
+    os.truncate(huge / store.MANIFEST, 4 << 40)
+    with pytest.raises(CorruptError, match="larger than"):
+        store.read_manifest(huge)
+    with pytest.raises(CorruptError, match="one rank's values take"):
+        _empty_bytes(SimpleNamespace(size=(4 << 40,)), huge, own=False)
+    record("files of 4 TiB in a snapshot", expected="refused", seen="refused", files=4)

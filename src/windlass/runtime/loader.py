@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,8 @@ from windlass.runtime.state import (
 )
 from windlass.runtime.store import CorruptError, Found, Manifest
 from windlass.runtime.tier import FastTier
+
+_MAX_FOREIGN_VALUES = 4 << 30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +123,7 @@ def _load(candidate: Found, manifest: Manifest, parts: Parts, peers: Peers) -> L
             raise failed
     wanted = loadable(target, stored)
     own = rank_key(peers.rank) if rank_key(peers.rank) in stored else rank_key(0)
-    wanted[own] = _empty_bytes(stored[own])
+    wanted[own] = _empty_bytes(stored[own], candidate.path, own=reader.fs.all_own)
     try:
         dcp.load(
             wanted,
@@ -171,7 +174,10 @@ def _metadata(reader: Any, where: Path) -> dict[str, Any]:
     return stored
 
 
-def _empty_bytes(meta: Any) -> Any:
+def _empty_bytes(meta: Any, where: Path, *, own: bool) -> Any:
     import torch
 
+    size = math.prod(meta.size)
+    if size < 0 or (size > _MAX_FOREIGN_VALUES and not own):
+        raise CorruptError(f"{where} could have been written by another user: one rank's values take {size} bytes")
     return torch.empty(tuple(meta.size), dtype=torch.uint8)

@@ -22,6 +22,7 @@ from windlass.runtime.tensor_file import HEAD_BYTES, data_offset
 from windlass.runtime.unpickle import ForeignCodeError, foreign, load_plain
 
 _MAX_THREADS = 12
+_MAX_INDEX = 2 << 30
 _READ_BYTES = 1 << 30
 """Linux reads less than 2 GiB in one call."""
 
@@ -57,7 +58,10 @@ def make_reader(snapshot: Path) -> Any:
             from torch.distributed.checkpoint.metadata import StorageMeta
 
             with self.fs.create_stream(snapshot / ".metadata", "rb") as stream:
-                metadata = self.unpickle(stream.read())
+                size = os.fstat(stream.fileno()).st_size
+                if size > _MAX_INDEX:
+                    raise CorruptError(f"{snapshot}: its index has {size} bytes, more than {_MAX_INDEX}")
+                metadata = self.unpickle(stream.read(size))
             if getattr(metadata, "storage_meta", None) is None and hasattr(metadata, "storage_meta"):
                 metadata.storage_meta = StorageMeta()
             self._dtypes = {

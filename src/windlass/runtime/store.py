@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass.errors import MachineError, VersionError, WindlassError
+from windlass.node.sys.folders import is_own
 from windlass.node.sys.reading import UnreadableError, open_plain, read_text
 
 FORMAT = 1
@@ -35,6 +36,8 @@ _BAD = re.compile(r"bad-(\d{9,})-[0-9a-f]+$")
 _GOING = re.compile(r"\.going-\d{9,}-[0-9a-f]+$")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 _CHUNK = 1 << 20
+_MAX_MANIFEST = 256 << 20
+_SPARSE_BYTES = 1 << 30
 
 
 class CorruptError(WindlassError):
@@ -147,7 +150,7 @@ def _natural(value: Any) -> int:
 def read_manifest(snapshot: Path) -> Manifest:
     """The manifest of a committed snapshot."""
     try:
-        text = read_text(snapshot / MANIFEST, 1 << 30)
+        text = read_text(snapshot / MANIFEST, _MAX_MANIFEST)
     except (FileNotFoundError, UnreadableError) as error:
         raise CorruptError(f"{snapshot}: {MANIFEST} cannot be read: {error}") from None
     except OSError as error:
@@ -162,6 +165,8 @@ def check_file(path: Path, entry: FileEntry) -> str | None:
         if not stat.S_ISREG(status.st_mode):  # a link leads out of the snapshot, a pipe never ends
             return f"{entry.name} is not a plain file"
         size = status.st_size
+        if not is_own(status) and size > _SPARSE_BYTES and status.st_blocks * 512 < size // 100:
+            return f"{entry.name} is another user's file with {size} bytes of holes"
         if size != entry.size_bytes:
             return f"{entry.name} has {size} bytes, not {entry.size_bytes}"
         if file_digest(path) != entry.sha256:
