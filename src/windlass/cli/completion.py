@@ -19,8 +19,11 @@ from windlass.run.supervise.runs import find_runs
 from windlass.sites.catalog import site_names
 
 _BASH = r"""_windlass() {
-    local IFS=$'\n'
-    COMPREPLY=($(windlass completion words -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
+    local word
+    COMPREPLY=()
+    while IFS= read -r word; do
+        COMPREPLY+=("$(printf %q "$word")")
+    done < <(windlass completion words -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
 }
 complete -o default -F _windlass windlass
 """
@@ -103,4 +106,4 @@ def _name(folder: RunFolder) -> str:
 
 
 def _beginning(start: str, names: Iterable[str]) -> list[str]:
-    return [name for name in names if name.startswith(start)]
+    return [name for name in names if name.startswith(start) and name.isprintable()]

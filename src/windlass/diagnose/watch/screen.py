@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from windlass.base.notation.counts import counted, local_time
 from windlass.base.notation.sizes import size_text
+from windlass.base.notation.terminal import for_terminal
 from windlass.diagnose.watch.job import Job, RankRow
 from windlass.diagnose.watch.rules import ms_text
 from windlass.model.finding import SERIOUS, Finding, Severity
@@ -23,7 +24,7 @@ def screen_text(
 ) -> str:
     """Lines of at most `width` columns, at most `height` of them where that is given."""
     width = max(_MIN_WIDTH, width)
-    lines = [_head(job, width), *_banner(findings, width, colour), ""]
+    lines = [_head(job, width), *_banner(findings, width), ""]
     lines += [line[:width] for line in _table(job, width)]
     room = _MAX_ROWS if height is None else height - len(lines)
     lines += [line[:width] for line in _ranks(job, room - len(_idle(job)) - 3)]
@@ -33,7 +34,12 @@ def screen_text(
         lines += ["", *(_cut(f"{finding.severity}: {finding.text()}", width) for finding in rest)]
     if height is not None:
         lines = lines[: max(3, height)]
-    return "\n".join(line.rstrip() for line in lines) + "\n"
+    shown = [for_terminal(line.rstrip()) for line in lines]  # names and texts of the run may hold codes for a terminal
+    if findings and colour:
+        word = findings[0].severity.upper()
+        tag = f"\x1b[{_COLOURS[findings[0].severity]}m {word} \x1b[0m"
+        shown[1] = shown[1].replace(f"[{word}]", tag, 1)
+    return "\n".join(shown) + "\n"
 
 
 def _head(job: Job, width: int) -> str:
@@ -48,14 +54,13 @@ def _head(job: Job, width: int) -> str:
     return left + clock.rjust(width - len(left))
 
 
-def _banner(findings: Sequence[Finding], width: int, colour: bool) -> list[str]:
+def _banner(findings: Sequence[Finding], width: int) -> list[str]:
     """What is worst, what to do, and what comes next."""
     if not findings:
         return []
     first = findings[0]
     word = first.severity.upper()
-    tag = f"\x1b[{_COLOURS[first.severity]}m {word} \x1b[0m" if colour else f"[{word}]"
-    lines = [f"{tag} {_cut(first.text(), width - len(word) - 3)}"]
+    lines = [f"[{word}] {_cut(first.text(), width - len(word) - 3)}"]
     lines += [f"   {line}" for line in _wrapped(f"-> {first.advice}", width - 3, 2)] if first.advice else []
     if _has_second(findings):
         lines.append(_cut(f"   also: {findings[1].text()}", width))

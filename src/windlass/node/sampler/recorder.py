@@ -204,14 +204,14 @@ def _once(line: dict[str, Any]) -> Callable[[], dict[str, Any] | None]:
 
 def parse_lines(raw: list[bytes]) -> tuple[list[dict[str, Any]], int]:
     """The lines of a record, and how many could not be read."""
-    import json
+    from windlass.node.sys.reading import loads
 
     lines, torn = [], 0
     for text in raw:
         if not text.strip():
             continue
         try:
-            line = json.loads(text)
+            line = loads(text)
         except ValueError:
             line = None
         if isinstance(line, dict):

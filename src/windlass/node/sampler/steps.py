@@ -12,6 +12,8 @@ from windlass.node.sampler.recorder import QUANTILES, parse_lines
 from windlass.node.sys.reading import MAX_BYTES, open_plain
 
 RECENT = 32
+_MAX_NUMBER = 1 << 53
+_MAX_NOTES = 100
 _BINS = 1.05
 """Steps are counted in bins of 5 per cent, for quantiles of all of them."""
 
@@ -72,44 +74,51 @@ class RankSteps:
             elif key == "folded":
                 self._take_block(value)
             elif key == "ddp":
-                self.ddp = value
+                self.ddp = {
+                    name: _number(amount) for name, amount in value.items() if name in ("comm_us", "overlap_us")
+                }
             elif key == "memory":
-                self.alloc_retries = int(value["alloc_retries"])
-            elif key == "note" and value not in self.notes:
+                self.alloc_retries = int(_number(value["alloc_retries"]))
+            elif key == "note" and value not in self.notes and len(self.notes) < _MAX_NOTES:
                 self.notes.append(str(value)[:300])
             elif key == "end":
                 self.ended = True
-        except (KeyError, TypeError, ValueError):
+        except (AttributeError, LookupError, TypeError, ValueError):
             self.torn += 1
 
     def _take_steps(self, batch: dict[str, Any]) -> None:
-        waits = batch.get("wait_us")
-        for offset, us in enumerate(batch["us"]):
-            if batch["first"] + offset < self._seen:
+        waits, first, end = batch.get("wait_us"), _number(batch["first"]), _number(batch["end"])
+        for offset, took in enumerate(batch["us"]):
+            if first + offset < self._seen:
                 continue
-            self._seen = batch["first"] + offset + 1
-            self.steps += 1
             wait = waits[offset] if waits is not None else None
+            wait = None if wait is None else _number(wait)
+            us = None if took is None else _number(took)
+            self._seen = first + offset + 1
+            self.steps += 1
             if us is not None:
                 self._count(us)
                 self._recent.append((us, wait))
                 if wait is not None:
                     self._wait_us = (self._wait_us or 0) + wait
-        self.last_at = max(self.last_at or 0.0, float(batch["end"]))
+        self.last_at = max(self.last_at or 0.0, float(end))
 
     def _take_block(self, block: dict[str, Any]) -> None:
-        if block["first"] + block["count"] <= self._seen:
+        first, count, timed, sum_us, end, wait = (
+            _number(block.get(name, 0)) for name in ("first", "count", "timed", "sum_us", "end", "wait_sum_us")
+        )
+        bins = [_bin(_number(us)) for us in block["us"][1:]]
+        if first + count <= self._seen:
             return
-        self._seen = block["first"] + block["count"]
-        self.steps += block["count"]
-        self._timed += block["timed"]
-        self._sum_us += block["sum_us"]
-        for low, high, us in zip(QUANTILES, QUANTILES[1:], block["us"][1:]):
-            at = _bin(us)
-            self._bins[at] = self._bins.get(at, 0) + max(1, int((high - low) * block["timed"]))
+        self._seen = first + count
+        self.steps += count
+        self._timed += timed
+        self._sum_us += sum_us
+        for low, high, at in zip(QUANTILES, QUANTILES[1:], bins):
+            self._bins[at] = self._bins.get(at, 0) + max(1, int((high - low) * timed))
         if "wait_sum_us" in block:
-            self._wait_us = (self._wait_us or 0) + block["wait_sum_us"]
-        self.last_at = max(self.last_at or 0.0, float(block["end"]))
+            self._wait_us = (self._wait_us or 0) + wait
+        self.last_at = max(self.last_at or 0.0, float(end))
 
     def _count(self, us: int) -> None:
         self._timed += 1
@@ -155,6 +164,13 @@ class RankSteps:
         return None if self._wait_us is None or self._sum_us <= 0 else min(1.0, self._wait_us / self._sum_us)
 
 
+def _number(value: Any) -> Any:
+    """A number as a rank can measure it; `ValueError` for anything else, such as NaN or one that overflows a float."""
+    if not isinstance(value, (int, float)) or not 0 <= value < _MAX_NUMBER:
+        raise ValueError("not a number of a record")
+    return value
+
+
 def _bin(us: int) -> int:
     return int(math.log(max(1, us)) / math.log(_BINS))
 
@@ -167,7 +183,7 @@ def _share(pairs: list[tuple[int, int]]) -> float | None:
 def follow(folder: str, known: dict[int, RankSteps]) -> None:
     """Look at all records of a folder; new ones are added to `known`."""
     for name in listed(folder):
-        if name.isdigit() and int(name) not in known:
+        if name.isascii() and name.isdigit() and len(name) < 10 and int(name) not in known:
             known[int(name)] = RankSteps(os.path.join(folder, name))
     for record in known.values():
         record.look()

@@ -26,7 +26,9 @@ _BLOCK = 1 << 20
 _LARGE_BLOCK = 8 << 20
 _LARGE_TOTAL = 64 << 30
 _MAX_TEXT_BYTES = 2 << 30
-_MAX_NUMBER = 1 << 63
+_MAX_NUMBERS = (1 << 31, 1 << 32, 1 << 63, 1 << 63, 1 << 64)
+"""Of source, mode, size, time and inode."""
+_MAX_TOTAL = 1 << 50
 _WALKERS = 8
 
 
@@ -199,6 +201,7 @@ def _check_items(items: Sequence[Item]) -> None:
     it."""
     folders: set[tuple[int, bytes]] = set()
     seen: set[tuple[int, bytes]] = set()
+    total = 0
     for item in items:
         if item.path:
             try:
@@ -211,7 +214,11 @@ def _check_items(items: Sequence[Item]) -> None:
             raise LayoutError("%r stands in the layout twice" % item.path[:80])
         seen.add((item.source, item.path))
         pin = item.pin
-        if item.source < 0 or not 0 <= pin.size < _MAX_NUMBER or not -_MAX_NUMBER <= pin.mtime_ns < _MAX_NUMBER:
+        total += max(0, pin.size)
+        if total > _MAX_TOTAL:
+            raise LayoutError("a layout of more than %d bytes" % _MAX_TOTAL)
+        numbers = (item.source, item.mode, pin.size, abs(pin.mtime_ns), pin.ino)
+        if not all(0 <= number < most for number, most in zip(numbers, _MAX_NUMBERS)):
             raise LayoutError("numbers of %r are out of range" % item.path[:80])
         if item.target is not None:
             if not item.path or not item.target or b"\0" in item.target:
