@@ -29,14 +29,10 @@ from windlass.run.output import OutputView, ViewMaker, terminal_view
 from windlass.run.planning import PlannedRequest
 from windlass.run.rendezvous import plan_hosts
 from windlass.run.run import Run
-from windlass.run.selftest_bundle import write_bundle
-from windlass.run.selftest_findings import judge
-from windlass.run.sidecars.compose import run_sidecar
 from windlass.run.submit import Submission
 from windlass.run.supervise import saved
 from windlass.run.supervise.attempts import own
 from windlass.run.supervise.replan import next_plan, spare_hosts
-from windlass.run.supervise.supervised import run_supervised
 
 _MAX_CHECKS = 3
 
@@ -105,7 +101,16 @@ def start(run: Run) -> RunRecord:
     also of a run that failed; raises where it could not be started. Nothing of it is left on return."""
     own(run.folder, run.plan.job_id)
     run = _checked(run) if run.plan.request.check else run
-    return run_supervised(run) if run.plan.request.supervised else run_once(run, run_sidecar)
+    # Imported here: most runs have neither supervision nor agents.
+    if run.plan.request.supervised:
+        from windlass.run.supervise.supervised import run_supervised
+
+        return run_supervised(run)
+    if run.plan.agents is None:
+        return run_once(run)
+    from windlass.run.sidecars.compose import run_sidecar
+
+    return run_once(run, run_sidecar)
 
 
 def run(
@@ -164,6 +169,9 @@ def selftest(
     request = msgspec.structs.replace(request, kind="script", command=(str(script),), run_dir=str(folder.path))
     record = run(request, environ=environ, view=view)
     plan = read_plan(folder.path)
+    from windlass.run.selftest_bundle import write_bundle
+    from windlass.run.selftest_findings import judge
+
     findings = judge(plan, folder)
     path = Path(bundle or f"windlass-selftest-{plan.site}-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz")
     write_bundle(path, folder, findings, environ, request.env)

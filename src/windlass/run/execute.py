@@ -26,7 +26,6 @@ from windlass.plan.render.rank_script import rank_script
 from windlass.run.failure.ends import End
 from windlass.run.folder import RunFolder
 from windlass.run.guard import guarded
-from windlass.run.host_libs import place_host_libraries, write_injection
 from windlass.run.jit_caches import claim_caches, finish_caches, may_unpack, remove_caches
 from windlass.run.jobs import RUN_DIR_VARIABLE, Job, LauncherJob, LocalJob
 from windlass.run.launch_files import kill_step, write_container_files, write_host_file
@@ -50,7 +49,10 @@ def prepare(run: Run, facts: JobFacts, hosts: tuple[str, ...]) -> None:
     folder.write("launch.sh", launch_script(plan, str(folder.path)), mode=0o700)
     write_host_file(plan, folder, hosts)
     write_container_files(plan, folder)
-    write_injection(run, facts)
+    if run.plan.container is not None:
+        from windlass.run.host_libs import write_injection  # here: runs without a container need none of it
+
+        write_injection(run, facts)
 
 
 class Sidecar(Protocol):
@@ -189,6 +191,10 @@ def _this_host() -> str:
 
 
 def _place_libraries(run: Run, facts: JobFacts) -> None:
+    if run.plan.container is None:
+        return
+    from windlass.run.host_libs import place_host_libraries
+
     try:
         place_host_libraries(run)
     except BaseException:

@@ -17,7 +17,7 @@ SidecarMaker = Callable[[Run, JobFacts, tuple[str, ...]], Sidecar | None]
 """Makes what runs beside the ranks on these hosts, from a layer above; None where the plan needs nothing."""
 
 
-def run_once(run: Run, make_sidecar: SidecarMaker) -> RunRecord:
+def run_once(run: Run, make_sidecar: SidecarMaker = lambda *_: None) -> RunRecord:
     """Start a run, show its ranks, note how it ended. Returns its record, which is saved in the folder."""
     plan, folder = run.plan, run.folder
     try:

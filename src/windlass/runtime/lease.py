@@ -140,7 +140,7 @@ def acquire(
     me = me or this_process()
     claim = folder / f".claim-{me.token}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o775, parents=True, exist_ok=True)  # not for every user, whatever the umask
         replace_file(claim, json.dumps(asdict(me)).encode(), 0o644)
     except OSError as error:
         raise disk_error(error, folder, "write snapshots in") from error

@@ -40,7 +40,7 @@ def auto(tmp_path: Path, *command: str, environ: dict[str, str] | None = None, *
     changed, note = with_auto_cache(
         request, "python3", load_site("generic-slurm"), {"PATH": os.defpath, **(environ or {})}
     )
-    assert note is not None and all(root in note.text for root in changed.cache)
+    assert note is not None and all(root in note.evidence for root in changed.cache)
     return changed.cache
 
 

@@ -25,6 +25,7 @@ from windlass.node.cache.fuse import negotiate, statfs_reply
 from windlass.node.cache.listing import folder_attr, pack_attr
 from windlass.node.cache.mounting import mount, unmount
 from windlass.node.sys.atomic import create_file
+from windlass.node.sys.mounts import BENCH_SOURCE
 
 _LOOKUP, _FORGET, _GETATTR, _READLINK, _OPEN, _READ, _STATFS, _RELEASE = 1, 2, 3, 5, 14, 15, 17, 18
 _INIT, _OPENDIR, _READDIR, _RELEASEDIR, _INTERRUPT, _BATCH_FORGET = 26, 27, 28, 29, 36, 42
@@ -259,7 +260,7 @@ def main(argv: list[str]) -> int:
     """Mounts, says `ready`, serves until standard input ends, unmounts."""
     told = json.loads(argv[0])
     settings = ClientSettings(**{**told, "limits": Limits(**told["limits"])})
-    device = mount(settings.where, "windlass-bench", allow_other=False)
+    device = mount(settings.where, BENCH_SOURCE, allow_other=False)
     try:
         client = Client(settings, device)
         threading.Thread(target=client.serve, args=(_THREADS,), daemon=True).start()

@@ -29,6 +29,8 @@ _LOCAL = frozenset(
     {"bcachefs", "btrfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "fuseblk", "jfs", "overlay", "vfat", "virtiofs"}
     | {"xfs", "zfs"}
 )
+BENCH_SOURCE = "windlass-bench"
+"""The mount with which `bench start` acts as a shared file system."""
 _QUICK_FUSE = ("squash", "windlass", "overlay", "copper")
 
 
@@ -48,6 +50,8 @@ class Mount(NamedTuple):
         machine is shared: the list of those is short, and sites have file systems that nobody has heard of."""
         if self.kind in _MEMORY:
             return "memory"
+        if self.source == BENCH_SOURCE:
+            return "shared"
         if self.kind in _IMAGE or (self.kind.startswith("fuse") and any(word in self.kind for word in _QUICK_FUSE)):
             return "image"
         return "local" if self.kind in _LOCAL else "shared"
