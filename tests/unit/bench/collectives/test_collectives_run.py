@@ -16,6 +16,7 @@ from requirements import require_torch
 from unit.bench.commands import bench, environment, ranked, record_of
 from waiting import wait_until
 from windlass.bench.collectives.options import OPS
+from windlass.node.sys.messages import read_messages
 
 require_torch()
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(150)]
@@ -92,16 +93,17 @@ def test_an_op_that_the_backend_lacks_is_told_before_anything_is_measured(tmp_pa
     assert not list(tmp_path.glob("runs/*/record.json"))
 
 
+def one_row_is_told(tmp_path: Path) -> bool:
+    texts = (path.read_text() for path in tmp_path.glob("runs/*/out/*"))
+    return any(message.get("kind") == "row" for text in texts for message in read_messages(text.splitlines()))
+
+
 def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     words = ("--op", "broadcast", "--sizes", "1K:512M:2", "--iters", "500", "--most-seconds", "1000", "--warmup", "1")
     argv = windlass_argv("bench", "collectives", "--python", sys.executable, "-r", "2", *words)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(argv, env=environment(tmp_path), cwd=tmp_path, text=True, **pipes) as run:
-
-        def one_row_is_told() -> bool:
-            return any('"kind":"row"' in path.read_text() for path in tmp_path.glob("runs/*/out/*"))
-
-        wait_until(one_row_is_told, timeout_s=60, what="the first row", state=lambda: "")
+        wait_until(lambda: one_row_is_told(tmp_path), timeout_s=60, what="the first row", state=lambda: "")
         run.send_signal(signal.SIGINT)
         out, err = run.communicate(timeout=60)
     record = record_of(tmp_path)
@@ -117,11 +119,7 @@ def test_a_rank_that_is_killed_costs_the_rest_but_not_what_was_measured(tmp_path
     argv = windlass_argv("bench", "collectives", "--python", sys.executable, "-r", "2", *words)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(argv, env=environment(tmp_path), cwd=tmp_path, text=True, **pipes) as run:
-
-        def one_row_is_told() -> bool:
-            return any('"kind":"row"' in path.read_text() for path in tmp_path.glob("runs/*/out/*"))
-
-        wait_until(one_row_is_told, timeout_s=60, what="the first row", state=lambda: "")
+        wait_until(lambda: one_row_is_told(tmp_path), timeout_s=60, what="the first row", state=lambda: "")
         seats = [line.split("\t") for path in tmp_path.glob("runs/*/where/*") for line in path.read_text().splitlines()]
         os.kill(next(int(seat[4]) for seat in seats if seat[0] == "1"), signal.SIGKILL)
         out, err = run.communicate(timeout=60)
