@@ -15,6 +15,7 @@ from cluster.command import windlass_argv
 from requirements import missing_programs, require_torch
 from unit.bench.commands import bench, environment, ranked, record_of
 from waiting import wait_until
+from windlass.node.sys.messages import read_messages
 
 require_torch()
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
@@ -142,7 +143,8 @@ def test_an_interrupt_of_two_training_ranks_keeps_the_steps_that_were_measured(t
     with subprocess.Popen(argv, env=environment(tmp_path), cwd=tmp_path, text=True, **pipes) as run:
 
         def some_steps_are_told() -> bool:
-            return any('"kind":"train"' in path.read_text() for path in tmp_path.glob("runs/*/out/*"))
+            texts = (path.read_text() for path in tmp_path.glob("runs/*/out/*"))
+            return any(message.get("kind") == "train" for text in texts for message in read_messages(text.splitlines()))
 
         wait_until(some_steps_are_told, timeout_s=100, what="the first steps", state=lambda: "")
         run.send_signal(signal.SIGINT)
