@@ -23,9 +23,7 @@ _REF = "#/$defs/"
 def json_page() -> str:
     """The whole page: the commands, then every type with its keys."""
     schemas, types = components()
-    rows = [
-        [f"`windlass {name}`", str(DOCUMENTS[name].version), _linked(schema, types)] for name, schema in schemas.items()
-    ]
+    rows = [[f"`{name}`", str(DOCUMENTS[name].version), _linked(schema, types)] for name, schema in schemas.items()]
     lines = [_HEAD, "## Commands", "", *table(["command", "version", "document"], rows), "", "## Types", ""]
     for name, schema in types.items():
         if "properties" in schema:

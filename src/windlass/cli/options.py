@@ -205,8 +205,8 @@ def _gpus(args: argparse.Namespace) -> dict[str, Any]:
     if text is None:
         return {}
     kind, colon, count = text.rpartition(":")
-    if not re.fullmatch(r"-?\d+", count) or (colon and not re.fullmatch(r"[\w.-]+", kind)):
-        raise UsageError(f"--gpus-per-node {text}", hint="give a number, or a type and a number, as in a100:4")
+    if not re.fullmatch(r"-?\d{1,9}", count) or (colon and not re.fullmatch(r"[\w.-]+", kind)):
+        raise UsageError(f"--gpus-per-node {text[:40]}", hint="give a number, or a type and a number, as in a100:4")
     return {"gpus_per_node": int(count), "gpu_type": kind or None}
 
 

@@ -82,6 +82,7 @@ def test_an_overlay_keeps_what_is_there_and_refuses_a_broken_file(tmp_path: Path
     assert (tmp_path / "sites" / "lumi.toml").read_text() == "kind = "
 
 
+@pytest.mark.slow  # compares seconds of trials, which other tests disturb
 def test_real_trials_find_the_planted_value_and_keep_it(tmp_path: Path) -> None:
     (tmp_path / "space.toml").write_text(SPACE)
     (tmp_path / "train.py").write_text(SLEEPS)

@@ -12,11 +12,15 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)([dhms])")
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?\Z")
 _HINT = "write minutes (30), H:MM:SS (1:30:00), D-HH:MM:SS (1-12:00:00) or units (2h, 90m, 1h30m)"
 
+_MAX_LENGTH = 40
+
 
 def parse_walltime(text: str) -> int:
     """Seconds. `30` is minutes, `30:00` minutes and seconds, `1:30:00` hours first, `1-12` and `1-12:00:00` days first,
     as Slurm reads them; `2h`, `90m` and `1h30m` say it themselves. Anything else, or no time, is a `UsageError`."""
     cleaned = text.strip().lower()
+    if len(cleaned) > _MAX_LENGTH:
+        raise UsageError(f"not a time limit: {text[:20]!r}…", hint=_HINT)
     if _WITH_UNITS.match(cleaned):
         seconds = round(sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(cleaned)))
     else:

@@ -6,12 +6,10 @@ mixes the pieces of two tasks, so no line is longer. A message that does not fit
 
 from __future__ import annotations
 
-import base64
 import itertools
 import json
 import os
 import socket
-import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -26,7 +24,7 @@ def message_lines(sender: int, name: str, message: dict[str, Any]) -> list[str]:
     text = json.dumps(message, separators=(",", ":"))
     pieces = [text]
     if len(text) > _PIECE:
-        text = base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+        text = _compressed(text)
         pieces = [text[start : start + _PIECE] for start in range(0, len(text), _PIECE)]
     return ["%s%d %s %d/%d %s" % (MARK, sender, name, i, len(pieces), piece) for i, piece in enumerate(pieces, 1)]
 
@@ -71,12 +69,32 @@ class MessageReader:
         return _decoded(text)
 
 
+def _compressed(text: str) -> str:
+    """Compressed, or as it is where this Python has no zlib: a container may lack the library."""
+    try:
+        import base64
+        import zlib
+    except ImportError:
+        return text
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+
+
 def _decoded(text: str) -> dict[str, Any] | None:
     try:
-        found = json.loads(text if text.startswith("{") else zlib.decompress(base64.b64decode(text)))
-    except (ValueError, zlib.error):
+        found = json.loads(text if text.startswith("{") else _decompressed(text))
+    except ValueError:
         return None
     return found if isinstance(found, dict) else None
+
+
+def _decompressed(text: str) -> bytes:
+    import base64
+    import zlib
+
+    try:
+        return zlib.decompress(base64.b64decode(text))
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
 
 
 def read_messages(lines: Iterable[str]) -> list[dict[str, Any]]:
