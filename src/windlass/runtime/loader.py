@@ -14,7 +14,7 @@ from typing import Any
 from windlass.errors import MachineError, UsageError, VersionError, WindlassError
 from windlass.runtime import rng, store
 from windlass.runtime.peers import Peers, on_main
-from windlass.runtime.reader import make_load_planner, make_reader, read_threads
+from windlass.runtime.reader import make_load_planner, make_reader
 from windlass.runtime.run import first_line, say
 from windlass.runtime.state import (
     Parts,
@@ -87,7 +87,7 @@ def _check(candidate: Found, peers: Peers) -> tuple[Manifest | None, str]:
     fault: WindlassError | None = None
     try:
         mine = manifest.files[peers.rank :: peers.world_size]
-        with ThreadPoolExecutor(read_threads(), thread_name_prefix="windlass-check") as pool:
+        with ThreadPoolExecutor(store.io_threads(), thread_name_prefix="windlass-check") as pool:
             found = pool.map(lambda entry: store.check_file(candidate.path / entry.name, entry), mine)
             problems = [problem for problem in found if problem is not None]
     except WindlassError as error:

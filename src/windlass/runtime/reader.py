@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from windlass.node.sys.folders import is_own
-from windlass.runtime.store import CorruptError
+from windlass.runtime.store import CorruptError, io_threads
 from windlass.runtime.tensor_file import HEAD_BYTES, data_offset
 from windlass.runtime.unpickle import ForeignCodeError, foreign, load_plain
 
-_MAX_THREADS = 12
 _MAX_INDEX = 2 << 30
 _READ_BYTES = 1 << 30
 """Linux reads less than 2 GiB in one call."""
@@ -45,7 +44,8 @@ def make_reader(snapshot: Path) -> Any:
                 status = os.fstat(opened)
                 if not stat.S_ISREG(status.st_mode):
                     raise CorruptError(f"{target} is not a plain file")
-                self.all_own = self.all_own and is_own(status)
+                if not is_own(status):
+                    self.all_own = False  # never set back: several threads open files
                 yield stream
 
     class Reader(FileSystemReader):  # type: ignore[misc]
@@ -107,10 +107,6 @@ def make_reader(snapshot: Path) -> Any:
     return Reader()
 
 
-def read_threads() -> int:
-    return min(_MAX_THREADS, len(os.sched_getaffinity(0)))
-
-
 def read_tensors(snapshot: Path, items: Sequence[Any], reader: Any, planner: Any) -> list[Any]:
     """Read whole tensors that lie in the files as plain data. Returns the items that need torch's own reader."""
     slow: list[Any] = []
@@ -119,7 +115,7 @@ def read_tensors(snapshot: Path, items: Sequence[Any], reader: Any, planner: Any
         target = None if item.type.name == "BYTE_IO" else planner.resolve_tensor(item).detach()
         plain = target is not None and target.is_contiguous() and target.numel() > 0 and not any(item.storage_offsets)
         (fast.append((item, target)) if plain else slow.append(item))
-    with ThreadPoolExecutor(read_threads(), thread_name_prefix="windlass-read") as pool:
+    with ThreadPoolExecutor(io_threads(), thread_name_prefix="windlass-read") as pool:
         for (item, target), done in zip(
             fast, pool.map(lambda job: _read_one(snapshot, reader, *job), fast), strict=True
         ):

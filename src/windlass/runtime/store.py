@@ -35,6 +35,7 @@ _SAVING = re.compile(r"\.saving-\d{9,}-[0-9a-f]+$")
 _BAD = re.compile(r"bad-(\d{9,})-[0-9a-f]+$")
 _GOING = re.compile(r"\.going-\d{9,}-[0-9a-f]+$")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
+_MAX_THREADS = 12
 _CHUNK = 1 << 20
 _MAX_MANIFEST = 256 << 20
 _SPARSE_BYTES = 1 << 30
@@ -254,6 +255,11 @@ def open_closed(path: str | Path, flags: int) -> int:
     """Opens for `open`: through no link, and never writable by a group, whatever the umask. What others can write is
     read back with suspicion (see `reader`)."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o644)
+
+
+def io_threads() -> int:
+    """How many threads of a rank write, check or read files: one per processor that it may use, within a limit."""
+    return min(_MAX_THREADS, len(os.sched_getaffinity(0)))
 
 
 def disk_error(error: OSError, path: Path | str, verb: str) -> MachineError:

@@ -24,13 +24,12 @@ from typing import Any
 from windlass.errors import MachineError, WindlassError
 from windlass.runtime.peers import Peers
 from windlass.runtime.run import first_line
-from windlass.runtime.store import FileEntry, disk_error, open_closed
+from windlass.runtime.store import FileEntry, disk_error, io_threads, open_closed
 from windlass.runtime.tensor_file import frame
 
 _PIECE_BYTES = 4 << 20
 _FILE_BYTES = 256 << 20
 """A rank writes one file per thread, but no more than one for so many bytes."""
-_MAX_THREADS = 12
 
 
 class _DigestStream(io.RawIOBase):
@@ -218,8 +217,7 @@ class ShardWriter:
 def shared_out(items: Sequence[Any]) -> list[list[Any]]:
     """Items for each file: as many files as threads, of about the same size. At least one file."""
     sizes = [_size_of(item) for item in items]
-    threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
-    count = max(1, min(threads, sum(sizes) // _FILE_BYTES))
+    count = max(1, min(io_threads(), sum(sizes) // _FILE_BYTES))
     files: list[list[Any]] = [[] for _ in range(count)]
     filled = [0] * count
     for size, _, item in sorted(

@@ -14,6 +14,7 @@ from requirements import require_torch
 from windlass.errors import MachineError, UsageError, VersionError
 from windlass.runtime import ResumeLater, Snapshot, store
 from windlass.runtime.lease import HeldError, acquire
+from windlass.runtime.reader import make_reader
 
 require_torch()
 import torch  # noqa: E402
@@ -170,3 +171,28 @@ def test_a_folder_without_permission_is_refused(tmp_path: Path) -> None:
         [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, timeout=90, env=environ
     )
     assert f"MachineError: cannot write snapshots in {folder}: Permission denied" in done.stderr
+
+
+def test_a_foreign_file_stays_foreign_while_other_threads_open_our_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mark decides whether pickles are trusted. Here one file is judged while another one is being opened."""
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    ours.touch()
+    theirs.touch()
+    reader = make_reader(tmp_path)
+    opened: list[Path] = []
+
+    def judged(status: os.stat_result) -> bool:
+        if status.st_ino == theirs.stat().st_ino:
+            return False
+        if not opened:
+            opened.append(theirs)
+            with reader.fs.create_stream(theirs, "rb"):
+                pass
+        return True
+
+    monkeypatch.setattr("windlass.runtime.reader.is_own", judged)
+    with reader.fs.create_stream(ours, "rb"):
+        pass
+    assert opened and not reader.fs.all_own
