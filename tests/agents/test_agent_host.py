@@ -18,7 +18,7 @@ from requirements import missing_programs, require
 from waiting import wait_until
 from windlass.agents.interpreter import fits, pack_interpreter
 from windlass.agents.ship import agent_argv, agent_file, program_argv, script_text, stop_argv
-from windlass.agents.start import Manifest, ServiceSpec, agent_bytes
+from windlass.agents.start import AgentManifest, ServiceSpec, agent_bytes
 from windlass.node.agent import host
 from windlass.node.sys.identity import start_of
 from windlass.node.sys.messages import read_messages
@@ -28,7 +28,7 @@ NODE = "TEST_NODE"
 
 
 def write_bundle(folder: Path, hosts: int = 1, until: str = "stdin", run_id: str = "", **settings: object) -> Path:
-    manifest = Manifest(
+    manifest = AgentManifest(
         run_id=run_id or "run1",
         hosts=tuple(f"host{n}" for n in range(hosts)),
         node_variables=("NOT_SET", NODE),
@@ -276,7 +276,7 @@ def test_every_program_of_the_nodes_fits_into_an_argument() -> None:
 
 
 def test_same_sources_give_the_same_file_and_another_key_another() -> None:
-    manifest = Manifest(run_id="r", hosts=("a",), node_variables=("N",), folder="/tmp/x")
+    manifest = AgentManifest(run_id="r", hosts=("a",), node_variables=("N",), folder="/tmp/x")
     assert agent_bytes(manifest, KEY, {}) == agent_bytes(manifest, KEY, {})
     assert agent_bytes(manifest, KEY, {}) != agent_bytes(manifest, b"x" * 32, {})
 

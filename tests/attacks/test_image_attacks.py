@@ -22,7 +22,7 @@ from windlass.build.images.sif import sif_partition
 from windlass.build.images.unpack import open_image
 from windlass.errors import UsageError
 from windlass.node.libs import closure
-from windlass.node.libs.closure import CostlyRootError, Root
+from windlass.node.libs.closure import CostlyRootError, SystemRoot
 
 
 def archive(path: Path, layers: Iterable[bytes]) -> Path:
@@ -130,7 +130,7 @@ def test_many_needed_names_and_folders_end_in_a_sentence(tmp_path: Path, monkeyp
     with pytest.raises(UsageError, match="more than 2000 lookups"):
         inspect_image(str(tmp_path), {})
     with pytest.raises(CostlyRootError):
-        closure.closure(Root(str(tmp_path)), [f"lib{number}.so" for number in range(8000)])
+        closure.closure(SystemRoot(str(tmp_path)), [f"lib{number}.so" for number in range(8000)])
     record("8,000 needed names in 850 folders", expected="refused", seen="refused")
 
 

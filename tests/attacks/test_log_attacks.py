@@ -14,7 +14,7 @@ from attacks.record import record
 from regex_steps import example
 from unit.cli.typed import in_process
 from windlass.backends.launchers import get_launcher, launcher_names
-from windlass.backends.launchers.base import LogReader as NodeLogReader
+from windlass.backends.launchers.base import NodeLogReader
 from windlass.diagnose.doctor.explain_log import LogReader, LogReport, candidate_rules, explain_files
 from windlass.diagnose.doctor.log_rules import RULES
 

@@ -17,7 +17,7 @@ from attacks.record import record
 from attacks.stranger import UID, as_stranger, common_place, require_stranger
 from windlass.node.agent.host import AgentError
 from windlass.node.cache.keys import Pin
-from windlass.node.stage.layout import Block, Item, Layout, LayoutError, Part, parse_items
+from windlass.node.stage.layout import BlockPart, Item, Layout, LayoutError, StageBlock, parse_items
 from windlass.node.stage.places import PARTIAL, Workplace, sweep_partial
 from windlass.node.stage.unpacking import unpack
 from windlass.node.stage.writing import Copy
@@ -45,7 +45,7 @@ def test_a_layout_with_a_link_writes_nothing_behind_it(tmp_path: Path) -> None:
         copy = Copy([items[0], *items[3:]], 0, work.fd, "0", 1 << 20)
         copy.begin()
         with pytest.raises(FileExistsError):
-            copy.write(Block(0, 4, (Part(2, 0, 0, 4),)), memoryview(b"evil"))
+            copy.write(StageBlock(0, 4, (BlockPart(2, 0, 0, 4),)), memoryview(b"evil"))
     assert not list(victim.iterdir())
     record(
         "layout with a link and a file behind it",
@@ -118,7 +118,7 @@ def test_traps_of_another_user_in_a_shared_target_catch_nothing() -> None:
             copy = Copy([big], 0, work.fd, "0", 1 << 20)
             copy.begin()
             for chunk in range(3):
-                copy.write(Block(0, 1 << 20, (Part(0, chunk, 0, 1 << 20),)), memoryview(bytes(1 << 20)))
+                copy.write(StageBlock(0, 1 << 20, (BlockPart(0, chunk, 0, 1 << 20),)), memoryview(bytes(1 << 20)))
             work.put_in_place("0", "mine")
         assert victim.read_bytes() == b"precious"
         assert (target / "mine").stat().st_size == 3 << 20
@@ -301,7 +301,7 @@ def test_a_copy_has_no_setuid_bit_and_no_write_permission_for_others(tmp_path: P
     with Workplace(str(tmp_path)) as work:
         copy = Copy(items, 0, work.fd, "0", 1 << 20)
         copy.begin()
-        copy.write(Block(0, 4, (Part(2, 0, 0, 4),)), memoryview(b"evil"))
+        copy.write(StageBlock(0, 4, (BlockPart(2, 0, 0, 4),)), memoryview(b"evil"))
         copy.settle()
         work.put_in_place("0", "data")
     found = {path: stat.S_IMODE((tmp_path / path).lstat().st_mode) for path in ("data", "data/empty", "data/shell")}

@@ -10,7 +10,7 @@ from typing import Any
 
 from fuse.caches import wait_for
 from windlass.agents.ship import agent_argv
-from windlass.agents.start import Manifest, ServiceSpec, agent_bytes
+from windlass.agents.start import AgentManifest, ServiceSpec, agent_bytes
 from windlass.node.cache.config import NodeConfig, read_config
 from windlass.node.sys.messages import read_messages
 
@@ -21,7 +21,7 @@ RUN_ID = "run1"
 def write_agents_file(base: Path, hosts: tuple[str, ...], root: Path, **config: Any) -> Path:
     """The file that every node reads. The agents' folders are below `base`."""
     told = {"roots": [[str(root), str(root)]], "config": {"start_grace_s": 10.0, **config}, "start_s": 40.0}
-    manifest = Manifest(
+    manifest = AgentManifest(
         run_id=RUN_ID,
         hosts=hosts,
         node_variables=(NODE_VARIABLE,),

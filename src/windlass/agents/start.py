@@ -52,7 +52,7 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, object] = {}
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class AgentManifest(msgspec.Struct, frozen=True, kw_only=True):
     """What the agents are told; the same on all nodes, and no secret in it."""
 
     version: int = 1
@@ -72,7 +72,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     services: tuple[ServiceSpec, ...] = ()
 
 
-def agent_bytes(manifest: Manifest, key: bytes, packages: Mapping[str, Path] = MappingProxyType({})) -> bytes:
+def agent_bytes(manifest: AgentManifest, key: bytes, packages: Mapping[str, Path] = MappingProxyType({})) -> bytes:
     """The file that each node reads once: code, manifest and the job's key. It is as closed as a key file: mode 0600,
     in the run folder, removed after the run."""
     return tree_bytes({"manifest.json": to_json(manifest), "key": key}, packages)
@@ -162,7 +162,7 @@ class Agents:
         return self._running is not None and self._running.code is None
 
     def write_bundle(self, until: str) -> Path:
-        manifest = Manifest(
+        manifest = AgentManifest(
             run_id=self._spec.run_id,
             hosts=self._spec.hosts,
             addresses=self._spec.addresses,

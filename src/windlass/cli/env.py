@@ -12,7 +12,7 @@ from windlass.base.notation.counts import counted
 from windlass.base.notation.sizes import size_text
 from windlass.base.notation.terminal import width_of
 from windlass.base.settings import current_environ, read_settings
-from windlass.build.envs.check import Place, check_env
+from windlass.build.envs.check import EnvLocation, check_env
 from windlass.build.envs.create import create_env, refuse_elsewhere
 from windlass.build.envs.extras import KNOWN_EXTRAS
 from windlass.build.envs.inspect import inspect_env
@@ -141,7 +141,7 @@ def _check(args: argparse.Namespace) -> Result:
     site, here = _site(args.site)
     mount = mount_of(os.path.realpath(facts.path), mounts())
     seen = mount.file_system if mount.served_by == "shared" else ""
-    place = Place(file_system=seen, home=environ.get("HOME", ""))
+    place = EnvLocation(file_system=seen, home=environ.get("HOME", ""))
     check = check_env(facts, site, probe_host() if here else None, place)
     about = f"{facts.kind}, Python {facts.python or 'unknown'}, {counted(len(facts.packages), 'package')}"
     text = check_text(f"{facts.path}: {about}", check.findings, check.site)

@@ -22,7 +22,7 @@ from windlass.cli.result import Result
 from windlass.cli.show import say
 from windlass.errors import UsageError
 from windlass.model.site import Site
-from windlass.node.libs.closure import Root
+from windlass.node.libs.closure import SystemRoot
 from windlass.node.libs.decide import ImageFacts
 from windlass.node.libs.variables import driver_version
 from windlass.sites.catalog import load_site
@@ -182,7 +182,7 @@ def _check(args: argparse.Namespace) -> Result:
     if site is not None and (own or site.file.host_libraries.names):
         found = _injection(args, facts, site)
         injection = None if is_elsewhere(found) else found
-    check = check_image(report, site, injection, driver_version(Root(root)))
+    check = check_image(report, site, injection, driver_version(SystemRoot(root)))
     about = ", ".join(part for part in (report.kind, report.system, f"{report.libraries} libraries") if part)
     text = check_text(f"{report.image}: {about}", check.findings, check.site)
     return Result(text=text, data=check, exit_code=1 if check.severity == "error" else 0)

@@ -39,7 +39,7 @@ class BadNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     run: str = ""
 
 
-class _File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class _BadNodesFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: int = 1
     nodes: tuple[BadNode, ...] = ()
     suspects: tuple[BadNode, ...] = ()
@@ -52,13 +52,13 @@ def read_nodes(state_dir: Path, *, now: float | None = None) -> tuple[BadNode, .
     return _read(state_dir, time.time() if now is None else now).nodes
 
 
-def _read(state_dir: Path, at: float) -> _File:
+def _read(state_dir: Path, at: float) -> _BadNodesFile:
     try:
-        found = from_json(read_bytes(state_dir / FILE), _File)
+        found = from_json(read_bytes(state_dir / FILE), _BadNodesFile)
     except (OSError, msgspec.DecodeError):
-        return _File()
+        return _BadNodesFile()
     nodes, suspects = (tuple(one for one in part if one.until > at) for part in (found.nodes, found.suspects))
-    return _File(nodes=nodes, suspects=suspects)
+    return _BadNodesFile(nodes=nodes, suspects=suspects)
 
 
 def bad_hosts(state_dir: Path, site: str, *, now: float | None = None) -> tuple[str, ...]:
@@ -84,7 +84,7 @@ def remember_node(
     (`proven` is false) it is a suspect, until another run has the same experience with it."""
     at = time.time() if now is None else now
 
-    def add(file: _File) -> _File:
+    def add(file: _BadNodesFile) -> _BadNodesFile:
         def is_it(node: BadNode) -> bool:
             return (node.site, node.host) == (site, host)
 
@@ -92,7 +92,9 @@ def remember_node(
         before = next((node for node in file.suspects if is_it(node)), None)
         if not proven and old is None and (before is None or before.run == run):
             fresh = BadNode(site=site, host=host, reason=reason, since=at, until=at + keep_s, run=run)
-            return _File(nodes=file.nodes, suspects=(*(one for one in file.suspects if one is not before), fresh))
+            return _BadNodesFile(
+                nodes=file.nodes, suspects=(*(one for one in file.suspects if one is not before), fresh)
+            )
         times = old.times + 1 if old else 1
         fresh = BadNode(
             site=site,
@@ -103,7 +105,7 @@ def remember_node(
             times=times,
             run=run,
         )
-        return _File(
+        return _BadNodesFile(
             nodes=(*(node for node in file.nodes if node is not old), fresh),
             suspects=tuple(one for one in file.suspects if one is not before),
         )
@@ -122,16 +124,16 @@ def forgive(
         named = hosts is None or node.host in hosts
         return named and site in {None, node.site} and run in {None, node.run}
 
-    def drop(file: _File) -> _File:
+    def drop(file: _BadNodesFile) -> _BadNodesFile:
         gone[:] = [node for node in file.nodes if goes(node)]
         nodes, suspects = (tuple(one for one in part if not goes(one)) for part in (file.nodes, file.suspects))
-        return _File(nodes=nodes, suspects=suspects)
+        return _BadNodesFile(nodes=nodes, suspects=suspects)
 
     _change(state_dir, time.time(), drop)
     return tuple(gone)
 
 
-def _change(state_dir: Path, now: float, change: Callable[[_File], _File]) -> None:
+def _change(state_dir: Path, now: float, change: Callable[[_BadNodesFile], _BadNodesFile]) -> None:
     try:
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _locked(state_dir / f".{FILE}.lock"):

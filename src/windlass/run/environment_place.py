@@ -20,7 +20,7 @@ _FILES = 12
 
 
 @dataclass(slots=True)
-class _Seen:
+class _Scan:
     """What the look has found so far; one thread adds, another reads when its patience ends."""
 
     real: str = ""
@@ -28,13 +28,13 @@ class _Seen:
     opens_s: list[float] = field(default_factory=list)
 
 
-def environment_place(python: str, look: Callable[[Path, _Seen], None] | None = None) -> EnvironmentPlace | None:
+def environment_place(python: str, look: Callable[[Path, _Scan], None] | None = None) -> EnvironmentPlace | None:
     """The place of an interpreter's environment, looked at for no longer than the deadline; None for a bare name, which
     means something else in the job. The look goes on in a thread of its own where the file system does not answer."""
     if "/" not in python:
         return None
     prefix = Path(python).parent.parent
-    seen = _Seen()
+    seen = _Scan()
     thread = threading.Thread(target=look or _look, args=(prefix, seen), name="environment", daemon=True)
     thread.start()
     thread.join(_DEADLINE_S)
@@ -54,7 +54,7 @@ def _milliseconds(seconds: list[float]) -> float | None:
     return round(1000 * statistics.median(seconds), 3) if seconds else None
 
 
-def _look(prefix: Path, seen: _Seen) -> None:
+def _look(prefix: Path, seen: _Scan) -> None:
     """Times looking for a few files of the environment and reading the first byte of each."""
     try:
         seen.real = os.path.realpath(prefix)

@@ -27,7 +27,7 @@ from windlass.run.failure.ends import End
 from windlass.run.folder import RunFolder
 from windlass.run.guard import guarded
 from windlass.run.jit_caches import claim_caches, finish_caches, may_unpack, remove_caches
-from windlass.run.jobs import RUN_DIR_VARIABLE, Job, LauncherJob, LocalJob
+from windlass.run.jobs import RUN_DIR_VARIABLE, LauncherJob, LocalJob, StartedJob
 from windlass.run.launch_files import kill_step, write_container_files, write_host_file
 from windlass.run.meeting import Meeting
 from windlass.run.rendezvous import is_this_host
@@ -75,7 +75,7 @@ class Sidecar(Protocol):
 class Watch(Protocol):
     """Looks at the ranks while they run; made by a layer above."""
 
-    def look(self, job: Job) -> str | None:
+    def look(self, job: StartedJob) -> str | None:
         """Why the ranks have to end, or None. Called about ten times a second; may hand signals to the job."""
         ...
 
@@ -116,7 +116,7 @@ class _Looks:
         self._meeting = meeting
         self._watch = watch
 
-    def look(self, job: Job) -> str | None:
+    def look(self, job: StartedJob) -> str | None:
         if self._meeting is not None:
             self._meeting.look(job)
         return self._watch.look(job) if self._watch is not None else None
@@ -135,7 +135,7 @@ def execute(
     started, killed_before = time.time(), oom_kills()
     plan, folder, view, environ = run.plan, run.folder, run.view, run.environ
     guard: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    job: Job
+    job: StartedJob
     if plan.scheduler == "none":  # elsewhere the scheduler ends what a dead windlass has left
         guard = guarded(f"{RUN_DIR_VARIABLE}={folder.path}", lambda: clear_up(plan, folder, facts, environ))
     if plan.launcher == "local":
@@ -219,7 +219,7 @@ def clear_up(plan: Plan, folder: RunFolder, facts: JobFacts, environ: Mapping[st
 
 
 def drive(
-    job: Job,
+    job: StartedJob,
     heard: Heard,
     environ: Mapping[str, str],
     kill_everywhere: Callable[[], None],
@@ -237,7 +237,7 @@ def drive(
 
 
 def _watch(
-    job: Job,
+    job: StartedJob,
     heard: Heard,
     selector: selectors.BaseSelector,
     kill_everywhere: Callable[[], None],
@@ -280,7 +280,7 @@ def _watch(
     return heard.stopped_by if stopping or heard.time_up else None
 
 
-def _ask_to_stop(job: Job, heard: Heard) -> None:
+def _ask_to_stop(job: StartedJob, heard: Heard) -> None:
     if heard.time_up:
         job.view.note("windlass: the time of this allocation is up: asking the ranks to save and leave")
         job.ask_to_stop(signal.SIGTERM)
@@ -289,7 +289,7 @@ def _ask_to_stop(job: Job, heard: Heard) -> None:
         job.ask_to_stop(heard.stops[0])
 
 
-def _pump(job: Job, selector: selectors.BaseSelector, wakeup: int, timeout_s: float) -> None:
+def _pump(job: StartedJob, selector: selectors.BaseSelector, wakeup: int, timeout_s: float) -> None:
     """Wait for output, a signal or the tick; hand on what came."""
     for key, _ in selector.select(timeout_s):
         if key.fd == wakeup:

@@ -30,7 +30,7 @@ _MAX_MESSAGES = 10_000
 _LOOK_EVERY_S = 0.5
 
 
-class Job(ABC):
+class StartedJob(ABC):
     """Started ranks. `done` when none runs any more; `failing` from the first sign that a rank failed."""
 
     def __init__(self, plan: Plan, folder: RunFolder, view: OutputView) -> None:
@@ -86,7 +86,7 @@ def rank_argv(plan: Plan, folder: RunFolder) -> tuple[str, ...]:
     return ("/bin/bash", str(folder.part("launch.sh")))
 
 
-class LauncherJob(Job):
+class LauncherJob(StartedJob):
     """srun, mpiexec, flux run: one child, which starts the ranks and tells of their ends."""
 
     def __init__(self, plan: Plan, folder: RunFolder, view: OutputView) -> None:
@@ -227,7 +227,7 @@ class LauncherJob(Job):
                 part.close()
 
 
-class LocalJob(Job):
+class LocalJob(StartedJob):
     """One child per rank on this machine, each with a pipe of its own."""
 
     def __init__(self, plan: Plan, folder: RunFolder, view: OutputView, host: str) -> None:

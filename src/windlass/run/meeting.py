@@ -21,7 +21,7 @@ from windlass.node.sys.reading import open_plain, read_bytes, read_text
 from windlass.plan.render.job_facts import JobFacts
 from windlass.run.failure.ends import read_seats
 from windlass.run.folder import RunFolder
-from windlass.run.jobs import Job
+from windlass.run.jobs import StartedJob
 
 _EVERY_S = 0.3
 _MIN_LOOKS = 3
@@ -69,7 +69,7 @@ class Meeting:
             return True
         return False
 
-    def look(self, job: Job) -> None:
+    def look(self, job: StartedJob) -> None:
         """Called about ten times a second while the ranks run."""
         now = time.monotonic()
         if self._doubt or now - self._looked_s < _EVERY_S:

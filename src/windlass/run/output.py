@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TextIO
 
-from windlass.backends.launchers.base import Launcher, LogReader, decode, label_line
+from windlass.backends.launchers.base import Launcher, NodeLogReader, decode, label_line
 from windlass.base.notation.ranks import parse_ranks
 from windlass.base.notation.style import folded, in_colour, painted
 from windlass.base.notation.terminal import columns_of, for_terminal
@@ -244,7 +244,7 @@ class Tail:
         self._view = view
         self._paths = {node: folder / launcher.node_log.format(node_rank=node) for node in nodes}
         self._lines: dict[int, Lines] = {}
-        self._readers: list[LogReader] = []
+        self._readers: list[NodeLogReader] = []
 
     def poll(self) -> bool:
         """Show what is new. True if there was anything."""
@@ -264,7 +264,7 @@ class Tail:
         return moved
 
     def _shower(self) -> Callable[[bytes], None]:
-        reader = LogReader(self._launcher)
+        reader = NodeLogReader(self._launcher)
         self._readers.append(reader)
         return lambda line: self._show(reader.feed(decode(line)))
 

@@ -19,7 +19,7 @@ from windlass.model.plan import Plan
 from windlass.model.record import RECORD_VERSION, Outcome, RunRecord
 from windlass.plan.render.batch_script import launch_argv
 from windlass.run.execute import RanksEnd
-from windlass.run.failure.decide import Options, Past
+from windlass.run.failure.decide import Past, RestartOptions
 from windlass.run.failure.ends import read_seats
 from windlass.run.failure.evidence import failure_of, observe
 from windlass.run.failure.rank_logs import rank_logs
@@ -78,7 +78,7 @@ def judge_once(run: Run, end: RanksEnd, deadline_s: float | None = None) -> Judg
         ended=end.ended,
     )
     return judge_attempt(
-        run, attempt, end, seen, past_attempts(folder.path), lambda _: Options(several_hosts=plan.nodes > 1)
+        run, attempt, end, seen, past_attempts(folder.path), lambda _: RestartOptions(several_hosts=plan.nodes > 1)
     )
 
 
@@ -88,7 +88,7 @@ def judge_attempt(
     end: RanksEnd,
     seen: Observed,
     past: tuple[Past, ...],
-    options: Callable[[Cause], Options],
+    options: Callable[[Cause], RestartOptions],
     states: str = "",
 ) -> Judgement:
     """Find the cause in what was seen, decide, and write the verdict and the record that follows from it. Never

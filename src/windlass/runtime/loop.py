@@ -15,7 +15,7 @@ from windlass.runtime.codes import ResumeLater
 from windlass.runtime.heartbeat import Heartbeat
 from windlass.runtime.lease import Lease, acquire
 from windlass.runtime.loader import Loaded, load_newest
-from windlass.runtime.pace import Pace
+from windlass.runtime.pace import SavePace
 from windlass.runtime.peers import Peers, meet, on_main
 from windlass.runtime.run import close_group, say
 from windlass.runtime.saver import Saver, SaveResult
@@ -63,7 +63,7 @@ class Loop:
         except BaseException:
             self.close()
             raise
-        self._pace = Pace(
+        self._pace = SavePace(
             every_s=options.every_s,
             every_steps=options.every_steps,
             shared=self._peers.world_size > 1,

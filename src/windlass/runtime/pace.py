@@ -9,7 +9,7 @@ _AGREE_S = 0.5
 _MAX_STEPS = 64  # steps that suddenly become slow delay a stop request by at most this many of them
 
 
-class Pace:
+class SavePace:
     """Counts calls between two agreements and the time between two snapshots."""
 
     def __init__(self, *, every_s: float | None, every_steps: int | None, shared: bool, now: float) -> None:

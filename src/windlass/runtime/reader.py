@@ -163,7 +163,7 @@ def make_load_planner(reader: Any) -> Any:
     """torch's planner, which leaves the reading of values that are no tensors to our reader."""
     from torch.distributed.checkpoint import DefaultLoadPlanner
 
-    class Planner(DefaultLoadPlanner):  # type: ignore[misc]
+    class LoadPlanner(DefaultLoadPlanner):  # type: ignore[misc]
         def load_bytes(self, read_item: Any, value: Any) -> None:
             from torch.distributed.checkpoint._nested_dict import set_element
 
@@ -174,4 +174,4 @@ def make_load_planner(reader: Any) -> Any:
             else:
                 self.state_dict[name] = found
 
-    return Planner()
+    return LoadPlanner()

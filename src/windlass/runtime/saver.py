@@ -21,7 +21,7 @@ from windlass.runtime.lease import Lease
 from windlass.runtime.peers import Peers, on_main
 from windlass.runtime.store import FileEntry, Manifest
 from windlass.runtime.tier import FastTier, copy_checked
-from windlass.runtime.writer import Plan, ShardWriter, first_failure
+from windlass.runtime.writer import ShardWriter, WritePlan, first_failure
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +34,7 @@ class SaveResult:
 
 
 @dataclass(kw_only=True, slots=True)
-class _Job:
+class _SaveJob:
     """The save under way. `manifest` is set once all ranks have written, and then the files only have to move."""
 
     step: int
@@ -59,8 +59,8 @@ class Saver:
         self._wait_s = wait_s
         self._thread: threading.Thread | None = None
         self._error: WindlassError | None = None
-        self._job: _Job | None = None
-        self._plan: Plan | None = None
+        self._job: _SaveJob | None = None
+        self._plan: WritePlan | None = None
         self._stager: Any = None
 
     @property
@@ -79,7 +79,7 @@ class Saver:
         saving = store.saving_path(self._folder, step, token)
         local = saving if self._fast is None else store.saving_path(self._fast.path, step, token)
         writer = ShardWriter(local, self._stage(state) if background else state)
-        self._job = _Job(step=step, notes=notes, saving=saving, writer=writer, began=time.monotonic())
+        self._job = _SaveJob(step=step, notes=notes, saving=saving, writer=writer, began=time.monotonic())
         try:
             self._plan = writer.plan(self._peers, self._plan)
         except WindlassError as error:
@@ -174,7 +174,7 @@ class Saver:
         if failed is not None:
             raise failed
 
-    def _gather_manifest(self, job: _Job) -> Manifest:
+    def _gather_manifest(self, job: _SaveJob) -> Manifest:
         """All ranks' files in one manifest: complete on the main rank, and with a fast tier on every rank."""
         reports = self._peers.collect((tuple(job.writer.files.values()), job.writer.results, self._error))
         answer: Manifest | WindlassError | None = None
@@ -189,7 +189,7 @@ class Saver:
         found = answer if isinstance(answer, Manifest) else told
         return found if isinstance(found, Manifest) else _manifest(job, self._peers.world_size, ())
 
-    def _index(self, job: _Job, reports: list[Any]) -> Manifest | WindlassError:
+    def _index(self, job: _SaveJob, reports: list[Any]) -> Manifest | WindlassError:
         try:
             index = job.writer.finish([results for _, results, _ in reports])
         except OSError as error:
@@ -197,14 +197,14 @@ class Saver:
         files = [entry for entries, _, _ in reports for entry in entries]
         return _manifest(job, self._peers.world_size, store.entries([*files, index]))
 
-    def _drain(self, job: _Job) -> None:
+    def _drain(self, job: _SaveJob) -> None:
         """Copy this rank's files from the fast tier to the shared folder."""
         assert self._fast is not None
         job.saving.mkdir(parents=True, exist_ok=True)
         for entry in job.writer.files.values():
             copy_checked(self._fast.snapshot_path(job.step) / entry.name, job.saving / entry.name, entry)
 
-    def _commit(self, job: _Job) -> None:
+    def _commit(self, job: _SaveJob) -> None:
         def commit() -> None:
             assert job.manifest is not None
             if self._lease is not None:
@@ -224,7 +224,7 @@ class Saver:
         return SaveResult(step=job.step, seconds=time.monotonic() - job.began, error=error)
 
 
-def _manifest(job: _Job, world_size: int, files: tuple[FileEntry, ...]) -> Manifest:
+def _manifest(job: _SaveJob, world_size: int, files: tuple[FileEntry, ...]) -> Manifest:
     return Manifest(step=job.step, world_size=world_size, saved_at=time.time(), files=files, notes=job.notes)
 
 

@@ -49,7 +49,7 @@ class ForeignCodeError(WindlassError):
     """A file that another user could have written needs more than plain values to be read."""
 
 
-class _Budget:
+class _CopyBudget:
     """What the values of one pickle may still copy: about as much as the pickle is long."""
 
     def __init__(self, size_bytes: int) -> None:
@@ -64,7 +64,7 @@ class _Budget:
 class _Copying:
     """Calls a class of `_COPYING` within the budget."""
 
-    def __init__(self, made: Any, budget: _Budget) -> None:
+    def __init__(self, made: Any, budget: _CopyBudget) -> None:
         self._made, self._budget = made, budget
 
     def __call__(self, *given: Any) -> Any:
@@ -99,7 +99,7 @@ class _ArrayName:
     """Stands for `numpy.ndarray` in a pickle, where it is only ever named."""
 
 
-def _array_class(budget: _Budget) -> Any:
+def _array_class(budget: _CopyBudget) -> Any:
     import numpy
 
     class PlainArray(numpy.ndarray):
@@ -140,7 +140,7 @@ def _scalar(kind: object, raw: object) -> Any:
 class _PlainUnpickler(pickle.Unpickler):
     def __init__(self, data: bytes) -> None:
         super().__init__(io.BytesIO(data))
-        self._budget = _Budget(len(data))
+        self._budget = _CopyBudget(len(data))
         self._dtypes: list[_DType] = []
 
     def load(self) -> Any:

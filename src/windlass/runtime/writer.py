@@ -103,7 +103,7 @@ class _DigestStream(io.RawIOBase):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
+class WritePlan:
     """Who writes what. Made once by all ranks, good for as long as names and shapes stay the same."""
 
     local: Any
@@ -125,10 +125,10 @@ class ShardWriter:
         self._storage.fs = _make_file_system(self.files, self._cancelled)
         self._planner = _make_planner()
         self._state = state
-        self._plan: Plan | None = None
+        self._plan: WritePlan | None = None
         self.results: list[Any] = []
 
-    def plan(self, peers: Peers, former: Plan | None) -> Plan:
+    def plan(self, peers: Peers, former: WritePlan | None) -> WritePlan:
         """Agree with all ranks on who writes what; `former` is used again where nothing changed on any rank."""
         planner, storage = self._planner, self._storage
         planner.set_up_planner(self._state, storage.storage_meta(), peers.is_main)
@@ -162,7 +162,7 @@ class ShardWriter:
         mine, failed = peers.deal(answers)
         if failed is not None:
             raise failed
-        self._plan = Plan(local=local, mine=planner.finish_plan(mine), metadata=metadata)
+        self._plan = WritePlan(local=local, mine=planner.finish_plan(mine), metadata=metadata)
         return self._plan
 
     def write(self) -> None:
@@ -296,7 +296,7 @@ def _make_planner() -> Any:
     """
     from torch.distributed.checkpoint import DefaultSavePlanner
 
-    class Planner(DefaultSavePlanner):  # type: ignore[misc]
+    class SavePlanner(DefaultSavePlanner):  # type: ignore[misc]
         def create_global_plan(self, all_plans: list[Any]) -> Any:
             seen: set[Any] = set()
             kept = []
@@ -306,4 +306,4 @@ def _make_planner() -> Any:
                 kept.append(dataclasses.replace(plan, items=items))
             return super().create_global_plan(kept)
 
-    return Planner()
+    return SavePlanner()

@@ -52,7 +52,7 @@ def read_builtin(path: Path) -> Mapping[str, Any]:
     return table
 
 
-class Head(msgspec.Struct, frozen=True, kw_only=True):
+class SiteHead(msgspec.Struct, frozen=True, kw_only=True):
     """What detection needs of a site file."""
 
     detect: Mapping[str, Any] = {}
@@ -65,7 +65,7 @@ _SCHEDULER = re.compile(r'^\[scheduler\]\s*\nkind\s*=\s*"([^"]+)"', re.MULTILINE
 _DETECT = re.compile(r"^\[detect\][^\n]*\n(?:(?!\[)[^\n]*\n?)*", re.MULTILINE)
 
 
-def read_detect(path: Path) -> Head:
+def read_detect(path: Path) -> SiteHead:
     """The `[detect]` table and two keys of a site file, without parsing the rest: twenty files in milliseconds.
 
     A test ties this to the full parser for every file of the package; a user's file is parsed as a whole.
@@ -76,18 +76,18 @@ def read_detect(path: Path) -> Head:
     table = _DETECT.search(text)
     hardware = _HARDWARE.search(text)
     scheduler = _SCHEDULER.search(text)
-    return Head(
+    return SiteHead(
         detect=tomllib.loads(table.group())["detect"] if table else {},
         hardware=hardware.group(1) if hardware else None,
         scheduler=scheduler.group(1) if scheduler else None,
     )
 
 
-def _parsed_head(text: str) -> Head:
+def _parsed_head(text: str) -> SiteHead:
     """Of a user's file. One that does not parse shows no signs: detection is not the place to complain about it."""
     try:
         data = tomllib.loads(text)
         head = {"detect": data.get("detect", {}), "hardware": data.get("hardware")}
-        return msgspec.convert({**head, "scheduler": data.get("scheduler", {}).get("kind")}, Head)
+        return msgspec.convert({**head, "scheduler": data.get("scheduler", {}).get("kind")}, SiteHead)
     except (ValueError, RecursionError, AttributeError):  # of the parser, of msgspec, of a table that is none
-        return Head()
+        return SiteHead()

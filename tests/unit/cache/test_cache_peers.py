@@ -15,7 +15,7 @@ from windlass.node.cache.config import read_key
 from windlass.node.cache.keys import chunk_key, digest, directory_key
 from windlass.node.cache.listing import Listing, attr_pin
 from windlass.node.cache.peer import Peer
-from windlass.node.cache.trace import Recorder, Trace, read_trace, write_trace
+from windlass.node.cache.trace import TouchRecorder, Trace, read_trace, write_trace
 from windlass.node.wire import wire
 from windlass.node.wire.dial import Target
 from windlass.node.wire.link import Collect, Link, open_link, open_local_link
@@ -211,7 +211,7 @@ def test_a_budget_smaller_than_one_file_still_serves_everything(tmp_path: Path, 
 
 
 def record(tree: Path, names: list[str], chunk_bytes: int, path: Path) -> None:
-    recorder = Recorder(chunk_bytes, 1 << 30)
+    recorder = TouchRecorder(chunk_bytes, 1 << 30)
     recorder.directory(os.fsencode(tree))
     for name in names:
         size = (tree / name).stat().st_size

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from requirements import require
-from windlass.node.cache.limits import Health, TokenBucket, fallback_jitter_s
+from windlass.node.cache.limits import NodeHealth, TokenBucket, fallback_jitter_s
 from windlass.node.cache.memory import memory_left
 from windlass.node.cache.store import Store, StoreReader, parse_location
 
@@ -339,7 +339,7 @@ def test_the_bucket_gives_a_burst_and_then_a_rate() -> None:
 
 def test_a_failing_node_is_left_alone_for_longer_each_time_and_forgiven_when_it_answers() -> None:
     now = [0.0]
-    health = Health(clock=lambda: now[0], seed=1)
+    health = NodeHealth(clock=lambda: now[0], seed=1)
     health.failed(3)
     assert not health.usable(3)
     now[0] = 1.3
@@ -353,7 +353,7 @@ def test_a_failing_node_is_left_alone_for_longer_each_time_and_forgiven_when_it_
 
 def test_a_node_that_sent_wrong_bytes_is_out_for_good() -> None:
     now = [0.0]
-    health = Health(clock=lambda: now[0])
+    health = NodeHealth(clock=lambda: now[0])
     health.sent_wrong_bytes(2)
     health.answered(2)
     now[0] = 1e6

@@ -8,8 +8,8 @@ from windlass.node.cache.keys import Pin, chunk_key
 from windlass.node.cache.streamlog import StreamLog, dump_plan, parse_plan, stream_key
 from windlass.node.cache.trace import (
     BadTraceError,
-    Recorder,
     Touch,
+    TouchRecorder,
     Trace,
     directory_touch,
     dump_trace,
@@ -21,7 +21,7 @@ from windlass.node.wire.wire import ProtocolError
 
 
 def test_touches_are_kept_in_order_once_and_neighbours_become_one_range() -> None:
-    recorder = Recorder(100, 10**9)
+    recorder = TouchRecorder(100, 10**9)
     recorder.directory(b"/a")
     for index in (0, 1, 2, 1, 7):
         recorder.chunk(b"/a/f", index, 1000)
@@ -38,14 +38,14 @@ def test_touches_are_kept_in_order_once_and_neighbours_become_one_range() -> Non
 
 
 def test_recording_stops_at_the_limit_so_that_a_data_set_is_not_recorded() -> None:
-    recorder = Recorder(100, 1000)
+    recorder = TouchRecorder(100, 1000)
     for index in range(50):
         recorder.chunk(b"/data", index, 5000)
     assert recorder.trace("id", ()).file_bytes == 1000
 
 
 def test_a_later_run_keeps_what_only_the_earlier_one_touched() -> None:
-    first, second = Recorder(100, 10**9), Recorder(100, 10**9)
+    first, second = TouchRecorder(100, 10**9), TouchRecorder(100, 10**9)
     first.chunk(b"/f", 0, 100)
     first.chunk(b"/only-before", 0, 100)
     second.chunk(b"/new", 0, 100)

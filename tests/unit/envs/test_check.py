@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from unit.cli.typed import windlass
-from windlass.build.envs.check import EnvCheck, Place, check_env
+from windlass.build.envs.check import EnvCheck, EnvLocation, check_env
 from windlass.build.envs.inspect import inspect_env
 from windlass.build.envs.probe import HostFacts, parse_nvidia_version
 from windlass.cli.findings import verdict_text
@@ -47,7 +47,7 @@ def put_torch(env: Path, version: str, **build: str) -> None:
 
 
 def check(env: Path, site: str = "workstation", host: HostFacts | None = HOST, **place: str) -> EnvCheck:
-    return check_env(inspect_env(str(env)), load_site(site), host, Place(**place))
+    return check_env(inspect_env(str(env)), load_site(site), host, EnvLocation(**place))
 
 
 def about(check: EnvCheck, kind: str) -> list[Finding]:
@@ -267,10 +267,10 @@ def test_without_torch_the_check_says_so_and_the_verdict_counts(env: Path) -> No
 
 def test_a_torch_beneath_is_not_missed(env: Path) -> None:
     facts = msgspec.structs.replace(inspect_env(str(env)), beneath=True)
-    other = check_env(facts, load_site("aurora"), None, Place())
+    other = check_env(facts, load_site("aurora"), None, EnvLocation())
     assert "must come from the module beneath" in about(other, "torch")[0].evidence
     seen = msgspec.structs.replace(facts, beneath_packages={"torch": "2.8.0"})
-    assert about(check_env(seen, load_site("aurora"), None, Place()), "torch") == []
+    assert about(check_env(seen, load_site("aurora"), None, EnvLocation()), "torch") == []
 
 
 def test_the_driver_is_read_from_what_the_kernel_says() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from windlass.run.failure.decide import IDLE_JOBS, Decision, Options, Past, decide
+from windlass.run.failure.decide import IDLE_JOBS, Decision, Past, RestartOptions, decide
 from windlass.run.failure.root_cause import Cause
 
-_OPTIONS = Options(restarts=2, spare_hosts=1)
+_OPTIONS = RestartOptions(restarts=2, spare_hosts=1)
 
 
 def killed(host: str = "n1", step: int = 5) -> Cause:

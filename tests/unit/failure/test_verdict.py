@@ -20,7 +20,7 @@ from windlass.model.plan import Plan
 from windlass.model.record import RECORD_VERSION, Outcome, RankFailure, RunRecord
 from windlass.model.request import Allocation
 from windlass.run.execute import RanksEnd
-from windlass.run.failure.decide import Decision, Options
+from windlass.run.failure.decide import Decision, RestartOptions
 from windlass.run.failure.ends import End
 from windlass.run.failure.root_cause import Cause
 from windlass.run.failure.verdict import Attempt, Verdict, read_verdict, verdict_lines
@@ -122,7 +122,7 @@ def _supervised(folder: RunFolder, plan: Plan, end: RanksEnd, hang: str | None =
     )
     seen, states = gather(ended, folder, {"PATH": "/nowhere"})
     attempt = Attempt(folder=folder.path, number=0, session="7/1", hosts="", started=end.started, ended=end.started + 1)
-    return judge_attempt(_run(folder, plan), attempt, end, seen, (), lambda _: Options(), states)
+    return judge_attempt(_run(folder, plan), attempt, end, seen, (), lambda _: RestartOptions(), states)
 
 
 def _verdict_of(judged: Judgement) -> Verdict:

@@ -23,7 +23,7 @@ from windlass.build.images.facts import directory_environment
 from windlass.build.images.inspect import inspect_image
 from windlass.build.images.unpack import open_image
 from windlass.errors import UsageError
-from windlass.node.libs.closure import Root
+from windlass.node.libs.closure import SystemRoot
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +203,7 @@ def test_variables_of_an_unpacked_image_are_read_where_its_runtime_keeps_them(tm
     )
     (tmp_path / "ch").mkdir()
     (tmp_path / "ch/environment").write_text("CUDA_HOME=/usr/local/cuda\nno variable\n")
-    assert directory_environment(Root(str(tmp_path))) == {
+    assert directory_environment(SystemRoot(str(tmp_path))) == {
         "CUDA_HOME": "/usr/local/cuda",
         "NCCL_NET": "Socket",
         "LD_LIBRARY_PATH": "/a:/b",

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from looping import each
-from windlass.node.libs.closure import Root
+from windlass.node.libs.closure import SystemRoot
 from windlass.node.libs.variables import (
     SET,
     UNSET,
@@ -83,5 +83,5 @@ def test_providers_belong_to_the_libfabric_that_is_loaded() -> None:
 def test_the_driver_of_a_host_is_read(file: str, text: str, tmp_path: Path) -> None:
     (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).write_text(text)
-    assert driver_version(Root(str(tmp_path))) == "535.161.08"
-    assert driver_version(Root(str(tmp_path / "sys/none"))) == ""
+    assert driver_version(SystemRoot(str(tmp_path))) == "535.161.08"
+    assert driver_version(SystemRoot(str(tmp_path / "sys/none"))) == ""

@@ -9,7 +9,7 @@ import pytest
 
 from looping import each
 from windlass.node.sampler import amd, devices, intel, nvidia
-from windlass.node.sampler.readings import Device, number
+from windlass.node.sampler.readings import DeviceReading, number
 from windlass.node.sys.tools import MissingError
 
 _NVIDIA_SMI = """\
@@ -70,15 +70,15 @@ Timestamp, DeviceId, TileId, GPU Utilization (%), GPU Power (W)
 
 def test_nvidia_smi_is_read_with_what_a_device_does_not_support_left_out() -> None:
     busy, idle, hot, odd = nvidia.parse_nvidia_smi(_NVIDIA_SMI)
-    assert busy == Device(0, 0.97, 71234 << 20, 143771 << 20, 688.42, 61.0, 1980.0, False)
+    assert busy == DeviceReading(0, 0.97, 71234 << 20, 143771 << 20, 688.42, 61.0, 1980.0, False)
     assert (idle.busy, idle.throttled) == (0.0, False)
     assert hot.throttled is True
-    assert odd == Device(3, None, 1024 << 20, None, None, 45.0, 1980.0, None)
+    assert odd == DeviceReading(3, None, 1024 << 20, None, None, 45.0, 1980.0, None)
 
 
 def test_rocm_smi_of_an_mi250x_has_the_power_of_a_card_on_its_first_die_alone() -> None:
     first, second = amd.parse_rocm_smi(_ROCM_SMI)
-    assert first == Device(0, 1.0, 60129542144, 68702699520, 503.0, 51.0, 1700.0, driver="6.3.6")
+    assert first == DeviceReading(0, 1.0, 60129542144, 68702699520, 503.0, 51.0, 1700.0, driver="6.3.6")
     assert (second.power_w, second.busy, second.clock_mhz) == (None, 0.0, 800.0)
 
 
@@ -90,22 +90,22 @@ def test_rocm_smi_of_an_mi300_names_its_power_otherwise() -> None:
 @each(
     ("text", "expected"),
     [
-        (_AMD_SMI_7, Device(0, 0.4, 283 << 20, 294896 << 20, 239.0, 36.0, 2100.0)),
-        (_AMD_SMI_6, Device(0, 0.05, 26 << 20, 20464 << 20, 22.0, 44.0, None)),
+        (_AMD_SMI_7, DeviceReading(0, 0.4, 283 << 20, 294896 << 20, 239.0, 36.0, 2100.0)),
+        (_AMD_SMI_6, DeviceReading(0, 0.05, 26 << 20, 20464 << 20, 22.0, 44.0, None)),
     ],
     ids=["ROCm 7", "ROCm 6"],
 )
-def test_amd_smi_is_read_in_its_newer_and_its_older_form(text: str, expected: Device) -> None:
+def test_amd_smi_is_read_in_its_newer_and_its_older_form(text: str, expected: DeviceReading) -> None:
     assert amd.parse_amd_smi(text)[0] == expected
 
 
 def test_a_device_of_which_amd_smi_says_nothing_is_still_a_device() -> None:
-    assert amd.parse_amd_smi(_AMD_SMI_7)[1] == Device(1)
+    assert amd.parse_amd_smi(_AMD_SMI_7)[1] == DeviceReading(1)
 
 
 def test_xpu_smi_is_read_by_the_names_of_its_columns() -> None:
     first, second = intel.parse_xpu_smi(_XPU_SMI)
-    assert first == Device(0, 0.995, int(27.99 * (1 << 20)), None, 318.87, None, 1550.0)
+    assert first == DeviceReading(0, 0.995, int(27.99 * (1 << 20)), None, 318.87, None, 1550.0)
     assert (second.busy, second.temperature_c) == (None, 48.5)
     assert [device.busy for device in intel.parse_xpu_smi(_XPU_SMI_TILES)] == [0.12, 0.88]
 
@@ -145,8 +145,8 @@ def test_the_files_of_the_amd_driver_are_read_without_any_tool(tmp_path: Path) -
         }
         _card(tmp_path, f"card{number_}", {**files, "device/hwmon/hwmon3/power1_average": power})
     _card(tmp_path, "card0", {"device/vendor": "0x1a03\n"})
-    found = devices.Devices(str(tmp_path)).read()
-    assert found[0] == Device(0, 0.99, 1024, 4096, 503.0, 43.0, 1700.0)
+    found = devices.DeviceReader(str(tmp_path)).read()
+    assert found[0] == DeviceReading(0, 0.99, 1024, 4096, 503.0, 43.0, 1700.0)
     assert (found[1].place, found[1].power_w) == (1, None)
 
 
@@ -154,7 +154,7 @@ def test_power_of_intel_cards_comes_from_their_energy_counter(tmp_path: Path) ->
     _card(tmp_path, "card0", {"device/vendor": "0x8086", "device/hwmon/hwmon1/energy1_input": "1000000"})
     now = [10.0]
     reader = intel.Sysfs(str(tmp_path), lambda: now[0])
-    assert reader.devices() == [Device(0)]
+    assert reader.devices() == [DeviceReading(0)]
     _card(tmp_path, "card0", {"device/hwmon/hwmon1/energy1_input": "601000000"})
     now[0] = 12.0
     assert reader.devices()[0].power_w == pytest.approx(300.0)
@@ -163,7 +163,7 @@ def test_power_of_intel_cards_comes_from_their_energy_counter(tmp_path: Path) ->
 def test_devices_that_are_here_but_cannot_be_read_are_a_note(tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/kfd").touch()
-    reader = devices.Devices(str(tmp_path))
+    reader = devices.DeviceReader(str(tmp_path))
     assert reader.read() == []
     assert reader.read() == []
     (note,) = reader.notes
@@ -171,5 +171,5 @@ def test_devices_that_are_here_but_cannot_be_read_are_a_note(tmp_path: Path) -> 
 
 
 def test_a_node_without_devices_has_nothing_to_note(tmp_path: Path) -> None:
-    reader = devices.Devices(str(tmp_path))
+    reader = devices.DeviceReader(str(tmp_path))
     assert (reader.read(), reader.notes) == ([], [])

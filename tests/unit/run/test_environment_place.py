@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from windlass.node.sys.mounts import Mount, mount_of
+from windlass.node.sys.mounts import MountPoint, mount_of
 from windlass.run.environment_place import environment_place
 
 
@@ -35,8 +35,8 @@ def test_a_file_system_that_does_not_answer_costs_the_deadline_alone() -> None:
 
 
 def test_the_deepest_mount_counts_and_of_equals_the_last() -> None:
-    def made(place: str, kind: str) -> Mount:
-        return Mount(place, kind, "x", None)
+    def made(place: str, kind: str) -> MountPoint:
+        return MountPoint(place, kind, "x", None)
 
     table = [made("/", "ext4"), made("/lus", "lustre"), made("/lus/flare", "nfs4"), made("/lus/flare", "gpfs")]
     assert mount_of("/lus/flare/p/env", table).kind == "gpfs"

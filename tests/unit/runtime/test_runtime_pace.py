@@ -6,11 +6,11 @@ import itertools
 import time
 
 from looping import each
-from windlass.runtime.pace import Pace
+from windlass.runtime.pace import SavePace
 from windlass.runtime.stop import REASONS, StopFlag, find_deadline
 
 
-def talks(pace: Pace, *, calls: int, step_s: float, step_us: int) -> list[int]:
+def talks(pace: SavePace, *, calls: int, step_s: float, step_us: int) -> list[int]:
     """At which calls this rank would talk to the others."""
     now, at = 0.0, []
     for call in range(calls):
@@ -22,8 +22,8 @@ def talks(pace: Pace, *, calls: int, step_s: float, step_us: int) -> list[int]:
 
 
 def test_ranks_of_different_speed_talk_at_the_same_steps() -> None:
-    slow = Pace(every_s=300, every_steps=None, shared=True, now=0.0)
-    fast = Pace(every_s=300, every_steps=None, shared=True, now=0.0)
+    slow = SavePace(every_s=300, every_steps=None, shared=True, now=0.0)
+    fast = SavePace(every_s=300, every_steps=None, shared=True, now=0.0)
     agreed_us = 20_000  # the slowest rank's, which both got from the same reduction
     assert talks(slow, calls=500, step_s=0.02, step_us=agreed_us) == talks(
         fast, calls=500, step_s=0.001, step_us=agreed_us
@@ -31,15 +31,15 @@ def test_ranks_of_different_speed_talk_at_the_same_steps() -> None:
 
 
 def test_short_steps_are_talked_about_rarely_and_long_ones_each_time() -> None:
-    short = Pace(every_s=300, every_steps=None, shared=True, now=0.0)
+    short = SavePace(every_s=300, every_steps=None, shared=True, now=0.0)
     gaps = talks(short, calls=1000, step_s=1e-5, step_us=10)
     assert len(gaps) < 25 and max(b - a for a, b in itertools.pairwise(gaps)) <= 64
-    long = Pace(every_s=300, every_steps=None, shared=True, now=0.0)
+    long = SavePace(every_s=300, every_steps=None, shared=True, now=0.0)
     assert talks(long, calls=10, step_s=2.0, step_us=2_000_000) == list(range(10))
 
 
 def test_a_save_by_count_falls_on_the_very_step() -> None:
-    pace = Pace(every_s=None, every_steps=100, shared=True, now=0.0)
+    pace = SavePace(every_s=None, every_steps=100, shared=True, now=0.0)
     saved = []
     for call in range(1, 1001):
         if not pace.quiet(0.0):
@@ -52,7 +52,7 @@ def test_a_save_by_count_falls_on_the_very_step() -> None:
 
 
 def test_a_save_by_time_counts_from_the_start_of_the_former_one() -> None:
-    pace = Pace(every_s=10, every_steps=None, shared=False, now=0.0)
+    pace = SavePace(every_s=10, every_steps=None, shared=False, now=0.0)
     assert not pace.due(9.9) and pace.due(10.0)
     pace.saving(12.0)
     assert not pace.due(21.9) and pace.due(22.0)

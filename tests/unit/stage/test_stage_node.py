@@ -19,7 +19,7 @@ from windlass.model.plan import CacheRoot
 from windlass.node.agent.host import AgentError
 from windlass.node.stage.places import Workplace, sweep_partial
 from windlass.node.stage.unpacking import Archive, archive_of, unpack
-from windlass.run.stage.service import Progress, stage_service
+from windlass.run.stage.service import StageProgress, stage_service
 
 pytestmark = [pytest.mark.fuse, pytest.mark.timeout(120)]
 
@@ -296,6 +296,6 @@ def test_a_failing_decompressor_is_named_and_not_tar(tmp_path: Path) -> None:
 
 def test_progress_is_that_of_the_slowest_node() -> None:
     said: list[str] = []
-    progress = Progress(2, said.append, 0.0)
+    progress = StageProgress(2, said.append, 0.0)
     progress.look([{"node": 0, "staged": 500_000_000, "of": 1_000_000_000}, {"node": 1, "up": 1.0}])
     assert said[-1].startswith("500 of 1,000 MB on the slowest node") and "1 of 2 nodes complete" in said[-1]

@@ -279,7 +279,7 @@ def parse_label(line: str) -> tuple[int | None, str]:
     return (int(match.group(1)), match.group(2) or "") if match else (None, line)
 
 
-class LogReader:
+class NodeLogReader:
     """Reads a node's log: as the launcher labelled its lines, or as windlass did where it wrote the file. Lines that
     the launcher's daemons cut are put together again. Keep one reader for each file."""
 

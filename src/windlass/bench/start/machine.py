@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from windlass.agents.ship import agent_argv
-from windlass.agents.start import Manifest, ServiceSpec, agent_bytes
+from windlass.agents.start import AgentManifest, ServiceSpec, agent_bytes
 from windlass.base.procs.command import pdeathsig
 from windlass.base.procs.own import own_argv
 from windlass.bench.start.shared import ClientSettings, Counters, Limits, settings_text
@@ -148,7 +148,7 @@ def hosted(
     nodes are addresses of this machine's loopback."""
     run_id = f"b{random.randrange(1 << 40):x}"
     net = f"127.{random.randrange(64, 250)}.{random.randrange(250)}"
-    manifest = Manifest(
+    manifest = AgentManifest(
         run_id=run_id,
         hosts=network.hosts if network is not None else tuple(f"{net}.{node + 1}" for node in range(nodes)),
         node_variables=(_NODE_VARIABLE,),

@@ -26,7 +26,7 @@ SUFFIXES = (*_TAR_GZ, *_TAR_ZST, *_TAR, ".squashfs", ".sqfs", ".sqsh")
 _PACK_S = 3600.0
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class ArchiveMember(msgspec.Struct, frozen=True, kw_only=True):
     """A member of the archive: a file (from disk, or with new content), a folder, or a link."""
 
     name: str
@@ -44,7 +44,7 @@ def refuse_unreadable(error: OSError) -> None:
     raise MachineError(f"{error.filename} cannot be read: {error.strerror}", hint="nothing was written") from error
 
 
-def write_archive(entries: list[Entry], final: Path, environ: Mapping[str, str]) -> None:
+def write_archive(entries: list[ArchiveMember], final: Path, environ: Mapping[str, str]) -> None:
     """Write the members in the form that the name's ending says. Raises `MachineError` without a program or room."""
     write = _writer(final, environ)
     try:
@@ -55,7 +55,7 @@ def write_archive(entries: list[Entry], final: Path, environ: Mapping[str, str])
         raise MachineError(text, hint=f"{hint_for(error, final.parent)}; nothing was left there") from error
 
 
-Writer = Callable[[list[Entry], BinaryIO], None]
+Writer = Callable[[list[ArchiveMember], BinaryIO], None]
 
 
 def _writer(final: Path, environ: Mapping[str, str]) -> Writer:
@@ -73,7 +73,7 @@ def _writer(final: Path, environ: Mapping[str, str]) -> Writer:
     else:
         argv = ("sh", "-c", 'exec "$0" - "$2" -tar -quiet -noappend -no-progress -all-root -mkfs-time 0 <"$1"', program)
 
-    def through(entries: list[Entry], stream: BinaryIO) -> None:
+    def through(entries: list[ArchiveMember], stream: BinaryIO) -> None:
         """A plain archive in a folder of ours, then the program that makes the final form of it."""
         with temporary_folder(f".{name}.", final.parent) as work:
             with replacing(work / "plain") as plain:
@@ -91,12 +91,12 @@ def _writer(final: Path, environ: Mapping[str, str]) -> Writer:
     return through
 
 
-def _write_gzip(entries: list[Entry], raw: BinaryIO) -> None:
+def _write_gzip(entries: list[ArchiveMember], raw: BinaryIO) -> None:
     with gzip.GzipFile("", "wb", 6, raw, mtime=0) as stream:
         _write_tar(entries, stream)
 
 
-def _write_tar(entries: list[Entry], stream: IO[bytes] | gzip.GzipFile) -> None:
+def _write_tar(entries: list[ArchiveMember], stream: IO[bytes] | gzip.GzipFile) -> None:
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for entry in sorted(entries, key=lambda entry: os.fsencode(entry.name)):
             info = tarfile.TarInfo(entry.name)
@@ -114,7 +114,7 @@ def _write_tar(entries: list[Entry], stream: IO[bytes] | gzip.GzipFile) -> None:
 
 
 @contextlib.contextmanager
-def _content(entry: Entry) -> Iterator[IO[bytes]]:
+def _content(entry: ArchiveMember) -> Iterator[IO[bytes]]:
     if entry.data is not None:
         yield io.BytesIO(entry.data)
         return

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from windlass.node.sys.reading import read_bytes
 from windlass.agents.interpreter import LEFT_OUT
-from windlass.build.envs.archive import Entry, refuse_unreadable
+from windlass.build.envs.archive import ArchiveMember, refuse_unreadable
 from windlass.build.envs.inspect import EnvFacts
 from windlass.errors import UsageError
 from windlass.node.libs.closure import GLIBC
@@ -29,18 +29,18 @@ class BasePython:
         """Whether a member of the venv gives way."""
         return inside in self._replaced
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[ArchiveMember]:
         status = self.program.stat()
         name = f"bin/{self.library.name}"
         mtime = int(status.st_mtime)
-        yield Entry(name=name, path=str(self.program), data=self.patched, mode=0o755, mtime=mtime, size=status.st_size)
+        yield ArchiveMember(name=name, path=str(self.program), data=self.patched, mode=0o755, mtime=mtime, size=status.st_size)
         if self.shared is not None:
             size = self.shared.stat().st_size
-            yield Entry(name=f"lib/{self.shared.name}", path=str(self.shared), mode=0o755, mtime=mtime, size=size)
+            yield ArchiveMember(name=f"lib/{self.shared.name}", path=str(self.shared), mode=0o755, mtime=mtime, size=size)
         for link in ("bin/python", "bin/python3"):
-            yield Entry(name=link, link=self.library.name, mode=0o777, mtime=mtime)
+            yield ArchiveMember(name=link, link=self.library.name, mode=0o777, mtime=mtime)
         # Debian's Python looks for packages under this name outside of a venv.
-        yield Entry(name=f"lib/{self.library.name}/dist-packages", link="site-packages", mode=0o777, mtime=mtime)
+        yield ArchiveMember(name=f"lib/{self.library.name}/dist-packages", link="site-packages", mode=0o777, mtime=mtime)
         for folder, folders, names in os.walk(self.library, onerror=refuse_unreadable):
             folders[:] = sorted(name for name in folders if _wanted(name) and not (Path(folder) / name).is_symlink())
             for file in sorted(names):
@@ -50,7 +50,7 @@ class BasePython:
                     continue
                 inside = f"lib/{self.library.name}/{path.relative_to(self.library)}"
                 mode, mtime = stat.S_IMODE(found.st_mode), int(found.st_mtime)
-                yield Entry(name=inside, path=str(path), mode=mode, mtime=mtime, size=found.st_size)
+                yield ArchiveMember(name=inside, path=str(path), mode=mode, mtime=mtime, size=found.st_size)
 
     def needs(self) -> Iterator[str]:
         """Libraries of the system that the program and its standard library are linked with."""

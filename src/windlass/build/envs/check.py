@@ -33,14 +33,14 @@ class EnvCheck(msgspec.Struct, frozen=True, kw_only=True):
     severity: Severity
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class EnvLocation(msgspec.Struct, frozen=True, kw_only=True):
     """Where it lies: the file system as this machine names it, where many nodes share it, and the user's home."""
 
     file_system: str = ""
     home: str = ""
 
 
-def check_env(facts: EnvFacts, site: Site, host: HostFacts | None, place: Place) -> EnvCheck:
+def check_env(facts: EnvFacts, site: Site, host: HostFacts | None, place: EnvLocation) -> EnvCheck:
     """Hold the environment against the site. `host` is this machine, where it is the site's; else None."""
     findings = (
         *_interpreter(facts),

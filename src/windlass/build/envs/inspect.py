@@ -19,7 +19,7 @@ from windlass.build.envs.create import RECORD
 from windlass.build.envs.relocate import interpreter_of, own_files, read_text_file, site_packages
 from windlass.build.envs.requirements import Unmet, normal_name, unmet
 from windlass.errors import UsageError
-from windlass.node.libs.closure import Root, newest, version_key
+from windlass.node.libs.closure import SystemRoot, newest, version_key
 from windlass.node.libs.elf import Elf, ElfError, is_elf, read_elf
 
 MAX_LIBRARIES = 20_000
@@ -283,7 +283,7 @@ class _Libraries:
         self.damaged: list[str] = []
         self.plugins: list[str] = []
         self.mpi: list[MpiModule] = []
-        self._host = Root("/")
+        self._host = SystemRoot("/")
         python = os.path.realpath(root / "bin" / "python")
         with contextlib.suppress(ElfError, OSError):
             self.machine = read_elf(python).machine

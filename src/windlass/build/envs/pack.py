@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from windlass.build.envs.archive import SUFFIXES, Entry, refuse_unreadable, write_archive
+from windlass.build.envs.archive import SUFFIXES, ArchiveMember, refuse_unreadable, write_archive
 from windlass.build.envs.base_python import BasePython, base_python
 from windlass.build.envs.inspect import EnvFacts, inspect_env
 from windlass.build.envs.relocate import PORTABLE_ACTIVATE, portable_script, read_text_file
@@ -94,7 +94,7 @@ def _refuse(facts: EnvFacts, root: Path, final: Path, with_python: bool) -> None
         )
 
 
-def _entries(root: Path, base: BasePython | None) -> Iterator[Entry]:
+def _entries(root: Path, base: BasePython | None) -> Iterator[ArchiveMember]:
     for folder, folders, names in os.walk(root, onerror=refuse_unreadable):
         folders.sort()
         here = Path(folder)
@@ -108,18 +108,18 @@ def _entries(root: Path, base: BasePython | None) -> Iterator[Entry]:
             if name not in links:
                 status = (here / name).stat()
                 inside = str((here / name).relative_to(root))
-                yield Entry(name=inside, folder=True, mode=stat.S_IMODE(status.st_mode), mtime=int(status.st_mtime))
+                yield ArchiveMember(name=inside, folder=True, mode=stat.S_IMODE(status.st_mode), mtime=int(status.st_mtime))
 
 
-def _entry(root: Path, path: Path, inside: str) -> Iterator[Entry]:
+def _entry(root: Path, path: Path, inside: str) -> Iterator[ArchiveMember]:
     status = path.lstat()
     mode, mtime = stat.S_IMODE(status.st_mode), int(status.st_mtime)
     if stat.S_ISLNK(status.st_mode):
-        yield Entry(name=inside, link=_link(root, path), mode=0o777, mtime=mtime)
+        yield ArchiveMember(name=inside, link=_link(root, path), mode=0o777, mtime=mtime)
     elif stat.S_ISREG(status.st_mode):
         data = _portable(root, path, inside)
         size = status.st_size if data is None else len(data)
-        yield Entry(name=inside, path=str(path), data=data, mode=mode, mtime=mtime, size=size)
+        yield ArchiveMember(name=inside, path=str(path), data=data, mode=mode, mtime=mtime, size=size)
 
 
 def _link(root: Path, path: Path) -> str:
@@ -147,7 +147,7 @@ def _portable(root: Path, path: Path, inside: str) -> bytes | None:
     return None if changed == data else changed
 
 
-def _left(root: Path, entries: list[Entry], fixed: tuple[str, ...]) -> list[str]:
+def _left(root: Path, entries: list[ArchiveMember], fixed: tuple[str, ...]) -> list[str]:
     """Files that still name the old place: scripts of an unknown form, and what conda wrote it into."""
     changed = {entry.name for entry in entries if entry.data is not None}
     found = [name for name in fixed if name not in changed]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from windlass.node.libs.closure import GLIBC, Root, closure, newest, version_key
+from windlass.node.libs.closure import GLIBC, SystemRoot, closure, newest, version_key
 from windlass.node.libs.decide import ImageFacts, ImageLibrary
 from windlass.node.libs.elf import ElfError, is_elf, read_elf
 from windlass.node.libs.plugins import FABRIC, ImagePlugin, plugin_family
@@ -62,10 +62,10 @@ class ImageReport(msgspec.Struct, frozen=True, kw_only=True):
     libraries: int = 0
 
 
-def image_root(folder: str, environment: dict[str, str] | None = None) -> Root:
+def image_root(folder: str, environment: dict[str, str] | None = None) -> SystemRoot:
     """The image's file system, with the machine of its own programs and the search path of its environment."""
     search = [path for path in (environment or {}).get("LD_LIBRARY_PATH", "").split(":") if path.startswith("/")]
-    root = Root(folder, search=search)
+    root = SystemRoot(folder, search=search)
     for path in _SHELLS:
         found = root.load(path)
         if found is not None:
@@ -75,7 +75,7 @@ def image_root(folder: str, environment: dict[str, str] | None = None) -> Root:
 
 
 def read_image(
-    root: Root, image: str, kind: str, environment: dict[str, str], names: tuple[str, ...] = ()
+    root: SystemRoot, image: str, kind: str, environment: dict[str, str], names: tuple[str, ...] = ()
 ) -> tuple[ImageReport, ImageFacts]:
     """The report for people, and the facts for the decision. `names` are libraries of the image that are not below the
     root, known by their places alone."""
@@ -122,7 +122,7 @@ def read_image(
     return report, facts
 
 
-def _libraries(root: Root) -> list[tuple[str, str, tuple[str, ...] | None]]:
+def _libraries(root: SystemRoot) -> list[tuple[str, str, tuple[str, ...] | None]]:
     """Every library in the folders that the loader looks at, in its order: name, path, versions that it offers."""
     found: list[tuple[str, str, tuple[str, ...] | None]] = []
     seen: dict[str, tuple[str, ...] | None] = {}
@@ -147,7 +147,7 @@ def _versions(place: str, machine: str) -> tuple[str, ...] | None:
     return elf.version_defs if not machine or elf.machine == machine else None
 
 
-def _first(root: Root, libraries: list[tuple[str, str, tuple[str, ...] | None]]) -> dict[str, ImageLibrary]:
+def _first(root: SystemRoot, libraries: list[tuple[str, str, tuple[str, ...] | None]]) -> dict[str, ImageLibrary]:
     """By name, the one that the loader takes. Folders of plugins stay out, unless the image's search path or its
     ld.so.conf names them."""
     searched = {*root.search, *root.folders(), "/usr/local/lib"}
@@ -158,7 +158,7 @@ def _first(root: Root, libraries: list[tuple[str, str, tuple[str, ...] | None]])
     return made
 
 
-def _libc(root: Root) -> tuple[str, str]:
+def _libc(root: SystemRoot) -> tuple[str, str]:
     found = root.find("libc.so.6")
     if found is not None:
         return "glibc", newest(found[1].version_defs)
@@ -167,7 +167,7 @@ def _libc(root: Root) -> tuple[str, str]:
     return "", ""
 
 
-def _unique(root: Root, paths: Iterable[str]) -> tuple[str, ...]:
+def _unique(root: SystemRoot, paths: Iterable[str]) -> tuple[str, ...]:
     """One path for each file: libnccl-net.so is often a link to libnccl-net-ofi.so."""
     by_place: dict[str, str] = {}
     for path in paths:
@@ -175,7 +175,7 @@ def _unique(root: Root, paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(by_place.values())
 
 
-def _plugins(root: Root, libraries: list[tuple[str, str, tuple[str, ...] | None]]) -> tuple[ImagePlugin, ...]:
+def _plugins(root: SystemRoot, libraries: list[tuple[str, str, tuple[str, ...] | None]]) -> tuple[ImagePlugin, ...]:
     """Each plugin once, with all its names, and whether it is one for libfabric."""
     by_place: dict[str, list[str]] = {}
     for name, path, _ in libraries:
@@ -184,7 +184,7 @@ def _plugins(root: Root, libraries: list[tuple[str, str, tuple[str, ...] | None]
     return tuple(_plugin(root, place, paths) for place, paths in by_place.items())
 
 
-def _plugin(root: Root, place: str, paths: list[str]) -> ImagePlugin:
+def _plugin(root: SystemRoot, place: str, paths: list[str]) -> ImagePlugin:
     try:
         elf = read_elf(place)
     except (ElfError, OSError):
@@ -194,7 +194,7 @@ def _plugin(root: Root, place: str, paths: list[str]) -> ImagePlugin:
     return ImagePlugin(tuple(paths), FABRIC in elf.needed, own[0] if own else "")
 
 
-def _providers(root: Root, path: str) -> tuple[str, ...]:
+def _providers(root: SystemRoot, path: str) -> tuple[str, ...]:
     """What libfabric can use: linked in (its name stands alone among the strings), or a plugin of its own beside it."""
     place = root.place(path)
     if place is None:
@@ -210,12 +210,12 @@ def _providers(root: Root, path: str) -> tuple[str, ...]:
     )
 
 
-def _file_version(root: Root, path: str) -> str:
+def _file_version(root: SystemRoot, path: str) -> str:
     place = root.place(path) or path
     return place.rsplit(".so.", 1)[1] if ".so." in place else ""
 
 
-def _missing(root: Root, paths: Iterable[str]) -> dict[str, str]:
+def _missing(root: SystemRoot, paths: Iterable[str]) -> dict[str, str]:
     missing: dict[str, str] = {}
     for path in paths:
         for name, by in closure(root, [path], root.search).missing.items():
@@ -224,12 +224,12 @@ def _missing(root: Root, paths: Iterable[str]) -> dict[str, str]:
     return missing
 
 
-def _system(root: Root) -> str:
+def _system(root: SystemRoot) -> str:
     pairs = dict(line.split("=", 1) for line in root.read("/etc/os-release").splitlines() if "=" in line)
     return pairs.get("PRETTY_NAME", "").strip("\"'")
 
 
-def _cuda_compat(root: Root) -> tuple[str, str]:
+def _cuda_compat(root: SystemRoot) -> tuple[str, str]:
     """The version of the driver library that the image may put in front of the host's, and its folder."""
     found = []
     for folder in _COMPAT:
@@ -240,7 +240,7 @@ def _cuda_compat(root: Root) -> tuple[str, str]:
     return max(found, key=lambda pair: version_key(pair[0])) if found else ("", "")
 
 
-def directory_environment(root: Root) -> dict[str, str]:
+def directory_environment(root: SystemRoot) -> dict[str, str]:
     """Variables of an unpacked image, where whoever unpacked it has left them: charliecloud, apptainer."""
     environment: dict[str, str] = {}
     for line in root.read("/ch/environment").splitlines():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from windlass.errors import UsageError
-from windlass.node.libs.closure import GLIBC, Root, closure
+from windlass.node.libs.closure import GLIBC, SystemRoot, closure
 from windlass.node.libs.elf import ElfError, read_elf
 from windlass.build.images.recipe import Recipe
 
@@ -25,7 +25,7 @@ def host_variant_files(recipe: Recipe, folder: str) -> dict[str, Path]:
     names = [read_elf(str(found[name])).soname or name for name in found]
     lacking = {
         name: by
-        for name, by in closure(Root(str(place)), list(dict.fromkeys(names)), ["/"]).missing.items()
+        for name, by in closure(SystemRoot(str(place)), list(dict.fromkeys(names)), ["/"]).missing.items()
         if name not in GLIBC and not _in_image(name, recipe)
     }
     if lacking:

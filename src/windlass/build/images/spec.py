@@ -74,7 +74,7 @@ class ImageSpec(_Table, frozen=True, kw_only=True):
     source: str = ""
 
 
-class Archive(_Table, frozen=True, kw_only=True):
+class SourceArchive(_Table, frozen=True, kw_only=True):
     """A release as one file, pinned by its digest."""
 
     url: str
@@ -88,7 +88,7 @@ class Component(_Table, frozen=True, kw_only=True):
     url: str
     commits: dict[str, str] = {}
     """Version to the commit that pins it."""
-    archives: dict[str, Archive] = {}
+    archives: dict[str, SourceArchive] = {}
     """Version to an archive other than that of `url`."""
 
 

@@ -20,7 +20,7 @@ from windlass.node.sys.folders import temporary_folder
 from windlass.node.sys.atomic import replace_file, replacing
 from windlass.errors import CommandError, MachineError, UsageError
 from windlass.build.images.facts import config_environment, directory_environment
-from windlass.node.libs.closure import Root
+from windlass.node.libs.closure import SystemRoot
 from windlass.node.libs.decide import is_network
 from windlass.build.images.oci import Blobs, BoundedMember, FolderBlobs, TarBlobs, image_parts, refusing_damage
 from windlass.build.images.sif import is_sif, sif_partition
@@ -69,7 +69,7 @@ def open_image(image: str, environ: Mapping[str, str]) -> Iterator[OpenImage]:
         )
     if path.is_dir() and not (path / "oci-layout").is_file():
         _refuse_strange_folder(path)
-        yield OpenImage(str(path.resolve()), "directory", directory_environment(Root(str(path.resolve()))))
+        yield OpenImage(str(path.resolve()), "directory", directory_environment(SystemRoot(str(path.resolve()))))
         return
     with temporary_folder("windlass-image-") as folder:
         try:
@@ -106,7 +106,7 @@ def _unpacked(path: Path, target: Path, environ: Mapping[str, str]) -> OpenImage
     if head[:4] == b"hsqs" or is_sif(head):
         kind = "squashfs" if head[:4] == b"hsqs" else "sif"
         names = _unsquash(path, target, sif_partition(str(path)).offset if kind == "sif" else 0, environ)
-        return OpenImage(str(target), kind, directory_environment(Root(str(target))), names)
+        return OpenImage(str(target), kind, directory_environment(SystemRoot(str(target))), names)
     if head[257:262] == b"ustar" or head[:2] == b"\x1f\x8b":
         target.mkdir()
         with refusing_damage(path), TarBlobs(path) as blobs:

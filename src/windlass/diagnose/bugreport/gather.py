@@ -37,7 +37,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(kw_only=True, slots=True)
-class Parts:
+class ReportParts:
     """Texts by their names in the archive, and what is missing with its reason."""
 
     files: dict[str, str] = field(default_factory=dict)
@@ -133,9 +133,9 @@ def gather(
     doctor: bool,
     logs: bool,
     tell: Tell,
-) -> Parts:
+) -> ReportParts:
     """All parts, those about this machine first."""
-    parts = Parts()
+    parts = ReportParts()
     texts: dict[str, Callable[[], str]] = {
         "version.txt": lambda: version_text(environ),
         "site.txt": lambda: site_text(settings, environ),
@@ -164,7 +164,7 @@ def gather(
     return parts
 
 
-def _add_run(parts: Parts, folder: RunFolder, plan: Plan | None, logs: bool) -> None:
+def _add_run(parts: ReportParts, folder: RunFolder, plan: Plan | None, logs: bool) -> None:
     found = _within(PART_S, lambda: run_files(folder, plan, logs=logs))
     if isinstance(found, Exception):
         parts.left["run"] = str(found)

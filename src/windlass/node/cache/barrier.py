@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 
 from windlass.node.cache.config import NodeConfig
-from windlass.node.cache.limits import Health
+from windlass.node.cache.limits import NodeHealth
 from windlass.node.wire import wire
 from windlass.node.wire.link import Collect
 from windlass.node.wire.links import Links
@@ -17,7 +17,7 @@ from windlass.node.wire.tree import tree_route
 
 
 class Barrier:
-    def __init__(self, config: NodeConfig, links: Links, health: Health) -> None:
+    def __init__(self, config: NodeConfig, links: Links, health: NodeHealth) -> None:
         self._config = config
         self._links = links
         self._health = health

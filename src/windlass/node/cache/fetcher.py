@@ -29,7 +29,7 @@ from windlass.node.cache.keys import (
     sibling_key,
     stripe_of,
 )
-from windlass.node.cache.limits import Health, TokenBucket, fallback_jitter_s
+from windlass.node.cache.limits import NodeHealth, TokenBucket, fallback_jitter_s
 from windlass.node.cache.neighbours import Neighbours
 from windlass.node.cache.pool import Pool
 from windlass.node.cache.source import Source
@@ -80,7 +80,7 @@ class _FlightReply:
 
 class Fetcher:
     def __init__(
-        self, config: NodeConfig, source: Source, store: Store, links: Links, health: Health, timers: Timers
+        self, config: NodeConfig, source: Source, store: Store, links: Links, health: NodeHealth, timers: Timers
     ) -> None:
         self._config = config
         self._source = source

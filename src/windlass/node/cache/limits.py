@@ -30,7 +30,7 @@ class TokenBucket:
             return 0.0 if self._tokens >= 0 else -self._tokens / self._rate
 
 
-class Health:
+class NodeHealth:
     """Which nodes to leave out. A failure costs a pause that doubles; wrong bytes cost the rest of the job."""
 
     FIRST_PAUSE_S = 1.0

@@ -20,7 +20,7 @@ _SWEEPS_EACH = 6
 _FILES = 256
 
 
-class Sweep(NamedTuple):
+class FileSweep(NamedTuple):
     """A walk through a file: the chunks from `start` to `end` are on their way; `window` were asked for last, below
     zero for a walk backwards."""
 
@@ -37,7 +37,7 @@ class Neighbours:
         self._chunk_bytes = chunk_bytes
         self._left = limit_bytes
         self._lock = threading.Lock()
-        self._files: OrderedDict[bytes, list[Sweep]] = OrderedDict()
+        self._files: OrderedDict[bytes, list[FileSweep]] = OrderedDict()
 
     def of(self, key: bytes) -> range:
         """Numbers of the chunks to read after that of `key`, which may be among them."""
@@ -51,7 +51,7 @@ class Neighbours:
             found = next((s for s in sweeps if s.start - GAP_CHUNKS <= index < s.end + GAP_CHUNKS), None)
             if found is None:
                 group = index - index % RUN_CHUNKS
-                sweep = Sweep(group, min(group + RUN_CHUNKS, count), 0)
+                sweep = FileSweep(group, min(group + RUN_CHUNKS, count), 0)
                 wanted = range(sweep.start, sweep.end)
             elif found.start <= index < found.end:
                 return range(0)  # on its way already
@@ -60,15 +60,15 @@ class Neighbours:
                 window = self._window(found, forwards=index >= found.end)
                 if window > 0:
                     wanted = range(index + 1, min(index + 1 + window, count))
-                    sweep = Sweep(found.start, max(index + 1, wanted.stop), window)
+                    sweep = FileSweep(found.start, max(index + 1, wanted.stop), window)
                 else:
                     wanted = range(max(0, index + window), index)
-                    sweep = Sweep(wanted.start, found.end, window)
+                    sweep = FileSweep(wanted.start, found.end, window)
             sweeps.insert(0, sweep)
             del sweeps[_SWEEPS_EACH:]
         return wanted
 
-    def _window(self, sweep: Sweep, *, forwards: bool) -> int:
+    def _window(self, sweep: FileSweep, *, forwards: bool) -> int:
         """Twice the last one where the walk goes on in its direction; below zero backwards."""
         goes_on = sweep.window > 0 if forwards else sweep.window < 0
         window = min(LAST_WINDOW, max(FIRST_WINDOW, 2 * abs(sweep.window) if goes_on else 0))

@@ -34,7 +34,7 @@ FRESH_S = 2.0
 """A file that changed so shortly before it was read may change again without another date."""
 
 
-class Packed(NamedTuple):
+class PackedObject(NamedTuple):
     """Where an object lies in a pack. `ctime_ns`: of its file when it was packed."""
 
     offset: int
@@ -66,7 +66,7 @@ def pack_path(trace: str) -> str:
 class Pack:
     """An open pack. Reads are thread-safe."""
 
-    def __init__(self, fd: int, index: dict[bytes, Packed]) -> None:
+    def __init__(self, fd: int, index: dict[bytes, PackedObject]) -> None:
         self._fd = fd
         self.index = index
 
@@ -114,7 +114,7 @@ def _check_owner(status: os.stat_result, path: str) -> None:
         raise BadPackError("%s can be written by others (chmod go-w)" % path)
 
 
-def _read_index(fd: int, size: int, chunk_bytes: int) -> dict[bytes, Packed]:
+def _read_index(fd: int, size: int, chunk_bytes: int) -> dict[bytes, PackedObject]:
     if size < _HEAD.size + _TAIL.size:
         raise BadPackError("not a pack")
     magic, theirs = _HEAD.unpack(os.pread(fd, _HEAD.size, 0))
@@ -131,8 +131,8 @@ def _read_index(fd: int, size: int, chunk_bytes: int) -> dict[bytes, Packed]:
     return _parse_index(data, begin)
 
 
-def _parse_index(data: bytes, end: int) -> dict[bytes, Packed]:
-    index: dict[bytes, Packed] = {}
+def _parse_index(data: bytes, end: int) -> dict[bytes, PackedObject]:
+    index: dict[bytes, PackedObject] = {}
     at = 0
     while at < len(data):
         key_at = at + _ENTRY.size + DIGEST_BYTES
@@ -141,7 +141,9 @@ def _parse_index(data: bytes, end: int) -> dict[bytes, Packed]:
         offset, size, ctime_ns, key_bytes = _ENTRY.unpack_from(data, at)
         if key_bytes > MAX_KEY_BYTES or key_at + key_bytes > len(data) or offset + size > end:
             raise BadPackError("a pack whose index makes no sense")
-        index[data[key_at : key_at + key_bytes]] = Packed(offset, size, ctime_ns, data[key_at - DIGEST_BYTES : key_at])
+        index[data[key_at : key_at + key_bytes]] = PackedObject(
+            offset, size, ctime_ns, data[key_at - DIGEST_BYTES : key_at]
+        )
         at = key_at + key_bytes
     return index
 

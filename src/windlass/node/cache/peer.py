@@ -16,7 +16,7 @@ from windlass.node.cache.config import NodeConfig
 from windlass.node.cache.fetcher import Fetcher
 from windlass.node.cache.flight import FetchResult
 from windlass.node.cache.keys import CHUNK, DIRECTORY, HEAD_BYTES, BadKeyError, chunk_count, chunk_key, parse_key
-from windlass.node.cache.limits import Health
+from windlass.node.cache.limits import NodeHealth
 from windlass.node.cache.pool import Pool
 from windlass.node.cache.saver import TraceSaver
 from windlass.node.cache.server import MAX_CONNECTIONS, Inbound
@@ -47,7 +47,7 @@ class Peer:
         self._started = time.time()
         self.stopped = threading.Event()
         self._timers = Timers()
-        self._health = Health()
+        self._health = NodeHealth()
         self._source = Source(config.roots, config.chunk_bytes, sparse=config.sparse)
         self._store = Store(config.store, config.budget_bytes)
         self._store.on_gone = self._segment_gone

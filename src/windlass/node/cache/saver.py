@@ -27,7 +27,7 @@ from windlass.node.cache.pack import (
     write_pack,
 )
 from windlass.node.cache.store import Store
-from windlass.node.cache.trace import BadTraceError, Recorder, read_trace, write_trace
+from windlass.node.cache.trace import BadTraceError, TouchRecorder, read_trace, write_trace
 from windlass.node.wire.timers import Timers
 
 log = logging.getLogger("windlass.cache")
@@ -44,7 +44,7 @@ class TraceSaver:
         self._config = config
         self._store = store
         self._planned = planned
-        self._recorder = Recorder(config.chunk_bytes, config.trace_limit_bytes)
+        self._recorder = TouchRecorder(config.chunk_bytes, config.trace_limit_bytes)
         self._chunks: dict[bytes, None] = {}
         self._saved = 0
         self._packed = -1

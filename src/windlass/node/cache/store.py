@@ -288,7 +288,7 @@ def _memory_name(number: int) -> str:
     return "windlass-%d" % number
 
 
-class _File:
+class _OpenFile:
     """A descriptor that is closed when the last thread that reads it is done with it."""
 
     __slots__ = ("fd",)
@@ -306,7 +306,7 @@ class StoreReader:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._places: dict[bytes, Location] = {}
-        self._files: dict[tuple[int, int], _File] = {}
+        self._files: dict[tuple[int, int], _OpenFile] = {}
         self._gone: set[int] = set()
         self._lock = threading.Lock()
 
@@ -372,9 +372,9 @@ class StoreReader:
             self._places.clear()
             self._files.clear()
 
-    def _opened(self, place: Location) -> _File | None:
+    def _opened(self, place: Location) -> _OpenFile | None:
         try:
-            file = _File(os.open(self._path(place), os.O_RDONLY | os.O_CLOEXEC))
+            file = _OpenFile(os.open(self._path(place), os.O_RDONLY | os.O_CLOEXEC))
             if not self._folder:
                 # The writer may have given the segment up, and its descriptor may be another file by now.
                 name = os.readlink("/proc/self/fd/%d" % file.fd)

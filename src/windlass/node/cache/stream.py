@@ -16,7 +16,7 @@ from windlass.node.cache.config import NodeConfig
 from windlass.node.cache.driver import Driver
 from windlass.node.cache.fetcher import Fetcher
 from windlass.node.cache.keys import digest, stripe_of
-from windlass.node.cache.limits import Health
+from windlass.node.cache.limits import NodeHealth
 from windlass.node.cache.server import Inbound
 from windlass.node.cache.stages import STAGES
 from windlass.node.cache.store import HeldObject, Store
@@ -31,7 +31,7 @@ _GATHER_S = 0.002
 class Streams:
     """All stripes of one node: drives the ones it is the reader of, follows the others, feeds its children."""
 
-    def __init__(self, config: NodeConfig, fetcher: Fetcher, store: Store, links: Links, health: Health) -> None:
+    def __init__(self, config: NodeConfig, fetcher: Fetcher, store: Store, links: Links, health: NodeHealth) -> None:
         self._config = config
         self._fetcher = fetcher
         self._store = store

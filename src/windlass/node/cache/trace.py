@@ -61,7 +61,7 @@ def directory_touch(path: bytes) -> Touch:
     return Touch(path, 0, -1)
 
 
-class Recorder:
+class TouchRecorder:
     """Collects touches of one run. Chunks of a file that follow each other become one range."""
 
     def __init__(self, chunk_bytes: int, limit_bytes: int) -> None:

@@ -36,7 +36,7 @@ class Miss(Exception):  # noqa: N818 - not an error: the ordinary way to say wha
         self.keys = keys
 
 
-class Local(Protocol):
+class LocalObjects(Protocol):
     """What is on this node. Never blocks on the network."""
 
     def listing(self, path: bytes) -> Listing | None: ...
@@ -70,7 +70,7 @@ class Node:
 class View:
     """All calls are thread-safe and answer with bytes in the kernel's format, or raise `OSError` or `Miss`."""
 
-    def __init__(self, local: Local, chunk_bytes: int, ahead_most: int = 64) -> None:
+    def __init__(self, local: LocalObjects, chunk_bytes: int, ahead_most: int = 64) -> None:
         """`ahead_most`: chunks that are fetched at most before a reader that goes straight through a file asks."""
         self._local = local
         self._chunk_bytes = chunk_bytes

@@ -19,7 +19,7 @@ _PRODUCTS_S = 0.5
 """So long that a healthy core is not taken away all the time."""
 
 
-class World:
+class CheckedRank:
     """This rank among the others, and the device that it works with."""
 
     def __init__(self, torch: Any, rank: int, local_rank: int, spec: dict[str, Any]) -> None:
@@ -73,7 +73,7 @@ def _device(torch: Any, local: int) -> tuple[str, Any, Callable[[], None]]:
 def measure(torch: Any, rank: int, local_rank: int, spec: dict[str, Any]) -> dict[str, Any]:
     """What an all-reduce over all ranks takes and whether it is right; with `full`, who is slow."""
     try:
-        world = World(torch, rank, local_rank, spec)
+        world = CheckedRank(torch, rank, local_rank, spec)
         seconds = world.seconds()
         right = world.is_right()
         size = world.dist.get_world_size()
@@ -95,7 +95,7 @@ def measure(torch: Any, rank: int, local_rank: int, spec: dict[str, Any]) -> dic
         return {"all_reduce_error": "%s: %s" % (type(error).__name__, str(error).strip().splitlines()[0][:300])}
 
 
-def find_slow(world: World, over_all: list[float]) -> dict[str, Any]:
+def find_slow(world: CheckedRank, over_all: list[float]) -> dict[str, Any]:
     """Rounds of all-reduces in groups that shrink by half, then slow pairs with other partners; and a product of
     matrices on every device. The same on all ranks."""
     plan = slow.rounds(world.nodes)
@@ -125,7 +125,7 @@ def find_slow(world: World, over_all: list[float]) -> dict[str, Any]:
     }
 
 
-def timed(world: World, groups: Sequence[Sequence[int]]) -> slow.Times:
+def timed(world: CheckedRank, groups: Sequence[Sequence[int]]) -> slow.Times:
     """One round: every group at once. Nodes that are in none of them wait."""
     mine = next((index for index, group in enumerate(groups) if world.node in group), None)
     values = [0.0] * REPEATS
@@ -143,7 +143,7 @@ def timed(world: World, groups: Sequence[Sequence[int]]) -> slow.Times:
     return dict(found)
 
 
-def slow_devices(world: World) -> dict[int, float]:
+def slow_devices(world: CheckedRank) -> dict[int, float]:
     """Ranks whose device is slow, twice in a row."""
     first = _products(world)
     if not first:
@@ -152,7 +152,7 @@ def slow_devices(world: World) -> dict[int, float]:
     return {rank: min(factor, again[rank]) for rank, factor in first.items() if rank in again}
 
 
-def _products(world: World) -> dict[int, float]:
+def _products(world: CheckedRank) -> dict[int, float]:
     torch = world.torch
     host = world.backend == "gloo"
     side = _HOST_SIDE if host else _DEVICE_SIDE

@@ -10,7 +10,7 @@ from typing import Any
 
 from windlass.node.checks.finding import Finding, fail, not_applicable, ok, warn
 from windlass.node.sampler import amd, intel, nvidia
-from windlass.node.sampler.readings import Device
+from windlass.node.sampler.readings import DeviceReading
 from windlass.node.sys.text import binary_size, listed
 from windlass.node.sys.tools import MissingError, text_of
 
@@ -34,10 +34,10 @@ def check_devices(expected: Expected) -> list[Finding]:
     return judge_devices(vendor, seen, expected, tool, troubles)
 
 
-def look(vendor: str) -> tuple[list[Device], str, list[str]]:
+def look(vendor: str) -> tuple[list[DeviceReading], str, list[str]]:
     """The devices, the tool that told, and what it complains of; no tool: empty."""
     tool = next((name for name in _TOOLS[vendor] if _tool(name)), "")
-    seen: list[Device] = []
+    seen: list[DeviceReading] = []
     troubles: list[str] = []
     try:
         if tool == "nvidia-smi":
@@ -54,7 +54,7 @@ def look(vendor: str) -> tuple[list[Device], str, list[str]]:
 
 
 def judge_devices(
-    vendor: str, seen: Sequence[Device], expected: Expected, tool: str, troubles: Sequence[str] = ()
+    vendor: str, seen: Sequence[DeviceReading], expected: Expected, tool: str, troubles: Sequence[str] = ()
 ) -> list[Finding]:
     found = [_count(vendor, seen, expected, tool)]
     if seen:
@@ -64,7 +64,7 @@ def judge_devices(
     return found
 
 
-def _count(vendor: str, seen: Sequence[Device], expected: Expected, tool: str) -> Finding:
+def _count(vendor: str, seen: Sequence[DeviceReading], expected: Expected, tool: str) -> Finding:
     wanted = expected.get("cards" if vendor == "intel" else "count")
     names = sorted({device.name for device in seen if device.name})
     drivers = sorted({device.driver for device in seen if device.driver})
@@ -81,7 +81,7 @@ def _count(vendor: str, seen: Sequence[Device], expected: Expected, tool: str) -
     return ok("devices", text, **facts)
 
 
-def _memory(seen: Sequence[Device], expected: Expected) -> Finding:
+def _memory(seen: Sequence[DeviceReading], expected: Expected) -> Finding:
     wanted = expected.get("memory_bytes") or 0
     small = [
         d for d in seen if wanted and d.memory_total_bytes is not None and d.memory_total_bytes < wanted * LESS_MEMORY
@@ -98,7 +98,7 @@ def _memory(seen: Sequence[Device], expected: Expected) -> Finding:
     return ok("device-memory", "%s each, free" % " or ".join(sizes) if sizes else "free")
 
 
-def _errors(seen: Sequence[Device], troubles: Sequence[str]) -> Finding:
+def _errors(seen: Sequence[DeviceReading], troubles: Sequence[str]) -> Finding:
     bad = ["device %d: %d uncorrected memory errors" % (d.place, d.uncorrected) for d in seen if d.uncorrected]
     bad += ["device %d: rows of memory wait for a reset" % d.place for d in seen if d.needs_reset]
     bad += list(troubles)
@@ -108,7 +108,7 @@ def _errors(seen: Sequence[Device], troubles: Sequence[str]) -> Finding:
     return ok("device-errors", "none" if told else "none told (the tool does not count them here)")
 
 
-def _clocks(seen: Sequence[Device]) -> Finding:
+def _clocks(seen: Sequence[DeviceReading]) -> Finding:
     bad = ["device %d: %s" % (d.place, ", ".join(d.throttle_reasons)) for d in seen if d.throttle_reasons]
     if bad:
         return warn("device-clocks", "; ".join(bad), "the node is too hot or short of power: use another, tell support")

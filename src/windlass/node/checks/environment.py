@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any
 
-from windlass.node.sys.mounts import Mount, mount_of, mounts
+from windlass.node.sys.mounts import MountPoint, mount_of, mounts
 from windlass.node.sys.tools import text_of
 
 _VERSION = re.compile(r"^(\w+)\s*(?::[^=\n]*)?=\s*'([^'\n]*)'", re.MULTILINE)
@@ -43,7 +43,7 @@ def parse_torch_version(text: str) -> dict[str, str]:
     return {**({"version": version} if version else {}), **found}
 
 
-def place_facts(path: str, table: list[Mount] | None = None) -> dict[str, Any]:
+def place_facts(path: str, table: list[MountPoint] | None = None) -> dict[str, Any]:
     """Where a folder lies, and how long a look at a file takes there: most of an import is looking for files."""
     mount = mount_of(os.path.realpath(path), mounts() if table is None else table)
     return {

@@ -54,7 +54,7 @@ class Closure(NamedTuple):
     """Name to the library that needs it."""
 
 
-class Root:
+class SystemRoot:
     """A file system as seen from `folder`; `/` is this machine's own."""
 
     def __init__(self, folder: str = "/", machine: str = "", search: Iterable[str] = ()) -> None:
@@ -149,7 +149,7 @@ class Root:
         return None if self.machine and elf.machine != self.machine else (place, elf)
 
 
-def _configured(root: Root, path: str, seen: List[str]) -> List[str]:
+def _configured(root: SystemRoot, path: str, seen: List[str]) -> List[str]:
     """Folders that an ld.so.conf names, its includes followed."""
     if path in seen or len(seen) > _MAX_CONFIGS:
         return []
@@ -169,7 +169,7 @@ def _configured(root: Root, path: str, seen: List[str]) -> List[str]:
     return found
 
 
-def closure(root: Root, names: Iterable[str], first: Iterable[str] = ()) -> Closure:
+def closure(root: SystemRoot, names: Iterable[str], first: Iterable[str] = ()) -> Closure:
     """Everything that these libraries need on the root, breadth first as the loader goes. A name that is not there at
     all is among the missing."""
     first = tuple(first)
@@ -191,7 +191,7 @@ def closure(root: Root, names: Iterable[str], first: Iterable[str] = ()) -> Clos
     return Closure(libraries, missing)
 
 
-def _own_folders(root: Root, place: str, elf: Elf) -> Tuple[str, ...]:
+def _own_folders(root: SystemRoot, place: str, elf: Elf) -> Tuple[str, ...]:
     origin = os.path.dirname(root.inside(place))
     paths = elf.runpath or elf.rpath
     lib = "lib64" if elf.bits == 64 else "lib"

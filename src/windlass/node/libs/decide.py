@@ -11,7 +11,7 @@ import fnmatch
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from windlass.node.libs.closure import GLIBC, Closure, Library, newest, version_key
-from windlass.node.libs.plugins import ImagePlugin, Link
+from windlass.node.libs.plugins import ImagePlugin, PluginLink
 from windlass.node.libs.variables import Variable
 
 NETWORK = ("libfabric.so*", "libcxi.so*", "libcxiutils.so*", "libmpi*.so*", "libpmi*.so*", "lib*ccl-net*.so*")
@@ -60,13 +60,13 @@ class Placed(NamedTuple):
     because: str
 
 
-class Decision(NamedTuple):
+class LibraryDecision(NamedTuple):
     """Everything that goes in, in the order of the loader, or why nothing may."""
 
     placed: Tuple[Placed, ...]
     refused: Tuple[str, ...]
     remedy: str
-    links: Tuple[Link, ...] = ()
+    links: Tuple[PluginLink, ...] = ()
     hidden: Tuple[str, ...] = ()
     """Plugins of the image that compete with the one that is taken, and are not loaded any more."""
     variables: Tuple[Variable, ...] = ()
@@ -94,14 +94,16 @@ def is_network(name: str) -> bool:
     return any(fnmatch.fnmatch(name, pattern) for pattern in NETWORK)
 
 
-def decide(host: Closure, image: ImageFacts) -> Decision:
+def decide(host: Closure, image: ImageFacts) -> LibraryDecision:
     """What of the host's closure goes into the image."""
     placed: List[Placed] = []
     refused: List[str] = []
     remedies: List[str] = []
     missing: List[str] = []
     if image.libc == "musl":
-        return Decision((), ("the image has musl and no glibc: no library of the host works in it",), _OTHER_IMAGE)
+        return LibraryDecision(
+            (), ("the image has musl and no glibc: no library of the host works in it",), _OTHER_IMAGE
+        )
     wants = _wanted_versions(host)
     for library in host.libraries.values():
         if image.machine and library.elf.machine != image.machine:
@@ -125,7 +127,7 @@ def decide(host: Closure, image: ImageFacts) -> Decision:
             refused.append(what if by else "the host has no %s" % name)
             missing += [] if by else [name]
             remedies.append("install it on the node, or name the folder that has it with --host-libs")
-    return Decision(tuple(placed), tuple(refused), remedies[0] if remedies else "", missing=tuple(missing))
+    return LibraryDecision(tuple(placed), tuple(refused), remedies[0] if remedies else "", missing=tuple(missing))
 
 
 _OTHER_IMAGE = "take an image with a newer base, or one that brings its own network libraries (`windlass image build`)"

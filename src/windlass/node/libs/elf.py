@@ -42,7 +42,7 @@ class Elf(NamedTuple):
     """Versions that this library offers."""
 
 
-class _Segment(NamedTuple):
+class _ElfSegment(NamedTuple):
     kind: int
     offset: int
     address: int
@@ -54,7 +54,7 @@ def read_elf(path: str) -> Elf:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         # Not mapped: a file that is cut off while it is mapped kills its reader.
-        return _Reader(lambda start, size: os.pread(descriptor, size, start), os.fstat(descriptor).st_size).elf()
+        return _ElfReader(lambda start, size: os.pread(descriptor, size, start), os.fstat(descriptor).st_size).elf()
     finally:
         os.close(descriptor)
 
@@ -70,10 +70,10 @@ def is_elf(path: str) -> bool:
 
 def parse_elf(data: bytes) -> Elf:
     """The same for bytes."""
-    return _Reader(lambda start, size: data[start : start + size], len(data)).elf()
+    return _ElfReader(lambda start, size: data[start : start + size], len(data)).elf()
 
 
-class _Reader:
+class _ElfReader:
     def __init__(self, read: Callable[[int, int], bytes], size: int) -> None:
         self._read = read
         self._size = size
@@ -85,7 +85,7 @@ class _Reader:
             raise ElfError("an ELF file of an unknown class or byte order")
         self._wide = kind == 2
         self._order = "<" if order == 1 else ">"
-        self._segments: List[_Segment] = []
+        self._segments: List[_ElfSegment] = []
 
     def elf(self) -> Elf:
         machine = self._unpack("HH", 16)[1]
@@ -112,7 +112,7 @@ class _Reader:
             raise ElfError("it ends at %d bytes, before what it speaks of" % self._size)
         return struct.unpack(self._order + form, found)
 
-    def _read_segments(self) -> List[_Segment]:
+    def _read_segments(self) -> List[_ElfSegment]:
         if self._wide:
             offset, (entry, count) = self._unpack("Q", 32)[0], self._unpack("HH", 54)
         else:
@@ -128,7 +128,7 @@ class _Reader:
                 kind, _, start, address, _, size = self._unpack("IIQQQQ", at)
             else:
                 kind, start, address, _, size = self._unpack("IIIII", at)
-            found.append(_Segment(kind, start, address, size))
+            found.append(_ElfSegment(kind, start, address, size))
         return found
 
     def _offset_of(self, address: int) -> int:

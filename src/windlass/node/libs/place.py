@@ -15,15 +15,15 @@ import platform
 import shutil
 from typing import Any, Dict, List, Mapping, Tuple
 
-from windlass.node.libs.closure import Closure, Root, closure, version_key
+from windlass.node.libs.closure import Closure, SystemRoot, closure, version_key
 from windlass.node.libs.decide import (
     BEHIND,
     FRONT,
     IMAGE,
     NETWORK,
     PROVIDERS,
-    Decision,
     ImageFacts,
+    LibraryDecision,
     decide,
     facts_from_json,
 )
@@ -51,14 +51,14 @@ class HostSearch:
     loaded modules (`loaded`, the search path of this process) come first, then the newest version."""
 
     def __init__(
-        self, root: Root, folders: Tuple[str, ...], names: Tuple[str, ...], loaded: Tuple[str, ...] = ()
+        self, root: SystemRoot, folders: Tuple[str, ...], names: Tuple[str, ...], loaded: Tuple[str, ...] = ()
     ) -> None:
         self.root = root
         self.names = names
         self.folders = tuple(folder for pattern in folders for folder in _best_first(root, pattern, loaded))
 
 
-def _best_first(root: Root, pattern: str, loaded: Tuple[str, ...]) -> List[str]:
+def _best_first(root: SystemRoot, pattern: str, loaded: Tuple[str, ...]) -> List[str]:
     if not any(char in pattern for char in "*?["):
         return [pattern]
     base = "" if root.folder == "/" else glob.escape(root.folder)
@@ -78,7 +78,7 @@ def host_closure(search: HostSearch, own: str = "") -> Closure:
     return closure(search.root, names, folders)
 
 
-def _network_names(root: Root, folder: str) -> List[str]:
+def _network_names(root: SystemRoot, folder: str) -> List[str]:
     """The network libraries in a folder, by the names that the loader knows them by."""
     found: Dict[str, None] = {}
     for name in root.names(folder):
@@ -88,7 +88,7 @@ def _network_names(root: Root, folder: str) -> List[str]:
     return list(found)
 
 
-def place(decision: Decision, parent: str) -> str:
+def place(decision: LibraryDecision, parent: str) -> str:
     """Copies the decision's libraries below `parent`; the folder has its name only when it is complete."""
     final = os.path.join(parent, FOLDER)
     partial = "%s.%d" % (final, os.getpid())
@@ -147,10 +147,10 @@ def _copy(source: str, folder: str, name: str) -> None:
         os.symlink(name, os.path.join(folder, base))  # some are opened by their short name at run time
 
 
-def decide_here(spec: Mapping[str, Any], image: ImageFacts) -> Decision:
+def decide_here(spec: Mapping[str, Any], image: ImageFacts) -> LibraryDecision:
     """The decision for this machine. Nothing goes in where the image has the fabric itself and nobody insists; of the
     image's plugins the one for libfabric is taken all the same."""
-    root = Root(spec["root"], image.machine or platform.machine())
+    root = SystemRoot(spec["root"], image.machine or platform.machine())
     decision = _libraries(spec, image, root)
     if decision.refused:
         return decision
@@ -179,14 +179,14 @@ def decide_here(spec: Mapping[str, Any], image: ImageFacts) -> Decision:
     )
 
 
-def _libraries(spec: Mapping[str, Any], image: ImageFacts, root: Root) -> Decision:
+def _libraries(spec: Mapping[str, Any], image: ImageFacts, root: SystemRoot) -> LibraryDecision:
     if spec["provider"] and spec["provider"] in image.providers and not spec["own"]:
-        return Decision((), (), "")
+        return LibraryDecision((), (), "")
     loaded = tuple(folder.rstrip("/") for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":"))
     search = HostSearch(root, tuple(spec["folders"]), tuple(spec["names"]), loaded)
     found = host_closure(search, spec["own"])
     if not found.libraries and not found.missing:
-        return Decision((), ("%s has no network library (libfabric, libcxi, …)" % spec["own"],), _OWN_HINT)
+        return LibraryDecision((), ("%s has no network library (libfabric, libcxi, …)" % spec["own"],), _OWN_HINT)
     decision = decide(found, image)
     fabric = found.libraries.get(FABRIC)
     if decision.refused or fabric is None:
@@ -201,7 +201,7 @@ def _libraries(spec: Mapping[str, Any], image: ImageFacts, root: Root) -> Decisi
         spec["provider"],
         [entry.name for entry in decision.placed],
     )
-    return Decision(
+    return LibraryDecision(
         (*decision.placed, *more.placed), more.refused, more.remedy or decision.remedy, warnings=more.left_out
     )
 

@@ -26,7 +26,7 @@ class ImagePlugin(NamedTuple):
     """Folder of a libfabric that its RPATH names: the loader takes that one before any search path."""
 
 
-class Link(NamedTuple):
+class PluginLink(NamedTuple):
     """A name in the job's folder that leads to a file of the image, or of the same folder."""
 
     name: str
@@ -35,7 +35,7 @@ class Link(NamedTuple):
 
 
 class PluginChoice(NamedTuple):
-    links: Tuple[Link, ...] = ()
+    links: Tuple[PluginLink, ...] = ()
     hidden: Tuple[str, ...] = ()
     """Plugins of the image that are not loaded any more."""
     warnings: Tuple[str, ...] = ()
@@ -52,7 +52,7 @@ def choose_plugins(
 ) -> PluginChoice:
     """`from_host`: names of the host's plugins that go in; `found_first`: places of the libraries that the image's
     loader finds; `over_fabric`: the site's network is reached through libfabric."""
-    links: List[Link] = []
+    links: List[PluginLink] = []
     hidden: List[str] = []
     warnings: List[str] = []
     first = set(found_first)
@@ -70,11 +70,11 @@ def choose_plugins(
     return PluginChoice(tuple(links), tuple(hidden), tuple(warnings))
 
 
-def _host_link(family: str, names: List[str]) -> List[Link]:
+def _host_link(family: str, names: List[str]) -> List[PluginLink]:
     plain = "lib%s-net.so" % family
     if plain in names:
         return []
-    return [Link(plain, names[0], "the collective library opens its plugin by this name")]
+    return [PluginLink(plain, names[0], "the collective library opens its plugin by this name")]
 
 
 def _image_link(family: str, own: List[ImagePlugin], first: Set[str]) -> PluginChoice:
@@ -101,4 +101,4 @@ def _image_link(family: str, own: List[ImagePlugin], first: Set[str]) -> PluginC
     if taken and not others:
         return PluginChoice(warnings=warnings)
     because = "the image's plugin for libfabric, found by the name that the collective library opens"
-    return PluginChoice((Link(plain, chosen.paths[0], because),), others, warnings)
+    return PluginChoice((PluginLink(plain, chosen.paths[0], because),), others, warnings)

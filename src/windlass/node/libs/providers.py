@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Dict, Iterable, List, NamedTuple, Tuple
 
-from windlass.node.libs.closure import Closure, Root, closure
-from windlass.node.libs.decide import PROVIDERS, Decision, ImageFacts, Placed, decide, too_new_for
+from windlass.node.libs.closure import Closure, SystemRoot, closure
+from windlass.node.libs.decide import PROVIDERS, ImageFacts, LibraryDecision, Placed, decide, too_new_for
 
 
 class Providers(NamedTuple):
@@ -20,7 +20,7 @@ class Providers(NamedTuple):
     left_out: Tuple[str, ...]
 
 
-def provider_paths(root: Root, fabric: str, named: str) -> Tuple[str, ...]:
+def provider_paths(root: SystemRoot, fabric: str, named: str) -> Tuple[str, ...]:
     """Places of the providers, by name the first: `fabric` is libfabric's own place, `named` a list of folders as in
     FI_PROVIDER_PATH (an `@` there means the usual folder as well)."""
     beside = root.inside(fabric).rpartition("/")[0] + "/libfabric"
@@ -33,7 +33,7 @@ def provider_paths(root: Root, fabric: str, named: str) -> Tuple[str, ...]:
 
 
 def decide_providers(
-    root: Root, paths: Iterable[str], image: ImageFacts, first: Tuple[str, ...], wanted: str, has: Iterable[str]
+    root: SystemRoot, paths: Iterable[str], image: ImageFacts, first: Tuple[str, ...], wanted: str, has: Iterable[str]
 ) -> Providers:
     """`wanted` is the fabric's provider; `has` are libraries that go in anyway."""
     placed: Dict[str, Placed] = {name: Placed(name, "", "", "") for name in has}
@@ -55,10 +55,10 @@ def decide_providers(
     return Providers(tuple(placed.values())[start:], tuple(refused), remedy, tuple(left_out))
 
 
-def _one(root: Root, path: str, image: ImageFacts, first: Tuple[str, ...]) -> Decision:
+def _one(root: SystemRoot, path: str, image: ImageFacts, first: Tuple[str, ...]) -> LibraryDecision:
     loaded = root.load(path)
     if loaded is None:
-        return Decision((), ("%s is no library for this machine" % path,), "")
+        return LibraryDecision((), ("%s is no library for this machine" % path,), "")
     found = closure(root, [path], first)
     own = found.libraries.pop(path)
     decision = decide(Closure(found.libraries, found.missing), image)

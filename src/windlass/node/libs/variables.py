@@ -10,7 +10,7 @@ import re
 import shlex
 from typing import Iterable, List, NamedTuple, Optional, Tuple
 
-from windlass.node.libs.closure import Root, version_key
+from windlass.node.libs.closure import SystemRoot, version_key
 
 COMPAT = "/usr/local/cuda*/compat"
 SET, UNSET, FRONT_OF, WITHOUT = "set", "unset", "front", "without"
@@ -35,7 +35,7 @@ class Compat(NamedTuple):
     because: str
 
 
-def driver_version(root: Root) -> str:
+def driver_version(root: SystemRoot) -> str:
     """Version of the NVIDIA driver that this host runs; empty where there is none."""
     text = root.read("/sys/module/nvidia/version", 200).strip() or root.read("/proc/driver/nvidia/version", 400)
     found = _DRIVER.search(text)

@@ -9,7 +9,17 @@ import os
 import re
 from typing import Any
 
-from windlass.node.sampler.readings import MIB, Device, json_of, listed, number, part_of, read_number, share, whole
+from windlass.node.sampler.readings import (
+    MIB,
+    DeviceReading,
+    json_of,
+    listed,
+    number,
+    part_of,
+    read_number,
+    share,
+    whole,
+)
 from windlass.node.sys.tools import output_of, text_of
 
 _VENDOR = "0x1002"
@@ -23,9 +33,9 @@ def present(root: str = "/") -> bool:
     return os.path.exists(os.path.join(root, "dev/kfd"))
 
 
-def sysfs_devices(root: str = "/") -> list[Device]:
+def sysfs_devices(root: str = "/") -> list[DeviceReading]:
     """What the amdgpu driver shows everybody; a card without a busy figure is no accelerator of ours."""
-    found: list[Device] = []
+    found: list[DeviceReading] = []
     drm = os.path.join(root, "sys/class/drm")
     cards = sorted(int(name[4:]) for name in listed(drm) if re.fullmatch(r"card\d+", name))
     for card in cards:
@@ -38,11 +48,11 @@ def sysfs_devices(root: str = "/") -> list[Device]:
     return found
 
 
-def _sysfs_device(index: int, folder: str, busy: float) -> Device:
+def _sysfs_device(index: int, folder: str, busy: float) -> DeviceReading:
     sensors = [os.path.join(folder, "hwmon", name) for name in listed(os.path.join(folder, "hwmon"))][:1]
     power = _first(sensors, "power1_average", "power1_input")
     heat = _first(sensors, "temp2_input", "temp1_input")
-    return Device(
+    return DeviceReading(
         place=index,
         busy=share(busy),
         memory_bytes=whole(read_number(os.path.join(folder, "mem_info_vram_used"))),
@@ -68,7 +78,7 @@ def parse_dpm(text: str) -> float | None:
     return float(match.group(1)) if match else None
 
 
-def parse_amd_smi(text: str) -> list[Device]:
+def parse_amd_smi(text: str) -> list[DeviceReading]:
     """`amd-smi metric --json`: a list, or since ROCm 7 an object with `gpu_data`."""
     data = json_of(text, "amd-smi")
     entries = data.get("gpu_data", []) if isinstance(data, dict) else data
@@ -80,7 +90,7 @@ def parse_amd_smi(text: str) -> list[Device]:
         memory = part_of(entry, "mem_usage") or part_of(entry, "vram")
         clock = part_of(part_of(entry, "clock"), "gfx_0")
         found.append(
-            Device(
+            DeviceReading(
                 place=entry["gpu"],
                 busy=share(number(usage.get("gfx_activity"))),
                 memory_bytes=_size(memory.get("used_vram")),
@@ -94,7 +104,7 @@ def parse_amd_smi(text: str) -> list[Device]:
     return sorted(found, key=lambda device: device.place)
 
 
-def parse_rocm_smi(text: str) -> list[Device]:
+def parse_rocm_smi(text: str) -> list[DeviceReading]:
     """`rocm-smi --json`: one object per device, which on an MI250X is one of the two dies of a card; all values are
     texts, and the case of keys differs between versions."""
     data = json_of(text, "rocm-smi")
@@ -106,7 +116,7 @@ def parse_rocm_smi(text: str) -> list[Device]:
             continue
         said = {str(key).lower().rstrip(":"): value for key, value in entry.items()}
         found.append(
-            Device(
+            DeviceReading(
                 place=int(match.group(1)),
                 busy=share(_known(said, "gpu use (%)")),
                 memory_bytes=whole(_known(said, "vram total used memory (b)")),
@@ -137,15 +147,15 @@ def _known(said: dict[str, Any], *names: str) -> float | None:
     return next((value for name in names if (value := number(said.get(name))) is not None), None)
 
 
-def amd_smi_devices() -> list[Device]:
+def amd_smi_devices() -> list[DeviceReading]:
     return parse_amd_smi(output_of(*AMD_SMI))
 
 
-def rocm_smi_devices() -> list[Device]:
+def rocm_smi_devices() -> list[DeviceReading]:
     return parse_rocm_smi(output_of(*ROCM_SMI))
 
 
-def rocm_smi_health(timeout_s: float, root: str = "/") -> list[Device]:
+def rocm_smi_health(timeout_s: float, root: str = "/") -> list[DeviceReading]:
     """rocm-smi's own table of RAS counters has no JSON: the driver's files have them."""
     ras = os.path.join(root, "sys/class/drm/card%d/device/ras/umc_err_count")
     return [
@@ -154,5 +164,5 @@ def rocm_smi_health(timeout_s: float, root: str = "/") -> list[Device]:
     ]
 
 
-def amd_smi_health(timeout_s: float) -> list[Device]:
+def amd_smi_health(timeout_s: float) -> list[DeviceReading]:
     return parse_amd_smi(output_of(*AMD_SMI_HEALTH, timeout_s=timeout_s))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from windlass.node.sampler import amd, intel, nvidia
-from windlass.node.sampler.readings import Device
+from windlass.node.sampler.readings import DeviceReading
 from windlass.node.sys.tools import MissingError
 
-Source = Callable[[], "list[Device]"]
+Source = Callable[[], "list[DeviceReading]"]
 
 
 def sources(root: str = "/") -> list[tuple[str, list[Callable[[], Source]]]]:
@@ -24,7 +24,7 @@ def sources(root: str = "/") -> list[tuple[str, list[Callable[[], Source]]]]:
     return found
 
 
-class Devices:
+class DeviceReader:
     """Reads all devices of the node; a source that fails is left for the next one, with a note."""
 
     def __init__(self, root: str = "/") -> None:
@@ -32,13 +32,13 @@ class Devices:
         self._vendors = [(vendor, ways) for vendor, ways in sources(root)]
         self._reading: dict[str, Source] = {}
 
-    def read(self) -> list[Device]:
-        found: list[Device] = []
+    def read(self) -> list[DeviceReading]:
+        found: list[DeviceReading] = []
         for vendor, ways in self._vendors:
             found += self._read_vendor(vendor, ways)
         return [device._replace(place=index) for index, device in enumerate(found)] if len(self._vendors) > 1 else found
 
-    def _read_vendor(self, vendor: str, ways: list[Callable[[], Source]]) -> list[Device]:
+    def _read_vendor(self, vendor: str, ways: list[Callable[[], Source]]) -> list[DeviceReading]:
         while ways or vendor in self._reading:
             try:
                 if vendor not in self._reading:

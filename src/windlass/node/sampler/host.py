@@ -19,7 +19,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-class Counters(NamedTuple):
+class HostCounters(NamedTuple):
     """What only grows: two looks give a rate. None: this node does not tell."""
 
     cpu_busy: float | None = None
@@ -33,19 +33,19 @@ class Counters(NamedTuple):
     energy_j: float | None = None
 
 
-class Process(NamedTuple):
+class ProcessUsage(NamedTuple):
     parent: int
     cpu_s: float
     memory_bytes: int
 
 
-def counters(root: str = "/") -> Counters:
+def counters(root: str = "/") -> HostCounters:
     busy, whole = cpu_ticks(text_of(os.path.join(root, "proc/stat")))
     rx, tx = network_bytes(root)
     lustre, nfs = lustre_bytes(root), nfs_bytes(text_of(os.path.join(root, "proc/self/mountstats")))
     shared = [pair for pair in (lustre, nfs) if pair is not None]
     disk = disk_bytes(text_of(os.path.join(root, "proc/diskstats")))
-    return Counters(
+    return HostCounters(
         cpu_busy=busy,
         cpu_all=whole,
         rx_bytes=rx,
@@ -200,9 +200,9 @@ def _groups(pid: int, root: str) -> list[tuple[str, str, str, str, str]]:
 # Processes of the ranks
 
 
-def processes(root: str = "/") -> dict[int, Process]:
+def processes(root: str = "/") -> dict[int, ProcessUsage]:
     """All processes of the node, as far as they are shown."""
-    found: dict[int, Process] = {}
+    found: dict[int, ProcessUsage] = {}
     proc = os.path.join(root, "proc")
     for name in listed(proc):
         if name.isdigit():
@@ -210,11 +210,11 @@ def processes(root: str = "/") -> dict[int, Process]:
             fields = text.rpartition(")")[2].split() if text else []
             if len(fields) > 21:
                 ticks = float(fields[11]) + float(fields[12])
-                found[int(name)] = Process(int(fields[1]), ticks / _TICKS, int(fields[21]) * _PAGE)
+                found[int(name)] = ProcessUsage(int(fields[1]), ticks / _TICKS, int(fields[21]) * _PAGE)
     return found
 
 
-def tree(first: int, all_of_them: dict[int, Process]) -> list[int]:
+def tree(first: int, all_of_them: dict[int, ProcessUsage]) -> list[int]:
     """A process and all below it."""
     below: dict[int, list[int]] = {}
     for pid, process in all_of_them.items():

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable
 
-from windlass.node.sampler.readings import MIB, Device, json_of, listed, number, read_number, share, whole
+from windlass.node.sampler.readings import MIB, DeviceReading, json_of, listed, number, read_number, share, whole
 from windlass.node.sys.tools import MissingError, output_of, text_of
 
 _VENDOR = "0x8086"
@@ -45,7 +45,7 @@ def present(root: str = "/") -> bool:
     return bool(_cards(root))
 
 
-def parse_xpu_smi(text: str) -> list[Device]:
+def parse_xpu_smi(text: str) -> list[DeviceReading]:
     """The CSV of `xpu-smi dump`: columns by their names, the last row of each device (and tile) counts."""
     head: list[str] = []
     rows: dict[tuple[int, int], list[str]] = {}
@@ -60,7 +60,7 @@ def parse_xpu_smi(text: str) -> list[Device]:
     for index, key in enumerate(sorted(rows)):
         said = {_COLUMNS[name]: number(value) for name, value in zip(head, rows[key]) if name in _COLUMNS}
         found.append(
-            Device(
+            DeviceReading(
                 place=index,
                 busy=share(said.get("busy")),
                 memory_bytes=whole(said.get("memory"), MIB),
@@ -72,19 +72,19 @@ def parse_xpu_smi(text: str) -> list[Device]:
     return found
 
 
-def xpu_smi_devices() -> list[Device]:
+def xpu_smi_devices() -> list[DeviceReading]:
     return parse_xpu_smi(output_of(*XPU_SMI))
 
 
-def parse_discovery(text: str) -> list[Device]:
+def parse_discovery(text: str) -> list[DeviceReading]:
     """`xpu-smi discovery -j`: one entry per card, whatever the number of its tiles."""
     said = json_of(text, "xpu-smi")
     entries = said.get("device_list") if isinstance(said, dict) else None
-    found: list[Device] = []
+    found: list[DeviceReading] = []
     for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, dict) and entry.get("device_type", "GPU") == "GPU":
             found.append(
-                Device(
+                DeviceReading(
                     place=int(number(entry.get("device_id", len(found))) or 0),
                     memory_total_bytes=whole(number(entry.get("memory_physical_size_byte"))),
                     name=str(entry.get("device_name", "")),
@@ -107,7 +107,7 @@ def parse_health(text: str) -> list[str]:
     return bad
 
 
-def health(timeout_s: float) -> tuple[list[Device], list[str]]:
+def health(timeout_s: float) -> tuple[list[DeviceReading], list[str]]:
     """The cards, and what is not well about them, where the site lets users ask that."""
     cards = parse_discovery(output_of(*XPU_SMI_DISCOVERY, timeout_s=timeout_s))
     try:
@@ -124,7 +124,7 @@ class Sysfs:
         self._clock = clock
         self._before: dict[str, tuple[float, float]] = {}
 
-    def devices(self) -> list[Device]:
+    def devices(self) -> list[DeviceReading]:
         found = []
         for index, card in enumerate(_cards(self._root)):
             energy, now = read_number(_energy_file(os.path.join(card, "device")) or ""), self._clock()
@@ -135,5 +135,5 @@ class Sysfs:
                     power = (energy - before[1]) / 1e6 / (now - before[0])
                 self._before[card] = (now, energy)
             clock = read_number(os.path.join(card, "gt/gt0/rps_act_freq_mhz"))
-            found.append(Device(place=index, power_w=power, clock_mhz=clock))
+            found.append(DeviceReading(place=index, power_w=power, clock_mhz=clock))
         return found

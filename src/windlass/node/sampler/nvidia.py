@@ -6,7 +6,7 @@ import ctypes
 import os
 from typing import Any
 
-from windlass.node.sampler.readings import MIB, Device, listed, number, share, whole
+from windlass.node.sampler.readings import MIB, DeviceReading, listed, number, share, whole
 from windlass.node.sys.tools import MissingError, output_of
 
 THROTTLE = {
@@ -63,17 +63,17 @@ class Nvml:
             if self._library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) == 0:
                 self._handles.append((index, handle))
 
-    def devices(self) -> list[Device]:
+    def devices(self) -> list[DeviceReading]:
         return [self._device(index, handle) for index, handle in self._handles]
 
-    def _device(self, index: int, handle: ctypes.c_void_p) -> Device:
+    def _device(self, index: int, handle: ctypes.c_void_p) -> DeviceReading:
         rates = self._ask("nvmlDeviceGetUtilizationRates", handle, _Rates())
         memory = self._ask("nvmlDeviceGetMemoryInfo", handle, _Memory())
         power = self._ask("nvmlDeviceGetPowerUsage", handle, ctypes.c_uint())
         temperature = self._ask("nvmlDeviceGetTemperature", handle, ctypes.c_uint(), 0)
         clock = self._ask("nvmlDeviceGetClockInfo", handle, ctypes.c_uint(), 1)
         reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle, ctypes.c_ulonglong())
-        return Device(
+        return DeviceReading(
             place=index,
             busy=rates.gpu / 100.0 if rates else None,
             memory_bytes=memory.used if memory else None,
@@ -97,7 +97,7 @@ def smi_argv(fields: tuple[str, ...]) -> tuple[str, ...]:
     return ("nvidia-smi", "--query-gpu=" + ",".join(fields), "--format=csv,noheader,nounits")
 
 
-def parse_nvidia_smi(text: str, fields: tuple[str, ...] = SAMPLED) -> list[Device]:
+def parse_nvidia_smi(text: str, fields: tuple[str, ...] = SAMPLED) -> list[DeviceReading]:
     """Lines of `nvidia-smi --query-gpu` for these fields."""
     found = []
     for line in text.splitlines():
@@ -107,7 +107,7 @@ def parse_nvidia_smi(text: str, fields: tuple[str, ...] = SAMPLED) -> list[Devic
         said = dict(zip(fields, values))
         reasons = _bits(said.get(_REASONS, ""))
         found.append(
-            Device(
+            DeviceReading(
                 place=int(values[0]),
                 busy=share(number(said.get("utilization.gpu"))),
                 memory_bytes=whole(number(said.get("memory.used")), MIB),
@@ -138,11 +138,11 @@ def _bits(text: str) -> int | None:
         return None
 
 
-def smi_devices() -> list[Device]:
+def smi_devices() -> list[DeviceReading]:
     return parse_nvidia_smi(output_of(*smi_argv(SAMPLED)))
 
 
-def health(timeout_s: float) -> list[Device]:
+def health(timeout_s: float) -> list[DeviceReading]:
     """The devices with what says whether they are well. `MissingError` where nvidia-smi does not answer."""
     try:
         return parse_nvidia_smi(output_of(*smi_argv(HEALTH), timeout_s=timeout_s), HEALTH)

@@ -12,7 +12,7 @@ from windlass.node.sys.tools import MissingError, text_of
 MIB = 1 << 20
 
 
-class Device(NamedTuple):
+class DeviceReading(NamedTuple):
     """One accelerator at one moment. None: nobody says."""
 
     place: int

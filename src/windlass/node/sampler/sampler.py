@@ -15,8 +15,8 @@ import time
 from typing import Any
 
 from windlass.node.sampler import host
-from windlass.node.sampler.devices import Devices
-from windlass.node.sampler.readings import Device, listed
+from windlass.node.sampler.devices import DeviceReader
+from windlass.node.sampler.readings import DeviceReading, listed
 from windlass.node.sampler.steps import RankSteps, follow
 from windlass.node.sys.atomic import replace_file
 from windlass.node.sys.tools import text_of
@@ -25,7 +25,7 @@ MAX_TEXT = 640
 ACTIVITIES = ("steps", "python", "command", "ended")
 _PARTS = ("python", "steps", "pids")
 _FIRST_S = 0.2
-_SENT = Device._fields.index("throttled")
+_SENT = DeviceReading._fields.index("throttled")
 """Numbers of a device that go out; the texts behind them do not."""
 
 
@@ -100,8 +100,8 @@ class Sampler:
         self.looks = 0
         self._folder = folder
         self._root = root
-        self._devices = Devices(root)
-        self._before: tuple[float, host.Counters] | None = None
+        self._devices = DeviceReader(root)
+        self._before: tuple[float, host.HostCounters] | None = None
         self._ranks: dict[int, RankSteps] = {}
         self._cpu: dict[int, tuple[float, float]] = {}
         self._noted: set[str] = set()

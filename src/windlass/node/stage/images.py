@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from windlass.node.agent.host import AgentError, NodeContext
 from windlass.node.cache.mounting import unmount
 from windlass.node.sys.identity import start_of
-from windlass.node.sys.mounts import Mount, mounts, real_place
+from windlass.node.sys.mounts import MountPoint, mounts, real_place
 from windlass.node.sys.reading import open_plain
 
 _SOURCE = "windlass-stage:"
@@ -81,7 +81,7 @@ def end_earlier(node: NodeContext, where: str) -> None:
     place of what was there, and who reads the old image still has it until its files are closed."""
     own = "%s%s." % (_SOURCE, node.run_id)
 
-    def earlier() -> list[Mount]:
+    def earlier() -> list[MountPoint]:
         found = [mount for mount in _staged() if mount.place == real_place(where)]
         return [mount for mount in found if not mount.source.startswith(own)]
 
@@ -136,7 +136,7 @@ def _mark(node: NodeContext) -> str:
     return "%s%s.%d." % (_SOURCE, node.run_id, node.number)
 
 
-def _staged() -> list[Mount]:
+def _staged() -> list[MountPoint]:
     return [mount for mount in mounts() if mount.uid == os.geteuid() and mount.source.startswith(_SOURCE)]
 
 
@@ -144,11 +144,11 @@ def _is_mounted(where: str, source: str) -> bool:
     return any(mount.place == real_place(where) and mount.source == source for mount in _staged())
 
 
-def _is_guarded(mount: Mount) -> bool:
+def _is_guarded(mount: MountPoint) -> bool:
     return _lives(_guard_of(mount))
 
 
-def _guard_of(mount: Mount) -> str:
+def _guard_of(mount: MountPoint) -> str:
     """The process that serves a mount, as number and start."""
     return ".".join(mount.source.rsplit(".", 2)[1:])
 
@@ -159,7 +159,7 @@ def _lives(process: str) -> bool:
     return pid.isdigit() and bool(started) and start_of(int(pid)) == started
 
 
-def _take_away(found: Sequence[Mount]) -> list[str]:
+def _take_away(found: Sequence[MountPoint]) -> list[str]:
     gone = []
     for mount in found:
         unmount(mount.place)

@@ -54,7 +54,7 @@ class Item(NamedTuple):
         return stat.S_ISDIR(self.mode)
 
 
-class Part(NamedTuple):
+class BlockPart(NamedTuple):
     """Chunk `chunk` of a file, at `start` of its block."""
 
     item: int
@@ -63,10 +63,10 @@ class Part(NamedTuple):
     length: int
 
 
-class Block(NamedTuple):
+class StageBlock(NamedTuple):
     source: int
     length: int
-    parts: tuple[Part, ...]
+    parts: tuple[BlockPart, ...]
 
 
 class PushTrees(NamedTuple):
@@ -121,7 +121,7 @@ class Layout:
         self.mark = hashlib.sha256(text).digest()
 
     @cached_property
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[StageBlock]:
         return cut(self.items, self.block_bytes)
 
     def index(self, stripe: int, position: int) -> int:
@@ -147,10 +147,10 @@ class Layout:
         return state.digest()
 
 
-def cut(items: Sequence[Item], block_bytes: int) -> list[Block]:
+def cut(items: Sequence[Item], block_bytes: int) -> list[StageBlock]:
     """The blocks, in the order of the items. A block holds parts of one source only."""
-    blocks: list[Block] = []
-    parts: list[Part] = []
+    blocks: list[StageBlock] = []
+    parts: list[BlockPart] = []
     length = source = 0
     for index, item in enumerate(items):
         if not item.is_file:
@@ -158,13 +158,13 @@ def cut(items: Sequence[Item], block_bytes: int) -> list[Block]:
         for chunk in range(chunk_count(item.pin.size, block_bytes)):
             size = chunk_length(item.pin.size, block_bytes, chunk)
             if parts and (length + size > block_bytes or item.source != source):
-                blocks.append(Block(source, length, tuple(parts)))
+                blocks.append(StageBlock(source, length, tuple(parts)))
                 parts, length = [], 0
             source = item.source
-            parts.append(Part(index, chunk, length, size))
+            parts.append(BlockPart(index, chunk, length, size))
             length += size
     if parts:
-        blocks.append(Block(source, length, tuple(parts)))
+        blocks.append(StageBlock(source, length, tuple(parts)))
     return blocks
 
 

@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 from windlass.node.agent.host import AgentError
 from windlass.node.cache.keys import BadKeyError, chunk_key
-from windlass.node.cache.limits import Health, TokenBucket, fallback_jitter_s
+from windlass.node.cache.limits import NodeHealth, TokenBucket, fallback_jitter_s
 from windlass.node.cache.roots import Root
 from windlass.node.cache.source import Source
 from windlass.node.stage.layout import Layout, LayoutError, PushTrees, parse_items, survey
-from windlass.node.stage.push_client import Caller, FailedError, MessageKind, Patience, Reader, Tick
+from windlass.node.stage.push_client import Caller, FailedError, MessageKind, Patience, PushReader, Tick
 from windlass.node.stage.window import BlockBuffer, StripeWindow
 from windlass.node.wire.proof import Identity, ProtocolError
 
@@ -56,7 +56,7 @@ class Push:
     def __init__(self, place: PushNode, write: Callable[[int, memoryview], bool]) -> None:
         self._place = place
         self._write = write
-        self._health = Health()
+        self._health = NodeHealth()
         self._caller = Caller(place.identity, place.hosts, place.patience)
         self._bucket = TokenBucket(_FALLBACKS_PER_S, _FALLBACKS_PER_S)
         self._arrivals: queue.SimpleQueue[tuple[StripeWindow, int, int, BlockBuffer] | None] = queue.SimpleQueue()
@@ -267,7 +267,9 @@ class Push:
                     return
                 self._land(row, index, position, slot, length, digest)
 
-    def _take_block(self, reader: Reader, layout: Layout, index: int, target: memoryview, node: int) -> bytes | None:
+    def _take_block(
+        self, reader: PushReader, layout: Layout, index: int, target: memoryview, node: int
+    ) -> bytes | None:
         """A block and its digest from a parent; None where it did not come, or is wrong."""
         try:
             digest = reader.block(index, target)

@@ -54,7 +54,7 @@ class FailedError(AgentError):
     """The other side says that this cannot be had from anybody; its words."""
 
 
-class Reader:
+class PushReader:
     """One open, proven connection to a parent."""
 
     def __init__(self, channel: Channel, tick: Tick) -> None:
@@ -118,13 +118,13 @@ class Caller:
         self._closed = True
 
     @contextlib.contextmanager
-    def call(self, node: int, tick: Tick = lambda: None) -> Iterator[Reader]:
+    def call(self, node: int, tick: Tick = lambda: None) -> Iterator[PushReader]:
         """A connection to `node`, closed at the end. Raises `OSError` or `ProtocolError`, and what `tick` raises, which
         is called now and then while there is nothing to do but wait."""
         channel = self._connect(node, tick)
         try:
             set_timeouts(channel.socket, self._silent_s, self._silent_s)
-            yield Reader(channel, tick)
+            yield PushReader(channel, tick)
         finally:
             channel.socket.close()
 

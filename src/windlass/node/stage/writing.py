@@ -11,7 +11,7 @@ import stat
 import threading
 from collections.abc import Sequence
 
-from windlass.node.stage.layout import Block, Item, Part
+from windlass.node.stage.layout import BlockPart, Item, StageBlock
 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -56,7 +56,7 @@ class Copy:
         """The copy has its own name now."""
         self._top = os.dup(parent), os.fsencode(name)  # who reads meanwhile still uses the one before
 
-    def write(self, block: Block, data: memoryview) -> None:
+    def write(self, block: StageBlock, data: memoryview) -> None:
         """Every part of a block to its place in its file. From any thread. Raises `OSError`."""
         for part in block.parts:
             item = self._items[part.item]
@@ -68,7 +68,7 @@ class Copy:
             else:
                 self._write_part(item, part, piece)
 
-    def read(self, block: Block, target: memoryview) -> bool:
+    def read(self, block: StageBlock, target: memoryview) -> bool:
         """A block from the files again; False where they are not all there."""
         try:
             for part in block.parts:
@@ -104,7 +104,7 @@ class Copy:
         folder, name = self._place(item)
         return os.open(name, _CREATE_FLAGS, _mode(item) | 0o400, dir_fd=folder)
 
-    def _write_part(self, item: Item, part: Part, piece: memoryview) -> None:
+    def _write_part(self, item: Item, part: BlockPart, piece: memoryview) -> None:
         with self._lock:
             held = self._open.get(part.item)
             if held is None:

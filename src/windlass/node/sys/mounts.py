@@ -34,7 +34,7 @@ BENCH_SOURCE = "windlass-bench"
 _QUICK_FUSE = ("squash", "windlass", "overlay", "copper")
 
 
-class Mount(NamedTuple):
+class MountPoint(NamedTuple):
     place: str
     kind: str
     source: str
@@ -62,13 +62,13 @@ class Mount(NamedTuple):
         return _NAMES.get(self.kind, self.kind)
 
 
-def mounts(table: str = "/proc/self/mountinfo") -> list[Mount]:
+def mounts(table: str = "/proc/self/mountinfo") -> list[MountPoint]:
     """Every mount that this process sees."""
     with open(table, "rb") as file:
         return parse_mountinfo(file.read())
 
 
-def parse_mountinfo(text: bytes) -> list[Mount]:
+def parse_mountinfo(text: bytes) -> list[MountPoint]:
     """The mounts in the form of /proc/PID/mountinfo, in its order. Lines of another form are passed over."""
     found = []
     for line in text.splitlines():
@@ -78,13 +78,13 @@ def parse_mountinfo(text: bytes) -> list[Mount]:
             options = tuple(os.fsdecode(b"".join(rest[2:3])).split(","))
             owner = next((int(name[8:]) for name in options if re.match(r"user_id=\d+$", name)), None)
             kind, source = os.fsdecode(rest[0]), _path(rest[1])
-            found.append(Mount(_path(fields[4]), kind, source, owner, _path(fields[3]), options))
+            found.append(MountPoint(_path(fields[4]), kind, source, owner, _path(fields[3]), options))
     return found
 
 
-def mount_of(path: str, table: Sequence[Mount]) -> Mount:
+def mount_of(path: str, table: Sequence[MountPoint]) -> MountPoint:
     """The mount that holds this path: of those above it the deepest, and of equals the last one, which hides others."""
-    best = Mount("/", "unknown", "")
+    best = MountPoint("/", "unknown", "")
     for mount in table:
         inside = path == mount.place or path.startswith(mount.place.rstrip("/") + "/")
         if inside and len(mount.place) >= len(best.place):

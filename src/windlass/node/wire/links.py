@@ -6,7 +6,7 @@ import threading
 import time
 
 from windlass.node.cache.config import NodeConfig
-from windlass.node.cache.limits import Health
+from windlass.node.cache.limits import NodeHealth
 from windlass.node.wire.dial import Target
 from windlass.node.wire.link import Link, open_link
 from windlass.node.wire.ports import port_candidates
@@ -16,7 +16,7 @@ MAX_LINKS = 128
 
 
 class Links:
-    def __init__(self, config: NodeConfig, key: bytes, health: Health) -> None:
+    def __init__(self, config: NodeConfig, key: bytes, health: NodeHealth) -> None:
         self._config = config
         self._identity = config.identity(key)
         self._health = health

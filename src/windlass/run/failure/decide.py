@@ -30,7 +30,7 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
     progress: bool = False
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class RestartOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the user allows, and what there is to go on with."""
 
     restarts: int = 0
@@ -60,7 +60,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     hint: str = ""
 
 
-def decide(cause: Cause, past: tuple[Past, ...], options: Options) -> Decision:
+def decide(cause: Cause, past: tuple[Past, ...], options: RestartOptions) -> Decision:
     """`past` holds all attempts in order, the one that ended with `cause` last."""
     if cause.kind == "stopped":
         return Decision(action="stop", why="stopped on request")
@@ -132,7 +132,7 @@ def _same_place(before: Cause, cause: Cause) -> bool:
     return before.same_as == cause.same_as and not further
 
 
-def _bad_host(cause: Cause, past: tuple[Past, ...], options: Options) -> str | None:
+def _bad_host(cause: Cause, past: tuple[Past, ...], options: RestartOptions) -> str | None:
     """The host to leave out: one with evidence about the node; one on which windlass itself could not start a rank;
     and one whose ranks die or hang twice in a row without a reason. A shared file system condemns none."""
     if cause.host is None or not options.several_hosts or cause.origin == "file system":
@@ -160,7 +160,7 @@ def _idle_restarts(past: tuple[Past, ...]) -> int:
     return max(0, count - 1) if count == len([p for p in past if p.job == past[-1].job]) else count
 
 
-def _later(past: tuple[Past, ...], options: Options, why: str, bad: str | None = None) -> Decision:
+def _later(past: tuple[Past, ...], options: RestartOptions, why: str, bad: str | None = None) -> Decision:
     proof = past[-1].cause.proof if bad else ""
     if not options.until_done:
         hint = "go on with `windlass runs resume`, or use --until-done"
@@ -185,7 +185,7 @@ def _idle_jobs(past: tuple[Past, ...]) -> int:
     return count
 
 
-def _give_up(past: tuple[Past, ...], options: Options, why: str, bad: str | None, hint: str = "") -> Decision:
+def _give_up(past: tuple[Past, ...], options: RestartOptions, why: str, bad: str | None, hint: str = "") -> Decision:
     """No more starts in this allocation. A lost node is a reason to ask for others, where the user wants it done."""
     if options.until_done and past[-1].cause.kind == "node":
         return _later(past, options, why, bad)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windlass.backends.launchers import get_launcher
-from windlass.backends.launchers.base import Launcher, LogReader
+from windlass.backends.launchers.base import Launcher, NodeLogReader
 from windlass.base.notation.hostlist import expand_hostlist
 from windlass.errors import MachineError
 from windlass.model.plan import Plan
@@ -95,7 +95,7 @@ class RankLogs:
             if start:
                 stream.seek(start)
                 stream.readline(_MAX_LINE)  # most likely the rest of one
-            for rank, text in LogReader(self.launcher).read(cut_lines(stream, _MAX_LINE)):
+            for rank, text in NodeLogReader(self.launcher).read(cut_lines(stream, _MAX_LINE)):
                 if rank is not None and (ranks is None or rank in ranks):
                     yield rank, text
 

@@ -17,7 +17,7 @@ from windlass.base.notation.shell import quote
 from windlass.model.jsontext import from_json
 from windlass.model.record import RunRecord
 from windlass.node.sys.reading import read_bytes
-from windlass.run.failure.decide import Decision, Options, Past, decide
+from windlass.run.failure.decide import Decision, Past, RestartOptions, decide
 from windlass.run.failure.evidence import keep_evidence
 from windlass.run.failure.launcher_hints import log_hint
 from windlass.run.failure.root_cause import Cause, Observed, find_cause
@@ -70,7 +70,11 @@ class Attempt:
 
 
 def judge(
-    attempt: Attempt, seen: Observed, past: tuple[Past, ...], options: Callable[[Cause], Options], states: str = ""
+    attempt: Attempt,
+    seen: Observed,
+    past: tuple[Past, ...],
+    options: Callable[[Cause], RestartOptions],
+    states: str = "",
 ) -> Verdict:
     """Keep the evidence, find the root cause, decide. `past` are the attempts before; `options` what the user allows
     and what there is to go on with, which may depend on the cause. Never raises."""

@@ -25,7 +25,7 @@ from windlass.run.planning import plan_request
 from windlass.run.rendezvous import plan_hosts
 from windlass.run.sidecars.detached import detach
 from windlass.run.sidecars.spec import agents_spec
-from windlass.run.stage.service import Progress, stage_service, warnings
+from windlass.run.stage.service import StageProgress, stage_service, warnings
 
 _SQUASHFS = b"hsqs"
 _SQUASHFS_NAMES = (".squashfs", ".sqfs", ".sqsh")
@@ -82,7 +82,7 @@ def stage(
     settings = read_settings(environ)
     folder = make_folder(request.run_dir, settings.runs_dir, plan.name, state_dir=settings.state_dir)
     with folder.used_by("stage"):
-        return _staged(staging, plan, folder, (roots, to), environ, Progress(plan.nodes, show, every_s))
+        return _staged(staging, plan, folder, (roots, to), environ, StageProgress(plan.nodes, show, every_s))
 
 
 def _staged(
@@ -91,7 +91,7 @@ def _staged(
     folder: RunFolder,
     where: tuple[tuple[CacheRoot, ...], str],
     environ: Mapping[str, str],
-    progress: Progress,
+    progress: StageProgress,
 ) -> Staged:
     roots, to = where
     hosts = plan_hosts(plan)
@@ -150,7 +150,7 @@ def _copy_name(root: CacheRoot, staging: Staging) -> str:
     return archive.stem if archive is not None else path.name
 
 
-def _copy(agents: Agents, folder: RunFolder, progress: Progress, mounted: bool) -> None:
+def _copy(agents: Agents, folder: RunFolder, progress: StageProgress, mounted: bool) -> None:
     """Start the agents, which are up when all is copied."""
 
     def look() -> bool:

@@ -39,7 +39,7 @@ def warnings(lines: list[dict[str, Any]]) -> list[str]:
     return list(dict.fromkeys(line["news"] for line in lines if line.get("service") == "stage" and "news" in line))
 
 
-class Progress:
+class StageProgress:
     """Follows the agents' lines and says now and then how far they are: the slowest node counts."""
 
     def __init__(self, nodes: int, show: Callable[[str], None], every_s: float) -> None:

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from windlass.run.failure.ends import all_finished
 from windlass.run.folder import RunFolder
-from windlass.run.jobs import Job
+from windlass.run.jobs import StartedJob
 from windlass.run.output import OutputView
 
 _CHECK_S = 1.0
@@ -24,7 +24,7 @@ _LAST_CHANCE = 0.4
 """Of the margin before the end of the allocation: then ranks that did not leave are ended."""
 
 
-class Signs(Protocol):
+class HeartbeatSigns(Protocol):
     """What the watch on the nodes says."""
 
     beats: set[str]
@@ -62,14 +62,14 @@ class HeartbeatMonitor:
         self._began = self._moved = time.monotonic()
         self._looked = self._checked = 0.0
         self._output: tuple[int, dict[str, int]] = (0, {})
-        self.signs: Signs | None = None
+        self.signs: HeartbeatSigns | None = None
         self.noticed: float | None = None
         self.time_up = False
         self.hang: str | None = None
         self.lost: tuple[str, ...] = ()
         """Nodes that fell silent and did not answer when asked."""
 
-    def look(self, job: Job) -> str | None:
+    def look(self, job: StartedJob) -> str | None:
         if job.failing:
             self.noticed = self.noticed or time.time()
             return None
@@ -94,7 +94,7 @@ class HeartbeatMonitor:
         self.noticed = time.time()
         return f"{self.lost[0]} does not answer any more"
 
-    def _time_left(self, job: Job) -> str | None:
+    def _time_left(self, job: StartedJob) -> str | None:
         if self._deadline_s is None:
             return None
         left = self._deadline_s - time.time()
@@ -106,7 +106,7 @@ class HeartbeatMonitor:
             return "the time is up and the ranks have not left"
         return None
 
-    def _silence(self, job: Job) -> str | None:
+    def _silence(self, job: StartedJob) -> str | None:
         if self._hang_after_s is None or self.time_up:
             return None
         now = time.monotonic()
@@ -135,7 +135,7 @@ class HeartbeatMonitor:
         self._take_stacks()
         return self.hang
 
-    def _starts(self, signs: Signs | None) -> bool:
+    def _starts(self, signs: HeartbeatSigns | None) -> bool:
         """Whether the ranks still start: they import or compile. Without an agent nothing is known about that."""
         if signs is None:
             return True

@@ -21,7 +21,7 @@ from windlass.plan.render.job_facts import JobFacts
 from windlass.plan.render.secrets import SECRETS_FILE
 from windlass.run.bad_nodes import forgive, remember_node
 from windlass.run.execute import execute, prepare
-from windlass.run.failure.decide import Decision, Options, Past
+from windlass.run.failure.decide import Decision, Past, RestartOptions
 from windlass.run.failure.root_cause import RESUME_ME, Cause, Observed
 from windlass.run.failure.snapshot_ledger import newest_step, read_ledger
 from windlass.run.failure.verdict import Attempt, Verdict, attempt_folders, past_attempts, past_of, verdict_lines
@@ -168,11 +168,13 @@ def _judge(
     )
 
 
-def _options(live: Supervised, plan: Plan, seen: Observed, cause: Cause, bad: frozenset[str], began: float) -> Options:
+def _options(
+    live: Supervised, plan: Plan, seen: Observed, cause: Cause, bad: frozenset[str], began: float
+) -> RestartOptions:
     left = None if live.deadline_s is None else live.deadline_s - time.time()
     whole = None if live.deadline_s is None else live.deadline_s - began
     gone = bad | ({cause.host} if cause.host else set())
-    return Options(
+    return RestartOptions(
         restarts=plan.request.restarts_allowed,
         until_done=plan.request.until_done,
         spare_hosts=spare_hosts(plan, live.context, gone),
