@@ -376,12 +376,24 @@ class PartitionSpec(Table, frozen=True, kw_only=True):
     source: str = ""
 
 
+class Dropped(msgspec.Struct, frozen=True, kw_only=True):
+    """Something inherited that a file leaves out with `drop`."""
+
+    name: str
+    text: str
+    because: str
+    origin: Origin
+    by: str
+    """The file that leaves it out."""
+
+
 class Site(msgspec.Struct, frozen=True, kw_only=True):
     """A site after the merge of scopes. `origins` remembers which scope and file decided each key (`launcher.kind`)."""
 
     name: str
     file: SiteFile
     origins: dict[str, Origin]
+    dropped: tuple[Dropped, ...] = ()
 
     def origin_of(self, key: str) -> Origin:
         """The origin of a key or of the nearest table that holds it."""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from windlass.backends.containers import get_runtime
 from windlass.base.notation.cpulist import format_cpulist
 from windlass.base.notation.shell import quote_words
 from windlass.errors import UsageError, nearest
-from windlass.model.origin import Argument
+from windlass.model.condition import ALWAYS, When
+from windlass.model.origin import BUILTIN, Argument
 from windlass.model.plan import Plan
-from windlass.model.site import Site
+from windlass.model.site import SettingSpec, Site
+from windlass.plan.environment.ranks import FOLDER_VARIABLES, RANK_VARIABLES
+from windlass.plan.render.container import wrap_spec
 from windlass.plan.show import setting_line
 
 
@@ -76,9 +80,11 @@ def _elsewhere(name: str, plan: Plan, others: Iterable[Site]) -> list[Occurrence
 
 
 def _in_plan(name: str, plan: Plan) -> list[Occurrence]:
+    inside = plan.container.settings if plan.container else ()
+    around = get_runtime(plan.container.runtime).host_settings(wrap_spec(plan, "RUN_DIR")) if plan.container else ()
     out = [
         Occurrence(
-            where="variable",
+            where=where,
             text=setting_line(setting),
             because=setting.because,
             source=setting.origin.text(),
@@ -86,8 +92,17 @@ def _in_plan(name: str, plan: Plan) -> list[Occurrence]:
             note=setting.note,
             when=setting.when.text() if setting.when.at_run_time else "",
         )
-        for setting in plan.environment
+        for where, settings in (
+            ("variable", plan.environment),
+            ("variable inside the container", inside),
+            ("variable for the container", around),
+        )
+        for setting in settings
         if setting.name == name
+    ]
+    out += [
+        Occurrence(where=where, text=text, because=because, source=BUILTIN.text(), active=True, note=note)
+        for where, text, because, note in _of_ranks(name, plan)
     ]
     groups: tuple[tuple[str, tuple[Argument, ...]], ...] = (
         ("launcher argument", plan.launch),
@@ -131,11 +146,22 @@ def _in_plan(name: str, plan: Plan) -> list[Occurrence]:
     return out
 
 
+def _of_ranks(name: str, plan: Plan) -> Iterator[tuple[str, str, str, str]]:
+    """What the rank script exports by itself: place, text, reason and note."""
+    for variable in RANK_VARIABLES:
+        if variable.name == name:
+            note = plan.rendezvous.because if name in {"MASTER_ADDR", "MASTER_PORT"} else ""
+            yield "rank variable", f"{name}={variable.value}", f"read by {variable.readers}", note
+    if name in FOLDER_VARIABLES:
+        yield "variable", name, FOLDER_VARIABLES[name], ""
+
+
 def _in_catalog(name: str, plan: Plan, site: Site) -> list[Occurrence]:
     """Catalog entries for this name that are not in the plan, with the condition that would bring them in."""
-    present = {(s.value, s.because) for s in plan.environment if s.name == name}
+    inside = plan.container.settings if plan.container else ()
+    present = {(s.value, s.because) for s in (*plan.environment, *inside) if s.name == name}
     out: list[Occurrence] = []
-    for spec in site.file.settings:
+    for where, spec in _settings_of(site):
         if spec.name == name and (spec.value, spec.because) not in present:
             out.append(
                 Occurrence(
@@ -144,10 +170,22 @@ def _in_catalog(name: str, plan: Plan, site: Site) -> list[Occurrence]:
                     because=spec.because,
                     source=spec.origin.text() if spec.origin else spec.source,
                     active=False,
-                    when=spec.when.text(),
+                    when=spec.when.text() if not where else where + _also(spec.when),
                     note=spec.note,
                 )
             )
+    out += [
+        Occurrence(
+            where="left out",
+            text=gone.text,
+            because=gone.because,
+            source=gone.origin.text(),
+            active=False,
+            note=f"{gone.by} leaves it out (`drop` in its site file)",
+        )
+        for gone in site.dropped
+        if name in {gone.name, gone.text} or gone.name.lstrip("-") == name.lstrip("-")
+    ]
     for where, specs, used in (
         ("launcher argument", site.file.launcher.arguments, plan.launch),
         ("batch directive", site.file.scheduler.directives, plan.directives),
@@ -167,6 +205,23 @@ def _in_catalog(name: str, plan: Plan, site: Site) -> list[Occurrence]:
                     )
                 )
     return out
+
+
+def _settings_of(site: Site) -> Iterator[tuple[str, SettingSpec]]:
+    """Every variable of the site, with what must be asked for besides its own condition."""
+    for spec in site.file.settings:
+        yield "", spec
+    for preset in site.file.binding.presets:
+        for spec in preset.settings:
+            yield f"with --cpu-bind {preset.name}", spec
+    for container in site.file.containers:
+        images = f" of {', '.join(container.images)}" if container.images else ""
+        for spec in container.settings:
+            yield f"in a container{images} ({container.runtime})", spec
+
+
+def _also(when: When) -> str:
+    return "" if when == ALWAYS else f", {when.text()}"
 
 
 def _in_notes(name: str, site: Site) -> list[Occurrence]:

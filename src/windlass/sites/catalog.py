@@ -75,7 +75,8 @@ def _site(name: str, merged: Merged, chain: Sequence[Layer]) -> Site:
         file = msgspec.convert(data, SiteFile)
     except msgspec.ValidationError as error:
         raise ConfigError(f"site {name}: {error}", hint="`windlass sites check FILE` shows every problem") from error
-    return Site(name=name, file=file, origins={**_defaults(file, merged.data), **merged.origins})
+    origins = {**_defaults(file, merged.data), **merged.origins}
+    return Site(name=name, file=file, origins=origins, dropped=tuple(merged.dropped))
 
 
 _TABLES = ("scheduler", "launcher", "rendezvous", "binding", "devices", "node", "storage")

@@ -17,6 +17,7 @@ from typing import Any
 
 from windlass.model.argument import argument_key
 from windlass.model.origin import Origin, Scope
+from windlass.model.site import Dropped
 
 Table = dict[str, Any]
 
@@ -41,6 +42,7 @@ class Merged:
     data: Table = field(default_factory=dict)
     sources: Table = field(default_factory=dict)
     origins: dict[str, Origin] = field(default_factory=dict)
+    dropped: list[Dropped] = field(default_factory=list)
 
 
 def _argument_name(item: Table) -> str:
@@ -105,7 +107,7 @@ def origin_for(layer: Layer, key: str | None) -> Origin:
 def _apply(merged: Merged, layer: Layer) -> None:
     for key, spec in layer.sources.items():
         merged.sources[source_key(layer.file, key)] = dict(spec)
-    _drop(merged.data, layer.data.get("drop", ()))
+    _drop(merged, layer)
     _merge_table(merged, merged.data, "", layer.data, layer)
 
 
@@ -185,9 +187,9 @@ def _container_name(item: Table) -> tuple[str, ...]:
     return (item["runtime"], *item.get("images", ()))
 
 
-def _drop(data: Table, patterns: Sequence[str]) -> None:
+def _drop(merged: Merged, layer: Layer) -> None:
     """Leave out inherited variables (`NCCL_*`), options (`--network`, `-l place`) and binds (`/opt/cray`)."""
-    for pattern in patterns:
+    for pattern in layer.data.get("drop", ()):
         lists: tuple[str, ...]
         if pattern.startswith("-"):
             lists = ("limits", "scheduler.directives", "launcher.arguments", "containers.arguments")
@@ -198,8 +200,17 @@ def _drop(data: Table, patterns: Sequence[str]) -> None:
         for where in lists:
             name_of = _NAMED_LISTS[where]
             table, _, key = where.rpartition(".")
-            for holder in _holders(data, table):
-                holder[key] = [item for item in holder.get(key, ()) if not fnmatchcase(name_of(item), pattern)]
+            for holder in _holders(merged.data, table):
+                items = holder.get(key, ())
+                gone = [item for item in items if fnmatchcase(name_of(item), pattern)]
+                holder[key] = [item for item in items if item not in gone]
+                merged.dropped += [_dropped(name_of(item), item, layer) for item in gone]
+
+
+def _dropped(name: str, item: Table, layer: Layer) -> Dropped:
+    value = item.get("value")
+    text = f"{name}={value}" if value is not None else " ".join(item.get("words", (name,)))
+    return Dropped(name=name, text=text, because=item["because"], origin=item["origin"], by=layer.file)
 
 
 def _holders(data: Table, table: str) -> list[Table]:

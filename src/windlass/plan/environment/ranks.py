@@ -50,6 +50,11 @@ RANK_VARIABLES: tuple[RankVariable, ...] = (
     RankVariable(name="WINDLASS_WORLD_SIZE", value="{world_size}", readers="windlass.init"),
     RankVariable(name="WINDLASS_JOB_ID", value="{job_id}", readers="windlass.init"),
 )
+FOLDER_VARIABLES = {
+    "WINDLASS_RUN_DIR": "the folder of this run, for scripts and for `windlass.init`",
+    "WINDLASS_CACHE_DIR": "the folder of this node for caches of compilers and libraries, which goes with the run",
+}
+"""What the rank script exports besides."""
 
 
 def rank_variable_names() -> tuple[str, ...]:
