@@ -106,10 +106,6 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "image": (
         ("windlass image plan pytorch-rocm", "the recipe of an image, each step with its reason"),
-        (
-            "windlass image plan pytorch-rocm --with ofi --format script --site lumi",
-            "the network plugin without an image, built with the site's modules",
-        ),
         ("windlass image build pytorch-ngc --tag mine", "build it with what is here"),
         ("windlass image check image.sif --site lumi", "what will happen with it there"),
     ),

@@ -11,13 +11,13 @@ from windlass.backends.containers.strategy import site_means
 from windlass.base.settings import current_environ, read_settings
 from windlass.build.images.build import BUILDERS, build_image, choose_builder, write_context
 from windlass.build.images.check import check_image
-from windlass.build.images.host_script import HOST_KEYS, host_script_text
 from windlass.build.images.inject import Injection, injection_text, is_elsewhere, plan_injection, require_host_libraries
 from windlass.build.images.inspect import inspect_image
 from windlass.build.images.recipe import Recipe, make_recipe
 from windlass.build.images.render import containerfile_text, edf_text, singularity_text
-from windlass.build.images.spec import EXTRAS, load_spec, load_versions, spec_names
+from windlass.build.images.spec import EXTRAS, load_spec, spec_names
 from windlass.cli.findings import check_text
+from windlass.cli.removed import refuse_removed
 from windlass.cli.result import Result
 from windlass.cli.show import say
 from windlass.errors import UsageError
@@ -27,7 +27,7 @@ from windlass.node.libs.decide import ImageFacts
 from windlass.node.libs.variables import driver_version
 from windlass.sites.catalog import load_site
 
-FORMATS = ("containerfile", "singularity", "edf", "script")
+FORMATS = ("containerfile", "singularity", "edf")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +56,6 @@ def _add_recipe_options(sub: Any) -> None:
         )
         box.add_argument("--json", action="store_true")
     plan.add_argument("--format", choices=FORMATS, default=FORMATS[0])
-    plan.add_argument("--site", metavar="NAME", help="whose modules and paths --format script takes")
     plan.add_argument("--output", metavar="DIR", help="write the recipe and all files that a build needs")
     build.add_argument("--tag", metavar="NAME", help="name of the image (default: localhost/windlass/SPEC:latest)")
     build.add_argument("--builder", choices=BUILDERS, help="default: the first that is here")
@@ -66,6 +65,11 @@ def _add_recipe_options(sub: Any) -> None:
     )
     build.add_argument("--sif", metavar="FILE", help="write it as a SIF file too")
     build.add_argument("--log", metavar="FILE", help="where to keep the builder's output")
+
+
+def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
+    refuse_removed("image", argv)
+    return parser.parse_args(argv)
 
 
 def progress(args: argparse.Namespace) -> str | None:
@@ -87,28 +91,20 @@ def _chosen(args: argparse.Namespace) -> dict[str, str]:
     return found
 
 
-def _recipe(args: argparse.Namespace, chosen: dict[str, str]) -> Recipe:
+def _recipe(args: argparse.Namespace) -> Recipe:
     extras = None
     if args.extras is not None:
         extras = tuple(n for n in args.extras.split(",") if n) if args.extras != "none" else ()
-    return make_recipe(load_spec(args.spec), extras, chosen)
+    return make_recipe(load_spec(args.spec), extras, _chosen(args))
 
 
 def _plan(args: argparse.Namespace) -> Result:
-    chosen = _chosen(args)
-    for_host = {name: chosen.pop(name) for name in HOST_KEYS if name in chosen and args.format == "script"}
-    recipe, site = _recipe(args, chosen), _site(args.site)
-    if site is not None and (args.output or args.format != "script"):
-        say("windlass: note: --site has no effect here: the image is the same for all sites; --format script uses it")
+    recipe = _recipe(args)
     if args.output:
         write_context(recipe, Path(args.output).expanduser())
         return Result(
             text=f"written to {args.output}: Containerfile, image.def, windlass-entry, sbom.json", data=recipe
         )
-    if args.format == "script":
-        if site is None:
-            raise UsageError("--format script needs --site NAME", hint="its modules and its libfabric are taken")
-        return Result(text=host_script_text(recipe, site, load_versions(), for_host), data=recipe, foreign=True)
     texts = {"containerfile": containerfile_text, "singularity": singularity_text}
     text = edf_text(recipe, f"{recipe.name}.sqsh") if args.format == "edf" else texts[args.format](recipe)
     return Result(text=text, data=recipe, foreign=True)
@@ -116,7 +112,7 @@ def _plan(args: argparse.Namespace) -> Result:
 
 def _build(args: argparse.Namespace) -> Result:
     environ = current_environ()
-    recipe = _recipe(args, _chosen(args))
+    recipe = _recipe(args)
     builder = choose_builder(args.builder, environ)
     for warning in recipe.warnings:
         say(f"windlass: warning: {warning}")

@@ -26,12 +26,13 @@ _REMOVED = {
         "compare --html": _REPORT,
         "reference --html": _REPORT,
     },
+    "image": {"plan --site": "windlass image check IMAGE --site NAME; the recipe is the same for all sites"},
 }
 
 
 def refuse_removed(command: str, argv: Sequence[str]) -> None:
     """Raise `UsageError` with the replacement where `argv` names something that was removed."""
-    sub, *words = argv
+    sub, *words = argv or ("",)
     for name in (sub, *(f"{sub} {word.partition('=')[0]}" for word in words)):
         instead = _REMOVED.get(command, {}).get(name)
         if instead is not None:

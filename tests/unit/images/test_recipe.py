@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from looping import each
-from unit.cli.typed import in_process
 from windlass.build.images.build import write_context
 from windlass.build.images.recipe import make_recipe, sbom
-from windlass.build.images.render import containerfile_text, singularity_text, steps_script
-from windlass.build.images.spec import load_spec, load_versions, parse_spec, spec_names
+from windlass.build.images.render import containerfile_text, singularity_text
+from windlass.build.images.spec import load_spec, load_versions, parse_spec
 from windlass.errors import ConfigError, MachineError, UsageError, WindlassError
 
 SOUND = 'name = "own"\nbase = "debian:12"\n'
@@ -89,12 +87,6 @@ def test_labels_and_contents_say_what_was_built_from_what() -> None:
     assert f"windlass.component.libfabric 2.2.0 {commit}" in singularity_text(recipe)
 
 
-@each("name", spec_names())
-def test_the_steps_are_words_that_a_shell_can_read(name: str) -> None:
-    done = subprocess.run(["sh", "-n"], input=steps_script(make_recipe(load_spec(name))), text=True, timeout=30)
-    assert done.returncode == 0
-
-
 def test_every_commit_of_the_table_is_whole() -> None:
     for name, component in load_versions().components.items():
         assert component.version in component.commits or not component.commits, name
@@ -105,14 +97,3 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(MachineError, match=r"cannot write to .*/file/below: Not a directory"):
         write_context(make_recipe(load_spec("debian")), tmp_path / "file" / "below")
-
-
-def test_a_site_counts_for_scripts_alone_and_must_be_known(tmp_path: Path) -> None:
-    wrong = in_process("image", "plan", "pytorch-rocm", "--site", "lumy", cwd=tmp_path)
-    assert wrong.code == 2 and "did you mean 'lumi'?" in wrong.stderr
-    without = in_process("image", "plan", "pytorch-rocm", cwd=tmp_path)
-    told = in_process("image", "plan", "pytorch-rocm", "--site", "lumi", cwd=tmp_path)
-    assert told.code == 0 and told.stdout == without.stdout
-    assert "--site has no effect" in told.stderr and "--site" not in without.stderr
-    script = in_process("image", "plan", "pytorch-rocm", "--format", "script", "--site", "lumi", cwd=tmp_path)
-    assert script.code == 0 and "no effect" not in script.stderr

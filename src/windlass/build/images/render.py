@@ -108,12 +108,6 @@ def context_files(recipe: Recipe, entry: str, contents: dict[str, object]) -> di
     }
 
 
-def steps_script(recipe: Recipe) -> str:
-    """All steps as one script, for a linter of shell."""
-    lines = ["#!/bin/sh", "set -eu", *_variables(recipe, "export "), *_plain((*recipe.build, *recipe.final))]
-    return "\n".join(lines) + "\n"
-
-
 def _variables(recipe: Recipe, word: str) -> list[str]:
     names = {"PREFIX": recipe.prefix, "SRC": SRC, "LIBFABRIC": recipe.prefix}
     if recipe.gpu_home:
