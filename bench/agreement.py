@@ -41,8 +41,6 @@ LLM_MODES: tuple[tuple[str, dict[str, Any], float], ...] = (
     ("tf32", {"tf32": True}, 1e-3),
     ("bf16 eager", {"precision": "bf16"}, 5e-3),
     ("bf16", {"precision": "bf16", "compile": True}, 5e-3),
-    ("bf16, gradients added by autograd", {"precision": "bf16", "compile": True, "fuse_accumulation": False}, 5e-3),
-    ("bf16, micro-step as a graph", {"precision": "bf16", "compile": True, "graphs": True}, 5e-3),
     ("bf16, selective checkpointing", {"precision": "bf16", "compile": True, "checkpointing": "selective"}, 5e-3),
     ("bf16, full checkpointing", {"precision": "bf16", "compile": True, "checkpointing": "full"}, 5e-3),
     ("bf16, loss in odd chunks", {"precision": "bf16", "compile": True, "loss_chunk": 100}, 5e-3),
@@ -83,19 +81,20 @@ PAIR_MODES: tuple[tuple[str, str, dict[str, Any], float], ...] = (
 
 def run_one(case: str, device: str, toy: bool, changes: dict[str, Any]) -> tuple[float, ...]:
     """The losses of one run: fp32, eager and alone but for the changes."""
+    from fast_resnet.loop import FastResNetOptions, train_fast_resnet
     from windlass.bench.train.loop import train_llm
-    from windlass.bench.train.resnet_loop import train_resnet
 
     base = {"precision": "fp32", "compile": False, "tf32": False, "device": device}
     if case == "llm":
         return train_llm(LlmOptions(**{**(LLM_TOY if toy else LLM), **base, **changes})).losses
     base |= {"graphs": False, "norm": "torch"}
-    return train_resnet(ResNetOptions(**{**(RESNET_TOY if toy else RESNET), **base, **changes})).losses
+    return train_fast_resnet(FastResNetOptions(**{**(RESNET_TOY if toy else RESNET), **base, **changes})).losses
 
 
 def as_rank(text: str) -> int:
     """This process as one of two ranks on one device: its collectives are gloo's."""
-    from windlass.bench.train import loop, resnet_loop
+    from fast_resnet import loop as resnet_loop
+    from windlass.bench.train import loop
 
     asked = json.loads(text)
 

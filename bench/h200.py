@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SEVEN = ("llm", "--model", "llama2-7b", "--sequence", "4096", "--micro-batch", "1")
 
-# name, limit in seconds, arguments of `python -m windlass.bench.train` (or "micro:..." for a part of this file)
+# name, limit in seconds, arguments of `python bench/train_step.py` (or "micro:..." for a part of this file)
 Case = tuple[str, int, tuple[str, ...]]
 
 SEVEN_RATE = ("--learning-rate", "3e-5")
@@ -69,7 +69,6 @@ STAGES: dict[str, tuple[Case, ...]] = {
         ("rn50-b32", 70, ("resnet", "--batch", "32", "--steps", "100", "--profile")),
         ("rn50-b96", 70, ("resnet", "--batch", "96", "--steps", "100", "--profile")),
         ("rn101-b32", 70, ("resnet", "--model", "resnet101", "--batch", "32", "--steps", "100")),
-        ("fp8-a16-graphs", 100, (*SEVEN, *SEVEN_RATE, *QUICK, "--precision", "fp8", "--graphs")),
         ("rn50-b96-torchnorm", 90, ("resnet", "--batch", "96", "--steps", "100", "--norm", "torch")),
         (
             "rn50-b32-conv",
@@ -98,7 +97,7 @@ def run_case(case: Case, out: Path, deadline: float, commit: str | None) -> dict
             str(record),
         ]
     else:
-        argv = [sys.executable, "-m", "windlass.bench.train", *arguments, "--json", str(record)]
+        argv = [sys.executable, str(ROOT / "bench" / "train_step.py"), *arguments, "--json", str(record)]
     left = min(limit, deadline - time.monotonic())
     if left < 20:
         return {"case": name, "state": "skipped: no time left"}
@@ -244,16 +243,15 @@ CURVE = {"model": "llama-160m", "sequence": 512, "micro_batch": 8, "steps": 200,
 def curves(out: Path) -> None:
     """The same model, data and seed in fp32, bf16 and fp8: how far apart are the losses?"""
     sys.path.insert(0, str(ROOT / "src"))
+    from train_step import record_of, trained_by
     from windlass.bench.rank import about_torch
     from windlass.bench.record import write_record
-    from windlass.bench.train.__main__ import record_of
     from windlass.bench.train.device import find_device
     from windlass.bench.train.options import LlmOptions
-    from windlass.bench.train.rank import train
 
     losses = {}
     for precision in ("fp32", "bf16", "fp8"):
-        trained = train(LlmOptions(**CURVE, precision=precision))  # type: ignore[arg-type]
+        trained = trained_by(LlmOptions(**CURVE, precision=precision))  # type: ignore[arg-type]
         command = ("python3", "bench/h200.py", "--micro", "curves")
         write_record(out / f"curve-{precision}.json", record_of(trained, about_torch(find_device(None), None), command))
         losses[precision] = trained["losses"]
@@ -292,7 +290,7 @@ def norm_sweep(only: int | None, out: Path) -> None:
     sys.path.insert(0, str(ROOT / "src"))
     import torch
 
-    from windlass.bench.train import norm
+    from fast_resnet import norm
     from windlass.bench.train.breakdown import kind_of, profiled
     from windlass.bench.train.device import find_device
 

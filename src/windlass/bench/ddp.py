@@ -1,13 +1,12 @@
 """What DDP costs, from one device to all nodes: percentiles of the time per iteration and of the examples per second.
 
-The method is that of the published tables (fp32 with TF32 convolutions, eager). --fast takes the training loop's own
-choices for this device instead: lower precision, compiled, graphs."""
+The method is that of the published tables: fp32 with TF32 convolutions, eager."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from windlass.base.pages.svg import Bar, Chart, Series, bar_chart, line_chart
 from windlass.bench import measure
@@ -19,17 +18,8 @@ from windlass.bench.train.options import Precision, ResNetOptions
 from windlass.bench.train.rows import loss_remarks, row_of
 from windlass.errors import UsageError
 
-# As the published tables have it: eager, with the kernels that torch chooses.
-_PUBLISHED: dict[str, Any] = {
-    "precision": "fp32",
-    "compile": False,
-    "graphs": False,
-    "norm": "torch",
-    "pointwise_as_matmul": False,
-    "stem_patches": False,
-    "channels_last": False,
-    "cudnn_benchmark": False,
-}
+_SAME = ("batch", "image", "steps", "warmup", "precision", "tf32", "device")
+"""Options that the step of one model has too."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,12 +31,9 @@ class DdpOptions:
     image: int = option(224, "side of the images in pixels")
     steps: int = 10
     warmup: int = 5
-    precision: Precision | None = option(
-        None, "default: fp32; with --fast what suits the device", choices=("fp32", "bf16", "amp")
-    )
+    precision: Precision = option("fp32", "default: fp32", choices=("fp32", "bf16", "amp"))
     tf32: bool | None = option(None, "default: yes, as the published tables")
     fp16_allreduce: bool = option(False, "send gradients as fp16, as in Horovod's benchmark")
-    fast: bool = option(False, "the loop's own choices for this device")
     device: Literal["cuda", "xpu", "cpu"] | None = None
 
     def __post_init__(self) -> None:
@@ -54,8 +41,6 @@ class DdpOptions:
             raise UsageError(
                 "--batch and --steps must be 1 or more, --warmup 0 or more", hint="leave one out to have its default"
             )
-        if self.fast and self.fp16_allreduce:
-            raise UsageError("--fp16-allreduce cannot be combined with --fast", hint="leave one of them out")
         for model in self.models:
             self.step(model, parallel=True)
 
@@ -65,12 +50,12 @@ class DdpOptions:
 
     def step(self, model: str, *, parallel: bool) -> ResNetOptions:
         """The training step of one model, with DDP or without."""
-        values: dict[str, Any] = {} if self.fast else dict(_PUBLISHED)
-        values["fp16_allreduce"] = self.fp16_allreduce and parallel
-        for name in ("batch", "image", "steps", "warmup", "precision", "tf32", "device"):
-            if getattr(self, name) is not None:
-                values[name] = getattr(self, name)
-        return ResNetOptions(model=model, parallel="ddp" if parallel else "none", **values)
+        return ResNetOptions(
+            model=model,
+            parallel="ddp" if parallel else "none",
+            fp16_allreduce=self.fp16_allreduce and parallel,
+            **{name: getattr(self, name) for name in _SAME},
+        )
 
 
 def run(bench: Bench) -> BenchRecord:

@@ -10,7 +10,6 @@ import argparse
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import Field, asdict, field, fields
-from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -55,7 +54,7 @@ def asked(args: argparse.Namespace, kind: type) -> dict[str, Any]:
 
 def as_values(options: Any) -> dict[str, Any]:
     """Plain values, for a record or a rank. None stays: the ranks decide."""
-    return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(options).items()}
+    return asdict(options)
 
 
 def to_argument(options: Any, **more: Any) -> str:
@@ -66,5 +65,4 @@ def to_argument(options: Any, **more: Any) -> str:
 def from_values(kind: type[T], values: Mapping[str, Any]) -> T:
     """The options that `as_values` wrote down; names of no field are left out."""
     types = get_type_hints(kind)
-    known = {name: value for name, value in values.items() if name in types}
-    return kind(**{n: Path(v) if v is not None and Path in get_args(types[n]) else v for n, v in known.items()})
+    return kind(**{name: value for name, value in values.items() if name in types})

@@ -198,7 +198,7 @@ def _left(record: BenchRecord) -> list[Finding]:
         left = f"{model}: {share:.0%} of the rate without DDP is left on {counted(ranks, 'rank')}"
         if ranks == 1 and not NORMAL <= share <= 2 - NORMAL:
             why = "no link is in use, so this is the host, which launches kernels one by one: try a larger --batch"
-            found.append(Finding("ddp-share", "warning", f"{left}; {why}, or --fast"))
+            found.append(Finding("ddp-share", "warning", f"{left}; {why}"))
         elif share < NORMAL:
             why = "published: 88.6% for ResNet-50 on 2 nodes of GH200: see `windlass bench collectives`"
             found.append(Finding("ddp-share", "warning", f"{left}; {why}"))

@@ -9,10 +9,21 @@ from windlass.errors import UsageError
 _REPORT = "windlass bench report RECORD --html FILE"
 _PUSH = "in a checkout of windlass: python bench/push.py SIZE --link RATE"
 _SIMULATE = "in a checkout of windlass: python bench/simulate_start.py --from RECORD"
+_STEP = "in a checkout of windlass: python bench/train_step.py"
+_ALWAYS = "leave it out: the step always uses the faster choice"
 # By command: a sub-command, or an option (of every sub-command, or after "SUB "), and what to use instead.
 _REMOVED = {
     "bench": {
         "synthetic": "windlass bench ddp --batch 96 --fp16-allreduce",
+        "ddp --fast": f"{_STEP} resnet --model resnet50",
+        "llm --graphs": "leave it out: a graph of the step gained 0.3 %",
+        "llm --no-graphs": "leave it out: the step has no graphs",
+        "llm --tokens-file": "leave it out: the speed does not depend on the tokens",
+        "llm --fuse-accumulation": _ALWAYS,
+        "llm --no-fuse-accumulation": _ALWAYS,
+        "llm --fp8-fast-accumulation": _ALWAYS,
+        "llm --weight-decay": "leave it out: the weight decay is 0.1",
+        "llm --clip": "leave it out: gradients are clipped at 1.0",
         "start --push": _PUSH,
         "start --link": _PUSH,
         "start --simulate": _SIMULATE,
@@ -36,4 +47,4 @@ def refuse_removed(command: str, argv: Sequence[str]) -> None:
     for name in (sub, *(f"{sub} {word.partition('=')[0]}" for word in words)):
         instead = _REMOVED.get(command, {}).get(name)
         if instead is not None:
-            raise UsageError(f"windlass {command} {name} was removed", hint=f"use {instead}")
+            raise UsageError(f"windlass {command} {name} was removed", hint=instead if instead.startswith("leave") else f"use {instead}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
 import pytest
 
@@ -38,24 +37,19 @@ def test_a_rank_gets_the_same_value(kind: type) -> None:
     assert from_values(kind, json.loads(to_argument(kind(), case="left out"))) == kind()
 
 
-def test_paths_numbers_and_switches_survive_the_way_to_a_rank() -> None:
-    words = ("--tokens-file", "some where/tokens.bin", "--no-compile", "--graphs", "--learning-rate", "1e-3")
-    found = LlmOptions(**_parsed(LlmOptions, *words, "--precision", "fp8"))  # type: ignore[arg-type]
-    assert (found.tokens_file, found.compile, found.graphs) == (Path("some where/tokens.bin"), False, True)
+def test_numbers_and_switches_survive_the_way_to_a_rank() -> None:
+    words = ("--no-compile", "--learning-rate", "1e-3", "--precision", "fp8")
+    found = LlmOptions(**_parsed(LlmOptions, *words))  # type: ignore[arg-type]
+    assert (found.compile, found.learning_rate, found.precision) == (False, 1e-3, "fp8")
     assert from_values(LlmOptions, json.loads(to_argument(found))) == found
 
 
-def test_the_step_of_the_published_tables_is_eager_and_a_fast_one_is_the_loops_own() -> None:
+def test_the_step_is_that_of_the_published_tables_in_the_precision_asked_for() -> None:
     published = DdpOptions().step("resnet50", parallel=True)
-    assert (published.precision, published.compile, published.graphs, published.parallel) == (
-        "fp32",
-        False,
-        False,
-        "ddp",
-    )
-    fast = DdpOptions(fast=True, tf32=False).step("resnet101", parallel=False)
-    assert (fast.precision, fast.compile, fast.tf32, fast.parallel) == (None, None, False, "none")
-    assert DdpOptions(precision="bf16").step("resnet50", parallel=True).precision == "bf16"
+    assert (published.precision, published.tf32, published.parallel) == ("fp32", None, "ddp")
+    changed = DdpOptions(precision="bf16", tf32=False, fp16_allreduce=True).step("resnet101", parallel=False)
+    assert (changed.precision, changed.tf32, changed.parallel) == ("bf16", False, "none")
+    assert not changed.fp16_allreduce, "nothing is sent"
 
 
 @each(
@@ -76,7 +70,6 @@ def test_ranks_share_a_model_in_the_usual_way(words: dict[str, object], ranks: i
     ("kind", "values", "said"),
     [
         (DdpOptions, {"steps": 0}, "--steps"),
-        (DdpOptions, {"fast": True, "fp16_allreduce": True}, "--fast"),
         (MatmulOptions, {"types": "bf16,bf17"}, "bf17"),
         (IoOptions, {"formats": "files,zip"}, "zip"),
         (IoOptions, {"sample_size": "4"}, "8 bytes or more"),

@@ -15,6 +15,8 @@ from unit.cli.typed import in_process
         ("start --push 1G", "bench/push.py"),
         ("start --link=400M", "bench/push.py"),
         ("start --simulate", "bench/simulate_start.py"),
+        ("ddp --fast", "bench/train_step.py resnet"),
+        ("llm --clip 2", "leave it out"),
         ("ddp --html page.html", "windlass bench report"),
         ("compare a b --html page.html", "windlass bench report"),
     ],

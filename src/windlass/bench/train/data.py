@@ -1,4 +1,4 @@
-"""Training data: fresh random batches made on the device, or windows of a file of tokens.
+"""Training data: fresh random batches made on the device.
 
 A batch depends on the seed, the step and its place in the global batch alone, so that one rank with two micro-steps
 and two ranks with one see the same global batch. Random data has something to learn in it: a loss that falls shows
@@ -7,12 +7,8 @@ that the step really trains.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
-
-from windlass.errors import UsageError
 
 _ALPHABET = 1_024
 _CLASSES_SHOWN = 16
@@ -36,46 +32,6 @@ class RandomTokens:
         second = (first * 5 + 7) % self._alphabet
         text = torch.stack((first, second), dim=-1).flatten(1)
         return text[:, : self._sequence], text[:, 1 : self._sequence + 1]
-
-
-class TokenFile:
-    """Random windows of a flat file of little-endian token numbers: uint16 (.bin, .u16) or uint32 (.u32)."""
-
-    def __init__(
-        self, path: Path, *, vocabulary: int, sequence: int, batch: int, seed: int, device: torch.device
-    ) -> None:
-        if not path.is_file():
-            raise UsageError(f"{path}: no such token file", hint="give a flat file of uint16 or uint32 token numbers")
-        width, kind = (4, torch.uint32) if path.suffix == ".u32" else (2, torch.uint16)
-        size = path.stat().st_size
-        if size % width or size // width < sequence + 1:
-            raise UsageError(
-                f"{path}: {size} bytes is not a whole number of tokens for sequences of {sequence}",
-                hint=f"it needs at least {(sequence + 1) * width} bytes of {8 * width}-bit numbers",
-            )
-        self._path = path
-        self._text = torch.from_file(str(path), shared=False, size=size // width, dtype=kind)
-        self._vocabulary = vocabulary
-        self._sequence = sequence
-        self._batch = batch
-        self._seed = seed
-        self._device = device
-
-    def batch(self, step: int, place: int) -> tuple[Tensor, Tensor]:
-        """Tokens and the tokens that follow them, both (batch, sequence); an error at a number outside the
-        vocabulary."""
-        generator = torch.Generator().manual_seed(_mix(self._seed, step, place))
-        last = self._text.numel() - self._sequence
-        starts = torch.randint(last, (self._batch,), generator=generator).tolist()
-        rows = torch.stack([self._text[at : at + self._sequence + 1].long() for at in starts])
-        if int(rows.max()) >= self._vocabulary:
-            raise UsageError(
-                f"{self._path}: token {int(rows.max())} is outside the vocabulary of {self._vocabulary}",
-                hint="the file was made with another tokenizer, or with wider numbers",
-            )
-        if self._device.type != "cpu":
-            rows = rows.pin_memory().to(self._device, non_blocking=True)
-        return rows[:, :-1], rows[:, 1:]
 
 
 class RandomImages:

@@ -115,12 +115,6 @@ def _fp8_types(properties: Any, *, amd: bool) -> tuple[torch.dtype, torch.dtype]
     return (torch.float8_e4m3fn, torch.float8_e5m2) if (properties.major, properties.minor) >= (8, 9) else None
 
 
-def need_graphs(device: Device) -> None:
-    """An error where the device has no graphs."""
-    if not device.graphs:
-        raise MachineError(f"{device.name} has no graphs", hint="leave --graphs out")
-
-
 def allow_tf32(on: bool) -> None:
     """fp32 matrix products and convolutions may (or may not) round their inputs to TF32."""
     torch.set_float32_matmul_precision("high" if on else "highest")

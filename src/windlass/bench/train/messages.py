@@ -8,19 +8,38 @@ from typing import Any
 
 from windlass.bench import measure
 from windlass.bench.options import as_values
-from windlass.bench.train.loop import LlmResult
-from windlass.bench.train.options import llama_size
-from windlass.bench.train.resnet_loop import ResNetResult
+from windlass.bench.train.options import LlmOptions, ResNetOptions, llama_size
+from windlass.bench.train.steps import TrainResult
 
 
-def llm_message(result: LlmResult) -> dict[str, Any]:
-    """What a language-model run measured. Rates are per device, by the median step."""
-    options, size = result.options, llama_size(result.options.model)
+def train_message(result: TrainResult) -> dict[str, Any]:
+    """What a run measured. Rates are per device, by the median step."""
+    options = result.options
+    if isinstance(options, LlmOptions):
+        case, figures = "llm", _llm_figures(result, options)
+    else:
+        case, figures = "resnet", _resnet_figures(result, options)
+    return {
+        "case": case,
+        "options": as_values(options),
+        "ranks": result.ranks,
+        "samples": {"step_s": list(result.step_s)},
+        "figures": {name: asdict(figure) for name, figure in figures.items()},
+        "losses": list(result.losses),
+        "gradient_norms": list(result.gradient_norms),
+        "loss_problems": list(check_loss(result.losses)),
+        "peak_memory_bytes": result.peak_memory_bytes,
+        "breakdown": None if result.breakdown is None else asdict(result.breakdown),
+    }
+
+
+def _llm_figures(result: TrainResult, options: LlmOptions) -> dict[str, measure.Figure]:
+    size = llama_size(options.model)
     tokens = options.tokens_per_micro_step * options.accumulation
     median = measure.percentile(result.step_s, 50)
     shape = {"layers": size.layers, "width": size.width, "sequence": options.sequence}
     n = result.parameters
-    figures = {
+    return {
         "tokens_per_s_per_device": measure.rate(tokens, median, unit="tokens/s"),
         "tflops_6n": measure.tflops(measure.flops_6n(n, tokens), median, formula="6*N*tokens"),
         "tflops_palm": measure.tflops(
@@ -30,24 +49,19 @@ def llm_message(result: LlmResult) -> dict[str, Any]:
             measure.flops_causal(n, tokens, **shape), median, formula="(6*N + 6*L*h*s)*tokens"
         ),
     }
-    return _message("llm", result, figures) | {"gradient_norms": list(result.gradient_norms)}
 
 
-def resnet_message(result: ResNetResult) -> dict[str, Any]:
-    """What a ResNet run measured. Rates are per device, by the median step; mean ± 1.96 σ as Horovod's
-    benchmark prints it."""
-    rates = [result.options.batch / s for s in result.step_s]
+def _resnet_figures(result: TrainResult, options: ResNetOptions) -> dict[str, measure.Figure]:
+    """With mean ± 1.96 σ, as Horovod's benchmark prints it."""
+    rates = [options.batch / s for s in result.step_s]
     overall = measure.spread(rates)
     median = measure.percentile(result.step_s, 50)
-    figures = {
-        "images_per_s_per_device": measure.rate(result.options.batch, median, unit="images/s"),
-        "images_per_s_whole_run": measure.rate(
-            result.options.batch * len(result.step_s), sum(result.step_s), unit="images/s"
-        ),
+    return {
+        "images_per_s_per_device": measure.rate(options.batch, median, unit="images/s"),
+        "images_per_s_whole_run": measure.rate(options.batch * len(result.step_s), sum(result.step_s), unit="images/s"),
         "images_per_s_mean": measure.Figure(value=overall.mean, unit="images/s", formula="mean of batch/step"),
         "images_per_s_band": measure.Figure(value=1.96 * overall.stdev, unit="images/s", formula="1.96*stdev"),
     }
-    return _message("resnet", result, figures)
 
 
 def check_loss(losses: tuple[float, ...]) -> tuple[str, ...]:
@@ -61,17 +75,3 @@ def check_loss(losses: tuple[float, ...]) -> tuple[str, ...]:
         if last >= first:
             wrong.append(f"the loss does not fall: {first:.4f} in the first third, {last:.4f} in the last")
     return tuple(wrong)
-
-
-def _message(case: str, result: LlmResult | ResNetResult, figures: dict[str, measure.Figure]) -> dict[str, Any]:
-    return {
-        "case": case,
-        "options": as_values(result.options),
-        "ranks": result.ranks,
-        "samples": {"step_s": list(result.step_s)},
-        "figures": {name: asdict(figure) for name, figure in figures.items()},
-        "losses": list(result.losses),
-        "loss_problems": list(check_loss(result.losses)),
-        "peak_memory_bytes": result.peak_memory_bytes,
-        "breakdown": None if result.breakdown is None else asdict(result.breakdown),
-    }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from windlass.bench.options import option
@@ -93,7 +92,6 @@ class StepOptions:
     device: Literal["cuda", "xpu", "cpu"] | None = option(None, "default: an accelerator where there is one")
     precision: Precision | None = option(None, "default: what suits the device")
     parallel: Parallel = option("none", "default: none alone; fsdp for models over 1e9, else ddp")
-    compile: bool | None = option(None, "default: on accelerators")
     tf32: bool | None = option(None, "let fp32 products round their inputs to TF32")
     steps: int = 10
     warmup: int = 3
@@ -111,18 +109,13 @@ class LlmOptions(StepOptions):
 
     model: str = option("tiny", ", ".join(LLAMAS))
     precision: Precision | None = option(None, "default: what suits the device", choices=("fp32", "bf16", "fp8"))
+    compile: bool | None = option(None, "default: on accelerators")
     sequence: int = 512
     micro_batch: int = 1
     accumulation: int = 1
     checkpointing: Checkpointing = "none"
     loss_chunk: int = 2_048
-    tokens_file: Path | None = option(None, "token ids instead of random ones", metavar="FILE")
     learning_rate: float | None = option(None, "default: 3e-4; 3e-5 for models over 1e9")
-    weight_decay: float = 0.1
-    clip: float = 1.0
-    fp8_fast_accumulation: Literal["all", "forward", "none"] = "forward"
-    fuse_accumulation: bool = True
-    graphs: bool = option(False, "the micro-step as a CUDA graph, on one device (default: no)", switch=True)
 
     def __post_init__(self) -> None:
         # Named, because super() without arguments does not survive a dataclass with slots.
@@ -132,8 +125,6 @@ class LlmOptions(StepOptions):
             _at_least(name.replace("_", "-"), getattr(self, name), 1)
         if self.precision == "amp":
             raise UsageError("autocast is for ResNet", hint="bf16 keeps fp32 masters already: use --precision bf16")
-        if self.graphs and self.parallel != "none":
-            raise UsageError("graphs of a micro-step are for one device", hint="leave --graphs out")
         if self.precision == "fp8" and (self.micro_batch * self.sequence) % 16:
             raise UsageError(
                 f"fp8 products need micro-batch × sequence divisible by 16, not {self.micro_batch * self.sequence}",
@@ -147,7 +138,7 @@ class LlmOptions(StepOptions):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResNetOptions(StepOptions):
-    """One ResNet training run on images made on the device."""
+    """One ResNet training run on images made on the device, eager, with the kernels that torch chooses."""
 
     model: str = option("resnet50", ", ".join(RESNETS))
     precision: Precision | None = option(None, "default: what suits the device", choices=("fp32", "bf16", "amp"))
@@ -155,13 +146,6 @@ class ResNetOptions(StepOptions):
     image: int = option(224, "side of the images in pixels")
     classes: int = 1_000
     fp16_allreduce: bool = option(False, "with ddp: send gradients as fp16")
-    graphs: bool | None = None
-    channels_last: bool = True
-    norm: Literal["torch", "by-hand"] | None = None
-    pointwise_as_matmul: bool = True
-    stem_patches: bool = True
-    autotune: bool = option(False, switch=True)
-    cudnn_benchmark: bool = True
     learning_rate: float = 0.0125
     momentum: float = 0.9
     weight_decay: float = 1e-4
@@ -176,8 +160,6 @@ class ResNetOptions(StepOptions):
         _at_least("classes", self.classes, 2)
         if self.precision == "fp8":
             raise UsageError("there are no fp8 convolutions", hint="use --precision bf16")
-        if self.norm == "by-hand" and not self.channels_last:
-            raise UsageError("norms by hand run in channels-last memory", hint="use --norm torch")
         if self.image % 32:
             raise UsageError(f"--image is {self.image}", hint="the network halves it five times: use a multiple of 32")
         if self.parallel == "fsdp":

@@ -11,7 +11,7 @@ Weight gradients are fp32. In micro-steps after the first they are added inside 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,6 @@ class ProductRules:
 
     precision: Precision
     fp8: tuple[torch.dtype, torch.dtype] | None = None
-    fp8_fast: Literal["all", "forward", "none"] = "forward"
     standing_copies: bool = True
 
 
@@ -144,17 +143,16 @@ class _Fp8Product(torch.autograd.Function):  # type: ignore[misc]
         ctx.save_for_backward(x8t, x_scale)
         ctx.weight = weight
         ctx.owner = owner
-        return _scaled(x8, w, x_scale, w_scale, fast=owner.rules.fp8_fast != "none")
+        return _scaled(x8, w, x_scale, w_scale, fast=True)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor | None, None]:
         x8t, x_scale = ctx.saved_tensors
         owner: Linear = ctx.owner
         _, wt, w_scale = owner.low_copy()
-        fast = owner.rules.fp8_fast == "all"
         dy8, dy8t, dy_scale = owner.pieces.to_fp8(dy, _types(owner)[1])
-        dx = _scaled(dy8, wt, dy_scale, w_scale, fast=fast)
-        dw = _scaled(dy8t, x8t, dy_scale, x_scale, fast=fast)
+        dx = _scaled(dy8, wt, dy_scale, w_scale, fast=False)
+        dw = _scaled(dy8t, x8t, dy_scale, x_scale, fast=False)
         if owner.accumulation.in_place and ctx.weight.grad is not None:
             owner.pieces.add_into(ctx.weight.grad, dw)
             return dx, None, None

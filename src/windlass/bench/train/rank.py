@@ -16,7 +16,7 @@ from windlass.bench.messages import MessageWriter
 from windlass.bench.options import from_values
 from windlass.bench.rank import about_torch, guarded, read_world
 from windlass.bench.train.options import LlmOptions, ResNetOptions
-from windlass.errors import MachineError, WindlassError
+from windlass.errors import WindlassError
 
 
 def main(values: dict[str, Any]) -> int:
@@ -46,24 +46,15 @@ def _work(options: LlmOptions | ResNetOptions, ceiling_s: float, ceiling_size: i
 def train(
     options: LlmOptions | ResNetOptions, so_far: Callable[[dict[str, Any]], None] | None = None
 ) -> dict[str, Any]:
-    """The message of the run. What was measured until then is given to `so_far` on the way, for a run that does not get
-    to its end."""
-    import torch
-
+    """The message of the run. `so_far` gets the message of what was measured until then, now and then, for a run that
+    does not get to its end."""
     from windlass.bench.train.loop import train_llm
-    from windlass.bench.train.messages import llm_message, resnet_message
-    from windlass.bench.train.resnet_loop import train_resnet
+    from windlass.bench.train.messages import train_message
+    from windlass.bench.train.resnet import train_resnet
 
     tell = so_far or (lambda part: None)
-    try:
-        if isinstance(options, LlmOptions):
-            return llm_message(train_llm(options, lambda part: tell(llm_message(part))))
-        return resnet_message(train_resnet(options, lambda part: tell(resnet_message(part))))
-    except torch.OutOfMemoryError as error:
-        raise MachineError(
-            f"{options.model} does not fit the device: {str(error).splitlines()[0]}",
-            hint="take a smaller batch or sequence, --checkpointing, or --parallel fsdp over more devices",
-        ) from error
+    loop: Any = train_llm if isinstance(options, LlmOptions) else train_resnet
+    return train_message(loop(options, lambda part: tell(train_message(part))))
 
 
 def _ceiling(precision: str, device: Any, seconds: float, size: int, out: MessageWriter) -> None:

@@ -19,7 +19,7 @@ require("triton", importlib.util.find_spec("triton") is not None, "no triton to 
 
 import torch  # noqa: E402
 
-SOURCE = Path(__file__).resolve().parents[4] / "src"
+ROOT = Path(__file__).resolve().parents[4]
 
 # The interpreter is chosen when Triton is imported, so each check is a process of its own.
 _START = """
@@ -27,7 +27,8 @@ import sys
 import torch
 torch.set_default_device(sys.argv[1])
 import torch.nn.functional as F
-from windlass.bench.train import kernels, norm
+from fast_resnet import norm
+from windlass.bench.train import kernels
 from windlass.bench.train.pieces import _swiglu
 torch.manual_seed(0)
 def last(t):
@@ -101,7 +102,9 @@ def check(request: pytest.FixtureRequest) -> Check:
     interpreted = request.param == "interpreted"
     if not interpreted:
         require("gpu", torch.cuda.is_available(), "no GPU to compile the kernels for")
-    env = os.environ | {"PYTHONPATH": os.pathsep.join((str(SOURCE), os.environ.get("PYTHONPATH", "")))}
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT / "bench"), os.environ.get("PYTHONPATH", "")))
+    }
     env |= {"TRITON_INTERPRET": "1"} if interpreted else {}
     where = "cpu" if interpreted else "cuda"
 

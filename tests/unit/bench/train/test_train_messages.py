@@ -14,15 +14,15 @@ from requirements import require_torch
 
 require_torch()
 
+from train_step import run, without_json  # noqa: E402
 from unit.bench.train.training import short_run  # noqa: E402
-from windlass.bench.train.__main__ import run, without_json  # noqa: E402
 from windlass.bench.train.breakdown import busy_us, kind_of  # noqa: E402
-from windlass.bench.train.messages import check_loss, llm_message  # noqa: E402
+from windlass.bench.train.messages import check_loss, train_message  # noqa: E402
 
 
 def test_a_message_has_samples_formulas_and_the_losses() -> None:
     result = short_run(steps=6)
-    message = llm_message(result)
+    message = train_message(result)
     assert len(message["samples"]["step_s"]) == 6
     assert len(message["losses"]) == len(message["gradient_norms"]) == 6
     figures = message["figures"]
@@ -112,10 +112,17 @@ def test_ctrl_c_keeps_the_steps_that_were_measured(tmp_path: Path) -> None:
     import subprocess
     import sys
 
-    source = Path(__file__).resolve().parents[4] / "src"
+    source = Path(__file__).resolve().parents[4]
     out = tmp_path / "r.json"
-    argv = [sys.executable, "-m", "windlass.bench.train", *_llm("--steps", "1000000"), "--any-loss", "--json", str(out)]
-    env = os.environ | {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
+    argv = [
+        sys.executable,
+        str(source / "bench" / "train_step.py"),
+        *_llm("--steps", "1000000"),
+        "--any-loss",
+        "--json",
+        str(out),
+    ]
+    env = os.environ | {"PYTHONPATH": str(source / "src"), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None

@@ -58,13 +58,11 @@ def test_an_unknown_model_names_the_nearest() -> None:
         (LlmOptions, {"warmup": -1}, "--warmup is -1"),
         (LlmOptions, {"micro_batch": 0}, "--micro-batch is 0"),
         (LlmOptions, {"precision": "fp8", "sequence": 30}, "divisible by 16"),
-        (LlmOptions, {"graphs": True, "parallel": "ddp"}, "one device"),
         (ResNetOptions, {"model": "resnet5O"}, "unknown model"),
         (ResNetOptions, {"batch": 0}, "--batch is 0"),
         (ResNetOptions, {"image": 100}, "--image is 100"),
         (ResNetOptions, {"precision": "fp8"}, "no fp8 convolutions"),
         (ResNetOptions, {"parallel": "fsdp"}, "ddp only"),
-        (ResNetOptions, {"norm": "by-hand", "channels_last": False}, "channels-last"),
     ],
 )
 def test_impossible_requests_say_what_is_wrong(kind: type, wrong: dict[str, object], said: str) -> None:
@@ -72,11 +70,9 @@ def test_impossible_requests_say_what_is_wrong(kind: type, wrong: dict[str, obje
         kind(**wrong)
 
 
-def test_options_and_help_do_not_load_torch() -> None:
+def test_options_do_not_load_torch() -> None:
     program = (
         "import sys, windlass.bench.measure, windlass.bench.matmul.product, windlass.bench.train.options\n"
-        "from windlass.bench.train.__main__ import parser\n"
-        "parser().format_help()\n"
         "sys.exit('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": str(SOURCE)}, timeout=60)

@@ -20,7 +20,9 @@ from unit.bench.train.training import largest_distance  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
-SOURCE = Path(__file__).resolve().parents[4] / "src"
+ROOT = Path(__file__).resolve().parents[4]
+TRAIN = str(ROOT / "bench" / "train_step.py")
+SOURCE = f"{ROOT / 'src'}{os.pathsep}{ROOT / 'bench'}"
 DEADLINE_S = 180
 COMMON = (
     "llm", "--model", "tiny", "--device", "cpu", "--sequence", "32", "--micro-batch", "2", "--warmup", "0",
@@ -39,11 +41,11 @@ def _run(ranks: int, out: Path, *arguments: str) -> dict[str, Any]:
     port = _free_port()
     processes = []
     for rank in range(ranks):
-        env = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+        env = os.environ | {"PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"}
         if ranks > 1:
             env |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
             env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
-        argv = [sys.executable, "-m", "windlass.bench.train", *arguments, "--json", str(out)]
+        argv = [sys.executable, TRAIN, *arguments, "--json", str(out)]
         processes.append(subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
     try:
         said = [process.communicate(timeout=DEADLINE_S)[1] for process in processes]
@@ -105,7 +107,7 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import nn
-from windlass.bench.train.exchange import FlatGradients
+from fast_resnet.exchange import FlatGradients
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 def model(seed):
@@ -132,7 +134,7 @@ for a, b in zip(ours.parameters(), reference.parameters(), strict=True):
 
 def test_gradients_sent_after_backward_are_the_mean_over_ranks() -> None:
     port = _free_port()
-    base = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
+    base = os.environ | {"PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
     base |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     argv = [sys.executable, "-c", _EXCHANGE]
     processes = [
@@ -148,9 +150,7 @@ def test_gradients_sent_after_backward_are_the_mean_over_ranks() -> None:
 
 
 def test_ranks_without_a_parallel_mode_are_refused(tmp_path: Path) -> None:
-    env = os.environ | {"PYTHONPATH": str(SOURCE), "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
-    done = subprocess.run(
-        [sys.executable, "-m", "windlass.bench.train", *COMMON], env=env, capture_output=True, text=True, timeout=120
-    )
+    env = os.environ | {"PYTHONPATH": SOURCE, "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    done = subprocess.run([sys.executable, TRAIN, *COMMON], env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert "--parallel ddp or fsdp" in done.stderr

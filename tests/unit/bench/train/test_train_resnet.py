@@ -12,20 +12,36 @@ require_torch()
 import torch  # noqa: E402
 
 import unit.bench.train.training  # noqa: E402, F401  (one thread)
+from fast_resnet import model as fast  # noqa: E402
+from fast_resnet.loop import FastResNetOptions, train_fast_resnet  # noqa: E402
 from windlass.bench.train.options import RESNETS, ResNetOptions  # noqa: E402
-from windlass.bench.train.resnet import ResNet, Stem  # noqa: E402
-from windlass.bench.train.resnet_loop import train_resnet  # noqa: E402
+from windlass.bench.train.resnet import ResNet, train_resnet  # noqa: E402
 
 
 @each(("name", "parameters"), [("resnet50", 25_557_032), ("resnet101", 44_549_160)])
 def test_sizes_are_the_published_ones(name: str, parameters: int) -> None:
     with torch.device("meta"):
-        model = ResNet(RESNETS[name], 1_000)
-    assert sum(p.numel() for p in model.parameters()) == parameters
+        models = ResNet(RESNETS[name], 1_000), fast.ResNet(RESNETS[name], 1_000)
+    assert [sum(p.numel() for p in model.parameters()) for model in models] == [parameters, parameters]
+
+
+def test_the_tuned_step_without_its_shortcuts_is_the_plain_one() -> None:
+    asked = {"model": "resnet-tiny", "image": 32, "batch": 4, "steps": 3, "warmup": 0, "device": "cpu"}
+    plain = train_resnet(ResNetOptions(**asked, precision="fp32"))  # type: ignore[arg-type]
+    tuned = train_fast_resnet(
+        FastResNetOptions(
+            **asked,  # type: ignore[arg-type]
+            precision="fp32",
+            channels_last=False,
+            pointwise_as_matmul=False,
+            stem_patches=False,
+        )
+    )
+    assert tuned.losses == pytest.approx(plain.losses, rel=1e-5)
 
 
 def test_the_stem_over_patches_is_the_same_convolution() -> None:
-    plain, patches = Stem(over_patches=False).double(), Stem(over_patches=True).double()
+    plain, patches = fast.Stem(over_patches=False).double(), fast.Stem(over_patches=True).double()
     patches.load_state_dict(plain.state_dict())
     x = torch.randn(2, 3, 64, 96, dtype=torch.float64)
     y, z = plain(x), patches(x)
@@ -41,7 +57,7 @@ def test_pointwise_convolutions_as_products_change_nothing() -> None:
     gradients = []
     for as_matmul in (False, True):
         torch.manual_seed(0)
-        model = ResNet(RESNETS["resnet-tiny"], 10, as_matmul=as_matmul).double()
+        model = fast.ResNet(RESNETS["resnet-tiny"], 10, as_matmul=as_matmul).double()
         model.to(memory_format=torch.channels_last)
         model(images, labels).backward()
         gradients.append([p.grad for p in model.parameters()])

@@ -10,8 +10,9 @@ require_torch()
 
 import torch  # noqa: E402
 
-from windlass.bench.train.loop import LlmResult, train_llm  # noqa: E402
+from windlass.bench.train.loop import train_llm  # noqa: E402
 from windlass.bench.train.options import LlmOptions  # noqa: E402
+from windlass.bench.train.steps import TrainResult  # noqa: E402
 
 # The models are tiny: more threads would only wait for each other, most of all on a busy machine.
 torch.set_num_threads(1)
@@ -29,7 +30,7 @@ REFERENCE = LlmOptions(
 )
 
 
-def short_run(**changes: object) -> LlmResult:
+def short_run(**changes: object) -> TrainResult:
     """The reference run with some options changed."""
     return train_llm(dataclasses.replace(REFERENCE, **changes))  # type: ignore[arg-type]
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from windlass.errors import UsageError
 
 try:
-    from windlass.bench.train import norm_kernels as kernels
+    from fast_resnet import norm_kernels as kernels
 except ImportError:  # no Triton: the CPU wheels of torch come without it
     kernels = None  # type: ignore[assignment]
 

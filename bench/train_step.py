@@ -1,4 +1,11 @@
-"""`python -m windlass.bench.train llm|resnet ...`: one rank of a training run; rank 0 prints the result."""
+"""Measure one training step of our own, tuned for its device: one rank of a run; rank 0 prints the result.
+
+    python bench/train_step.py llm --model llama2-7b --sequence 4096 --accumulation 16 --precision fp8
+    python bench/train_step.py resnet --model resnet50 --batch 96
+
+`llm` is the step of `windlass bench llm`. `resnet` is `fast_resnet`, which is faster than the published method of
+`windlass bench ddp`. Under a launcher it reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import windlass
+from fast_resnet.loop import FastResNetOptions, train_fast_resnet
 from windlass.bench.cases import table_text
 from windlass.bench.options import add_options, asked
 from windlass.bench.rank import about_torch, leave, read_world, write_error
 from windlass.bench.record import BenchRecord, Where, new_record, write_record
 from windlass.bench.runner import checkout_commit
-from windlass.bench.train.options import LlmOptions, ResNetOptions
+from windlass.bench.train.device import find_device
+from windlass.bench.train.loop import train_llm
+from windlass.bench.train.messages import train_message
+from windlass.bench.train.options import LlmOptions
 from windlass.bench.train.rows import train_measurement
 from windlass.errors import WindlassError
 from windlass.model.jsontext import to_json
@@ -23,11 +34,11 @@ from windlass.model.jsontext import to_json
 
 def parser() -> argparse.ArgumentParser:
     """The command line; every option is a field of the options' classes."""
-    top = argparse.ArgumentParser(prog="python -m windlass.bench.train", description="Measure a training step.")
+    top = argparse.ArgumentParser(prog="python bench/train_step.py", description="Measure a training step.")
     cases = top.add_subparsers(dest="case", required=True)
     kinds = {
         "llm": (LlmOptions, "a Llama-style language model"),
-        "resnet": (ResNetOptions, "a ResNet on random images"),
+        "resnet": (FastResNetOptions, "a ResNet on random images"),
     }
     for name, (kind, text) in kinds.items():
         case = cases.add_parser(name, help=text)
@@ -44,14 +55,11 @@ def run(argv: Sequence[str]) -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
     try:
         options = arguments.kind(**asked(arguments, arguments.kind))
-        from windlass.bench.train.device import find_device
-        from windlass.bench.train.rank import train
-
-        trained = train(options)
+        trained = trained_by(options)
         world = read_world()
         if world.first:
             about = about_torch(find_device(options.device, world.local_rank), None)
-            command = ("python", "-m", "windlass.bench.train", *without_json(argv))
+            command = ("python", "bench/train_step.py", *without_json(argv))
             _show(record_of(trained, about, command), arguments.json)
         if trained["loss_problems"] and not arguments.any_loss:
             raise WindlassError("; ".join(trained["loss_problems"]), hint="the figures of this run must not be used")
@@ -59,6 +67,12 @@ def run(argv: Sequence[str]) -> int:
         write_error(error)
         return error.exit_code
     return 0
+
+
+def trained_by(options: LlmOptions | FastResNetOptions) -> dict[str, Any]:
+    """The message of one run."""
+    loop: Any = train_llm if isinstance(options, LlmOptions) else train_fast_resnet
+    return train_message(loop(options))
 
 
 def without_json(argv: Sequence[str]) -> tuple[str, ...]:

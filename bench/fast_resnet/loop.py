@@ -1,60 +1,53 @@
-"""The ResNet training loop, from nothing to a measured result."""
+"""The tuned ResNet training loop: low precision, norms by hand, the whole step as CUDA graphs."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from fast_resnet.exchange import FlatGradients
+from fast_resnet.graph import captured, rehearsed
+from fast_resnet.model import ResNet
+from fast_resnet.norm import NormTable
+from windlass.bench.options import option
 from windlass.bench.rank import World, read_world
 from windlass.bench.train import parallel
-from windlass.bench.train.breakdown import Breakdown, profiled
 from windlass.bench.train.data import RandomImages
-from windlass.bench.train.device import (
-    Device,
-    StepClock,
-    allow_tf32,
-    find_device,
-    need_graphs,
-    peak_memory_bytes,
-    synchronize,
-)
-from windlass.bench.train.exchange import FlatGradients
-from windlass.bench.train.graph import captured, rehearsed
-from windlass.bench.train.interruption import Pace, out_of_memory_explained, stop_kept
+from windlass.bench.train.device import Device, allow_tf32, find_device
+from windlass.bench.train.interruption import out_of_memory_explained
 from windlass.bench.train.kernels import kernels_available
-from windlass.bench.train.norm import NormTable
 from windlass.bench.train.optimizer import MasterSgd
 from windlass.bench.train.options import ResNetOptions, resnet_blocks
-from windlass.bench.train.resnet import ResNet
-from windlass.errors import MachineError
-
-log = logging.getLogger(__name__)
+from windlass.bench.train.resnet import to_bf16
+from windlass.bench.train.steps import MeasuredRun, SoFar, TrainResult
+from windlass.errors import MachineError, UsageError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ResNetResult:
-    """What one run measured. `step_s` holds the timed steps only; `losses` all of them, warm-up first."""
+class FastResNetOptions(ResNetOptions):
+    """The options of the plain step, and the choices that make it fast. None: what suits the device."""
 
-    options: ResNetOptions
-    device: Device
-    ranks: int
-    parameters: int
-    step_s: tuple[float, ...]
-    losses: tuple[float, ...]
-    peak_memory_bytes: int
-    breakdown: Breakdown | None
+    compile: bool | None = option(None, "default: on accelerators")
+    graphs: bool | None = None
+    channels_last: bool = True
+    norm: Literal["torch", "by-hand"] | None = None
+    pointwise_as_matmul: bool = True
+    stem_patches: bool = True
+    autotune: bool = option(False, switch=True)
+    cudnn_benchmark: bool = True
+
+    def __post_init__(self) -> None:
+        ResNetOptions.__post_init__(self)
+        if self.norm == "by-hand" and not self.channels_last:
+            raise UsageError("norms by hand run in channels-last memory", hint="use --norm torch")
 
 
-SoFar = Callable[[ResNetResult], None]
-
-
-def train_resnet(options: ResNetOptions, so_far: SoFar | None = None) -> ResNetResult:
-    """Train on fresh random images for `warmup + steps` steps and return the times of the last `steps`. `so_far` is
-    given what the first rank has measured, now and then."""
+def train_fast_resnet(options: FastResNetOptions, so_far: SoFar | None = None) -> TrainResult:
+    """Train on fresh random images for `warmup + steps` steps and return the times of the last `steps`."""
     world = read_world()
     device = find_device(options.device, world.local_rank)
     options = resolve(options, device)
@@ -64,11 +57,11 @@ def train_resnet(options: ResNetOptions, so_far: SoFar | None = None) -> ResNetR
         return _train(options, device, world, so_far)
 
 
-def resolve(options: ResNetOptions, device: Device) -> ResNetOptions:
+def resolve(options: FastResNetOptions, device: Device) -> FastResNetOptions:
     """The options with every None replaced by what suits the device."""
     graphs = device.graphs if options.graphs is None else options.graphs
-    if graphs:
-        need_graphs(device)
+    if graphs and not device.graphs:
+        raise MachineError(f"{device.name} has no graphs", hint="leave --graphs out")
     norm = options.norm
     if norm == "by-hand" and not (device.kind == "cuda" and kernels_available()):
         raise MachineError("norms by hand need a CUDA or ROCm device and Triton", hint="use --norm torch")
@@ -88,7 +81,7 @@ def resolve(options: ResNetOptions, device: Device) -> ResNetOptions:
     )
 
 
-def _train(options: ResNetOptions, device: Device, world: World, so_far: SoFar | None) -> ResNetResult:
+def _train(options: FastResNetOptions, device: Device, world: World, so_far: SoFar | None) -> TrainResult:
     torch.manual_seed(options.seed)
     low = options.precision == "bf16"
     table = NormTable() if options.norm == "by-hand" else None
@@ -149,37 +142,12 @@ def _train(options: ResNetOptions, device: Device, world: World, so_far: SoFar |
 
     with rehearsed((*optimizer.state(), *plain.buffers()), bool(options.graphs)):
         step_on = _whole_step(forward_backward, update, exchange, data.batch(0, world.rank), bool(options.graphs))
-    clock = StepClock(device)
-    losses: list[Tensor] = []
+    run = MeasuredRun(options=options, device=device, world=world, parameters=parameters, so_far=so_far)
 
     def one_step(step: int) -> None:
-        losses.append(step_on(*data.batch(step, world.rank)).clone())
+        run.losses.append(step_on(*data.batch(step, world.rank)).clone())
 
-    def result(breakdown: Breakdown | None = None) -> ResNetResult:
-        return ResNetResult(
-            options=options,
-            device=device,
-            ranks=world.size,
-            parameters=parameters,
-            step_s=clock.intervals_s(),
-            losses=tuple(float(loss) for loss in losses),
-            peak_memory_bytes=peak_memory_bytes(device),
-            breakdown=breakdown,
-        )
-
-    for step in range(options.warmup):
-        one_step(step)
-    synchronize(device)
-    clock.mark()
-    pace = Pace()
-    with stop_kept(world.size == 1, clock):
-        for step in range(options.warmup, options.warmup + options.steps):
-            one_step(step)
-            clock.mark()
-            if so_far is not None and world.rank == 0 and pace.due():
-                so_far(result())
-    breakdown = profiled(lambda: one_step(options.warmup + options.steps), device) if options.profile else None
-    return result(breakdown)
+    return run.measure(one_step)
 
 
 def _whole_step(
@@ -208,13 +176,10 @@ def _whole_step(
     return train_on
 
 
-def _on_device(model: ResNet, options: ResNetOptions, device: Device) -> ResNet:
-    """Convolutions and classifier in the compute type; norms stay fp32, as their sums over pixels need."""
+def _on_device(model: ResNet, options: FastResNetOptions, device: Device) -> ResNet:
     model = model.to(device.torch)
     if options.channels_last:
         model = model.to(memory_format=torch.channels_last)
     if options.precision == "bf16":
-        for module in model.modules():
-            if isinstance(module, nn.Conv2d | nn.Linear):
-                module.to(torch.bfloat16)
+        to_bf16(model)
     return model
