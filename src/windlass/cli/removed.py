@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from windlass.errors import UsageError
 
-_REPORT = "windlass bench report RECORD --html FILE"
-_PUSH = "in a checkout of windlass: python bench/push.py SIZE --link RATE"
-_SIMULATE = "in a checkout of windlass: python bench/simulate_start.py --from RECORD"
-_STEP = "in a checkout of windlass: python bench/train_step.py"
+_REPORT = "use windlass bench report RECORD --html FILE"
+_PUSH = "in a checkout of windlass use python bench/push.py SIZE --link RATE"
+_SIMULATE = "in a checkout of windlass use python bench/simulate_start.py --from RECORD"
+_STEP = "in a checkout of windlass use python bench/train_step.py"
 _ALWAYS = "leave it out: the step always uses the faster choice"
-# By command: a sub-command, or an option (of every sub-command, or after "SUB "), and what to use instead.
+# By command: a sub-command, or an option (of every sub-command, or after "SUB "), and what to do instead.
 _REMOVED = {
     "bench": {
-        "synthetic": "windlass bench ddp --batch 96 --fp16-allreduce",
+        "synthetic": "use windlass bench ddp --batch 96 --fp16-allreduce",
         "ddp --fast": f"{_STEP} resnet --model resnet50",
         "llm --graphs": "leave it out: a graph of the step gained 0.3 %",
         "llm --no-graphs": "leave it out: the step has no graphs",
@@ -37,7 +37,7 @@ _REMOVED = {
         "compare --html": _REPORT,
         "reference --html": _REPORT,
     },
-    "image": {"plan --site": "windlass image check IMAGE --site NAME; the recipe is the same for all sites"},
+    "image": {"plan --site": "use windlass image check IMAGE --site NAME; the recipe is the same for all sites"},
 }
 
 
@@ -47,4 +47,4 @@ def refuse_removed(command: str, argv: Sequence[str]) -> None:
     for name in (sub, *(f"{sub} {word.partition('=')[0]}" for word in words)):
         instead = _REMOVED.get(command, {}).get(name)
         if instead is not None:
-            raise UsageError(f"windlass {command} {name} was removed", hint=instead if instead.startswith("leave") else f"use {instead}")
+            raise UsageError(f"windlass {command} {name} was removed", hint=instead)
