@@ -87,12 +87,20 @@ def saved_run(
     view: ViewMaker | None = None,
     run_dir: str | None = None,
     signed_by: str = "",
+    content: bytes | None = None,
     quiet: bool = False,
 ) -> Run:
-    """The run of a saved plan (a file or a run folder), completed with what only this job knows. Raises
-    `NotTrustedError`, a `UsageError`, for a plan that this user neither made nor trusted (`windlass runs trust`)."""
+    """The run of a saved plan (a file or a run folder), completed with what only this job knows. `content` is the plan
+    where no file holds it, and `path` then only names it. Raises `NotTrustedError`, a `UsageError`, for a plan that
+    this user neither made nor trusted (`windlass runs trust`)."""
     return saved.saved_run(
-        str(path), _given(environ), view or silent_view, run_dir=run_dir, signed_by=signed_by, quiet=quiet
+        str(path),
+        _given(environ),
+        view or silent_view,
+        run_dir=run_dir,
+        signed_by=signed_by,
+        content=content,
+        quiet=quiet,
     )
 
 

@@ -81,13 +81,27 @@ def test_gloo_meets_at_the_first_node(slurm: SlurmCluster, hostile_dir: Path, ki
     assert "done: loss" in _logs(slurm, hostile_dir)
 
 
-def test_a_dry_run_prints_the_script_and_leaves_no_trace(slurm: SlurmCluster, hostile_dir: Path) -> None:
-    said = _submit(slurm, hostile_dir, "--dry-run", "-N", "2", "-r", "1", "--time", "10", str(SHOW))
+@pytest.mark.parametrize("kind", [(), ("--standalone",)], ids=["with-windlass", "standalone"])
+def test_a_printed_script_runs_as_it_is_each_time_that_sbatch_gets_it(
+    slurm: SlurmCluster, hostile_dir: Path, kind: tuple[str, ...]
+) -> None:
+    said = _submit(slurm, hostile_dir, "--dry-run", *kind, "-N", "2", "-r", "1", "--time", "10", str(SHOW))
     assert said.code == 0, said.text
-    assert said.stdout.startswith("#!")
-    assert "#SBATCH" in said.stdout
-    assert not slurm.jobs()
-    assert not (hostile_dir / "runs").exists()
+    assert not slurm.jobs() and not (hostile_dir / "runs").exists(), "a dry run leaves no trace"
+    script = hostile_dir / "printed.sh"
+    script.write_text(said.stdout)
+    for number in range(1 if kind else 2):
+        told = slurm.run(["sbatch", "--parsable", str(script)], env=windlass_env(hostile_dir), cwd=hostile_dir)
+        assert told.code == 0, told.text
+        ended = slurm.wait_job(told.stdout.strip(), timeout_s=60)
+        log = (hostile_dir / f"slurm-{told.stdout.strip()}.out").read_text()
+        assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), log
+        runs = list((hostile_dir / "runs").iterdir())
+        assert len(runs) == number + 1
+    logs = "".join(path.read_text() for path in (hostile_dir / "runs").glob("*/out/node-*.log"))
+    seen = {(line["environ"]["RANK"], line["host"]) for line in json_lines(logs.replace("0: ", "").replace("1: ", ""))}
+    assert {host for _, host in seen} == {"nid0001", "nid0002"}
+    assert kind or (runs[0] / "batch.sh").exists(), "the run can be sent again"
 
 
 def test_a_refused_submission_says_why_in_words(slurm: SlurmCluster, hostile_dir: Path) -> None:

@@ -115,6 +115,24 @@ def test_a_live_run_is_neither_started_again_nor_removed_where_pbs_keeps_no_hist
         assert ": done" in machine.windlass("runs", "show", "run").stdout
 
 
+def test_a_printed_script_runs_as_it_is(machine: Machine) -> None:
+    home = machine.site.home
+    asked = ("--nodes", "2", "--ranks-per-node", "2", "--time", "5")
+    printed = machine.windlass("submit", "--dry-run", *machine.words, *asked, "--", "sh", "-c", "echo I am $RANK")
+    assert printed.returncode == 0 and not (home / "runs").exists(), printed.stderr
+    script = home / "printed.sh"
+    script.write_text(printed.stdout)
+    scheduler = get_scheduler(machine.scheduler)
+    argv = scheduler.submit_argv(str(script))
+    done = subprocess.run(argv, env=machine.site.env, cwd=home, capture_output=True, text=True, timeout=30)
+    job_id = scheduler.parse_submit(done.stdout)
+    assert machine.wait(job_id, OVER) == (JobState.DONE, 0), "".join(p.read_text() for p in home.glob("*.o*"))
+    (home / "runs").rename(home / "made")
+    (run,) = (home / "made").iterdir()
+    run.rename(home / "run")
+    assert [machine.lines(rank) for rank in range(4)] == [[f"I am {rank}"] for rank in range(4)]
+
+
 def test_a_failed_run_is_started_again_with_agents_beside_it(machine: Machine) -> None:
     """The agents hold no node that the ranks need, and the ranks none that the agents and the diagnosis need."""
     script = 'if [ $RANK = 2 ] && [ ! -e failed ]; then touch failed; exit 3; fi; sleep 1; echo "again"'

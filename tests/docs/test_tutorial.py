@@ -92,7 +92,7 @@ def test_every_command_of_the_tutorial_works_as_printed(tmp_path: Path, run_fold
         "windlass: rank 1 on node2 was killed by SIGKILL",
         "windlass: the failure looks transient; starting again from the snapshot of step 249",
         "windlass: cache: 2 nodes asked the shared file system",
-        "went on: 1 of 2 starts failed",
+        "went-on: 1 of 2 starts failed",
         "report.html",
     ):
         assert said in done.stdout, f"{said!r} is not in\n{done.stdout}\n{done.stderr}"

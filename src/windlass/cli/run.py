@@ -13,12 +13,15 @@ from windlass.cli.result import Result
 from windlass.cli.trusting import asking_for_trust
 from windlass.cli.watch_view import WatchView, watch_view
 from windlass.errors import UsageError
+from windlass.node.sys.reading import MAX_BYTES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_request_options(parser)
-    parser.add_argument("--plan", metavar="FILE", help="run a saved plan (what a batch script does)")
-    parser.add_argument("--signed-by", metavar="DIGEST", help="digest of the key that signed --plan (in batch scripts)")
+    parser.add_argument("--plan", metavar="FILE", help="run a saved plan (- reads it from standard input)")
+    parser.add_argument(
+        "--signed-by", metavar="DIGEST", help="digest of the key of --plan, or of its text (in batch scripts)"
+    )
     parser.add_argument("--show", default="0", metavar="RANKS", help="ranks to show: 0 (default), 0,3-5, all, none")
     parser.add_argument("--allow-login", action="store_true", help="run although this looks like a login node")
     parser.add_argument("--quiet", "-q", action="store_true", help="no words of windlass itself unless something fails")
@@ -46,6 +49,7 @@ def main(args: argparse.Namespace) -> Result:
     if args.watch and sys.stdout.isatty():
         view = watch_view(args.show, environ, drawn)
     if args.plan:
+        content = sys.stdin.buffer.read(MAX_BYTES) if args.plan == "-" else None
         run = asking_for_trust(
             lambda: api.saved_run(
                 args.plan,
@@ -53,6 +57,7 @@ def main(args: argparse.Namespace) -> Result:
                 view=view,
                 run_dir=args.run_dir,
                 signed_by=args.signed_by or "",
+                content=content,
                 quiet=args.quiet,
             ),
             environ,

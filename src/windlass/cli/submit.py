@@ -8,7 +8,8 @@ from windlass.base.settings import current_environ
 from windlass.cli.option_groups import add_request_options
 from windlass.cli.options import parse_with_command, request_from, warn
 from windlass.cli.result import Result
-from windlass.run.submit import batch_text, prepare_submission, submit
+from windlass.model.plan import Plan
+from windlass.run.submit import prepare_submission, print_submission, submit
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,14 +31,19 @@ def main(args: argparse.Namespace) -> Result:
     environ = current_environ()
     request = request_from(args, environ)
     if args.dry_run:
-        return Result(text=batch_text(request, environ, standalone=args.standalone), foreign=True)
+        plan, text = print_submission(request, environ, standalone=args.standalone)
+        _warn(plan)
+        return Result(text=text, foreign=True)
     prepared = prepare_submission(request, environ, standalone=args.standalone)
     plan, folder = prepared.plan, prepared.folder
-    for remark in plan.remarks:
-        if remark.severity == "warning":
-            warn(f"windlass: warning: {remark.line()}")
+    _warn(plan)
     job_id = submit(prepared, environ).job_id
     warn(f"windlass: {plan.name} is job {job_id} of {plan.scheduler}; run folder {folder.path}")
     return Result(
         text=str(job_id), data={"job_id": job_id, "run_dir": str(folder.path), "script": str(prepared.script)}
     )
+
+
+def _warn(plan: Plan) -> None:
+    for remark in plan.remarks:
+        warn(f"windlass: {remark.severity}: {remark.line()}")

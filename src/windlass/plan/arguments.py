@@ -140,7 +140,7 @@ def batch_directives(
         qos=shape.qos,
         account=request.account,
         time=request.time,
-        output=f"{scheduler.path_word(context.run_dir)}/job.log",
+        output="{run_dir}/job.log",
         exclude_hosts=context.bad_hosts if scheduler.can_exclude else (),
         outlives_nodes=bool(request.spares),
         requeue=request.until_done,

@@ -17,7 +17,7 @@ from windlass.model.plan import Plan
 from windlass.model.site import SettingSpec, Site
 from windlass.plan.environment.ranks import FOLDER_VARIABLES, RANK_VARIABLES
 from windlass.plan.render.container import wrap_spec
-from windlass.plan.show import setting_line
+from windlass.plan.show import argument_text, setting_line
 
 
 class Occurrence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -115,7 +115,7 @@ def _in_plan(name: str, plan: Plan) -> list[Occurrence]:
         out += [
             Occurrence(
                 where=where,
-                text=quote_words(argument.words),
+                text=argument_text(argument),
                 because=argument.because,
                 source=argument.origin.text(),
                 active=True,

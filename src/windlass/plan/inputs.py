@@ -51,8 +51,6 @@ class PlanningContext(msgspec.Struct, frozen=True, kw_only=True):
     """Where the environment of that Python lies, looked at where many nodes may read it."""
     activate_kind: str | None = None
     """`venv` or `conda`, where the request says --activate; `unseen` where only the nodes have the folder."""
-    run_dir: str = "RUN_DIR"
-    """Path of the run folder, where it is known already (a submission names its log there)."""
     cache_roots: tuple[tuple[str, str], ...] = ()
     """Roots of --cache as they were said and with links followed, where they could be looked at."""
     cache_environments: tuple[str, ...] = ()

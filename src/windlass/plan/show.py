@@ -119,11 +119,11 @@ def _arguments(arguments: tuple[Argument, ...], explain: bool, tail: str = "", c
     if not arguments:
         return [tail] if tail else []
     if not explain:
-        return _folded([*(_words(argument) for argument in arguments), *([tail] if tail else [])], columns)
-    width = min(44, max(len(_words(argument)) for argument in arguments))
+        return _folded([*(argument_text(argument) for argument in arguments), *([tail] if tail else [])], columns)
+    width = min(44, max(len(argument_text(argument)) for argument in arguments))
     lines: list[str] = []
     for argument in arguments:
-        text = _words(argument)
+        text = argument_text(argument)
         lines.append(f"{text:<{width}}  {argument.because}  [{argument.origin.text()}]")
     return [*lines, tail] if tail else lines
 
@@ -140,7 +140,7 @@ def _folded(words: list[str], columns: int | None) -> list[str]:
     return lines
 
 
-def _words(argument: Argument) -> str:
+def argument_text(argument: Argument) -> str:
     words = (word.replace("{run_dir}", RUN_DIR).replace(RUN_MARK, "RUN") for word in argument.words)
     return quote_words(tuple(words))
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import msgspec
-
 from windlass.base.settings import read_settings
 from windlass.errors import UsageError
 from windlass.model.plan import Plan
@@ -26,14 +24,10 @@ class PlannedRequest:
     context: PlanningContext
 
 
-def plan_request(
-    request: Request, environ: Mapping[str, str], *, here: bool | None = None, run_dir: str | None = None
-) -> PlannedRequest:
+def plan_request(request: Request, environ: Mapping[str, str], *, here: bool | None = None) -> PlannedRequest:
     """The plan of a request, the same whichever command asks: for this machine inside an allocation and where no
     scheduler rules, else for compute nodes. `here` decides it instead. Starts and writes nothing."""
     request, context = gather_context(request, read_settings(environ), environ=environ, here=here)
-    if run_dir is not None:
-        context = msgspec.structs.replace(context, run_dir=run_dir)
     return _planned(request, context)
 
 

@@ -9,21 +9,22 @@ from pathlib import Path
 import msgspec
 
 from windlass.backends.schedulers import get_scheduler
+from windlass.base.notation.shell import quote
 from windlass.base.procs.command import run_command
 from windlass.base.procs.own import own_argv
 from windlass.base.settings import read_settings
 from windlass.errors import UsageError
-from windlass.model.plan import Plan
+from windlass.model.plan import Plan, plan_to_json
 from windlass.model.request import Request
 from windlass.plan.queues import refuse_incomplete
-from windlass.plan.render.batch_script import batch_script, standalone_script
+from windlass.plan.render.batch_script import batch_script, printed_script, standalone_script
 from windlass.plan.shape import run_name
 from windlass.run.context import node_local_folders
 from windlass.run.folder import BATCH_FILE, RunFolder, folder_path, make_folder
 from windlass.run.interpreter import check_activate
 from windlass.run.planning import PlannedRequest, plan_request
 from windlass.run.scheduler_commands import require_submit_program, scheduler_environ
-from windlass.run.trust import key_digest
+from windlass.run.trust import key_digest, plan_digest
 
 _SUBMIT_TIMEOUT_S = 60.0
 
@@ -38,18 +39,21 @@ class Submission:
     job_id: str | None = None
 
 
-def batch_text(request: Request, environ: Mapping[str, str], *, standalone: bool = False) -> str:
-    """The batch script that `prepare_submission` would write. Writes nothing."""
+def print_submission(request: Request, environ: Mapping[str, str], *, standalone: bool = False) -> tuple[Plan, str]:
+    """A plan and a batch script of it that needs no run folder: it can be submitted as it is. Writes nothing."""
     request = _standalone_request(request, standalone)
-    path = str(folder_path(request.run_dir, read_settings(environ).runs_dir, run_name(request)))
-    plan = plan_job(request, environ, path).plan
-    return _script(_without_log(plan, path) if standalone else plan, path, standalone)
-
-
-def _without_log(plan: Plan, run_dir: str) -> Plan:
-    """Without the directive that puts the job's log into the run folder, which only the job itself will make."""
-    kept = tuple(a for a in plan.directives if not any(run_dir in word for word in a.words))
-    return msgspec.structs.replace(plan, directives=kept)
+    runs_dir, name = read_settings(environ).runs_dir, run_name(request)
+    path = str(folder_path(request.run_dir, runs_dir, name))
+    plan = plan_job(request, environ).plan
+    if standalone:
+        return plan, standalone_script(plan, path, log=False)
+    folder = quote(path)
+    if not request.run_dir:  # each job of this script has a folder of its own
+        by_job = f'-"${{{get_scheduler(plan.scheduler).job_id_variable}:-$$}}"'
+        folder = quote(str(folder_path(str(runs_dir / name), runs_dir, name))) + by_job
+    data = plan_to_json(plan)
+    text = data.decode("utf-8", "surrogateescape")
+    return plan, printed_script(plan, text, plan_digest(data), folder, own_argv())
 
 
 def prepare_submission(request: Request, environ: Mapping[str, str], *, standalone: bool = False) -> Submission:
@@ -57,15 +61,23 @@ def prepare_submission(request: Request, environ: Mapping[str, str], *, standalo
     or where there is nothing to submit with."""
     request = _standalone_request(request, standalone)
     settings, name = read_settings(environ), run_name(request)
-    first = plan_job(request, environ, str(folder_path(request.run_dir, settings.runs_dir, name)))
-    require_submit_program(first.plan, environ)
+    planned = plan_job(request, environ)
+    plan = planned.plan
+    require_submit_program(plan, environ)
+    _script(
+        plan, str(folder_path(request.run_dir, settings.runs_dir, name)), standalone
+    )  # raises what is wrong with it
     folder = make_folder(request.run_dir, settings.runs_dir, name, state_dir=settings.state_dir)
     folder.claim()
-    planned = plan_job(request, environ, str(folder.path))
-    text = _script(planned.plan, str(folder.path), standalone, key_digest(folder.path))
-    script = folder.write_signed(BATCH_FILE, text.encode("utf-8", "surrogateescape"), mode=0o700)
-    folder.save_plan(planned.plan, planned.secrets)
-    return Submission(plan=planned.plan, folder=folder, script=script)
+    script = write_batch_file(plan, folder, standalone=standalone)
+    folder.save_plan(plan, planned.secrets)
+    return Submission(plan=plan, folder=folder, script=script)
+
+
+def write_batch_file(plan: Plan, folder: RunFolder, *, standalone: bool = False) -> Path:
+    """Write the batch script of a run into its folder."""
+    text = _script(plan, str(folder.path), standalone, key_digest(folder.path))
+    return folder.write_signed(BATCH_FILE, text.encode("utf-8", "surrogateescape"), mode=0o700)
 
 
 def submit(prepared: Submission, environ: Mapping[str, str]) -> Submission:
@@ -117,9 +129,9 @@ def _standalone_request(request: Request, standalone: bool) -> Request:
     return msgspec.structs.replace(request, host_libs="none") if request.container else request
 
 
-def plan_job(request: Request, environ: Mapping[str, str], run_dir: str | None = None) -> PlannedRequest:
+def plan_job(request: Request, environ: Mapping[str, str]) -> PlannedRequest:
     """The plan of a job for the site's scheduler. Raises `UsageError` for one that it would refuse. Writes nothing."""
-    planned = plan_request(request, environ, here=False, run_dir=run_dir)
+    planned = plan_request(request, environ, here=False)
     plan = planned.plan
     if plan.scheduler == "none":
         raise UsageError(

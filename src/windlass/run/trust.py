@@ -105,10 +105,24 @@ def is_own_folder(folder: Path, state_dir: Path) -> bool:
     return not _why_no_seal(folder, _read(folder), state_dir, "")
 
 
+def plan_digest(data: bytes) -> str:
+    """What a batch script that contains a plan carries to prove that nothing in the plan was changed."""
+    return hashlib.sha256(data).hexdigest()
+
+
 def require_plan_trust(file: Path, data: bytes, state_dir: Path) -> None:
     """Return where this user has trusted the plan in `data`, of a file in no run folder; else `NotTrustedError`."""
-    if hashlib.sha256(data).hexdigest() not in _trusted_plans(state_dir):
+    if plan_digest(data) not in _trusted_plans(state_dir):
         raise NotTrustedError(file, "you have not trusted this plan")
+
+
+def require_plan_digest(data: bytes, signed_by: str) -> None:
+    """Return where the batch script that contains this plan carries its digest; else `UsageError`."""
+    if not _same(signed_by, plan_digest(data)):
+        raise UsageError(
+            "--plan -: the digest of this plan is not that of --signed-by: one of them was changed",
+            hint="make the script again with `windlass submit --dry-run`",
+        )
 
 
 def signed_content(folder: Path) -> dict[str, bytes]:
@@ -165,7 +179,7 @@ def trust_folder(folder: Path, content: Mapping[str, bytes], state_dir: Path) ->
 
 def trust_plan(data: bytes, state_dir: Path) -> None:
     """Remember that the user has seen and trusts this plan."""
-    digest = hashlib.sha256(data).hexdigest()
+    digest = plan_digest(data)
     lines = [line for line in _trusted_plans(state_dir) if line != digest][-_MAX_PLANS + 1 :]
     try:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)

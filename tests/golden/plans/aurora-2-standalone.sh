@@ -10,6 +10,14 @@
 #PBS -k doe
 #PBS -j oe
 
+# windlass 0.1.0: train on aurora. Submit this text as it is: qsub FILE
+# The nodes must have:
+# - the command python train.py '--rank={rank}' 'two words' in /home/user/project
+# - the modules frameworks
+# note: queue-chosen: queue debug: prod, the default of aurora, takes jobs of 256 nodes or more, not 2
+# note: site-status: aurora: from the site's documentation and two training documents; nothing here was run on the
+# machine. Not public: the contents of the frameworks_optimized module, a multi-node container recipe
+#
 # Why these directives:
 # -N train: the name in the queue (builtin: windlass)
 # -l select=2: 2 nodes, one chunk on each (builtin: windlass)

@@ -10,6 +10,13 @@
 #SBATCH --output=RUN_DIR/job.log
 #SBATCH --network=disable_rdzv_get
 
+# windlass 0.1.0: train on frontier. Submit this text as it is: sbatch FILE
+# The nodes must have:
+# - the command python train.py '--rank={rank}' 'two words' in /home/user/project
+# - the modules PrgEnv-gnu/8.7.0 cpe/26.03 miniforge3/23.11.0-0 rocm/7.1.1 craype-accel-amd-gfx90a rccl-net-plugin
+# note: site-status: frontier: from the site's documentation; nothing here was run on the machine. Not public: the
+# contents of the rccl-net-plugin module
+#
 # Why these directives:
 # --job-name=train: the name in the queue (builtin: windlass)
 # --nodes=2: 2 nodes (builtin: windlass)

@@ -9,6 +9,13 @@
 #SBATCH --network=disable_rdzv_get
 #SBATCH --exclusive
 
+# windlass 0.1.0: train on hpe-gh200. Submit this text as it is: sbatch FILE
+# The nodes must have:
+# - the command python train.py '--rank={rank}' 'two words' in /home/user/project
+# note: site-status: hpe-gh200: from HPE's documents, whose runs went to 8 nodes; nothing here was run on the
+# machine. Not published: partitions, limits, file systems, how to detect it. Give --site hpe-gh200, and an overlay
+# with your paths
+#
 # Why these directives:
 # --job-name=train: the name in the queue (builtin: windlass)
 # --nodes=2: 2 nodes (builtin: windlass)

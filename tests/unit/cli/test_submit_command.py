@@ -38,6 +38,26 @@ def test_a_dry_run_prints_a_script_that_a_shell_accepts_and_writes_nothing(
     assert list(tmp_path.iterdir()) == [tmp_path / "place.py"]
 
 
+def test_a_dry_run_warns_as_a_submission_does_and_names_modules_and_needs(tmp_path: Path) -> None:
+    env = _fake_sbatch(tmp_path, "echo 'Submitted batch job 4711'")
+    words = ("--nodes", "2", "--module", "PrgEnv-gnu", "--", "true")
+    printed = in_process(*LUMI, "--dry-run", *words, cwd=tmp_path, env=env)
+    submitted = in_process(*LUMI, *words, cwd=tmp_path, env=env)
+    said = [line for line in submitted.stderr.splitlines() if not line.startswith("windlass: true is job")]
+    assert said == printed.stderr.splitlines() and "warning" in printed.stderr and "note" in printed.stderr
+    for part in ("sbatch FILE", "module load PrgEnv-gnu", "#   srun", "--nodes=2", "tcp-fallback"):
+        assert part in printed.stdout
+
+
+def test_a_printed_script_whose_plan_was_edited_is_refused(tmp_path: Path) -> None:
+    printed = in_process(*LUMI, "--dry-run", "--", "true", cwd=tmp_path).stdout
+    clean = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    for text, said in ((printed, "is not one"), (printed.replace('"name": "true"', '"name": "false"'), "--signed-by")):
+        done = subprocess.run(["bash"], input=text, capture_output=True, text=True, cwd=tmp_path, env=clean)
+        assert done.returncode == 2 and said in done.stderr, done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
 def test_secrets_are_in_no_script(tmp_path: Path) -> None:
     script(tmp_path)
     for form in ((), ("--standalone",)):

@@ -12,7 +12,7 @@ from windlass.errors import UsageError
 from windlass.model.condition import Facts
 from windlass.model.origin import BUILTIN
 from windlass.model.site import HostLibrariesSpec
-from windlass.run.submit import batch_text
+from windlass.run.submit import print_submission
 from windlass.sites.catalog import load_site
 
 SLINGSHOT = HostLibrariesSpec(names=("libfabric.so.1",), folders=("/opt/*/lib64",), provider="cxi")
@@ -58,7 +58,7 @@ def test_every_runtime_carries_both_parts_inside(runtime: str, image: str) -> No
 def test_a_script_without_windlass_cannot_look_at_nodes() -> None:
     plan, _ = plan_for("elcapitan", "true", nodes=2, container="/i/x.sif", account="A", host_libs="/a")
     with pytest.raises(UsageError, match="--standalone and --host-libs"):
-        batch_text(plan.request, {}, standalone=True)
+        print_submission(plan.request, {}, standalone=True)
 
 
 @each(

@@ -16,20 +16,24 @@ from windlass.plan.render.batch_script import (
     batch_script,
     has_prologue,
     launch_script,
+    printed_script,
     rendezvous_lines,
     standalone_script,
 )
 
-HOSTILE = 'it\'s $(id) `id` "q" *\n'
+FOLDER = '/runs/it\'s $(id) `id` "q" *'
+HOSTILE = f"{FOLDER}\n"
 
 
 @each("site", ["lumi", "aurora", "tuolumne", "generic-pbs", "vista"])
 def test_scripts_are_accepted_by_the_shell_that_gets_them(site: str) -> None:
     plan, _ = plan_for(site, "train", HOSTILE, nodes=2, account="a'b", name="x")
+    folder = "/runs/x" if plan.scheduler == "pbs" else FOLDER
     for text in (
-        batch_script(plan, f"/runs/{HOSTILE}", ("/opt/py thon", "-m", "windlass")),
-        standalone_script(plan, f"/runs/{HOSTILE}"),
-        launch_script(plan, f"/runs/{HOSTILE}"),
+        batch_script(plan, folder, ("/opt/py thon", "-m", "windlass")),
+        standalone_script(plan, folder),
+        printed_script(plan, "{}\n", "0a", "/runs/x-$$", ("/opt/py thon",)),
+        launch_script(plan, FOLDER),
     ):
         checked = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
         assert checked.returncode == 0, checked.stderr
@@ -100,3 +104,17 @@ def test_one_node_needs_no_name(tmp_path: Path) -> None:
 def test_a_line_break_cannot_become_a_directive() -> None:
     with pytest.raises(UsageError, match="line break"):
         plan_for("generic-slurm", "true", directives=("--comment=a\n#SBATCH --exclusive",))
+
+
+def test_a_printed_script_hands_over_its_plan_and_runs_nothing_else(tmp_path: Path) -> None:
+    """No text of the plan, of its remarks or of its command is executed or ends the here-document."""
+    plan, _ = plan_for("generic-slurm", "END_OF_PLAN", HOSTILE, "\ntouch owned\n", nodes=2)
+    text = f"END_OF_PLAN\n{HOSTILE}"
+    say = tmp_path / "say"
+    say.write_text('#!/bin/sh\nprintf "%s|" "$@"; cat\n')
+    say.chmod(0o755)
+    script = printed_script(plan, text, "0a", "/runs/x-$((40 + 2))", (str(say),))
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout == f"run|--plan|-|--signed-by|0a|--run-dir|/runs/x-42|{text}"
+    assert not (tmp_path / "owned").exists()
+    assert "#   srun" in script, "the launcher's command line can be read"

@@ -67,7 +67,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     time: str | None = None
     """As the user wrote it: `30` (minutes), `1:30:00`, `2h`, `1-12:00:00`; backends write their own form."""
     output: str | None = None
-    """Path of the job's own log, as `path_word` writes it; `{run_dir}` in it is filled in later, by `path_word` too."""
+    """Path of the job's own log. `{run_dir}` in it is filled in later, as `path_word` writes it."""
     exclude_hosts: tuple[str, ...] = ()
     outlives_nodes: bool = False
     """The job goes on when one of its nodes is lost, where the scheduler can do that."""

@@ -1,12 +1,14 @@
 """Scripts around the launcher: `launch.sh` of a run, and the batch script that a scheduler takes. Pure text.
 
-One body serves both: modules, activation, then the launcher. The default batch script calls `windlass run --plan`;
-`--standalone` writes the body into it, with the rendezvous computed in shell, so that the job needs no windlass.
+One body serves both: modules, activation, then the launcher. The default batch script calls `windlass run --plan`; the
+one of `submit --dry-run` contains that plan. `--standalone` writes the body into it, with the rendezvous computed in
+shell, so that the job needs no windlass.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import msgspec
 
@@ -25,13 +27,16 @@ from windlass.plan.render.jit_cache_lines import cache_parent
 from windlass.plan.render.job_facts import JobFacts
 from windlass.plan.render.rank_script import JOB_FILE, rank_script
 
+RUN_DIR = "{run_dir}"
+"""Stands for the run folder in the words of a plan."""
+
 
 def launch_argv(plan: Plan, run_dir: str) -> tuple[str, ...]:
     """The launcher's command line for this run folder; empty for the local launcher."""
     written = get_launcher(plan.launcher).path_word(run_dir)
     mark = hashlib.sha256(run_dir.encode("utf-8", "surrogateescape")).hexdigest()[:8]
     words = (word for argument in plan.launch for word in argument.words)
-    return tuple(word.replace("{run_dir}", written).replace(RUN_MARK, mark) for word in words)
+    return tuple(word.replace(RUN_DIR, written).replace(RUN_MARK, mark) for word in words)
 
 
 def step_name(plan: Plan, run_dir: str) -> str:
@@ -95,17 +100,21 @@ def launch_script(plan: Plan, run_dir: str) -> str:
     return "\n".join([*lines, "exec " + quote_words(rank)]) + "\n"
 
 
-def _directive_lines(plan: Plan) -> list[str]:
+def _head_lines(plan: Plan, run_dir: str | None, about: Sequence[str] = ()) -> list[str]:
+    """The directives, which must stand together at the top, what the script is about, and their reasons. Without a run
+    folder a log in it is left out: the scheduler would open it before the job can make the folder."""
     scheduler = get_scheduler(plan.scheduler)
-    return [scheduler.directive_line(argument) for argument in plan.directives]
-
-
-def _reasons(plan: Plan) -> list[str]:
-    """Directives must stand together at the top, so their reasons follow as comments."""
-    lines = ["", "# Why these directives:"]
+    kept = []
     for argument in plan.directives:
+        if not any(RUN_DIR in word for word in argument.words):
+            kept.append(argument)
+        elif run_dir is not None:
+            words = tuple(word.replace(RUN_DIR, scheduler.path_word(run_dir)) for word in argument.words)
+            kept.append(msgspec.structs.replace(argument, words=words))
+    lines = [scheduler.shebang, *map(scheduler.directive_line, kept), "", *about, "# Why these directives:"]
+    for argument in kept:
         lines += comment(f"  {quote_words(argument.words)}: {argument.because} ({argument.origin.text()})")
-    return lines
+    return [*lines, ""]
 
 
 def batch_script(plan: Plan, run_dir: str, windlass_words: tuple[str, ...], signed_by: str = "") -> str:
@@ -113,23 +122,68 @@ def batch_script(plan: Plan, run_dir: str, windlass_words: tuple[str, ...], sign
     that signs the plan: the job accepts no other plan, also where it cannot see the user's secret."""
     argv = (*windlass_words, "run", "--plan", f"{run_dir}/plan.json")
     lines = [
-        get_scheduler(plan.scheduler).shebang,
-        *_directive_lines(plan),
-        *_reasons(plan),
-        "",
+        *_head_lines(plan, run_dir),
         "# The job itself: windlass reads the plan, looks at the nodes it got, and starts the ranks.",
         f"exec {quote_words((*argv, '--signed-by', signed_by) if signed_by else argv)}",
     ]
     return "\n".join(lines) + "\n"
 
 
+def printed_script(plan: Plan, text: str, digest: str, folder: str, windlass_words: tuple[str, ...]) -> str:
+    """A batch script that contains its plan as `text`, so that it needs no run folder. `folder` is a shell word: the
+    job makes its run folder there. `digest` is that of the text, and the job accepts no other plan."""
+    argv = quote_words((*windlass_words, "run", "--plan", "-", "--signed-by", digest))
+    mark = _end_mark("END_OF_PLAN", text)
+    lines = [
+        *_head_lines(plan, None, _about_lines(plan, windlass_words)),
+        "# windlass reads the plan that follows, looks at the nodes of the job, and then does this:",
+        *("# " + line for line in _outline(plan)),
+        "# An edited plan has another digest and is refused: make a new one with `windlass submit --dry-run`.",
+        f"exec {argv} --run-dir {folder} <<'{mark}'",
+        text.rstrip("\n"),
+        mark,
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _outline(plan: Plan) -> list[str]:
+    """The commands of the job for people; RUN_DIR and RUN stand for what the job decides."""
+    words = tuple(word.replace(RUN_DIR, "RUN_DIR").replace(RUN_MARK, "RUN") for a in plan.launch for word in a.words)
+    lines = [f"module use {quote(path)}" for path in plan.modules_use]
+    lines += [f"module load {quote(name)}" for name in plan.modules]
+    lines += [entry.line for entry in plan.prologue]
+    lines += _command_lines(plan.launch, words, ("/bin/sh", "RUN_DIR/rank.sh"))
+    return [f"  {line}".rstrip() for text in lines for line in text.splitlines()]
+
+
+def _about_lines(plan: Plan, windlass_words: tuple[str, ...] = ()) -> list[str]:
+    """Comment lines that say how the script is submitted, what it needs, and what is worth knowing about its plan."""
+    submit = " ".join(get_scheduler(plan.scheduler).submit_command)
+    needs = [f"the command {quote_words(plan.command)}" + (f" in {plan.request.cwd}" if plan.request.cwd else "")]
+    if windlass_words:
+        needs.append(f"windlass {plan.windlass}: {quote_words(windlass_words)}")
+    if plan.modules:
+        needs.append(f"the modules {' '.join(plan.modules)}")
+    if plan.container:
+        needs.append(f"the image {plan.container.image}")
+    hidden = [setting.name for setting in plan.environment if setting.secret and setting.origin.scope == "flag"]
+    if hidden or plan.secret_words:
+        needs.append(f"secrets, which are not in this text ({', '.join(hidden) or 'in the command'})")
+    lines = comment(f"windlass {plan.windlass}: {plan.name} on {plan.site}. Submit this text as it is: {submit} FILE")
+    lines += ["# The nodes must have:", *(line for need in needs for line in comment(f"- {need}"))]
+    for remark in plan.remarks:
+        lines += comment(f"{remark.severity}: {remark.line()}")
+    return [*lines, "#"]
+
+
 EXIT_FILE = "exit_code"
 """Left by a standalone job in its run folder: the code with which it ended."""
 
 
-def standalone_script(plan: Plan, run_dir: str) -> str:
+def standalone_script(plan: Plan, run_dir: str, *, log: bool = True) -> str:
     """A batch script that needs no windlass in the job, and nothing that windlass has made before: it can be kept, sent
-    to a colleague and submitted by hand. The rank script is inside it."""
+    to a colleague and submitted by hand. The rank script is inside it. `log`: the run folder is there already, and the
+    scheduler can write the job's log into it."""
     if plan.cache is not None:
         raise UsageError("--standalone and --cache", hint="the cache needs windlass in the job: leave --standalone out")
     scheduler = get_scheduler(plan.scheduler)
@@ -143,10 +197,7 @@ def standalone_script(plan: Plan, run_dir: str) -> str:
     words = launch_argv(plan, run_dir)
     cleaning = argv_of(plan_node_step(plan, "end", hosts=()).arguments)
     lines = [
-        scheduler.shebang,
-        *_directive_lines(plan),
-        *_reasons(plan),
-        "",
+        *_head_lines(plan, run_dir if log else None, _about_lines(plan)),
         f"cd {quote(plan.request.cwd)} || exit 3" if plan.request.cwd else "",
         *_folder_lines(run_dir),
         "",
@@ -223,10 +274,14 @@ def _folder_lines(run_dir: str) -> list[str]:
 
 def _file_lines(path: str, text: str) -> list[str]:
     """Lines that write a file; the end mark is one that the text does not have."""
-    mark = "END_OF_FILE"
+    mark = _end_mark("END_OF_FILE", text)
+    return [f"cat > {quote(path)} <<'{mark}'", text.rstrip("\n"), mark, ""]
+
+
+def _end_mark(mark: str, text: str) -> str:
     while mark in text:
         mark += "_"
-    return [f"cat > {quote(path)} <<'{mark}'", text.rstrip("\n"), mark, ""]
+    return mark
 
 
 def _container_file_lines(plan: Plan, run_dir: str) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from windlass.backends.schedulers import scheduler_of_job
+from windlass.backends.schedulers import get_scheduler, scheduler_of_job
 from windlass.base.notation.cpulist import format_cpulist
 from windlass.base.notation.hostlist import fold_hostlist
 from windlass.base.settings import read_settings
@@ -20,12 +20,12 @@ from windlass.run.new import planned_run
 from windlass.run.output import ViewMaker
 from windlass.run.planning import plan_to_run
 from windlass.run.run import Run
-from windlass.run.submit import Submission, submit_script
+from windlass.run.submit import Submission, submit_script, write_batch_file
 from windlass.run.supervise.attempts import refuse_running
 from windlass.run.supervise.replan import in_job, on_node
 from windlass.run.supervise.resubmit import BATCH_FILE
 from windlass.run.supervise.runs import state_of
-from windlass.run.trust import require_plan_trust, require_trust
+from windlass.run.trust import require_plan_digest, require_plan_trust, require_trust
 
 
 def saved_run(
@@ -35,15 +35,24 @@ def saved_run(
     *,
     run_dir: str | None = None,
     signed_by: str = "",
+    content: bytes | None = None,
     quiet: bool = False,
 ) -> Run:
     """The run of a saved plan here, now: in its own run folder, or in a new one for a plan that lies elsewhere. Raises
-    `NotTrustedError` for a plan that this user neither made nor trusted; `signed_by` is what a batch script carries."""
+    `NotTrustedError` for a plan that this user neither made nor trusted; `signed_by` is what a batch script carries.
+    `content` is the plan of a batch script that contains it. A job that is started again goes on in its run folder."""
     settings = read_settings(environ)
-    saved = open_folder(path) if is_run(path) else None
+    if content is not None and run_dir is not None and _is_run_of_this_job(run_dir, environ):
+        path, run_dir, content, signed_by = run_dir, None, None, ""
+    saved = open_folder(path) if content is None and is_run(path) else None
     if saved:
         require_trust(saved.path, settings.state_dir, signed_by=signed_by)
-    plan = read_plan(path) if saved else _trusted_plan(path, settings.state_dir)
+        plan = read_plan(path)
+    elif content is not None:
+        require_plan_digest(content, signed_by)
+        plan = plan_of(content, Path(path))
+    else:
+        plan = _trusted_plan(path, settings.state_dir)
     if saved and run_dir is not None:
         raise UsageError(f"--run-dir beside --plan {path}, which lies in a run folder", hint="leave it out")
     if saved:
@@ -56,6 +65,8 @@ def saved_run(
     if saved:
         restart(saved)
     folder = saved or make_folder(run_dir, settings.runs_dir, plan.name, state_dir=settings.state_dir)
+    if content is not None:  # for another job of the same run
+        write_batch_file(plan, folder)
     folder.save_plan(plan, Secrets())
     return Run(plan=plan, secrets=Secrets(), folder=folder, context=context, view=view, environ=environ, quiet=quiet)
 
@@ -107,6 +118,12 @@ def _trusted_plan(path: str, state_dir: Path) -> Plan:
     plan = plan_of(data, file)
     require_plan_trust(file, data, state_dir)
     return plan
+
+
+def _is_run_of_this_job(path: str, environ: Mapping[str, str]) -> bool:
+    name = scheduler_of_job(environ)
+    job_id = environ.get(get_scheduler(name).job_id_variable) if name else None
+    return job_id is not None and is_run(path) and read_plan(path).job_id == job_id
 
 
 def _submitted(plan: Plan, folder: RunFolder, environ: Mapping[str, str], *, other_size: bool) -> Submission:
