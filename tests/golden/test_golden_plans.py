@@ -38,7 +38,7 @@ def test_plan_is_as_reviewed(site: str, nodes: int) -> None:
     plan, _ = plan_for(
         site, "python", "train.py", "--epochs", "3", nodes=nodes, account="ACCOUNT", time="1h", partition=partition
     )
-    compare(FOLDER, f"{site}-{nodes}.txt", plan_text(plan, explain=True, script=False) + "\n")
+    compare(FOLDER, f"{site}-{nodes}.txt", plan_text(plan, explain=True) + "\n")
 
 
 @each("site", MAIN)
@@ -74,7 +74,7 @@ WITH_AGENTS = ("aurora", "frontier", "lumi", "perlmutter")
 def test_plans_with_agents_are_as_reviewed(site: str, kind: str) -> None:
     options = AGENTS[kind]
     plan, _ = plan_for(site, "python", "train.py", nodes=2, account="ACCOUNT", time="1h", **options)
-    compare(FOLDER, f"{site}-2-{kind}.txt", plan_text(plan, explain=True, script=False) + "\n")
+    compare(FOLDER, f"{site}-2-{kind}.txt", plan_text(plan, explain=True) + "\n")
 
 
 def test_no_reviewed_plan_is_left_over() -> None:

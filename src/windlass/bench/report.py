@@ -10,6 +10,7 @@ from windlass.bench.cases import charts, table_text
 from windlass.bench.record import BenchRecord
 from windlass.bench.reference import References
 from windlass.bench.verdict import judge
+from windlass.model.finding_text import findings_html
 
 
 def about_lines(record: BenchRecord) -> list[str]:
@@ -45,9 +46,6 @@ def text(record: BenchRecord, findings: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-_CLASSES = {"ok": "normal", "warning": "low", "error": "bad", "note": "unknown"}
-
-
 def page(records: Sequence[BenchRecord], references: References) -> str:
     """One page about these records."""
     title = records[0].title if len(records) == 1 else f"{len(records)} benchmark records"
@@ -62,10 +60,7 @@ def _section(record: BenchRecord, references: References, *, alone: bool) -> str
         out.append('<ul class="verdicts"><li class="low"><b>partial</b> what was measured until it stopped</li></ul>')
     verdicts = judge(record, references)
     if verdicts:
-        items = [
-            f'<li class="{_CLASSES[one.severity]}"><b>{one.severity}</b> {escape(one.text())}</li>' for one in verdicts
-        ]
-        out.append('<ul class="verdicts">' + "".join(items) + "</ul>")
+        out.append(findings_html(verdicts))
     out += figures(charts(record, references))
     out.append(f"<pre>{escape(table_text(record))}</pre>")
     notes = [f"skipped: {line}" for line in record.skipped] + [f"remark: {line}" for line in record.remarks]

@@ -41,7 +41,7 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
     if not argv or argv[0] in {"-h", "--help"}:
         parser.print_help(sys.stdout if argv else sys.stderr)
         sys.exit(0 if argv else 2)
-    refuse_removed("bench", argv)
+    refuse_removed("bench", argv[:1])
     if argv[0] not in SUBS:
         raise unknown_name("benchmark", argv[0], SUBS)
     module, sub = _sub(parser, argv[0])

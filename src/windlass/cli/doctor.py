@@ -11,7 +11,6 @@ import msgspec
 
 from windlass.base.notation.counts import counted
 from windlass.base.settings import current_environ
-from windlass.cli.findings import finding_lines
 from windlass.cli.option_groups import add_request_options
 from windlass.cli.options import join_values, request_from, split_command
 from windlass.cli.result import Result
@@ -20,6 +19,7 @@ from windlass.diagnose.doctor.examine import examine
 from windlass.diagnose.doctor.health import Health
 from windlass.diagnose.doctor.patient import Level
 from windlass.model.finding import Severity, worst_first
+from windlass.model.finding_text import finding_lines
 
 _FAILED = 1
 

@@ -1,39 +1,51 @@
-"""Why is this variable or flag there: the reason, the file it comes from, and when somebody last checked it.
+"""Explain one variable or option of a plan: its reason, its source, and the date on which the source was checked.
 
-Options choose the plan to look at, as in: windlass explain NCCL_NET --site frontier --nodes 4"""
+RUN is a run folder, the name of a run, or a plan that `windlass plan --json` wrote. With RUN alone, all settings of the
+run are explained. Without it, the options choose the plan."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
 
 import msgspec
 
+from windlass.base.notation.terminal import width_of
 from windlass.base.settings import current_environ, read_settings
 from windlass.cli.option_groups import add_here, add_request_options
 from windlass.cli.options import PLACEHOLDER_COMMAND, join_values, option_action, request_from
 from windlass.cli.result import Result
-from windlass.errors import WindlassError
+from windlass.errors import UsageError, WindlassError
+from windlass.model.plan import Plan
 from windlass.plan.explain import find_name, occurrences_text
 from windlass.plan.plan import make_plan
+from windlass.plan.show import plan_text
+from windlass.run.folder import read_plan
 from windlass.run.planning import plan_request
+from windlass.run.supervise.runs import find_run
 from windlass.sites.catalog import load_site, site_names
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_request_options(parser)
     add_here(parser)
-    parser.usage = f"{parser.prog} NAME [options of run]"
+    parser.usage = f"{parser.prog} NAME [RUN | options] | RUN"
     parser.add_argument("name_to_explain", metavar="NAME", help="a variable or an option, as in NCCL_NET or --cpu-bind")
+    parser.add_argument("run", nargs="?", metavar="RUN", help="a run or a saved plan")
     parser.add_argument("--json", action="store_true")
 
 
 def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
     """The name may stand before or after the options, and may look like one itself (`--cpu-bind`)."""
-    argv = join_values(argv)
-    at = _find(parser, argv)
-    rest = argv if at is None else [*argv[:at], *argv[at + 1 :], "--", argv[at]]
-    args = parser.parse_args(rest)
+    options, words = join_values(argv), list[str]()
+    while len(words) < 2 and (at := _find(parser, options)) is not None:
+        words.append(options.pop(at))
+    if words[1:] and words[1].startswith("-"):
+        parser.error(f"unrecognized arguments: {' '.join(words[1:])}")
+    args = parser.parse_args([*options, "--", *words])
     args.kind, args.command = "command", [PLACEHOLDER_COMMAND]
     return args
 
@@ -60,6 +72,13 @@ def progress(args: argparse.Namespace) -> str | None:
 
 def main(args: argparse.Namespace) -> Result:
     environ = current_environ()
+    config = read_settings(environ).config_dir
+    if (saved := _saved_plan(args, environ)) is not None:
+        if args.run is None:
+            return Result(text=plan_text(saved, explain=True, columns=width_of(sys.stdout, environ)), data=saved)
+        site = load_site(saved.site, partition=saved.partition, config_dir=config)
+        findings = find_name(args.name_to_explain, saved, site)
+        return Result(text=occurrences_text(findings), data=findings)
     request = request_from(args, environ)
     planned = plan_request(request, environ, here=args.here or None)
     plain = msgspec.structs.replace(request, env=(), unset=(), launcher_args=(), directives=(), container_args=())
@@ -67,8 +86,20 @@ def main(args: argparse.Namespace) -> Result:
     if plain != request:
         with contextlib.suppress(WindlassError):  # what cannot be planned has been replaced by nothing
             default, _ = make_plan(plain, planned.context)
-    config = read_settings(environ).config_dir
     named = args.site is not None or args.site_file is not None
     others = () if named else (load_site(name, config_dir=config) for name in site_names(config))
     findings = find_name(args.name_to_explain, planned.plan, planned.context.site, default=default, others=others)
     return Result(text=occurrences_text(findings), data=findings)
+
+
+def _saved_plan(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan | None:
+    """The plan of RUN; of NAME where that is a run. None: the options make the plan."""
+    text = args.run or args.name_to_explain
+    if Path(text).is_file():
+        return read_plan(text)
+    try:
+        return read_plan(find_run(text, read_settings(environ).runs_dir).path)
+    except UsageError:
+        if args.run is None:
+            return None
+        raise

@@ -9,10 +9,10 @@ import argparse
 from pathlib import Path
 
 from windlass.base.notation.counts import counted
-from windlass.cli.findings import INDENT, finding_lines
 from windlass.cli.result import Result
 from windlass.cli.working import tell
 from windlass.diagnose.doctor.explain_log import LogReport, amount_text, explain_files
+from windlass.model.finding_text import INDENT, finding_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,11 +16,10 @@ from windlass.build.images.inspect import inspect_image
 from windlass.build.images.recipe import Recipe, make_recipe
 from windlass.build.images.render import containerfile_text, edf_text, singularity_text
 from windlass.build.images.spec import EXTRAS, load_spec, spec_names
-from windlass.cli.findings import check_text
-from windlass.cli.removed import refuse_removed
 from windlass.cli.result import Result
 from windlass.cli.show import say
 from windlass.errors import UsageError
+from windlass.model.finding_text import check_text
 from windlass.model.site import Site
 from windlass.node.libs.closure import SystemRoot
 from windlass.node.libs.decide import ImageFacts
@@ -65,11 +64,6 @@ def _add_recipe_options(sub: Any) -> None:
     )
     build.add_argument("--sif", metavar="FILE", help="write it as a SIF file too")
     build.add_argument("--log", metavar="FILE", help="where to keep the builder's output")
-
-
-def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
-    refuse_removed("image", argv)
-    return parser.parse_args(argv)
 
 
 def progress(args: argparse.Namespace) -> str | None:

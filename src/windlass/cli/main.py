@@ -16,6 +16,7 @@ from windlass.base.notation.style import filled
 from windlass.base.notation.terminal import width_of
 from windlass.base.settings import current_environ
 from windlass.cli.examples import examples_text
+from windlass.cli.removed import refuse_removed
 from windlass.cli.result import Result
 from windlass.cli.show import for_stream, say
 from windlass.cli.working import working
@@ -117,6 +118,7 @@ class _Parser(argparse.ArgumentParser):
         hint = ""
         words = message.split()
         if message.startswith("unrecognized arguments:") and len(words) > 2:
+            refuse_removed(self.prog.removeprefix("windlass "), words[2:])
             # Without their dashes, which all have in common and which would make any two short ones alike.
             names = {option.lstrip("-"): option for option in self._option_string_actions}
             said = words[2].split("=", 1)[0].lstrip("-")

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from windlass.backends.launchers import launcher_names
 from windlass.backends.schedulers import scheduler_names
 from windlass.base.notation.ranks import parse_ranks
-from windlass.base.notation.shell import NAME
+from windlass.base.notation.shell import NAME, quote_words
 from windlass.base.notation.sizes import parse_size
 from windlass.base.procs.command import which
 from windlass.cli.option_groups import USAGE, add_request_options
@@ -51,12 +51,18 @@ def parse_allocation_options(parser: argparse.ArgumentParser, argv: list[str]) -
     return args
 
 
-def parse_with_command(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
-    """Options up to the user's command, which is taken as it stands, whatever its own options look like."""
+def parse_with_command(
+    parser: argparse.ArgumentParser, argv: list[str], *, refused: tuple[str, ...] = ()
+) -> argparse.Namespace:
+    """Options up to the user's command, which is taken as it stands, whatever its own options look like. An option of
+    ours among the arguments of a script that does not read it is `refused` or gets a warning."""
     options, kind, command = split_command(parser, argv)
     args = parser.parse_args(join_values(options))
     args.kind, args.command = kind, command
     for option in misplaced_options(parser, kind, command):
+        if option in refused:
+            line = quote_words((*parser.prog.split(), *options, option, *(word for word in command if word != option)))
+            raise UsageError(f"{option} is among the arguments of {command[0]}", hint=f"write {line}")
         warn(f"windlass: {option} stands after the script and goes to it; for windlass, put it before {command[0]}")
     return args
 
@@ -69,7 +75,7 @@ def misplaced_options(parser: argparse.ArgumentParser, kind: str, command: list[
         with open_plain(command[0], follow=True) as file:
             text = file.read(_MAX_SCRIPT_BYTES)
     except OSError:
-        return []
+        text = b""
     names = [word.split("=", 1)[0] for word in command[1:] if word.startswith("--")]
     known = [name for name in names if name in parser._option_string_actions]
     return [name for name in known if not any(form.encode() in text for form in _forms(name))]

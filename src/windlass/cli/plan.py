@@ -33,12 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_here(parser)
     parser.add_argument("--json", action="store_true", help="the plan itself, for `windlass diff` and `run --plan`")
     parser.add_argument("--explain", action="store_true", help="the reason and the source of every line")
-    parser.add_argument("--no-script", action="store_true", help="leave out the rank script")
-    parser.add_argument("--picture", metavar="FILE", help="write the map of a node, too, as an SVG picture")
+    parser.add_argument("--script", action="store_true", help="print the rank script too")
+    parser.add_argument("--picture", metavar="FILE", help="write the map of a node as an SVG picture")
 
 
 def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
-    args = parse_with_command(parser, argv)
+    args = parse_with_command(parser, argv, refused=("--explain", "--script", "--here", "--picture"))
     if not args.command:
         args.kind, args.command = "command", [PLACEHOLDER_COMMAND]
     args.script_may_be_missing = True
@@ -58,7 +58,7 @@ def main(args: argparse.Namespace) -> Result:
     text = plan_text(
         plan,
         explain=args.explain,
-        script=not args.no_script,
+        script=args.script,
         color=in_colour(sys.stdout.isatty(), environ),
         width=min(columns or 110, 110),
         columns=columns,

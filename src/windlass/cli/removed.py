@@ -38,13 +38,16 @@ _REMOVED = {
         "reference --html": _REPORT,
     },
     "image": {"plan --site": "use windlass image check IMAGE --site NAME; the recipe is the same for all sites"},
+    "plan": {"--no-script": "leave it out: `plan` prints the rank script only with --script"},
 }
 
 
-def refuse_removed(command: str, argv: Sequence[str]) -> None:
-    """Raise `UsageError` with the replacement where `argv` names something that was removed."""
-    sub, *words = argv or ("",)
-    for name in (sub, *(f"{sub} {word.partition('=')[0]}" for word in words)):
-        instead = _REMOVED.get(command, {}).get(name)
+def refuse_removed(command: str, words: Sequence[str]) -> None:
+    """Raise `UsageError` with the replacement where a word names something that was removed from `command`, which is a
+    command (`plan`) or one with its sub-command (`bench ddp`)."""
+    name, _, sub = command.partition(" ")
+    for word in words:
+        option = word.partition("=")[0]
+        instead = _REMOVED.get(name, {}).get(f"{sub} {option}".strip())
         if instead is not None:
-            raise UsageError(f"windlass {command} {name} was removed", hint=instead)
+            raise UsageError(f"windlass {command} {option} was removed", hint=instead)

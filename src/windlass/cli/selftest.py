@@ -10,11 +10,11 @@ import sys
 
 from windlass import api
 from windlass.base.settings import current_environ
-from windlass.cli.findings import finding_lines
 from windlass.cli.option_groups import add_request_options
 from windlass.cli.options import join_values, request_from
 from windlass.cli.result import Result
 from windlass.model.finding import worst_severity
+from windlass.model.finding_text import finding_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -44,7 +44,7 @@ def main(args: argparse.Namespace) -> Result:
     )
     if args.dry_run:
         plan = plan_staging(staging, request_from(args, environ), environ)
-        return Result(text=plan_text(plan, script=False, columns=width_of(sys.stdout, environ)), data=plan)
+        return Result(text=plan_text(plan, columns=width_of(sys.stdout, environ)), data=plan)
     progress = Progress(sys.stderr, log_every_s=0.0)
     progress.what = "windlass"
     every_s = 1.0 if sys.stderr.isatty() else 60.0

@@ -45,7 +45,7 @@ def confirm_trust(path: Path, environ: Mapping[str, str], *, ask: bool = True) -
     else:
         content = {PLAN_FILE: read_plan_file(path)[1]}
     for name, data in content.items():
-        shown = plan_text(plan_of(data, path), script=False) if name == PLAN_FILE else data.decode(errors="replace")
+        shown = plan_text(plan_of(data, path)) if name == PLAN_FILE else data.decode(errors="replace")
         _say(f"== {name}\n{for_terminal(shown)}")
     if ask:
         sys.stderr.write(f"Trust {path} and let windlass run this as you? [y/N] ")

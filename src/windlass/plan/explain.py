@@ -54,7 +54,7 @@ def find_name(
         raise UsageError(
             f"{name}: neither this plan nor the catalog entry of {site.name} has it",
             hint=(f"did you mean {close}? " if close else "")
-            + "`windlass plan --explain` shows everything with reasons",
+            + "`windlass plan --explain` or `windlass explain RUN` shows all settings with their reasons",
         )
     return tuple(found)
 

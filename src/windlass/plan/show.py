@@ -10,6 +10,8 @@ from windlass.backends.launchers.base import RUN_MARK
 from windlass.base.notation.counts import counted
 from windlass.base.notation.cpulist import format_cpulist
 from windlass.base.notation.shell import quote, quote_words
+from windlass.model.finding import SERIOUS
+from windlass.model.finding_text import finding_lines
 from windlass.model.origin import Argument
 from windlass.model.plan import Plan, Setting
 from windlass.model.request import Request
@@ -28,14 +30,16 @@ def plan_text(
     plan: Plan,
     *,
     explain: bool = False,
-    script: bool = True,
+    script: bool = False,
     color: bool = False,
     width: int = 110,
     columns: int | None = None,
 ) -> str:
     """Everything that would happen, in the order in which it would. With `explain`, the reason behind each line. Long
     command lines are folded between their words to fit `columns`, as a shell reads them; None: one line each."""
+    warnings, notes = _remarks(plan)
     parts = [
+        _section("warnings", warnings),
         _summary(plan),
         _section("command of each rank", _command(plan)),
         _section("launch", _arguments(plan.launch, explain, f"/bin/sh {RUN_DIR}/rank.sh", columns)),
@@ -47,7 +51,7 @@ def plan_text(
         _section("container", _container(plan, explain)),
         _section("limits", _arguments(plan.limits, explain)),
         _section("node", draw_node(plan.binding, plan.topology, width=width, color=color).splitlines()),
-        _section("remarks", _remarks(plan)),
+        _section("notes", notes),
     ]
     if script:
         facts = JobFacts(
@@ -241,13 +245,12 @@ def _container(plan: Plan, explain: bool) -> list[str]:
     return lines
 
 
-def _remarks(plan: Plan) -> list[str]:
-    lines: list[str] = []
-    for remark in plan.remarks:
-        lines.append(f"{remark.severity}: {remark.kind}: {remark.text()}")
-        if remark.advice:
-            lines.append(f"  hint: {remark.advice}")
-    return lines
+def _remarks(plan: Plan) -> tuple[list[str], list[str]]:
+    """What needs attention, which comes first, and the rest."""
+    serious, rest = (
+        finding_lines(one for one in plan.remarks if (one.severity in SERIOUS) == first) for first in (True, False)
+    )
+    return serious, rest
 
 
 def diff_lines(old: Plan, new: Plan) -> list[str]:

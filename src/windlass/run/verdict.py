@@ -169,7 +169,6 @@ def good_end(plan: Plan, record: RunRecord, folder: RunFolder) -> list[str]:
             held = "as planned" if wish == seat.cpus else f"planned {wish}" if wish else "not bound"
             device = f", device {seat.device}" if seat.device else ""
             lines.append(f"  rank {seat.rank} on {seat.host}: cpus {seat.cpus} ({held}){device}")
-    lines.append(
-        f"  output: windlass logs {quote(str(folder.path))}   report: windlass report {quote(str(folder.path))}"
-    )
-    return lines
+    run = quote(str(folder.path))
+    lines.append(f"  output: windlass logs {run}   report: windlass report {run}")
+    return [*lines, f"  settings and their reasons: windlass explain {run}"]

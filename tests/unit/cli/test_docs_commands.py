@@ -21,7 +21,7 @@ _STARTS_NOTHING = ("plan", "explain", "sites", "alloc", "completion")
 _NAMES = "|".join(_STARTS_NOTHING)
 _COMMAND = re.compile(rf"(?:^\$? *|`)(windlass (?:{_NAMES})(?![-\w])[^`\n#|]*)", re.MULTILINE)
 _BLANK = re.compile(
-    r"…|\.\.\.|\bNAME\b|\bFILE\b|\bIMAGE\b|\[|\$IMG|\bCOMMAND\b|\bR\b|~/|\bALLOC|bluebox|adopt|detect$|/path/to"
+    r"…|\.\.\.|\bNAME\b|\bFILE\b|\bIMAGE\b|\[|\$IMG|\bCOMMAND\b|\bRUN\b|\bR\b|~/|\bALLOC|bluebox|adopt|detect$|/path/to"
 )
 
 
@@ -89,7 +89,7 @@ def test_there_are_lines_to_try() -> None:
 
 
 def test_printed_srun_lines_are_those_of_a_plan(tmp_path: Path) -> None:
-    planned = in_process("plan", "--site", "lumi", "--nodes", "2", "--no-script", cwd=tmp_path).stdout
+    planned = in_process("plan", "--site", "lumi", "--nodes", "2", cwd=tmp_path).stdout
     real = re.search(r"^ *(srun .*)$", planned, re.MULTILINE)
     assert real is not None
     options = [word.partition("=")[0] for word in real[1].split()]

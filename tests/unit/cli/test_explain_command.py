@@ -7,6 +7,7 @@ from pathlib import Path
 
 from looping import each
 from unit.cli.typed import in_process
+from windlass.run.folder import make_folder
 
 
 @each(
@@ -22,6 +23,20 @@ def test_the_name_may_stand_before_or_after_the_options(tmp_path: Path, words: s
     assert ended.code == 0, ended.stderr
     assert ended.stdout.startswith("FI_MR_CACHE_MONITOR=userfaultfd   (variable, in this plan)\n  because ")
     assert "  source " in ended.stdout
+
+
+def test_a_run_and_a_saved_plan_are_explained(tmp_path: Path) -> None:
+    words = ("--site", "lumi", "--nodes", "2", "--restarts", "1", "--", "true")
+    run = make_folder(None, tmp_path / "runs", "mine").path
+    (run / "plan.json").write_text(in_process("plan", "--json", *words, cwd=tmp_path).stdout)
+    for name in (run.name, f"runs/{run.name}", f"runs/{run.name}/plan.json"):
+        whole = in_process("explain", name, cwd=tmp_path)
+        assert whole.code == 0, whole.stderr
+        assert "1 restart" in whole.stdout and "[network slingshot-11: " in whole.stdout
+        one = in_process("explain", "FI_MR_CACHE_MONITOR", name, cwd=tmp_path)
+        assert one.stdout.startswith("FI_MR_CACHE_MONITOR=userfaultfd   (variable, in this plan)\n  because ")
+    missing = in_process("explain", "FI_MR_CACHE_MONITOR", "no-such-run", cwd=tmp_path)
+    assert missing.code == 2 and "no-such-run" in missing.stderr
 
 
 @each(

@@ -44,7 +44,7 @@ def test_init_keeps_what_it_is_given_and_plans_use_it(tmp_path: Path) -> None:
     plan = in_process("plan", "--site", "lumi", cwd=tmp_path, env=config)
     assert "--account=project_1" in plan.stdout
     assert "--time=02:00:00" in plan.stdout
-    assert "--account" not in in_process("plan", "--site", "frontier", "--no-script", cwd=tmp_path, env=config).stdout
+    assert "--account" not in in_process("plan", "--site", "frontier", cwd=tmp_path, env=config).stdout
 
 
 def test_init_refuses_a_site_that_does_not_exist(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_words_for_others_may_begin_with_a_dash() -> None:
 
 def test_arguments_with_dashes_reach_launcher_and_scheduler(tmp_path: Path) -> None:
     ended = in_process(
-        *("plan", "--site", "lumi", "--no-script", "--arg", "--kill-on-bad-exit=0", "--directive", "--reservation=r1"),
+        *("plan", "--site", "lumi", "--arg", "--kill-on-bad-exit=0", "--directive", "--reservation=r1"),
         *("--directive", "~--exclusive", "--", "true"),
         cwd=tmp_path,
     )

@@ -21,7 +21,7 @@ SECRET = "correct-horse-battery"
 )
 def test_every_site_can_be_planned_anywhere(tmp_path: Path, site: str, nodes: int) -> None:
     words = ("plan", "--site", site, "--nodes", str(nodes))
-    ended = in_process(*words, "--", "true", cwd=tmp_path)
+    ended = in_process(*words, "--script", "--", "true", cwd=tmp_path)
     assert ended.code == 0, ended.stderr
     assert "rank script" in ended.stdout
     plan = plan_from_json(in_process(*words, "--json", "--", "true", cwd=tmp_path).stdout.encode())
@@ -30,15 +30,37 @@ def test_every_site_can_be_planned_anywhere(tmp_path: Path, site: str, nodes: in
 
 def test_the_text_has_a_section_for_each_part(tmp_path: Path) -> None:
     script(tmp_path)
-    text = in_process("plan", "--site", "aurora", "--nodes", "2", "place.py", "--lr", "0.1", cwd=tmp_path).stdout
+    words = ("plan", "--site", "aurora", "--nodes", "2", "--script", "place.py", "--lr", "0.1")
+    text = in_process(*words, cwd=tmp_path).stdout
     for title in ("command of each rank", "launch", "batch directives", "variables", "limits", "node", "rank script"):
         assert f"\n{title}\n" in text
     assert "place.py --lr 0.1" in text
     assert not (tmp_path / "runs").exists()
 
 
+def test_warnings_come_first_and_the_rank_script_only_on_request(tmp_path: Path) -> None:
+    text = in_process("plan", "--site", "lumi", "--nodes", "2", "--", "true", cwd=tmp_path).stdout
+    assert text.startswith("warnings\n  warning  tcp-fallback: ")
+    assert "\nrank script\n" not in text
+    gone = in_process("plan", "--no-script", "--", "true", cwd=tmp_path)
+    assert gone.code == 2 and "was removed" in gone.stderr and "--script" in gone.stderr
+
+
+@each("words", ["place.py --lr 1 --explain", "missing.py --explain --lr 1"])
+def test_an_option_of_plan_behind_the_script_is_an_error_with_the_line_to_type(tmp_path: Path, words: str) -> None:
+    script(tmp_path)
+    done = in_process("plan", "--nodes", "1", *words.split(), cwd=tmp_path)
+    assert done.code == 2
+    assert f"windlass plan --nodes 1 --explain {words.split()[0]} --lr 1" in done.stderr
+
+
+def test_an_option_that_the_script_reads_is_left_to_it(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("import sys\nprint('--explain' in sys.argv)\n")
+    assert in_process("plan", "own.py", "--explain", cwd=tmp_path).code == 0
+
+
 def test_explain_gives_each_line_its_reason_and_source(tmp_path: Path) -> None:
-    words = ("plan", "--site", "frontier", "--nodes", "2", "--no-script")
+    words = ("plan", "--site", "frontier", "--nodes", "2")
     plain = in_process(*words, "--", "true", cwd=tmp_path).stdout
     explained = in_process(*words, "--explain", "--", "true", cwd=tmp_path).stdout
     plan = plan_from_json(in_process(*words, "--json", "--", "true", cwd=tmp_path).stdout.encode())
@@ -70,7 +92,7 @@ def test_ten_thousand_nodes_are_planned_without_naming_them(tmp_path: Path) -> N
 
 
 def test_a_value_of_the_user_is_shown_as_theirs(tmp_path: Path) -> None:
-    words = ("plan", "--site", "lumi", "--nodes", "2", "--no-script", "--", "true")
+    words = ("plan", "--site", "lumi", "--nodes", "2", "--", "true")
     assert "FI_MR_CACHE_MONITOR=userfaultfd\n" in in_process(*words, cwd=tmp_path).stdout
     mine = in_process(*words, cwd=tmp_path, env={"FI_MR_CACHE_MONITOR": "kdreg2"}).stdout
     assert "FI_MR_CACHE_MONITOR=kdreg2   (yours)\n" in mine
@@ -81,7 +103,7 @@ def test_a_site_file_of_the_user_overlays_the_catalog(tmp_path: Path) -> None:
         'kind = "overlay"\nextends = "lumi"\n\n[[settings]]\nname = "MY_SWITCH"\nvalue = "on"\n'
         'because = "our model wants it"\nsource = "own"\n'
     )
-    ended = in_process("plan", "--site-file", "mine.toml", "--explain", "--no-script", "--", "true", cwd=tmp_path)
+    ended = in_process("plan", "--site-file", "mine.toml", "--explain", "--", "true", cwd=tmp_path)
     assert ended.code == 0, ended.stderr
     assert "MY_SWITCH=on" in ended.stdout
     assert "our model wants it" in ended.stdout

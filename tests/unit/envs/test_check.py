@@ -17,9 +17,9 @@ from unit.cli.typed import windlass
 from windlass.build.envs.check import EnvCheck, EnvLocation, check_env
 from windlass.build.envs.inspect import inspect_env
 from windlass.build.envs.probe import HostFacts, parse_nvidia_version
-from windlass.cli.findings import verdict_text
 from windlass.errors import UsageError
 from windlass.model.finding import Finding
+from windlass.model.finding_text import verdict_text
 from windlass.sites.catalog import load_site
 
 HOST = HostFacts(machine="x86_64", glibc="2.36")

@@ -12,8 +12,8 @@ from windlass.build.envs.place import place_findings
 from windlass.build.envs.plan import EnvPlan, EnvRequest, MachineFacts, plan_env
 from windlass.build.envs.render import plan_text, script_text
 from windlass.build.envs.wheels import choose_wheel, parse_torch, wheel_table
-from windlass.cli.findings import finding_lines
 from windlass.errors import UsageError
+from windlass.model.finding_text import finding_lines
 from windlass.sites.catalog import load_site, site_names
 
 

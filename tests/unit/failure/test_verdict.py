@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from conformance.launcher_cases import WORDS
@@ -23,7 +24,7 @@ from windlass.run.execute import RanksEnd
 from windlass.run.failure.decide import Decision, RestartOptions
 from windlass.run.failure.ends import End
 from windlass.run.failure.root_cause import Cause
-from windlass.run.failure.verdict import Attempt, Verdict, read_verdict, verdict_lines
+from windlass.run.failure.verdict import Attempt, Times, Verdict, read_verdict, verdict_lines
 from windlass.run.folder import RunFolder, make_folder
 from windlass.run.run import Run
 from windlass.run.supervise.evidence import Ended, gather
@@ -324,8 +325,14 @@ def test_last_lines_are_shown_below_the_cause_unless_they_were_seen(folder: RunF
     lines = _words(verdict, _record(failure=failure), folder).splitlines()
     assert lines[0] == "windlass: rank 3 on n1 exited with code 7"
     assert "  | boom" in lines
-    assert lines[-1].startswith("windlass: all other ranks were ended after 1.2 s")
+    assert lines[-2:] == [
+        f"windlass: output of this rank: windlass logs {folder.path} --rank 3",
+        f"windlass: settings and their reasons: windlass explain {folder.path}",
+    ]
     assert "boom" not in _words(verdict, _record(failure=failure), folder, shown=True)
+    assert "the run lasted 1.2 s\n" in _words(verdict, _record(failure=failure), folder)
+    timed = msgspec.structs.replace(verdict, times=Times(started=10.0, failed=10.5, ended=11.2))
+    assert "1.2 s; it took 0.7 s to end all other ranks" in _words(timed, _record(failure=failure), folder)
 
 
 def test_ranks_that_never_started_are_not_said_to_have_been_ended(folder: RunFolder) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from windlass.cli.findings import finding_lines
 from windlass.model.finding import SEVERITIES, Finding, count_text, decode_findings, worst_first, worst_severity
+from windlass.model.finding_text import finding_lines
 
 
 def _findings(*severities: str) -> list[Finding]:

@@ -124,7 +124,7 @@ def test_the_screen_fits_its_columns_and_lines_and_has_the_answer_first() -> Non
             lines = screen_text(job, find(job), width=width, height=height).splitlines()
             assert len(lines) <= height
             assert max(len(line) for line in lines) <= width
-            assert lines[1].startswith("[ERROR] rank")
+            assert lines[1].startswith("error ")
 
 
 def test_the_screen_shows_all_ranks_of_a_small_job_and_unknown_where_nothing_is_known() -> None:

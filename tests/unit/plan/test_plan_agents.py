@@ -91,14 +91,14 @@ def test_the_step_names_the_hosts_of_the_run() -> None:
 def test_plan_explain_and_diff_show_them(site: str) -> None:
     plain, _ = plan_for(site, "x", nodes=1, account="A")
     watched, _ = plan_for(site, "x", nodes=1, account="A", restarts=2)
-    text = plan_text(watched, explain=True, script=False)
+    text = plan_text(watched, explain=True)
     assert "\nagents\n  one on every node: heartbeat" in text and "--restarts" in text
     assert "AGENT RUN_DIR/agent.pyz" in text
     found = find_name("agents", watched, load_site(site))
     assert found[0].where == "agents" and found[0].active and found[0].note
     lines = diff_lines(plain, watched)
     assert "agents" in lines and "  + services heartbeat" in lines
-    assert "\nagents\n" not in plan_text(plain, explain=True, script=False)
+    assert "\nagents\n" not in plan_text(plain, explain=True)
 
 
 def test_a_plan_of_version_1_is_read_and_gets_its_agents(tmp_path: Path) -> None:

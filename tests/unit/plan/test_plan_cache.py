@@ -154,7 +154,7 @@ def test_plan_shows_the_cache_its_agents_and_their_cores() -> None:
     assert plan.agents is not None and plan.agents.services == ("cache",)
     assert plan.agents.cpus == plan.binding.agent_cpus
     assert argv_of(plan.agents.launch)[:3] == ("mpiexec", "-n", "4")
-    text = plan_text(plan, explain=True, script=False)
+    text = plan_text(plan, explain=True)
     assert "cooperative cache" in text and "/lus/flare/env" in text and "PYTHONPATH" in text
     assert plan_from_json(plan_to_json(plan)) == plan
 
@@ -162,7 +162,7 @@ def test_plan_shows_the_cache_its_agents_and_their_cores() -> None:
 def test_plan_says_how_many_nodes_read_where_the_cache_lies_and_who_may_enter() -> None:
     how = {"cache_readers": 3, "cache_store": "${LOCAL}/cache", "cache_allow_other": True}
     plan, _ = plan_for("frontier", "python", "train.py", nodes=4, cache=("/lustre/env",), account="A", **how)
-    text = plan_text(plan, explain=False, script=False)
+    text = plan_text(plan, explain=False)
     assert "3 nodes read the shared file system" in text and "held in ${LOCAL}/cache" in text and "allow_other" in text
 
 

@@ -182,11 +182,11 @@ def test_clean_takes_old_ended_runs_only() -> None:
 
 def test_a_plan_says_how_it_is_kept_alive() -> None:
     plan, _ = plan_for("generic-slurm", "true", nodes=4, spares=1, hang_after_s=600.0, until_done=True)
-    text = plan_text(plan, script=False)
+    text = plan_text(plan)
     assert "kept alive: 3 restarts in a row without a newer snapshot, 1 spare node, a hang after 600 s" in text
     assert "submitted again until it is done" in text
     plain, _ = plan_for("generic-slurm", "true", nodes=4)
-    assert "kept alive" not in plan_text(plain, script=False)
+    assert "kept alive" not in plan_text(plain)
 
 
 def test_a_job_without_windlass_in_it_cannot_be_kept_alive(tmp_path: Path) -> None:

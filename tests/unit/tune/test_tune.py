@@ -68,7 +68,7 @@ def test_the_winner_is_an_overlay_that_the_next_plan_uses_and_explains(tmp_path:
     said = in_process("explain", "NCCL_ALGO", "--site", "frontier", "--nodes", "4", cwd=tmp_path, env=env).stdout
     assert "NCCL_ALGO=Tree" in said
     assert "9 ms -> 7 ms" in said
-    alone = in_process("plan", "--site", "frontier", "--nodes", "1", "--no-script", cwd=tmp_path, env=env).stdout
+    alone = in_process("plan", "--site", "frontier", "--nodes", "1", cwd=tmp_path, env=env).stdout
     assert "NCCL_ALGO" not in alone
 
 
@@ -107,7 +107,7 @@ def test_real_trials_find_the_planted_value_and_keep_it(tmp_path: Path) -> None:
     assert "this value cannot be" in done.stdout
     record = json.loads((tmp_path / "t" / "tune.json").read_text())
     assert record["winner"] == {"KNOB": "fast"}
-    plan = in_process("plan", "--no-script", cwd=tmp_path, env=env).stdout
+    plan = in_process("plan", cwd=tmp_path, env=env).stdout
     assert "KNOB=fast" in plan
 
 

@@ -14,12 +14,12 @@ from windlass.bench.record import BenchRecord, write_record
 from windlass.bench.reference import load_references
 from windlass.bench.runner import Bench, RankError
 from windlass.bench.verdict import judge
-from windlass.cli.findings import finding_lines
 from windlass.cli.option_groups import add_request_options
 from windlass.cli.options import request_from
 from windlass.cli.result import Result
 from windlass.cli.show import say
 from windlass.errors import UsageError
+from windlass.model.finding_text import finding_lines
 from windlass.model.secrets import mask_argv
 from windlass.run.folder import folder_path
 

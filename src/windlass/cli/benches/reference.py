@@ -9,9 +9,9 @@ from windlass.bench.reading import read_record, showing
 from windlass.bench.reference import CASES, load_references, reference_lines
 from windlass.bench.verdict import judge
 from windlass.cli.benches.report import add_known_options, known_from
-from windlass.cli.findings import finding_lines
 from windlass.cli.result import Result
 from windlass.model.finding import worst_severity
+from windlass.model.finding_text import finding_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,8 +9,8 @@ from windlass.base.pages.svg import Chart, Series, heat_map, line_chart
 from windlass.diagnose.report.gather import RunReport
 from windlass.diagnose.report.measured import HeatMap, Span
 from windlass.diagnose.report.text import command_text, duration, figures_of, own_ms, size_text, slowest, state_text
+from windlass.model.finding_text import findings_html
 
-_CLASSES = {"error": "bad", "warning": "low", "note": "", "ok": "normal"}
 _RANKS = 20
 
 
@@ -19,7 +19,7 @@ def report_page(report: RunReport) -> str:
     parts = [
         f'<p class="lead">{escape(size_text(report))} on {escape(report.site)}; {escape(state_text(report))}<br>'
         f"<code>{escape(command_text(report))}</code></p>",
-        _findings(report),
+        findings_html(report.findings),
         "<h2>Figures</h2>",
         _table([(name, value) for name, value in figures_of(report)]),
         *_timeline(report.measured.spans),
@@ -30,17 +30,6 @@ def report_page(report: RunReport) -> str:
         _details(report),
     ]
     return whole_page(f"{report.name}: report of a run", parts)
-
-
-def _findings(report: RunReport) -> str:
-    items = []
-    for finding in report.findings:
-        advice = f'<br><span class="soft">try: {escape(finding.advice)}</span>' if finding.advice else ""
-        items.append(
-            f'<li class="{_CLASSES[finding.severity]}"><b>{finding.severity}</b> '
-            f"<strong>{escape(finding.kind)}</strong>: {escape(finding.text())}{advice}</li>"
-        )
-    return f'<ul class="verdicts">{"".join(items)}</ul>'
 
 
 def _timeline(spans: tuple[Span, ...]) -> list[str]:

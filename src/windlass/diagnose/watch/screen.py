@@ -10,6 +10,7 @@ from windlass.base.notation.terminal import for_terminal
 from windlass.diagnose.watch.job import Job, RankRow
 from windlass.diagnose.watch.rules import ms_text
 from windlass.model.finding import SERIOUS, Finding, Severity
+from windlass.model.finding_text import INDENT, finding_lines
 from windlass.node.sys.text import listed
 
 _COLOURS: dict[Severity, str] = {"error": "1;37;41", "warning": "30;43", "note": "36", "ok": "30;42"}
@@ -31,14 +32,13 @@ def screen_text(
     lines += [line[:width] for line in _idle(job)]
     rest = findings[2 if _has_second(findings) else 1 :]
     if rest:
-        lines += ["", *(_cut(f"{finding.severity}: {finding.text()}", width) for finding in rest)]
+        lines += ["", *(_cut(finding_lines([one])[0], width) for one in rest)]
     if height is not None:
         lines = lines[: max(3, height)]
     shown = [for_terminal(line.rstrip()) for line in lines]  # names and texts of the run may hold codes for a terminal
     if findings and colour:
-        word = findings[0].severity.upper()
-        tag = f"\x1b[{_COLOURS[findings[0].severity]}m {word} \x1b[0m"
-        shown[1] = shown[1].replace(f"[{word}]", tag, 1)
+        word = findings[0].severity
+        shown[1] = shown[1].replace(word, f"\x1b[{_COLOURS[word]}m{word}\x1b[0m", 1)
     return "\n".join(shown) + "\n"
 
 
@@ -58,13 +58,10 @@ def _banner(findings: Sequence[Finding], width: int) -> list[str]:
     """What is worst, what to do, and what comes next."""
     if not findings:
         return []
-    first = findings[0]
-    word = first.severity.upper()
-    lines = [f"[{word}] {_cut(first.text(), width - len(word) - 3)}"]
-    lines += [f"   {line}" for line in _wrapped(f"-> {first.advice}", width - 3, 2)] if first.advice else []
-    if _has_second(findings):
-        lines.append(_cut(f"   also: {findings[1].text()}", width))
-    return lines
+    first, *advice = finding_lines(findings[:1])
+    lines = [_cut(first, width)]
+    lines += [f"{INDENT}{part}" for line in advice for part in _wrapped(line.strip(), width - len(INDENT), 2)]
+    return lines + ([_cut(finding_lines(findings[1:2])[0], width)] if _has_second(findings) else [])
 
 
 def _has_second(findings: Sequence[Finding]) -> bool:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from windlass.node.sys.reading import read_bytes
 from windlass.run.failure.decide import Decision, Past, RestartOptions, decide
 from windlass.run.failure.evidence import keep_evidence
 from windlass.run.failure.launcher_hints import log_hint
-from windlass.run.failure.root_cause import Cause, Observed, find_cause
+from windlass.run.failure.root_cause import Cause, Observed, find_cause, first_end
 from windlass.run.failure.snapshot_ledger import newest_step, read_ledger
 
 VERDICT_FILE = "verdict.json"
@@ -33,6 +34,8 @@ class Times(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     started: float = 0.0
     noticed: float | None = None
     """When windlass knew that it failed."""
+    failed: float | None = None
+    """When the first failed rank ended, by the clock of its node."""
     ended: float = 0.0
     """When the last rank was gone."""
     decided: float = 0.0
@@ -97,7 +100,11 @@ def judge(
         from_step=next((line.step for line in mine if line.what == "loaded"), None),
         to_step=progress,
         times=Times(
-            started=attempt.started, noticed=attempt.noticed, ended=attempt.ended, decided=round(time.time(), 3)
+            started=attempt.started,
+            noticed=attempt.noticed,
+            failed=first.at if (first := first_end(seen)) is not None and first.at < math.inf else None,
+            ended=attempt.ended,
+            decided=round(time.time(), 3),
         ),
         where=states,
     )
@@ -148,6 +155,10 @@ def verdict_lines(verdict: Verdict, record: RunRecord, run_dir: Path, *, shown: 
     if failure is not None and failure.rank == cause.rank and failure.last_lines and not shown(cause.rank):
         lines.append(f"windlass: its last lines ({run_dir}/{failure.log}):")
         lines += [f"  | {line}" for line in failure.last_lines]
-    logs = f"windlass logs {quote(str(run_dir))} --rank {cause.rank}"
-    others = "all other ranks were" if record.nodes * record.ranks_per_node > 1 else "it"
-    return [*lines, f"windlass: {others} ended after {seconds:.1f} s; all of its output: {logs}"]
+    took = verdict.times.ended - (verdict.times.failed or math.inf)
+    others = record.nodes * record.ranks_per_node > 1 and 0 <= took <= seconds  # clocks of nodes may differ
+    ending = f"; it took {took:.1f} s to end all other ranks" if others else ""
+    lines.append(f"windlass: the run lasted {seconds:.1f} s{ending}")
+    run = quote(str(run_dir))
+    lines.append(f"windlass: output of this rank: windlass logs {run} --rank {cause.rank}")
+    return [*lines, f"windlass: settings and their reasons: windlass explain {run}"]

@@ -1,14 +1,16 @@
-"""Findings as text: the one place that renders them for a terminal."""
+"""Findings as text and as HTML: the one place that renders them, for every command and page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from html import escape
 
 from windlass.model.finding import Finding, count_text, worst_severity
 
 _WIDTH = len("warning")
 INDENT = " " * (_WIDTH + 2)
 """Below the text of a finding."""
+_CLASSES = {"error": "bad", "warning": "low", "ok": "normal"}
 
 
 def finding_lines(findings: Iterable[Finding]) -> list[str]:
@@ -19,6 +21,18 @@ def finding_lines(findings: Iterable[Finding]) -> list[str]:
         if finding.advice:
             lines.append(f"{INDENT}→ {finding.advice}")
     return lines
+
+
+def findings_html(findings: Iterable[Finding]) -> str:
+    """The same as a list of an HTML page."""
+    items = []
+    for finding in findings:
+        advice = f'<br><span class="soft">try: {escape(finding.advice)}</span>' if finding.advice else ""
+        items.append(
+            f'<li class="{_CLASSES.get(finding.severity, "unknown")}"><b>{finding.severity}</b> '
+            f"<strong>{escape(finding.kind)}</strong>: {escape(finding.text())}{advice}</li>"
+        )
+    return f'<ul class="verdicts">{"".join(items)}</ul>'
 
 
 def check_text(title: str, findings: Sequence[Finding], site: str) -> str:
