@@ -7,7 +7,6 @@ that reaches the top is a bug in windlass and is shown as one.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 
 class WindlassError(Exception):
@@ -78,6 +77,8 @@ class VersionError(WindlassError):
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name closest to a misspelt one, or None where nothing is close."""
+    from difflib import get_close_matches  # here: only mistakes need it
+
     spelled = {candidate.lower(): candidate for candidate in known}
     close = get_close_matches(name.lower(), spelled, n=1, cutoff=0.6)
     return spelled[close[0]] if close else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import stat
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -29,7 +28,8 @@ def replace_file(path: str | os.PathLike[str], data: bytes, mode: int = 0o600) -
 def copy_file(source: str | os.PathLike[str], path: str | os.PathLike[str], mode: int = 0o600) -> None:
     """Copy the plain file `source` to `path` in one step; see `replacing`."""
     with open_plain(source) as content, replacing(path, mode) as file:
-        shutil.copyfileobj(content, file, 1 << 20)
+        while piece := content.read(1 << 20):
+            file.write(piece)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -174,6 +173,8 @@ def temporary_folder(prefix: str, above: str | os.PathLike[str] | None = None) -
     try:
         yield folder
     finally:
+        import shutil  # here: it is slow to import, as tempfile is
+
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -26,10 +26,15 @@ class Sign(NamedTuple):
     vendor: Literal["NVIDIA", "AMD", "Intel", "any"]
     origin: Origin
     confidence: Confidence
-    pattern: re.Pattern[str]
+    text: str
     meaning: str
     remedy: str
     proves: bool = False
+
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        """Compiled when it is first needed: most runs end well and compile none."""
+        return re.compile(self.text, re.IGNORECASE)
 
     @property
     def title(self) -> str:
@@ -52,7 +57,7 @@ def _sign(
     *,
     proves: bool = False,
 ) -> Sign:
-    return Sign(name, vendor, *cause, re.compile(pattern, re.IGNORECASE), meaning, remedy, proves)
+    return Sign(name, vendor, *cause, pattern, meaning, remedy, proves)
 
 
 NVIDIA = (
