@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -20,10 +21,13 @@ import pytest
 
 from attacks.record import record
 from attacks.stranger import as_stranger, common_place, require_stranger
+from attacks.test_script_attacks import changed, plans, texts_in
 from planning import plan_for
 from unit.cli.typed import SRC, Ended, environment, in_process, script, trust, windlass
-from windlass.errors import MachineError, UsageError
-from windlass.model.plan import Plan, Prologue, plan_to_json
+from windlass.cli.trusting import shown_plan
+from windlass.errors import MachineError, UsageError, WindlassError
+from windlass.model.origin import Argument
+from windlass.model.plan import AgentsPlan, HostLibs, Plan, Prologue, plan_from_json, plan_to_json
 from windlass.node.cache import control
 from windlass.node.sys.identity import start_of, this_process
 from windlass.plan.render.batch_script import batch_script
@@ -235,6 +239,36 @@ def test_a_plan_file_is_run_once_the_user_trusts_it_and_not_after_a_change(tmp_p
     assert windlass("run", "-q", "--plan", file.name, cwd=tmp_path).code == 0
     file.write_text(plan + " ")
     assert windlass("run", "--plan", file.name, cwd=tmp_path).code == 2
+
+
+COMMENTS = re.compile(r"(because|note|origin\.\w+|caches\.name|remarks\..+|topology\..+)$")
+
+
+def test_the_question_shows_every_text_of_a_plan_that_has_an_effect() -> None:
+    """Also places of caches, libraries of the host, and what a resume plans again."""
+    fields = 0
+    found = plans()
+    box, local = found["container"], found["local"]
+    libs = HostLibs(names=("libfabric",), folders=("/host",), provider="cxi", own="/own")
+    assert box.container is not None
+    found["libraries"] = msgspec.structs.replace(box, container=msgspec.structs.replace(box.container, host_libs=libs))
+    step = Argument(words=("srun",), because="b")
+    agents = AgentsPlan(services=("cache",), interpreter="/python", launch=(step,), ready_s=1, because="b")
+    found["agents"] = msgspec.structs.replace(local, agents=agents, activate_on_node="/env")
+    for plan in found.values():
+        body = json.loads(plan_to_json(plan))
+        for path in texts_in(body):
+            name = ".".join(part for part in path if isinstance(part, str))
+            if COMMENTS.search(name):
+                continue
+            try:
+                text = shown_plan(plan_from_json(json.dumps(changed(body, path, "shown/here")).encode()))
+            except WindlassError:  # a name that is not in the table
+                continue
+            assert "shown/here" in text, name
+            fields += 1
+    assert fields > 400
+    record("texts of a plan that is to be trusted", expected="all are shown", seen="all are shown", fields=fields)
 
 
 @pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("n\n", 2), ("\n", 2)])

@@ -7,10 +7,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
 from windlass.backends.schedulers import scheduler_of_job
 from windlass.base.notation.terminal import for_terminal
 from windlass.base.settings import read_settings
 from windlass.cli.working import clear
+from windlass.model.plan import Plan
 from windlass.plan.show import plan_text
 from windlass.run.folder import PLAN_FILE, plan_of, read_plan_file
 from windlass.run.trust import NotTrustedError, signed_content, trust_folder, trust_plan
@@ -45,7 +48,7 @@ def confirm_trust(path: Path, environ: Mapping[str, str], *, ask: bool = True) -
     else:
         content = {PLAN_FILE: read_plan_file(path)[1]}
     for name, data in content.items():
-        shown = plan_text(plan_of(data, path)) if name == PLAN_FILE else data.decode(errors="replace")
+        shown = shown_plan(plan_of(data, path)) if name == PLAN_FILE else data.decode(errors="replace")
         _say(f"== {name}\n{for_terminal(shown)}")
     if ask:
         sys.stderr.write(f"Trust {path} and let windlass run this as you? [y/N] ")
@@ -57,6 +60,18 @@ def confirm_trust(path: Path, environ: Mapping[str, str], *, ask: bool = True) -
     else:
         trust_plan(content[PLAN_FILE], state_dir)
     return True
+
+
+def shown_plan(plan: Plan) -> str:
+    """Everything of a plan that has an effect, without masks: reasons and origins alone are left out."""
+    libraries = plan.container.host_libs if plan.container else None
+    more = {"request, which `windlass runs resume` plans again": plan.request, "libraries of the host": libraries}
+    parts = [
+        "\n".join([title, *(f"  {name} {value}" for name, value in msgspec.to_builtins(fields).items())])
+        for title, fields in more.items()
+        if fields is not None
+    ]
+    return "\n\n".join([plan_text(plan), *parts])
 
 
 def _say(text: str) -> None:
