@@ -26,7 +26,7 @@ class MetricsPort:
             timeout = 10
 
             def do_GET(self) -> None:
-                body = text().encode()
+                body = text().encode("utf-8", "backslashreplace")
                 self.send_response(200 if self.path == "/metrics" else 404)
                 self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
                 self.end_headers()

@@ -22,7 +22,7 @@ from windlass.cli.options import PLACEHOLDER_COMMAND, parse_with_command, reques
 from windlass.cli.result import Result
 from windlass.errors import UsageError
 from windlass.model.plan import Plan
-from windlass.node.sys.atomic import replace_file
+from windlass.node.sys.atomic import replace_text
 from windlass.plan.show import headline, plan_text
 from windlass.run.planning import plan_request
 from windlass.sites.topology.picture import node_picture
@@ -73,6 +73,6 @@ def _write_picture(plan: Plan, path: Path) -> None:
         hint = "inside a job it is looked at; --site NAME draws a machine of the catalog"
         raise UsageError(f"--picture: the cores of a node of {plan.site} are not known here", hint=hint)
     try:
-        replace_file(path, drawn.encode(), 0o644)
+        replace_text(path, drawn, 0o644)
     except OSError as error:
         raise UsageError(f"--picture: {path} cannot be written: {error.strerror}", hint="give another file") from None

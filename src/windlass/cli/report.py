@@ -17,7 +17,7 @@ from windlass.diagnose.report.page import report_page
 from windlass.diagnose.report.text import jobreport_text, report_text
 from windlass.errors import MachineError
 from windlass.model.finding_text import finding_lines
-from windlass.node.sys.atomic import replace_file
+from windlass.node.sys.atomic import replace_text
 from windlass.run.supervise.runs import find_run
 
 PAGE_FILE = "report.html"
@@ -64,7 +64,7 @@ def page_path(folder: Path) -> Path:
 
 def _write(report: RunReport, path: Path) -> Path:
     try:
-        replace_file(path, report_page(report).encode(), 0o600)
+        replace_text(path, report_page(report))
     except OSError as error:
         raise MachineError(f"cannot write {path}: {error.strerror}", hint="--output FILE writes elsewhere") from error
     return path

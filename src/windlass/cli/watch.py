@@ -24,7 +24,7 @@ from windlass.diagnose.watch.prometheus import exposition_text
 from windlass.diagnose.watch.screen import screen_text
 from windlass.errors import MachineError, UsageError
 from windlass.model.finding import Finding
-from windlass.node.sys.atomic import replace_file
+from windlass.node.sys.atomic import replace_text
 from windlass.run.supervise.runs import find_run
 from windlass.run.supervise.watched import watched
 
@@ -121,7 +121,7 @@ def _export(args: argparse.Namespace, job: Job, findings: tuple[Finding, ...]) -
     if args.prometheus is not None:
         path = Path(args.prometheus).expanduser()
         try:
-            replace_file(path, text.encode(), 0o644)
+            replace_text(path, text, 0o644)
         except OSError as error:
             raise MachineError(f"cannot write {path}: {error.strerror}", hint="--prometheus wants a file") from error
     return text

@@ -26,12 +26,18 @@ class Versioned(msgspec.Struct, frozen=True):
 
 def to_json(value: Any) -> bytes:
     """Indented JSON that `from_json` reads back as the same value; equal values give equal bytes."""
+    return (one_line_json(value, indent=1) + "\n").encode()
+
+
+def one_line_json(value: Any, *, indent: int | None = None) -> str:
+    """The same JSON in one line."""
     try:
-        return msgspec.json.format(_encoder.encode(value), indent=1) + b"\n"
+        found = _encoder.encode(value)
+        return (msgspec.json.format(found, indent=indent) if indent else found).decode()
     except UnicodeEncodeError:
         import json  # here: rarely needed, and not free
 
-        return json.dumps(msgspec.to_builtins(value, order="deterministic"), indent=1).encode() + b"\n"
+        return json.dumps(msgspec.to_builtins(value, order="deterministic"), indent=indent)
 
 
 def from_json(data: bytes, kind: type[T]) -> T:
@@ -45,8 +51,12 @@ def from_json(data: bytes, kind: type[T]) -> T:
     except msgspec.DecodeError:
         if b"\\ud" not in data:
             raise
+    import json
+
     try:
-        return msgspec.convert(loads(data), kind)
+        found = loads(data)
+        json.dumps(found, ensure_ascii=False).encode("utf-8", "surrogateescape")  # bytes, and no other surrogates
+        return msgspec.convert(found, kind)
     except ValueError as error:
         raise msgspec.DecodeError(str(error)) from error
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import msgspec
-
 from windlass.backends.launchers.base import RUN_MARK
 from windlass.base.notation.counts import counted
 from windlass.base.notation.cpulist import format_cpulist
 from windlass.base.notation.shell import quote, quote_words
 from windlass.model.finding import SERIOUS
 from windlass.model.finding_text import finding_lines
+from windlass.model.jsontext import one_line_json
 from windlass.model.origin import Argument
 from windlass.model.plan import Plan, Setting
 from windlass.model.request import Request
@@ -307,7 +306,7 @@ def _rest(plan: Plan) -> dict[str, str]:
     out["comm_log"] = f"comm_log {asked.comm_log}"
     for name in plan.__struct_fields__:
         if name not in _TOLD:
-            out[name] = f"{name} {msgspec.json.encode(getattr(plan, name)).decode()}"
+            out[name] = f"{name} {one_line_json(getattr(plan, name))}"
     return out
 
 

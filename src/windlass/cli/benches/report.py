@@ -16,7 +16,7 @@ from windlass.bench.verdict import judge
 from windlass.cli.result import Result
 from windlass.errors import MachineError, UsageError
 from windlass.model.finding_text import finding_lines
-from windlass.node.sys.atomic import replace_file
+from windlass.node.sys.atomic import replace_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,7 @@ def known_from(args: argparse.Namespace) -> Known:
 
 def write_page(path: str, text: str) -> None:
     try:
-        replace_file(path, text.encode(), 0o644)
+        replace_text(path, text, 0o644)
     except OSError as error:
         raise MachineError(f"cannot write {path}: {error.strerror}", hint="choose another with --html") from error
 

@@ -27,7 +27,7 @@ from windlass.bench.start.curves import (
 )
 from windlass.cli.result import Result
 from windlass.errors import UsageError
-from windlass.node.sys.atomic import replace_file
+from windlass.node.sys.atomic import replace_text
 from windlass.node.sys.reading import read_text
 
 _LATENCIES, _RATES, _BANDWIDTHS = "0.25,0.5,1,2,4", "500,1000,2000,4000,8000", "200M,500M,1G,2G"
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace, setup: StartSetup, sizes: tuple[int, ...], tel
             raise UsageError("--page shows a record and its charts", hint="add --record FILE --plot FILE.svg")
         page = Path(args.page)
         text = renewed_curves(read_text(page, follow=True), args.record, record, Path(args.plot).name)
-        replace_file(page, text.encode(), 0o644)
+        replace_text(page, text, 0o644)
     lines = [curves_text(record), *(f"not measured: {line}" for line in record.skipped)]
     return Result(text="\n".join(lines), data=record.rows)
 
@@ -136,4 +136,4 @@ def _draw(record: BenchRecord, path: Path) -> None:
     for axis in AXES:
         svg = curves_svg(record, axis)
         if svg:
-            replace_file(path.with_name(plot_name(path.name, axis)), svg.encode(), 0o644)
+            replace_text(path.with_name(plot_name(path.name, axis)), svg, 0o644)

@@ -25,6 +25,11 @@ def replace_file(path: str | os.PathLike[str], data: bytes, mode: int = 0o600) -
         file.write(data)
 
 
+def replace_text(path: str | os.PathLike[str], text: str, mode: int = 0o600) -> None:
+    """Write a text for people to `path` in one step; see `replacing`. What is not Unicode is written as `\\udcff`."""
+    replace_file(path, text.encode("utf-8", "backslashreplace"), mode)
+
+
 def copy_file(source: str | os.PathLike[str], path: str | os.PathLike[str], mode: int = 0o600) -> None:
     """Copy the plain file `source` to `path` in one step; see `replacing`."""
     with open_plain(source) as content, replacing(path, mode) as file:
