@@ -41,13 +41,13 @@ def with_site(defaults: Iterable[Argument], own: tuple[ArgumentSpec, ...]) -> tu
     """The defaults and then the site's own words, in its order. Where both say the same option, the site's counts:
     launchers take an option that is given twice in silence, and not all take the last one. The planner has already
     left out those of the site whose condition does not hold."""
-    said = {spec.key for spec in own}
+    said = {spec.key: spec for spec in own}  # of an option that holds twice the last, as with variables
     return (
         *(argument for argument in defaults if argument_key(argument.words) not in said),
         *(
             Argument(
                 words=spec.words, because=spec.because, origin=spec.origin or Origin(scope="site", where=spec.source)
             )
-            for spec in own
+            for spec in said.values()
         ),
     )

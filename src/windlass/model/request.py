@@ -141,6 +141,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     step_tasks: int | None = None
     """Tasks of the step that this process is in, where it is in one that holds CPUs of the job (`srun --pty bash`)."""
     partition: str | None = None
+    account: str | None = None
 
 
 class NodeOffer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

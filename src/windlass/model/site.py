@@ -253,6 +253,8 @@ class ModuleSpec(Table, frozen=True, kw_only=True):
     ranks_per_node: int | None = None
     python: str = ""
     """The name of the Python that the module brings, where scripts are meant to run with it."""
+    torch: str = ""
+    """The build of torch that these modules are for (`rocm5.7`), in the place of the site's own."""
     note: str = ""
     source: str = ""
 
@@ -304,8 +306,6 @@ class NoteSpec(Table, frozen=True, kw_only=True):
     alternatives: str = ""
     tell: When | None = None
     """Plans that say this note as a remark: a fact that a user meets first as a failure or a long wait."""
-    unless: str | None = None
-    """The option (`--with NAME`) that is the remedy: a plan that has it says nothing."""
     source: str = ""
 
 

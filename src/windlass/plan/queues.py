@@ -174,17 +174,16 @@ def _without_devices(site: Site, queue: QueueSpec) -> UsageError:
 def _first_that_fits(
     table: Sequence[QueueSpec], default: str | None, nodes: int, seconds: int | None, overlaid: Container[str]
 ) -> QueueSpec | None:
-    """The default where it fits, else the first that does. A partition whose nodes differ is never chosen: the plan
-    was made for the default's nodes."""
+    """The default where it fits, else the first of its kind that does, else a QOS for jobs of this size. A partition
+    whose nodes differ is never chosen: the plan was made for the default's nodes."""
     wanted = _default(table, default)
     if wanted is not None and _problem(wanted, nodes, seconds) is None:
         return wanted
     kind = wanted.kind if wanted else table[0].kind
-    for queue in table:
-        usable = queue.kind == kind and queue.devices and not queue.by_name and queue.name not in overlaid
-        if usable and _problem(queue, nodes, seconds) is None:
-            return queue
-    return None
+    usable = [queue for queue in table if queue.devices and not queue.by_name and queue.name not in overlaid]
+    fitting = [queue for queue in usable if _problem(queue, nodes, seconds) is None]
+    for_size = (queue for queue in fitting if queue.kind == "qos" and queue.nodes_min is not None)
+    return next((queue for queue in fitting if queue.kind == kind), next(for_size, None))
 
 
 def _default(table: Sequence[QueueSpec], default: str | None) -> QueueSpec | None:

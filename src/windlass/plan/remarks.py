@@ -38,6 +38,8 @@ def plan_remarks(
         *_told_notes(site, facts),
         *_slow_start(request, context, shape),
         *_preset_note(site, facts),
+        *_one_device(request, shape),
+        *_modules_ranks(site, facts),
         *_needless_cache(request, context),
         *_over_tcp(request, context, shape, facts, environment),
         *_settings(environment),
@@ -55,9 +57,8 @@ def binding_remarks(binding: Binding, topology: Topology) -> tuple[Finding, ...]
 
 def _told_notes(site: Site, facts: Facts) -> Iterator[Finding]:
     for note in site.file.notes:
-        if note.tell is not None and holds(note.tell, facts) and note.unless not in facts.options:
-            hint = f"--with {note.unless}" if note.unless else ""
-            yield Finding("site-note", "note", f"{note.topic}: {note.verdict}", hint)
+        if note.tell is not None and holds(note.tell, facts):
+            yield Finding("site-note", "note", f"{note.topic}: {note.verdict}")
 
 
 def _preset_note(site: Site, facts: Facts) -> Iterator[Finding]:
@@ -65,6 +66,25 @@ def _preset_note(site: Site, facts: Facts) -> Iterator[Finding]:
     preset = next((p for p in site.file.binding.presets if p.name == facts.preset), None)
     if preset is not None and preset.note:
         yield Finding("preset-note", "note", f"binding {preset.name}: {preset.note}")
+
+
+def _one_device(request: Request, shape: Shape) -> Iterator[Finding]:
+    """Frameworks' examples take device LOCAL_RANK, which only the first rank of a node has then."""
+    if request.devices == "one" and shape.ranks_per_node > 1:
+        kind = "xpu" if shape.vendor == "intel" else "cuda"
+        text = (
+            f"--devices one: each rank has one device, {kind}:0, and {kind}:LOCAL_RANK is there in the first rank alone"
+        )
+        yield Finding("one-device", "note", text, "windlass.init() takes the right one, and so does `--devices all`")
+
+
+def _modules_ranks(site: Site, facts: Facts) -> Iterator[Finding]:
+    """A module that was made for another number of ranks on a node."""
+    for spec in site.file.modules:
+        if spec.ranks_per_node not in {None, facts.ranks_per_node} and set(spec.load) & set(facts.modules):
+            made = f"module {spec.load[-1]} is made for {spec.ranks_per_node} ranks per node"
+            hint = "--env NAME=VALUE overrides what it sets; windlass binds the ranks to CPUs"
+            yield Finding("module-ranks", "warning", f"{made}, not for {facts.ranks_per_node}", hint)
 
 
 def _slow_start(request: Request, context: PlanningContext, shape: Shape) -> Iterator[Finding]:

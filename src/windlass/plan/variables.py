@@ -36,7 +36,7 @@ def plan_environment(
         *caches.cache_settings(caches.cache_dirs(shape.vendor)),
         *caches.download_settings(
             site,
-            request.account,
+            request.account or (context.allocation.account if context.allocation else None),
             container=facts.container,
             decided={*context.users_environment, *request.unset, *(name for name, _ in request.env)},
         ),

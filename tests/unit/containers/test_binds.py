@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from windlass.backends.containers.binds import combine, needed_path, parse_bind,
 from windlass.errors import MachineError, UsageError
 from windlass.model.origin import Origin
 from windlass.model.plan import Mount
+from windlass.plan.render.container import wrap_lines
 
 SITE = Origin(scope="site", where="lumi")
 
@@ -162,3 +164,17 @@ def test_other_hostile_paths_are_fine(runtime: str, path: str) -> None:
 
 def test_charliecloud_refuses_a_read_only_bind_that_the_user_asked_for() -> None:
     assert "read-only" in (get_runtime("charliecloud").check_mount(parse_bind("/a:/b:ro", "/")) or "")
+
+
+def test_a_bind_with_versions_in_its_path_takes_the_newest_and_says_where_there_is_none(tmp_path: Path) -> None:
+    for version in ("1.9.0", "1.22.0", "1.15.2.0"):
+        (tmp_path / version / "lib64").mkdir(parents=True)
+    mount = Mount(source=f"{tmp_path}/*/lib64", target="/host/lib", because="libfabric is there", optional=True)
+    gone = Mount(source=f"{tmp_path}/none*/lib", target="/host/usr", because="it is needed", optional=True)
+    lines = wrap_lines(
+        tuple(binds.bind_argument(one, ("--bind", f"{one.source}:{one.target}")) for one in (mount, gone))
+    )
+    text = "\n".join(("w_local_rank=0 w_host=n1", "set -- cmd", *lines, 'printf "%s\\n" "$@"'))
+    done = subprocess.run(["sh", "-c", text], capture_output=True, text=True, timeout=20)
+    assert done.stdout.split() == ["--bind", f"{tmp_path}/1.22.0/lib64:/host/lib", "cmd"]
+    assert done.stderr == f"windlass: n1 has no {tmp_path}/none*/lib: it is needed\n"

@@ -44,6 +44,8 @@ SAMPLES = {
     "ranks missing at the start": "DistStoreError: Timed out after 61 s waiting for clients. 7/8 clients joined.",
     "out of memory (the device's)": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
     "no space left": "OSError: [Errno 28] No space left on device: '/scratch/ckpt'",
+    "forked loader worker": "RuntimeError: DataLoader worker (pid 65559) is killed by signal: Segmentation fault.",
+    "MIOpen's database": "MIOpen Error: Internal error while accessing SQLite database: disk I/O error",
     "open files": "OSError: [Errno 24] Too many open files",
     "collectives differ": "RuntimeError: Detected mismatch between collectives on ranks.",
     "MPI start-up": "MPIR_pmi_init: PMI2_Init failed",

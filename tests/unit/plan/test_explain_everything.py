@@ -38,7 +38,7 @@ def test_every_name_of_a_plan_is_explained(site: str, tmp_path: Path) -> None:
     known |= {setting.name for preset in entry.file.binding.presets for setting in preset.settings}
     known |= {setting.name for container in entry.file.containers for setting in container.settings}
     for options in _plans(site):
-        shown = in_process("plan", "--site", site, *options, "--", "true", cwd=tmp_path)
+        shown = in_process("plan", "--script", "--site", site, *options, "--", "true", cwd=tmp_path)
         made = in_process("plan", "--json", "--site", site, *options, "--", "true", cwd=tmp_path)
         assert (shown.code, made.code) == (0, 0), shown.text + made.text
         plan = plan_from_json(made.stdout)

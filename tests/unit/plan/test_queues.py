@@ -37,6 +37,8 @@ def notes(plan: Plan) -> str:
         ("frontier", 50, "8h", "--partition=extended"),
         ("perlmutter", 4, "6h", "--qos=regular"),
         ("clariden", 2, "20h", "--partition=low"),
+        ("leonardo", 65, "1h", "--qos=boost_qos_bprod"),
+        ("leonardo", 256, "1h", "--qos=boost_qos_bprod"),
     ],
 )
 def test_a_job_that_the_default_refuses_goes_to_the_first_queue_that_takes_it(
@@ -49,7 +51,13 @@ def test_a_job_that_the_default_refuses_goes_to_the_first_queue_that_takes_it(
 
 @each(
     ("site", "nodes", "time"),
-    [("aurora", 300, "1h"), ("frontier", 100, "5h"), ("perlmutter", 2, "30m"), ("lumi", 4, "2h")],
+    [
+        ("aurora", 300, "1h"),
+        ("frontier", 100, "5h"),
+        ("perlmutter", 2, "30m"),
+        ("lumi", 4, "2h"),
+        ("leonardo", 64, "1h"),
+    ],
 )
 def test_the_default_is_left_alone_where_it_fits(site: str, nodes: int, time: str) -> None:
     plan = planned(site, nodes=nodes, time=time)
@@ -161,3 +169,15 @@ def test_a_job_without_a_time_is_told_that_its_queue_ends_it_soon() -> None:
 def test_limits_that_are_a_report_warn_and_do_not_refuse() -> None:
     assert "warning: perlmutter: qos regular gives at most" in notes(planned("perlmutter", qos="regular", time="3d"))
     assert "is not among" not in notes(planned("perlmutter", qos="preempt", time="2h"))
+
+
+def test_downloads_go_to_the_project_of_the_allocation() -> None:
+    allocation = Allocation(scheduler="slurm", job_id="1", hosts=("n1", "n2"), account="ABC123")
+    plan = plan_for("frontier", "python", "train.py", allocation=allocation)[0]
+    found = {setting.name: setting.value for setting in plan.environment}
+    assert (found["HF_DATASETS_CACHE"] or "").startswith("/lustre/orion/abc123/scratch/")
+
+
+def test_an_option_of_the_site_that_holds_twice_is_said_once() -> None:
+    said = directives(planned("aurora", nodes=2, time="1h", options=("daos",)))
+    assert said.count("filesystems=") == 1 and "filesystems=flare:home:daos_user_fs" in said

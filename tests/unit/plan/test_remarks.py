@@ -23,7 +23,7 @@ def remarks(site: str, **options: object) -> str:
             "/lus/flare/projects/p/venv/bin/python",
             "import torch from Lustre took 1020 s on as many nodes",
         ),
-        ("aurora", 4000, "/lus/flare/projects/p/venv/bin/python", "took 240 s on 1024 nodes"),
+        ("aurora", 4000, "/lus/flare/projects/p/venv/bin/python", "took 420 s on 2048 nodes"),
         ("frontier", 1000, "/ccs/home/user/env/bin/python", "from NFS took 236 s on 8 nodes"),
         ("frontier", 8, "/lustre/orion/p/env/bin/python", "from Lustre took 51 s on as many nodes"),
     ],
@@ -54,12 +54,16 @@ def test_replacing_a_path_that_modules_fill_is_warned_about() -> None:
     assert "replaces" not in remarks("frontier", nodes=2, env_prepend=(("LD_LIBRARY_PATH", "/x"),))
 
 
-def test_aurora_says_its_remedy_beyond_sixteen_nodes_until_it_is_asked_for() -> None:
-    assert "event queue overflow" not in remarks("aurora", nodes=16)
-    assert "event queue overflow" in remarks("aurora", nodes=17) and "--with cxi-overflow" in remarks(
-        "aurora", nodes=17
-    )
-    assert "event queue overflow" not in remarks("aurora", nodes=17, options=("cxi-overflow",))
+def test_one_device_per_rank_is_said_with_the_number_that_scripts_must_use() -> None:
+    assert "cuda:0, and cuda:LOCAL_RANK is there in the first rank alone" in remarks("frontier", devices="one")
+    assert "xpu:0" in remarks("aurora", devices="one", device_unit="card")
+    assert "LOCAL_RANK" not in remarks("frontier")
+
+
+def test_a_module_for_another_number_of_ranks_is_warned_about() -> None:
+    said = "module frameworks_optimized is made for 12 ranks per node, not for 6"
+    assert said in remarks("aurora", modules=("frameworks_optimized",), ranks_per_node=6)
+    assert "is made for" not in remarks("aurora", modules=("frameworks_optimized",))
 
 
 def test_a_list_of_ones_own_in_which_ranks_share_cpus_is_warned_about() -> None:

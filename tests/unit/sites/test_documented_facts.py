@@ -119,8 +119,22 @@ def test_tuolumne_is_as_el_capitan() -> None:
     assert load_site("tuolumne").file.detect.hostnames == (r"tuolumne\d+",)
 
 
+def test_what_aurora_needs_beyond_sixteen_nodes_is_on_by_their_number() -> None:
+    needed = {
+        "CCL_KVS_CONNECTION_TIMEOUT": "600",
+        "CCL_KVS_GET_TIMEOUT": "600",
+        "FI_CXI_DEFAULT_CQ_SIZE": "131072",
+        "FI_CXI_OFLOW_BUF_SIZE": "8388608",
+        "FI_CXI_CQ_FILL_PERCENT": "20",
+    }
+    for nodes in (17, 8192):
+        found = variables("aurora", nodes=nodes)
+        assert {key: found.get(key) for key in needed} == needed
+    assert not needed.keys() & variables("aurora", nodes=16).keys()
+
+
 def test_aurora_sets_the_minimal_oneccl_set_and_nothing_of_nccl() -> None:
-    found = variables("aurora", nodes=1024)
+    found = variables("aurora", nodes=16)
     minimal = {
         "CCL_PROCESS_LAUNCHER": "pmix",
         "CCL_ATL_TRANSPORT": "mpi",
@@ -278,7 +292,7 @@ def test_lumis_newer_images_are_run_and_not_activated() -> None:
 
 def test_hpes_images_find_the_hosts_libraries_where_their_entry_point_looks() -> None:
     found = binds("hpe-gh200", "singularity", nodes=2)
-    assert "/opt/cray/libfabric/1.15.2.0/lib64:/host/lib" in found
+    assert "/opt/cray/libfabric/*/lib64:/host/lib" in found
     assert "/usr:/host/usr" in found
     assert load_site("hpe-gh200").file.containers[0].verb == "run"
     assert load_site("hpe-gh200").file.launcher.mpi == "pmi2"

@@ -20,6 +20,8 @@ from windlass.model.site import BindSpec
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _ANY_VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})")
 _FLAG = Origin(scope="flag", where="--bind")
+PATTERN = re.compile(r"[\w./+-]*\*[\w./*+-]*")
+"""An optional source of a site's with versions in its path: a node binds the newest."""
 
 
 def normal_path(path: str) -> str:
@@ -112,7 +114,9 @@ def settle(mounts: tuple[Mount, ...], environ: Mapping[str, str], there: Contain
     kept = []
     for mount in mounts:
         source = expanded(mount.source, environ)
-        if source is not None and source in there:
+        if mount.optional and PATTERN.fullmatch(mount.source):
+            kept.append(mount)  # which version a node has, the node says
+        elif source is not None and source in there:
             kept.append(mount)
         elif not mount.optional:
             raise _missing(mount, source)

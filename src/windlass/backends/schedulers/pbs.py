@@ -174,6 +174,7 @@ class Pbs(Scheduler):
             tasks_per_node=each if max(counts.values()) > 1 else None,
             end_time_s=_end_time_s(_find_job(output or "", job_id) or {}),
             partition=environ.get("PBS_QUEUE") or environ.get("PBS_O_QUEUE"),
+            account=environ.get("PBS_ACCOUNT"),
         )
 
     def directives(self, spec: JobSpec, site: SchedulerSpec) -> tuple[Argument, ...]:

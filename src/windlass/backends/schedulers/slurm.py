@@ -176,6 +176,7 @@ class Slurm(Scheduler):
             gpus_per_node=_gpus_per_node(environ),
             end_time_s=float(end) if end.isdecimal() else None,
             partition=environ.get("SLURM_JOB_PARTITION"),
+            account=environ.get("SLURM_JOB_ACCOUNT"),
         )
 
     def directives(self, spec: JobSpec, site: SchedulerSpec) -> tuple[Argument, ...]:

@@ -11,7 +11,7 @@ from windlass.node.sys.text import listed
 from windlass.build.envs.inspect import EnvFacts, MpiModule
 from windlass.build.envs.place import place_findings
 from windlass.build.envs.probe import HostFacts
-from windlass.build.envs.step import site_modules
+from windlass.build.envs.step import other_rocm
 from windlass.build.envs.wheels import least_driver
 from windlass.model.finding import Finding, Severity, worst_severity
 from windlass.node.libs.closure import version_key
@@ -131,10 +131,8 @@ def _torch(facts: EnvFacts, site: Site, host: HostFacts | None) -> Iterator[Find
         return
     driver = f", driver {host.driver}" if host and host.driver else f", needs driver {need}" if need else ""
     yield Finding("torch", "ok", text + driver)
-    rocm = next((n.partition("/")[2] for one in site_modules(site) for n in one.load if n.startswith("rocm/")), "")
-    if rocm and "hip" in torch and version_key(torch["hip"])[:2] != version_key(rocm)[:2]:
-        text = f"ROCm {torch['hip']} in torch, {rocm} in the site's module: mixed libraries fail in odd ways"
-        yield Finding("torch", "warning", text, "take the wheel for that ROCm, or that module")
+    if "hip" in torch:
+        yield from other_rocm(torch["hip"], site, f"rocm{'.'.join(torch['hip'].split('.')[:2])}")
 
 
 def _without_torch(facts: EnvFacts, site: Site, vendor: str) -> Finding:

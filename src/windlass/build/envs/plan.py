@@ -15,7 +15,7 @@ import msgspec
 from windlass.plan.environment.modules import module_lines
 from windlass.build.envs.extras import Extra, find_extra
 from windlass.build.envs.place import place_findings
-from windlass.build.envs.step import EnvStep, shell_path, site_modules, with_account
+from windlass.build.envs.step import EnvStep, other_rocm, shell_path, site_modules, with_account
 from windlass.build.envs.use import use_steps
 from windlass.build.envs.wheels import Wheel, choose_wheel
 from windlass.errors import UsageError
@@ -89,13 +89,15 @@ def plan_env(request: EnvRequest, site: Site, facts: MachineFacts) -> EnvPlan:
     path = with_account(request.path or f"{spec.place or '${HOME}/envs'}/torch", request.account)
     extras = tuple(find_extra(name) for name in request.extras)
     wheel = _wheel(request, site, facts)
-    source = _source(site)
-    steps = [_place(path), *_modules(site), *_image(request, site), _environment(request, site, source)]
+    source, build = _source(site), wheel.build if wheel else ""
+    steps = [_place(path), *_modules(site, build), *_image(request, site), _environment(request, site, source)]
     if wheel is not None:
         steps.append(_torch(wheel, request.torch_index))
     steps += _extras(extras, site, wheel, request.torch_index)
     steps.append(_try(wheel, extras, spec))
     warnings = [Finding("torch", "warning", text) for text in (wheel.warnings if wheel else ())]
+    warnings += [Finding("modules", "warning", spec.note) for spec in site_modules(site, build) if spec.torch and spec.note]
+    warnings += other_rocm(build.removeprefix("rocm"), site, build) if build.startswith("rocm") else ()
     return EnvPlan(
         version=PLAN_VERSION,
         site=site.name,
@@ -109,7 +111,7 @@ def plan_env(request: EnvRequest, site: Site, facts: MachineFacts) -> EnvPlan:
         extras=request.extras,
         variables=tuple(n for n in dict.fromkeys(_names(path)) if n not in ("USER", "HOME")),
         steps=tuple(steps),
-        use=use_steps(path, site),
+        use=use_steps(path, site, build),
         findings=(*warnings, *place_findings(path, site, account=request.account)),
         notes=tuple(_notes(site)),
     )
@@ -166,8 +168,8 @@ def _place(path: str) -> EnvStep:
     )
 
 
-def _modules(site: Site) -> list[EnvStep]:
-    specs, spec = site_modules(site), site.file.python
+def _modules(site: Site, build: str) -> list[EnvStep]:
+    specs, spec = site_modules(site, build), site.file.python
     if spec.beneath == "image":
         return []
     use = tuple(dict.fromkeys(path for one in specs for path in one.use))

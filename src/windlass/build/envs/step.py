@@ -6,6 +6,8 @@ import re
 
 import msgspec
 
+from windlass.model.finding import Finding
+from windlass.node.libs.closure import version_key
 from windlass.model.condition import Facts, holds
 from windlass.model.site import ModuleSpec, Site
 from windlass.base.notation.shell import quote
@@ -41,8 +43,11 @@ def shell_path(path: str) -> str:
     return '"' + re.sub(r'[\\"`]|\$(?!\{)', lambda match: "\\" + match[0], shown_path(path)) + '"'
 
 
-def site_modules(site: Site) -> tuple[ModuleSpec, ...]:
-    """The modules that an environment is made with: the site's defaults on one node, and those it needs beside them."""
+def site_modules(site: Site, build: str = "") -> tuple[ModuleSpec, ...]:
+    """The modules that an environment is made with: the site's defaults on one node, and those it needs beside them.
+    Where the site has modules for this build of torch alone, those."""
+    if own := tuple(spec for spec in site.file.modules if build and spec.torch == build):
+        return own
     facts = Facts(nodes=1, ranks_per_node=1, scheduler=site.file.scheduler.kind, launcher="local")
     wanted = set(site.file.python.modules)
     return tuple(
@@ -50,3 +55,13 @@ def site_modules(site: Site) -> tuple[ModuleSpec, ...]:
         for spec in site.file.modules
         if (spec.default and holds(spec.when, facts)) or {name.split("/", 1)[0] for name in spec.load} & wanted
     )
+
+
+def other_rocm(version: str, site: Site, build: str) -> tuple[Finding, ...]:
+    """A warning where torch was built for another ROCm than that of the modules."""
+    loaded = (name.partition("/")[2] for one in site_modules(site, build) for name in one.load if name.startswith("rocm/"))
+    rocm = next(loaded, "")
+    if not rocm or version_key(version)[:2] == version_key(rocm)[:2]:
+        return ()
+    text = f"ROCm {version} in torch, {rocm} in the site's module: mixed libraries fail in odd ways"
+    return (Finding("torch", "warning", text, "take the wheel for that ROCm, or that module"),)

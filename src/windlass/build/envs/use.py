@@ -7,14 +7,17 @@ from windlass.model.site import Site
 from windlass.base.notation.shell import quote
 
 
-def use_steps(path: str, site: Site) -> tuple[EnvStep, ...]:
+def use_steps(path: str, site: Site, build: str = "") -> tuple[EnvStep, ...]:
     """How it is used in jobs."""
     spec, storage = site.file.python, site.file.storage
     where = '"$ENV"'
     modules = "".join(f" --module {name}" for name in spec.modules)
     if spec.beneath == "image":
         return _use_with_image(where)
-    load = tuple(dict.fromkeys(name for one in site_modules(site) for name in one.load))
+    chosen = site_modules(site, build)
+    load = tuple(dict.fromkeys(name for one in chosen for name in one.load))
+    if any(one.torch for one in chosen):
+        modules = " --no-modules" + "".join(f" --module {name}" for name in load)
     by_hand = [f"module load {' '.join(load)}"] if load else []
     activate = f"source activate {where}" if spec.kind == "conda" else f"source {where}/bin/activate"
     to = storage.stage or storage.local

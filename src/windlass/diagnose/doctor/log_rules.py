@@ -92,6 +92,21 @@ CAUSES = (
         "a larger /dev/shm in the container, fewer workers, or file_system sharing (torch.multiprocessing)",
     ),
     _rule(
+        "forked loader worker",
+        "cause",
+        r"killed by signal: Segmentation fault|segmentation fault encountered in worker|"
+        r"Cannot re-initialize (?:CUDA|XPU) in forked subprocess",
+        "a DataLoader worker was forked from a process with threads and a device, which it cannot use",
+        "torch.multiprocessing.set_start_method('spawn') at the start of the script (pytorch issue 119845)",
+    ),
+    _rule(
+        "MIOpen's database",
+        "cause",
+        r"accessing SQLite database|MIOpen.{0,200}(?:disk I/O error|database is locked|unable to open database)",
+        "MIOpen keeps SQLite files in home, where many nodes lock them and shared file systems cannot",
+        "MIOPEN_USER_DB_PATH and MIOPEN_CUSTOM_CACHE_DIR in /tmp of each node, as plans for AMD devices have them",
+    ),
+    _rule(
         "time limit",
         "cause",
         r"DUE TO TIME LIMIT|PBS: job killed: walltime|job exceeded (?:its )?(?:walltime|time limit)|"
@@ -302,6 +317,8 @@ WORDS = {
     ),
     "out of memory (the kernel's)": ("oom", "killed", "cgroup"),
     "shared memory": ("killed", "insufficient", "unable"),
+    "forked loader worker": ("killed", "segmentation", "forked"),
+    "MIOpen's database": ("sqlite", "miopen"),
     "time limit": ("limit", "walltime", "cancelled"),
     "preemption": ("preemption", "cancelled"),
     "lost node": ("node",),
