@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from startup.push import LINK_CASES, LOOPBACK_CASES, PushSetup, measure_push
-from windlass.base.notation.sizes import parse_size
+from windlass.base.notation.counts import parse_size
 from windlass.bench.cases import table_text
 from windlass.bench.record import write_record
 from windlass.bench.start.cases import load_average

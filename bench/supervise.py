@@ -41,7 +41,7 @@ WINDOW_S = 10
 BEATING = """
 import os, sys, time
 sys.path.insert(0, sys.argv[1])
-from windlass.runtime.heartbeat import Heartbeat
+from windlass.runtime.ledger import Heartbeat
 beat = Heartbeat(os.environ.get("WINDLASS_HEARTBEAT"))
 for step in range(int(sys.argv[2])):
     beat.beat(step, time.monotonic())

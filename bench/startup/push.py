@@ -23,7 +23,7 @@ from windlass.bench.start.cases import in_rounds
 from windlass.bench.start.machine import hosted, remove_tree
 from windlass.errors import MachineError
 from windlass.model.plan import CacheRoot
-from windlass.run.stage.service import stage_service
+from windlass.run.stage.push import stage_service
 
 LINK_CASES = ("stage", "stage-one", "sbcast", "mpi")
 LOOPBACK_CASES = ("raw", "raw-memory", *LINK_CASES)

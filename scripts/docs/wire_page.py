@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from markdown_table import table
 from windlass.node.cache import keys
-from windlass.node.wire import channel, proof, wire
+from windlass.node.wire import proof, wire
+from windlass.node.wire import proof as channel
 
 REQUESTS = ("GET", "GET_INLINE", "PREFETCH", "STREAM", "READY", "STATUS", "TOUCH", "PING")
 REPLIES = ("OBJECT", "HAVE", "ERROR", "WAIT", "PLAN", "SKIP", "END", "ANSWER", "GONE", "BATCH")

@@ -22,7 +22,7 @@ from windlass.model.finding import Finding
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.model.request import Request
-from windlass.run import new, planning, submit
+from windlass.run import once, planning, submit
 from windlass.run.folder import RunFolder, make_folder, open_folder, read_plan
 from windlass.run.once import run_once
 from windlass.run.output import OutputView, ViewMaker, terminal_view
@@ -77,7 +77,7 @@ def new_run(
 ) -> Run:
     """A run that can be started: planned for this machine or this allocation, its folder made, its plan saved there.
     Raises `UsageError` for a request that cannot be, and makes nothing then."""
-    return new.new_run(request, _given(environ), view or silent_view, allow_login=allow_login, quiet=quiet)
+    return once.new_run(request, _given(environ), view or silent_view, allow_login=allow_login, quiet=quiet)
 
 
 def saved_run(
@@ -111,7 +111,7 @@ def start(run: Run) -> RunRecord:
     run = _checked(run) if run.plan.request.check else run
     # Imported here: most runs have neither supervision nor agents.
     if run.plan.request.supervised:
-        from windlass.run.supervise.supervised import run_supervised
+        from windlass.run.supervise.loop import run_supervised
 
         return run_supervised(run)
     if run.plan.agents is None:
@@ -177,8 +177,7 @@ def selftest(
     request = msgspec.structs.replace(request, kind="script", command=(str(script),), run_dir=str(folder.path))
     record = run(request, environ=environ, view=view)
     plan = read_plan(folder.path)
-    from windlass.run.selftest_bundle import write_bundle
-    from windlass.run.selftest_findings import judge
+    from windlass.run.selftest_bundle import judge, write_bundle
 
     findings = judge(plan, folder)
     path = Path(bundle or f"windlass-selftest-{plan.site}-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz")

@@ -16,8 +16,7 @@ import pytest
 
 from requirements import missing_programs, require
 from waiting import wait_until
-from windlass.agents.interpreter import fits, pack_interpreter
-from windlass.agents.ship import agent_argv, agent_file, program_argv, script_text, stop_argv
+from windlass.agents.ship import agent_argv, agent_file, fits, pack_interpreter, program_argv, script_text, stop_argv
 from windlass.agents.start import AgentManifest, ServiceSpec, agent_bytes
 from windlass.node.agent import host
 from windlass.node.sys.identity import start_of

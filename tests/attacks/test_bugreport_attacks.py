@@ -17,9 +17,9 @@ import pytest
 from attacks.record import record
 from unit.cli.typed import in_process, script, windlass
 from windlass.diagnose.bugreport import gather
-from windlass.diagnose.bugreport.last_run import MAX_LOG_BYTES, MAX_NODES
+from windlass.diagnose.bugreport.about import MAX_LOG_BYTES, MAX_NODES
 from windlass.model.secrets import MASK
-from windlass.plan.render.secrets import SECRETS_FILE
+from windlass.plan.render.variables import SECRETS_FILE
 from windlass.run.bundle import scrubber
 
 S = "Zq7xK2vB9\"mW4'tR8y"

@@ -17,9 +17,8 @@ import pytest
 from attacks.record import record
 from windlass.build.images import oci, unpack
 from windlass.build.images.facts import image_root, read_image
-from windlass.build.images.inspect import inspect_image
-from windlass.build.images.sif import sif_partition
-from windlass.build.images.unpack import open_image
+from windlass.build.images.oci import sif_partition
+from windlass.build.images.unpack import inspect_image, open_image
 from windlass.errors import UsageError
 from windlass.node.libs import closure
 from windlass.node.libs.closure import CostlyRootError, SystemRoot

@@ -15,7 +15,7 @@ from interpreters import NODE, interpreters
 
 from attacks.record import record
 from windlass.agents.ship import program_argv
-from windlass.base.procs.own import own_argv
+from windlass.base.procs.command import own_argv
 
 PYTHONS = interpreters(NODE)
 SRC = Path(__file__).parents[2] / "src" / "windlass"

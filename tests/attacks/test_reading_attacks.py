@@ -23,10 +23,9 @@ from attacks.record import record
 from planning import plan_for
 from waiting import wait_until
 from windlass.base.notation.counts import parse_counts
-from windlass.base.notation.cpulist import parse_cpulist
+from windlass.base.notation.cpulist import parse_cpulist, parse_ranks
 from windlass.base.notation.hostlist import expand_hostlist
-from windlass.base.notation.ranks import parse_ranks
-from windlass.base.notation.terminal import for_terminal
+from windlass.base.notation.style import for_terminal
 from windlass.bench.reading import read_record
 from windlass.cli.main import main
 from windlass.cli.options import add_request_options

@@ -18,7 +18,7 @@ from windlass.model.secrets import MASK, is_secret, is_secret_name, mask_argv, m
 from windlass.node.agent.diagnostics import command_text
 from windlass.plan.render.job_facts import JobFacts
 from windlass.plan.render.rank_script import rank_script
-from windlass.plan.render.secrets import secrets_text
+from windlass.plan.render.variables import secrets_text
 from windlass.plan.show import plan_text
 
 

@@ -32,7 +32,7 @@ from windlass.node.cache import control
 from windlass.node.sys.identity import start_of, this_process
 from windlass.plan.render.batch_script import batch_script
 from windlass.run.folder import make_folder, open_folder
-from windlass.run.sidecars.recording import record_trace
+from windlass.run.sidecars.traces import record_trace
 from windlass.run.trust import NotTrustedError, key_digest, require_trust, seal_folder, trust_folder
 
 PARTS = ("out", "where", "ends", "comm")

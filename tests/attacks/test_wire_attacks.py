@@ -28,7 +28,6 @@ from windlass.node.cache.peer import Peer
 from windlass.node.cache.trace import BadTraceError, parse_trace
 from windlass.node.wire import accept, wire
 from windlass.node.wire.accept import MAX_UNPROVEN, Acceptor
-from windlass.node.wire.channel import Channel
 from windlass.node.wire.dial import Target, dial
 from windlass.node.wire.link import Collect, FrameReader, open_link
 from windlass.node.wire.ports import CANDIDATES, listen_tcp, port_candidates
@@ -37,6 +36,7 @@ from windlass.node.wire.proof import (
     HELLO_BYTES,
     NO_NODE,
     PROOF_BYTES,
+    Channel,
     Identity,
     ProtocolError,
     SessionKeys,

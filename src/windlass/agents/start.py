@@ -19,8 +19,7 @@ from typing import Any
 
 import msgspec
 
-from windlass.agents.interpreter import ARCHIVE, fits, pack_interpreter
-from windlass.agents.ship import NODE_PYTHONS, OLDEST, agent_argv, tree_bytes
+from windlass.agents.ship import ARCHIVE, NODE_PYTHONS, OLDEST, agent_argv, fits, pack_interpreter, tree_bytes
 from windlass.agents.step import RunningStep, start_node_step
 from windlass.backends.launchers.base import NodeStep
 from windlass.errors import DeadlineError, MachineError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from windlass.base.pages.html import figures, whole_page
+from windlass.base.pages.svg import figures, whole_page
 from windlass.bench.cases import charts, table_text
 from windlass.bench.record import BenchRecord
 from windlass.bench.reference import References

@@ -14,8 +14,7 @@ import os
 import time
 from pathlib import Path
 
-from windlass.base.notation.counts import counted
-from windlass.base.notation.sizes import size_text
+from windlass.base.notation.counts import counted, size_text
 from windlass.base.settings import current_environ, read_settings
 from windlass.cli.option_groups import add_request_options
 from windlass.cli.options import request_from
@@ -25,8 +24,7 @@ from windlass.errors import UsageError
 from windlass.plan.cache import VIEW_VARIABLE
 from windlass.run.sidecars.cache_status import status_text, totals
 from windlass.run.sidecars.detached import find_detached, start_detached, status_of, stop_detached
-from windlass.run.sidecars.recording import record_trace
-from windlass.run.sidecars.traces import drop_trace, list_traces, show_trace
+from windlass.run.sidecars.traces import drop_trace, list_traces, record_trace, show_trace
 
 SUBS = ("start", "status", "stop", "trace")
 

@@ -32,7 +32,7 @@ from windlass.model.record import RunRecord
 from windlass.model.site import Site
 from windlass.plan.explain import Occurrence
 from windlass.run.bad_nodes import BadNode
-from windlass.run.failure.snapshot_ledger import Saved
+from windlass.run.failure.ends import Saved
 from windlass.run.failure.verdict import Verdict
 from windlass.run.sidecars.traces import TraceSummary
 from windlass.run.supervise.runs import RunState

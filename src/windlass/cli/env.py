@@ -8,18 +8,16 @@ import os
 import sys
 from pathlib import Path
 
-from windlass.base.notation.counts import counted
-from windlass.base.notation.sizes import size_text
-from windlass.base.notation.terminal import width_of
+from windlass.base.notation.counts import counted, size_text
+from windlass.base.notation.style import width_of
 from windlass.base.settings import current_environ, read_settings
-from windlass.build.envs.check import EnvLocation, check_env
+from windlass.build.envs.check import EnvLocation, check_env, machine_facts, probe_host
 from windlass.build.envs.create import create_env, refuse_elsewhere
-from windlass.build.envs.extras import KNOWN_EXTRAS
 from windlass.build.envs.inspect import inspect_env
 from windlass.build.envs.pack import pack_env
 from windlass.build.envs.plan import EnvPlan, EnvRequest, MachineFacts, plan_env
-from windlass.build.envs.probe import machine_facts, probe_host
 from windlass.build.envs.render import command_lines, plan_text, script_text
+from windlass.build.envs.wheels import KNOWN_EXTRAS
 from windlass.cli.result import Result
 from windlass.cli.show import say
 from windlass.errors import UsageError

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from windlass.base.notation.terminal import width_of
+from windlass.base.notation.style import width_of
 from windlass.base.settings import current_environ, read_settings
 from windlass.cli.option_groups import add_here, add_request_options
 from windlass.cli.options import PLACEHOLDER_COMMAND, join_values, option_action, request_from

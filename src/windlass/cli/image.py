@@ -7,15 +7,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from windlass.backends.containers.strategy import site_means
+from windlass.backends.containers.host_libs import site_means
 from windlass.base.settings import current_environ, read_settings
 from windlass.build.images.build import BUILDERS, build_image, choose_builder, write_context
 from windlass.build.images.check import check_image
 from windlass.build.images.inject import Injection, injection_text, is_elsewhere, plan_injection, require_host_libraries
-from windlass.build.images.inspect import inspect_image
 from windlass.build.images.recipe import Recipe, make_recipe
 from windlass.build.images.render import containerfile_text, edf_text, singularity_text
 from windlass.build.images.spec import EXTRAS, load_spec, spec_names
+from windlass.build.images.unpack import inspect_image
 from windlass.cli.result import Result
 from windlass.cli.show import say
 from windlass.errors import UsageError

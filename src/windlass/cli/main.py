@@ -12,8 +12,7 @@ from importlib import import_module
 from typing import Any
 
 import windlass
-from windlass.base.notation.style import filled
-from windlass.base.notation.terminal import width_of
+from windlass.base.notation.style import filled, width_of
 from windlass.base.settings import current_environ
 from windlass.cli.examples import examples_text
 from windlass.cli.removed import refuse_removed

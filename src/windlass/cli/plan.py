@@ -14,8 +14,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from windlass.base.notation.style import in_colour
-from windlass.base.notation.terminal import width_of
+from windlass.base.notation.style import in_colour, width_of
 from windlass.base.settings import current_environ
 from windlass.cli.option_groups import add_here, add_request_options
 from windlass.cli.options import PLACEHOLDER_COMMAND, parse_with_command, request_from

@@ -18,12 +18,11 @@ from windlass.base.settings import Settings, current_environ, read_settings
 from windlass.cli.result import Result
 from windlass.cli.trusting import asking_for_trust, can_ask, confirm_trust
 from windlass.errors import UsageError
-from windlass.run.failure.snapshot_ledger import read_ledger
+from windlass.run.failure.ends import read_ledger
 from windlass.run.failure.verdict import Verdict, attempt_folders, read_verdict
 from windlass.run.folder import COMMAND_FILE, PLAN_FILE, RunFolder, is_run
 from windlass.run.supervise.attempts import records
-from windlass.run.supervise.runs import RunState, choose_cleanable, find_folders, find_run, state_of
-from windlass.run.supervise.stop import stop_run
+from windlass.run.supervise.runs import RunState, choose_cleanable, find_folders, find_run, state_of, stop_run
 
 _DAY_S = 86400.0
 _RUN = "folder of a run, or its name as `list` shows it"

@@ -6,8 +6,7 @@ import sys
 from collections.abc import Collection, Mapping
 from typing import TextIO
 
-from windlass.base.notation.style import folded, in_colour, painted
-from windlass.base.notation.terminal import for_terminal, width_of
+from windlass.base.notation.style import folded, for_terminal, in_colour, painted, width_of
 from windlass.base.settings import current_environ
 from windlass.cli.working import clear
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from windlass.base.notation.counts import counted
-from windlass.base.notation.sizes import size_text
-from windlass.base.notation.terminal import width_of
+from windlass.base.notation.counts import counted, size_text
+from windlass.base.notation.style import width_of
 from windlass.base.settings import current_environ
 from windlass.cli.option_groups import add_request_options
 from windlass.cli.options import request_from, warn

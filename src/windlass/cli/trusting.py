@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from windlass.backends.schedulers import scheduler_of_job
-from windlass.base.notation.terminal import for_terminal
+from windlass.base.notation.style import for_terminal
 from windlass.base.settings import read_settings
 from windlass.cli.working import clear
 from windlass.model.plan import Plan

@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from windlass.base.notation.style import in_colour
-from windlass.base.notation.terminal import for_terminal
+from windlass.base.notation.style import for_terminal, in_colour
 from windlass.base.settings import current_environ, read_settings
 from windlass.cli import terminal
 from windlass.cli.metrics_port import MetricsPort

@@ -6,8 +6,7 @@ import sys
 from collections import deque
 from collections.abc import Mapping
 
-from windlass.base.notation.style import in_colour
-from windlass.base.notation.terminal import for_terminal
+from windlass.base.notation.style import for_terminal, in_colour
 from windlass.cli import terminal
 from windlass.diagnose.watch.findings import find
 from windlass.diagnose.watch.job import Job

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from windlass.model.condition import ALWAYS, When
+from windlass.model.condition import ALWAYS, Table, When
 from windlass.model.origin import Argument, Origin
-from windlass.model.table import Table
 
 _REPEATABLE = ("-l", "-W", "-o", "-x", "--env", "--genv", "-genv", "--mca", "--setattr", "--setopt", "--bind", "-B")
 

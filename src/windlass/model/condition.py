@@ -2,6 +2,8 @@
 
 A condition is a set of tests that must all hold. Those that planning can decide are decided by `holds`; those that only
 the compute node can decide (`exists`, `found`) stay with the setting and become a test in the rank script.
+
+What every table of a catalog file is: frozen, and closed to keys that nobody knows.
 """
 
 from __future__ import annotations
@@ -117,3 +119,7 @@ def holds(when: When, facts: Facts) -> bool:
         when.module is None or any(m.split("/", 1)[0] == when.module for m in facts.modules),
     )
     return all(tests)
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A TOML table that refuses keys it does not know."""

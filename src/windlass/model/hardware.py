@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from windlass.model.condition import ALWAYS, When
-from windlass.model.table import Table
+from windlass.model.condition import ALWAYS, Table, When
 
 
 class DeviceSpec(Table, frozen=True, kw_only=True):

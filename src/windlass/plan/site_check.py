@@ -11,8 +11,7 @@ from windlass.base.notation.cpulist import format_cpulist, parse_cpulist
 from windlass.errors import WindlassError
 from windlass.model.site import PresetSpec, Site, SiteFile
 from windlass.model.topology import Topology, Vendor
-from windlass.sites.lines import Path
-from windlass.sites.shape import Misfit
+from windlass.sites.shape import Misfit, Path
 from windlass.sites.topology.bind import bind
 from windlass.sites.topology.binding_request import binding_request_from_site, parse_cpu_bind
 from windlass.sites.topology.check import whole_cores

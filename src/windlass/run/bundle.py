@@ -30,8 +30,7 @@ from windlass.model.secrets import MASK, is_secret, mask_text
 from windlass.node.checks.selftest import VARIABLES
 from windlass.node.sys.atomic import replacing
 from windlass.node.sys.reading import open_plain
-from windlass.plan.render.secrets import SECRETS_FILE
-from windlass.plan.render.variables import setting_lines
+from windlass.plan.render.variables import SECRETS_FILE, setting_lines
 from windlass.run.folder import RunFolder
 
 _SECRETS_BYTES = 4 << 20

@@ -34,8 +34,7 @@ from windlass.plan.shape import VISIBILITY
 from windlass.run.auto_cache import with_auto_cache
 from windlass.run.bad_nodes import bad_hosts
 from windlass.run.container_paths import seen_paths
-from windlass.run.environment_place import environment_place
-from windlass.run.interpreter import activate_kind, check_activate, check_python, find_python
+from windlass.run.interpreter import activate_kind, check_activate, check_python, environment_place, find_python
 from windlass.run.remote import probe_node
 from windlass.run.rendezvous import is_this_host
 from windlass.run.scheduler_commands import scheduler_environ

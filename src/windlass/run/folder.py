@@ -27,7 +27,7 @@ from windlass.node.sys.identity import Process, this_process
 from windlass.node.sys.reading import read_bytes, read_text
 from windlass.plan.agents import plan_agents
 from windlass.plan.inputs import Secrets
-from windlass.plan.render.secrets import SECRETS_FILE, secrets_text
+from windlass.plan.render.variables import SECRETS_FILE, secrets_text
 from windlass.run.trust import SIGNATURE_FILE, seal_folder, sign_file
 
 PLAN_FILE = "plan.json"

@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 
-from windlass.node.sys.marks import kill_marked
+from windlass.node.sys.identity import kill_marked
 
 _ORDERLY_END = b"."
 

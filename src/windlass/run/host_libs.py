@@ -12,11 +12,11 @@ import msgspec
 from windlass.agents.ask import Question, ask
 from windlass.agents.step import run_node_step
 from windlass.backends.containers import get_runtime
+from windlass.backends.containers.base import image_kind, looked_up
 from windlass.backends.containers.binds import expanded
-from windlass.backends.containers.image import image_kind, looked_up
 from windlass.base.notation.counts import counted
-from windlass.build.images.inspect import inspect_image
 from windlass.build.images.probe import PROBE, parse_probe
+from windlass.build.images.unpack import inspect_image
 from windlass.errors import CommandError, MachineError, UsageError
 from windlass.model.plan import ContainerPlan, HostLibs, Plan
 from windlass.node.libs.decide import BEHIND, FRONT, ImageFacts, facts_as_json

@@ -20,10 +20,9 @@ from windlass.model.record import RankFailure
 from windlass.node.sys.atomic import open_append
 from windlass.plan.render.batch_script import has_prologue
 from windlass.plan.render.live_lines import LIVE_FOLDER
-from windlass.run.bars import LiveBars
 from windlass.run.failure.ends import End, any_failed, read_seats
 from windlass.run.folder import RunFolder
-from windlass.run.output import Lines, NodeLogs, OutputView, Tail
+from windlass.run.output import Lines, LiveBars, NodeLogs, OutputView, Tail
 
 RUN_DIR_VARIABLE = "WINDLASS_RUN_DIR"
 _MAX_MESSAGES = 10_000

@@ -2,23 +2,25 @@
 
 Bytes stay bytes on their way to the files; only the terminal sees them decoded. A line is a line: partial ones are held
 back until they end or the rank does. Only a progress bar is shown on a terminal while it grows.
+
+Progress bars of ranks whose launcher hands on whole lines alone: drawn from a copy of what they write.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TextIO
 
 from windlass.backends.launchers.base import Launcher, NodeLogReader, decode, label_line
-from windlass.base.notation.ranks import parse_ranks
-from windlass.base.notation.style import folded, in_colour, painted
-from windlass.base.notation.terminal import columns_of, for_terminal
+from windlass.base.notation.cpulist import parse_ranks
+from windlass.base.notation.style import columns_of, folded, for_terminal, in_colour, painted
 from windlass.model.plan import Plan
 from windlass.node.sys.atomic import append_descriptor
-from windlass.node.sys.reading import plain_descriptor
+from windlass.node.sys.reading import open_plain, plain_descriptor
 
 _READ_BYTES = 1 << 16
 _LONGEST_LINE = 1 << 20
@@ -281,3 +283,29 @@ class Tail:
                 self._show(line)
         self._lines.clear()
         self._readers.clear()
+
+
+_TAIL_BYTES = 4096
+
+
+class LiveBars:
+    """Draws the unfinished last line of each of these ranks. Lines that have ended come another way."""
+
+    def __init__(self, folder: Path, ranks: tuple[int, ...], view: OutputView) -> None:
+        self._folder = folder
+        self._view = view
+        self._sizes = dict.fromkeys(ranks, 0)
+
+    def poll(self) -> None:
+        """Draw what has grown. Files that are not there, or cannot be read, have no bar."""
+        for rank, seen in self._sizes.items():
+            with contextlib.suppress(OSError), open_plain(self._folder / str(rank)) as copy:
+                size = os.fstat(copy.fileno()).st_size
+                if size == seen:
+                    continue
+                self._sizes[rank] = size
+                copy.seek(max(0, size - _TAIL_BYTES))
+                self._view.bar(rank, decode(copy.read().rpartition(b"\n")[2]))
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TextIO
 
-from windlass.base.notation.terminal import columns_of, for_terminal
+from windlass.base.notation.style import columns_of, for_terminal
 
 _LOG_EVERY_S = 60.0
 AFTER_S = 2.0

@@ -1,5 +1,8 @@
 """The archive of a self-test, which is sent to strangers: of the user's own variables it holds no values, but for those
-of the collective libraries."""
+of the collective libraries.
+
+What a self-test showed: the plan held against what its ranks saw.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,60 @@ from pathlib import Path
 import msgspec
 
 import windlass
+from windlass.base.notation.cpulist import format_cpulist, parse_cpulist
 from windlass.model.finding import Finding
-from windlass.model.plan import plan_to_json
+from windlass.model.plan import Plan, plan_to_json
+from windlass.node.sys.messages import read_messages
 from windlass.node.sys.reading import read_text
 from windlass.run.bundle import plan_for_strangers, scrubber, write_archive
+from windlass.run.failure.ends import read_seats
+from windlass.run.failure.rank_logs import rank_logs
 from windlass.run.folder import RunFolder, read_plan
-from windlass.run.selftest_findings import reports
 from windlass.sites.detect import detect_site
 from windlass.sites.topology.probe import probe_topology
+
+
+def reports(plan: Plan, folder: RunFolder) -> list[dict[str, object]]:
+    """What the ranks said, by rank. A rank with a torn message has not reported."""
+    found = read_messages(text for _, text in rank_logs(plan, folder.path).lines())
+    return sorted(found, key=lambda report: int(report["rank"]))
+
+
+def judge(plan: Plan, folder: RunFolder) -> list[Finding]:
+    """The plan held against what the ranks saw."""
+    said = reports(plan, folder)
+    findings = [_finding("ranks", len(said) == plan.world_size, f"{len(said)} of {plan.world_size} reported")]
+    planned = {rank.local_rank: rank.cpus for rank in plan.binding.ranks}
+    seats = sorted(read_seats(folder.part("where")))
+    wrong = [
+        f"rank {seat.rank}: {seat.cpus} instead of {format_cpulist(planned[seat.rank % plan.ranks_per_node])}"
+        for seat in seats
+        if planned.get(seat.rank % plan.ranks_per_node)
+        and set(parse_cpulist(seat.cpus)) != set(planned[seat.rank % plan.ranks_per_node])
+    ]
+    findings.append(_finding("binding", not wrong, "; ".join(wrong[:4]) or "every rank is bound as planned"))
+    torch_said = [report["torch"] for report in said if isinstance(report["torch"], dict)]
+    right = [answer for answer in torch_said if answer.get("all_reduce_right")]
+    missing = [answer for answer in torch_said if "missing" in answer]
+    if not torch_said or missing:
+        return [*findings, Finding("all-reduce", "skipped", "not tried: torch is not installed for this interpreter")]
+    failed = next((str(answer["failed"]) for answer in torch_said if answer.get("failed")), "")
+    findings.append(_finding("all-reduce", len(right) == len(said), failed or f"right on {len(right)} ranks"))
+    return [*findings, Finding("transport", "ok", _transport(folder, torch_said))]
+
+
+def _finding(kind: str, right: bool, evidence: str) -> Finding:
+    return Finding(kind, "ok" if right else "error", evidence)
+
+
+def _transport(folder: RunFolder, answers: list[dict[str, object]]) -> str:
+    """What moved the bytes, from the collective library's own log where there is one."""
+    for file in sorted(folder.part("comm").iterdir()):
+        for line in read_text(file, within=folder.path, errors="replace").splitlines():
+            if "Using network" in line:
+                return line.split("Using network", 1)[1].strip()
+    return str(answers[0].get("backend"))
+
 
 _PARTS = ("result.json", "rank.sh", "launch.sh", "launcher.log")
 

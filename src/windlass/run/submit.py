@@ -10,8 +10,7 @@ import msgspec
 
 from windlass.backends.schedulers import get_scheduler
 from windlass.base.notation.shell import quote
-from windlass.base.procs.command import run_command
-from windlass.base.procs.own import own_argv
+from windlass.base.procs.command import own_argv, run_command
 from windlass.base.settings import read_settings
 from windlass.errors import UsageError
 from windlass.model.plan import Plan, plan_to_json

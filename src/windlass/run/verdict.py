@@ -20,11 +20,10 @@ from windlass.model.record import RECORD_VERSION, Outcome, RunRecord
 from windlass.plan.render.batch_script import launch_argv
 from windlass.run.execute import RanksEnd
 from windlass.run.failure.decide import Past, RestartOptions
-from windlass.run.failure.ends import read_seats
+from windlass.run.failure.ends import read_ledger, read_seats
 from windlass.run.failure.evidence import failure_of, observe
 from windlass.run.failure.rank_logs import rank_logs
 from windlass.run.failure.root_cause import RESUME_ME, Cause, Observed, end_code, first_end
-from windlass.run.failure.snapshot_ledger import read_ledger
 from windlass.run.failure.verdict import VERDICT_FILE, Attempt, Verdict, attempt_folders, judge, past_attempts
 from windlass.run.folder import RunFolder
 from windlass.run.run import Run

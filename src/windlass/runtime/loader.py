@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass.errors import MachineError, UsageError, VersionError, WindlassError
-from windlass.runtime import rng, store
+from windlass.runtime import store
 from windlass.runtime.peers import Peers, on_main
 from windlass.runtime.reader import make_load_planner, make_reader
 from windlass.runtime.run import first_line, say
@@ -22,7 +22,9 @@ from windlass.runtime.state import (
     load_tensors,
     loadable,
     rank_key,
+    restore_rng,
     restore_values,
+    seed_newcomer,
     tensors_of,
 )
 from windlass.runtime.store import CorruptError, Found, Manifest
@@ -154,7 +156,7 @@ def _restore(values: dict[str, Any], manifest: Manifest, parts: Parts, peers: Pe
         values = {**values, **main}
     restore_values(parts, values)
     state = values["rng"]
-    again = partial(rng.seed_newcomer, state, peers.rank) if newcomer else partial(rng.restore, state)
+    again = partial(seed_newcomer, state, peers.rank) if newcomer else partial(restore_rng, state)
     return Loaded(step=manifest.step, restore_generators=again)
 
 

@@ -1,9 +1,15 @@
-"""`windlass.init`: find the place, choose the device, meet the other ranks, say in one line what was chosen."""
+"""`windlass.init`: find the place, choose the device, meet the other ranks, say in one line what was chosen.
+
+The CPU mask of this process: some builds of torch (through their OpenMP) narrow it while being imported.
+
+Ranks then share one core with their own data workers, and nothing but the speed shows it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import math
 import os
 import socket
@@ -11,15 +17,38 @@ from collections.abc import Mapping, MutableMapping
 from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
+from types import ModuleType
 from typing import Any
 
+from windlass.base.notation.cpulist import parse_cpulist
 from windlass.errors import MachineError, UsageError
 from windlass.runtime import codes
-from windlass.runtime.affinity import import_keeping_affinity
 from windlass.runtime.device import Choice, choose, probe
 from windlass.runtime.place import RankPlace, find_place
 from windlass.runtime.recorder import dump_on_request, stacks_on_request, switch_on
 from windlass.runtime.run import Run, close_at_exit, first_line, say
+
+
+def import_keeping_affinity(name: str, bound_to: str | None = None) -> tuple[ModuleType, bool]:
+    """Import `name`; the mask of the calling thread is then what it was before (or `bound_to`, a CPU list).
+
+    Returns the module and whether the mask had to be put back. `bound_to` covers a module that was imported earlier:
+    it is what the launcher bound this rank to.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return importlib.import_module(name), False
+    before = os.sched_getaffinity(0)
+    wanted = set(parse_cpulist(bound_to)) if bound_to else before
+    module = importlib.import_module(name)
+    if os.sched_getaffinity(0) == wanted:
+        return module, False
+    try:
+        os.sched_setaffinity(0, wanted)
+    except OSError:
+        # The launcher's list and the cgroup disagree: what the kernel allows is the truth, keep it.
+        return module, False
+    return module, True
+
 
 _TORCH_PORT = 29500  # the port every torch example uses; only where nothing tells two jobs apart
 _JOB_NAMES = ("PMIX_NAMESPACE", "PALS_APID", "OMPI_MCA_ess_base_jobid", "FLUX_JOB_ID", "PBS_JOBID")

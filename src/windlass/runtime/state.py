@@ -2,11 +2,16 @@
 
 Flat names (`model/…`, `buffer/…`, `optim/…`, `rank/…`) let two dictionaries be compared before a byte is loaded, so
 that a folder of another model is refused by name and shape instead of failing half way.
+
+Random number generators of one rank: Python, NumPy (where the script uses it), torch, and this rank's device.
 """
 
 from __future__ import annotations
 
+import hashlib
 import pickle
+import random
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,3 +188,51 @@ def _shape(value: Any) -> str | None:
         return None
     shape = tuple(size() if callable(size) else size)
     return "x".join(str(n) for n in shape) or "a scalar"
+
+
+_DEVICES = ("cuda", "xpu")
+
+
+def capture_rng() -> dict[str, Any]:
+    """The state of every generator, as plain values and tensors."""
+    import torch
+
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        state["numpy"] = numpy.random.get_state(legacy=True)
+    for kind in _DEVICES:
+        module = getattr(torch, kind, None)
+        if module is not None and module.is_available():
+            state[kind] = module.get_rng_state()
+    return state
+
+
+def restore_rng(state: dict[str, Any]) -> None:
+    """Put every generator that was saved and is here back."""
+    import torch
+
+    random.setstate(state["python"])
+    torch.set_rng_state(state["torch"])
+    if "numpy" in state:
+        import numpy as np
+
+        np.random.set_state(state["numpy"])
+    for kind in _DEVICES:
+        module = getattr(torch, kind, None)
+        if kind in state and module is not None and module.is_available():
+            module.set_rng_state(state[kind])
+
+
+def seed_newcomer(state: dict[str, Any], rank: int) -> None:
+    """Seed a rank that did not exist when the snapshot was made: from rank 0's state, the same at every resume."""
+    import torch
+
+    digest = hashlib.sha256(state["torch"].numpy().tobytes() + rank.to_bytes(8, "big")).digest()
+    seed = int.from_bytes(digest[:8], "big") >> 1
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if "numpy" in state:
+        import numpy as np
+
+        np.random.seed(seed % 2**32)

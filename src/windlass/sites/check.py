@@ -17,9 +17,8 @@ from windlass.model.finding import Finding
 from windlass.node.sys.reading import read_text
 from windlass.sites.facts import fact_misfits
 from windlass.sites.folders import DATA_DIR, CatalogKind, catalog_names
-from windlass.sites.lines import Lines, Path, line_index, line_of
 from windlass.sites.merge import OWN_SOURCE
-from windlass.sites.shape import Misfit, misfits
+from windlass.sites.shape import Lines, Misfit, Path, line_index, line_of, misfits
 
 if sys.version_info >= (3, 11):
     import tomllib

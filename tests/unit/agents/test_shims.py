@@ -11,7 +11,7 @@ from typing import Any
 
 from windlass.model.plan import CachePlan, CacheRoot
 from windlass.node.agent.cache import reachable_hosts, write_front
-from windlass.run.sidecars.shims import environment_front
+from windlass.run.sidecars.cache_service import environment_front
 
 
 def plan(*roots: Path) -> CachePlan:

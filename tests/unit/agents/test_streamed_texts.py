@@ -12,7 +12,7 @@ from windlass.agents.start import OUT_FILE, Agents
 from windlass.node.sys.messages import message_lines
 from windlass.plan.render.job_facts import JobFacts
 from windlass.run.folder import make_folder
-from windlass.run.sidecars.spec import agents_spec
+from windlass.run.sidecars.compose import agents_spec
 
 
 def _line(**news: object) -> bytes:

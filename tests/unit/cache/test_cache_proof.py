@@ -16,15 +16,16 @@ from hypothesis import strategies as st
 from fuse.caches import wait_for
 from windlass.node.wire import accept
 from windlass.node.wire.accept import Acceptor
-from windlass.node.wire.channel import TAG_BYTES, Channel
 from windlass.node.wire.dial import Target, dial, dial_unix
 from windlass.node.wire.ports import CANDIDATES, listen_tcp, listen_unix, listening_uids, port_candidates
 from windlass.node.wire.proof import (
     _HELLO,
     _MAGIC,
+    TAG_BYTES,
     VERSION,
     CalledProof,
     CallerProof,
+    Channel,
     Identity,
     ProofError,
     ProtocolError,

@@ -5,8 +5,7 @@ import time
 
 import pytest
 
-from windlass.node.cache.pool import Pool
-from windlass.node.wire.timers import Timers
+from windlass.node.wire.timers import Pool, Timers
 
 
 def test_a_pool_runs_jobs_side_by_side_up_to_its_limit() -> None:

@@ -16,10 +16,9 @@ from windlass.node.cache.config import ConfigFileError, dump_config, parse_confi
 from windlass.node.cache.keys import directory_key
 from windlass.node.cache.listing import Listing
 from windlass.node.wire import wire
-from windlass.node.wire.channel import Channel
 from windlass.node.wire.dial import Target, dial
 from windlass.node.wire.link import Collect, FrameReader, open_link
-from windlass.node.wire.proof import NO_NODE, ProtocolError
+from windlass.node.wire.proof import NO_NODE, Channel, ProtocolError
 
 
 @given(st.binary(min_size=wire.HEAD_BYTES, max_size=wire.HEAD_BYTES))

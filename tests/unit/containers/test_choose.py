@@ -8,8 +8,8 @@ import pytest
 
 from looping import each
 from unit.containers.sites import FRONTIER, LUMI, PERLMUTTER, choose, choose_from, command_line
+from windlass.backends.containers.base import image_kind
 from windlass.backends.containers.choose import ContainerRequest, ContainerSite
-from windlass.backends.containers.image import image_kind
 from windlass.errors import MachineError, UsageError
 from windlass.model.site import StorageSpec
 

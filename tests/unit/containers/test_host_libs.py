@@ -6,8 +6,7 @@ import pytest
 
 from looping import each
 from planning import plan_for
-from windlass.backends.containers.host_libs import host_libs_plan, host_libs_settings
-from windlass.backends.containers.strategy import site_means
+from windlass.backends.containers.host_libs import host_libs_plan, host_libs_settings, site_means
 from windlass.errors import UsageError
 from windlass.model.condition import Facts
 from windlass.model.origin import BUILTIN

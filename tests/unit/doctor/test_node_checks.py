@@ -14,7 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from windlass.node.checks import interfaces, leftovers, limits, meeting, space
+from windlass.node.checks import main as leftovers
+from windlass.node.checks import meeting, space
+from windlass.node.checks import meeting as interfaces
+from windlass.node.checks import space as limits
 from windlass.node.checks.finding import Finding, ok
 from windlass.node.checks.main import run_checks
 from windlass.node.sys import mounts
@@ -79,7 +82,7 @@ def test_low_limits_are_found(files: int, locked: int, rdma: bool, severity: str
 
 
 def test_the_limits_of_the_process_are_read() -> None:
-    code = "from windlass.node.checks.limits import *; print(judge_limits(read_limits(), False)['evidence'])"
+    code = "from windlass.node.checks.space import *; print(judge_limits(read_limits(), False)['evidence'])"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

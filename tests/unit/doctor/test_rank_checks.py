@@ -14,7 +14,8 @@ import pytest
 from planning import plan_for
 from windlass.diagnose.doctor import rank_checks
 from windlass.model.plan import Plan
-from windlass.node.checks import environment, plugins
+from windlass.node.checks import rank as environment
+from windlass.node.checks import rank as plugins
 from windlass.node.sys import mounts
 from windlass.plan.inputs import PlanningContext
 from windlass.sites.catalog import load_site

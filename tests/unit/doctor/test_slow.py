@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from windlass.node.checks import slow
+from windlass.node.checks import collectives as slow
 
 
 class Machine:

@@ -8,7 +8,7 @@ from windlass.model.condition import ALWAYS, Facts, When
 from windlass.model.plan import Setting, setting_of
 from windlass.model.secrets import MASK
 from windlass.model.site import SettingSpec
-from windlass.plan.environment.choose import flag_settings, layer, settings_that_hold, with_users_values
+from windlass.plan.variables import flag_settings, layer, settings_that_hold, with_users_values
 
 
 def _set(name: str, value: str | None, **more: object) -> Setting:

@@ -14,9 +14,8 @@ import msgspec
 import pytest
 
 from unit.cli.typed import windlass
-from windlass.build.envs.check import EnvCheck, EnvLocation, check_env
+from windlass.build.envs.check import EnvCheck, EnvLocation, HostFacts, check_env, parse_nvidia_version
 from windlass.build.envs.inspect import inspect_env
-from windlass.build.envs.probe import HostFacts, parse_nvidia_version
 from windlass.errors import UsageError
 from windlass.model.finding import Finding
 from windlass.model.finding_text import verdict_text

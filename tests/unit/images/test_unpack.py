@@ -20,8 +20,7 @@ from containers.toys import libfabric, library, require_compiler
 from looping import each
 from requirements import missing_programs, require
 from windlass.build.images.facts import directory_environment
-from windlass.build.images.inspect import inspect_image
-from windlass.build.images.unpack import open_image
+from windlass.build.images.unpack import inspect_image, open_image
 from windlass.errors import UsageError
 from windlass.node.libs.closure import SystemRoot
 

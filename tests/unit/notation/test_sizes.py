@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from looping import each
-from windlass.base.notation.counts import counted, parse_counts
-from windlass.base.notation.sizes import parse_size, size_text
+from windlass.base.notation.counts import counted, parse_counts, parse_size, size_text
 from windlass.errors import UsageError
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from looping import each
-from windlass.node.sampler import amd, devices, intel, nvidia
+from windlass.node.sampler import amd, intel, nvidia
+from windlass.node.sampler import sampler as devices
 from windlass.node.sampler.readings import DeviceReading, number
 from windlass.node.sys.tools import MissingError
 

@@ -7,7 +7,7 @@ import pytest
 from looping import each
 from windlass.errors import UsageError
 from windlass.model.origin import Argument
-from windlass.plan.argument_edits import edit_arguments
+from windlass.plan.arguments import edit_arguments
 
 SRUN = tuple(
     Argument(words=words, because="a default")

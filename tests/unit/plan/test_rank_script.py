@@ -22,7 +22,7 @@ from windlass.model.condition import When
 from windlass.model.plan import Plan, Setting, plan_to_json
 from windlass.plan.render.job_facts import JobFacts
 from windlass.plan.render.rank_script import EXIT_BROKEN, rank_script
-from windlass.plan.render.secrets import secrets_text
+from windlass.plan.render.variables import secrets_text
 
 SHELLS = [shell for shell in ("dash", "bash", "busybox") if shutil.which(shell)]
 SHOW = (

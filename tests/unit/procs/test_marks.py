@@ -3,7 +3,7 @@ from __future__ import annotations
 import signal
 import subprocess
 
-from windlass.node.sys.marks import kill_marked
+from windlass.node.sys.identity import kill_marked
 
 
 def test_only_marked_processes_are_killed() -> None:

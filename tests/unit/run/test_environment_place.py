@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass.node.sys.mounts import MountPoint, mount_of
-from windlass.run.environment_place import environment_place
+from windlass.run.interpreter import environment_place
 
 
 def test_a_local_environment_is_timed_and_not_shared() -> None:

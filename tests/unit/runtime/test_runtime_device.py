@@ -11,10 +11,9 @@ import pytest
 
 from looping import each
 from windlass.errors import MachineError, UsageError
-from windlass.runtime.affinity import import_keeping_affinity
 from windlass.runtime.device import Devices, choose
 from windlass.runtime.recorder import recorder_variables, switch_on
-from windlass.runtime.start import scaled_timeout_s
+from windlass.runtime.start import import_keeping_affinity, scaled_timeout_s
 
 
 @each(
@@ -68,7 +67,7 @@ def test_a_module_that_narrows_the_cpu_mask_is_undone(tmp_path: Path) -> None:
     (tmp_path / "narrowing.py").write_text("import os\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n")
     code = (
         "import os\n"
-        "from windlass.runtime.affinity import import_keeping_affinity\n"
+        "from windlass.runtime.start import import_keeping_affinity\n"
         "before = os.sched_getaffinity(0)\n"
         "module, restored = import_keeping_affinity('narrowing')\n"
         "assert restored and os.sched_getaffinity(0) == before\n"

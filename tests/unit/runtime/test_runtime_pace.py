@@ -6,7 +6,7 @@ import itertools
 import time
 
 from looping import each
-from windlass.runtime.pace import SavePace
+from windlass.runtime.loop import SavePace
 from windlass.runtime.stop import REASONS, StopFlag, find_deadline
 
 

@@ -16,9 +16,9 @@ from windlass.build.envs.plan import EnvRequest, MachineFacts, plan_env
 from windlass.build.envs.render import script_text
 from windlass.cli.site_text import site_text
 from windlass.errors import UsageError
+from windlass.model.condition import Table
 from windlass.model.request import Request
 from windlass.model.site import Site
-from windlass.model.table import Table
 from windlass.plan.explain import find_name
 from windlass.plan.queues import refuse_incomplete
 from windlass.plan.show import plan_text

@@ -8,7 +8,7 @@ from typing import Any
 
 from looping import each
 from windlass.sites.folders import DATA_DIR
-from windlass.sites.lines import line_index, line_of
+from windlass.sites.shape import line_index, line_of
 
 if sys.version_info >= (3, 11):
     import tomllib

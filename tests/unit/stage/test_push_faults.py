@@ -19,10 +19,9 @@ from windlass.node.stage.push import Push, PushNode
 from windlass.node.stage.push_client import ASK, FRAME, NO_DIGEST, MessageKind, Patience, receive_all
 from windlass.node.stage.push_server import Feeder
 from windlass.node.wire.accept import Acceptor
-from windlass.node.wire.channel import TAG_BYTES, Channel
 from windlass.node.wire.dial import Target, dial
 from windlass.node.wire.ports import listen_tcp, port_candidates
-from windlass.node.wire.proof import Identity, ProtocolError
+from windlass.node.wire.proof import TAG_BYTES, Channel, Identity, ProtocolError
 
 pytestmark = pytest.mark.timeout(60)
 KEY = bytes(range(32))

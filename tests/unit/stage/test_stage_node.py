@@ -19,7 +19,7 @@ from windlass.model.plan import CacheRoot
 from windlass.node.agent.host import AgentError
 from windlass.node.stage.places import Workplace, sweep_partial
 from windlass.node.stage.unpacking import Archive, archive_of, unpack
-from windlass.run.stage.service import StageProgress, stage_service
+from windlass.run.stage.push import StageProgress, stage_service
 
 pytestmark = [pytest.mark.fuse, pytest.mark.timeout(120)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from windlass.backends.schedulers import get_scheduler
-from windlass.run.supervise.disposition import disposition_of
+from windlass.run.supervise.evidence import disposition_of
 
 # Lines as Slurm 22.05 writes them inside the job, while it is taken back in each of the ways.
 _LINES = {

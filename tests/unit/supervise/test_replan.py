@@ -16,7 +16,7 @@ from windlass.plan.render.batch_script import batch_script, launch_argv
 from windlass.plan.shape import choose_hosts
 from windlass.plan.show import plan_text
 from windlass.run.bad_nodes import bad_hosts, forgive, read_nodes, remember_node
-from windlass.run.failure.snapshot_ledger import newest_step, read_ledger
+from windlass.run.failure.ends import newest_step, read_ledger
 from windlass.run.folder import RunFolder
 from windlass.run.supervise.attempts import Owner, own, read_owner
 from windlass.run.supervise.replan import in_job, next_plan, spare_hosts

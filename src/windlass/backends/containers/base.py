@@ -2,10 +2,13 @@
 
 The rank script runs on the host (except under an engine that starts the task inside, `starts_task`), so ranks, devices,
 caches and rendezvous are computed outside and carried in by the means that the runtime has.
+
+What an image's name says about it, by its text alone: planning may happen where the image is not.
 """
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from typing import ClassVar, Literal
 
@@ -85,3 +88,38 @@ class Runtime(ABC):
     def check_mount(self, mount: Mount) -> str | None:
         """What the runtime's bind syntax cannot express about this mount, or None."""
         return None
+
+
+_URI = re.compile(
+    r"(docker|docker-daemon|library|oras|shub|https?)://|(oci|oci-archive|docker-archive):", re.IGNORECASE
+)
+_ENDINGS: dict[str, ImageKind] = {
+    ".sif": "sif",
+    ".simg": "sif",
+    ".sqsh": "squashfs",
+    ".sqfs": "squashfs",
+    ".squashfs": "squashfs",
+    ".squash": "squashfs",
+    ".toml": "edf",
+}
+
+
+def image_kind(image: str) -> ImageKind:
+    """`x.sif`, `x.sqfs`, `x.toml` by their endings, `docker://…` by its scheme; a path is a folder, and what is left is
+    a name in a registry."""
+    if _URI.match(image):
+        return "uri"
+    for ending, kind in _ENDINGS.items():
+        if image.lower().endswith(ending):
+            return kind
+    return "directory" if is_path(image) else "registry"
+
+
+def is_path(image: str) -> bool:
+    """Whether the name is a path on this file system and not a name in a registry."""
+    return image.startswith(("/", "./", "../", "~", "$")) or image.endswith("/") or image in {".", ".."}
+
+
+def looked_up(image: str) -> bool:
+    """Whether the image is a file or folder that can be looked for."""
+    return image_kind(image) in {"sif", "squashfs", "directory", "edf"}

@@ -11,11 +11,15 @@ from fnmatch import fnmatch
 import msgspec
 
 from windlass.backends.containers import binds, get_runtime, runtime_names
-from windlass.backends.containers.base import ImageKind, Runtime
+from windlass.backends.containers.base import ImageKind, Runtime, image_kind, is_path, looked_up
 from windlass.backends.containers.charliecloud import visible_mounts
-from windlass.backends.containers.host_libs import host_libs_note, host_libs_plan, host_libs_settings
-from windlass.backends.containers.image import image_kind, is_path, looked_up
-from windlass.backends.containers.strategy import host_means, strategy_note
+from windlass.backends.containers.host_libs import (
+    host_libs_note,
+    host_libs_plan,
+    host_libs_settings,
+    host_means,
+    strategy_note,
+)
 from windlass.errors import UsageError, unknown_name
 from windlass.model.argument import argument_key
 from windlass.model.condition import Facts, holds

@@ -2,14 +2,21 @@
 
 Which files these are, each node finds out for itself before the ranks start (`images/node/place.py`); here it is only
 decided that it looks, for what, and where the result is seen inside. Pure.
+
+How the network's libraries get into a container: injected from the host, or baked into the image. Says which.
+
+It matters because both fail in silence: a missing plugin means TCP at a tenth of the speed.
 """
 
 from __future__ import annotations
 
-from windlass.model.condition import Facts
-from windlass.model.origin import Origin
-from windlass.model.plan import HostLibs, Setting
-from windlass.model.site import HostLibrariesSpec
+import re
+
+from windlass.backends.containers.binds import mount_of
+from windlass.model.condition import Facts, holds
+from windlass.model.origin import Argument, Origin
+from windlass.model.plan import HostLibs, Mount, Setting
+from windlass.model.site import HostLibrariesSpec, Site
 
 FOLDER = "${WINDLASS_CACHE_DIR}/../host-libs"
 """Beside the job's caches on the node, which every runtime shows inside at the same place."""
@@ -73,3 +80,50 @@ def host_libs_settings(taken: HostLibs | None) -> tuple[Setting, ...]:
         origin=taken.origin,
     )
     return (front, behind)
+
+
+_LIBRARY = re.compile(r"libcxi|libfabric|libmpi|/mpich|nccl|rccl|/opt/cray(/|$)|/host(/|$)|apptainer-enable-mpi")
+_OPTION = re.compile(r"--(nccl|mpi|cuda-mpi|openmpi-pmi)|--module=.*(nccl|mpich)")
+_HOOK = re.compile(r"com\.hooks\.(cxi|aws_ofi_nccl|netstack)\b")
+_MODULE = re.compile(r"binding|enable-mpi|multi-node|nccl|mpich-abi", re.IGNORECASE)
+
+
+def host_means(
+    mounts: tuple[Mount, ...], arguments: tuple[Argument, ...], annotations: dict[str, str], modules: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The mounts, options, hooks and modules of a site that bring the host's network libraries into a container."""
+    by = [m.source for m in mounts if _LIBRARY.search(m.source) or _LIBRARY.search(m.target)]
+    by += [" ".join(a.words) for a in arguments if _OPTION.search(" ".join(a.words))]
+    by += [key for key, value in annotations.items() if _HOOK.match(key) and value != "false"]
+    by += [f"module {name}" for name in modules if _MODULE.search(name)]
+    return tuple(dict.fromkeys(by))
+
+
+def strategy_note(means: tuple[str, ...], nodes: int) -> str:
+    """`host-inject: …` with what brings the host's libraries in, or `baked: …`."""
+    if means:
+        return f"host-inject: network libraries of the host come in by {', '.join(means)}"
+    if nodes == 1:
+        return "baked: one node, nothing of the host's network is put in"
+    return (
+        "baked: nothing of the host's network is put in, so the image has to bring libfabric and the collective "
+        "library's plugin; without them it falls back to TCP"
+    )
+
+
+def site_means(site: Site) -> tuple[str, ...]:
+    """The `host_means` of a site for containers on several nodes. Empty: windlass looks for the libraries itself.
+    Of several runtimes the site's default counts."""
+    for spec in sorted(site.file.containers, key=lambda spec: not spec.default)[:1]:
+        facts = Facts(
+            nodes=2,
+            ranks_per_node=1,
+            scheduler=site.file.scheduler.kind,
+            launcher=site.file.launcher.kind,
+            container=True,
+            runtime=spec.runtime,
+        )
+        mounts = tuple(mount_of(bind) for bind in spec.binds if holds(bind.when, facts))
+        arguments = tuple(Argument(words=a.words, because=a.because) for a in spec.arguments if holds(a.when, facts))
+        return host_means(mounts, arguments, spec.annotations, spec.modules)
+    return ()

@@ -11,8 +11,7 @@ import re
 from typing import ClassVar
 
 from windlass.backends.containers import binds, inside
-from windlass.backends.containers.base import ImageKind, Runtime, WrapSpec
-from windlass.backends.containers.image import image_kind
+from windlass.backends.containers.base import ImageKind, Runtime, WrapSpec, image_kind
 from windlass.model.origin import Argument
 from windlass.model.plan import Mount, Setting
 

@@ -1,11 +1,15 @@
-"""CPU numbers as the kernel and the schedulers write them: lists (`0-3,8`) and hexadecimal masks."""
+"""CPU numbers as the kernel and the schedulers write them: lists (`0-3,8`) and hexadecimal masks.
+
+Lists of ranks as people write them: `0,3-5`.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
-from windlass.errors import ConfigError
-from windlass.node.sys.cpulist import CpuListError, cpus_of
+from windlass.errors import ConfigError, UsageError
+from windlass.node.sys.text import CpuListError, cpus_of
 
 
 def parse_cpulist(text: str) -> tuple[int, ...]:
@@ -45,3 +49,30 @@ def parse_bindings(text: str) -> tuple[tuple[int, ...], ...]:
 def format_bindings(bindings: Iterable[Iterable[int]]) -> str:
     """The reverse of `parse_bindings`."""
     return ":".join(format_cpulist(cpus) for cpus in bindings)
+
+
+MAX_RANKS = 100_000
+_PART = re.compile(r"\s*([0-9]{1,9})(?:-([0-9]{1,9}))?\s*\Z")
+
+
+def parse_ranks(text: str, flag: str, *, world_size: int | None = None, words: str = "all") -> tuple[int, ...]:
+    """The ranks of a list, in its order. `UsageError` for what is no list, for a range that goes down or begins beyond
+    `world_size` (it may end there), and for more ranks than a list can name."""
+    ranks: list[int] = []
+    for part in text.split(","):
+        match = _PART.match(part)
+        if match is None:
+            raise UsageError(f"{flag} {text[:80]!r}: not a list of ranks", hint=f"give {words}, or numbers as in 0,3-5")
+        low, high = int(match[1]), int(match[2] or match[1])
+        if high < low:
+            raise UsageError(f"{flag} {text[:80]!r}: {part[:80]!r} is no range", hint="ranges go up, as in 3-5")
+        if world_size is not None:
+            if low >= world_size:
+                raise UsageError(
+                    f"{flag} {text[:80]!r}: the run has ranks 0 to {world_size - 1}", hint="e.g. 0, 0,3-5 or all"
+                )
+            high = min(high, world_size - 1)
+        if len(ranks) + high - low >= MAX_RANKS:
+            raise UsageError(f"{flag} {text[:80]!r}: more than {MAX_RANKS} ranks", hint="give all for every rank")
+        ranks.extend(range(low, high + 1))
+    return tuple(ranks)

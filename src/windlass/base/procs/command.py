@@ -1,6 +1,8 @@
 """The one place that runs a command to its end and reads its output. Every call has a deadline and keeps its argv.
 
 Long-lived children (launchers, ranks) are the business of `launch.children`, which builds on `pdeathsig` here.
+
+How windlass starts itself again: in a job, on a node, in a process that can be ended.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
+import windlass
 from windlass.errors import CommandError, DeadlineError
 
 _STOP_S = 3.0
@@ -155,3 +158,17 @@ def pdeathsig(sig: signal.Signals) -> Callable[[], None]:
             os.kill(os.getpid(), sig)
 
     return ask
+
+
+ZIP_MARK = "windlass-zipapp"
+"""A file beside the package where a zip application unpacked itself; only its own `__main__.py` finds its modules."""
+
+
+def own_argv(module: str = "windlass") -> tuple[str, ...]:
+    """The argv that runs a module of windlass; its arguments follow. Unlike `python -m`, it imports nothing from the
+    current folder."""
+    package = os.path.dirname(os.path.abspath(windlass.__file__))
+    folder = os.path.dirname(package)
+    if os.path.exists(os.path.join(folder, ZIP_MARK)):
+        return (sys.executable, os.path.join(folder, "__main__.py"), "-m", module)
+    return (sys.executable, os.path.join(package, "start.py"), module)

@@ -18,7 +18,7 @@ from windlass.bench.start.shared import Limits
 from windlass.bench.start.stages import Costs, mean_costs, read_costs
 from windlass.errors import MachineError
 from windlass.model.plan import CacheRoot
-from windlass.run.stage.service import stage_service
+from windlass.run.stage.push import stage_service
 
 CASES = ("native", "direct", "sbcast", "squashfs", "stage", "cache", "cache+trace", "second")
 _PACK_S = 900.0

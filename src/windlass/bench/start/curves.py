@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from windlass.base.notation.counts import counted
-from windlass.base.notation.sizes import size_text
+from windlass.base.notation.counts import counted, size_text
 from windlass.base.pages.svg import Chart, Series, line_chart, standalone
 from windlass.bench.record import BenchRecord, Measurement
 from windlass.bench.start.cases import StartSetup, measure

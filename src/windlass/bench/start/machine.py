@@ -23,8 +23,7 @@ from typing import Any, Protocol
 
 from windlass.agents.ship import agent_argv
 from windlass.agents.start import AgentManifest, ServiceSpec, agent_bytes
-from windlass.base.procs.command import pdeathsig
-from windlass.base.procs.own import own_argv
+from windlass.base.procs.command import own_argv, pdeathsig
 from windlass.bench.start.shared import ClientSettings, Counters, Limits, settings_text
 from windlass.errors import DeadlineError, MachineError
 from windlass.node.cache.config import state_folder

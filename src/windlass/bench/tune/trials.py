@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from windlass.base.procs.command import run_command
-from windlass.base.procs.own import own_argv
+from windlass.base.procs.command import own_argv, run_command
 from windlass.bench.reading import read_record
 from windlass.bench.tune.search import Trial
 from windlass.bench.tune.space import UNSET, Choice, TunedSetting

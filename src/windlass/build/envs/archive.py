@@ -1,8 +1,12 @@
-"""Archives with fixed bytes: tar, tar.gz, tar.zst and squashfs from one list of members. Whole, or not there."""
+"""Archives with fixed bytes: tar, tar.gz, tar.zst and squashfs from one list of members. Whole, or not there.
+
+What to do where an environment or its archive cannot be written, by what the system answered.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import io
 import os
@@ -10,16 +14,37 @@ import shutil
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO, IO
+from typing import IO, BinaryIO
 
 import msgspec
 
-from windlass.node.sys.folders import UntrustedError, temporary_folder
-from windlass.node.sys.atomic import replacing
-from windlass.node.sys.reading import open_plain
-from windlass.build.envs.room import hint_for
-from windlass.errors import CommandError, MachineError
 from windlass.base.procs.command import run_command, which
+from windlass.errors import CommandError, MachineError
+from windlass.node.sys.atomic import replacing
+from windlass.node.sys.folders import UntrustedError, temporary_folder
+from windlass.node.sys.reading import open_plain
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def hint_for(error: OSError, folder: Path) -> str:
+    """What to do about an error of writing into a folder that is there."""
+    if error.errno in _NO_ROOM:
+        return room_hint(folder)
+    if error.errno in _NOT_ALLOWED:
+        return f"you may not write to {folder}: choose another place"
+    return f"{folder} takes no new files: choose another place"
+
+
+def room_hint(folder: Path) -> str:
+    """How much room is left."""
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return "make room, or choose another place"
+    return f"{folder} has {free / 1e9:.1f} GB left (and perhaps a quota): make room, or choose another place"
+
 
 _TAR_GZ, _TAR_ZST, _TAR = (".tar.gz", ".tgz"), (".tar.zst", ".tzst"), (".tar",)
 SUFFIXES = (*_TAR_GZ, *_TAR_ZST, *_TAR, ".squashfs", ".sqfs", ".sqsh")

@@ -6,7 +6,6 @@ Everything in it may be damaged, half-made or another machine's; what cannot be 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from importlib.metadata import Distribution, distributions
@@ -14,13 +13,13 @@ from pathlib import Path
 
 import msgspec
 
-from windlass.node.sys.reading import read_object
 from windlass.build.envs.create import RECORD
 from windlass.build.envs.relocate import interpreter_of, own_files, read_text_file, site_packages
 from windlass.build.envs.requirements import Unmet, normal_name, unmet
 from windlass.errors import UsageError
 from windlass.node.libs.closure import SystemRoot, newest, version_key
 from windlass.node.libs.elf import Elf, ElfError, is_elf, read_elf
+from windlass.node.sys.reading import read_object
 
 MAX_LIBRARIES = 20_000
 _MPI = re.compile(r"libmpi\w*\.so(\.\d+)*\Z")

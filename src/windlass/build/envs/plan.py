@@ -12,16 +12,15 @@ from typing import Literal
 
 import msgspec
 
-from windlass.plan.environment.modules import module_lines
-from windlass.build.envs.extras import Extra, find_extra
+from windlass.base.notation.shell import quote
 from windlass.build.envs.place import place_findings
 from windlass.build.envs.step import EnvStep, other_rocm, shell_path, site_modules, with_account
 from windlass.build.envs.use import use_steps
-from windlass.build.envs.wheels import Wheel, choose_wheel
+from windlass.build.envs.wheels import Extra, Wheel, choose_wheel, find_extra
 from windlass.errors import UsageError
 from windlass.model.finding import Finding
 from windlass.model.site import ContainerSpec, PythonSpec, Site
-from windlass.base.notation.shell import quote
+from windlass.plan.environment.modules import module_lines
 
 PLAN_VERSION = 2
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)")
@@ -96,7 +95,9 @@ def plan_env(request: EnvRequest, site: Site, facts: MachineFacts) -> EnvPlan:
     steps += _extras(extras, site, wheel, request.torch_index)
     steps.append(_try(wheel, extras, spec))
     warnings = [Finding("torch", "warning", text) for text in (wheel.warnings if wheel else ())]
-    warnings += [Finding("modules", "warning", spec.note) for spec in site_modules(site, build) if spec.torch and spec.note]
+    warnings += [
+        Finding("modules", "warning", spec.note) for spec in site_modules(site, build) if spec.torch and spec.note
+    ]
     warnings += other_rocm(build.removeprefix("rocm"), site, build) if build.startswith("rocm") else ()
     return EnvPlan(
         version=PLAN_VERSION,

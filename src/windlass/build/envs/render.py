@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import textwrap
 
+from windlass.base.notation.shell import quote
 from windlass.build.envs.plan import EnvPlan
 from windlass.build.envs.step import EnvStep, shell_path
 from windlass.build.images.render import comment_lines
-from windlass.base.notation.shell import quote
 
 _WIDTH = 110
 STEP_MARK = "== step"

@@ -6,11 +6,11 @@ import re
 
 import msgspec
 
-from windlass.model.finding import Finding
-from windlass.node.libs.closure import version_key
-from windlass.model.condition import Facts, holds
-from windlass.model.site import ModuleSpec, Site
 from windlass.base.notation.shell import quote
+from windlass.model.condition import Facts, holds
+from windlass.model.finding import Finding
+from windlass.model.site import ModuleSpec, Site
+from windlass.node.libs.closure import version_key
 
 
 class EnvStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +59,9 @@ def site_modules(site: Site, build: str = "") -> tuple[ModuleSpec, ...]:
 
 def other_rocm(version: str, site: Site, build: str) -> tuple[Finding, ...]:
     """A warning where torch was built for another ROCm than that of the modules."""
-    loaded = (name.partition("/")[2] for one in site_modules(site, build) for name in one.load if name.startswith("rocm/"))
+    loaded = (
+        name.partition("/")[2] for one in site_modules(site, build) for name in one.load if name.startswith("rocm/")
+    )
     rocm = next(loaded, "")
     if not rocm or version_key(version)[:2] == version_key(rocm)[:2]:
         return ()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from windlass.base.notation.shell import quote
 from windlass.build.envs.step import EnvStep, site_modules
 from windlass.model.site import Site
-from windlass.base.notation.shell import quote
 
 
 def use_steps(path: str, site: Site, build: str = "") -> tuple[EnvStep, ...]:
@@ -30,7 +30,9 @@ def use_steps(path: str, site: Site, build: str = "") -> tuple[EnvStep, ...]:
             because="windlass loads the site's modules by itself and activates the environment on every node",
             commands=(f"windlass run{modules} --activate {where} train.py",),
         ),
-        EnvStep(name="by hand", because="the same lines in a batch script", commands=(*by_hand, *spec.before, activate)),
+        EnvStep(
+            name="by hand", because="the same lines in a batch script", commands=(*by_hand, *spec.before, activate)
+        ),
         EnvStep(
             name="on many nodes",
             because="one node reads the environment, the others get it from each other",

@@ -8,9 +8,9 @@ import msgspec
 
 from windlass.build.images.facts import ImageReport
 from windlass.build.images.inject import Injection
-from windlass.node.libs.variables import judge_compat
-from windlass.model.site import Site
 from windlass.model.finding import Finding, Severity, worst_severity
+from windlass.model.site import Site
+from windlass.node.libs.variables import judge_compat
 
 _BRINGS_PLUGIN = re.compile(r"aws_ofi_nccl|nccl-plugin|--nccl\b|rccl-net-plugin")
 """Means of sites that bring the collective library's plugin too."""
@@ -52,16 +52,31 @@ def check_image(report: ImageReport, site: Site | None, injection: Injection | N
 
 def _libc(report: ImageReport) -> Finding:
     if report.libc == "musl":
-        return Finding("glibc", "error", "musl and no glibc: neither drivers nor network libraries of a host work in it", "take an image of Debian, Ubuntu, SUSE or Red Hat")
+        return Finding(
+            "glibc",
+            "error",
+            "musl and no glibc: neither drivers nor network libraries of a host work in it",
+            "take an image of Debian, Ubuntu, SUSE or Red Hat",
+        )
     if not report.glibc:
-        return Finding("glibc", "warning", "no C library was found: is this a whole image?", "look at the image as the runtime sees it")
+        return Finding(
+            "glibc",
+            "warning",
+            "no C library was found: is this a whole image?",
+            "look at the image as the runtime sees it",
+        )
     return Finding("glibc", "ok", report.glibc)
 
 
 def _machine(report: ImageReport, site: Site | None) -> Finding | None:
     wanted = site.file.node.arch if site else ""
     if wanted and report.machine and report.machine != wanted:
-        return Finding("machine", "error", f"the image is for {report.machine}, the nodes of {site.name if site else ''} are {wanted}", f"build or pull it for {wanted}")
+        return Finding(
+            "machine",
+            "error",
+            f"the image is for {report.machine}, the nodes of {site.name if site else ''} are {wanted}",
+            f"build or pull it for {wanted}",
+        )
     return Finding("machine", "ok", report.machine) if report.machine else None
 
 
@@ -69,12 +84,15 @@ def _fabric(report: ImageReport, provider: str, injection: Injection | None) -> 
     found: list[Finding] = []
     if report.libfabric:
         text = f"{report.libfabric[0]} ({report.libfabric_version or 'version unknown'})"
-        found.append(
-            Finding("libfabric", "ok", f"{text}, providers: {', '.join(report.providers) or 'none'}")
-        )
+        found.append(Finding("libfabric", "ok", f"{text}, providers: {', '.join(report.providers) or 'none'}"))
     for name, by in report.missing.items():
         found.append(
-            Finding("libraries", "error", f"{by} needs {name}, which the image lacks", "install it in the image, or bring the host's: --host-libs DIR")
+            Finding(
+                "libraries",
+                "error",
+                f"{by} needs {name}, which the image lacks",
+                "install it in the image, or bring the host's: --host-libs DIR",
+            )
         )
     if not provider:
         return found
@@ -88,12 +106,22 @@ def _fabric(report: ImageReport, provider: str, injection: Injection | None) -> 
 
 def _strategy(lack: str, provider: str, injection: Injection | None) -> Finding:
     if injection is not None and injection.strategy == "refused":
-        return Finding("strategy", "error", f"{lack}, and the host's does not fit: {'; '.join(injection.refused)}", injection.remedy)
+        return Finding(
+            "strategy",
+            "error",
+            f"{lack}, and the host's does not fit: {'; '.join(injection.refused)}",
+            injection.remedy,
+        )
     if injection is not None and injection.strategy == "host-inject":
         going = [library.name for library in injection.libraries if library.where != "image"]
         text = f"host-inject: {lack}; {', '.join(going)} come from this host"
         return Finding("strategy", "ok", text)
-    return Finding("strategy", "note", f"host-inject: {lack}; `windlass run --container` brings the host's, which each node looks for", f"`windlass image inject` on a node shows what goes in; an image with {provider}: windlass image build")
+    return Finding(
+        "strategy",
+        "note",
+        f"host-inject: {lack}; `windlass run --container` brings the host's, which each node looks for",
+        f"`windlass image inject` on a node shows what goes in; an image with {provider}: windlass image build",
+    )
 
 
 def _plugin(report: ImageReport, provider: str, injection: Injection | None) -> list[Finding]:
@@ -107,13 +135,23 @@ def _plugin(report: ImageReport, provider: str, injection: Injection | None) -> 
         found.append(Finding("plugin", "ok", "the image has none; the site brings its own"))
     elif provider:
         found.append(
-            Finding("plugin", "warning", f"no network plugin of NCCL or RCCL (libnccl-net*.so, librccl-net*.so): {_TCP}", "windlass image build --with ofi, or a folder that has it: --host-libs DIR")
+            Finding(
+                "plugin",
+                "warning",
+                f"no network plugin of NCCL or RCCL (libnccl-net*.so, librccl-net*.so): {_TCP}",
+                "windlass image build --with ofi, or a folder that has it: --host-libs DIR",
+            )
         )
     for text in injection.warnings if injection is not None else ():
         found.append(Finding("plugin", "warning", text, "`windlass image build` makes one"))
     if forced and not _is_unset(injection, "NCCL_NET_PLUGIN"):
         found.append(
-            Finding("plugin", "warning", f"the image sets NCCL_NET_PLUGIN={forced}: NCCL takes that one and no other", "--unset NCCL_NET_PLUGIN, unless it is the one for this network")
+            Finding(
+                "plugin",
+                "warning",
+                f"the image sets NCCL_NET_PLUGIN={forced}: NCCL takes that one and no other",
+                "--unset NCCL_NET_PLUGIN, unless it is the one for this network",
+            )
         )
     return found
 
@@ -121,7 +159,12 @@ def _plugin(report: ImageReport, provider: str, injection: Injection | None) -> 
 def _competing(report: ImageReport, injection: Injection | None) -> Finding:
     text = f"{len(report.plugins)} network plugins of NCCL or RCCL compete: {', '.join(report.plugins)}"
     if injection is not None and injection.hidden:
-        return Finding("plugin", "note", f"{text}; `windlass run` hides {', '.join(injection.hidden)}", "for other ways to start it, remove these from the image")
+        return Finding(
+            "plugin",
+            "note",
+            f"{text}; `windlass run` hides {', '.join(injection.hidden)}",
+            "for other ways to start it, remove these from the image",
+        )
     remedy = "keep one: remove the others from the image, or name it with --env NCCL_NET_PLUGIN=PATH"
     return Finding("plugin", "warning", text, remedy)
 
@@ -133,10 +176,7 @@ def _is_unset(injection: Injection | None, name: str) -> bool:
 
 def _mpi(report: ImageReport) -> list[Finding]:
     kinds = {"12": "MPICH's ABI", "40": "Open MPI"}
-    return [
-        Finding("mpi", "ok", f"{path} ({kinds.get(path.rsplit('.', 1)[1], 'another ABI')})")
-        for path in report.mpi
-    ]
+    return [Finding("mpi", "ok", f"{path} ({kinds.get(path.rsplit('.', 1)[1], 'another ABI')})") for path in report.mpi]
 
 
 def _compat(report: ImageReport, driver: str) -> list[Finding]:
@@ -154,9 +194,7 @@ def _compat(report: ImageReport, driver: str) -> list[Finding]:
         return [Finding("cuda", "ok", f"{text}, needed: {found.because}{where}")]
     if found.verdict == "harmful" and in_path:
         remedy = "take them out of LD_LIBRARY_PATH in the image; `windlass run` does where it brings in libraries"
-        return [
-            Finding("cuda", "warning", f"{text} in LD_LIBRARY_PATH: {found.because}", remedy)
-        ]
+        return [Finding("cuda", "warning", f"{text} in LD_LIBRARY_PATH: {found.because}", remedy)]
     if found.verdict:
         return [Finding("cuda", "ok", f"{text}, not needed: {found.because}")]
     remedy = "check it on a node; on a driver as new as that keep them out of LD_LIBRARY_PATH"

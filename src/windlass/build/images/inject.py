@@ -8,9 +8,9 @@ from typing import Literal
 import msgspec
 
 from windlass.errors import MachineError
+from windlass.model.site import HostLibrariesSpec
 from windlass.node.libs.decide import BEHIND, FRONT, PROVIDERS, ImageFacts
 from windlass.node.libs.place import decide_here
-from windlass.model.site import HostLibrariesSpec
 
 Strategy = Literal["baked", "host-inject", "refused"]
 
@@ -55,7 +55,13 @@ class Injection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_injection(
-    image: str, facts: ImageFacts, spec: HostLibrariesSpec, *, own: str = "", host_root: str = "/", site_means: tuple[str, ...] = ()
+    image: str,
+    facts: ImageFacts,
+    spec: HostLibrariesSpec,
+    *,
+    own: str = "",
+    host_root: str = "/",
+    site_means: tuple[str, ...] = (),
 ) -> Injection:
     """The decision on this machine, or on an unpacked copy of a node (`host_root`). Reads files, changes nothing.
     `site_means` is what the site itself brings libraries in by: then windlass adds nothing, unless `own` says so."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import msgspec
 
 import windlass
-from windlass.errors import UsageError, unknown_name
 from windlass.build.images import steps as make
 from windlass.build.images.spec import (
     EXTRAS,
@@ -19,7 +18,8 @@ from windlass.build.images.spec import (
     known_combination,
     load_versions,
 )
-from windlass.build.images.steps import DownloadedSource, BuildStep
+from windlass.build.images.steps import BuildStep, DownloadedSource
+from windlass.errors import UsageError, unknown_name
 
 ENTRY = "/container/bin/windlass-entry"
 SBOM = "/usr/share/windlass/sbom.json"

@@ -10,10 +10,9 @@ from typing import Literal
 
 import msgspec
 
-from windlass.node.sys.reading import read_text
 from windlass.errors import ConfigError, UsageError, nearest
-from windlass.sites.lines import line_index, line_of
-from windlass.sites.shape import misfits
+from windlass.node.sys.reading import read_text
+from windlass.sites.shape import line_index, line_of, misfits
 
 if sys.version_info >= (3, 11):
     import tomllib

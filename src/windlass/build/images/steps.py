@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from windlass.errors import UsageError
 from windlass.build.images.spec import Component, ImageSpec
+from windlass.errors import UsageError
 
 _BUILD_PACKAGES = (
     "autoconf",

@@ -3,6 +3,8 @@
 What matters is what the loader reads (libraries, its configuration) and a few files that say what the image is. They
 are put into a folder of our own, which is gone afterwards. It may lie in memory, so of large libraries that are not the
 network's only the name is kept, and the largest of all are left out until the rest fits into `MAX_TOTAL`.
+
+What an image is made of, whatever its form: opened, read, closed.
 """
 
 from __future__ import annotations
@@ -16,16 +18,24 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
-from windlass.node.sys.folders import temporary_folder
-from windlass.node.sys.atomic import replace_file, replacing
-from windlass.errors import CommandError, MachineError, UsageError
-from windlass.build.images.facts import config_environment, directory_environment
-from windlass.node.libs.closure import SystemRoot
-from windlass.node.libs.decide import is_network
-from windlass.build.images.oci import Blobs, BoundedMember, FolderBlobs, TarBlobs, image_parts, refusing_damage
-from windlass.build.images.sif import is_sif, sif_partition
-from windlass.node.sys.reading import open_plain
 from windlass.base.procs.command import run_command, which
+from windlass.build.images.facts import ImageReport, config_environment, directory_environment, image_root, read_image
+from windlass.build.images.oci import (
+    Blobs,
+    BoundedMember,
+    FolderBlobs,
+    TarBlobs,
+    image_parts,
+    is_sif,
+    refusing_damage,
+    sif_partition,
+)
+from windlass.errors import CommandError, MachineError, UsageError
+from windlass.node.libs.closure import CostlyRootError, SystemRoot
+from windlass.node.libs.decide import ImageFacts, is_network
+from windlass.node.sys.atomic import replace_file, replacing
+from windlass.node.sys.folders import temporary_folder
+from windlass.node.sys.reading import open_plain
 
 MAX_LIBRARY = 6 << 20
 MAX_NETWORK_LIBRARY = 128 << 20
@@ -278,3 +288,15 @@ def _white_out(target: Path, name: str) -> None:
         gone.unlink()
     elif gone.is_dir() and gone != target:
         shutil.rmtree(gone)
+
+
+def inspect_image(image: str, environ: Mapping[str, str]) -> tuple[ImageReport, ImageFacts]:
+    """The report for people and the facts for the decision. Raises as `open_image` does."""
+    try:
+        with open_image(image, environ) as opened:
+            root = image_root(opened.folder, opened.environment)
+            return read_image(root, image, opened.kind, opened.environment, opened.names)
+    except CostlyRootError as error:
+        raise UsageError(
+            f"{image}: not read to its end: {error}", hint="is this image from a source you trust?"
+        ) from error

@@ -16,8 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import windlass
-from windlass.base.notation.counts import counted
-from windlass.base.notation.sizes import parse_size
+from windlass.base.notation.counts import counted, parse_size
 from windlass.base.settings import current_environ
 from windlass.bench.cases import table_text
 from windlass.bench.record import write_record

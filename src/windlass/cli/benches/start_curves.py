@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import windlass
-from windlass.base.notation.sizes import parse_size
+from windlass.base.notation.counts import parse_size
 from windlass.bench.reading import read_record
 from windlass.bench.record import BenchRecord, Measurement, Where, new_record, write_record
 from windlass.bench.runner import checkout_commit

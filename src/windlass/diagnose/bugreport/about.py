@@ -1,4 +1,7 @@
-"""What a bug report says of this machine: windlass, Python, the site, the tools, the environment, the user's files."""
+"""What a bug report says of this machine: windlass, Python, the site, the tools, the environment, the user's files.
+
+What a bug report says of a run: how it stands, its plan, its scripts, and the ends of its logs.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,18 @@ from pathlib import Path
 
 import windlass
 from windlass.backends.schedulers import scheduler_of_job
+from windlass.base.notation.counts import counted
 from windlass.base.procs.command import run_command, which
 from windlass.base.settings import CONFIG_FILE, Settings
-from windlass.errors import CommandError
+from windlass.errors import CommandError, WindlassError
+from windlass.model.plan import Plan, plan_to_json
 from windlass.model.secrets import MASK, is_secret
 from windlass.node.checks.selftest import VARIABLES
-from windlass.run.bundle import tail_text
+from windlass.plan.show import plan_text
+from windlass.run.bundle import plan_for_strangers, tail_text
+from windlass.run.failure.verdict import attempt_folders
+from windlass.run.folder import PLAN_FILE, RunFolder, read_plan
+from windlass.run.supervise.runs import state_of
 from windlass.sites.detect import detect_site
 
 TOOL_S = 5.0
@@ -104,3 +113,68 @@ def config_text(settings: Settings) -> str:
         except OSError as error:
             texts.append(f"# {path}: {error.strerror}")
     return "\n".join(texts) or f"no files in {settings.config_dir}"
+
+
+MAX_LOG_BYTES = 64 << 10
+MAX_NODES = 8
+"""Nodes whose output is taken: the first ones, and those whose files changed last."""
+_TEXTS = ("result.json", "verdict.json", "rank.sh", "launch.sh", "batch.sh", "snapshots.tsv")
+_LOGS = ("launcher.log", "agents.log", "agents.out", "job.log")
+
+
+def state_text(folder: RunFolder, environ: Mapping[str, str]) -> str:
+    """How it stands; asks the scheduler, with a deadline."""
+    state = state_of(folder, environ)
+    starts = counted(len(attempt_folders(folder.path)) + 1, "start")
+    return f"{state.path}\n{state.state}: {state.why or '-'}\n{state.shape or '?'} ranks, {starts}, job {state.job_id}"
+
+
+def plan_of(folder: RunFolder) -> Plan | None:
+    """Its plan; None where it is damaged."""
+    try:
+        return read_plan(folder.path)
+    except WindlassError:
+        return None
+
+
+def run_files(folder: RunFolder, plan: Plan | None, *, logs: bool) -> tuple[dict[str, str], dict[str, str]]:
+    """Texts by name, and what is left out with the reason."""
+    files: dict[str, str] = {}
+    left: dict[str, str] = {}
+    if plan is None:
+        left[PLAN_FILE] = "damaged"
+    else:
+        shown = plan_for_strangers(plan)
+        files[PLAN_FILE] = plan_to_json(shown).decode()
+        files["plan.txt"] = plan_text(shown, explain=True)
+    for name in _TEXTS:
+        _take(folder, name, files, left)
+    outputs = _outputs(folder.part("out"))
+    if not logs:
+        left["logs"] = "--no-logs"
+        return files, left
+    for name in _LOGS:
+        _take(folder, name, files, left)
+    for path in outputs[:MAX_NODES]:
+        _take(folder, f"out/{path.name}", files, left)
+    if len(outputs) > MAX_NODES:
+        left["out/"] = f"output of {len(outputs) - MAX_NODES} more nodes"
+    return files, left
+
+
+def _outputs(folder: Path) -> list[Path]:
+    """Files with the output of nodes: the first node's, then those that were written last."""
+    try:
+        names = sorted(path for path in folder.iterdir() if path.is_file() and not path.is_symlink())
+        return names[:1] + sorted(names[1:], key=lambda path: path.stat().st_mtime, reverse=True)
+    except OSError:
+        return []
+
+
+def _take(folder: RunFolder, name: str, files: dict[str, str], left: dict[str, str]) -> None:
+    try:
+        files[name] = tail_text(folder.part(name), MAX_LOG_BYTES, within=folder.path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        left[name] = error.strerror or "cannot be read"

@@ -13,12 +13,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from windlass.base.notation.sizes import size_text
-from windlass.base.procs.command import run_command
-from windlass.base.procs.own import own_argv
+from windlass.base.notation.counts import size_text
+from windlass.base.procs.command import own_argv, run_command
 from windlass.base.settings import Settings, read_settings
-from windlass.diagnose.bugreport.about import config_text, environment_text, site_text, tools_text, version_text
-from windlass.diagnose.bugreport.last_run import plan_of, run_files, state_text
+from windlass.diagnose.bugreport.about import (
+    config_text,
+    environment_text,
+    plan_of,
+    run_files,
+    site_text,
+    state_text,
+    tools_text,
+    version_text,
+)
 from windlass.errors import CommandError, MachineError, UsageError, WindlassError
 from windlass.model.plan import Plan
 from windlass.run.bundle import scrubber, write_archive

@@ -16,7 +16,7 @@ from windlass.diagnose.doctor.comm_log import Transport
 from windlass.model.finding import Finding, Severity
 from windlass.model.plan import Plan
 from windlass.model.request import Request
-from windlass.node.checks.limits import judge_limits
+from windlass.node.checks.space import judge_limits
 from windlass.node.sys.reading import open_plain
 from windlass.node.sys.text import listed
 from windlass.plan.inputs import PlanningContext

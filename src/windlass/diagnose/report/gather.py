@@ -16,7 +16,7 @@ from windlass.model.finding import Finding, worst_first
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.plan.profile import PROFILE_FOLDER
-from windlass.run.failure.snapshot_ledger import newest_step, read_ledger
+from windlass.run.failure.ends import newest_step, read_ledger
 from windlass.run.failure.verdict import attempt_folders, read_verdict
 from windlass.run.folder import RunFolder, read_plan
 from windlass.run.supervise.attempts import records

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from windlass.base.pages.html import figures, whole_page
-from windlass.base.pages.svg import Chart, Series, heat_map, line_chart
+from windlass.base.pages.svg import Chart, Series, figures, heat_map, line_chart, whole_page
 from windlass.diagnose.report.gather import RunReport
 from windlass.diagnose.report.measured import HeatMap, Span
 from windlass.diagnose.report.text import command_text, duration, figures_of, own_ms, size_text, slowest, state_text

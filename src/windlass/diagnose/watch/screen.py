@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from windlass.base.notation.counts import counted, local_time
-from windlass.base.notation.sizes import size_text
-from windlass.base.notation.terminal import for_terminal
+from windlass.base.notation.counts import counted, local_time, size_text
+from windlass.base.notation.style import for_terminal
 from windlass.diagnose.watch.job import Job, RankRow
 from windlass.diagnose.watch.rules import ms_text
 from windlass.model.finding import SERIOUS, Finding, Severity

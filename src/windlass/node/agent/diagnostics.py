@@ -14,7 +14,7 @@ import signal
 import subprocess
 from typing import Any
 
-from windlass.node.sys.marks import kill_marked
+from windlass.node.sys.identity import kill_marked
 from windlass.node.sys.messages import MessageWriter, host_name, node_writer, place_of
 from windlass.node.sys.tools import text_of
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from windlass.node.agent.diagnostics import oom_kills
 from windlass.node.agent.host import NodeContext
-from windlass.node.sys.marks import kill_marked, marked
+from windlass.node.sys.identity import kill_marked, marked
 from windlass.node.sys.reading import open_plain
 
 _LOOKS, _LOOK_S = 10, 3.0

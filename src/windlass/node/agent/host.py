@@ -25,8 +25,7 @@ import zipfile
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from windlass.node.agent.claim import AlreadyClaimedError, claimed, leave
-from windlass.node.agent.keeper import run_kept
+from windlass.node.agent.claim import AlreadyClaimedError, claimed, leave, run_kept
 from windlass.node.sys.messages import MessageWriter
 
 VERSION = 1

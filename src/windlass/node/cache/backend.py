@@ -22,13 +22,13 @@ from windlass.node.cache.config import NodeConfig
 from windlass.node.cache.keys import DIRECTORY, BadKeyError, digest, directory_key
 from windlass.node.cache.limits import TokenBucket, fallback_jitter_s
 from windlass.node.cache.listing import Listing
-from windlass.node.cache.pool import Pool
 from windlass.node.cache.source import Source
 from windlass.node.cache.stages import STAGES, thread_figures
 from windlass.node.cache.store import Location, StoreReader, parse_location
 from windlass.node.wire import wire
 from windlass.node.wire.link import Link, Reply, open_local_link
 from windlass.node.wire.proof import NO_NODE, ProtocolError
+from windlass.node.wire.timers import Pool
 
 log = logging.getLogger("windlass.cache")
 Fetched = Callable[["OSError | None"], None]

@@ -31,13 +31,12 @@ from windlass.node.cache.keys import (
 )
 from windlass.node.cache.limits import NodeHealth, TokenBucket, fallback_jitter_s
 from windlass.node.cache.neighbours import Neighbours
-from windlass.node.cache.pool import Pool
 from windlass.node.cache.source import Source
 from windlass.node.cache.stages import STAGES
 from windlass.node.cache.store import Store
 from windlass.node.wire import wire
 from windlass.node.wire.links import Links
-from windlass.node.wire.timers import Timers
+from windlass.node.wire.timers import Pool, Timers
 from windlass.node.wire.tree import STANDBYS, owner_route, owners, position_of, tree_route
 
 log = logging.getLogger("windlass.cache")

@@ -12,9 +12,9 @@ from windlass.node.cache.config import NodeConfig
 from windlass.node.cache.fetcher import Fetcher
 from windlass.node.cache.flight import FetchResult, Landing
 from windlass.node.cache.pack import BadPackError, Pack, checked, open_pack, pack_path
-from windlass.node.cache.pool import Pool
 from windlass.node.cache.stages import STAGES
 from windlass.node.wire import wire
+from windlass.node.wire.timers import Pool
 
 log = logging.getLogger("windlass.cache")
 _THREADS = 4  # reading, hashing and storing hold no lock of the interpreter

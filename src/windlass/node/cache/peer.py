@@ -17,7 +17,6 @@ from windlass.node.cache.fetcher import Fetcher
 from windlass.node.cache.flight import FetchResult
 from windlass.node.cache.keys import CHUNK, DIRECTORY, HEAD_BYTES, BadKeyError, chunk_count, chunk_key, parse_key
 from windlass.node.cache.limits import NodeHealth
-from windlass.node.cache.pool import Pool
 from windlass.node.cache.saver import TraceSaver
 from windlass.node.cache.server import MAX_CONNECTIONS, Inbound
 from windlass.node.cache.source import Source
@@ -30,7 +29,7 @@ from windlass.node.wire.link import Collect
 from windlass.node.wire.links import Links
 from windlass.node.wire.ports import listen_tcp, listen_unix, port_candidates
 from windlass.node.wire.proof import ProtocolError
-from windlass.node.wire.timers import Timers
+from windlass.node.wire.timers import Pool, Timers
 from windlass.node.wire.tree import children
 
 log = logging.getLogger("windlass.cache")

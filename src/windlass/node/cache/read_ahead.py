@@ -36,8 +36,8 @@ from windlass.node.cache.keys import (
     sibling_key,
 )
 from windlass.node.cache.listing import Listing, attr_pin
-from windlass.node.cache.pool import Pool
 from windlass.node.cache.store import Store
+from windlass.node.wire.timers import Pool
 
 _FOLDER = b"__pycache__"
 _PACKAGE = b"__init__.py"

@@ -12,9 +12,8 @@ from typing import Protocol
 
 from windlass.node.cache.store import HeldObject
 from windlass.node.wire import wire
-from windlass.node.wire.channel import Channel
 from windlass.node.wire.link import FrameReader, set_timeouts
-from windlass.node.wire.proof import ProtocolError
+from windlass.node.wire.proof import Channel, ProtocolError
 
 log = logging.getLogger("windlass.cache")
 SEND_TIMEOUT_S = 15.0

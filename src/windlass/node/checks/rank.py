@@ -2,23 +2,166 @@
 
 Runs with the user's interpreter, inside the container where there is one. The first rank of a
 node also tells what is the same for all of its ranks.
+
+The environment of a rank as it really is: which Python, which torch, on which file system, and what a look costs.
+
+The network plugin of NCCL or RCCL as a rank finds it: where it lies, whether it loads, whether there is another.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import importlib
+import importlib.util
 import os
+import re
+import shutil
 import socket
+import subprocess
 import sys
 import time
 from typing import Any
 
 from windlass.node.checks import collectives
-from windlass.node.checks.environment import driver_version, place_facts, python_facts, torch_facts
-from windlass.node.checks.limits import read_limits
-from windlass.node.checks.plugins import plugin_facts
+from windlass.node.checks.space import read_limits
 from windlass.node.sys.messages import MessageWriter
+from windlass.node.sys.mounts import MountPoint, mount_of, mounts
+from windlass.node.sys.tools import MissingError, output_of, text_of
+
+_NAME = re.compile(r"\Alib(?:nccl|rccl)-net(?:-[\w-]+)?\.so(?:\.[\d.]+)?\Z")
+_PROVIDER = re.compile(r"^(\w[\w;]*):\s*$", re.MULTILINE)
+_LOAD_S = 20.0
+_FI_INFO_S = 8.0
+_LOAD = "import ctypes, sys; ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_LOCAL | 2)"
+
+
+def find_plugins(environ: dict[str, str]) -> list[str]:
+    """Plugins in the order in which the loader would find them, one for each folder: several names for the same one
+    lie side by side."""
+    found: dict[str, str] = {}
+    named = environ.get("NCCL_NET_PLUGIN", "")
+    candidates = [named] if "/" in named else []
+    for folder in environ.get("LD_LIBRARY_PATH", "").split(":"):
+        for name in sorted(_names(folder), key=lambda name: (len(name), name)):
+            if _NAME.match(name):
+                candidates.append(os.path.join(folder, name))
+    for path in candidates:
+        real = os.path.realpath(path)
+        if os.path.isfile(real):
+            found.setdefault(os.path.dirname(real), path)
+    return list(found.values())
+
+
+def load_error(path: str) -> str:
+    """What the loader says against this library in the environment of the rank; empty where it loads. In a process of
+    its own: a library may do anything when it is loaded."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", _LOAD, path],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_LOAD_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+    if done.returncode == 0:
+        return ""
+    return said[-1] if said else "ended with code %d" % done.returncode
+
+
+def plugin_facts(environ: dict[str, str]) -> dict[str, Any]:
+    """Plugins, the complaint about the first, and the providers of libfabric."""
+    found = find_plugins(environ)
+    providers = None
+    if shutil.which("fi_info"):
+        try:
+            providers = parse_providers(output_of("fi_info", "-l", timeout_s=_FI_INFO_S))
+        except MissingError:
+            providers = []
+    return {"found": found, "error": load_error(found[0]) if found else "", "providers": providers}
+
+
+def parse_providers(text: str) -> list[str]:
+    """Names of the providers in what `fi_info -l` says."""
+    return sorted(set(_PROVIDER.findall(text)))
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder) if folder else []
+    except OSError:
+        return []
+
+
+_VERSION = re.compile(r"^(\w+)\s*(?::[^=\n]*)?=\s*'([^'\n]*)'", re.MULTILINE)
+_LOOKS = 300
+_LOOK_S = 1.5
+
+
+def python_facts() -> dict[str, Any]:
+    """The interpreter that runs this rank."""
+    return {"executable": sys.executable, "version": "%d.%d.%d" % sys.version_info[:3], "prefix": sys.prefix}
+
+
+def torch_facts() -> dict[str, Any]:
+    """The torch that this interpreter would import, without importing it; empty where it has none."""
+    try:
+        spec = importlib.util.find_spec("torch")
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or not spec.submodule_search_locations:
+        return {}
+    folder = next(iter(spec.submodule_search_locations))
+    return {"folder": folder, **parse_torch_version(text_of(os.path.join(folder, "version.py")))}
+
+
+def parse_torch_version(text: str) -> dict[str, str]:
+    """`version`, and `cuda`, `hip` or `xpu` where torch is built for them, from torch/version.py."""
+    said = dict(_VERSION.findall(text))
+    found = {name: said[name] for name in ("cuda", "hip", "xpu") if said.get(name)}
+    version = said.get("__version__") or said.get("version")
+    return {**({"version": version} if version else {}), **found}
+
+
+def place_facts(path: str, table: list[MountPoint] | None = None) -> dict[str, Any]:
+    """Where a folder lies, and how long a look at a file takes there: most of an import is looking for files."""
+    mount = mount_of(os.path.realpath(path), mounts() if table is None else table)
+    return {
+        "path": path,
+        "kind": mount.served_by,
+        "file_system": mount.file_system,
+        "mount": mount.place,
+        "look_us": look_us(path),
+    }
+
+
+def look_us(path: str) -> float:
+    """Microseconds of one stat among the files of this folder, each looked at for the first time by this process; 0
+    where there are none."""
+    began = time.perf_counter()
+    looks = 0
+    for folder, names, files in os.walk(path):
+        names.sort()
+        for name in files:
+            with contextlib.suppress(OSError):
+                os.stat(os.path.join(folder, name))
+            looks += 1
+            if looks >= _LOOKS or time.perf_counter() - began > _LOOK_S:
+                return round((time.perf_counter() - began) / looks * 1e6, 1)
+    return round((time.perf_counter() - began) / looks * 1e6, 1) if looks else 0.0
+
+
+def driver_version() -> str:
+    """Version of NVIDIA's kernel driver, as 570.124.06; empty where there is none."""
+    return parse_driver(text_of("/proc/driver/nvidia/version"))
+
+
+def parse_driver(text: str) -> str:
+    match = re.search(r"Kernel Module(?: for \w+)?\s+(\d+\.\d+(?:\.\d+)?)", text)
+    return match.group(1) if match else ""
 
 
 def facts(spec: dict[str, Any]) -> dict[str, Any]:

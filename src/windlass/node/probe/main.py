@@ -10,8 +10,7 @@ import os
 from typing import Any
 
 from windlass.node.probe.cpus import AllowedBy, probe_allowed, probe_cores
-from windlass.node.probe.devices import SysReaders, Vendor, probe_devices
-from windlass.node.probe.nics import probe_nics
+from windlass.node.probe.devices import SysReaders, Vendor, probe_devices, probe_nics
 from windlass.node.probe.sysfs import SysReader, properties
 from windlass.node.sys.messages import node_writer
 

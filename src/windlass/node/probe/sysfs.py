@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from windlass.node.sys.cpulist import CpuListError, cpus_of
+from windlass.node.sys.text import CpuListError, cpus_of
 from windlass.node.sys.tools import text_of
 
 _PCI = re.compile(r"^[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")

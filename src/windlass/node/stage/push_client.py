@@ -16,11 +16,10 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from windlass.node.agent.host import AgentError
-from windlass.node.wire.channel import TAG_BYTES, Channel
 from windlass.node.wire.dial import Target, dial
 from windlass.node.wire.link import set_timeouts
 from windlass.node.wire.ports import port_candidates
-from windlass.node.wire.proof import Identity, ProtocolError
+from windlass.node.wire.proof import TAG_BYTES, Channel, Identity, ProtocolError
 
 ASK = struct.Struct("<BxxxIQ")
 FRAME = struct.Struct("<BxxxIQ32s")

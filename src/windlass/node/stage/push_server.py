@@ -12,10 +12,9 @@ from windlass.node.stage.push import Push, PushNode
 from windlass.node.stage.push_client import ASK, FRAME, MAX_TEXT_BYTES, NO_DIGEST, MessageKind, receive_all
 from windlass.node.stage.window import Cursor, StripeWindow
 from windlass.node.wire.accept import Acceptor
-from windlass.node.wire.channel import TAG_BYTES, Channel
 from windlass.node.wire.link import set_timeouts
 from windlass.node.wire.ports import listen_tcp, port_candidates
-from windlass.node.wire.proof import ProtocolError
+from windlass.node.wire.proof import TAG_BYTES, Channel, ProtocolError
 
 _MAX_CONNECTIONS = 256
 _SEND_S = 20.0

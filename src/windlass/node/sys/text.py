@@ -1,7 +1,11 @@
-"""Sizes and lists as people read them, for nodes and for everything above."""
+"""Sizes and lists as people read them, for nodes and for everything above.
+
+CPU lists as the kernel writes them: `0-3,8`.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 
@@ -18,3 +22,33 @@ def listed(words: Sequence[str], limit: int = 6, separator: str = ", ") -> str:
     """`a, b, c and 4 more`."""
     more = len(words) - limit
     return separator.join(words[:limit]) + (" and %d more" % more if more > 0 else "")
+
+
+LARGEST_CPU = 65535
+_NUMBER = re.compile(r"[0-9]{1,18}\Z")
+
+
+class CpuListError(ValueError):
+    """A text that is no CPU list: what is wrong with it, and how to write one."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def cpus_of(text: str) -> tuple[int, ...]:
+    """The sorted numbers of a list. Empty text is no CPU. Raises `CpuListError`."""
+    cpus: set[int] = set()
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        first, dash, last = part.partition("-")
+        last, _, stride = last.partition(":")
+        numbers = (first, *((last,) if dash else ()), *((stride,) if stride else ()))
+        if not all(_NUMBER.match(number) for number in numbers):
+            raise CpuListError(f"not a CPU list: {text[:80]!r}", "write numbers and ranges, as in 0-3,8")
+        low, high = int(first), int(last) if dash else int(first)
+        if max(low, high) > LARGEST_CPU:
+            raise CpuListError(f"no node has a CPU {max(low, high)}: {part!r}", f"numbers end at {LARGEST_CPU}")
+        if high < low or (stride and int(stride) == 0):
+            raise CpuListError(f"not a CPU range: {part!r} in {text!r}", "ranges go up, as in 0-3")
+        cpus.update(range(low, high + 1, int(stride) if stride else 1))
+    return tuple(sorted(cpus))

@@ -17,8 +17,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from windlass.node.wire.channel import Channel
-from windlass.node.wire.proof import CLAIM_BYTES, CalledProof, Identity, ProtocolError, endpoint_bytes
+from windlass.node.wire.proof import CLAIM_BYTES, CalledProof, Channel, Identity, ProtocolError, endpoint_bytes
 
 log = logging.getLogger("windlass.cache")
 MAX_UNPROVEN = 1024

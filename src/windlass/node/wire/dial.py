@@ -14,12 +14,12 @@ import socket
 import time
 from typing import Any, NamedTuple
 
-from windlass.node.wire.channel import Channel
 from windlass.node.wire.ports import short_path
 from windlass.node.wire.proof import (
     HELLO_BYTES,
     PROOF_BYTES,
     CallerProof,
+    Channel,
     Identity,
     ProofError,
     ProtocolError,

@@ -18,9 +18,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from windlass.node.wire import wire
-from windlass.node.wire.channel import Channel
 from windlass.node.wire.dial import Target, dial, dial_unix
-from windlass.node.wire.proof import Identity, ProtocolError
+from windlass.node.wire.proof import Channel, Identity, ProtocolError
 
 _SMALL = 64 << 10
 

@@ -1,9 +1,13 @@
-"""The variables of a plan as lines of shell, each with its reason and with its test where it waits for a library."""
+"""The variables of a plan as lines of shell, each with its reason and with its test where it waits for a library.
+
+The file that holds what a plan hides. Mode 0600, in the run folder, read by the rank script and by nothing else.
+"""
 
 from __future__ import annotations
 
 from windlass.base.notation.shell import comment, expandable, fillable, quote
 from windlass.model.plan import Plan, Setting
+from windlass.plan.inputs import Secrets
 
 
 def environment_lines(plan: Plan) -> list[str]:
@@ -84,3 +88,17 @@ def _runtime_test(setting: Setting) -> str:
         folders = " ".join(expandable(folder) for folder in setting.when.found_in)
         tests.append(f"w_found {quote(setting.when.found)} {folders}".rstrip())
     return " && ".join(tests)
+
+
+SECRETS_FILE = "secrets.sh"
+
+
+def secrets_text(secrets: Secrets) -> str:
+    """Shell text that sets one variable for each secret. Read where the rank's own variables are known."""
+    filled = secrets.filled_from
+    lines = ["# Values that plan.json hides. Keep this file to yourself; it is removed when the run ends."]
+    for at, word in sorted(secrets.words.items()):
+        value = fillable(word) if filled is not None and at >= filled else quote(word)
+        lines.append(f"w_secret_word_{at}={value}")
+    lines += [f"w_secret_env_{name}={quote(value)}" for name, value in sorted(secrets.env.items())]
+    return "\n".join(lines) + "\n"

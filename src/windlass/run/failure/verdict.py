@@ -19,10 +19,10 @@ from windlass.model.jsontext import from_json
 from windlass.model.record import RunRecord
 from windlass.node.sys.reading import read_bytes
 from windlass.run.failure.decide import Decision, Past, RestartOptions, decide
+from windlass.run.failure.ends import newest_step, read_ledger
 from windlass.run.failure.evidence import keep_evidence
 from windlass.run.failure.launcher_hints import log_hint
 from windlass.run.failure.root_cause import Cause, Observed, find_cause, first_end
-from windlass.run.failure.snapshot_ledger import newest_step, read_ledger
 
 VERDICT_FILE = "verdict.json"
 _ATTEMPT = re.compile(r"attempt-([0-9]{1,6})\Z")

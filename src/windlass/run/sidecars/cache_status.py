@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from windlass.base.notation.sizes import size_text
+from windlass.base.notation.counts import size_text
 
 _COLUMNS = ("node", "state", "hits", "misses", "local", "parent", "peer", "shared", "calls", "memory", "errors")
 _SUMMED = (

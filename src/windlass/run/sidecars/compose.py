@@ -1,6 +1,8 @@
 """The processes that run next to the ranks of a plan: one agent per node with the services that the plan names.
 
 The only place that composes them, for runs that start once, for supervised runs and for `cache start`.
+
+The agents that a plan asks for, as a value.
 """
 
 from __future__ import annotations
@@ -8,18 +10,41 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from windlass.agents.start import Agents, ServiceSpec
+from windlass.agents.start import Agents, AgentsSpec, ServiceSpec
 from windlass.base.settings import read_settings
 from windlass.errors import UsageError
 from windlass.model.plan import Plan
+from windlass.plan.agents import agents_step
+from windlass.plan.cache import agents_folder
 from windlass.plan.render.job_facts import JobFacts
 from windlass.run.execute import Sidecar
 from windlass.run.folder import RunFolder
+from windlass.run.rendezvous import host_addresses, named_hosts
 from windlass.run.run import Run
 from windlass.run.sidecars.cache_service import CacheSidecar, cache_service
 from windlass.run.sidecars.heartbeat import HeartbeatSidecar, heartbeat_service
 from windlass.run.sidecars.sampler import SamplerSidecar, sampler_service
-from windlass.run.sidecars.spec import agents_spec
+
+
+def agents_spec(
+    plan: Plan,
+    facts: JobFacts,
+    hosts: tuple[str, ...],
+    services: tuple[ServiceSpec, ...],
+    environ: Mapping[str, str],
+) -> AgentsSpec:
+    """The agents of a plan with these services, which are those that it names."""
+    assert plan.agents is not None
+    return AgentsSpec(
+        step=agents_step(plan),
+        run_id=facts.run_id,
+        hosts=named_hosts(plan, hosts),
+        addresses=host_addresses(plan, hosts, environ),
+        folder=agents_folder(plan, facts.uid, facts.run_id),
+        cpus=plan.agents.cpus,
+        services=services,
+        ready_s=plan.agents.ready_s,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,8 +19,7 @@ from typing import Any
 import msgspec
 
 from windlass.agents.ask import Question, ask_step
-from windlass.agents.interpreter import ARCHIVE
-from windlass.agents.ship import agent_file, stop_argv
+from windlass.agents.ship import ARCHIVE, agent_file, stop_argv
 from windlass.agents.start import BUNDLE_FILE, Agents
 from windlass.agents.step import run_node_step
 from windlass.base.notation.hostlist import expand_hostlist

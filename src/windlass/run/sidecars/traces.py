@@ -2,20 +2,29 @@
 
 A trace belongs to the environment it was recorded with: the paths of its roots and what marks a change of it (its own
 folder, `pyvenv.cfg`, conda's history, the site-packages folders). Another version of it gets another trace.
+
+A trace before it is needed: one command, on this machine, through a view of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from windlass.base.procs.command import run_command, which
 from windlass.errors import ConfigError, MachineError, UsageError
+from windlass.node.cache import control
+from windlass.node.cache.config import NodeConfig
 from windlass.node.cache.pack import pack_path
 from windlass.node.cache.roots import declare_roots
 from windlass.node.cache.trace import BadTraceError, Trace, read_trace
+from windlass.node.sys.atomic import replace_file
+from windlass.node.sys.folders import temporary_folder
 
 _MARKS = ("", "pyvenv.cfg", "conda-meta/history", "lib/python3*/site-packages", "lib64/python3*/site-packages")
 _SUFFIX = ".trace.json"
@@ -108,3 +117,91 @@ def summary_of(path: Path) -> TraceSummary:
         recorded_s=path.stat().st_mtime,
         pack_bytes=pack.stat().st_size if pack.exists() else 0,
     )
+
+
+_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX")
+
+
+def record_trace(
+    roots: Sequence[str], argv: Sequence[str], environ: Mapping[str, str], traces: Path, timeout_s: float
+) -> TraceSummary:
+    """Runs `argv` with the roots seen through a view and keeps what it reads as their trace, in the place of an older
+    one. Raises `MachineError` where there can be no view, `CommandError` or `DeadlineError` where the command fails;
+    the older trace then stays. Nothing else is left behind."""
+    identity = environment_identity(roots)
+    # Beside the trace that it becomes: what is packed with it is too large to be copied once more.
+    traces.mkdir(mode=0o700, parents=True, exist_ok=True)
+    made = traces / f"{identity}.{os.getpid()}.recording"
+    try:
+        with temporary_folder(f"windlass-{os.getuid()}-trace-") as base:
+            _record(base, made, roots, argv, environ, timeout_s)
+        return _keep(made, trace_path(traces, identity))
+    finally:
+        for left in (made, Path(pack_path(str(made)))):
+            left.unlink(missing_ok=True)
+
+
+def _record(
+    base: Path, made: Path, roots: Sequence[str], argv: Sequence[str], environ: Mapping[str, str], timeout_s: float
+) -> None:
+    """Run the command in a view whose processes work in the folder `base`, and write its trace to `made`."""
+    state = base / "state"
+    config = NodeConfig(
+        job=f"trace{os.getpid()}.{time.monotonic_ns():x}",
+        node=0,
+        hosts=("127.0.0.1",),
+        roots=declare_roots(list(roots)),
+        state_dir=str(state),
+        key_file=str(base / "key"),
+        mount=str(state / "view"),
+        trace_out=str(made),
+        owner_pids=(os.getpid(),),
+    )
+    _write_key(base / "key")
+    try:
+        control.start(config)
+        command, env = _in_view(roots, argv, environ, config.mount)
+        run_command(command, timeout_s=timeout_s, env=env)
+    except control.ControlError as error:
+        raise MachineError(f"no view of {roots[0]}: {error}", hint="does this machine have /dev/fuse?") from error
+    finally:
+        control.stop(str(state))
+
+
+def _write_key(path: Path) -> None:
+    replace_file(str(path), os.urandom(32), 0o600)
+
+
+def _keep(made: Path, path: Path) -> TraceSummary:
+    try:
+        found = summary_of(made)
+    except (OSError, BadTraceError) as error:
+        hint = "did the command read anything below --root?"
+        raise MachineError(f"no trace was recorded: {error}", hint=hint) from None
+    if not found.files and not found.directories:
+        raise MachineError("the command read nothing below --root", hint="start the environment's own bin/python")
+    with contextlib.suppress(FileNotFoundError):  # no room for one
+        Path(pack_path(str(made))).rename(pack_path(str(path)))
+    made.rename(path)
+    return summary_of(path)
+
+
+def _in_view(
+    roots: Sequence[str], argv: Sequence[str], environ: Mapping[str, str], view: str
+) -> tuple[tuple[str, ...], Mapping[str, str]]:
+    """The command and its variables with paths below the roots as the view has them; programs of the roots first."""
+
+    def swap(path: str) -> str:
+        below = any(path == root or path.startswith(root.rstrip("/") + "/") for root in roots)
+        return view + path if below else path
+
+    found = dict(environ)
+    for name in _VARIABLES:
+        if name in found:
+            found[name] = ":".join(swap(part) for part in found[name].split(":"))
+    first = [f"{view}{root}/bin" for root in roots if Path(root, "bin").is_dir()]
+    found["PATH"] = ":".join([*first, found.get("PATH", os.defpath)])
+    program = swap(argv[0]) if "/" in argv[0] else which(argv[0], found)
+    if program is None:
+        raise UsageError(f"{argv[0]}: no such program in the environment or in PATH", hint="name it by its path")
+    return (program, *argv[1:]), found

@@ -1,4 +1,13 @@
-"""Adds what supervision knows of an attempt to what its files tell: heartbeats, node diagnostics, the scheduler."""
+"""Adds what supervision knows of an attempt to what its files tell: heartbeats, node diagnostics, the scheduler.
+
+Job disposition: whether the scheduler lets the job that we run in go on, takes it back, or was told to end it.
+
+Asked when the ranks or windlass itself were told to stop, because the signal is the same each time: a person who
+cancels a job does not want it back, one that was preempted is to go on elsewhere, and one that the scheduler has put
+back into its queue itself must not be submitted a second time.
+
+Node diagnostics: one short program per node next to the ranks, which reports what it finds there.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +15,16 @@ import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
+from windlass.agents.ask import Answers, Question, ask
+from windlass.backends.schedulers import get_scheduler
+from windlass.backends.schedulers.base import JobState, JobStatus
+from windlass.base.notation.hostlist import expand_hostlist
+from windlass.base.procs.command import run_command
+from windlass.errors import WindlassError
 from windlass.model.plan import Plan
 from windlass.run.execute import RanksEnd
 from windlass.run.failure.flight import missing_text
@@ -16,11 +32,83 @@ from windlass.run.failure.rank_logs import RankLogs, rank_logs
 from windlass.run.failure.rank_states import RankState, rank_states, states_text, straggler
 from windlass.run.failure.root_cause import RESUME_ME, JobDisposition, Observed, end_code
 from windlass.run.folder import RunFolder
+from windlass.run.scheduler_commands import scheduler_environ
 from windlass.run.sidecars.heartbeat import HeartbeatSidecar
-from windlass.run.supervise.diagnostics import NodeReport, diagnose_nodes, lost_hosts
-from windlass.run.supervise.disposition import ask_disposition
 from windlass.run.supervise.heartbeat_monitor import HeartbeatMonitor
-from windlass.run.verdict import observe_end, ranks_saw_time_up
+from windlass.run.verdict import is_late, observe_end, ranks_saw_time_up
+
+_DEADLINE_S = 30.0
+_ANSWER_S = 10.0
+_MAX_ASKED = 4
+"""More nodes than these do not fall silent one by one: then the first ones stand for all."""
+
+NodeReport = Answers
+
+
+def diagnose_nodes(
+    plan: Plan, folder: RunFolder, environ: Mapping[str, str], what: Literal["stacks", "after"], **settings: object
+) -> NodeReport:
+    """Run `windlass.node.agent.diagnostics` on every node of the plan. Never raises; what was said before the deadline
+    counts."""
+    question = Question(
+        entry="windlass.node.agent.diagnostics:main",
+        purpose="diagnostics",
+        deadline_s=_DEADLINE_S,
+        settings={"what": what, "run_dir": str(folder.path), **settings},
+    )
+    return ask(plan, folder, environ, question)
+
+
+def nodes_that_answer(
+    plan: Plan, folder: RunFolder, environ: Mapping[str, str], hosts: tuple[str, ...]
+) -> frozenset[str]:
+    """Those of these hosts on which a program can be started within a few seconds. Never raises."""
+    question = Question(entry="windlass.node.agent.diagnostics:alive", purpose="alive", deadline_s=_ANSWER_S)
+    found: set[str] = set()
+    for host in hosts[:_MAX_ASKED]:
+        asked = ask(plan, folder, environ, question, (host,))
+        found |= asked.answered | asked.refused  # one that refuses a program is there
+    return frozenset(found)
+
+
+def lost_hosts(plan: Plan, report: NodeReport) -> tuple[str, ...]:
+    """Hosts of the plan that did not answer, where others did."""
+    hosts = expand_hostlist(plan.hosts) if plan.hosts else ()
+    if len(hosts) < 2 or not report.answered:
+        return ()
+    return tuple(host for host in hosts if host not in report.answered)
+
+
+_ASK_S = 10.0
+
+
+def ask_disposition(plan: Plan, environ: Mapping[str, str], deadline_s: float | None) -> JobDisposition:
+    """Ask once, with a deadline: whoever is being ended has only seconds left. Never raises."""
+    if plan.job_id is None or plan.scheduler == "none":
+        return ""
+    scheduler = get_scheduler(plan.scheduler)
+    try:
+        argv = scheduler.outside_argv(scheduler.status_argv(plan.job_id), environ)
+        done = run_command(argv, timeout_s=_ASK_S, env=scheduler_environ(scheduler, environ), check=False)
+    except WindlassError:
+        return ""
+    status = scheduler.parse_status(done.stdout, done.code, plan.job_id)
+    return disposition_of(status, restarts=scheduler.restarts(environ), late=is_late(deadline_s))
+
+
+def disposition_of(status: JobStatus, *, restarts: int, late: bool) -> JobDisposition:
+    """`restarts`: how often the scheduler had started this job again when this start of it began. PBS says of a job
+    that it ends for its walltime what it says of any other that runs."""
+    if status.state in {JobState.QUEUED, JobState.HELD} or status.restarts > restarts:
+        return "requeued"
+    if status.preempted:
+        return "preempted"
+    ends = {JobState.RUNNING, JobState.ENDING, JobState.CANCELLED}
+    if status.state is JobState.TIMEOUT or (status.state in ends and late):
+        return "over"
+    if status.state in {JobState.ENDING, JobState.CANCELLED}:
+        return "cancelled"
+    return "" if status.state is JobState.UNKNOWN else "runs"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

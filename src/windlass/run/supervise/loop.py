@@ -1,4 +1,7 @@
-"""The loop of attempts: start, wait, find the cause, decide, start again. The one place of supervision that acts."""
+"""The loop of attempts: start, wait, find the cause, decide, start again. The one place of supervision that acts.
+
+A run under supervision: what one start of it is, and when its allocation ends.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from windlass.backends.schedulers.walltime import parse_walltime
 from windlass.base.notation.shell import quote
 from windlass.errors import WindlassError
 from windlass.model.plan import Plan
@@ -18,26 +22,26 @@ from windlass.model.record import RunRecord
 from windlass.node.sys.reading import read_bytes
 from windlass.plan.inputs import Secrets
 from windlass.plan.render.job_facts import JobFacts
-from windlass.plan.render.secrets import SECRETS_FILE
+from windlass.plan.render.variables import SECRETS_FILE
 from windlass.run.bad_nodes import forgive, remember_node
 from windlass.run.execute import execute, prepare
 from windlass.run.failure.decide import Decision, Past, RestartOptions
+from windlass.run.failure.ends import newest_step, read_ledger
 from windlass.run.failure.root_cause import RESUME_ME, Cause, Observed
-from windlass.run.failure.snapshot_ledger import newest_step, read_ledger
 from windlass.run.failure.verdict import Attempt, Verdict, attempt_folders, past_attempts, past_of, verdict_lines
 from windlass.run.folder import RunFolder, restart
+from windlass.run.jit_caches import finish_caches
 from windlass.run.rendezvous import plan_hosts, resolve_rendezvous
 from windlass.run.run import Run
 from windlass.run.sidecars.compose import compose_sidecars
 from windlass.run.sidecars.heartbeat import heartbeats_folder
 from windlass.run.signals import listening
 from windlass.run.supervise.attempts import own, release
-from windlass.run.supervise.diagnostics import NodeReport, diagnose_nodes, nodes_that_answer
-from windlass.run.supervise.evidence import Ended, gather
+from windlass.run.supervise.evidence import Ended, NodeReport, diagnose_nodes, gather, nodes_that_answer
 from windlass.run.supervise.heartbeat_monitor import HeartbeatMonitor, margin_s
 from windlass.run.supervise.replan import next_plan, spare_hosts
-from windlass.run.supervise.resubmit import resubmit
-from windlass.run.verdict import Judgement, finished, judge_attempt, save_record
+from windlass.run.supervise.resubmit import BATCH_FILE, resubmit
+from windlass.run.verdict import Judgement, finished, good_end, judge_attempt, save_record
 
 _NEEDED_S = 120.0
 _NEEDED_SHARE = 0.1
@@ -248,3 +252,36 @@ def _read_secrets(folder: RunFolder) -> bytes | None:
         return read_bytes(folder.part(SECRETS_FILE))
     except OSError:
         return None
+
+
+def run_supervised(run: Run) -> RunRecord:
+    """Start a run as often as it takes and as its request allows. Returns the record of the last start."""
+    folder, view, environ = run.folder, run.view, run.environ
+    if run.secrets:
+        folder.save_plan(run.plan, run.secrets)
+    run.announce()
+    values = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
+    live = Supervised(**values, deadline_s=_deadline_s(run))
+    record = None
+    try:
+        record = supervise_attempts(live)
+    finally:
+        folder.forget_secrets()
+        in_haste = record is None or record.outcome == "stopped" or record.exit_code == RESUME_ME
+        for ended, facts in live.starts[-1:]:
+            finish_caches(ended, folder, facts, environ, view, in_haste=in_haste)
+    if record.outcome == "ok" and not run.quiet:
+        for line in good_end(live.starts[-1][0], record, folder):
+            view.note(line)
+    return record
+
+
+def _deadline_s(run: Run) -> float | None:
+    """When this allocation ends: as the scheduler says, else, in a job that windlass submitted, by its own time limit.
+    That is late by the seconds that the job took to get here, which the margin covers."""
+    allocation = run.context.allocation
+    if allocation is None or allocation.end_time_s is not None:
+        return allocation.end_time_s if allocation else None
+    if run.plan.request.time is None or not run.folder.part(BATCH_FILE).exists():
+        return None
+    return time.time() + parse_walltime(run.plan.request.time)

@@ -18,7 +18,7 @@ from windlass.model.site import SchedulerSpec
 from windlass.node.sys.reading import read_text
 from windlass.run.folder import RunFolder
 from windlass.run.submit import submit_script
-from windlass.run.supervise.disposition import ask_disposition
+from windlass.run.supervise.evidence import ask_disposition
 
 BATCH_FILE = "batch.sh"
 LOG_FILE = "job.log"

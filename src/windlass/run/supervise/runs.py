@@ -1,9 +1,13 @@
-"""Runs on disk: what state each is in, why it ended, whether it can go on. Asks the scheduler where it has to."""
+"""Runs on disk: what state each is in, why it ended, whether it can go on. Asks the scheduler where it has to.
+
+End a run from outside: the windlass that drives it asks the ranks to save and leave, or its job is cancelled.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,21 +20,21 @@ from windlass.backends.schedulers import get_scheduler
 from windlass.backends.schedulers.base import JobState, JobStatus
 from windlass.base.procs.command import run_command
 from windlass.base.settings import read_settings
-from windlass.errors import UsageError, WindlassError
+from windlass.errors import MachineError, UsageError, WindlassError
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.node.sys.reading import read_text
 from windlass.plan.render.batch_script import EXIT_FILE
+from windlass.run.failure.ends import newest_step, read_ledger
 from windlass.run.failure.evidence import observe
 from windlass.run.failure.rank_logs import rank_logs
 from windlass.run.failure.root_cause import RESUME_ME, find_cause
-from windlass.run.failure.snapshot_ledger import newest_step, read_ledger
 from windlass.run.failure.verdict import attempt_folders, read_verdict
 from windlass.run.folder import COMMAND_FILE, PLAN_FILE, FolderUse, RunFolder, is_run, open_folder, read_plan
 from windlass.run.scheduler_commands import scheduler_environ
 from windlass.run.sidecars.detached import AGENTS_FILE
 from windlass.run.supervise.attempts import Owner, read_owner
-from windlass.run.trust import is_own_folder
+from windlass.run.trust import is_own_folder, require_trust
 
 State = Literal["running", "waiting", "done", "resumable", "stopped", "failed", "killed", "unknown"]
 """`waiting`: in the scheduler's queue. `resumable`: it saved and left. `killed`: windlass itself was, in the middle."""
@@ -277,3 +281,29 @@ def choose_cleanable(
     kept = tuple(state for state in chosen if state not in foreign and holds_snapshots(folders[state.path]))
     gone = tuple(state for state in chosen if state not in (*kept, *foreign))
     return Cleaning(gone=gone, kept=kept, foreign=foreign)
+
+
+_STOP_S = 60.0
+_CANCEL_S = 30.0
+
+
+def stop_run(folder: RunFolder, environ: Mapping[str, str]) -> str | None:
+    """Stop a run: it has ended on return, or its job is cancelled, whose id is returned then. Raises `UsageError` where
+    it does not run, `MachineError` where it does not end in time, `NotTrustedError` for a folder that is not ours."""
+    require_trust(folder.path, read_settings(environ).state_dir)
+    owner = read_owner(folder)
+    if owner is not None and owner.pid != os.getpid() and owner.alive():
+        os.kill(owner.pid, signal.SIGTERM)
+        end = time.monotonic() + _STOP_S
+        while owner.alive():
+            if time.monotonic() > end:
+                raise MachineError(f"process {owner.pid} still runs after {_STOP_S:g} s", hint="say it again to insist")
+            time.sleep(0.05)
+        return None
+    state = state_of(folder, environ)
+    if state.state not in {"running", "waiting"} or state.job_id is None:
+        raise UsageError(f"{folder.path} does not run: {state.state}", hint="`windlass runs list` shows which do")
+    scheduler = get_scheduler(read_plan(folder.path).scheduler)
+    found = scheduler_environ(scheduler, environ)
+    run_command(scheduler.cancel_argv(state.job_id), timeout_s=_CANCEL_S, env=found)
+    return state.job_id

@@ -16,7 +16,7 @@ from windlass.model.plan import Plan
 from windlass.plan.inputs import PlanningContext, Secrets
 from windlass.run.context import find_allocation, gather_context
 from windlass.run.folder import RunFolder, is_run, make_folder, open_folder, plan_of, read_plan, read_plan_file, restart
-from windlass.run.new import planned_run
+from windlass.run.once import planned_run
 from windlass.run.output import ViewMaker
 from windlass.run.planning import plan_to_run
 from windlass.run.run import Run

@@ -22,7 +22,6 @@ from windlass.sites.topology.binding_request import (
     parse_cpu_bind,
 )
 from windlass.sites.topology.check import problems_of, whole_cores
-from windlass.sites.topology.nearest import nearest_nics
 from windlass.sites.topology.split import (
     Cores,
     device_homes,
@@ -31,7 +30,7 @@ from windlass.sites.topology.split import (
     share_among_devices,
     share_among_ranks,
 )
-from windlass.sites.topology.units import in_unit
+from windlass.sites.topology.units import in_unit, nearest_nics
 
 _FLAG = Origin(scope="flag", where="--cpu-bind")
 _PARTIAL = frozenset({"missing", "not-allowed", "device"})

@@ -8,8 +8,7 @@ from windlass.base.notation.cpulist import format_cpulist, parse_cpulist
 from windlass.errors import ConfigError
 from windlass.model.hardware import DeviceSpec, DomainSpec, NodeSpec
 from windlass.model.topology import Core, Device, DeviceUnit, Nic, Topology
-from windlass.sites.topology.nearest import fabric_nics
-from windlass.sites.topology.units import in_unit
+from windlass.sites.topology.units import fabric_nics, in_unit
 
 _GB = 1_000_000_000
 
