@@ -73,14 +73,17 @@ def test_a_variable_of_the_environment_does_not_let_an_agent_remove_a_folder(
 SWAP = """\
 #!{python}
 import os, sys
+def python(path, line):
+    open(path, "w").write("#!/bin/sh\\n" + line); os.chmod(path, 0o755)
 os.makedirs(sys.argv[3] + "/bin")
+python(sys.argv[3] + "/bin/python", "")
 if os.fork() == 0:
     os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
     partial = "{place}/.env.partial"
     os.rename(partial, "{place}/stolen")
     os.makedirs(partial + "/env/bin"); os.makedirs(partial + "/bin")
     for path in (partial + "/bin/python", partial + "/env/bin/python"):
-        open(path, "w").write("#!/bin/sh\\n"); os.chmod(path, 0o755)
+        python(path, "touch {place}/ran")
     os._exit(0)
 assert os.wait()[1] == 0
 """
@@ -106,8 +109,8 @@ def test_an_environment_that_a_colleague_swaps_during_the_build_is_not_used(grou
     python.chmod(0o755)
     made = create_env(group_place, str(python))
     assert made.code == 3 and "another user replaced" in made.stderr, made.text
-    assert not (group_place / "env").exists()
-    record("swapping an environment during `env create`", expected="refused", seen="refused")
+    assert not (group_place / "env").exists() and not (group_place / "ran").exists(), made.text
+    record("swapping an environment during `env create`", expected="refused, not run", seen="refused, not run")
 
 
 def test_a_work_folder_of_a_colleague_is_neither_removed_nor_used(group_place: Path) -> None:
