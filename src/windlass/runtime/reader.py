@@ -10,13 +10,13 @@ import contextlib
 import dataclasses
 import os
 import pickle
-import stat
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from windlass.node.sys.folders import is_own
+from windlass.node.sys.reading import UnreadableError, open_plain
 from windlass.runtime.store import CorruptError, io_threads
 from windlass.runtime.tensor_file import HEAD_BYTES, data_offset
 from windlass.runtime.unpickle import ForeignCodeError, foreign, load_plain
@@ -39,12 +39,12 @@ def make_reader(snapshot: Path) -> Any:
             target = Path(path)
             if mode != "rb" or target.parent != snapshot:
                 raise CorruptError(f"{snapshot}: its index leads out of the snapshot, to {target}")
-            opened = os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            with os.fdopen(opened, "rb") as stream:
-                status = os.fstat(opened)
-                if not stat.S_ISREG(status.st_mode):
-                    raise CorruptError(f"{target} is not a plain file")
-                if not is_own(status):
+            try:
+                stream = open_plain(target)
+            except UnreadableError as error:
+                raise CorruptError(str(error)) from None
+            with stream:
+                if not is_own(os.fstat(stream.fileno())):
                     self.all_own = False  # never set back: several threads open files
                 yield stream
 

@@ -17,7 +17,10 @@ if [ -z "${ENV:-}" ]; then
 fi
 ENV=${ENV:-"/lustre/orion/${ACCOUNT,,}/proj-shared/${USER}/envs/torch"}
 # Packages in ~/.local would hide those that are installed here.
-export PYTHONNOUSERSITE=1 PYTHONSAFEPATH=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+export PYTHONNOUSERSITE=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+# `python -m` imports from the current folder: no file of a project is to be in its way.
+case $ENV in /*) ;; *) ENV=$PWD/$ENV ;; esac
+cd /
 
 finished=no
 trap '[ "$finished" = yes ] || echo "not finished: remove $ENV, if it is there, and begin anew" >&2' EXIT

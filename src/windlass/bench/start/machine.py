@@ -218,7 +218,8 @@ def run_ranks(pythons: Sequence[Path], ranks: int, code: str, home: Path) -> flo
     """Start `ranks` interpreters per node at once and wait for all. Seconds from the first start to the last end."""
     env = {"PATH": os.defpath, "HOME": str(home), "PYTHONNOUSERSITE": "1", "OMP_NUM_THREADS": "1"}
     began = time.monotonic()
-    children = [_popen([str(python), "-c", code], env) for python in pythons for _ in range(ranks)]
+    apart = f"import sys; del sys.path[0]\n{code}"  # the current folder
+    children = [_popen([str(python), "-c", apart], env) for python in pythons for _ in range(ranks)]
     deadline = began + _RANKS_S
     try:
         for child in children:

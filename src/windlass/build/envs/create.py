@@ -86,7 +86,7 @@ def create_env(plan: EnvPlan, environ: Mapping[str, str], tell: Callable[[str], 
         tell(f"making {final}; it says what it does in {log}")
         open_append(log, fresh=True).close()
         with _work_folder(work) as opened:
-            partial = Path(f"/proc/{os.getpid()}/fd/{opened}", final.name)  # leads to our folder, whatever `work` is now
+            partial = Path(f"/proc/{os.getpid()}/fd/{opened}", final.name)  # `work` may be renamed
             _run(plan, partial, log, {**environ, _MARK: str(work)}, tell)
             for built in (partial, work / final.name):  # some tools write down where a path leads
                 move_names(partial, str(built), str(final))
@@ -183,7 +183,7 @@ def _name(opened: int, work: Path, final: Path) -> None:
 def _run(plan: EnvPlan, partial: Path, log: Path, environ: Mapping[str, str], tell: Callable[[str], None]) -> None:
     script = script_text(msgspec.structs.replace(plan, path=str(partial), variables=()))
     env = {k: v for k, v in environ.items() if k not in ("ENV", "VIRTUAL_ENV", "PYTHONHOME", "PYTHONPATH")}
-    argv = ("bash", "-c", f"cd /\n{script}")  # `python -m pip` imports from the current folder
+    argv = ("bash", "-c", script)
     step = "start"
     with adopt_orphans(), open_append(log) as stream:
         child = start_child(argv, env=env, death=signal.SIGTERM, merge=True)

@@ -70,7 +70,11 @@ def script_text(plan: EnvPlan) -> str:
     where = shell_path(plan.path)
     lines += ["# shellcheck disable=SC2016"] if "'" in where and "$" in where else []
     lines += [f"ENV=${{ENV:-{where}}}", "# Packages in ~/.local would hide those that are installed here."]
-    lines += ["export PYTHONNOUSERSITE=1 PYTHONSAFEPATH=1 PIP_DISABLE_PIP_VERSION_CHECK=1", ""]
+    lines += ["export PYTHONNOUSERSITE=1 PIP_DISABLE_PIP_VERSION_CHECK=1"]
+    lines += ["# `python -m` imports from the current folder: no file of a project is to be in its way."]
+    lines += ["case $ENV in /*) ;; *) ENV=$PWD/$ENV ;; esac"]
+    lines += ['[ ! -f "${IMAGE:-}" ] || IMAGE=$(readlink -f "$IMAGE")'] if plan.beneath == "image" else []
+    lines += ["cd /", ""]
     lines += ["finished=no", f"trap {quote(_LEFT)} EXIT"]
     count = len(plan.steps)
     for number, step in enumerate(plan.steps, 1):
