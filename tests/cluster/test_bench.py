@@ -37,6 +37,7 @@ def test_collectives_over_two_nodes_are_measured_checked_and_recorded(slurm: Slu
     assert "# all_reduce over 4 ranks on 2 nodes" in done.stdout
 
 
+@pytest.mark.slow
 def test_scaling_from_one_node_to_two(slurm: SlurmCluster, hostile_dir: Path) -> None:
     require_torch()
     words = ("--model", "tiny", "--sequence", "16", "--steps", "2", "--warmup", "1", "--ceiling", "0", "--threads", "1")

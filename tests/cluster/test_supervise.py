@@ -67,7 +67,7 @@ def test_a_stopped_rank_is_a_hang_that_is_seen_named_and_survived(slurm: SlurmCl
     assert "rank 1 stopped" in where and "rank 0 in all_reduce" in where.replace("wrapper", "all_reduce"), where
 
 
-@pytest.mark.parametrize("launcher", ["srun", "hydra"])
+@pytest.mark.parametrize("launcher", ["srun", pytest.param("hydra", marks=pytest.mark.slow)])
 def test_a_progress_bar_is_output_and_no_hang(slurm: SlurmCluster, tmp_path: Path, launcher: str) -> None:
     if launcher == "hydra":
         require_mpi()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.slurm import free_ports
+from forking import Forked
 
 SCRIPT = Path(__file__).with_name("training.py")
 DEADLINE_S = 150.0
@@ -37,14 +38,11 @@ class Training:
 
     def __init__(self, world: int, *args: object, env: dict[str, str] | None = None) -> None:
         port = free_port()
-        command = [sys.executable, str(SCRIPT), *map(str, args)]
+        command = [str(SCRIPT), *map(str, args)]
         self.ranks = [
-            subprocess.Popen(
+            Forked(
                 [part.replace("{rank}", str(rank)) for part in command],
-                env={**environment(rank, world, port), **(env or {})},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
+                {**environment(rank, world, port), **(env or {})},
             )
             for rank in range(world)
         ]
@@ -68,6 +66,7 @@ class Training:
             except subprocess.TimeoutExpired:
                 rank.kill()
                 raise AssertionError(f"rank {number} did not end: {rank.communicate()[0]}") from None
+            assert rank.returncode is not None
             ended.append(Ended(rank.returncode, output))
         return ended
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cluster.slurm import SlurmCluster
+from forking import Forked
 from requirements import hydra_mpiexec, require_mpi, require_torch
 from unit.runtime.ranks import environment, free_port
 
@@ -79,10 +80,10 @@ def test_under_a_real_srun_over_two_nodes_the_ranks_meet_without_any_torch_varia
 
 def test_a_rank_that_waits_in_vain_says_where_and_for_how_long() -> None:
     port = free_port()
-    env = environment(1, 2, port)
-    done = subprocess.run([sys.executable, str(SCRIPT), "3"], env=env, capture_output=True, text=True, timeout=150)
-    assert done.returncode == 1
-    assert f"did not meet the other 1 ranks at 127.0.0.1:{port} within 3 s" in done.stderr
+    rank = Forked([str(SCRIPT), "3"], environment(1, 2, port))
+    said, _ = rank.communicate(timeout=150)
+    assert rank.returncode == 1
+    assert f"did not meet the other 1 ranks at 127.0.0.1:{port} within 3 s" in said
 
 
 def test_importing_windlass_and_its_runtime_loads_no_torch_and_starts_nothing() -> None:
@@ -108,20 +109,18 @@ def test_an_unknown_name_of_the_package_is_an_attribute_error() -> None:
         windlass.nothing_like_this  # noqa: B018
 
 
-def test_a_barrier_that_is_not_reached_by_all_names_who_is_missing() -> None:
-    code = (
+def test_a_barrier_that_is_not_reached_by_all_names_who_is_missing(tmp_path: Path) -> None:
+    script = tmp_path / "barrier.py"
+    script.write_text(
         "import sys, time, windlass\n"
         "run = windlass.init(timeout_s=60)\n"
         "if run.rank == 0: run.barrier(timeout_s=2)\n"
         "else: time.sleep(60)\n"
     )
     port = free_port()
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", code], env=environment(r, 2, port), stderr=subprocess.PIPE, text=True)
-        for r in range(2)
-    ]
+    ranks = [Forked([str(script)], environment(r, 2, port)) for r in range(2)]
     try:
-        said = ranks[0].communicate(timeout=60)[1]
+        said, _ = ranks[0].communicate(timeout=60)
         assert ranks[0].returncode == 1
         assert "rank 0: not every rank reached the barrier within 2 s" in said and "Rank 1" in said
     finally:

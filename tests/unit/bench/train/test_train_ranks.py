@@ -4,106 +4,33 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cluster.slurm import free_ports
+from forking import Forked
 from requirements import require_torch
 
 require_torch()
 
 from unit.bench.train.training import largest_distance  # noqa: E402
+from windlass.bench.rank import World  # noqa: E402
+from windlass.bench.train import parallel  # noqa: E402
+from windlass.bench.train.device import find_device  # noqa: E402
+from windlass.errors import UsageError  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).resolve().parents[4]
-TRAIN = str(ROOT / "bench" / "train_step.py")
-SOURCE = f"{ROOT / 'src'}{os.pathsep}{ROOT / 'bench'}"
-DEADLINE_S = 180
-COMMON = (
-    "llm", "--model", "tiny", "--device", "cpu", "--sequence", "32", "--micro-batch", "2", "--warmup", "0",
-    "--steps", "12", "--learning-rate", "3e-3",
-)  # fmt: skip
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _run(ranks: int, out: Path, *arguments: str) -> dict[str, Any]:
-    """Train on that many local ranks; the row of their record. Past the deadline all ranks are killed."""
-    port = _free_port()
-    processes = []
-    for rank in range(ranks):
-        env = os.environ | {"PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"}
-        if ranks > 1:
-            env |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
-            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
-        argv = [sys.executable, TRAIN, *arguments, "--json", str(out)]
-        processes.append(subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
-    try:
-        said = [process.communicate(timeout=DEADLINE_S)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in processes] == [0] * ranks, "\n".join(text[-2000:] for text in said)
-    (row,) = json.loads(out.read_text())["rows"]
-    return dict(row)
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """One rank that does in four micro-steps what two ranks do in two."""
-    return _run(1, tmp_path_factory.mktemp("alone") / "record.json", *COMMON, "--accumulation", "4")
-
-
-@pytest.mark.parametrize(
-    ("parallel", "precision", "tolerance"),
-    [
-        ("ddp", "fp32", 2e-5),
-        ("ddp", "bf16", 1e-3),
-        ("fsdp", "fp32", 2e-5),
-        ("fsdp", "bf16", 2e-3),
-        ("fsdp", "fp8", 4e-3),
-    ],
-)
-def test_two_ranks_agree_with_one(
-    alone: dict[str, Any], tmp_path: Path, parallel: str, precision: str, tolerance: float
-) -> None:
-    both = _run(
-        2, tmp_path / "record.json", *COMMON, "--accumulation", "2", "--parallel", parallel, "--precision", precision
-    )
-    assert both["labels"]["ranks"] == 2
-    one, two = alone["samples"], both["samples"]
-    assert largest_distance(tuple(one["loss"]), tuple(two["loss"])) < tolerance
-    assert two["gradient_norm"] == pytest.approx(one["gradient_norm"], rel=0.03 if precision != "fp32" else 1e-3)
-
-
-def test_fsdp_with_checkpointing_agrees_too(alone: dict[str, Any], tmp_path: Path) -> None:
-    both = _run(
-        2, tmp_path / "r.json", *COMMON, "--accumulation", "2", "--parallel", "fsdp", "--checkpointing", "selective"
-    )
-    assert largest_distance(tuple(alone["samples"]["loss"]), tuple(both["samples"]["loss"])) < 2e-5
-
-
-def test_resnet_runs_on_two_ranks(tmp_path: Path) -> None:
-    row = _run(
-        2, tmp_path / "r.json", "resnet", "--model", "resnet-tiny", "--device", "cpu", "--image", "32", "--batch", "8",
-        "--steps", "12", "--warmup", "0", "--parallel", "ddp",
-    )  # fmt: skip
-    assert row["labels"]["ranks"] == 2
-    assert row["samples"]["loss"][-1] < row["samples"]["loss"][0]
-
-
+DEADLINE_S = 300
+COMMON = {
+    "model": "tiny", "device": "cpu", "sequence": 32, "micro_batch": 2, "warmup": 0, "steps": 12, "learning_rate": 3e-3,
+}  # fmt: skip
+LLM = {**COMMON, "accumulation": 2}
+RESNET = {"model": "resnet-tiny", "device": "cpu", "image": 32, "batch": 8, "steps": 12, "warmup": 0, "parallel": "ddp"}
 _EXCHANGE = """
-import sys
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -129,28 +56,113 @@ for part in parts:
 for a, b in zip(ours.parameters(), reference.parameters(), strict=True):
     assert a.grad.stride() == a.stride()
     torch.testing.assert_close(a.grad.contiguous(), b.grad, rtol=2e-2, atol=2e-3)
+dist.destroy_process_group()
+"""
+# What each pair of ranks trains, one after the other in the same two processes: to import torch takes longer.
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ddp fp32": ("llm", {**LLM, "parallel": "ddp", "precision": "fp32"}),
+    "ddp bf16": ("llm", {**LLM, "parallel": "ddp", "precision": "bf16"}),
+    "fsdp fp32": ("llm", {**LLM, "parallel": "fsdp", "precision": "fp32"}),
+    "fsdp bf16": ("llm", {**LLM, "parallel": "fsdp", "precision": "bf16"}),
+    "fsdp fp8": ("llm", {**LLM, "parallel": "fsdp", "precision": "fp8"}),
+    "fsdp selective": ("llm", {**LLM, "parallel": "fsdp", "checkpointing": "selective"}),
+    "resnet": ("resnet", RESNET),
+    "tuned resnet": ("tuned", RESNET),
+    "exchange": ("program", {"text": _EXCHANGE}),
+}
+_RANK = """
+import json, os, sys
+import torch
+from fast_resnet.loop import FastResNetOptions, train_fast_resnet
+from windlass.bench.train.loop import train_llm
+from windlass.bench.train.options import LlmOptions, ResNetOptions
+from windlass.bench.train.resnet import train_resnet
+torch.set_num_threads(1)
+loops = {"llm": (LlmOptions, train_llm), "resnet": (ResNetOptions, train_resnet),
+         "tuned": (FastResNetOptions, train_fast_resnet)}
+for name, port, kind, values in json.loads(sys.argv[1]):
+    os.environ["MASTER_PORT"] = str(port)
+    if kind == "program":
+        exec(values["text"])
+        print("done", json.dumps([name, 2, [], []]), flush=True)
+        continue
+    options, train = loops[kind]
+    result = train(options(**values))
+    print("done", json.dumps([name, result.ranks, result.losses, result.gradient_norms]), flush=True)
 """
 
 
-def test_gradients_sent_after_backward_are_the_mean_over_ranks() -> None:
-    port = _free_port()
-    base = os.environ | {"PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
-    base |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
-    argv = [sys.executable, "-c", _EXCHANGE]
-    processes = [
-        subprocess.Popen(argv, env=base | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True) for rank in range(2)
-    ]
+Curves = dict[str, tuple[int, tuple[float, ...], tuple[float, ...]]]
+
+
+def _train(runs: dict[str, tuple[str, dict[str, Any]]], script: Path) -> Curves:
+    """Number of ranks, losses and gradient norms of each run. Past the deadline both ranks are killed."""
+    ports = free_ports(len(runs))
+    asked = [(name, port, *run) for (name, run), port in zip(runs.items(), ports, strict=True)]
+    script.write_text(_RANK)
+    path = os.pathsep.join((str(ROOT / "src"), str(ROOT / "bench")))
+    common = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
+    common |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+    argv = (str(script), json.dumps(asked))
+    ranks = [Forked(argv, common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(2)]
     try:
-        said = [process.communicate(timeout=DEADLINE_S)[1] for process in processes]
+        said = [rank.communicate(timeout=DEADLINE_S)[0] for rank in ranks]
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(text[-2000:] for text in said)
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(text[-2000:] for text in said)
+    lines = [json.loads(line.removeprefix("done ")) for line in said[0].splitlines() if line.startswith("done ")]
+    return {name: (count, tuple(losses), tuple(norms)) for name, count, losses, norms in lines}
 
 
-def test_ranks_without_a_parallel_mode_are_refused(tmp_path: Path) -> None:
-    env = os.environ | {"PYTHONPATH": SOURCE, "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
-    done = subprocess.run([sys.executable, TRAIN, *COMMON], env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2
-    assert "--parallel ddp or fsdp" in done.stderr
+@pytest.fixture(scope="module")
+def alone() -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """One rank that does in four micro-steps what two ranks do in two: losses and gradient norms."""
+    from unit.bench.train.training import short_run
+
+    result = short_run(**{**COMMON, "accumulation": 4})
+    return result.losses, result.gradient_norms
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Curves:
+    return _train(RUNS, tmp_path_factory.mktemp("ranks") / "rank.py")
+
+
+@pytest.mark.parametrize(
+    ("run", "tolerance"),
+    [
+        ("ddp fp32", 2e-5),
+        ("ddp bf16", 1e-3),
+        ("fsdp fp32", 2e-5),
+        ("fsdp bf16", 2e-3),
+        ("fsdp fp8", 4e-3),
+        ("fsdp selective", 2e-5),
+    ],
+)
+def test_two_ranks_agree_with_one(
+    alone: tuple[tuple[float, ...], tuple[float, ...]], both: Curves, run: str, tolerance: float
+) -> None:
+    ranks, losses, norms = both[run]
+    assert ranks == 2
+    assert largest_distance(alone[0], losses) < tolerance
+    exact = run.endswith(("fp32", "selective"))
+    assert norms == pytest.approx(alone[1], rel=1e-3 if exact else 0.03)
+
+
+@pytest.mark.parametrize("run", ["resnet", "tuned resnet"])
+def test_resnet_runs_on_two_ranks(both: Curves, run: str) -> None:
+    ranks, losses, _ = both[run]
+    assert ranks == 2
+    assert losses[-1] < losses[0]
+
+
+def test_gradients_sent_after_backward_are_the_mean_over_ranks(both: Curves) -> None:
+    assert both["exchange"][0] == 2, "the program compares them itself"
+
+
+def test_ranks_without_a_parallel_mode_are_refused() -> None:
+    two = World(rank=0, size=2, local_rank=0, local_size=2, rendezvous=None)
+    with pytest.raises(UsageError) as caught, parallel.process_group(two, "none", find_device("cpu")):
+        pass
+    assert caught.value.hint == "use --parallel ddp or fsdp"
