@@ -193,7 +193,7 @@ DOCUMENTS: dict[str, Document] = {
     "nodes forgive": Document(list[BadNode]),
     "nodes list": Document(list[BadNode]),
     "plan": Document(Plan, 3),
-    "report": Document(RunReport, 2),
+    "report": Document(RunReport, 3),
     "runs clean": Document(list[RunState]),
     "runs list": Document(list[RunState]),
     "runs show": Document(ShownRun),

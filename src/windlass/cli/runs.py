@@ -17,7 +17,9 @@ from windlass.base.notation.style import table_lines
 from windlass.base.settings import Settings, current_environ, read_settings
 from windlass.cli.result import Result
 from windlass.cli.trusting import asking_for_trust, can_ask, confirm_trust
+from windlass.diagnose.watch.figures import ms_text
 from windlass.errors import UsageError
+from windlass.model.finding_text import finding_lines
 from windlass.run.failure.ends import read_ledger
 from windlass.run.failure.verdict import Verdict, attempt_folders, read_verdict
 from windlass.run.folder import COMMAND_FILE, PLAN_FILE, RunFolder, is_run
@@ -84,9 +86,13 @@ def _list(settings: Settings, environ: dict[str, str]) -> Result:
 def _row(state: RunState) -> tuple[str, ...]:
     step = f"step {state.step}" if state.step is not None else ""
     tries = f"{state.attempts} starts" if state.attempts > 1 else ""
-    about = ", ".join(part for part in (state.why, tries, step) if part)
+    about = ", ".join(part for part in (state.why, *_pace(state), tries, step) if part)
     when = time.strftime("%m-%d %H:%M", time.localtime(state.changed))
     return state.state, when, state.shape, state.path, about
+
+
+def _pace(state: RunState) -> list[str]:
+    return [f"{state.steps:,} steps of {ms_text(state.step_ms)}"] if state.steps else []
 
 
 def _show(folder: RunFolder, environ: dict[str, str]) -> Result:
@@ -94,11 +100,13 @@ def _show(folder: RunFolder, environ: dict[str, str]) -> Result:
     verdicts = [(path.name, read_verdict(path)) for path in (*attempt_folders(folder.path), folder.path)]
     ended = dict(records(folder))
     lines = [f"{state.path}: {state.state}" + (f" ({state.why})" if state.why else "")]
+    lines += [f"  {text}" for text in _pace(state)]
     data = []
     for number, (name, verdict) in enumerate(verdicts):
         record = ended.get(name)
         where = folder.path if name == folder.path.name else folder.path / name
         lines += _attempt_lines(number, where, verdict, record.outcome if record else "")
+        lines += [f"    {line}" for line in finding_lines(record.findings if record else ())]
         data.append({"attempt": number, "folder": str(where), "verdict": verdict, "record": record})
     saved = [line for line in read_ledger(folder.path) if line.what == "saved"]
     if saved:

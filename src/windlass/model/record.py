@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from windlass.errors import ConfigError, VersionError
+from windlass.model.finding import Finding
 from windlass.model.jsontext import Versioned, from_json, to_json
 
 RECORD_VERSION = 1
@@ -52,6 +53,12 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     launch_argv: tuple[str, ...] = ()
     failure: RankFailure | None = None
     remarks: tuple[str, ...] = ()
+    steps: int | None = None
+    """Of the rank that took most of them. None: not sampled."""
+    step_ms: float | None = None
+    """Median step."""
+    findings: tuple[Finding, ...] = ()
+    """What the rules of `windlass report` found in the samples."""
 
 
 def record_to_json(record: RunRecord) -> bytes:

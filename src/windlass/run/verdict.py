@@ -8,12 +8,16 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from windlass.base.notation.cpulist import format_cpulist
 from windlass.base.notation.shell import quote
-from windlass.errors import MachineError
+from windlass.diagnose.watch.figures import pace
+from windlass.diagnose.watch.job import read_job
+from windlass.diagnose.watch.rules import check
+from windlass.errors import MachineError, WindlassError
 from windlass.model.jsontext import to_json
 from windlass.model.plan import Plan
 from windlass.model.record import RECORD_VERSION, Outcome, RunRecord
@@ -110,12 +114,15 @@ def finished(end: RanksEnd) -> bool:
 
 
 def save_record(run: Run, end: RanksEnd, seen: Observed | None = None, cause: Cause | None = None) -> RunRecord:
-    """Write and return `result.json`. How the run ended is worth more than the record of it: a full disk is noted."""
+    """Write and return `result.json`. A run whose record cannot be written did not end well: its disk is full or gone,
+    and what the ranks wrote may be missing too. The code of a run that failed anyway is worth more."""
     record = _record(run.plan, run.folder, end, seen, cause)
     try:
         run.folder.save_result(record)
     except MachineError as error:
         run.view.note(f"windlass: {error.message}")
+        if record.exit_code == 0:
+            record = msgspec.structs.replace(record, outcome="failed", exit_code=error.exit_code)
     return record
 
 
@@ -144,7 +151,20 @@ def _record(plan: Plan, folder: RunFolder, end: RanksEnd, seen: Observed | None,
         launch_argv=launch_argv(plan, str(folder.path)),
         failure=failure,
         remarks=end.remarks if outcome == "ok" else (),
+        **_figures(folder, end),
     )
+
+
+def _figures(folder: RunFolder, end: RanksEnd) -> dict[str, Any]:
+    """Steps and findings of the samples of this attempt, as `windlass report` shows them."""
+    try:
+        job = read_job(folder.path)
+    except WindlassError:
+        return {}
+    if job is None or not job.ended or job.at < end.started:
+        return {}
+    figures = pace(job)
+    return {"steps": figures.steps, "step_ms": figures.step_ms, "findings": check(job).findings}
 
 
 def _ended_by_scheduler(seen: Observed, end: RanksEnd) -> bool:

@@ -177,3 +177,27 @@ def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:
         said = child.stderr.read()
         assert child.wait(timeout=60) == 128 + 13
     assert said == b""
+
+
+def test_every_command_shows_the_same_figures_and_findings_of_a_run(tmp_path: Path) -> None:
+    steps = _STEPS.replace("0.001", "0.009").replace("range(30)", "range(150)")
+    (tmp_path / "steps.py").write_text(steps)
+    done = _run(tmp_path, "--watch", "-r", "2", "--cpu-bind", "none", "--", sys.executable, "steps.py")
+    assert done.returncode == 0, done.stderr
+    watched = json.loads(_windlass(tmp_path, "watch", "--once", "--json").stdout)
+    report = json.loads(_windlass(tmp_path, "report", "--json").stdout)
+    (listed,) = json.loads(_windlass(tmp_path, "runs", "list", "--json").stdout)
+    shown = json.loads(_windlass(tmp_path, "runs", "show", "--json").stdout)
+    result = only_run(tmp_path).result
+    assert watched["findings"] == report["findings"]
+    kinds = [finding["kind"] for finding in report["findings"]]
+    assert "input-bound" in kinds
+    serious = [finding for finding in report["findings"] if finding["severity"] in {"error", "warning"}]
+    assert result["findings"] == serious == shown["attempts"][-1]["record"]["findings"]
+    step_ms = {listed["step_ms"], shown["state"]["step_ms"], report["step_ms"], result["step_ms"]}
+    assert len(step_ms) == 1
+    assert {listed["steps"], shown["state"]["steps"], report["steps"], result["steps"]} == {150}
+    assert {listed["seconds"], shown["state"]["seconds"], report["seconds"]} == {result["seconds"]}
+    ms = f"{result['step_ms']:.1f}"
+    texts = [_windlass(tmp_path, *words).stdout for words in (("watch", "--once"), ("report",), ("runs", "list"))]
+    assert all(ms in text for text in texts), (ms, texts)

@@ -147,7 +147,7 @@ def test_the_files_of_the_amd_driver_are_read_without_any_tool(tmp_path: Path) -
         _card(tmp_path, f"card{number_}", {**files, "device/hwmon/hwmon3/power1_average": power})
     _card(tmp_path, "card0", {"device/vendor": "0x1a03\n"})
     found = devices.DeviceReader(str(tmp_path)).read()
-    assert found[0] == DeviceReading(0, 0.99, 1024, 4096, 503.0, 43.0, 1700.0)
+    assert found[0] == DeviceReading(0, 0.99, 1024, 4096, 503.0, 43.0, 1700.0, unverified=True)
     assert (found[1].place, found[1].power_w) == (1, None)
 
 

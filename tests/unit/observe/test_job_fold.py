@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,7 @@ from looping import each
 from windlass.diagnose.watch import fold
 from windlass.diagnose.watch.fold import JobFiles, JobFold, interval_s
 from windlass.diagnose.watch.job import DeviceRow, Job, NodeRow, RankRow, read_history, read_job
+from windlass.diagnose.watch.past import GrowingSeries
 from windlass.errors import ConfigError, VersionError
 from windlass.node.sampler import sampler
 from windlass.node.sampler.recorder import Recorder
@@ -35,7 +37,7 @@ def test_texts_of_nodes_become_rows() -> None:
     job = _job(folded)
     assert job.nodes == (
         NodeRow("a1", 0.0),
-        NodeRow("a2", 1700000000.1, 0.5, 100, 200, 1.0, 2.0, None, None, 3.0, 4.0, None),
+        NodeRow("a2", 1700000000.1, 0.5, 100, 200, 1.0, 2.0, None, None, 3.0, 4.0, None, memory_peak_bytes=100),
     )
     assert job.devices == (DeviceRow(1, 0, 0.97, 1, 2, 300.5, 61.0, 1980.0, False), DeviceRow(1, 1))
     assert job.ranks[0] == RankRow(0, 0, "command", 0, None, None, None, None, 0.5, 999)
@@ -140,3 +142,29 @@ def test_ranks_of_a_wide_node_are_sent_in_several_short_texts() -> None:
     texts = sampler._packed("R", rows)
     assert max(len(text) for text in texts) <= sampler.MAX_TEXT
     assert [row[0] for text in texts for row in msgspec.json.decode(text[1:])] == list(range(256))
+
+
+@each(("steps", "ranks"), [((40, 40), (0, 1)), ((40, 41), (0, 1)), ((40, 90), ())])
+def test_ranks_that_save_one_file_at_the_same_step_are_kept(steps: tuple[int, int], ranks: tuple[int, ...]) -> None:
+    folded = JobFold("train", ("a1", "a2"), 2.0)
+    for rank, step in enumerate(steps):
+        assert folded.take(rank, f'F[{rank},{step},77,"/lus/m.pt"]')
+        assert folded.take(rank, f'F[{rank},{step},{rank},"/tmp/own.pt"]')
+    assert _job(folded).shared_files == ((("/lus/m.pt", ranks),) if ranks else ())
+
+
+@each(
+    ("memory", "grows"),
+    [
+        (lambda n: 10 + 0.2 * n, True),
+        (lambda n: 10 + 0.05 * (n % 2), False),
+        (lambda n: 10 + 6 * (1 - 0.9**n), False),
+        (lambda n: 10 + 0.01 * n, False),
+    ],
+    ids=["leak", "noise", "cache that fills", "little"],
+)
+def test_only_memory_that_grows_all_the_time_is_a_leak(memory: Callable[[int], float], grows: bool) -> None:
+    series = GrowingSeries()
+    for number in range(60):
+        series.add(2.0 * number, int(memory(number) * (1 << 30)))
+    assert (series.growth() is not None) == grows

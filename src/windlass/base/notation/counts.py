@@ -58,3 +58,13 @@ def size_text(count: float) -> str:
         if count < 1000:
             return f"{count:.1f} {unit}"
     return f"{count / 1000:.1f} TB"
+
+
+def duration_text(seconds: float | None) -> str:
+    """`12.3 s`, `4 min 05 s`, `3 h 07 min`."""
+    if seconds is None:
+        return ""
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes = int(seconds // 60)
+    return f"{minutes} min {int(seconds % 60):02d} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"

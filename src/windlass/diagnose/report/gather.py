@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Mapping
 
 import msgspec
 
 from windlass.base.notation.counts import counted
 from windlass.diagnose.report.measured import Measured, measure
-from windlass.diagnose.report.rules import Subject, find, not_checked, share_of
-from windlass.diagnose.watch.job import read_history, read_job
+from windlass.diagnose.watch.figures import host_of, own_ms, pace, step_ms, wait_share
+from windlass.diagnose.watch.job import Job, read_history
+from windlass.diagnose.watch.rules import check
 from windlass.errors import WindlassError
-from windlass.model.finding import Finding, worst_first
+from windlass.model.finding import Finding
 from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.plan.profile import PROFILE_FOLDER
@@ -21,8 +21,9 @@ from windlass.run.failure.verdict import attempt_folders, read_verdict
 from windlass.run.folder import RunFolder, read_plan
 from windlass.run.supervise.attempts import records
 from windlass.run.supervise.runs import state_of
+from windlass.run.supervise.watched import watched
 
-REPORT_VERSION = 2
+REPORT_VERSION = 3
 
 
 class AttemptLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -35,6 +36,21 @@ class AttemptLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     cause: str = ""
     then: str = ""
     to_step: int | None = None
+
+
+class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank over the whole run."""
+
+    rank: int
+    host: str
+    steps: int = 0
+    step_ms: float | None = None
+    own_ms: float | None = None
+    """Without what it waits for other ranks and for data."""
+    p95_ms: float | None = None
+    wait_share: float | None = None
+    comm_share: float | None = None
+    cpu: float | None = None
 
 
 class Against(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +100,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     saved_step: int | None = None
     findings: tuple[Finding, ...]
     attempts: tuple[AttemptLine, ...]
+    ranks: tuple[RankSummary, ...] = ()
     measured: Measured
     profiles: tuple[str, ...] = ()
     """Files that profilers left, by name."""
@@ -97,19 +114,13 @@ def gather(folder: RunFolder, environ: Mapping[str, str], *, against: RunFolder 
     plan = read_plan(folder.path)
     notes: list[str] = []
     ends = _records(folder, notes)
-    measured = _measured(folder, notes)
+    job, findings = watched(folder, environ)
+    measured = _measured(folder, job, notes)
+    figures = pace(job)
     state = state_of(folder, environ)
     last = ends[-1] if ends else None
     seconds = sum(record.seconds for record in ends) if ends else None
-    began = _moment(ends[-1].started) if ends else None  # samples are of the last start
-    steps = [rank.step_ms for rank in measured.ranks if rank.step_ms is not None]
-    tails = [rank.p95_ms for rank in measured.ranks if rank.p95_ms is not None]
     devices = plan.nodes * len({device for rank in plan.binding.ranks for device in rank.devices})
-    started = measured.first_step_at - began if measured.first_step_at is not None and began is not None else None
-    attempts = _attempts(folder, notes)
-    subject = Subject(
-        plan=plan, measured=measured, seconds=last.seconds if last else None, started=began, state=state.state
-    )
     report = RunReport(
         name=plan.name,
         path=str(folder.path),
@@ -133,38 +144,21 @@ def gather(folder: RunFolder, environ: Mapping[str, str], *, against: RunFolder 
         device_hours=devices * seconds / 3600 if seconds is not None and devices else None,
         energy_kwh=measured.energy_wh / 1000 if measured.energy_wh is not None else None,
         energy_of=measured.energy_of,
-        startup_s=started if started is not None and started >= 0 else None,
-        steps=max((rank.steps for rank in measured.ranks), default=0) or None,
-        step_ms=_middle(steps),
-        p95_ms=max(tails) if tails else None,
-        wait_share=share_of(measured, "wait_share"),
-        comm_share=share_of(measured, "comm_share"),
+        startup_s=figures.startup_s,
+        steps=figures.steps,
+        step_ms=figures.step_ms,
+        p95_ms=figures.p95_ms,
+        wait_share=figures.wait_share,
+        comm_share=figures.comm_share,
         saved_step=newest_step(read_ledger(folder.path)),
-        findings=worst_first((*failures(attempts), *find(subject))),
-        attempts=attempts,
+        findings=findings,
+        attempts=_attempts(folder, notes),
+        ranks=_ranks(job),
         measured=measured,
         profiles=_profiles(folder),
-        notes=(*notes, *measured.notes, *(not_checked(subject) if measured.spans else ())),
+        notes=(*notes, *(f"not checked: {why}" for why in check(job).not_checked if figures.steps)),
     )
     return msgspec.structs.replace(report, against=_against(report, against, environ)) if against else report
-
-
-def failures(attempts: tuple[AttemptLine, ...]) -> tuple[Finding, ...]:
-    """How many starts failed, and the last cause: bad where the run ended with it, a note where it went on."""
-    failed = [attempt for attempt in attempts if attempt.cause]
-    if not failed:
-        return ()
-    last = failed[-1]
-    over = last is attempts[-1]
-    return (
-        Finding(
-            kind="failure" if over else "went-on",
-            severity="error" if over else "note",
-            evidence=f"{len(failed)} of {counted(len(attempts), 'start')} failed, the last one because {last.cause}"
-            + (f" ({last.then})" if last.then else ""),
-            advice="`windlass runs show` has every start with its evidence" if over else "",
-        ),
-    )
 
 
 def _against(report: RunReport, other: RunFolder, environ: Mapping[str, str]) -> Against | None:
@@ -186,17 +180,27 @@ def _records(folder: RunFolder, notes: list[str]) -> list[RunRecord]:
         return []
 
 
-def _measured(folder: RunFolder, notes: list[str]) -> Measured:
-    try:
-        job = read_job(folder.path)
-    except WindlassError as error:
-        job = None
-        notes.append(f"the last samples cannot be read: {error.message}")
+def _ranks(job: Job) -> tuple[RankSummary, ...]:
+    return tuple(
+        RankSummary(
+            rank=rank.rank,
+            host=host_of(job, rank),
+            steps=rank.steps,
+            step_ms=step_ms(job, rank),
+            own_ms=own_ms(rank) if rank.step_ms is not None else None,
+            p95_ms=rank.p95_ms,
+            wait_share=wait_share(job, rank),
+            comm_share=rank.comm_share,
+            cpu=rank.cpu,
+        )
+        for rank in job.ranks
+    )
+
+
+def _measured(folder: RunFolder, job: Job, notes: list[str]) -> Measured:
     head, lines, torn = read_history(folder.path)
     if torn:
         notes.append(f"{counted(torn, 'line')} of the samples' history could not be read")
-    if job is None and head is None:
-        notes.append("no samples: the run was started without --watch")
     return measure(job, head, lines)
 
 
@@ -225,14 +229,3 @@ def _attempts(folder: RunFolder, notes: list[str]) -> tuple[AttemptLine, ...]:
 
 def _profiles(folder: RunFolder) -> tuple[str, ...]:
     return tuple(sorted(f"{PROFILE_FOLDER}/{path.name}" for path in folder.part(PROFILE_FOLDER).glob("*")))
-
-
-def _moment(text: str) -> float | None:
-    try:
-        return datetime.datetime.strptime(text, "%Y-%m-%dT%H:%M:%S%z").timestamp()
-    except ValueError:
-        return None
-
-
-def _middle(values: list[float]) -> float | None:
-    return sorted(values)[len(values) // 2] if values else None

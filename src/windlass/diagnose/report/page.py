@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from html import escape
 
+from windlass.base.notation.counts import duration_text
 from windlass.base.pages.svg import Chart, Series, figures, heat_map, line_chart, whole_page
 from windlass.diagnose.report.gather import RunReport
 from windlass.diagnose.report.measured import HeatMap, Span
-from windlass.diagnose.report.text import command_text, duration, figures_of, own_ms, size_text, slowest, state_text
+from windlass.diagnose.report.text import command_text, figures_of, size_text, slowest, state_text
 from windlass.model.finding_text import findings_html
 
 _RANKS = 20
@@ -84,7 +85,7 @@ def _ranks(report: RunReport) -> list[str]:
     if len(slow) < 2:
         return []
     rows = "".join(
-        f"<tr><td>{rank.rank}</td><td>{escape(rank.host)}</td><td>{own_ms(rank):.1f}</td><td>{_number(rank.step_ms)}</td>"
+        f"<tr><td>{rank.rank}</td><td>{escape(rank.host)}</td><td>{_number(rank.own_ms)}</td><td>{_number(rank.step_ms)}</td>"
         f"<td>{_percent(rank.wait_share)}</td><td>{_percent(rank.comm_share)}</td><td>{_number(rank.cpu)}</td></tr>"
         for rank in slow
     )
@@ -100,7 +101,7 @@ def _attempts(report: RunReport) -> list[str]:
     if len(report.attempts) < 2 and not any(attempt.cause for attempt in report.attempts):
         return []
     rows = "".join(
-        f"<tr><td>{a.number}</td><td>{escape(a.outcome)}</td><td>{escape(duration(a.seconds))}</td>"
+        f"<tr><td>{a.number}</td><td>{escape(a.outcome)}</td><td>{escape(duration_text(a.seconds))}</td>"
         f"<td>{escape(a.cause)}</td><td>{escape(a.then)}</td><td>{'' if a.to_step is None else a.to_step}</td></tr>"
         for a in report.attempts
     )

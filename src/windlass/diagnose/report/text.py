@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from windlass.base.notation.counts import counted
+from windlass.base.notation.counts import counted, duration_text
 from windlass.base.notation.shell import quote_words
-from windlass.diagnose.report.gather import RunReport
-from windlass.diagnose.report.measured import RankSummary
+from windlass.diagnose.report.gather import RankSummary, RunReport
 
 _SHOWN = 8
 
@@ -33,14 +32,14 @@ def size_text(report: RunReport) -> str:
 
 def state_text(report: RunReport) -> str:
     why = f" ({report.why})" if report.why and not report.why.startswith("after") else ""
-    return f"{report.state}{why}" + (f" after {duration(report.seconds)}" if report.seconds is not None else "")
+    return f"{report.state}{why}" + (f" after {duration_text(report.seconds)}" if report.seconds is not None else "")
 
 
 def figures_of(report: RunReport) -> list[tuple[str, str]]:
     """Names and values of what is known."""
     rows = [
         ("started", report.started),
-        ("first step", f"seen after {duration(report.startup_s)}" if report.startup_s is not None else ""),
+        ("first step", f"seen after {duration_text(report.startup_s)}" if report.startup_s is not None else ""),
         ("steps", f"{report.steps:,}" if report.steps else ""),
         ("step", _step(report)),
         ("waits for data", _share(report.wait_share)),
@@ -67,7 +66,7 @@ def jobreport_text(report: RunReport) -> str:
         ("Nodes", str(report.nodes)),
         ("Ranks", str(report.world_size)),
         ("Devices", str(report.devices) if report.devices else "-"),
-        ("Elapsed", duration(report.seconds) if report.seconds is not None else "-"),
+        ("Elapsed", duration_text(report.seconds) if report.seconds is not None else "-"),
         ("Node-h", f"{report.node_hours:.2f}" if report.node_hours is not None else "-"),
         ("Device busy", _share(report.measured.device_busy) or "-"),
         ("Device W", f"{power:.0f}" if power is not None else "-"),
@@ -87,23 +86,8 @@ def jobreport_text(report: RunReport) -> str:
 
 def slowest(report: RunReport, most: int = _SHOWN) -> list[RankSummary]:
     """Ranks with the longest own time; none where all are alike."""
-    known = [rank for rank in report.measured.ranks if rank.step_ms is not None]
-    return sorted(known, key=own_ms, reverse=True)[:most] if len(known) > 1 else known
-
-
-def own_ms(rank: RankSummary) -> float:
-    """A rank's own part of its step: without what it waits for in collectives."""
-    return (rank.step_ms or 0.0) * (1 - (rank.comm_share or 0.0))
-
-
-def duration(seconds: float | None) -> str:
-    """`12.3 s`, `4 min 05 s`, `3 h 07 min`."""
-    if seconds is None:
-        return ""
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    minutes = int(seconds // 60)
-    return f"{minutes} min {int(seconds % 60):02d} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
+    known = [rank for rank in report.ranks if rank.step_ms is not None]
+    return sorted(known, key=lambda rank: -(rank.own_ms or 0.0))[:most] if len(known) > 1 else known
 
 
 def command_text(report: RunReport) -> str:
@@ -121,7 +105,7 @@ def _step(report: RunReport) -> str:
     if report.step_ms is None:
         return ""
     tail = f", 95 % under {report.p95_ms:.1f} ms" if report.p95_ms is not None else ""
-    return f"{report.step_ms:.1f} ms on average{tail}"
+    return f"{report.step_ms:.1f} ms (median){tail}"
 
 
 def _efficiency(report: RunReport) -> str:

@@ -39,7 +39,9 @@ def demo_job(nodes: int, at: float, *, devices_per_node: int = 4, seed: int = 13
             busy = 0.02 if rank == idle else min(1.0, 0.96 + 0.04 * rng.random())
             power = 92.0 if rank == idle else 560 + 60 * wave + 40 * rng.random()
             device_rows.append(
-                DeviceRow(node, local, busy, 71 * _GIB, 96 * _GIB, power, 58 + 6 * rng.random(), 1755.0, False)
+                DeviceRow(
+                    node, local, busy, 71 * _GIB, 96 * _GIB, power, 58 + 6 * rng.random(), 1755.0, False, busy, 0.0
+                )
             )
             step = (182.0 if rank == slow else 121.0) + 6 * wave + 3 * rng.random()
             steps = max(1, int(at % 86_400 / 0.125))
@@ -59,6 +61,8 @@ def demo_job(nodes: int, at: float, *, devices_per_node: int = 4, seed: int = 13
                     step * 1.2,
                     0.03,
                     0,
+                    step,
+                    slow_share=float(rank == slow),
                 )
             )
     return Job(
@@ -68,4 +72,6 @@ def demo_job(nodes: int, at: float, *, devices_per_node: int = 4, seed: int = 13
         nodes=tuple(node_rows),
         devices=tuple(device_rows),
         ranks=tuple(rank_rows),
+        compared=30,
+        uneven=30,
     )

@@ -5,17 +5,16 @@ The rules for a slow run are in `rules`, for the report too. What only a running
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from statistics import median
 
-from windlass.diagnose.watch import thresholds
-from windlass.diagnose.watch.job import DeviceRow, Job, RankRow
-from windlass.diagnose.watch.rules import Figures, RankFigures, check, hosts_text, ms_text, ranks_text, slow_ranks
+from windlass.diagnose.watch.figures import hosts_text, ms_text, pace, ranks_text
+from windlass.diagnose.watch.job import Job, RankRow
+from windlass.diagnose.watch.rules import check
 from windlass.model.finding import SERIOUS, Finding, worst_first
 
 STALL_STEPS, STALL_S = 5.0, 120.0
 QUIET_STEPS, QUIET_S = 10.0, 5.0
+SAVE_S = 3600.0
 FLUSH_S = 1.0
 """Ranks write their steps down this often (`node/sampler/recorder.py`)."""
 LOST_INTERVALS, LOST_S = 4.0, 30.0
@@ -25,89 +24,38 @@ CPU_FULL = 0.97
 def find(job: Job) -> tuple[Finding, ...]:
     """All findings, the most serious first; one that says so where nothing stands out."""
     here = (finding for rule in _RULES for finding in rule(job))
-    found = worst_first((*here, *check(figures_of(job)).findings))
+    found = worst_first((*here, *check(job).findings))
     told = any(finding.severity in SERIOUS or finding.kind == "no-step" for finding in found)
     return found if told else (_all_well(job), *found)
 
 
-def figures_of(job: Job) -> Figures:
-    """The job as the common rules look at it: the last samples while it runs, all of its steps when it has ended."""
-    active = _active(job)
-    own = {rank.rank: (rank.step_ms or 0.0) * (1 - (rank.comm_share or 0.0)) for rank in active}
-    slow = slow_ranks(own)
-    because = ""
-    if slow:
-        most, middle = max(own[rank] for rank in slow), median(own.values())
-        because = f"{ms_text(most)} of its own in a step, the median rank {ms_text(middle)}"
-    per_node = Counter(rank.node for rank in job.ranks)
-    busy = [device for device in job.devices if device.busy is not None]
-    live = not job.ended
-    return Figures(
-        ranks=tuple(_rank_figures(job, rank) for rank in active),
-        hosts=tuple(node.host for node in job.nodes),
-        ranks_per_node=max(per_node.values(), default=0),
-        cores_per_node=job.cores,
-        slow=slow,
-        slow_because=because,
-        uneven=bool(slow),
-        devices=len(job.devices),
-        idle=tuple(_device(job, one) for one in busy if active and live and thresholds.is_idle(one.busy or 0.0)),
-        throttled=tuple(_device(job, device) for device in job.devices if device.throttled),
-        full=tuple(n.host for n in job.nodes if live and thresholds.is_full(n.memory_bytes, n.memory_limit_bytes)),
-    )
-
-
-def _rank_figures(job: Job, rank: RankRow) -> RankFigures:
-    return RankFigures(
-        rank=rank.rank,
-        host=job.nodes[rank.node].host if rank.node < len(job.nodes) else "",
-        steps=rank.steps,
-        step_ms=rank.step_ms,
-        mean_ms=rank.all_ms,
-        p95_ms=rank.p95_ms,
-        wait_share=rank.all_wait_share if job.ended else rank.wait_share,
-        comm_share=rank.comm_share,
-        alloc_retries=rank.alloc_retries or 0,
-    )
-
-
-def _device(job: Job, device: DeviceRow) -> str:
-    return f"{job.nodes[device.node].host} {device.index}" if device.node < len(job.nodes) else str(device.index)
-
-
 def _all_well(job: Job) -> Finding:
-    steps = [rank.step_ms for rank in job.ranks if rank.step_ms is not None]
+    step = pace(job).step_ms
+    steps = f": steps of {ms_text(step)}" if step is not None else ""
     if job.ended:
-        return Finding(severity="ok", kind="ended", evidence="the run has ended" + (_paces(job) if steps else ""))
+        return Finding(severity="ok", kind="ended", evidence=f"the run has ended{steps}")
     if steps:
-        return Finding(severity="ok", kind="steady", evidence=f"nothing stands out{_paces(job)}")
+        return Finding(severity="ok", kind="steady", evidence=f"nothing stands out{steps}")
     if not any(node.at for node in job.nodes):
         return Finding(severity="note", kind="starting", evidence="no sample has come yet: the agents are starting")
     return Finding(severity="note", kind="starting", evidence="no step has been seen yet: the ranks are starting")
 
 
-def _paces(job: Job) -> str:
-    steps = [rank.step_ms for rank in job.ranks if rank.step_ms is not None]
-    return f": steps of {ms_text(median(steps))}"
-
-
-def _active(job: Job) -> list[RankRow]:
-    return [rank for rank in job.ranks if rank.activity in {"steps", "ended"} and rank.step_ms is not None]
-
-
 def _stalled(job: Job) -> list[Finding]:
     """Ranks without a step for long: an error after minutes, a note after ten steps, for evaluation and saves take
-    their time. A rank is named only where others still take steps: what ranks did since their last flush is not
-    seen, so that after a total stop the order of the last steps says nothing."""
+    their time. A rank that fetches batches evaluates, and one that saves is given an hour. A rank is named only where
+    others still take steps: what ranks did since their last flush is not seen, so that after a total stop the order of
+    the last steps says nothing."""
     stepping = [rank for rank in job.ranks if rank.activity == "steps" and rank.step_ms is not None and rank.last_at]
     if job.ended or not stepping:
         return []
     unseen_s = job.interval_s + FLUSH_S
 
-    def late(steps: float, seconds: float) -> list[RankRow]:
-        return [r for r in stepping if job.at - (r.last_at or 0) > max(seconds, steps * (r.step_ms or 0) / 1000)]
+    def late(steps: float, seconds: float, since: Callable[[RankRow], float]) -> list[RankRow]:
+        return [r for r in stepping if job.at - since(r) > max(seconds, steps * (r.step_ms or 0) / 1000)]
 
-    stopped, slow = late(STALL_STEPS, STALL_S), late(QUIET_STEPS, QUIET_S + unseen_s)
+    stopped = late(STALL_STEPS, STALL_S, _alive_at)
+    slow = late(QUIET_STEPS, QUIET_S + unseen_s, lambda rank: rank.last_at or 0.0)
     ranks = stopped or slow
     if not ranks or (not stopped and len(slow) < len(stepping)):
         return []
@@ -125,6 +73,12 @@ def _stalled(job: Job) -> list[Finding]:
             facts={"ranks": [rank.rank for rank in ranks]},
         )
     ]
+
+
+def _alive_at(rank: RankRow) -> float:
+    """When it last took a step or fetched a batch; of one that saves, up to an hour after that began."""
+    doing = (rank.doing_at or 0.0) + (SAVE_S if rank.doing == "save" else 0.0)
+    return max(rank.last_at or 0.0, doing if rank.doing else 0.0)
 
 
 def _lost(job: Job) -> list[Finding]:

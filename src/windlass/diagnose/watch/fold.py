@@ -17,6 +17,7 @@ from windlass.diagnose.watch.job import (
     HISTORY_FILE,
     MAX_HISTORY_BYTES,
     NOW_FILE,
+    About,
     DeviceRow,
     HistoryHead,
     HistoryLine,
@@ -26,8 +27,11 @@ from windlass.diagnose.watch.job import (
     RankActivity,
     RankRow,
 )
+from windlass.diagnose.watch.past import Past
+from windlass.model.plan import Plan
 from windlass.node.sys.atomic import open_append, replace_file
 from windlass.node.sys.reading import read_bytes
+from windlass.plan.profile import profiled_ranks
 
 MAX_HISTORY_LINES = 512
 _ACTIVITIES: tuple[RankActivity, ...] = ("steps", "python", "command", "ended")
@@ -35,6 +39,7 @@ _ACTIVITIES: tuple[RankActivity, ...] = ("steps", "python", "command", "ended")
 _NODES_PER_S = 500
 _INTERVAL_S = 2.0
 _MAX_NOTES = 64
+_MAX_FILES = 4096
 _Cells = tuple[float | None, ...]
 
 
@@ -43,18 +48,42 @@ def interval_s(nodes: int) -> float:
     return max(_INTERVAL_S, nodes / _NODES_PER_S)
 
 
+def about_of(plan: Plan) -> About:
+    """What the rules need to know of a plan."""
+    return About(
+        cpus_per_rank=min((len(rank.cpus) for rank in plan.binding.ranks if rank.cpus), default=0),
+        bound_by=plan.binding.because,
+        profiled=profiled_ranks(plan.request) if plan.request.profile is not None else (),
+        remarks=tuple(remark for remark in plan.remarks if remark.kind == "tcp-fallback" and plan.nodes > 1),
+    )
+
+
 class JobFold:
     """What is known of the job so far."""
 
-    def __init__(self, name: str, hosts: Sequence[str], every_s: float, cores: int = 0) -> None:
+    def __init__(
+        self,
+        name: str,
+        hosts: Sequence[str],
+        every_s: float,
+        cores: int = 0,
+        *,
+        started: float = 0.0,
+        about: About | None = None,
+    ) -> None:
         self._name = name
         self._hosts = tuple(hosts)
         self._every_s = every_s
         self._cores = cores
+        self._started = started
+        self._about = about or About()
+        self._past = Past()
         self._nodes = [NodeRow(host, 0.0) for host in hosts]
         self._devices: dict[tuple[int, int], DeviceRow] = {}
         self._ranks: dict[int, RankRow] = {}
         self._notes: dict[str, set[str]] = {}
+        self._saves: dict[int, dict[int, int]] = {}
+        self._shared: dict[str, set[int]] = {}
         self.torn = 0
 
     def take(self, node: int, text: str) -> bool:
@@ -70,18 +99,31 @@ class JobFold:
                 self._nodes[node] = _convert([self._hosts[node], *rows], NodeRow)
             elif text[:1] == "D":
                 for row in rows:
-                    throttled = None if row[-1] is None else bool(row[-1])
-                    self._devices[node, row[0]] = _convert([node, *row[:-1], throttled], DeviceRow)
+                    throttled, unverified = None if row[7] is None else bool(row[7]), any(row[8:])
+                    device = _convert([node, *row[:7], throttled], DeviceRow)
+                    self._devices[node, row[0]] = msgspec.structs.replace(device, unverified=unverified)
             elif text[:1] == "R":
                 for row in rows:
                     activity = _ACTIVITIES[row[1]]
                     self._ranks[row[0]] = _convert([row[0], node, activity, *row[2:]], RankRow)
+            elif text[:1] == "F":
+                self._save(*msgspec.convert(rows, tuple[int, int, int, str]))
             else:
                 raise ValueError("no such text")
         except (msgspec.MsgspecError, ValueError, IndexError, TypeError, KeyError):
             self.torn += 1
             return False
         return True
+
+    def _save(self, rank: int, step: int, key: int, path: str) -> None:
+        """Remember who saved a file last, and ranks that save it at the same step."""
+        if len(self._saves) >= _MAX_FILES and key not in self._saves:
+            self._saves.clear()
+        ranks = self._saves.setdefault(key, {})
+        ranks[rank] = step
+        together = {other for other, at in ranks.items() if abs(at - step) <= 1}
+        if len(together) > 1 and (path in self._shared or len(self._shared) < _MAX_NOTES):
+            self._shared.setdefault(path, set()).update(together)
 
     def note(self, text: str, host: str) -> None:
         if text in self._notes or len(self._notes) < _MAX_NOTES:
@@ -95,17 +137,23 @@ class JobFold:
         ]
         if self.torn:
             notes.append(Note(text=f"{self.torn} samples could not be read", nodes=""))
-        return Job(
+        job = Job(
             at=round(now, 1),
             name=self._name,
             interval_s=self._every_s,
             ended=ended,
             cores=self._cores,
+            started=self._started,
+            about=self._about,
+            shared_files=tuple((path, tuple(sorted(ranks))) for path, ranks in sorted(self._shared.items())),
             nodes=tuple(self._nodes),
             devices=tuple(self._devices[key] for key in sorted(self._devices)),
             ranks=tuple(self._ranks[rank] for rank in sorted(self._ranks)),
             notes=tuple(notes),
         )
+        if not ended:
+            self._past.add(job)
+        return self._past.added_to(job)
 
 
 def _convert(row: list[Any], kind: type[Any]) -> Any:

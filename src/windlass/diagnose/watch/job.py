@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from windlass.errors import ConfigError, VersionError
+from windlass.model.finding import Finding
 from windlass.model.jsontext import Versioned, from_json
 from windlass.node.sys.reading import read_bytes
 
@@ -47,6 +48,9 @@ class NodeRow(msgspec.Struct, frozen=True, array_like=True):
     disk_read_bytes_s: float | None = None
     disk_write_bytes_s: float | None = None
     power_w: float | None = None
+    memory_peak_bytes: Bytes | None = None
+    growth_bytes_s: float | None = None
+    """Of its memory while ranks take steps, where it grows all the time."""
 
 
 class DeviceRow(msgspec.Struct, frozen=True, array_like=True):
@@ -61,11 +65,17 @@ class DeviceRow(msgspec.Struct, frozen=True, array_like=True):
     temperature_c: float | None = None
     clock_mhz: float | None = None
     throttled: bool | None = None
+    worked: float | None = None
+    """Mean of `busy` while ranks took steps."""
+    throttled_share: float | None = None
+    """Of the samples while ranks took steps."""
+    unverified: bool = False
+    """Its reader has never run on such a device."""
 
 
 class RankRow(msgspec.Struct, frozen=True, array_like=True):
-    """One rank. `step_ms`, `wait_share` and `comm_share` are of the steps since the last sample but a few; the share of
-    communication is what DDP measured and nothing hides, None where nobody measured it."""
+    """One rank. `step_ms`, `wait_share` and `comm_share` are of the newest steps; the share of communication is what
+    DDP measured and nothing hides, None where it was not measured. Warm-up and pauses are no steps."""
 
     rank: Index
     node: Index
@@ -83,6 +93,23 @@ class RankRow(msgspec.Struct, frozen=True, array_like=True):
     p95_ms: float | None = None
     all_wait_share: float | None = None
     alloc_retries: Bytes | None = None
+    median_ms: float | None = None
+    """Of all its steps."""
+    first_at: float | None = None
+    """When its first step ended."""
+    doing: str = ""
+    """Since its last step: `data` (it fetches batches), `save`, or empty where that is not known."""
+    doing_at: float | None = None
+    gil_us: float | None = None
+    """How long Python's lock takes to come back to the main thread."""
+    nan_step: Bytes | None = None
+    """The step after which parameters were no numbers."""
+    phases_s: tuple[float, float, float, float, float, float] | None = None
+    """Start-up, warm-up, steps, evaluation, save, other pauses."""
+    run_delay: float | None = None
+    """Share of the time in which its main thread was ready and had no core."""
+    slow_share: float | None = None
+    """Share of the compared samples in which it was slower than the others by itself."""
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +118,17 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     nodes: str
     """Folded host list."""
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """What the plan says of the job, for the rules."""
+
+    cpus_per_rank: int = 0
+    """0: not bound."""
+    bound_by: str = ""
+    profiled: tuple[Index, ...] = ()
+    remarks: tuple[Finding, ...] = ()
+    """Remarks of the plan that explain a slow run."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +141,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     ended: bool = False
     cores: int = 0
     """Of a node, for the ranks. 0: not known."""
+    started: float = 0.0
+    about: About = About()
+    compared: int = 0
+    """Samples in which the ranks were compared: the newest of a running job, all of one that has ended."""
+    uneven: int = 0
+    """How many of them had a slow rank."""
+    shared_files: tuple[tuple[str, tuple[Index, ...]], ...] = ()
+    """Files that several ranks saved at the same step, with these ranks."""
     nodes: tuple[NodeRow, ...]
     devices: tuple[DeviceRow, ...] = ()
     ranks: tuple[RankRow, ...] = ()

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from windlass.base.notation.counts import counted, local_time, size_text
 from windlass.base.notation.style import for_terminal
+from windlass.diagnose.watch.figures import ms_text, step_ms, wait_share
 from windlass.diagnose.watch.job import Job, RankRow
-from windlass.diagnose.watch.rules import ms_text
 from windlass.model.finding import SERIOUS, Finding, Severity
 from windlass.model.finding_text import INDENT, finding_lines
 from windlass.node.sys.text import listed
@@ -82,8 +82,8 @@ def _table(job: Job, width: int) -> list[str]:
 
     ranks, devices, nodes = job.ranks, job.devices, job.nodes
     rows = [
-        _row("step ms", [r.step_ms for r in ranks], rank_name),
-        _row("data wait %", [_percent(r.wait_share) for r in ranks], rank_name),
+        _row("step ms", [step_ms(job, r) for r in ranks], rank_name),
+        _row("data wait %", [_percent(wait_share(job, r)) for r in ranks], rank_name),
         _row("collectives %", [_percent(r.comm_share) for r in ranks], rank_name),
         _row("busy %", [_percent(d.busy) for d in devices], device_name, worst=min),
         _row("power W", [d.power_w for d in devices], device_name, worst=min),
@@ -158,7 +158,8 @@ def _rank_line(rank: RankRow, job: Job) -> str:
     if last is None:
         last = f"{max(0.0, job.at - (rank.last_at or job.at)):.0f} s ago"
     return (
-        f"{rank.rank:<14} {job.nodes[rank.node].host[:16]:<16} {ms_text(rank.step_ms):>9} {_share(rank.wait_share):>5} "
+        f"{rank.rank:<14} {job.nodes[rank.node].host[:16]:<16} {ms_text(step_ms(job, rank)):>9} "
+        f"{_share(wait_share(job, rank)):>5} "
         f"{_share(rank.comm_share):>5} {'-' if rank.cpu is None else f'{rank.cpu:.1f}':>6} "
         f"{'-' if rank.memory_bytes is None else size_text(rank.memory_bytes):>9}  {last}"
     )

@@ -214,6 +214,12 @@ def processes(root: str = "/") -> dict[int, ProcessUsage]:
     return found
 
 
+def run_delay_s(pid: int, root: str = "/") -> float | None:
+    """How long the process's first thread was ready and waited for a core, in all."""
+    fields = text_of(os.path.join(root, "proc/%d/task/%d/schedstat" % (pid, pid))).split()
+    return int(fields[1]) / 1e9 if len(fields) == 3 else None
+
+
 def tree(first: int, all_of_them: dict[int, ProcessUsage]) -> list[int]:
     """A process and all below it."""
     below: dict[int, list[int]] = {}

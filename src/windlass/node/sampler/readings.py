@@ -30,6 +30,8 @@ class DeviceReading(NamedTuple):
     uncorrected: int | None = None
     """Memory errors that could not be corrected, since the driver was loaded."""
     throttle_reasons: tuple[str, ...] = ()
+    unverified: bool = False
+    """Its reader has never run on such a device: no captured output of its tool is in the tests."""
     needs_reset: bool = False
     """Rows of memory wait for a reset of the device to be replaced, or could not be."""
 

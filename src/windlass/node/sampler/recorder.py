@@ -61,11 +61,33 @@ class Recorder:
         self._first = 0
         self._us: list[int | None] = []
         self._wait_us: list[int] = []
+        self._fetched: list[int] = []
+        self._batches = 0
+        self._saves: list[tuple[int, int]] = []
 
     def waited(self, seconds: float) -> None:
-        """The rank has waited so long for data."""
+        """The rank has waited so long for a batch. One without a step is an evaluation, which reports about once a
+        second that it goes on."""
         self._wait += seconds
         self._loader = True
+        self._batches += 1
+        if self._batches > 1 and self.on and self._file >= 0 and self._clock() >= self._next:
+            self._doing("data", "")
+
+    def saving(self, file: str) -> None:
+        """The program begins to save, to this file where it is known."""
+        if self.on and self._file >= 0:
+            self._doing("save", file)
+
+    def saved(self, seconds: float) -> None:
+        """The program has saved, which took so long."""
+        self._saves.append((len(self._us), int(seconds * 1e6)))
+
+    def _doing(self, what: str, file: str) -> None:
+        self.flush()
+        if self.on:
+            line: dict[str, Any] = {"what": what, "at": round(time.time(), 3)}
+            self._write({"doing": dict(line, file=file) if file else line})
 
     def step(self, who: Any = None) -> None:
         """A step has ended. `who` tells optimizers apart: the first one counts the steps, the others are parts of
@@ -78,8 +100,10 @@ class Recorder:
         now = self._clock()
         self._us.append(int((now - self._last) * 1e6) if self._last else None)
         self._wait_us.append(int(self._wait * 1e6))
+        self._fetched.append(self._batches)
         self._last = now
         self._wait = 0.0
+        self._batches = 0
         self.steps += 1
         if now >= self._next:
             self.flush()
@@ -165,9 +189,27 @@ class Recorder:
         steps: dict[str, Any] = {"first": self._first, "end": round(time.time() - ago, 3), "us": self._us}
         if self._loader:
             steps["wait_us"] = self._wait_us
+        if any(count > 1 for count in self._fetched):
+            steps["fetched"] = self._fetched
+        if self._saves:
+            steps["save_us"] = [pair for pair in self._saves if pair[0] < len(self._us)]
+        if (gil_us := self._gil_us()) is not None:
+            steps["gil_us"] = gil_us
+        self._saves = [(0, us) for at, us in self._saves if at >= len(self._us)]
         self._first += len(self._us)
-        self._us, self._wait_us = [], []
+        self._us, self._wait_us, self._fetched = [], [], []
         self._write({"steps": steps})
+
+    def _gil_us(self) -> int | None:
+        """How long Python's lock takes to come back after this thread gave it away. Another thread that holds it
+        gives it back after `sys.getswitchinterval()`, 5 ms; else it is back in microseconds. Time in which the thread
+        is ready and has no core is no wait for the lock; None where the kernel does not tell it."""
+        before = _run_delay_us()
+        begin = time.perf_counter()
+        time.sleep(0)
+        us = (time.perf_counter() - begin) * 1e6
+        after = _run_delay_us()
+        return None if before is None or after is None else max(0, int(us - (after - before)))
 
     def _write(self, line: dict[str, Any]) -> None:
         os.write(self._file, _line_bytes(line))
@@ -186,6 +228,18 @@ class Recorder:
         os.rename(partial, self.path)
         os.close(self._file)
         self._file = file
+
+
+def _run_delay_us() -> float | None:
+    """How long this thread was ready and waited for a core, in all."""
+    try:
+        file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return int(os.read(file, 100).split()[1]) / 1e3
+        finally:
+            os.close(file)
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _line_bytes(line: dict[str, Any]) -> bytes:
@@ -238,7 +292,7 @@ def fold_lines(raw: list[bytes]) -> list[dict[str, Any]]:
         blocks = [merge_blocks(blocks[i : i + 2]) for i in range(0, len(blocks), 2)]
     head = [line for line in kept if "begin" in line or "python" in line][-8:]
     rest = [line for line in kept if "steps" in line or "end" in line]
-    last = {key: line for line in kept for key in line if key in ("ddp", "memory", "note")}
+    last = {key: line for line in kept for key in line if key in ("ddp", "memory", "note", "nan")}
     return [*head, *({"folded": block} for block in blocks), *last.values(), *rest]
 
 

@@ -14,6 +14,7 @@ import os
 import shutil
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from windlass.node.sampler import amd, host, intel, nvidia
 from windlass.node.sampler.readings import DeviceReading, listed
 from windlass.node.sampler.steps import RankSteps, follow
 from windlass.node.sys.atomic import replace_file
+from windlass.node.sys.mounts import mount_of, mounts
 from windlass.node.sys.tools import MissingError, text_of
 
 Source = Callable[[], "list[DeviceReading]"]
@@ -60,7 +62,7 @@ class DeviceReader:
                     self._reading[vendor] = ways.pop(0)()
                 devices = self._reading[vendor]()
                 if devices:
-                    return devices
+                    return [device._replace(unverified=vendor != "NVIDIA") for device in devices]
                 raise MissingError("no device is shown")
             except Exception as error:  # a broken tool costs its figures, never the agent
                 self._reading.pop(vendor, None)
@@ -74,6 +76,8 @@ MAX_TEXT = 640
 ACTIVITIES = ("steps", "python", "command", "ended")
 _PARTS = ("python", "steps", "pids")
 _FIRST_S = 0.2
+_MAX_PATH = 80
+_NO_RECORD = (None, None, None, None, None, None, "", None, None, None, None)
 _SENT = DeviceReading._fields.index("throttled")
 """Numbers of a device that go out; the texts behind them do not."""
 
@@ -152,7 +156,8 @@ class Sampler:
         self._devices = DeviceReader(root)
         self._before: tuple[float, host.HostCounters] | None = None
         self._ranks: dict[int, RankSteps] = {}
-        self._cpu: dict[int, tuple[float, float]] = {}
+        self._cpu: dict[int, tuple[float, float, float | None]] = {}
+        self._saved: dict[int, tuple[str, int]] = {}
         self._noted: set[str] = set()
 
     def look(self) -> list[str]:
@@ -162,15 +167,15 @@ class Sampler:
         texts = [self._node_text(next(iter(pids.values()), None))]
         rows = [
             [_short(value) for value in device[:_SENT]]
-            + [device.throttled if device.throttled is None else int(device.throttled)]
+            + [device.throttled if device.throttled is None else int(device.throttled), int(device.unverified)]
             for device in self._devices.read()
         ]
-        return [*texts, *_packed("D", rows), *self.ranks_texts(pids), *self._notes()]
+        return [*texts, *_packed("D", rows), *self.ranks_texts(pids), *self._saves(), *self._notes()]
 
     def last_texts(self) -> list[str]:
         """Node and ranks, without asking the devices' tools, which may take their time."""
         pids = self._pids()
-        return [self._node_text(next(iter(pids.values()), None)), *self.ranks_texts(pids)]
+        return [self._node_text(next(iter(pids.values()), None)), *self.ranks_texts(pids), *self._saves()]
 
     def _node_text(self, pid: int | None) -> str:
         now, counted = time.monotonic(), host.counters(self._root)
@@ -210,13 +215,30 @@ class Sampler:
         for rank in sorted({*pids, *self._ranks}):
             mine = host.tree(pids[rank], running) if rank in pids else []
             cpu_s = sum(running[pid].cpu_s for pid in mine)
+            delay_s = host.run_delay_s(max(mine, key=lambda pid: running[pid].cpu_s), self._root) if mine else None
             before = self._cpu.get(rank)
-            self._cpu[rank] = (now, cpu_s)
-            cores = (cpu_s - before[1]) / (now - before[0]) if before and now > before[0] and mine else None
+            self._cpu[rank] = (now, cpu_s, delay_s)
+            cores = delay = None
+            if before and now > before[0] and mine:
+                cores = max(0.0, (cpu_s - before[1]) / (now - before[0]))
+                if delay_s is not None and before[2] is not None:
+                    delay = min(1.0, max(0.0, (delay_s - before[2]) / (now - before[0])))
             memory = sum(running[pid].memory_bytes for pid in mine) if mine else None
             gone = rank in pids and not mine
-            rows.append(_row(rank, self._ranks.get(rank), gone, max(0.0, cores) if cores is not None else None, memory))
+            rows.append([*rank_row(rank, self._ranks.get(rank), gone, cores, memory), _short(delay)])
         return _packed("R", rows)
+
+    def _saves(self) -> list[str]:
+        """Files that ranks have begun to save since the last look. The key is the same for two ranks only where they
+        write the same file: on a file system of this node, its name is part of the key."""
+        texts = []
+        for rank, record in self._ranks.items():
+            if record.saved is not None and record.saved != self._saved.get(rank):
+                self._saved[rank] = path, step = record.saved
+                shared = mount_of(os.path.dirname(path), mounts()).served_by == "shared"
+                where = path if shared else "%s:%s" % (self._folder, path)
+                texts.append("F" + _json([rank, step, zlib.crc32(where.encode()), path[-_MAX_PATH:]]))
+        return texts
 
     def _notes(self) -> list[str]:
         said = list(self._devices.notes)
@@ -229,13 +251,15 @@ class Sampler:
         return ["T" + text for text in fresh]
 
 
-def _row(rank: int, record: RankSteps | None, gone: bool, cores: float | None, memory: int | None) -> list[Any]:
+def rank_row(rank: int, record: RankSteps | None, gone: bool, cores: float | None, memory: int | None) -> list[Any]:
     if record is None:
-        return [rank, 3 if gone else 2, 0, None, None, None, None, _short(cores), memory]
+        return [rank, 3 if gone else 2, 0, None, None, None, None, _short(cores), memory, *_NO_RECORD]
     activity = 3 if gone else 0 if record.steps else 1 if record.python else 2
     figures = [record.last_at, record.step_ms, record.wait_share, record.comm_share, cores, memory]
     all_of_them = [record.all_ms, record.p95_ms, record.all_wait_share, record.alloc_retries]
-    return [rank, activity, record.steps, *(_short(value) for value in (*figures, *all_of_them))]
+    phases = [_short(seconds) for seconds in record.phase_s] if record.steps else None
+    now = [record.median_ms, record.first_at, record.doing, record.doing_at, record.gil_us, record.nan_step, phases]
+    return [rank, activity, record.steps, *(_short(value) for value in (*figures, *all_of_them, *now))]
 
 
 def _short(value: Any) -> Any:

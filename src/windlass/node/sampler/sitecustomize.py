@@ -16,6 +16,8 @@ if TYPE_CHECKING:  # an old Python may read this too: annotations are texts, and
 _recorder: "Any" = None
 _torch: "Any" = None
 _profiling: "Any" = None
+_stepped: "list[Any]" = []
+"""A weak reference to the optimizer that took the newest step."""
 
 
 def _modules() -> "Any":
@@ -24,6 +26,9 @@ def _modules() -> "Any":
         "torch.optim.optimizer": _watch_optimizers,
         "torch.utils.data.dataloader": _watch_loaders,
         "torch.nn.parallel.distributed": _watch_ddp,
+        "torch.serialization": _watch_save("save", "f", 1),
+        "torch.distributed.checkpoint.state_dict_saver": _watch_save("save", "", 0),
+        "safetensors.torch": _watch_save("save_file", "filename", 1),
     }
 
 
@@ -106,11 +111,16 @@ def _watch_optimizers(module: "Any") -> "Any":
     register(_after_step)
     _profile()
     _recorder.extra.append(_every(30.0, _memory_line))
+    _recorder.extra.append(_every(10.0, _nan_line))
 
 
 def _after_step(optimizer: "Any", args: "Any", kwargs: "Any") -> "Any":
     if _torch.compiler.is_compiling():  # there is nothing to time, and the graph stays whole
         return
+    if not _stepped or _stepped[0]() is not optimizer:
+        from weakref import ref
+
+        _stepped[:] = [ref(optimizer)]
     _recorder.step(id(optimizer))
 
 
@@ -169,8 +179,47 @@ def _watch_ddp(module: "Any") -> "Any":
     module.DistributedDataParallel.__init__ = init
 
 
+def _watch_save(name: "Any", parameter: "Any", position: "Any") -> "Any":
+    """Times a function of a module that saves, and records the file that one of its parameters names. What background
+    threads save holds no step up."""
+
+    def watch(module: "Any") -> "Any":
+        from _thread import get_ident
+        from functools import wraps
+        from time import perf_counter
+
+        save = getattr(module, name)
+        main = get_ident()
+        inside: "list[int]" = []
+
+        @wraps(save)
+        def timed(*args: "Any", **kwargs: "Any") -> "Any":
+            if inside or get_ident() != main:
+                return save(*args, **kwargs)
+            inside.append(1)
+            begin = perf_counter()
+            try:
+                _recorder.saving(file_of(args, kwargs))
+                return save(*args, **kwargs)
+            finally:
+                _recorder.saved(perf_counter() - begin)
+                inside.pop()
+
+        setattr(module, name, timed)
+
+    def file_of(args: "Any", kwargs: "Any") -> "Any":
+        from os import path
+
+        given = kwargs.get(parameter, args[position] if len(args) > position and parameter else None)
+        given = getattr(given, "name", given)
+        text = given.__fspath__() if hasattr(given, "__fspath__") else given
+        return path.abspath(text)[:400] if isinstance(text, str) else ""
+
+    return watch
+
+
 def _every(seconds: "Any", ask: "Any") -> "Any":
-    """Asks at most so often; a question that fails is not asked again."""
+    """Asks at most so often; again at once where there is no answer yet (None). One that fails is not asked again."""
     from time import monotonic
 
     due = [0.0]
@@ -230,6 +279,22 @@ def _memory_line() -> "Any":
                 }
             }
     return None
+
+
+def _nan_line() -> "Any":
+    """Whether the smallest parameter with a gradient is not a number: a loss that is none makes all of them so. Scaled
+    gradients may be infinite in a healthy run, parameters never. Asks the device once in ten seconds, and only for the
+    local part of a distributed tensor, which needs no other rank."""
+    optimizer = _stepped[0]() if _stepped else None
+    if optimizer is None or (_torch.cuda.is_initialized() and _torch.cuda.is_current_stream_capturing()):
+        return {}
+    with _torch.no_grad():
+        known = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        known = [p.to_local() if hasattr(p, "to_local") else p for p in known]
+        known = [p for p in known if p.numel() and p.is_floating_point() and p.device.type != "meta"]
+        if not known or not bool(_torch.isnan(min(known, key=lambda p: p.numel())).any()):
+            return {}
+    return {"nan": {"step": _recorder.steps}}
 
 
 def _run_next() -> "Any":

@@ -1,4 +1,8 @@
-"""Follows the step records of a node's ranks: what each has done in all, and what it does lately."""
+"""Follows the step records of a node's ranks: what each has done in all, and what it does lately.
+
+The time of a rank has phases: start-up until its first step, warm-up, steps, evaluation, save, and other pauses between
+steps. Figures of steps are of the phase of steps alone.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,15 @@ from windlass.node.sys.reading import MAX_BYTES, open_plain
 RECENT = 32
 _MAX_NUMBER = 1 << 53
 _MAX_NOTES = 100
-_BINS = 1.05
-"""Steps are counted in bins of 5 per cent, for quantiles of all of them."""
+_BINS = 1.02
+"""Steps are counted in bins of 2 per cent, for quantiles of all of them."""
+PHASES = ("start", "warm-up", "steps", "evaluation", "save", "pause")
+_WARM_STEPS, _WARM = 16, 1.5
+"""The first of so many steps that take this much longer than the later half compile and fill caches."""
+_PAUSE = 3.0
+"""An interval so many times as long as the median step holds something else than a step."""
+_FEW_ITERATIONS = 3
+"""DDP measures single iterations. Fewer of them are no share of communication."""
 
 
 class RankSteps:
@@ -26,12 +37,26 @@ class RankSteps:
         self.python = False
         self.steps = 0
         self.last_at: float | None = None
-        self.ddp: dict[str, Any] | None = None
+        self.doing = ""
+        self.doing_at: float | None = None
+        """What the rank does since its last step, as far as it is known: `data` or `save`."""
+        self.saved: tuple[str, int] | None = None
+        """The newest file that it saved, and after how many steps."""
+        self.first_at: float | None = None
+        self.nan_step: int | None = None
+        self.phase_s = [0.0] * len(PHASES)
         self.alloc_retries: int | None = None
         self.ended = False
         self.torn = 0
         self.notes: list[str] = []
+        self._began: float | None = None
         self._recent: deque[tuple[int, int | None]] = deque(maxlen=RECENT)
+        self._early: list[tuple[int, int | None, int]] | None = []
+        """Intervals that may be of the warm-up; None when it is over."""
+        self._fetches = 1
+        self._middle = 0.0
+        self._gil: deque[int] = deque(maxlen=RECENT)
+        self._exposed: dict[int, tuple[int, int]] = {}
         self._bins: dict[int, int] = {}
         self._timed = 0
         self._sum_us = 0
@@ -61,33 +86,48 @@ class RankSteps:
             for key, value in line.items():
                 if key == "begin" and again:
                     continue  # the same record, folded
-                self._take(key, value)
+                self.take(key, value)
 
-    def _take(self, key: str, value: Any) -> None:
+    def take(self, key: str, value: Any) -> None:
         try:
             if key == "begin":
                 self.python, self.ended, self._seen = True, False, 0
             elif key == "python":
-                self.python = True
+                self.python, self._began = True, float(_number(value["at"]))
             elif key == "steps":
                 self._take_steps(value)
             elif key == "folded":
                 self._take_block(value)
+            elif key == "doing":
+                self.doing, self.doing_at = str(value["what"])[:20], float(_number(value["at"]))
+                if isinstance(value.get("file"), str):
+                    self.saved = (value["file"][:400], self.steps)
+            elif key == "nan" and self.nan_step is None:
+                self.nan_step = int(_number(value["step"]))
             elif key == "ddp":
-                self.ddp = {
-                    name: _number(amount) for name, amount in value.items() if name in ("comm_us", "overlap_us")
-                }
+                names = ("forward_us", "backward_us", "comm_us", "overlap_us")
+                forward, backward, comm, overlap = (int(_number(value.get(name, 0))) for name in names)
+                exposed = max(0, comm - overlap)
+                self._exposed[int(_number(value.get("iteration", 0)))] = (exposed, forward + backward + exposed)
+                if len(self._exposed) > RECENT:
+                    del self._exposed[min(self._exposed)]
             elif key == "memory":
                 self.alloc_retries = int(_number(value["alloc_retries"]))
             elif key == "note" and value not in self.notes and len(self.notes) < _MAX_NOTES:
                 self.notes.append(str(value)[:300])
             elif key == "end":
                 self.ended = True
+                if self._early:
+                    self._end_warm_up()
         except (AttributeError, LookupError, TypeError, ValueError):
             self.torn += 1
 
     def _take_steps(self, batch: dict[str, Any]) -> None:
         waits, first, end = batch.get("wait_us"), _number(batch["first"]), _number(batch["end"])
+        fetched = batch.get("fetched")
+        saves: dict[int, int] = {}
+        for offset, us in batch.get("save_us", ()):
+            saves[offset] = saves.get(offset, 0) + _number(us)
         for offset, took in enumerate(batch["us"]):
             if first + offset < self._seen:
                 continue
@@ -97,11 +137,52 @@ class RankSteps:
             self._seen = first + offset + 1
             self.steps += 1
             if us is not None:
-                self._count(us)
-                self._recent.append((us, wait))
-                if wait is not None:
-                    self._wait_us = (self._wait_us or 0) + wait
+                save = min(us, saves.get(offset, 0))
+                self.phase_s[PHASES.index("save")] += save / 1e6
+                self._interval(us - save, wait, int(_number(fetched[offset])) if fetched else 1)
+        self._middle = self._quantile(0.5) or self._middle
+        if "gil_us" in batch:
+            self._gil.append(int(_number(batch["gil_us"])))
+        self.doing = ""
+        if self.first_at is None:
+            self.first_at = max(0.0, float(end) - sum(us for us in batch["us"] if us) / 1e6)
+            self.phase_s[0] = max(0.0, self.first_at - self._began) if self._began else 0.0
         self.last_at = max(self.last_at or 0.0, float(end))
+
+    def _interval(self, us: int, wait: int | None, fetched: int) -> None:
+        """One time from a step's end to the next's, without its saves."""
+        if self._early is not None:
+            self._early.append((us, wait, fetched))
+            if len(self._early) == _WARM_STEPS:
+                self._end_warm_up()
+            return
+        middle = self._middle or us
+        evaluates = fetched >= self._fetches + 2
+        if us < _PAUSE * middle or (not evaluates and (wait or 0) > (us - middle) / 2):
+            self._step(us, wait)
+            return
+        phase = "evaluation" if evaluates else "pause"
+        self.phase_s[PHASES.index(phase)] += (us - middle) / 1e6
+        self.phase_s[PHASES.index("steps")] += middle / 1e6
+
+    def _end_warm_up(self) -> None:
+        """Longer intervals at the beginning are the warm-up; what follows is judged as any other."""
+        early, self._early = self._early or [], None
+        late = sorted(us for us, _, _ in early[len(early) // 2 :])
+        usual = late[len(late) // 2]
+        first = next((number for number, (us, _, _) in enumerate(early) if us <= _WARM * usual), 0)
+        self.phase_s[PHASES.index("warm-up")] += sum(us for us, _, _ in early[:first]) / 1e6
+        self._fetches = sorted(fetched for _, _, fetched in early)[len(early) // 2]
+        self._middle = usual
+        for us, wait, fetched in early[first:]:
+            self._interval(us, wait, fetched)
+
+    def _step(self, us: int, wait: int | None) -> None:
+        self._count(us)
+        self.phase_s[PHASES.index("steps")] += us / 1e6
+        self._recent.append((us, wait))
+        if wait is not None:
+            self._wait_us = (self._wait_us or 0) + wait
 
     def _take_block(self, block: dict[str, Any]) -> None:
         first, count, timed, sum_us, end, wait = (
@@ -129,8 +210,18 @@ class RankSteps:
     @property
     def step_ms(self) -> float | None:
         """Median of the newest steps."""
-        values = sorted(us for us, _ in self._recent)
+        values = sorted(us for us, _ in self._recent) or sorted(us for us, _, _ in self._early or ())
         return values[len(values) // 2] / 1000.0 if values else None
+
+    @property
+    def median_ms(self) -> float | None:
+        """Median of all steps; of the newest where these are all."""
+        return self._quantile_ms(0.5) if self._timed > RECENT else self.step_ms
+
+    @property
+    def gil_us(self) -> int | None:
+        """Median time that Python's lock took to come back."""
+        return sorted(self._gil)[len(self._gil) // 2] if len(self._gil) >= _FEW_ITERATIONS else None
 
     @property
     def wait_share(self) -> float | None:
@@ -138,12 +229,13 @@ class RankSteps:
 
     @property
     def comm_share(self) -> float | None:
-        """Communication that nothing hides, as DDP measured it, of the median step."""
+        """Communication that nothing hides: the median of the iterations that DDP measured. Each is a part of its own
+        iteration, which measuring makes longer, or of the median step where that is longer."""
         step = self.step_ms
-        if not self.ddp or not step or "comm_us" not in self.ddp:
+        if not step or len(self._exposed) < _FEW_ITERATIONS:
             return None
-        exposed = max(0, int(self.ddp["comm_us"]) - int(self.ddp.get("overlap_us", 0)))
-        return min(1.0, exposed / 1000.0 / step)
+        shares = sorted(exposed / max(1.0, whole, 1000.0 * step) for exposed, whole in self._exposed.values())
+        return shares[len(shares) // 2]
 
     @property
     def all_ms(self) -> float | None:
@@ -151,12 +243,19 @@ class RankSteps:
 
     @property
     def p95_ms(self) -> float | None:
+        return self._quantile_ms(0.95)
+
+    def _quantile_ms(self, share: float) -> float | None:
+        us = self._quantile(share)
+        return None if us is None else us / 1000.0
+
+    def _quantile(self, share: float) -> float | None:
         whole = sum(self._bins.values())
         below = 0
         for at in sorted(self._bins):
             below += self._bins[at]
-            if below >= 0.95 * whole:
-                return math.pow(_BINS, at + 0.5) / 1000.0
+            if below >= share * whole:
+                return math.pow(_BINS, at + 0.5)
         return None
 
     @property

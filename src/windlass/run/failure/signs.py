@@ -16,7 +16,7 @@ Origin = Literal["script", "node", "device", "file system", "network", "job", "u
 Confidence = Literal["certain", "likely", "possible"]
 
 MEMORY = re.compile(r"OutOfMemoryError|out of memory|MemoryError|bad_alloc|cannot allocate memory", re.IGNORECASE)
-DISK = re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE)
+DISK = re.compile(r"No space left on device|Disk quota exceeded|out of shared memory", re.IGNORECASE)
 
 
 class Sign(NamedTuple):

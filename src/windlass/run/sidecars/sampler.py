@@ -9,7 +9,7 @@ from pathlib import Path
 import windlass.node.sampler
 from windlass.agents.start import Agents, ServiceSpec
 from windlass.diagnose.watch.findings import find
-from windlass.diagnose.watch.fold import JobFiles, JobFold, interval_s
+from windlass.diagnose.watch.fold import JobFiles, JobFold, about_of, interval_s
 from windlass.diagnose.watch.job import Job
 from windlass.errors import DeadlineError, MachineError
 from windlass.model.plan import Plan
@@ -56,7 +56,14 @@ class SamplerSidecar:
         self._inner = inner
         self._view = view
         self._every_s = interval_s(len(hosts))
-        self._fold = JobFold(plan.name, hosts, self._every_s, len(plan.topology.allowed or plan.topology.cpus))
+        self._fold = JobFold(
+            plan.name,
+            hosts,
+            self._every_s,
+            len(plan.topology.allowed or plan.topology.cpus),
+            started=time.time(),
+            about=about_of(plan),
+        )
         self._files: JobFiles | None = JobFiles(folder.path, every_s=self._every_s)
         self._hosts = hosts
         self._told = 0

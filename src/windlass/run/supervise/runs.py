@@ -18,6 +18,7 @@ import msgspec
 
 from windlass.backends.schedulers import get_scheduler
 from windlass.backends.schedulers.base import JobState, JobStatus
+from windlass.base.notation.counts import duration_text
 from windlass.base.procs.command import run_command
 from windlass.base.settings import read_settings
 from windlass.errors import MachineError, UsageError, WindlassError
@@ -33,7 +34,7 @@ from windlass.run.failure.verdict import attempt_folders, read_verdict
 from windlass.run.folder import COMMAND_FILE, PLAN_FILE, FolderUse, RunFolder, is_run, open_folder, read_plan
 from windlass.run.scheduler_commands import scheduler_environ
 from windlass.run.sidecars.detached import AGENTS_FILE
-from windlass.run.supervise.attempts import Owner, read_owner
+from windlass.run.supervise.attempts import Owner, read_owner, records
 from windlass.run.trust import is_own_folder, require_trust
 
 State = Literal["running", "waiting", "done", "resumable", "stopped", "failed", "killed", "unknown"]
@@ -54,6 +55,12 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     attempts: int = 1
     step: int | None = None
     """Of the newest snapshot."""
+    seconds: float | None = None
+    """Of all starts together."""
+    steps: int | None = None
+    """That the last start took, where it was sampled."""
+    step_ms: float | None = None
+    """Median step of the last start."""
     job_id: str | None = None
     changed: float = 0.0
     shape: str = ""
@@ -101,10 +108,13 @@ def state_of(folder: RunFolder, environ: Mapping[str, str]) -> RunState:
             return _use_state(folder, use)
         plan = read_plan(folder.path)
         record = folder.result()
+        ended = [one.seconds for _, one in records(folder)]
     except WindlassError as error:
         return RunState(path=str(folder.path), name=folder.path.name, state="unknown", why=error.message)
     job_id = _job_id(folder)
     state, why = _state(folder, plan, record, job_id, environ)
+    if state == "done" and ended:
+        why = f"after {duration_text(sum(ended))}"
     may_live = state == "unknown" and why.startswith(_NO_ANSWER)
     return RunState(
         path=str(folder.path),
@@ -113,6 +123,9 @@ def state_of(folder: RunFolder, environ: Mapping[str, str]) -> RunState:
         why=why,
         attempts=len(attempt_folders(folder.path)) + 1,
         step=newest_step(read_ledger(folder.path)),
+        seconds=sum(ended) if ended else None,
+        steps=record.steps if record else None,
+        step_ms=record.step_ms if record else None,
         job_id=job_id,
         changed=_changed(folder),
         shape=f"{plan.nodes} x {plan.ranks_per_node}",
@@ -179,7 +192,7 @@ def _may_be_queued(folder: RunFolder, owner: Owner | None, job_id: str) -> bool:
 
 def _ended(folder: RunFolder, plan: Plan, record: RunRecord) -> tuple[State, str]:
     if record.outcome == "ok":
-        return "done", f"after {record.seconds:.0f} s"
+        return "done", ""
     verdict = read_verdict(folder.path)
     stopped = record.outcome == "stopped"
     if verdict is not None:

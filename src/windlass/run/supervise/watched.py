@@ -6,11 +6,16 @@ import socket
 import time
 from collections.abc import Mapping
 
+import msgspec
+
+from windlass.base.notation.counts import counted
 from windlass.base.notation.hostlist import expand_hostlist
+from windlass.diagnose.watch.figures import ms_text, pace
 from windlass.diagnose.watch.findings import find
+from windlass.diagnose.watch.fold import about_of
 from windlass.diagnose.watch.job import Job, NodeRow, Note, RankRow, read_job
 from windlass.errors import WindlassError
-from windlass.model.finding import Finding, Severity
+from windlass.model.finding import SERIOUS, Finding, worst_first
 from windlass.run.failure.ends import read_seats
 from windlass.run.folder import RunFolder, read_plan
 from windlass.run.supervise.attempts import read_owner
@@ -20,7 +25,8 @@ _STALE_S = 60.0
 
 
 def watched(folder: RunFolder, environ: Mapping[str, str]) -> tuple[Job, tuple[Finding, ...]]:
-    """The job of a run and what stands out. Partial, with a note, where samples are missing or damaged."""
+    """The job of a run and what stands out, the worst first. Partial, with a note, where samples are missing or
+    damaged. Every command that judges a run asks here."""
     try:
         job = read_job(folder.path)
         trouble = "" if job else "nothing was sampled: the run was started without --watch"
@@ -30,21 +36,26 @@ def watched(folder: RunFolder, environ: Mapping[str, str]) -> tuple[Job, tuple[F
     if job is not None and fresh and not job.ended and not _killed(folder):
         return job, find(job)
     state = state_of(folder, environ)
-    if job is not None and job.ended and state.state in {"done", "running"}:  # it says so a moment before its record
-        return job, find(job)
     if job is None:
         job = _unsampled(folder, state, trouble)
-        return job, (_about(state), *(f for f in find(job) if f.kind == "note"))
     if state.state == "running" or state.may_live:
+        if job.ended and not trouble:  # between two starts, or a moment before its record
+            return msgspec.structs.replace(job, ended=False), (_about(state), *_judged(job))
         stale = Finding(
             kind="stale",
             severity="error",
             evidence=f"the last sample came {time.time() - job.at:.0f} s ago",
             advice="is the windlass of the run stopped, or the file system of its folder slow?",
         )
-        return job, (stale, *find(job))
-    known = {"lost", "stalled", "ended", "starting", "steady"}
-    return job, (_about(state), *(finding for finding in find(job) if finding.kind not in known))
+        return job, (_about(state), *find(job)) if trouble else (stale, *find(job))
+    job = msgspec.structs.replace(job, ended=state.state != "waiting")
+    return job, worst_first((*_ended(state, job), *_judged(job)))
+
+
+def _judged(job: Job) -> tuple[Finding, ...]:
+    """What the rules and the samplers' notes say of a job that has ended."""
+    known = {"lost", "stalled", "no-step", "unseen", "ended", "starting", "steady"}
+    return tuple(finding for finding in find(job) if finding.kind not in known)
 
 
 def _killed(folder: RunFolder) -> bool:
@@ -53,11 +64,35 @@ def _killed(folder: RunFolder) -> bool:
     return owner is not None and owner.alive() is False
 
 
+def _ended(state: RunState, job: Job) -> tuple[Finding, ...]:
+    """How the run ended, and what that leaves to be said of its speed."""
+    starts = f" (the last of {state.attempts} starts)" if state.attempts > 1 else ""
+    if state.state in {"failed", "killed"}:
+        advice = "`windlass runs show` has every start with its evidence"
+        return (Finding(kind="failure", severity="error", evidence=_words(state) + starts, advice=advice),)
+    if state.state != "done":
+        return (_about(state),)
+    again = f" after {counted(state.attempts - 1, 'restart')}" if state.attempts > 1 else ""
+    if not any(rank.steps for rank in job.ranks):
+        advice = "run it with --watch; call windlass.step() once per step where the optimizer is not torch's"
+        evidence = f"{_words(state)}{again}; no step was seen, so nothing can be said about its speed"
+        return (Finding(kind="not-measured", severity="note", evidence=evidence, advice=advice),)
+    went_on = (Finding(kind="went-on", severity="note", evidence=_words(state) + again),) if again else ()
+    if any(finding.severity in SERIOUS for finding in find(job)):
+        return went_on
+    step = ms_text(pace(job).step_ms)
+    return (
+        *went_on,
+        Finding(kind="fine", severity="ok", evidence=f"{_words(state)}; nothing stands out: steps of {step}"),
+    )
+
+
 def _about(state: RunState) -> Finding:
-    words = f"the run is {state.state}" + (f": {state.why}" if state.why else "")
-    failed = state.state in {"failed", "killed"}
-    severity: Severity = "ok" if state.state == "done" else "error" if failed else "note"
-    return Finding(kind="state", severity=severity, evidence=words)
+    return Finding(kind="state", severity="note", evidence=_words(state))
+
+
+def _words(state: RunState) -> str:
+    return f"the run is {state.state}" + (f": {state.why}" if state.why else "")
 
 
 def _unsampled(folder: RunFolder, state: RunState, trouble: str) -> Job:
@@ -79,6 +114,7 @@ def _unsampled(folder: RunFolder, state: RunState, trouble: str) -> Job:
         name=plan.name,
         interval_s=2.0,
         ended=ended,
+        about=about_of(plan),
         nodes=tuple(NodeRow(host, 0.0) for host in hosts),
         ranks=ranks,
         notes=tuple(notes),
