@@ -75,6 +75,8 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("cache", "stop"),
     ("completion", "words", "logs", ""),
     (),
+    ("explain", RUN),
+    ("explain", "OMP_NUM_THREADS", RUN),
     ("run", "--plan", RUN),
     ("runs", "resume", RUN),
     ("runs", "trust", RUN, "--yes"),
@@ -84,7 +86,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("watch", RUN, "--once", "--prometheus", "metrics"),
 )
 READ_NO_RUN = {
-    *("submit", "alloc", "plan", "explain", "doctor", "nodes", "env", "image", "stage", "tune", "init", "sites"),
+    *("submit", "alloc", "plan", "doctor", "nodes", "env", "image", "stage", "tune", "init", "sites"),
     "selftest",
 }
 """Commands that take no run folder and list none."""
@@ -392,6 +394,8 @@ def test_every_command_is_tried_or_reads_no_run() -> None:
     for name in command_names():
         actions = [action for action in command_parser(name)[1]._actions if action.dest == "action" and action.choices]
         names = [f"{name} {choice}" for choice in actions[0].choices or ()] if actions else [name]
+        if name in READ_NO_RUN:
+            assert not any("RUN" in str(action.metavar) for action in command_parser(name)[1]._actions), name
         missing = [word for word in names if word not in tried and not {word, name} & READ_NO_RUN]
         assert not missing, missing
 

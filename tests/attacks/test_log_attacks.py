@@ -6,13 +6,15 @@ import io
 import os
 import random
 import re
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from attacks.record import record
 from regex_steps import example
-from unit.cli.typed import in_process
+from unit.cli.typed import argv, environment, in_process
 from windlass.backends.launchers import get_launcher, launcher_names
 from windlass.backends.launchers.base import NodeLogReader
 from windlass.diagnose.doctor.explain_log import LogReader, LogReport, candidate_rules, explain_files
@@ -120,3 +122,24 @@ def test_pipes_and_devices_end_in_a_sentence(tmp_path: Path) -> None:
     os.truncate(tmp_path / "sparse", 256 << 20)
     assert explain_files([tmp_path / "sparse"], lambda _: None).lines == 1
     record("pipes and devices as logs", expected="a sentence", seen="a sentence", files=4)
+
+
+def test_the_user_may_give_a_pipe_of_the_shell_and_the_standard_input(tmp_path: Path) -> None:
+    """`windlass explain-log <(zcat log.gz)`: this user opened the pipe, unlike one that lies in a folder."""
+    (tmp_path / "log").write_text("3: OSError: Too many open files\n" * 100_000)
+    plan = in_process("plan", "--json", "--", "true", cwd=tmp_path).stdout
+    (tmp_path / "plan.json").write_text(plan)
+    windlass = shlex.join(argv())
+    for line, said in (
+        (f"{windlass} explain-log <(cat log)", "100,000 lines"),
+        (f"cat log | {windlass} explain-log -", "100,000 lines"),
+        (f"{windlass} explain-log - <log", "100,000 lines"),
+        (f"{windlass} diff <(cat plan.json) plan.json", "the plans agree"),
+        (f"cat plan.json | {windlass} diff plan.json -", "the plans agree"),
+        (f"yes | {windlass} diff plan.json -", "is larger than"),
+        (f"{windlass} explain-log - </dev/zero", "is not a plain file"),
+    ):
+        done = subprocess.run(
+            ["bash", "-c", line], cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=60
+        )
+        assert said in done.stdout + done.stderr, (line, done.stderr)

@@ -10,12 +10,12 @@ from windlass.run.folder import read_plan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("a", metavar="A.json", help="a plan, or a run folder")
+    parser.add_argument("a", metavar="A.json", help="a plan, or a run folder; - is the standard input")
     parser.add_argument("b", metavar="B.json")
     parser.add_argument("--json", action="store_true")
 
 
 def main(args: argparse.Namespace) -> Result:
     """Exit code 0 where they agree, 1 where they differ, as diff has it."""
-    lines = diff_lines(read_plan(args.a), read_plan(args.b))
+    lines = diff_lines(*(read_plan("/dev/stdin" if name == "-" else name) for name in (args.a, args.b)))
     return Result(text="\n".join(lines) or "the plans agree", data=lines, exit_code=1 if lines else 0)

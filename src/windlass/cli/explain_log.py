@@ -16,7 +16,7 @@ from windlass.model.finding_text import INDENT, finding_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", nargs="+", metavar="FILE", help="log files or run folders")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="log files or run folders; - is the standard input")
     parser.add_argument("--all", action="store_true", help="explain the harmless lines too")
     parser.add_argument("--json", action="store_true")
 
@@ -26,7 +26,8 @@ def progress(args: argparse.Namespace) -> str | None:
 
 
 def main(args: argparse.Namespace) -> Result:
-    report = explain_files([Path(name).expanduser() for name in args.files], tell)
+    names = ["/dev/stdin" if name == "-" else name for name in args.files]
+    report = explain_files([Path(name).expanduser() for name in names], tell)
     return Result(text="\n".join(report_lines(report, everything=args.all)), data=report)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -42,6 +43,7 @@ _MAX_TEXT = 300
 _MAX_ERRORS = 50
 _FEW_MISSING = 0.2
 _BLOCK_BYTES = 1 << 18
+_MAX_PIPE_BYTES = 1 << 34
 _HEAD_BYTES, _TAIL_BYTES = 3072, 1024
 """What is kept of a long line, such as a progress bar that never ends its line."""
 _MAX_SHAPES, _MAX_SHAPE_BYTES = 50_000, 512
@@ -378,7 +380,8 @@ def explain_files(paths: Iterable[Path], tell: Callable[[str], None]) -> LogRepo
     for path in paths:
         for file in _files(path):
             with _open_log(file, None if file == path else path) as stream:
-                reader.read(str(file), stream, os.fstat(stream.fileno()).st_size)
+                status = os.fstat(stream.fileno())
+                reader.read(str(file), stream, status.st_size if stat.S_ISREG(status.st_mode) else _MAX_PIPE_BYTES)
             tell(amount_text(reader.files, reader.lines))
     return reader.report()
 

@@ -40,12 +40,17 @@ def plain_descriptor(
 ) -> int:
     """Open a plain file for reading.
 
-    No link at `path` is followed, unless `follow` says that the user chose the path. With `within`, a folder above the
-    file, no link between the two is followed either. Raises `UnreadableError` for a link and for a file that is not
-    plain, and the usual `OSError` where there is no file or no permission.
+    No link at `path` is followed, unless `follow` says that the user chose the path. Then it may also name a pipe that
+    the user's shell opened for this process, as `<(zcat log.gz)` does. With `within`, a folder above the file, no link
+    between the two is followed either. Raises `UnreadableError` for a link and for a file that is not plain, and the
+    usual `OSError` where there is no file or no permission.
     """
+    given = _given_descriptor(os.fspath(path)) if follow else None
     try:
-        opened = _open(os.fspath(path), within, _FLAGS if follow else _FLAGS | os.O_NOFOLLOW)
+        if given is not None:
+            opened = os.dup(given)
+        else:
+            opened = _open(os.fspath(path), within, _FLAGS if follow else _FLAGS | os.O_NOFOLLOW)
     except OSError as error:
         if error.errno == errno.ELOOP and not follow:
             raise UnreadableError(path, "is a link, which windlass does not follow here") from None
@@ -54,7 +59,8 @@ def plain_descriptor(
         if error.errno == errno.ENOTDIR and within is not None:
             raise UnreadableError(path, "lies in a folder that is a link or a file") from None
         raise
-    if not stat.S_ISREG(os.fstat(opened).st_mode):
+    mode = os.fstat(opened).st_mode
+    if not (stat.S_ISREG(mode) or (given is not None and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)))):
         os.close(opened)
         raise UnreadableError(path, "is not a plain file")
     return opened
@@ -146,6 +152,14 @@ def cut_lines(file: BinaryIO, max_line: int = MAX_LINE) -> Iterator[bytes]:
         if not cut:
             yield piece
         cut = not piece.endswith(b"\n")
+
+
+def _given_descriptor(path: str) -> int | None:
+    """The descriptor of this process that a path names."""
+    folder, _, name = path.rpartition("/")
+    if path == "/dev/stdin":
+        return 0
+    return int(name) if folder in ("/dev/fd", "/proc/self/fd") and name.isdecimal() and len(name) < 8 else None
 
 
 def _finite(text: str) -> float:
