@@ -71,7 +71,7 @@ def shown_plan(plan: Plan) -> str:
         for title, fields in more.items()
         if fields is not None
     ]
-    return "\n\n".join([plan_text(plan, script=True), *parts])
+    return "\n\n".join([plan_text(plan, script=bool(plan.command)), *parts])
 
 
 def _say(text: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -13,7 +13,7 @@ DeviceUnit = Literal["tile", "card"]
 class Core(msgspec.Struct, frozen=True, kw_only=True):
     """One physical core. `cpus` are its hardware threads, the first one first."""
 
-    cpus: tuple[int, ...]
+    cpus: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)]
     socket: int = 0
     numa: int = 0
     l3: int = 0

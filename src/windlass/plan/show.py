@@ -111,7 +111,7 @@ def _alive(request: Request) -> str:
 
 def _command(plan: Plan) -> list[str]:
     lines = [quote_words(plan.command)]
-    if plan.interpreter_because:
+    if plan.interpreter_because and plan.command:
         lines.append(f"with {plan.command[0]}: {plan.interpreter_because}")
     if plan.request.cwd:
         lines.append(f"in {plan.request.cwd}")
