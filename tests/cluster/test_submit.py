@@ -104,6 +104,17 @@ def test_a_printed_script_runs_as_it_is_each_time_that_sbatch_gets_it(
     assert kind or (runs[0] / "batch.sh").exists(), "the run can be sent again"
 
 
+def test_a_job_that_slurm_will_never_start_is_told(slurm: SlurmCluster, hostile_dir: Path) -> None:
+    first = slurm.run(["sbatch", "--parsable", "--output=/dev/null", "--wrap", "exit 1"], check=True).stdout.strip()
+    assert slurm.wait_job(first, timeout_s=60)["JobState"] == "FAILED"
+    said = _submit(slurm, hostile_dir, f"--directive=--dependency=afterok:{first}", "-N", "1", "-r", "1", str(SHOW))
+    job_id = said.stdout.strip()
+    try:
+        assert f"never-starts: job {job_id} will not start: DependencyNeverSatisfied" in said.stderr, said.text
+    finally:
+        slurm.run(["scancel", job_id], check=True)
+
+
 def test_a_refused_submission_says_why_in_words(slurm: SlurmCluster, hostile_dir: Path) -> None:
     said = _submit(slurm, hostile_dir, "--partition", "no-such", "-N", "2", "-r", "1", str(SHOW))
     assert said.code in (2, 3), said.text

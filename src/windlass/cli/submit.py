@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 
+from windlass.backends.schedulers import get_scheduler
+from windlass.base.notation.shell import quote_words
 from windlass.base.settings import current_environ
 from windlass.cli.option_groups import add_request_options
 from windlass.cli.options import parse_with_command, request_from, warn
 from windlass.cli.result import Result
 from windlass.model.plan import Plan
-from windlass.run.submit import prepare_submission, print_submission, submit
+from windlass.run.submit import prepare_submission, print_submission, submit, why_never_starts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,8 +39,12 @@ def main(args: argparse.Namespace) -> Result:
     prepared = prepare_submission(request, environ, standalone=args.standalone)
     plan, folder = prepared.plan, prepared.folder
     _warn(plan)
-    job_id = submit(prepared, environ).job_id
+    submitted = submit(prepared, environ)
+    job_id = submitted.job_id
     warn(f"windlass: {plan.name} is job {job_id} of {plan.scheduler}; run folder {folder.path}")
+    if why := why_never_starts(submitted, environ):
+        cancel = quote_words(get_scheduler(plan.scheduler).cancel_argv(job_id or ""))
+        warn(f"windlass: warning: never-starts: job {job_id} will not start: {why} (cancel it: {cancel})")
     return Result(
         text=str(job_id), data={"job_id": job_id, "run_dir": str(folder.path), "script": str(prepared.script)}
     )

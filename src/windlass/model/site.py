@@ -153,6 +153,8 @@ class QueueSpec(Table, frozen=True, kw_only=True):
     """What the scheduler takes when nobody names one."""
     by_name: bool = False
     """For those who name it: by request only, one job per user, or not for training. Never chosen for anybody."""
+    accounts: tuple[str, ...] = ()
+    """Those that alone may use it, where not all may."""
     devices: bool = True
     """False for nodes without accelerators."""
     gpus: tuple[int, ...] = ()

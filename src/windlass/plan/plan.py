@@ -15,7 +15,7 @@ from windlass.backends.containers.choose import ContainerChoice, plan_container,
 from windlass.backends.launchers import get_launcher
 from windlass.errors import UsageError
 from windlass.model.condition import Facts, holds
-from windlass.model.finding import Finding
+from windlass.model.finding import Finding, worst_first
 from windlass.model.origin import BUILTIN, Origin
 from windlass.model.plan import (
     PLAN_VERSION,
@@ -62,7 +62,7 @@ def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets
     environment = plan_environment(request, context, shape, binding, facts, box.settings if box else ())
     launch = launch_arguments(request, context, shape, binding, facts, container, environment)
     secrets = _secrets(request, command, environment)
-    remarks = [*context.remarks, *shape.remarks, *_nested_launcher(command, shape), *(box.remarks if box else ())]
+    remarks = [*shape.remarks, *context.remarks, *_nested_launcher(command, shape), *(box.remarks if box else ())]
     remarks += [*binding_remarks(binding, context.topology), *plan_remarks(request, context, shape, facts, environment)]
     plan = Plan(
         version=PLAN_VERSION,
@@ -97,7 +97,7 @@ def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets
         keep_caches=request.keep_caches,
         hosts=shape.hosts,
         job_id=context.allocation.job_id if context.allocation else None,
-        remarks=tuple(remarks),
+        remarks=worst_first(remarks),
         grace_s=request.grace_s,
         parent=request.supervised or not get_launcher(shape.launcher).names_failed_rank,
     )

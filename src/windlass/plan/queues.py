@@ -41,6 +41,7 @@ def choose_queue(request: Request, site: Site, nodes: int) -> QueueChoice:
     partition = _named(site, request.partition, ("partition", "queue"), "--partition", remarks)
     qos = _named(site, request.qos, ("qos",), "--qos", remarks)
     if partition or qos or request.partition or request.qos:
+        _refuse_account(partition, request.account)
         remarks += _checked(site, qos or partition, nodes, seconds)
         if partition and not partition.devices:
             raise _without_devices(site, partition)
@@ -71,11 +72,19 @@ def check_queue(request: Request, queues: Sequence[QueueSpec], nodes: int, defau
             f"--partition {name}: there is no such partition", hint=f"did you mean {close}? known: {', '.join(names)}"
         )
     seconds = parse_walltime(request.time) if request.time else None
+    _refuse_account(queue, request.account)
     problem = _problem(queue, nodes, seconds) if queue else None
     if queue is not None and problem:
         fitting = [q.name for q in queues if q is not queue and not q.by_name and _problem(q, nodes, seconds) is None]
         hint = f"these take it: {', '.join(fitting)}" if fitting else "change --nodes or --time"
         raise UsageError(f"{queue.kind} {queue.name} {problem}", hint=hint)
+
+
+def _refuse_account(queue: QueueSpec | None, account: str | None) -> None:
+    if queue is not None and queue.accounts and account and account not in queue.accounts:
+        raise UsageError(
+            f"{queue.kind} {queue.name} is not for the account {account}", hint=f"it is for {', '.join(queue.accounts)}"
+        )
 
 
 def refuse_incomplete(request: Request, site: Site) -> None:

@@ -136,17 +136,26 @@ def _devices(
         return (), []
     count = asked if asked is not None else there or 0
     remarks = []
+    where = f"partition {offer.name}" if offer and offer.name else "the scheduler"
+    if offer is not None and offer.mixed:
+        differ = f"the nodes of {where} differ ({_kinds_text(offer)}): the plan is for what all of them have"
+        remarks.append(Finding("nodes-differ", "warning", differ, "--directive --constraint=FEATURE chooses"))
     if offer is not None and offer.gpus_per_node and asked is None:
-        where = f"partition {offer.name}" if offer.name else "the scheduler"
         text = f"{where} offers {offer.gpus_per_node} devices per node: the job asks for them, one rank for each"
-        if offer.mixed:
-            differ = f"the nodes of {where} differ: the plan is for those with {offer.cpus_per_node} CPUs"
-            remarks.append(Finding("nodes-differ", "warning", differ, "--directive --constraint=FEATURE chooses"))
         remarks.append(Finding("devices-offered", "note", text, "--gpus-per-node N asks for others, 0 for none"))
     if offer is not None and offer.gpus_per_node and asked == 0:
         text = f"the job asks for no device, and its nodes have {offer.gpus_per_node}"
         remarks.append(Finding("devices-unused", "warning", text, "leave --gpus-per-node 0 out to use them"))
     return tuple(range(count)), remarks
+
+
+def _kinds_text(offer: PartitionOffer) -> str:
+    """As in `8 nodes of 64 CPUs and 4 a100`."""
+    return ", ".join(
+        f"{counted(kind.nodes, 'node')} of {counted(kind.cpus, 'CPU')}"
+        + "".join(f" and {count} {name or 'GPUs'}" for name, count in kind.gpus)
+        for kind in offer.kinds
+    )
 
 
 def _counted_cpus(
@@ -158,8 +167,8 @@ def _counted_cpus(
         return max(1, allocation.cpus_per_node // ranks) if allocation.cpus_per_node else None
     if offer is None or not (devices or scheduler == "pbs"):
         return None
-    share = devices / offer.gpus_per_node if devices and offer.gpus_per_node else 1.0
-    return max(1, int(offer.cpus_per_node * share) // ranks)
+    shares = [kind.cpus * devices // kind.gpus[0][1] if devices and kind.gpus else kind.cpus for kind in offer.kinds]
+    return max(1, min(shares) // ranks)  # what fits every node: a rank with more would leave some of them out
 
 
 def _queue(request: Request, site: Site, allocation: Allocation | None, scheduler: str, nodes: int) -> QueueChoice:

@@ -271,14 +271,14 @@ def ask_scheduler(site: Site, request: Request, environ: Mapping[str, str]) -> S
         accounts = pool.submit(ask, accounts_argv, _CHECK_TIMEOUT_S)
     said, limits, known = offers.result(), [each.result() for each in queues], accounts.result()
     remarks = []
-    silent = next((each for each in limits if isinstance(each, WindlassError)), None)
+    silent = next((each for each in (*limits, known) if isinstance(each, WindlassError)), None)
     if not isinstance(said, str):
         why = f"did not answer: {said}" if said else "is not here"
         text = f"what the nodes have is not known: {offers_argv[0]} {why}"
         hint = "say --gpus-per-node and --ranks-per-node yourself, or describe the cluster in a site file"
         remarks.append(Finding("offers-unknown", "warning", text, hint))
     elif silent:
-        remarks.append(Finding("limits-unknown", "note", f"the partition's limits were not checked: {silent}"))
+        remarks.append(Finding("limits-unknown", "note", f"limits and accounts were not all checked: {silent}"))
     return SchedulerAnswers(
         offers=scheduler.parse_offers(said) if isinstance(said, str) else (),
         queues=scheduler.parse_queues("\n".join(each for each in limits if isinstance(each, str))),

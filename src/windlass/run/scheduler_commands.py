@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from windlass.backends.schedulers import get_scheduler
-from windlass.backends.schedulers.base import Scheduler
-from windlass.base.procs.command import which
+from windlass.backends.schedulers.base import JobStatus, Scheduler
+from windlass.base.procs.command import run_command, which
 from windlass.errors import MachineError
 from windlass.model.plan import Plan
 from windlass.node.sys.reading import read_text
@@ -19,6 +19,18 @@ def scheduler_environ(scheduler: Scheduler, environ: Mapping[str, str]) -> dict[
     if folder is None or folder in path.split(":"):
         return dict(environ)
     return {**environ, "PATH": f"{path}:{folder}"}
+
+
+def ask_status(
+    scheduler: Scheduler, job_id: str, environ: Mapping[str, str], timeout_s: float, *, from_job: bool = False
+) -> JobStatus:
+    """What the scheduler says of a job. `from_job`: this process runs in a job of that scheduler. Raises
+    `WindlassError` where its command cannot be run."""
+    argv = scheduler.status_argv(job_id)
+    if from_job:
+        argv = scheduler.outside_argv(argv, environ)
+    done = run_command(argv, timeout_s=timeout_s, env=scheduler_environ(scheduler, environ), check=False)
+    return scheduler.parse_status(done.stdout + done.stderr, done.code, job_id)
 
 
 def require_submit_program(plan: Plan, environ: Mapping[str, str]) -> None:

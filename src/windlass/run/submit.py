@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +10,11 @@ from pathlib import Path
 import msgspec
 
 from windlass.backends.schedulers import get_scheduler
+from windlass.backends.schedulers.base import JobState
 from windlass.base.notation.shell import quote
 from windlass.base.procs.command import own_argv, run_command
 from windlass.base.settings import read_settings
-from windlass.errors import UsageError
+from windlass.errors import UsageError, WindlassError
 from windlass.model.plan import Plan, plan_to_json
 from windlass.model.request import Request
 from windlass.plan.queues import refuse_incomplete
@@ -22,10 +24,15 @@ from windlass.run.context import node_local_folders
 from windlass.run.folder import BATCH_FILE, RunFolder, folder_path, make_folder
 from windlass.run.interpreter import check_activate
 from windlass.run.planning import PlannedRequest, plan_request
-from windlass.run.scheduler_commands import require_submit_program, scheduler_environ
+from windlass.run.scheduler_commands import ask_status, require_submit_program, scheduler_environ
 from windlass.run.trust import key_digest, plan_digest
 
 _SUBMIT_TIMEOUT_S = 60.0
+_LOOK_S = 8.0
+"""A scheduler looks at a new job within seconds, and says why it waits."""
+_REASON_S = 1.5
+"""The first reason may be another one than that of the scheduler's first look."""
+_EVERY_S = 0.3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,6 +100,23 @@ def submit(prepared: Submission, environ: Mapping[str, str]) -> Submission:
         raise
     prepared.folder.write("job_id", job_id + "\n")
     return Submission(plan=prepared.plan, folder=prepared.folder, script=prepared.script, job_id=job_id)
+
+
+def why_never_starts(submitted: Submission, environ: Mapping[str, str]) -> str:
+    """Why the scheduler will never start this job, in its own words; empty where it may, or where it does not say. Asks
+    until the scheduler has looked at the job, which takes seconds at most."""
+    scheduler, began = get_scheduler(submitted.plan.scheduler), time.monotonic()
+    while (passed := time.monotonic() - began) < _LOOK_S:
+        try:
+            status = ask_status(scheduler, submitted.job_id or "", environ, _LOOK_S - passed)
+        except WindlassError:
+            return ""
+        if status.never:
+            return status.reason or "no reason given"
+        if status.state is not JobState.QUEUED or (status.reason and passed > _REASON_S):
+            return ""
+        time.sleep(_EVERY_S)
+    return ""
 
 
 def submit_script(plan: Plan, script: str, environ: Mapping[str, str], *, from_job: bool = False) -> str:

@@ -15,12 +15,12 @@
 # windlass 0.1.0: train on lumi. Submit this text as it is: sbatch FILE
 # The nodes must have:
 # - the command python train.py '--rank={rank}' 'two words' in /home/user/project
-# note: site-status: lumi: from the site's workshop, AI guide and image recipes; the copy of the user guide is of
-# October 2024. Nothing here was run on the machine
 # warning: tcp-fallback: 2 nodes would talk over TCP although there is a fabric: nothing in this plan brings
 # librccl-net.so, RCCL's plugin for it. RCCL does not say so; it is ten to seventy times slower (an image of the
 # site's has it (/appl/local/containers/sif-images, /appl/local/laifs/containers): --container IMAGE; else an
 # aws-ofi-rccl of your own: --env-prepend LD_LIBRARY_PATH=ITS_FOLDER)
+# note: site-status: lumi: from the site's workshop, AI guide and image recipes; the copy of the user guide is of
+# October 2024. Nothing here was run on the machine
 #
 # Why these directives:
 # --job-name=train: the name in the queue (builtin: windlass)

@@ -77,6 +77,23 @@ def test_a_job_that_was_taken_has_its_id_script_plan_and_secrets(tmp_path: Path)
     assert SECRET not in (run / "plan.json").read_text() + (run / "batch.sh").read_text()
 
 
+@each(("reason", "said"), [("PartitionNodeLimit", True), ("Resources", False)])
+def test_a_job_that_will_never_start_is_told_after_it_was_submitted(tmp_path: Path, reason: str, said: bool) -> None:
+    folder = tmp_path / reason
+    folder.mkdir()
+    env = _fake_sbatch(folder, "echo 'Submitted batch job 4711'")
+    asked = folder / "bin" / "scontrol"
+    asked.write_text(
+        "#!/bin/sh\n[ -e asked ] || { touch asked; echo JobId=4711 JobState=PENDING Reason=None; exit; }\n"
+        f"echo JobId=4711 JobState=PENDING Reason={reason}\n"
+    )
+    asked.chmod(0o755)
+    ended = in_process(*LUMI, "--", "true", cwd=folder, env=env)
+    assert (ended.code, ended.stdout) == (0, "4711\n"), "the job is in the queue all the same"
+    assert (f"never-starts: job 4711 will not start: {reason}" in ended.stderr) is said, ended.stderr
+    assert ("scancel 4711" in ended.stderr) is said
+
+
 def test_a_refused_job_is_told_and_its_secrets_are_forgotten(tmp_path: Path) -> None:
     env = _fake_sbatch(tmp_path, "echo 'sbatch: error: Invalid account' >&2; exit 1")
     ended = in_process(*LUMI, "--run-dir", "r", "--env", f"A_TOKEN={SECRET}", "--", "true", cwd=tmp_path, env=env)

@@ -19,19 +19,19 @@ else:
 
 CLUSTERS = tomllib.loads((Path(__file__).parents[2] / "data" / "clusters.toml").read_text())["cluster"]
 UNKNOWN = Topology(arch="", cores=())
-SLURM = get_scheduler("slurm")
 
 
 def _wrong(cluster: dict[str, Any]) -> str | None:
     """How the plan differs from the expected one."""
     asked = {key: tuple(v) if isinstance(v, list) else v for key, v in cluster.get("asked", {}).items()}
+    scheduler = get_scheduler(cluster.get("scheduler", "slurm"))
     try:
         plan, _ = plan_for(
-            "generic-slurm",
+            f"generic-{scheduler.name}",
             topology=UNKNOWN,
-            offers=SLURM.parse_offers(cluster["sinfo"]),
-            queues=SLURM.parse_queues(cluster.get("partitions", "")),
-            accounts=SLURM.parse_accounts(cluster.get("accounts", "")),
+            offers=scheduler.parse_offers(cluster["offers"] if "offers" in cluster else cluster["sinfo"]),
+            queues=scheduler.parse_queues(cluster.get("partitions", "")),
+            accounts=scheduler.parse_accounts(cluster.get("accounts", "")),
             **asked,
         )
     except UsageError as error:
@@ -46,6 +46,8 @@ def _wrong(cluster: dict[str, Any]) -> str | None:
         return f"{plan.ranks_per_node} ranks, {missing} not in {words}"
     if not plan.request.gpus_per_node and not cluster["words"] and any("gpu" in word for word in words):
         return f"asks for GPUs: {words}"
+    if plan.remarks[: len(cluster.get("warns", ()))] and plan.remarks[0].kind not in cluster.get("warns", ()):
+        return f"does not begin with {cluster['warns']}: {plan.remarks[0]}"
     return None
 
 

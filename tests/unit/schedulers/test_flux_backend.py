@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 import captured
@@ -120,3 +122,17 @@ def test_directives_ask_for_whole_nodes_in_flux_words() -> None:
 def test_a_path_with_double_braces_is_refused() -> None:
     with pytest.raises(UsageError, match="braces"):
         Flux().path_word("/x/{{id}}")
+
+
+def test_a_request_that_no_node_satisfies_never_starts() -> None:
+    """As flux-core 0.88 answered (`jobs-all-json`, shortened); a job that ran and then lost a node is no such case."""
+    job = {"id": 1, "state": "INACTIVE", "result": "FAILED", "returncode": 1, "t_submit": 1.0, "t_inactive": 2.0}
+    job["exception"] = {
+        "occurred": True,
+        "severity": 0,
+        "type": "alloc",
+        "note": 'alloc denied due to type="unsatisfiable"',
+    }
+    status = Flux().parse_status(json.dumps(job), 0, "1")
+    assert (status.state, status.never) == (JobState.FAILED, True) and "unsatisfiable" in status.reason
+    assert not Flux().parse_status(json.dumps({**job, "t_run": 1.5}), 0, "1").never

@@ -79,6 +79,7 @@ def test_states_of_the_real_qstat(name: str, job_id: str, state: JobState, code:
     status = Pbs().parse_status(captured.text(f"openpbs/{name}.out"), 0, job_id)
     assert (status.state, status.exit_code) == (state, code)
     assert reason in status.reason
+    assert status.never == (name == "qstat_f_json_too_many")
 
 
 @each("output", ["", "{", "qstat: Unknown Job Id 1017.head", '{"Jobs": 3}', '{"Jobs": {"8.head": 1}}'])

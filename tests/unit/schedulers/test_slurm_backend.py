@@ -174,3 +174,27 @@ def test_directives_say_the_request_in_slurms_words() -> None:
 def test_the_address_of_a_node_is_found() -> None:
     assert Slurm().parse_addresses(MESSAGES["scontrol-node"].stdout) == {"nid0001": "host1"}
     assert Slurm().parse_addresses("Node nid9 not found") == {}
+
+
+@each(
+    ("reason", "never"),
+    [
+        ("PartitionNodeLimit", True),
+        ("PartitionTimeLimit", True),
+        ("BadConstraints", True),
+        ("AssocMaxNodePerJobLimit", True),
+        ("QOSMaxWallDurationPerJobLimit", True),
+        ("QOSMaxGRESPerNode", True),
+        ("DependencyNeverSatisfied", True),
+        ("Priority", False),
+        ("Resources", False),
+        ("QOSMaxJobsPerUserLimit", False),
+        ("AssocGrpCpuLimit", False),
+        ("QOSMaxGRESPerUser", False),
+        ("None", False),
+    ],
+)
+def test_a_reason_that_never_passes_is_told_from_one_that_does(reason: str, never: bool) -> None:
+    line = f"JobId=7 JobName=x JobState=PENDING Reason={reason} Dependency=(null)"
+    assert Slurm().parse_status(line, 0, "7").never is never
+    assert not Slurm().parse_status(line.replace("PENDING", "RUNNING"), 0, "7").never

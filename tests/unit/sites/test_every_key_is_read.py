@@ -48,6 +48,7 @@ OTHERWISE = {
     "SiteFile.extends": "the same",
     "SiteFile.drop": "the same",
     "SiteFile.detect": "read from each file alone, for `Signs` (sites/detect.py)",
+    "QueueSpec.accounts": "where a partition and an account are named (plan/queues.py)",
     "SiteFile.login_refuse": "on a login node (run/planning.py)",
 }
 """Keys that are read where this test does not go."""

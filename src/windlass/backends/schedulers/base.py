@@ -80,6 +80,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     reason: str = ""
     """The scheduler's own words where it has any ("Can Never Run")."""
+    never: bool = False
+    """It will not start, however long it waits: its request does not fit the nodes, or breaks a limit."""
     preempted: bool = False
     """The scheduler takes, or took, its nodes back for another job."""
     restarts: int = 0

@@ -173,9 +173,11 @@ class Flux(Scheduler):
             return JobStatus(state=JobState.UNKNOWN, reason=lines[-1] if lines else "Flux knows no such job")
         exception = job.get("exception")
         note = str(exception.get("note") or "") if isinstance(exception, dict) else ""
+        # A request that no node can satisfy is accepted, and the job fails at once without having run.
+        never = isinstance(exception, dict) and exception.get("type") == "alloc" and "t_run" not in job
         if job.get("state") == "INACTIVE":
             state = _RESULTS.get(str(job.get("result")), JobState.UNKNOWN)
-            return JobStatus(state=state, exit_code=_exit_code(job.get("returncode")), reason=note)
+            return JobStatus(state=state, exit_code=_exit_code(job.get("returncode")), reason=note, never=never)
         state = _STATES.get(str(job.get("state")), JobState.UNKNOWN)
         if state is JobState.QUEUED and job.get("urgency") == 0:
             state = JobState.HELD

@@ -212,7 +212,8 @@ class Pbs(Scheduler):
         letter = str(job.get("job_state") or "")
         if letter in _FINISHED:
             return _ended(job, comment)
-        return JobStatus(state=_STATES.get(letter, JobState.UNKNOWN), reason=comment)
+        never = letter == "Q" and comment.startswith("Can Never Run")
+        return JobStatus(state=_STATES.get(letter, JobState.UNKNOWN), reason=comment, never=never)
 
     def cancel_argv(self, job_id: str) -> tuple[str, ...]:
         """One job at a time: an unknown id among several has crashed a server."""
@@ -253,10 +254,16 @@ def _node_groups(output: str) -> Iterator[NodeGroup]:
         nodes = json.loads(output[start : end + 1])["nodes"].values()
     except (ValueError, KeyError, AttributeError, TypeError):
         return
-    for node in nodes:
+    hosts: dict[str, tuple[int, int]] = {}  # several entries may be parts of one host: PBS calls them vnodes
+    for number, node in enumerate(nodes):
         has = node.get("resources_available") if isinstance(node, dict) else None
         cpus, gpus = (has.get("ncpus"), has.get("ngpus", 0)) if isinstance(has, dict) else (None, 0)
-        if isinstance(cpus, int) and isinstance(gpus, int):
+        if isinstance(has, dict) and isinstance(cpus, int) and isinstance(gpus, int):
+            host = str(has.get("host") or number)
+            before = hosts.get(host, (0, 0))
+            hosts[host] = (before[0] + cpus, before[1] + gpus)
+    for cpus, gpus in hosts.values():
+        if cpus:
             yield NodeGroup(partition="", nodes=1, cpus=cpus, gpus=(("", gpus),) if gpus else (), default=True)
 
 

@@ -31,6 +31,7 @@ def _slurm_partitions(output: str) -> Iterator[QueueSpec]:
             continue
         sizes = [size for size in (_count(said.get("MaxNodes")), _count(said.get("TotalNodes"))) if size]
         least = _count(said.get("MinNodes"))
+        accounts = said.get("AllowAccounts", "ALL")
         allowed = [said.get(key, "ALL") for key in ("AllowGroups", "AllowAccounts")]
         yield QueueSpec(
             name=name,
@@ -39,6 +40,7 @@ def _slurm_partitions(output: str) -> Iterator[QueueSpec]:
             time_max=_clock(said.get("MaxTime")),
             default=said.get("Default") == "YES",
             by_name=any(who != "ALL" for who in allowed),
+            accounts=() if accounts == "ALL" else tuple(accounts.split(",")),
         )
 
 

@@ -54,6 +54,11 @@ _STATES = {
     "TIMEOUT": JobState.TIMEOUT,
 }
 _HELD = ("JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue")
+# Reasons to wait that do not pass by themselves. A limit of what all jobs of a user have passes when another job ends.
+_NEVER = re.compile(
+    r"Partition(?:Node|Time)Limit|BadConstraints|DependencyNeverSatisfied|InvalidAccount|InvalidQOS|ReservationDeleted|"
+    r"(?:Account|QOS)NotAllowed|(?:Assoc|QOS)Max\w+Per(?:Job|Node)(?:Limit)?|QOSMin\w+|MaxMemPerLimit"
+)
 _QUIET_REASONS = {"None", "(null)", ""}
 
 # scontrol forgets a job some minutes after its end; sacct remembers it, where the site keeps accounts.
@@ -372,8 +377,10 @@ def _from_scontrol(fields: Mapping[str, str]) -> JobStatus:
     found = _status(fields.get("JobState", ""), fields.get("ExitCode", ""), "" if reason in _QUIET_REASONS else reason)
     restarts = fields.get("Restarts", "")
     # While a job ends, its state is COMPLETING, whyever it ends; a grace before preemption is RUNNING.
+    never = found.state is JobState.QUEUED and _NEVER.fullmatch(reason) is not None
     preempted = found.preempted or fields.get("PreemptTime", "None") not in {"None", "Unknown", ""}
-    return msgspec.structs.replace(found, preempted=preempted, restarts=int(restarts) if restarts.isdecimal() else 0)
+    count = int(restarts) if restarts.isdecimal() else 0
+    return msgspec.structs.replace(found, preempted=preempted, never=never, restarts=count)
 
 
 def _status(word: str, exit_code: str, reason: str) -> JobStatus:

@@ -23,7 +23,6 @@ from windlass.agents.ask import Answers, Question, ask
 from windlass.backends.schedulers import get_scheduler
 from windlass.backends.schedulers.base import JobState, JobStatus
 from windlass.base.notation.hostlist import expand_hostlist
-from windlass.base.procs.command import run_command
 from windlass.errors import WindlassError
 from windlass.model.plan import Plan
 from windlass.run.execute import RanksEnd
@@ -32,7 +31,7 @@ from windlass.run.failure.rank_logs import RankLogs, rank_logs
 from windlass.run.failure.rank_states import RankState, rank_states, states_text, straggler
 from windlass.run.failure.root_cause import RESUME_ME, JobDisposition, Observed, end_code
 from windlass.run.folder import RunFolder
-from windlass.run.scheduler_commands import scheduler_environ
+from windlass.run.scheduler_commands import ask_status
 from windlass.run.sidecars.heartbeat import HeartbeatSidecar
 from windlass.run.supervise.heartbeat_monitor import HeartbeatMonitor
 from windlass.run.verdict import is_late, observe_end, ranks_saw_time_up
@@ -88,11 +87,9 @@ def ask_disposition(plan: Plan, environ: Mapping[str, str], deadline_s: float | 
         return ""
     scheduler = get_scheduler(plan.scheduler)
     try:
-        argv = scheduler.outside_argv(scheduler.status_argv(plan.job_id), environ)
-        done = run_command(argv, timeout_s=_ASK_S, env=scheduler_environ(scheduler, environ), check=False)
+        status = ask_status(scheduler, plan.job_id, environ, _ASK_S, from_job=True)
     except WindlassError:
         return ""
-    status = scheduler.parse_status(done.stdout, done.code, plan.job_id)
     return disposition_of(status, restarts=scheduler.restarts(environ), late=is_late(deadline_s))
 
 

@@ -32,7 +32,7 @@ from windlass.run.failure.rank_logs import rank_logs
 from windlass.run.failure.root_cause import RESUME_ME, find_cause
 from windlass.run.failure.verdict import attempt_folders, read_verdict
 from windlass.run.folder import COMMAND_FILE, PLAN_FILE, FolderUse, RunFolder, is_run, open_folder, read_plan
-from windlass.run.scheduler_commands import scheduler_environ
+from windlass.run.scheduler_commands import ask_status, scheduler_environ
 from windlass.run.sidecars.detached import AGENTS_FILE
 from windlass.run.supervise.attempts import Owner, read_owner, records
 from windlass.run.trust import is_own_folder, require_trust
@@ -210,11 +210,9 @@ def _ask_scheduler(plan: Plan, job_id: str | None, environ: Mapping[str, str]) -
         return None
     scheduler = get_scheduler(plan.scheduler)
     try:
-        found = scheduler_environ(scheduler, environ)
-        done = run_command(scheduler.status_argv(job_id), timeout_s=_ASK_S, env=found, check=False)
+        status = ask_status(scheduler, job_id, environ, _ASK_S)
     except WindlassError as error:
         return "unknown", f"{_NO_ANSWER} {job_id}: {error.message}"
-    status = scheduler.parse_status(done.stdout + done.stderr, done.code, job_id)
     if status.state in _WAITING:
         return "waiting", f"job {job_id}" + (f": {status.reason}" if status.reason else "")
     if status.state in _RUNNING:
