@@ -17,8 +17,8 @@ from regex_steps import example
 from unit.cli.typed import argv, environment, in_process
 from windlass.backends.launchers import get_launcher, launcher_names
 from windlass.backends.launchers.base import NodeLogReader
-from windlass.diagnose.doctor.explain_log import LogReader, LogReport, candidate_rules, explain_files
-from windlass.diagnose.doctor.log_rules import RULES
+from windlass.diagnose.doctor.explain_log import LogReader, LogReport, candidate_signs, explain_files
+from windlass.run.failure.signs import Sign, log_signs
 
 SEEDS = (
     "[c10d]",
@@ -38,16 +38,16 @@ def read(data: bytes, name: str = "log") -> LogReport:
     return reader.report()
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule.name))
-def test_every_text_that_a_rule_matches_passes_the_search_for_words(rule: object) -> None:
-    """Random texts of each pattern: a rule whose words are incomplete would miss lines."""
-    pattern: re.Pattern[str] = rule.pattern  # type: ignore[attr-defined]
+@pytest.mark.parametrize("sign", log_signs(), ids=lambda sign: str(sign.title))
+def test_every_text_that_a_sign_matches_passes_the_search_for_words(sign: Sign) -> None:
+    """Random texts of each pattern: a sign whose words are incomplete would miss lines."""
+    pattern: re.Pattern[str] = sign.pattern
     rng, found = random.Random(20), 0
     for _ in range(200):
         line = f" {example(pattern, rng)} "
         if pattern.search(line):
             found += 1
-            assert rule in candidate_rules(line.encode()), line
+            assert sign in candidate_signs(line.encode()), line
     assert found > 20
 
 

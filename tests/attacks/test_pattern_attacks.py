@@ -16,8 +16,12 @@ import windlass.diagnose.doctor
 import windlass.run.failure
 from attacks.record import record
 from regex_steps import Counter, TooManyStepsError, example, nested_repeats
+<<<<<<< HEAD
 from windlass.diagnose.doctor.log_rules import RULES
 from windlass.run.failure.signs import Sign
+=======
+from windlass.run.failure.signs import all_signs
+>>>>>>> db9c399 (Read signs of causes from one table and put the first cause first)
 
 MODULES = ("windlass.model.secrets", "windlass.run.bundle")
 PACKAGES = (windlass.backends.launchers, windlass.diagnose.doctor, windlass.run.failure)
@@ -44,6 +48,7 @@ def log_patterns() -> dict[str, re.Pattern[Any]]:
     for name in names:
         for value in vars(importlib.import_module(name)).values():
             found.update((str(pattern.pattern), pattern) for pattern in patterns_in(value))
+    found.update((sign.pattern.pattern, sign.pattern) for sign in all_signs())
     return found
 
 
@@ -104,5 +109,5 @@ def test_the_counter_sees_quadratic_and_cubic_patterns_and_agrees_with_python() 
         expected="linear time",
         seen="linear time",
         patterns=len(PATTERNS),
-        rules=len(RULES),
+        signs=len(all_signs()),
     )

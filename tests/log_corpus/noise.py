@@ -43,7 +43,8 @@ class Case(NamedTuple):
 
 class Log(NamedTuple):
     files: dict[str, bytes]
-    subject: str
+    subject: str | None
+    """The rank that the first cause must name; empty for none; None where the lines carry a number of their own."""
 
 
 def cases() -> list[Case]:
@@ -97,7 +98,8 @@ def broken_log(case: Case, seed: int, shape: Shape | None = None) -> Log:
     _bystanders(time, failed, culprit)
     _end(time, failed + 3.0, culprit, shape)
     named = case.by != "launcher" and (shape in {"srun", "openmpi", "files"} or (shape == "torchrun" and traced))
-    return Log(_files(time, shape), f"rank {culprit}" if named else "")
+    own_label = any(re.match(r"\[\d", line) for line in case.lines)
+    return Log(_files(time, shape), None if own_label else f"rank {culprit}" if named else "")
 
 
 def healthy_log(row: dict[str, Any], seed: int, shape: Shape | None = None) -> Log:
@@ -106,7 +108,7 @@ def healthy_log(row: dict[str, Any], seed: int, shape: Shape | None = None) -> L
     shape = shape or rng.choice(SHAPES)
     time = _Timeline(rng, rng.choice((2, 4, 8)))
     _start(time)
-    _progress(time, 10.0, 100.0, rng.randint(40, 80))
+    _progress(time, 10.0, 100.0, rng.randint(100, 200))
     at = 101.0 if row.get("last") else rng.uniform(5.0, 30.0)
     rank = None if row.get("by") == "launcher" else rng.randrange(time.ranks)
     time.block(at, rank, row["lines"])
@@ -160,7 +162,10 @@ def _consequences(time: _Timeline, failed: float, culprit: int) -> None:
     )
     traced = (
         [gloo],
-        [nccl, "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely."],
+        [
+            nccl,
+            "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+        ],
         ["BrokenPipeError: [Errno 32] Broken pipe"],
         ["ConnectionResetError: [Errno 104] Connection reset by peer"],
         ["torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /default_pg/0//worker"],
@@ -185,7 +190,9 @@ def _bystanders(time: _Timeline, failed: float, culprit: int) -> None:
     for rank in range(time.ranks):
         if rank != culprit:
             for _ in range(time.rng.randint(0, 3)):
-                time.add(failed + time.rng.uniform(-0.01, 0.02), rank, f"step 31 loss {time.rng.random():.4f} lr 0.0003")
+                time.add(
+                    failed + time.rng.uniform(-0.01, 0.02), rank, f"step 31 loss {time.rng.random():.4f} lr 0.0003"
+                )
 
 
 def _end(time: _Timeline, at: float, culprit: int, shape: Shape) -> None:
@@ -210,16 +217,16 @@ def _end(time: _Timeline, at: float, culprit: int, shape: Shape) -> None:
         ],
         "openmpi": ["mpiexec noticed that process rank 1 with PID 0 on node n2 exited on signal 15 (Terminated)."],
     }
-    time.block(at, None, lines.get(shape, ["slurmstepd: error: *** STEP 4711.0 ON n1 CANCELLED AT 2026-11-15T10:00:24 ***"]))
+    time.block(
+        at, None, lines.get(shape, ["slurmstepd: error: *** STEP 4711.0 ON n1 CANCELLED AT 2026-11-15T10:00:24 ***"])
+    )
 
 
 def _files(time: _Timeline, shape: Shape) -> dict[str, bytes]:
     rows = sorted(time.rows, key=lambda row: row[0])
     if shape != "files":
         return {"job.log": _bytes(_labelled(rank, text, traced, shape) for _, rank, text, traced in rows)}
-    files = {
-        f"rank-{rank}.log": _bytes(text for _, one, text, _ in rows if one == rank) for rank in range(time.ranks)
-    }
+    files = {f"rank-{rank}.log": _bytes(text for _, one, text, _ in rows if one == rank) for rank in range(time.ranks)}
     return {**files, "launcher.log": _bytes(text for _, one, text, _ in rows if one is None)}
 
 

@@ -10,9 +10,9 @@ from looping import each
 from unit.cli.typed import in_process
 from unit.doctor.test_comm_log import FOUND, INFINIBAND, LOOPBACK, NOT_FOUND
 from windlass.cli.explain_log import report_lines
-from windlass.diagnose.doctor.explain_log import LogReader, LogReport, candidate_rules, explain_files, kind_of
-from windlass.diagnose.doctor.log_rules import RULES
+from windlass.diagnose.doctor.explain_log import LogReader, LogReport, candidate_signs, explain_files, kind_of
 from windlass.model.finding import SERIOUS
+from windlass.run.failure.signs import Sign, log_signs
 
 SAMPLES = {
     "errno 97": "[W1115 socket.cpp:200] [c10d] The client socket has failed to connect to [n1]:29500 (errno: 97 - "
@@ -44,8 +44,6 @@ SAMPLES = {
     "ranks missing at the start": "DistStoreError: Timed out after 61 s waiting for clients. 7/8 clients joined.",
     "out of memory (the device's)": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
     "no space left": "OSError: [Errno 28] No space left on device: '/scratch/ckpt'",
-    "forked loader worker": "RuntimeError: DataLoader worker (pid 65559) is killed by signal: Segmentation fault.",
-    "MIOpen's database": "MIOpen Error: Internal error while accessing SQLite database: disk I/O error",
     "open files": "OSError: [Errno 24] Too many open files",
     "collectives differ": "RuntimeError: Detected mismatch between collectives on ranks.",
     "MPI start-up": "MPIR_pmi_init: PMI2_Init failed",
@@ -71,6 +69,35 @@ SAMPLES = {
     "loader workers": "UserWarning: This DataLoader will create 16 worker processes in total. Our suggested max "
     "number of worker in current system is 7",
     "allocator retries": "cudaMalloc retries: 12",
+    "libfabric providers": "libfabric:7:core:core:fi_getinfo_():1021<warn> fi_getinfo: provider ofi_rxm returned -61",
+    "process that does not end": "error: *** STEP 7.0 STEPD TERMINATED ON n1 DUE TO JOB NOT ENDING WITH SIGNALS ***",
+    "scheduler's daemons": "srun: error: Task launch for StepId=7.0 failed on node n1: Invalid job credential",
+    "account": "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified",
+    "job request": "srun: error: Unable to create step for job 7: More processors requested than permitted",
+    "CPUs of the job": "srun: error: CPU binding outside of job step allocation, allocated CPUs are: 0x3",
+    "host names of the job": "ssh: Could not resolve hostname n9",
+    "launcher reaches no node": "Host key verification failed.",
+    "launcher option": "mpiexec: unrecognized option '--mca'",
+    "command not started": "slurmstepd: error: execve(): python3: No such file or directory",
+    "container not started": "FATAL:   container creation failed: mount hook function failure",
+    "MPI without GPU support": "MPIDI_CRAY_init: GPU_SUPPORT_ENABLED is requested, but GTL library is not linked",
+    "no fabric provider": "find_provider(170): OFI fi_getinfo() failure",
+    "fabric error": "ib_mlx5_log.c:139  Transport retry count exceeded on mlx5_0:1/IB (synd 0x15 vend 0x81)",
+    "wrong interface": "n1:1:1 [0] NCCL WARN Bootstrap : no socket interface found",
+    "NCCL versions differ": "n1:1:1 [0] misc/socket.cc:441 NCCL WARN socketFinalizeAccept: wrong type 4 != 3",
+    "memory between devices": "n1:1:1 [0] NCCL WARN hipIpcGetMemHandle failed : invalid argument",
+    "worker affinity": "|CCL_ERROR| base_thread.cpp:36 start: error while creating worker thread #0",
+    "no access to a model": "huggingface_hub.errors.GatedRepoError: 401 Client Error.",
+    "driver of the node": "Failed to initialize NVML: Driver/library version mismatch",
+    "forked process": "RuntimeError: Cannot re-initialize CUDA in forked subprocess.",
+    "kernel too large": "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 131072",
+    "compiler cache": "MIOpen Error: sqlite_db.cpp:227: Internal error while accessing SQLite database: disk I/O error",
+    "kernels not built": "RuntimeError: Error building extension 'fused_adam'",
+    "module missing": "ModuleNotFoundError: No module named 'flash_attn'",
+    "loss not finite": "Exception: Current loss scale already at minimum - cannot decrease scale anymore.",
+    "too many threads": "libgomp: Thread creation failed: Resource temporarily unavailable",
+    "cannot write": "OSError: [Errno 30] Read-only file system: '/home/u/.cache'",
+    "killed": "E1115 api.py:869] failed (exitcode: -9) local_rank: 5 (pid: 2630) of binary: /x/python",
     "collective timed out": "[R2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9, OpType=ALLREDUCE)",
     "lost peers": "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer",
     "ended by the launcher": "srun: error: nid001: task 3: Terminated",
@@ -84,12 +111,11 @@ def _read(*lines: str, name: str = "log") -> LogReport:
     return reader.report()
 
 
-@each("rule", RULES, ids=lambda rule: rule.name)
-def test_every_rule_explains_its_line_and_is_seen_at_first_look(rule: object) -> None:
-    name = rule.name  # type: ignore[attr-defined]
-    line = SAMPLES[name]
-    assert rule in candidate_rules(line.encode())
-    assert [one.kind for one in _read(line).findings] == [kind_of(name)]
+@each("sign", log_signs(), ids=lambda sign: sign.title)
+def test_every_sign_explains_its_line_and_is_seen_at_first_look(sign: Sign) -> None:
+    line = SAMPLES[sign.title]
+    assert sign in candidate_signs(line.encode())
+    assert [one.kind for one in _read(line).findings] == [kind_of(sign.title)]
 
 
 def test_the_cause_stands_out_among_a_thousand_ranks() -> None:
@@ -132,6 +158,50 @@ def test_what_the_machine_did_says_more_than_the_error_of_the_script() -> None:
     report = _read(*trace, SAMPLES["out of memory (the kernel's)"])
     assert report.verdict.startswith("out-of-memory-the-kernel-s: ")
     assert [one.kind for one in report.findings] == ["out-of-memory-the-kernel-s", "error-of-the-script"]
+
+
+_RAISED = ["Traceback (most recent call last):", '  File "a.py", line 1', "    step()"]
+
+
+@each(
+    "other",
+    ["step 31 loss 2.5", "n1:7:9 [0] NCCL INFO comm 0x1 rank 0 nranks 8", "W1115 10:00:01.1 api.py] a thread"],
+)
+def test_a_line_of_another_thread_inside_a_traceback_does_not_lose_it(other: str) -> None:
+    report = _read(*_RAISED[:2], other, _RAISED[2], other, "ValueError: nan in batch")
+    assert report.verdict == "ValueError: nan in batch"
+    assert _read(*_RAISED, *[other] * 20, "ValueError: somebody else's").verdict.startswith("nothing here")
+
+
+@each("prefix", ["(pid=1521965) ", "ERROR 01-28 03:21:01 engine.py:387] ", "2026-11-15 10:00:01,123 - "])
+def test_a_traceback_behind_a_prefix_of_a_logger_is_read(prefix: str) -> None:
+    lines = [prefix.replace("01", f"0{number}") + line for number, line in enumerate([*_RAISED, "KeyError: 7"])]
+    assert _read(*lines).verdict == "KeyError: 7"
+
+
+def test_the_first_cause_stands_first_however_often_others_are_named() -> None:
+    """By the order of lines in one file, by their times in several."""
+    quota, files = SAMPLES["no space left"], SAMPLES["open files"]
+    assert _read(f"3: {quota}", *[f"{rank}: {files}" for rank in range(9)]).verdict.startswith("rank 3: no-space-left")
+    reader = LogReader()
+    for name, clock, line in (("a", "10:00:09", files), ("b", "10:00:03", quota), ("c", "10:00:05", files)):
+        data = f"2026-11-15 {clock} INFO step 1\n{line}\n".encode()
+        reader.read(name, io.BytesIO(data), len(data))
+    assert reader.report().verdict.startswith("no-space-left")
+
+
+def test_an_error_that_came_while_another_was_handled_is_the_one_that_counts() -> None:
+    handled = [*_RAISED, "_queue.EmptyError", "", "During handling of the above exception, another exception occurred:"]
+    assert _read(*handled, *_RAISED, "RuntimeError: the loader is gone").verdict == "RuntimeError: the loader is gone"
+
+
+def test_what_a_rank_survives_is_no_cause() -> None:
+    memory = SAMPLES["out of memory (the device's)"]
+    steps = [f"3: step {number} loss 2.5" for number in range(60)]
+    assert _read(f"3: {memory}", *steps).verdict == "nothing here says that anything is wrong"
+    ended = _read(f"3: {memory}", *steps, f"5: {SAMPLES['open files']}", SAMPLES["ended by the launcher"])
+    assert ended.verdict.startswith("rank 5: open-files")
+    assert _read(*steps, f"3: {memory}").verdict.startswith("rank 3: out-of-memory")
 
 
 @each(

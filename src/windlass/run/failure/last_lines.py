@@ -10,9 +10,10 @@ import re
 
 LOST_PEERS = re.compile(
     r"connection (?:closed|reset) by peer|broken pipe|connection refused|socket closed|remote process exited|"
-    r"ncclRemoteError|ncclSystemError|NCCL.{0,100}(?:communicator was aborted|watchdog)|process group watchdog|"
+    r"ncclRemoteError|ncclSystemError|NCCL.{0,100}(?:communicator was aborted|watchdog (?:thread|timeout|caught))|"
+    r"process group watchdog|"
     r"watchdog caught collective|Some NCCL operations have failed or timed out|"
-    r"store.{0,100}(?:closed|timeout|wait)|DistNetworkError|DistStoreError|"
+    r"store.{0,100}(?:closed|timeout|wait)|DistNetworkError(?!.{0,200}(?:EADDRINUSE|errno: 98))|DistStoreError|"
     r"no response from peer|lost another rank|peer (?:is )?(?:gone|dead|lost)|heartbeat monitor timed out|"
     r"gloo.{0,100}(?:timed out|timeout)|Timed out waiting|did not meet the other",
     re.IGNORECASE,

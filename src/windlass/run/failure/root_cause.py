@@ -25,7 +25,7 @@ from windlass.run.failure.last_lines import (
     traceback_of,
 )
 from windlass.run.failure.rank_states import RankState
-from windlass.run.failure.signs import DISK, MEMORY, Origin, first_sign_line, kernel_proof, sign_of
+from windlass.run.failure.signs import Origin, first_sign_line, kernel_proof, sign_of
 
 CauseKind = Literal["stopped", "resume", "walltime", "preempted", "hang", "node", "memory", "disk", "user", "transient"]
 """`stopped`: somebody asked. `resume`: the ranks saved and left ("resume me"). `walltime`: the same, or not, because
@@ -256,11 +256,11 @@ def _judge(end: End, seen: Observed) -> Cause:
     if (number == signal.SIGKILL and end.host in seen.oom) or ("Out Of Memory" in seen.said and not trace):
         reason = "was killed for memory: the node had no more" + (f" ({kernel})" if kernel else "")
         return found("memory", reason, "job")
-    if MEMORY.search(error):
+    sign = sign_of(error)
+    if sign is not None and sign.ends == "memory":
         return found("memory", failed, "job")
     if number == signal.SIGABRT and not trace and (gave_up := lost_peer_line(lines)):
         return found("transient", f"lost its peers ({gave_up})")
-    sign = sign_of(error)
     if number is not None and sign is None:
         reason = f"was killed by {signal_name(number)}" + (f" ({kernel})" if kernel else "")
         return found("transient", reason)
@@ -270,7 +270,7 @@ def _judge(end: End, seen: Observed) -> Cause:
         return found("transient", f"could not start: {why}", "node")
     if LOST_PEERS.search(error):
         return found("transient", f"lost its peers ({error})", "network")
-    if DISK.search(error):
+    if sign is not None and sign.ends == "disk":
         # Snapshots have tried several times over many steps; anything else may have met a full disk by chance.
         return found("disk", failed, "job", certain=error.startswith("windlass."))
     if sign is not None and sign.origin != "script":

@@ -17,15 +17,16 @@ import msgspec
 from windlass.base.notation.shell import quote
 from windlass.model.jsontext import from_json
 from windlass.model.record import RunRecord
-from windlass.node.sys.reading import read_bytes
+from windlass.node.sys.reading import open_plain, read_bytes
 from windlass.run.failure.decide import Decision, Past, RestartOptions, decide
 from windlass.run.failure.ends import newest_step, read_ledger
 from windlass.run.failure.evidence import keep_evidence
-from windlass.run.failure.launcher_hints import log_hint
 from windlass.run.failure.root_cause import Cause, Observed, find_cause, first_end
+from windlass.run.failure.signs import first_sign_line, sign_of
 
 VERDICT_FILE = "verdict.json"
 _ATTEMPT = re.compile(r"attempt-([0-9]{1,6})\Z")
+_HINT_BYTES = 1 << 16
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -147,7 +148,7 @@ def verdict_lines(verdict: Verdict, record: RunRecord, run_dir: Path, *, shown: 
     if cause.rank is None:
         launcher_log = run_dir / "launcher.log"
         if cause.kind in {"transient", "memory", "node"} and launcher_log.exists():
-            if hint := log_hint(launcher_log):
+            if hint := _log_hint(launcher_log):
                 lines.append(f"windlass: hint: {hint}")
             lines.append(f"windlass: all that the launcher said is in {launcher_log}")
         return lines
@@ -162,3 +163,14 @@ def verdict_lines(verdict: Verdict, record: RunRecord, run_dir: Path, *, shown: 
     run = quote(str(run_dir))
     lines.append(f"windlass: output of this rank: windlass logs {run} --rank {cause.rank}")
     return [*lines, f"windlass: settings and their reasons: windlass explain {run}"]
+
+
+def _log_hint(launcher_log: Path) -> str:
+    """What helps against the first known complaint in a launcher's log; empty for none, or where it cannot be read."""
+    try:
+        with open_plain(launcher_log) as file:
+            lines = file.read(_HINT_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    sign = sign_of(first_sign_line(lines))
+    return sign.remedy if sign is not None else ""
