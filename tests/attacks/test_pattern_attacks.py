@@ -16,12 +16,7 @@ import windlass.diagnose.doctor
 import windlass.run.failure
 from attacks.record import record
 from regex_steps import Counter, TooManyStepsError, example, nested_repeats
-<<<<<<< HEAD
-from windlass.diagnose.doctor.log_rules import RULES
-from windlass.run.failure.signs import Sign
-=======
 from windlass.run.failure.signs import all_signs
->>>>>>> db9c399 (Read signs of causes from one table and put the first cause first)
 
 MODULES = ("windlass.model.secrets", "windlass.run.bundle")
 PACKAGES = (windlass.backends.launchers, windlass.diagnose.doctor, windlass.run.failure)
@@ -32,8 +27,6 @@ LENGTH = 250
 def patterns_in(value: object, depth: int = 0) -> Iterator[re.Pattern[Any]]:
     if isinstance(value, re.Pattern):
         yield value
-    elif isinstance(value, Sign):
-        yield value.pattern
     elif isinstance(value, (tuple, list)) and depth < 3:
         for inner in value:
             yield from patterns_in(inner, depth + 1)
