@@ -77,10 +77,13 @@ sys.exit(getattr(importlib.import_module(module), name)(json.loads(settings)))
 
 
 def tree_bytes(
-    members: Mapping[str, bytes] = MappingProxyType({}), packages: Mapping[str, Path] = MappingProxyType({})
+    members: Mapping[str, bytes] = MappingProxyType({}),
+    packages: Mapping[str, Path] = MappingProxyType({}),
+    *,
+    compressed: bool = True,
 ) -> bytes:
     """Return all of `windlass.node` as a zip file, with these members, and with `packages`: folders of modules by their
-    full names."""
+    full names. Not `compressed`: for interpreters that may lack zlib."""
     folders = sorted({file.parent for file in _NODE.rglob("*.py")})
     if not folders:
         raise ConfigError(f"{_NODE} has no modules", hint="windlass is not installed as a whole")
@@ -91,7 +94,7 @@ def tree_bytes(
     }
     for name, folder in packages.items():
         found |= {f"{name.replace('.', '/')}/{file.name}": read_bytes(file, follow=True) for file in _modules(folder)}
-    return _zipped(found | dict(members))
+    return _zipped(found | dict(members), compressed=compressed)
 
 
 def _modules(folder: Path) -> list[Path]:
@@ -102,16 +105,16 @@ def _dotted(folder: Path) -> str:
     return PurePosixPath("windlass", "node", *folder.relative_to(_NODE).parts).as_posix()
 
 
-def _zipped(files: Mapping[str, bytes]) -> bytes:
+def _zipped(files: Mapping[str, bytes], *, compressed: bool = True) -> bytes:
     """The same files give the same bytes: no entry has a time. Folders of modules become packages."""
     import zipfile  # here: most runs carry nothing
 
     parents = {str(parent) for name in files if "/" in name for parent in PurePosixPath(name).parents if parent.name}
     files = {f"{parent}/__init__.py": b"" for parent in sorted(parents)} | dict(files)
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+    stream, method = io.BytesIO(), zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
+    with zipfile.ZipFile(stream, "w", method) as archive:
         for name, data in files.items():
-            archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
+            archive.writestr(zipfile.ZipInfo(name), data, method)
     return stream.getvalue()
 
 

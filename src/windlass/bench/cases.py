@@ -20,9 +20,9 @@ _MEASURING = {
     "llm": "LlmCaseOptions",
     "io": "IoOptions",
 }
-# Cases that are one module; the others have a folder with options, rows and show.
+# Cases that are one module; the others have a folder whose `rows` run the case and show its records.
 _MODULES = ("ddp", "llm", "scale")
-# Cases whose folder shows their records, and those that are shown as training runs.
+# Cases that show their own records, and those that are shown as training runs.
 _TRAINED = ("llm", "resnet")
 _SHOWN = ("collectives", "matmul", "ddp", "io", "scale", "start")
 
@@ -56,7 +56,7 @@ def charts(record: BenchRecord, references: References) -> list[tuple[str, str]]
 def _shows(record: BenchRecord) -> Any:
     if record.case not in (*_SHOWN, *_TRAINED):
         raise ConfigError(f"cannot show a record of `bench {record.case}`", hint=f"known: {', '.join(_SHOWN)}, llm")
-    return _part("train" if record.case in _TRAINED else record.case, "show")
+    return _part("train" if record.case in _TRAINED else record.case, "show" if record.case == "start" else "rows")
 
 
 def _part(case: str, part: str = "") -> Any:

@@ -20,7 +20,7 @@ def _bare_python(*words: str) -> subprocess.CompletedProcess[str]:
 
 @each("program", ["collectives", "io", "matmul", "train"])
 def test_a_rank_program_is_imported_without_windlass_or_any_package(tmp_path: Path, program: str) -> None:
-    code = put_code(tmp_path / "run folder").parent
+    code = put_code(tmp_path / "run folder")
     done = _bare_python(
         "-c", f"import sys; sys.path.insert(0, {str(code)!r}); import windlass.bench.{program}.rank as r"
     )
@@ -45,3 +45,10 @@ def test_one_rank_reads_its_samples_and_leaves_nothing(tmp_path: Path) -> None:
     assert kinds.count("row") == 4, "two formats, cold and warm"
     assert kinds[-1] == "end"
     assert not (tmp_path / "samples").exists()
+
+
+def test_compilers_find_the_source_of_a_function_in_the_file(tmp_path: Path) -> None:
+    """Triton and torch read it with `inspect`."""
+    text = "import inspect; from windlass.bench.rank import leave; print(inspect.getsource(leave))"
+    done = _bare_python("-c", f"import sys; sys.path.insert(0, {str(put_code(tmp_path))!r}); {text}")
+    assert done.stdout.startswith("def leave("), done.stderr

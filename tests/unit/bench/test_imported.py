@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from looping import each
 from unit.bench.commands import bench
 from unit.cli.typed import windlass
-from windlass.bench.collectives.show import average_busbw
+from windlass.bench.collectives.rows import average_busbw
 from windlass.bench.imported import Known, parse_foreign
 from windlass.bench.reading import read_record
 from windlass.bench.record import BenchRecord

@@ -1,4 +1,4 @@
-"""`bench io`: runs it, and makes rows of what a file system delivers to the ranks of a node."""
+"""`bench io`: runs it, makes rows of what a file system delivers to the ranks of a node, and shows them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import secrets
 import shutil
 from pathlib import Path
 
+from windlass.base.notation.counts import counted
+from windlass.base.pages.svg import Bar, bar_chart
 from windlass.bench import measure
 from windlass.bench.io.options import IoOptions
-from windlass.bench.io.show import PASS_LINE
 from windlass.bench.measure import Figure
 from windlass.bench.options import to_argument
 from windlass.bench.reading import read_record
 from windlass.bench.record import BenchRecord, Label, Measurement
+from windlass.bench.reference import References
 from windlass.bench.runner import Bench, Part, PartResult
 from windlass.bench.verdict import training_rate
 from windlass.errors import UsageError
@@ -101,3 +103,52 @@ def _measurement(
     }
     wrong = sum(int(str(one["wrong"])) for one in ranks)
     return Measurement(labels=labels, samples={"sample_s": tuple(times)}, figures=figures, wrong=wrong)
+
+
+PASS_LINE = 0.9
+"""MLPerf Storage's line for image models: the devices must be busy nine tenths of the time."""
+
+
+def text(record: BenchRecord) -> str:
+    first = record.rows[0].labels
+    lines = [
+        f"reading samples of {first['bytes']} bytes with {counted(first['ranks'], 'rank')} x "
+        f"{counted(first['workers'], 'worker')} on {counted(first['nodes'], 'node')}; figures of one node",
+        f"{'format':<10} {'pass':<5} {'samples/s':>10} {'MB/s':>9} {'p50':>9} {'p95':>9} {'needed':>9}   ",
+    ]
+    for row in record.rows:
+        figures, times = row.figures, row.samples["sample_s"]
+        needed = f"{figures['needed'].value:,.0f}" if "needed" in figures else "-"
+        lines.append(
+            f"{row.labels['format']:<10} {row.labels['pass']:<5} {figures['samples_per_s'].value:>10,.0f} "
+            f"{figures['mb_per_s'].value:>9,.1f} {measure.percentile(times, 50) * 1e3:>6.2f} ms "
+            f"{measure.percentile(times, 95) * 1e3:>6.2f} ms {needed:>9}   {feeds(row)}"
+        )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def feeds(row: Measurement) -> str:
+    """Whether this would keep the devices busy, in words."""
+    if "fed" not in row.figures:
+        return ""
+    share = row.figures["fed"].value
+    if share >= 1:
+        return f"feeds the devices ({share:.1f} x)"
+    if share >= PASS_LINE:
+        return f"just feeds them ({share:.0%})"
+    return f"devices wait: {share:.0%} of what they need"
+
+
+def charts(record: BenchRecord, references: References) -> list[tuple[str, str]]:
+    bars = [
+        Bar(
+            name=f"{row.labels['format']} {row.labels['pass']}",
+            value=row.figures["samples_per_s"].value,
+            text=f"{row.figures['samples_per_s'].value:,.0f}",
+            mark=row.figures["needed"].value if "needed" in row.figures else None,
+        )
+        for row in record.rows
+    ]
+    return [
+        ("samples delivered per second by one node", bar_chart("input", "samples/s", bars, "what the devices need"))
+    ]

@@ -9,8 +9,15 @@ import pytest
 from looping import each
 from unit.bench.made import collectives_record, told
 from windlass.bench.collectives.options import OPS, parse_ops
-from windlass.bench.collectives.rows import bandwidths, measurement, wrong_remarks
-from windlass.bench.collectives.show import average_busbw, squeezed, table_lines, text
+from windlass.bench.collectives.rows import (
+    average_busbw,
+    bandwidths,
+    measurement,
+    squeezed,
+    table_lines,
+    text,
+    wrong_remarks,
+)
 from windlass.bench.record import Measurement
 from windlass.errors import UsageError
 
