@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ BEGIN, END = "<!-- attacks: begin -->", "<!-- attacks: end -->"
 
 
 def rows(file: Path) -> list[dict[str, Any]]:
-    """The last line of each attack, by its name."""
-    found = {row["attack"]: row for row in map(json.loads, file.read_text().splitlines())}
+    """One row for each attack, by its name. Tests with several cases write several lines, whose counts are added."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in map(json.loads, file.read_text().splitlines()):
+        counts = found.setdefault(row["attack"], {**row, "counts": Counter()})["counts"]
+        counts.update(row["counts"])
     return [found[name] for name in sorted(found)]
 
 
