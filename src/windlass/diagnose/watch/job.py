@@ -123,7 +123,7 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
 class About(msgspec.Struct, frozen=True, kw_only=True):
     """What the plan says of the job, for the rules."""
 
-    cpus_per_rank: int = 0
+    cpus_per_rank: Index = 0
     """0: not bound."""
     bound_by: str = ""
     profiled: tuple[Index, ...] = ()
@@ -139,13 +139,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     interval_s: float
     ended: bool = False
-    cores: int = 0
+    cores: Index = 0
     """Of a node, for the ranks. 0: not known."""
     started: float = 0.0
     about: About = About()
-    compared: int = 0
+    compared: Index = 0
     """Samples in which the ranks were compared: the newest of a running job, all of one that has ended."""
-    uneven: int = 0
+    uneven: Index = 0
     """How many of them had a slow rank."""
     shared_files: tuple[tuple[str, tuple[Index, ...]], ...] = ()
     """Files that several ranks saved at the same step, with these ranks."""
