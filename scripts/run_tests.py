@@ -2,7 +2,8 @@
 """Runs the tests on all cores: run_tests.py [pytest arguments].
 
 A test that fails has failed, but for those that tests/rerun.txt lists, each with its reason: they are run once more,
-alone, and the end names those that needed it. The last line is a summary of all that ran, in pytest's own form.
+alone, and the end names those that needed it. At most three may: more fail the run. The last line is a summary of all
+that ran, in pytest's own form, with the number of tests that ran once more.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 RERUN = ROOT / "tests" / "rerun.txt"
 MAX_WORKERS = 16
+MAX_RERUN = 3
 _WORST_LAST = ("passed", "skipped", "xfailed", "xpassed", "failed", "error")
 _SHOWN = ("failed", "passed", "skipped", "xfailed", "xpassed", "error")
 
@@ -69,13 +71,13 @@ def may_run_twice(test: str, listed: dict[str, str]) -> bool:
     return any(test == p or bare == p or fnmatch.fnmatchcase(file, p) for p in listed)
 
 
-def summary_line(outcomes: dict[str, str], duration_s: float) -> str:
-    """As pytest closes a run: `3 failed, 120 passed, 4 skipped in 12.30s`."""
+def summary_line(outcomes: dict[str, str], duration_s: float, rerun: int = 0) -> str:
+    """As pytest closes a run: `3 failed, 120 passed, 4 skipped, 1 rerun in 12.30s`."""
     counts = Counter(outcomes.values())
     parts = [
         f"{counts[name]} {name}{'s' if name == 'error' and counts[name] > 1 else ''}" for name in _SHOWN if counts[name]
     ]
-    return f"{', '.join(parts)} in {duration_s:.2f}s"
+    return f"{', '.join([*parts, f'{rerun} rerun'])} in {duration_s:.2f}s"
 
 
 def workers() -> int:
@@ -96,27 +98,30 @@ def main(argv: list[str]) -> int:
     listed = parse_rerun_list(RERUN.read_text())
     code, first = run(argv, workers())
     if code != pytest.ExitCode.TESTS_FAILED:
-        return code
+        return close(code, first.of, start)
     final = [test for test in first.failed if not may_run_twice(test, listed)]
     if final:
         say("These failed, and tests/rerun.txt does not list them:", final)
+        return close(code, first.of, start)
+    if len(first.failed) > MAX_RERUN:
+        say(f"These failed, and at most {MAX_RERUN} tests may run once more:", first.failed)
         return close(code, first.of, start)
     say("These failed, and tests/rerun.txt lets them run once more:", first.failed)
     again_code, second = run(["--last-failed", "--last-failed-no-failures", "none", *argv], 1)
     missed = [test for test in first.failed if test not in second.of]
     if again_code == 0 and not missed:
         say("These passed only when run once more:", first.failed)
-        return close(0, {**first.of, **second.of}, start)
+        return close(0, {**first.of, **second.of}, start, len(first.failed))
     say("These failed twice:", second.failed + missed)
-    return close(again_code or code, {**first.of, **second.of}, start)
+    return close(again_code or code, {**first.of, **second.of}, start, len(first.failed))
 
 
 def say(head: str, tests: list[str]) -> None:
     print(f"\n{head}", *tests, sep="\n  ")
 
 
-def close(code: int, outcomes: dict[str, str], start: float) -> int:
-    print(f"\n{summary_line(outcomes, time.monotonic() - start)}", flush=True)
+def close(code: int, outcomes: dict[str, str], start: float, rerun: int = 0) -> int:
+    print(f"\n{summary_line(outcomes, time.monotonic() - start, rerun)}", flush=True)
     return code
 
 

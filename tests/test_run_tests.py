@@ -42,33 +42,35 @@ def load() -> ModuleType:
     return module
 
 
-def runs(folder: Path, listed: str, tries: int) -> subprocess.CompletedProcess[str]:
-    """The runner as it is, in a project of its own with one test file."""
+def runs(
+    folder: Path, listed: str, tries: int, *, more: str = "", workers: int = 0
+) -> subprocess.CompletedProcess[str]:
+    """The runner as it is, in a project of its own with one test file. To start a worker takes seconds."""
     (folder / "scripts").mkdir()
     (folder / "tests").mkdir()
     (folder / "scripts" / "run_tests.py").write_text(RUNNER.read_text())
     (folder / "tests" / "rerun.txt").write_text(listed)
-    (folder / "tests" / "test_it.py").write_text(FLAKY.replace("TRIES", str(tries)))
+    (folder / "tests" / "test_it.py").write_text((FLAKY + more).replace("TRIES", str(tries)))
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
-    argv = [sys.executable, "scripts/run_tests.py", "-n", "1"]
+    argv = [sys.executable, "scripts/run_tests.py", "-n", str(workers)]
     return subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
 
 
 def test_a_listed_test_may_fail_once_and_is_named(tmp_path: Path) -> None:
-    done = runs(tmp_path, "tests/test_it.py::test_flaky  # once\ntests/test_i*.py  # all\n", 1)
+    done = runs(tmp_path, "tests/test_it.py::test_flaky  # once\ntests/test_i*.py  # all\n", 1, workers=1)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert "These passed only when run once more:" in lines
     named = lines[lines.index("These passed only when run once more:") + 1 :]
     assert {line.strip() for line in named[:2]} == {"tests/test_it.py::test_flaky", "tests/test_it.py::test_untidy"}
     assert CLOSING.match(lines[-1])
-    assert lines[-1].startswith("3 passed in ")
+    assert lines[-1].startswith("3 passed, 2 rerun in ")
 
 
 def test_a_test_that_is_not_listed_has_failed(tmp_path: Path) -> None:
     done = runs(tmp_path, "tests/test_it.py::test_untidy  # once\n", 1)
     assert done.returncode == 1
-    assert done.stdout.splitlines()[-1].startswith("1 failed, 1 passed, 1 error in ")
+    assert done.stdout.splitlines()[-1].startswith("1 failed, 1 passed, 1 error, 0 rerun in ")
     assert "tests/rerun.txt does not list them" in done.stdout
     assert (tmp_path / "flaky").read_text() == "x"
 
@@ -77,8 +79,17 @@ def test_a_listed_test_that_fails_twice_has_failed(tmp_path: Path) -> None:
     done = runs(tmp_path, "tests/test_*.py  # all\n", 2)
     assert done.returncode == 1
     assert "These failed twice:" in done.stdout
-    assert done.stdout.splitlines()[-1].startswith("1 failed, 1 passed, 1 error in ")
+    assert done.stdout.splitlines()[-1].startswith("1 failed, 1 passed, 1 error, 2 rerun in ")
     assert (tmp_path / "flaky").read_text() == "xx"
+
+
+def test_more_than_three_listed_tests_that_fail_fail_the_run(tmp_path: Path) -> None:
+    many = "".join(f"\ndef test_flaky_{number}(): assert times('flaky{number}') > TRIES\n" for number in range(2))
+    done = runs(tmp_path, "tests/test_*.py  # all\n", 1, more=many)
+    assert done.returncode == 1
+    assert "at most 3 tests may run once more" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("3 failed, 1 passed, 1 error, 0 rerun in ")
+    assert (tmp_path / "flaky").read_text() == "x"
 
 
 def test_a_line_without_a_reason_is_refused() -> None:
