@@ -96,7 +96,7 @@ SETS = {"first": FIRST, "llm": LLM, "toy": TOY}
 def run_command(command: Command, out: Path, scratch: Path, left_s: float) -> tuple[bool, str]:
     """Run one and say how it went. Past its limit the command is interrupted, as a user would; then killed."""
     words = tuple(str(scratch) if word == SCRATCH else word for word in command.words)
-    argv = [sys.executable, "-m", "windlass", "bench", *words, "--out", str(out / f"{command.name}.json")]
+    argv = [sys.executable, "-m", "windlass", "bench", *words, "--output", str(out / f"{command.name}.json")]
     env = os.environ | {
         "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), os.environ.get("PYTHONPATH", ""))),
         "WINDLASS_RUNS": str(scratch / "runs"),
@@ -137,7 +137,7 @@ def stamp(out: Path, commit: str) -> None:
         made = json.loads(path.read_text())
         if made.get("record") == "windlass.bench":
             made["commit"] = commit
-            made["command"] = [word for word in made["command"] if word != "--out" and not word.startswith(str(out))]
+            made["command"] = [word for word in made["command"] if word != "--output" and not word.startswith(str(out))]
             path.write_text(json.dumps(made, indent=1) + "\n")
 
 

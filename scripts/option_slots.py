@@ -20,7 +20,7 @@ def option_slots() -> list[tuple[str, str]]:
     for name in command_names():
         command, parser = command_parser(name)
         slots += _slots(name, parser)
-        for sub in getattr(command, "SUBS", ()):
+        for sub in (*getattr(command, "SUBS", ()), *(("trace record",) if name == "cache" else ())):
             slots += _slots(f"{name} {sub}", command.sub_parser(parser, sub))
     return slots
 

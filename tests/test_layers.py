@@ -184,7 +184,7 @@ def test_parts_import_only_what_stands_lower() -> None:
 def test_nothing_but_its_command_imports_the_bench_of_several_nodes_on_one_machine() -> None:
     """The rest of `bench` finds its table and charts by name. `cli/documents.py` names the type of its `--json`; only
     the documentation and tests import that."""
-    own = ("bench/start/", "cli/benches/start.py", "cli/benches/start_curves.py", "cli/documents.py")
+    own = ("bench/start/", "cli/benches/start.py", "cli/documents.py")
     wrong = [
         str(found)
         for found in ALL_IMPORTS

@@ -56,7 +56,9 @@ def run(finished: Path, tmp_path: Path) -> Path:
 def report(run: Path, **env: str) -> dict[str, str]:
     """Texts of the report of this run, made with these variables."""
     cwd = run.parents[1]
-    done = in_process("bugreport", str(run), "--no-doctor", "-o", "b.tar.gz", cwd=cwd, env={"PATH": "/nowhere", **env})
+    done = in_process(
+        "bugreport", str(run), "--without", "doctor", "-o", "b.tar.gz", cwd=cwd, env={"PATH": "/nowhere", **env}
+    )
     assert done.code == 0, done.text
     assert (cwd / "b.tar.gz").stat().st_mode & 0o077 == 0
     return {**texts_of(cwd / "b.tar.gz"), "terminal": done.text}
@@ -186,22 +188,26 @@ def test_a_damaged_plan_and_a_damaged_configuration_are_said_and_the_rest_is_the
 
 def test_a_zip_holds_the_same(run: Path) -> None:
     cwd = run.parents[1]
-    done = in_process("bugreport", str(run), "--no-doctor", "--no-logs", "-o", "b.zip", "--json", cwd=cwd)
+    done = in_process(
+        "bugreport", str(run), "--without", "doctor", "--without", "logs", "-o", "b.zip", "--json", cwd=cwd
+    )
     assert done.code == 0, done.text
     said = json.loads(done.stdout)
     with zipfile.ZipFile(io.BytesIO((cwd / "b.zip").read_bytes())) as archive:
         names = {name.partition("/")[2] for name in archive.namelist()}
     assert names == {*said["files"], "SUMMARY.txt"}
-    assert not [name for name in names if name.startswith("run/out")] and said["left_out"]["run/logs"] == "--no-logs"
+    assert (
+        not [name for name in names if name.startswith("run/out")] and said["left_out"]["run/logs"] == "--without logs"
+    )
 
 
 def test_a_run_that_is_none_is_an_error_and_none_at_all_is_not(tmp_path: Path) -> None:
     env = {"PATH": "/nowhere"}
-    wrong = in_process("bugreport", "nothing", "--no-doctor", cwd=tmp_path, env=env)
+    wrong = in_process("bugreport", "nothing", "--without", "doctor", cwd=tmp_path, env=env)
     assert wrong.code == 2 and "hint" in wrong.stderr
-    fine = in_process("bugreport", "--no-doctor", "-o", "b.tar.gz", cwd=tmp_path, env=env)
+    fine = in_process("bugreport", "--without", "doctor", "-o", "b.tar.gz", cwd=tmp_path, env=env)
     assert fine.code == 0 and "there is none in" in fine.stdout
-    nowhere = in_process("bugreport", "--no-doctor", "-o", "/nowhere/b.zip", cwd=tmp_path, env=env)
+    nowhere = in_process("bugreport", "--without", "doctor", "-o", "/nowhere/b.zip", cwd=tmp_path, env=env)
     assert nowhere.code == 2 and "-o FILE" in nowhere.stderr
 
 

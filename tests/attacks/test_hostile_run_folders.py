@@ -65,7 +65,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("report", RUN, "--json"),
     ("report", "runs/other", "--against", RUN, "--format", "text"),
     ("explain-log", RUN),
-    ("bugreport", RUN, "--no-doctor", "-o", "report.zip"),
+    ("bugreport", RUN, "--without", "doctor", "-o", "report.zip"),
     ("diff", RUN, "runs/other"),
     ("bench", "report", RUN),
     ("exec", RUN, "--", "true"),

@@ -28,7 +28,7 @@ COMMANDS = (
     ("run", "--watch", "--restarts", "1", "--", "true"),
     ("run", "--check", "--", "true"),
     ("doctor", "--quick"),
-    ("bugreport", "--out", "out.tar.gz"),
+    ("bugreport", "--output", "out.tar.gz"),
     ("selftest", "--bundle", "bundle.tar.gz"),
     ("tune", "--objective", "seconds", "--repeats", "2", "--", "true"),
     ("env", "create", "ENV", "--torch", "none", "--site", "workstation"),

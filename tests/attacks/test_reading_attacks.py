@@ -28,7 +28,7 @@ from windlass.base.notation.hostlist import expand_hostlist
 from windlass.base.notation.style import for_terminal
 from windlass.bench.reading import read_record
 from windlass.cli.main import main
-from windlass.cli.options import add_request_options
+from windlass.cli.option_groups import add_request_options
 from windlass.errors import WindlassError
 from windlass.model.plan import plan_to_json
 from windlass.run.failure.flight import missing_text, read_dump

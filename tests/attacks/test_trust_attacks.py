@@ -347,7 +347,7 @@ def test_site_files_of_another_user_are_named_in_a_warning(tmp_path: Path) -> No
         as_stranger(lambda: (place / "site.toml").write_text('name = "theirs"\nextends = "workstation"\n'))
         as_stranger(lambda: (place / "config" / "sites").mkdir(parents=True))
         for argv, env, named in (
-            (("--site-file", str(place / "site.toml")), {}, place / "site.toml"),
+            (("--site", str(place / "site.toml")), {}, place / "site.toml"),
             ((), {"WINDLASS_SITE_FILE": str(place / "site.toml")}, place / "site.toml"),
             ((), {"WINDLASS_CONFIG": str(place / "config")}, place / "config" / "sites"),
         ):

@@ -40,7 +40,7 @@ def test_the_file_of_an_adopted_cluster_plans_elsewhere_as_in_the_allocation(
         unknown = job.windlass("plan", *words)
     checked = outside(slurm_bound, tmp_path, "sites", "check", str(file))
     assert (checked.code, checked.stdout) == (0, "no problems\n"), checked.text
-    elsewhere = outside(slurm_bound, tmp_path, "plan", "--site-file", str(file), *words)
+    elsewhere = outside(slurm_bound, tmp_path, "plan", "--site", str(file), *words)
     assert elsewhere.code == 0, elsewhere.text
     plans = [without_origins(json.loads(said.stdout)) for said in (elsewhere, inside, unknown)]
     assert plans[0] == plans[1]
@@ -58,7 +58,7 @@ def test_a_login_node_adopts_partitions_and_says_how_to_add_the_node(tmp_path: P
         assert "\n[node]" not in file.read_text()
         checked = outside(cluster, tmp_path, "sites", "check", str(file))
         assert (checked.code, checked.stdout) == (0, "no problems\n"), checked.text
-        plan = outside(cluster, tmp_path, "plan", "--site-file", str(file), "-N", "2", str(SHOW))
+        plan = outside(cluster, tmp_path, "plan", "--site", str(file), "-N", "2", str(SHOW))
         assert "--gres=gpu:2" in plan.stdout, plan.text
-        many = outside(cluster, tmp_path, "plan", "--site-file", str(file), "-N", "3", str(SHOW))
+        many = outside(cluster, tmp_path, "plan", "--site", str(file), "-N", "3", str(SHOW))
         assert many.code == 2 and "takes jobs of at most 2 nodes" in many.stderr

@@ -22,7 +22,7 @@ def test_sbcast_is_measured_inside_an_allocation(slurm: SlurmCluster, tmp_path: 
     (site,) = (env / "lib").glob("python3*/site-packages")
     (site / "small.py").write_text("")
     with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
-        words = ("--env", str(env), "--import", "small", "--nodes", "2,3", "--repeat", "1", "--cases", "sbcast,stage")
+        words = ("--env", str(env), "--import", "small", "--nodes", "2,3", "--repeats", "1", "--cases", "sbcast,stage")
         done = job.windlass("bench", "start", *words, "--work", str(tmp_path), "--json")
     assert done.code == 0, done.text
     two, other, three, _ = json.loads(done.stdout)

@@ -154,7 +154,7 @@ def test_cache_goes_away_however_windlass_ends(slurm: SlurmCluster, tmp_path: Pa
     root.mkdir()
     (root / "x").write_text("x")
     with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
-        child = job.popen("--cache", str(root), "--no-cache-trace", "-r", "1", "--", "sleep", "60")
+        child = job.popen("--cache", str(root), "--cache-set", "trace=off", "-r", "1", "--", "sleep", "60")
         try:
             wait_until(
                 lambda: len(node_mounts(slurm)) == 2, timeout_s=30, what="both nodes have mounted", state=slurm.state
@@ -268,7 +268,7 @@ def test_node_without_a_place_for_the_agent_is_named(slurm: SlurmCluster, tmp_pa
     site = tmp_path / "site.toml"
     site.write_text('name = "here"\nextends = "generic-slurm"\n[storage]\nlocal = "/proc/nowhere"\n')
     with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
-        done = cached(job, "--site-file", str(site), "--cache", str(root), "-r", "1", "--", "true")
+        done = cached(job, "--site", str(site), "--cache", str(root), "-r", "1", "--", "true")
     assert done.code == 3, done.text
     assert "did not start" in done.stderr and "nid000" in done.stderr
 
@@ -278,7 +278,7 @@ def test_cache_by_hand_is_started_asked_and_stopped(slurm: SlurmCluster, tmp_pat
     root.mkdir()
     (root / "x").write_bytes(b"x" * 200_000)
     with allocated(slurm, tmp_path, "-N4", "--exclusive") as job:
-        started = job.windlass("cache", "start", "--root", str(root), "--no-cache-trace", "--json")
+        started = job.windlass("cache", "start", "--root", str(root), "--cache-set", "trace=off", "--json")
         assert started.code == 0, started.text
         view = json.loads(started.stdout)["view"]
         assert len(node_mounts(slurm)) == 4
@@ -369,7 +369,7 @@ def test_what_a_kill_of_everything_left_is_swept_by_the_next_start(slurm: SlurmC
     root.mkdir()
     (root / "x").write_text("x")
     with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
-        child = job.popen("--cache", str(root), "--no-cache-trace", "-r", "1", "--", "sleep", "60")
+        child = job.popen("--cache", str(root), "--cache-set", "trace=off", "-r", "1", "--", "sleep", "60")
         try:
             wait_until(lambda: len(ranks(slurm, "sleep 60")) >= 2, timeout_s=30, what="ranks run", state=slurm.state)
             for pid in [*agent_processes(slurm), *ranks(slurm, "memfd_create")]:

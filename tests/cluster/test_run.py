@@ -251,7 +251,7 @@ def test_folders_for_caches_are_gone_from_every_node(slurm: SlurmCluster, tmp_pa
     made = '[ "$RANK" = 0 ] || touch "$TRITON_CACHE_DIR/kernel"; echo "$WINDLASS_CACHE_DIR"'
     kept = str(tmp_path / "kept")
     with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
-        words = ("--site-file", str(site), "-r", "1", "--show", "all", "--keep-caches", kept, "--", "sh", "-c", made)
+        words = ("--site", str(site), "-r", "1", "--show", "all", "--keep-caches", kept, "--", "sh", "-c", made)
         done = job.windlass("run", *words)
     assert done.code == 0, done.text
     assert sorted(line.split("/")[-3] for line in done.stdout.splitlines()) == [node.name for node in nodes], done.text

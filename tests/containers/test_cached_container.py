@@ -38,7 +38,17 @@ def test_folder_is_read_through_the_view_under_its_own_name(rootfs: Path, root: 
     }
     (rootfs / root.relative_to("/")).mkdir(parents=True)  # ch-run makes no place in an image that it cannot write
     show = f'cat "{root}/word"; cat /proc/self/mountinfo; echo x > "{root}/new" || echo refused'
-    words = ("run", "--site", "workstation", "--container", str(rootfs), "--cache", str(root), "--no-cache-trace")
+    words = (
+        "run",
+        "--site",
+        "workstation",
+        "--container",
+        str(rootfs),
+        "--cache",
+        str(root),
+        "--cache-set",
+        "trace=off",
+    )
     argv = [sys.executable, "-m", "windlass", *words, "--", "/bin/sh", "-c", show]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=100, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stdout + done.stderr

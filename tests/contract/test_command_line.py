@@ -31,7 +31,7 @@ def options(text: str) -> list[str]:
     found = []
     for line in text.splitlines():
         match = re.match(r"  (\S.*?)(?:  |$)", line)
-        if match is None or line.startswith("   ") or match[1] == "-h, --help":
+        if match is None or line.startswith("   ") or match[1] in {"-h, --help", "--help-all"}:
             continue
         spellings = match[1].split(", ") if match[1].startswith("-") else [match[1]]
         value = spellings[-1].partition(" ")[2]
@@ -45,7 +45,7 @@ def test_every_command_keeps_its_options(tmp_path: Path) -> None:
     lines = {(command, *sub) for command in commands for sub in ((), *((s,) for s in SUB_COMMANDS.get(command, ())))}
     found = {"windlass": commands}
     for line in sorted(lines):
-        done = in_process(*line, "--help", cwd=tmp_path)
+        done = in_process(*line, "--help-all", cwd=tmp_path)
         assert done.code == 0, done.stderr
         found[" ".join(line)] = options(done.stdout)
     hold("options", found)
@@ -107,7 +107,7 @@ def test_json_of_commands_that_start_nothing_keeps_its_keys(tmp_path: Path) -> N
     submit.chmod(0o700)
     found = {
         "plan": _keys(in_process("plan", "--json", *SITE, "place.py", cwd=tmp_path)),
-        "explain": _keys(in_process("explain", "OMP_NUM_THREADS", "--json", *SITE, cwd=tmp_path)),
+        "explain": _keys(in_process("explain", "OMP_NUM_THREADS", "--json", *SITE[:-2], cwd=tmp_path)),
         "sites list": _keys(in_process("sites", "list", "--json", cwd=tmp_path)),
         "sites show": [path for path in _keys(_show_site(tmp_path)) if path.count(".") < 2],
         "sites detect": _keys(in_process("sites", "detect", "--json", cwd=tmp_path)),

@@ -53,7 +53,7 @@ def test_every_node_of_a_slurm_job_starts_the_image_with_the_binds_of_its_site(
         f'[[containers.binds]]\nsource_path = "{tmp_path}/fabric"\ntarget = "/mnt/0"\n'
         'because = "the library of the NIC; required across nodes"\nsource = "mine"\nwhen = { nodes_min = 2 }\n'
     )
-    words = ("--site-file", str(site), "--container", str(image), "--python", python_inside(), "-r", "1")
+    words = ("--site", str(site), "--container", str(image), "--python", python_inside(), "-r", "1")
     with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
         done = job.windlass("run", *words, "--show", "all", SCRIPT.name, "/mnt/0/libcxi.so.1")
         alone = job.windlass("run", *words, "-N", "1", SCRIPT.name, "/mnt/0/libcxi.so.1")

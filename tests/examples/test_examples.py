@@ -103,7 +103,7 @@ def test_the_report_finds_the_input_bottleneck_and_staging_or_the_cache_cures_it
         shared = clients.path(0) / "shared"
         staged = windlass("stage", str(shared / "data.tar"), "--to", str(memory), "--extract", cwd=tmp_path)
         assert staged.code == 0, staged.text
-        partition = ("--cache", str(shared / "data"), "--cache-placement", "partition")
+        partition = ("--cache", str(shared / "data"), "--cache-set", "placement=partition")
         ways = {"tree": (*script, "5", str(shared / "data")), "staged": (*words, str(memory / "data"))}
         ways["cached"] = (*partition, *words, "{view}" + str(shared / "data"))
         for name, way in ways.items():

@@ -98,7 +98,7 @@ def test_images_come_from_a_tree_from_the_nodes_memory_and_from_the_cache(slurm:
     with allocated(slurm, tmp_path, "-N2", "--exclusive") as job:
         staged = job.windlass("stage", str(tmp_path / "data.tar"), "--to", str(memory), "--extract")
         assert staged.code == 0, staged.text
-        partition = ("--cache", str(data), "--cache-placement", "partition", "--run-dir", "cached")
+        partition = ("--cache", str(data), "--cache-set", "placement=partition", "--run-dir", "cached")
         runs = {way: job.run_python(*words, str(way), timeout_s=150) for way in (data, memory / "data")}
         cached = job.run_python(*partition, *words, "{view}" + str(data), timeout_s=150)
     for done in (*runs.values(), cached):

@@ -70,7 +70,7 @@ def test_caches_in_a_folder_of_the_first_node_alone_are_kept_from_where_salloc_l
         (made / f"local-{name}").mkdir()
     site, place = made / "site.toml", f"{made}/local-${{SLURMD_NODENAME}}"
     site.write_text(f'name = "mine"\nextends = "generic-slurm"\n[storage]\nlocal = "{place}"\n')
-    words = ("--site-file", str(site), "-r", "1", "--keep-caches", "kept", "--show", "all", SCRIPT, "data")
+    words = ("--site", str(site), "-r", "1", "--keep-caches", "kept", "--show", "all", SCRIPT, "data")
     (packages,) = (made / "env/lib").glob("python3*/site-packages")
     with allocated(slurm, made, "-N2", "--exclusive") as job:
         env = {"PYTHONPATH": f"{job.env['PYTHONPATH']}:{packages}"}

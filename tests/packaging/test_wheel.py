@@ -51,7 +51,7 @@ INVOCATIONS: tuple[tuple[int, str], ...] = (
     (0, "init"),
     (0, "completion bash"),
     (0, "image plan pytorch-ngc"),
-    (0, "bugreport --no-doctor -o report.tar.gz"),
+    (0, "bugreport --without doctor -o report.tar.gz"),
     (0, "env plan --site frontier"),
     (0, "env plan --site aurora"),
     (0, "selftest --help"),

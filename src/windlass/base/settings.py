@@ -24,7 +24,7 @@ from windlass.node.sys.reading import read_text
 
 _KNOWN = {
     "WINDLASS_SITE": "name of the site, as --site",
-    "WINDLASS_SITE_FILE": "a site file of yours, as --site-file",
+    "WINDLASS_SITE_FILE": "a site file of yours, as --site",
     "WINDLASS_CONFIG": "folder of the user's files (default: $XDG_CONFIG_HOME/windlass or ~/.config/windlass)",
     "WINDLASS_RUNS": "folder under which run folders are made (default: ./runs)",
     "WINDLASS_TRACES": "folder of the cache's recorded traces (default: $XDG_CACHE_HOME/windlass/traces)",

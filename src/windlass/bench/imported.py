@@ -92,6 +92,10 @@ def _nccl_text(text: str, known: Known, where: str) -> BenchRecord:
     return _record(rows, known, hosts, device, found.library, where, cut=found.cut)
 
 
+def _first(options: str) -> str:
+    return f"write a record with what is missing: windlass bench report FILE {options} --output RECORD.json"
+
+
 def _what(
     known: Known, program: str | None, devices: int | None, redop: str, ratios: list[float], where: str
 ) -> tuple[str, int]:
@@ -104,7 +108,10 @@ def _what(
     if op is None and ratio is not None and 0.4 < ratio < 0.995 and redop != "none":
         op = "reduce_scatter"
     if op is None:
-        raise UsageError(f"{where} does not say which collective it measured", hint="add --op, such as --op all_gather")
+        raise UsageError(
+            f"{where} does not say which collective it measured",
+            hint=_first("--op all_gather"),
+        )
     if op not in _PROGRAMS.values():
         raise UsageError(f"--op {op}: no such collective", hint=f"one of {', '.join(_PROGRAMS.values())}")
     if ranks is None and ratio is not None and op not in {"broadcast", "reduce", "sendrecv"}:
@@ -112,7 +119,10 @@ def _what(
         if share < 0.998:
             ranks = round(1 / (1 - share))
     if ranks is None:
-        raise UsageError(f"{where} does not say over how many ranks it ran", hint="add --ranks")
+        raise UsageError(
+            f"{where} does not say over how many ranks it ran",
+            hint=_first("--ranks N"),
+        )
     if ranks < 1:
         raise UsageError(f"--ranks {ranks}: at least 1", hint="give the number of ranks that were measured")
     return op, ranks
@@ -173,7 +183,10 @@ def _oneccl_text(text: str, known: Known, where: str) -> BenchRecord:
         elif re.fullmatch(r"\s*\d+(\s+[\d.]+){4,}\s*", line):
             fields = line.split()
             if op is None or ranks is None:
-                raise UsageError(f"{where} does not say what it measured", hint="add --op and --ranks")
+                raise UsageError(
+                    f"{where} does not say what it measured",
+                    hint=_first("--op OP --ranks N"),
+                )
             size, count = int(fields[0]), int(fields[1]) if with_count else int(fields[0]) // 4
             average = float(fields[5 if with_count else 4])
             rows.append(_ccl_row(op, size, count, dtype, average, ranks, known.nodes))

@@ -44,7 +44,7 @@ def _record_in(data: bytes, known: Known, *, where: str) -> BenchRecord:
     if not data.strip():
         raise ConfigError(
             f"{where}: empty, so no record of a benchmark",
-            hint="measure again, e.g. `windlass bench collectives --out FILE`; did the disk or your quota run full?",
+            hint="measure again, e.g. `windlass bench collectives --output FILE`; did the disk or your quota run full?",
         )
     if looks_foreign(data):
         return parse_foreign(data, known, where=where)

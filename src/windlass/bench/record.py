@@ -99,5 +99,5 @@ def write_record(path: Path, record: BenchRecord) -> None:
         replace_file(path, to_json(record), 0o644)
     except OSError as error:
         raise MachineError(
-            f"cannot write the record {path}: {error.strerror}", hint="choose another with --out"
+            f"cannot write the record {path}: {error.strerror}", hint="choose another with --output"
         ) from error

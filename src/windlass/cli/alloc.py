@@ -6,14 +6,18 @@ import argparse
 
 from windlass.base.notation.shell import quote_words
 from windlass.base.settings import current_environ
-from windlass.cli.option_groups import add_allocation_options
+from windlass.cli.option_groups import JOB, add_request_options
 from windlass.cli.options import parse_allocation_options, request_from, warn
 from windlass.cli.result import Result
 from windlass.run.allocate import enter_allocation, plan_allocation
 
+_PLACE = ("--site", "--nodes", "--scheduler")
+_RANKS = ("--ranks-per-node", "--gpus-per-node", "--device", "--ranks-per-device")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_allocation_options(parser)
+    add_request_options(parser, (*_PLACE, *JOB, *_RANKS, "--with", "--spares", "--name"))
+    parser.usage = f"{parser.prog} [options] [-- COMMAND [ARGS…]]"
     parser.add_argument("--dry-run", action="store_true", help="print the command, ask for nothing")
     parser.add_argument("--json", action="store_true", help="with --dry-run: the command and the reason of each word")
 

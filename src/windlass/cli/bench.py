@@ -7,6 +7,9 @@ import sys
 from importlib import import_module
 from typing import Any
 
+from windlass.cli.benches.launching import add_run_options
+from windlass.cli.main import take_shared
+from windlass.cli.options import join_values
 from windlass.cli.removed import refuse_removed
 from windlass.cli.result import Result
 from windlass.errors import unknown_name
@@ -24,28 +27,36 @@ SUBS = {
     "compare": "two records, case by case, against the noise",
     "reference": "published figures, and a verdict about a record",
 }
+# Those that start no ranks in this allocation have no options in common.
+_ALONE = ("start", "report", "compare", "reference")
 # Those with a module of their own; the others are cases that start ranks, and all alike.
-_MODULES = ("start", "scale", "report", "compare", "reference")
+_MODULES = ("scale", *_ALONE)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options belong to the sub-commands; see `parse`."""
+    """The options of all cases that start ranks; each case has its own besides, see `parse`."""
+    add_run_options(parser)
     parser.usage = f"{parser.prog} WHAT [options]"
     width = max(len(name) for name in SUBS)
     lines = [f"  {name:<{width}}  {text}" for name, text in SUBS.items()]
-    parser.epilog = "\n".join(["what:", *lines, "", f"`{parser.prog} WHAT --help` tells the options of each."])
+    parser.epilog = "\n".join(["what:", *lines, "", f"`{parser.prog} WHAT --help` shows the options of each."])
 
 
 def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
     """The sub-command's own command line."""
-    if not argv or argv[0] in {"-h", "--help"}:
-        parser.print_help(sys.stdout if argv else sys.stderr)
-        sys.exit(0 if argv else 2)
+    if not argv or argv[0] in {"-h", "--help", "--help-all"}:
+        if argv:
+            parser.parse_args(argv)
+        parser.print_help(sys.stderr)
+        sys.exit(2)
     refuse_removed("bench", argv[:1])
     if argv[0] not in SUBS:
         raise unknown_name("benchmark", argv[0], SUBS)
     module, sub = _sub(parser, argv[0])
-    args = module.parse(sub, argv[1:]) if hasattr(module, "parse") else sub.parse_args(argv[1:])
+    others = set(parser._option_string_actions) - {"--json"} if argv[0] in _ALONE else set()
+    others |= set(sub._option_string_actions)  # `scale --nodes 1,2,4` is an option of its own
+    given, words = take_shared(parser, join_values(argv[1:]), without=others)
+    args = module.parse(sub, words, given) if hasattr(module, "parse") else sub.parse_args(words, given)
     args.sub, args.words = module, tuple(argv)
     return args
 
@@ -63,6 +74,8 @@ def _sub(parser: argparse.ArgumentParser, name: str) -> tuple[Any, argparse.Argu
         module = import_module("windlass.cli.benches.launching").MeasuringCommand(name)
     sub = type(parser)(prog=f"{parser.prog} {name}", description=module.__doc__, formatter_class=parser.formatter_class)
     module.add_arguments(sub)
+    shared = "" if name in _ALONE else f" and the options of `{parser.prog} --help-all`"
+    sub.epilog = f"Also has --json{shared}."
     return module, sub
 
 

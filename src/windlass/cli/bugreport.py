@@ -17,10 +17,15 @@ from windlass.diagnose.bugreport.gather import write_report
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", nargs="?", metavar="RUN", help="a run folder or its name (default: the last run)")
     parser.add_argument(
-        "-o", "--out", metavar="FILE", help="a .tar.gz or .zip (default: windlass-bugreport-TIME.tar.gz)"
+        "--output", "-o", metavar="FILE", help="a .tar.gz or .zip (default: windlass-bugreport-TIME.tar.gz)"
     )
-    parser.add_argument("--no-logs", action="store_true", help="without the output of the run")
-    parser.add_argument("--no-doctor", action="store_true", help="without the quick checks")
+    parser.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        choices=("logs", "doctor"),
+        help="leave out the output of the run, or the quick checks",
+    )
     parser.add_argument("--json", action="store_true")
 
 
@@ -30,7 +35,12 @@ def progress(args: argparse.Namespace) -> str | None:
 
 def main(args: argparse.Namespace) -> Result:
     report = write_report(
-        current_environ(), run=args.run, out=args.out, doctor=not args.no_doctor, logs=not args.no_logs, tell=tell
+        current_environ(),
+        run=args.run,
+        out=args.output,
+        doctor="doctor" not in args.without,
+        logs="logs" not in args.without,
+        tell=tell,
     )
     listing = "unzip -l" if report.path.suffix == ".zip" else "tar -tzf"
     text = f"{report.summary}\nwritten: {report.path}\nlook before you send it: {listing} {report.path}"

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from windlass.base.notation.counts import counted, size_text
 from windlass.base.settings import current_environ, read_settings
-from windlass.cli.option_groups import add_request_options
-from windlass.cli.options import request_from
+from windlass.cli.main import shared_text, take_shared
+from windlass.cli.option_groups import PLACE, add_request_options
+from windlass.cli.options import join_values, request_from
 from windlass.cli.result import Result
 from windlass.cli.trusting import asking_for_trust
 from windlass.errors import UsageError
@@ -31,18 +32,20 @@ SUBS = ("start", "status", "stop", "trace")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of all actions; `parse` gives each its own."""
+    parser.add_argument("--json", action="store_true")
     parser.usage = "windlass cache start|status|stop|trace …   (see below)"
 
 
 def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
     action = argv[0] if argv else ""
-    if action in {"-h", "--help"}:
+    if action in {"-h", "--help", "--help-all"}:
         parser.parse_args(argv)
     if action not in SUBS:
         raise UsageError(f"windlass cache {action}".rstrip(), hint=f"say one of {', '.join(SUBS)}")
     if action == "trace" and argv[1:2] == ["record"]:
-        return _parse_record(type(parser)(prog=f"{parser.prog} {action}"), argv)
-    args = sub_parser(parser, action).parse_args(argv[1:])
+        return _parse_record(parser, argv)
+    given, rest = take_shared(parser, join_values(argv[1:]))
+    args = sub_parser(parser, action).parse_args(rest, given)
     args.action, args.kind, args.command = action, "none", []
     return args
 
@@ -51,27 +54,31 @@ def sub_parser(parser: argparse.ArgumentParser, action: str) -> argparse.Argumen
     """The options of one of the actions."""
     own = type(parser)(prog=f"{parser.prog} {action}")
     if action == "start":
-        add_request_options(own)
+        add_request_options(own, (*PLACE, "--cache-set", "--run-dir"))
         own.usage = f"{own.prog} --root PATH [--root PATH…] [options]"
         own.add_argument("--root", action="append", default=[], dest="cache", metavar="PATH", help="folder to show")
+    elif action == "trace record":
+        own.usage = f"{own.prog} --root PATH [--root PATH…] -- COMMAND…"
+        own.add_argument(
+            "--root", action="append", default=[], metavar="PATH", help="record what is read of this folder"
+        )
+        own.add_argument(
+            "--timeout", type=float, default=900.0, metavar="S", help="end the command after S seconds (900)"
+        )
     elif action == "trace":
         own.add_argument("what", choices=("list", "show", "drop", "record"))
         own.add_argument("id", nargs="?", metavar="ID", help="of the list")
     else:
         own.add_argument("run", nargs="?", metavar="RUN_DIR", help="which cache, where several are up")
-    own.add_argument("--json", action="store_true")
+    own.epilog = shared_text(parser)
     return own
 
 
-def _parse_record(own: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
-    own.prog += " record"
-    own.usage = f"{own.prog} --root PATH [--root PATH…] -- COMMAND…"
-    own.add_argument("--root", action="append", default=[], metavar="PATH", help="folder whose reading is recorded")
-    own.add_argument("--timeout", type=float, default=900.0, metavar="S", help="seconds for the command (default 900)")
-    own.add_argument("--json", action="store_true")
+def _parse_record(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
     words = argv[2:]
     cut = words.index("--") if "--" in words else len(words)
-    args = own.parse_args(words[:cut])
+    given, rest = take_shared(parser, words[:cut])
+    args = sub_parser(parser, "trace record").parse_args(rest, given)
     args.action, args.what, args.kind, args.command = "trace", "record", "none", []
     args.recorded = words[cut + 1 :]
     return args
@@ -103,7 +110,7 @@ def _start(args: argparse.Namespace) -> Result:
     if not args.cache:
         raise UsageError("no folder to show", hint="windlass cache start --root /path/to/env")
     environ = current_environ()
-    args.name = args.name or "cache"
+    args.name = "cache"
     began = time.monotonic()
     held = start_detached(request_from(args, environ), environ)
     seconds = time.monotonic() - began

@@ -68,12 +68,14 @@ def candidates(words: list[str]) -> list[str]:
     subs: Iterable[str] = getattr(command, "SUBS", ())
     if subs and len(before) == 1 and not last.startswith("-"):
         return _beginning(last, subs)
+    shared = parser._option_string_actions
     parser = command.sub_parser(parser, before[1]) if before[1:] and before[1] in subs else _deepest(parser, before[1:])
-    option = parser._option_string_actions.get(before[-1])
+    options = shared | parser._option_string_actions
+    option = options.get(before[-1])
     if option is not None and option.nargs != 0:
         return _beginning(last, _values(option))
     if last.startswith("-"):
-        return _beginning(last, (name for name in parser._option_string_actions if name.startswith("--")))
+        return _beginning(last, (name for name in options if name.startswith("--")))
     for action in parser._actions:
         if not action.option_strings and (found := _beginning(last, _values(action))):
             return found

@@ -11,7 +11,7 @@ import msgspec
 
 from windlass.base.notation.counts import counted
 from windlass.base.settings import current_environ
-from windlass.cli.option_groups import add_request_options
+from windlass.cli.option_groups import OWN_RANKS, add_request_options
 from windlass.cli.options import join_values, request_from, split_command
 from windlass.cli.result import Result
 from windlass.cli.working import tell
@@ -25,8 +25,8 @@ _FAILED = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_request_options(parser)
-    parser.usage = f"{parser.prog} [--quick | --full] [options of run] [SCRIPT.py [ARGS…]]"
+    add_request_options(parser, OWN_RANKS)
+    parser.usage = f"{parser.prog} [--quick | --full] [options] [SCRIPT.py [ARGS…]]"
     level = parser.add_mutually_exclusive_group()
     level.add_argument("--quick", action="store_true", help="seconds: without torch and without collectives")
     level.add_argument("--full", action="store_true", help="minutes: find the slow node, link or device by bisection")

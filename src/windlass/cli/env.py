@@ -30,6 +30,7 @@ from windlass.sites.detect import detect_site
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true")
     sub = parser.add_subparsers(dest="action", required=True, metavar="plan | create PATH | check PATH | pack PATH")
     plan = sub.add_parser("plan", help="what would be done at a site, step by step, each with its reason")
     create = sub.add_parser("create", help="do it, here")
@@ -42,7 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         box.add_argument("--torch-index", metavar="URL", default="", help="index for torch; none: as pip is configured")
         box.add_argument("--python", metavar="PYTHON", default="", help="interpreter of a venv, version for conda")
         box.add_argument("--image", metavar="IMAGE", default="", help="the image beneath, where the site uses one")
-        box.add_argument("--json", action="store_true")
     plan.add_argument(
         "--path", metavar="PATH", default="", help="where to (default: the site's place for environments)"
     )
@@ -59,8 +59,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pack.add_argument("--output", "-o", metavar="FILE", help=".tar.gz (default), .tar.zst, .tar, .sqsh or .squashfs")
     pack.add_argument("--with-python", action="store_true", help="pack the interpreter of a venv too")
     pack.add_argument("--force", action="store_true", help="replace an archive of that name")
-    for box in (check, pack):
-        box.add_argument("--json", action="store_true")
 
 
 def progress(args: argparse.Namespace) -> str | None:

@@ -111,7 +111,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "bugreport": (
         ("windlass bugreport", "of this machine and the last run"),
-        (f"windlass bugreport {_RUN} --no-logs -o report.zip", "of another run, without its output"),
+        (f"windlass bugreport {_RUN} --without logs -o report.zip", "of another run, without its output"),
     ),
     "env": (
         (

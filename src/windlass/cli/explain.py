@@ -28,9 +28,15 @@ from windlass.run.planning import plan_request
 from windlass.run.supervise.runs import find_run
 from windlass.sites.catalog import load_site, site_names
 
+_CHOOSING = (
+    *("--site", "--nodes", "--partition", "--account", "--time", "--ranks-per-node"),
+    *("--env", "--arg", "--directive", "--with", "--container"),
+)
+"""Options that choose a plan. With others: save it with `windlass plan --json` and give its file as RUN."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_request_options(parser)
+    add_request_options(parser, _CHOOSING)
     add_here(parser)
     parser.usage = f"{parser.prog} NAME [RUN | options] | RUN"
     parser.add_argument("name_to_explain", metavar="NAME", help="a variable or an option, as in NCCL_NET or --cpu-bind")
@@ -86,8 +92,7 @@ def main(args: argparse.Namespace) -> Result:
     if plain != request:
         with contextlib.suppress(WindlassError):  # what cannot be planned has been replaced by nothing
             default, _ = make_plan(plain, planned.context)
-    named = args.site is not None or args.site_file is not None
-    others = () if named else (load_site(name, config_dir=config) for name in site_names(config))
+    others = () if args.site is not None else (load_site(name, config_dir=config) for name in site_names(config))
     findings = find_name(args.name_to_explain, planned.plan, planned.context.site, default=default, others=others)
     return Result(text=occurrences_text(findings), data=findings)
 

@@ -30,6 +30,7 @@ FORMATS = ("containerfile", "singularity", "edf")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true")
     sub = parser.add_subparsers(
         dest="action", required=True, metavar="plan SPEC | build SPEC | check IMAGE | inject IMAGE"
     )
@@ -41,7 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         box.add_argument("--site", metavar="NAME", required=box is inject, help="the machine that it is meant for")
         box.add_argument("--host-libs", metavar="DIR[:DIR]", help="take the host's network libraries from here")
         box.add_argument("--host-root", metavar="DIR", help="an unpacked copy of a node, instead of this machine")
-        box.add_argument("--json", action="store_true")
 
 
 def _add_recipe_options(sub: Any) -> None:
@@ -53,7 +53,6 @@ def _add_recipe_options(sub: Any) -> None:
         box.add_argument(
             "--set", action="append", default=[], metavar="NAME=VALUE", help="another version of a component"
         )
-        box.add_argument("--json", action="store_true")
     plan.add_argument("--format", choices=FORMATS, default=FORMATS[0])
     plan.add_argument("--output", metavar="DIR", help="write the recipe and all files that a build needs")
     build.add_argument("--tag", metavar="NAME", help="name of the image (default: localhost/windlass/SPEC:latest)")

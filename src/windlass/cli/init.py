@@ -31,7 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", metavar="DIR", help="folder under which run folders are made")
     parser.add_argument("--site", metavar="NAME", help="the machine that this is, where detection is wrong")
     parser.add_argument("--for", dest="only_at", metavar="SITE", help="job options for this site only")
-    parser.add_argument("--adopt", metavar="NAME", help="what to call a cluster that is in no catalog")
     parser.add_argument("--json", action="store_true")
 
 
@@ -41,12 +40,12 @@ def main(args: argparse.Namespace) -> Result:
     detection = detect_site(config_dir=settings.config_dir, environ=environ, ask_scheduler=True)
     _refuse_unknown(args, settings.config_dir)
     keys = _given(args)
-    if not keys and not args.adopt and sys.stdin.isatty() and sys.stdout.isatty():
+    if not keys and sys.stdin.isatty() and sys.stdout.isatty():
         keys = _ask(settings, detection)
     if "time" in keys:
         parse_walltime(keys["time"])  # refused now: later it would end every command, far from where it was written
     lines: list[str] = []
-    adopted = _adopt(args, settings, detection, environ)
+    adopted = _adopt(settings, detection, environ)
     if adopted is not None:
         lines += [adopted_text(adopted.seen, str(adopted.path), by_name=True), ""]
     path = None
@@ -92,11 +91,8 @@ def _ask(settings: Settings, detection: Detection) -> dict[str, str]:
     return answers
 
 
-def _adopt(
-    args: argparse.Namespace, settings: Settings, detection: Detection, environ: dict[str, str]
-) -> AdoptedSite | None:
-    """A site file for a cluster that no file knows: by the name that was given, else by the cluster's own."""
-    name = args.adopt
-    if name is None and detection.site is None and detection.fallback != "workstation" and not settings.site:
-        name = detection.evidence.cluster_name
+def _adopt(settings: Settings, detection: Detection, environ: dict[str, str]) -> AdoptedSite | None:
+    """A site file for a cluster that no file describes, by the cluster's own name."""
+    unknown = detection.site is None and detection.fallback != "workstation" and not settings.site
+    name = detection.evidence.cluster_name if unknown else None
     return adopt_site(name, environ, config_dir=settings.config_dir) if name else None

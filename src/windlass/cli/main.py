@@ -8,6 +8,7 @@ import io
 import os
 import signal
 import sys
+from collections.abc import Container
 from importlib import import_module
 from typing import Any
 
@@ -105,9 +106,14 @@ class _Parser(argparse.ArgumentParser):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, **kwargs)
+        if self.add_help:
+            self.add_argument("--help-all", action=_HelpAll, nargs=0, help=argparse.SUPPRESS)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does it, but an unknown option of `env plan` is a matter of `env plan`, not of `env`."""
+        """As argparse does it, but options of `env` may follow `env plan` too, and an unknown option of `env plan` is a
+        matter of `env plan`, not of `env`."""
+        if args is not None and self._subparsers is not None:
+            namespace, args = take_shared(self, args)
         found, rest = self.parse_known_args(args, namespace)
         if rest:
             _chosen_parser(self, found).error(f"unrecognized arguments: {' '.join(rest)}")
@@ -118,6 +124,10 @@ class _Parser(argparse.ArgumentParser):
         words = message.split()
         if message.startswith("unrecognized arguments:") and len(words) > 2:
             refuse_removed(self.prog.removeprefix("windlass "), words[2:])
+            from windlass.cli.option_groups import owners_text  # here: `windlass --help` does not need it
+
+            if owners := owners_text(words[2].partition("=")[0]):
+                raise UsageError(f"{self.prog} does not use {words[2]}", hint=f"leave it out; {owners}")
             # Without their dashes, which all have in common and which would make any two short ones alike.
             names = {option.lstrip("-"): option for option in self._option_string_actions}
             said = words[2].split("=", 1)[0].lstrip("-")
@@ -128,11 +138,51 @@ class _Parser(argparse.ArgumentParser):
         text = f"{self.prog}: error: {message}\n  hint: {hint}`{self.prog} --help` tells its options, with examples"
         self.exit(2, for_stream(text, sys.stderr, current_environ()) + "\n")
 
+    def format_help(self) -> str:
+        """What most people need: without the options that are marked as rare, and then without sections."""
+        shown = [action for action in self._actions if not getattr(action, "rare", False)]
+        if len(shown) == len(self._actions):
+            return super().format_help()
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        formatter.start_section("options")
+        formatter.add_arguments(shown)
+        formatter.end_section()
+        formatter.add_text(self.epilog)
+        formatter.add_text(f"`{self.prog} --help-all` shows {len(self._actions) - len(shown)} more options.")
+        return formatter.format_help()
+
     def print_help(self, file: Any = None) -> None:
         stream = file or sys.stdout
         environ = current_environ()
         plain = width_of(stream, environ, pipe=True) is None
         print(for_stream(self.format_help(), stream, environ, foreign=plain, pipe=True), end="", file=stream)
+
+
+def take_shared(
+    parser: argparse.ArgumentParser, argv: list[str], without: Container[str] = ()
+) -> tuple[argparse.Namespace, list[str]]:
+    """The options of a command that all its sub-commands share, wherever they stand, and the other arguments."""
+    shared = _Parser(prog=parser.prog, add_help=False)
+    for action in _own_options(parser):
+        if not any(name in without for name in action.option_strings):
+            shared._add_action(action)
+    return shared.parse_known_args(argv)
+
+
+def _own_options(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    return [a for a in parser._actions if a.option_strings and a.dest not in {"help", "help_all"}]
+
+
+class _HelpAll(argparse.Action):
+    """`--help-all`: the help with every option."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        for action in parser._actions:
+            action.rare = False  # type: ignore[attr-defined]
+        parser.print_help()
+        parser.exit()
 
 
 def _chosen_parser(parser: argparse.ArgumentParser, found: argparse.Namespace) -> argparse.ArgumentParser:
@@ -162,8 +212,17 @@ def command_parser(name: str) -> tuple[Any, argparse.ArgumentParser]:
     command = import_module(f"windlass.cli.{name.replace('-', '_')}")
     parser = _Parser(prog=f"windlass {name}", description=command.__doc__, formatter_class=_Help)
     command.add_arguments(parser)
-    parser.epilog = "\n\n".join(part for part in (parser.epilog, examples_text(name)) if part)
+    for nested in (a for a in parser._actions if isinstance(a, argparse._SubParsersAction)):
+        for sub in nested.choices.values():
+            sub.epilog = shared_text(parser)
+    parser.description = "\n\n".join(part for part in (parser.description, examples_text(name)) if part)
     return command, parser
+
+
+def shared_text(parser: argparse.ArgumentParser) -> str | None:
+    """The end of the help of a sub-command: options of its command that it has too."""
+    names = [action.option_strings[0] for action in _own_options(parser)]
+    return f"Also has {', '.join(names)}, as every `{parser.prog}` command." if names else None
 
 
 def _overview() -> str:

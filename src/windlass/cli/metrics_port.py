@@ -39,7 +39,7 @@ class MetricsPort:
             self._server = ThreadingHTTPServer(("127.0.0.1", self._port), Handler)
         except OSError as error:
             raise MachineError(
-                f"cannot listen on port {self._port}: {error.strerror}", hint="choose another --prometheus-port"
+                f"cannot listen on port {self._port}: {error.strerror}", hint="choose another port with --prometheus"
             ) from error
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
         return self

@@ -14,15 +14,13 @@ from windlass.run.bad_nodes import BadNode, forgive, read_nodes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--site", metavar="NAME", help="only nodes of this machine")
+    parser.add_argument("--json", action="store_true")
     sub = parser.add_subparsers(dest="action", required=True, metavar="list | forgive HOSTS")
-    listing = sub.add_parser("list", help="which nodes are avoided, why, and until when")
-    listing.add_argument("--site", metavar="NAME", help="only of this machine")
-    listing.add_argument("--json", action="store_true")
+    sub.add_parser("list", help="which nodes are avoided, why, and until when")
     pardon = sub.add_parser("forgive", help="use these nodes again")
     pardon.add_argument("hosts", nargs="*", metavar="HOSTS", help="as in nid[0001-0004]")
     pardon.add_argument("--all", action="store_true", help="all of them")
-    pardon.add_argument("--site", metavar="NAME", help="only of this machine")
-    pardon.add_argument("--json", action="store_true")
 
 
 def progress(args: argparse.Namespace) -> str | None:

@@ -1,218 +1,202 @@
-"""The options of run, plan and submit, in the groups that `--help` shows."""
+"""The options that make a request, in groups. A command declares those that it uses, and refuses the others."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Container, Sequence
+from typing import Any
 
 from windlass.backends.launchers import launcher_names
 from windlass.backends.schedulers import scheduler_names
 
-Group = argparse._ArgumentGroup
-USAGE = "[options] SCRIPT.py [ARGS…] | -m MODULE [ARGS…] | -- COMMAND [ARGS…]"
+USAGE = "[options] SCRIPT.py [ARGS…] | -m MODULE … | -- COMMAND …"
+
+PLACE = ("--site", "--nodes", "--hosts", "--scheduler", "--launcher")
+"""On which nodes, and by which launcher."""
+JOB = ("--partition", "--qos", "--account", "--time", "--directive")
+"""What the scheduler is asked for."""
+RANKS = ("--ranks-per-node", "--gpus-per-node", "--cpu-bind")
+MORE_RANKS = ("--threads", "--device", "--ranks-per-device", "--devices", "--device-unit", "--mpi", "--master-port")
+ENVIRONMENT = ("--python", "--env", "--env-prepend", "--module", "--activate", "--with")
+CONTAINER = ("--container", "--runtime", "--bind")
+CACHE = ("--cache", "--cache-set")
+ALIVE = ("--restarts", "--spares", "--hang-after", "--until-done", "--check")
+REST = ("--name", "--run-dir", "--watch", "--profile", "--comm-log", "--keep-caches", "--grace", "--no-placeholders")
+OWN_RANKS = (*PLACE, "--arg", *RANKS, *ENVIRONMENT, *CONTAINER, "--cache")
+"""Of commands that start ranks in this allocation for a purpose of their own: doctor, bench, tune."""
+
+_TITLES = {
+    "where": (*PLACE, "--arg", *JOB),
+    "ranks": (*RANKS, *MORE_RANKS),
+    "environment": ENVIRONMENT,
+    "container": (*CONTAINER, "--container-arg", "--host-libs"),
+    "cooperative cache": CACHE,
+    "failures": ALIVE,
+    "run": REST,
+}
+"""The sections of `--help-all`."""
+ALL = tuple(name for names in _TITLES.values() for name in names)
+"""Of run, plan and submit."""
+COMMON = frozenset(
+    {"--site", "--nodes", "--ranks-per-node", "--partition", "--account", "--time", "--python", "--env", "--module"}
+    | {"--container", "--cache", "--restarts", "--until-done", "--name", "--watch"}
+)
+"""What most people need: `--help` shows these, `--help-all` shows all."""
+
+_SHORT = {
+    "--nodes": ("-N",),
+    "--partition": ("--queue", "-p"),
+    "--account": ("-A",),
+    "--time": ("-t",),
+    "--ranks-per-node": ("-r",),
+}
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "--site": {"metavar": "NAME|FILE", "help": "machine (default: detected), or a site file"},
+    "--nodes": {"type": int, "metavar": "N", "help": "number of nodes (default: all of the allocation)"},
+    "--hosts": {"metavar": "LIST", "help": "use these hosts of the allocation, as in nid[0001-0004]"},
+    "--scheduler": {"metavar": "NAME", "help": ", ".join(scheduler_names())},
+    "--launcher": {"metavar": "NAME", "help": ", ".join(launcher_names())},
+    "--arg": {
+        "action": "append",
+        "metavar": "ARG",
+        "help": "argument for the launcher; ~NAME removes a default one; may be repeated",
+    },
+    "--partition": {"metavar": "NAME", "help": "partition or queue of the job"},
+    "--qos": {"metavar": "NAME", "help": "quality of service of the job"},
+    "--account": {"metavar": "NAME", "help": "account that pays for the job"},
+    "--time": {"metavar": "TIME", "help": "time limit: 30 (minutes), 2h, 1:30:00, 1-12:00:00"},
+    "--directive": {
+        "action": "append",
+        "metavar": "ARG",
+        "help": "directive for the scheduler (reservation, constraint, filesystems…); ~NAME removes one",
+    },
+    "--ranks-per-node": {"type": int, "metavar": "R", "help": "ranks on each node (default: one per device)"},
+    "--gpus-per-node": {
+        "metavar": "[TYPE:]N",
+        "help": "GPUs of each node (default: all); 0: none; a100:4: of this type (Slurm)",
+    },
+    "--cpu-bind": {
+        "default": "auto",
+        "metavar": "HOW",
+        "help": "auto, none, a preset of the site, 0-3:4-7, or env:NAME",
+    },
+    "--threads": {"type": int, "metavar": "T", "help": "OMP_NUM_THREADS (default: the cores of the rank)"},
+    "--device": {"choices": ("cpu",), "dest": "device_kind", "help": "cpu: use no GPU"},
+    "--ranks-per-device": {"type": int, "metavar": "K", "help": "ranks that share one device"},
+    "--devices": {"choices": ("all", "one"), "help": "devices that each rank sees: all of its node, or its own"},
+    "--device-unit": {"choices": ("tile", "card"), "help": "what counts as one device"},
+    "--mpi": {"metavar": "TYPE", "help": "process management for MPI programs (pmi2, pmix)"},
+    "--master-port": {"type": int, "metavar": "PORT", "help": "port of the rendezvous (default: from the job id)"},
+    "--python": {"metavar": "PATH", "help": "interpreter for SCRIPT.py and -m"},
+    "--env": {
+        "action": "append",
+        "metavar": "K=V",
+        "help": "set a variable in the ranks; ~K unsets it, K+=DIR appends a folder to it",
+    },
+    "--env-prepend": {"action": "append", "metavar": "K=DIR", "help": "put a folder in front of a path variable"},
+    "--module": {"action": "append", "metavar": "NAME", "help": "load a module; none: not the modules of the site"},
+    "--activate": {"metavar": "DIR", "help": "activate a venv or conda environment in the job"},
+    "--with": {
+        "action": "append",
+        "dest": "options",
+        "metavar": "NAME",
+        "help": "a named remedy or experiment of the site (`windlass sites show`)",
+    },
+    "--container": {"metavar": "IMAGE", "help": "run the ranks in this container image"},
+    "--runtime": {"metavar": "NAME", "help": "apptainer, singularity, podman-hpc, shifter, edf, charliecloud"},
+    "--bind": {"action": "append", "metavar": "SRC[:DST[:ro]]", "help": "mount a folder in the container"},
+    "--container-arg": {"action": "append", "metavar": "ARG", "help": "argument for the container runtime"},
+    "--host-libs": {
+        "metavar": "DIR[:DIR]",
+        "help": "folders with the host's network libraries; none: use those of the image",
+    },
+    "--cache": {
+        "action": "append",
+        "metavar": "PATH",
+        "help": "read this folder once for all nodes; auto: that of the Python environment",
+    },
+    "--cache-set": {
+        "action": "append",
+        "metavar": "KEY=VALUE",
+        "help": "memory=SIZE or store=DIR (where a node keeps the cache, default memory=2G), placement=partition (each "
+        "piece on one node, for data sets), readers=N (nodes that read the shared file system, default 1), trace=off, "
+        "allow-other=on (for a setuid apptainer)",
+    },
+    "--restarts": {
+        "type": int,
+        "metavar": "N",
+        "help": "restart a failed run, up to N times without a newer snapshot",
+    },
+    "--spares": {"type": int, "default": 0, "metavar": "K", "help": "K more nodes that replace failed ones"},
+    "--hang-after": {"type": float, "metavar": "S", "help": "end a run that shows no step and no output for S seconds"},
+    "--until-done": {
+        "action": "store_true",
+        "help": "submit the job again at its time limit until it is done",
+    },
+    "--check": {
+        "action": "store_true",
+        "help": "check the nodes before the ranks start; spare nodes replace bad ones",
+    },
+    "--name": {"metavar": "NAME", "help": "name of the run and of the job"},
+    "--run-dir": {"metavar": "DIR", "help": "folder of this run (default: runs/NAME-TIME)"},
+    "--watch": {"action": "store_true", "help": "record what `windlass watch` and `report` show"},
+    "--profile": {
+        "metavar": "TOOL[:RANKS[:STEPS]]",
+        "help": "profile some ranks (default 0): torch (default 32 steps), nsys, rocprof, rocprofv3, unitrace, py-spy",
+    },
+    "--comm-log": {
+        "nargs": "?",
+        "const": "0",
+        "metavar": "RANKS",
+        "help": "write the log of the collective library of these ranks (default 0; all) to files",
+    },
+    "--keep-caches": {"metavar": "DIR", "help": "save compile caches after the run, restore them before the next"},
+    "--grace": {
+        "type": float,
+        "default": 5.0,
+        "metavar": "S",
+        "help": "seconds between the request to end and the kill of a rank (default 5)",
+    },
+    "--no-placeholders": {"action": "store_true", "help": "do not replace {rank} and the like in arguments"},
+}
 
 
-def add_request_options(parser: argparse.ArgumentParser, *, profile: bool = True) -> None:
-    """All that a request can say. `profile`: false where a command has a --profile and a --device of its own."""
+def add_request_options(
+    parser: argparse.ArgumentParser, names: Sequence[str] = ALL, *, common: Container[str] = COMMON
+) -> None:
+    """These options of a request, in the sections of the help. `--help` shows those that are `common`."""
     parser.usage = f"{parser.prog} {USAGE}"
-    _add_where(parser.add_argument_group("where"))
-    ranks = parser.add_argument_group("ranks")
-    _add_ranks(ranks)
-    if profile:
-        _add_device(ranks)
-    _add_environment(parser.add_argument_group("environment"))
-    _add_cache(parser.add_argument_group("cooperative cache"))
-    _add_container(parser.add_argument_group("container"))
-    _add_supervision(parser.add_argument_group("keep it alive"))
-    _add_run(parser.add_argument_group("run"))
-    if profile:
-        _add_profile(parser.add_argument_group("profile"))
+    for title, members in _TITLES.items():
+        chosen = [name for name in members if name in names]
+        if chosen:
+            group = parser.add_argument_group(title)
+            for name in chosen:
+                extra: dict[str, Any] = {"default": []} if _OPTIONS[name].get("action") == "append" else {}
+                action = group.add_argument(name, *_SHORT.get(name, ()), **_OPTIONS[name], **extra)
+                if name not in common:
+                    rare(action)
 
 
-def add_allocation_options(parser: argparse.ArgumentParser) -> None:
-    """Options that decide what is asked of the scheduler, without those of what runs there."""
-    parser.usage = f"{parser.prog} [options] [-- COMMAND [ARGS…]]"
-    _add_where(parser.add_argument_group("where"))
-    ranks = parser.add_argument_group("ranks")
-    _add_ranks(ranks)
-    _add_device(ranks)
-    more = parser.add_argument_group("more")
-    _add_site_options(more)
-    _add_spares(more)
-    _add_name(more)
+def rare(action: argparse.Action) -> None:
+    """Show an option with `--help-all` only."""
+    action.rare = True  # type: ignore[attr-defined]
 
 
 def add_here(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--here", action="store_true", help="plan for this machine, also on a login node")
 
 
-def _add_where(where: Group) -> None:
-    where.add_argument("--site", metavar="NAME", help="machine of the catalog (default: detected)")
-    where.add_argument("--site-file", metavar="FILE", help="a site file of yours, on top of the catalog")
-    where.add_argument("--scheduler", metavar="NAME", help=", ".join(scheduler_names()))
-    where.add_argument("--launcher", metavar="NAME", help=", ".join(launcher_names()))
-    where.add_argument("--nodes", "-N", type=int, metavar="N", help="default: all of the allocation, else 1")
-    where.add_argument("--hosts", metavar="LIST", help="these hosts of the allocation, as in nid[0001-0004]")
-    where.add_argument("--partition", "--queue", "-p", dest="partition", metavar="NAME")
-    where.add_argument("--qos", metavar="NAME")
-    where.add_argument("--account", "-A", metavar="NAME")
-    where.add_argument("--time", "-t", metavar="TIME", help="30 (minutes), 1:30:00, 2h, 1-12:00:00")
-    where.add_argument(
-        "--directive",
-        action="append",
-        default=[],
-        metavar="WORDS",
-        help="a directive for the scheduler (reservation, constraint, filesystems…); ~NAME removes one",
-    )
-    where.add_argument(
-        "--arg",
-        action="append",
-        default=[],
-        metavar="WORDS",
-        help="an argument for the launcher; ~NAME removes a default one",
-    )
+def default_options() -> dict[str, Any]:
+    """The value of every option of a request that a command line does not name."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_request_options(parser)
+    return vars(parser.parse_args([]))
 
 
-def _add_ranks(ranks: Group) -> None:
-    ranks.add_argument("--ranks-per-node", "-r", type=int, metavar="R", help="default: one per device")
-    ranks.add_argument(
-        "--gpus-per-node", metavar="[TYPE:]N", help="default: all of a node; 0: none; a100:4: of this type (Slurm)"
-    )
-    ranks.add_argument("--ranks-per-device", type=int, metavar="K", help="several ranks share a device")
-    ranks.add_argument("--devices", choices=("all", "one"), help="does each rank see all devices of its node, or one?")
-    ranks.add_argument("--device-unit", choices=("tile", "card"), help="what counts as one device")
-    ranks.add_argument(
-        "--cpu-bind", default="auto", metavar="HOW", help="auto, none, a preset of the site, 0-3:4-7, or env:NAME"
-    )
-    ranks.add_argument("--threads", type=int, metavar="T", help="OMP_NUM_THREADS (default: cores of the rank)")
-    ranks.add_argument("--mpi", metavar="TYPE", help="process management for MPI programs (pmi2, pmix)")
-    ranks.add_argument("--master-port", type=int, metavar="PORT", help="default: from the job id, checked to be free")
-
-
-def _add_device(ranks: Group) -> None:
-    ranks.add_argument("--device", choices=("cpu",), dest="device_kind", help="cpu: ask for no GPU")
-
-
-def _add_environment(inside: Group) -> None:
-    inside.add_argument("--python", metavar="PATH", help="interpreter for SCRIPT.py and -m")
-    inside.add_argument("--env", action="append", default=[], metavar="K=V", help="set a variable in the ranks")
-    inside.add_argument(
-        "--env-prepend", action="append", default=[], metavar="K=V", help="put a folder in front of a path variable"
-    )
-    inside.add_argument("--env-append", action="append", default=[], metavar="K=V", help="put a folder behind one")
-    inside.add_argument("--unset", action="append", default=[], metavar="K", help="unset a variable in the ranks")
-    inside.add_argument("--module", action="append", default=[], metavar="NAME", help="load a module in the job")
-    inside.add_argument("--no-modules", action="store_true", help="leave out the site's own modules")
-    inside.add_argument("--activate", metavar="DIR", help="activate a venv or conda environment in the job")
-    _add_site_options(inside)
-    inside.add_argument(
-        "--comm-log",
-        nargs="?",
-        const="0",
-        metavar="RANKS",
-        help="log of the collective library for these ranks (default 0; all), into files",
-    )
-    inside.add_argument("--keep-caches", metavar="DIR", help="save compile caches after the run, restore them before")
-
-
-def _add_site_options(group: Group) -> None:
-    group.add_argument(
-        "--with",
-        action="append",
-        default=[],
-        dest="options",
-        metavar="NAME",
-        help="a named remedy or experiment of the site",
-    )
-
-
-def _add_cache(cache: Group) -> None:
-    cache.add_argument(
-        "--cache",
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="let the nodes share one reading of this folder (an environment, a data set); may be given again; "
-        "auto: the environment of the Python in use, with what its path names",
-    )
-    cache.add_argument(
-        "--cache-placement",
-        choices=("replicate", "partition"),
-        default="replicate",
-        help="every node keeps what is read (environments), or each piece has one owner (data sets)",
-    )
-    cache.add_argument("--cache-memory", metavar="SIZE", help="what the cache may hold on a node (default 2G)")
-    cache.add_argument(
-        "--cache-readers", type=int, metavar="N", help="nodes that read the shared file system side by side (default 1)"
-    )
-    cache.add_argument(
-        "--cache-store", metavar="DIR", help="folder of each node that holds the cache, in the place of its memory"
-    )
-    cache.add_argument(
-        "--cache-allow-other", action="store_true", help="let root enter the view, as a setuid apptainer has to"
-    )
-    cache.add_argument(
-        "--no-cache-trace", action="store_true", help="do not record, and do not push ahead, what is read"
-    )
-
-
-def _add_container(box: Group) -> None:
-    box.add_argument("--container", metavar="IMAGE")
-    box.add_argument("--runtime", metavar="NAME", help="apptainer, singularity, podman-hpc, shifter, edf, charliecloud")
-    box.add_argument("--bind", action="append", default=[], metavar="SRC[:DST[:ro]]")
-    box.add_argument("--container-arg", action="append", default=[], metavar="WORD")
-    box.add_argument(
-        "--host-libs", metavar="DIR[:DIR]", help="take the host's network libraries from here; none: the image's own"
-    )
-
-
-def _add_supervision(alive: Group) -> None:
-    alive.add_argument(
-        "--restarts",
-        type=int,
-        metavar="N",
-        help="start a failed run again, up to N times in a row without a newer snapshot (with --spares and "
-        "--until-done: 3)",
-    )
-    _add_spares(alive)
-    alive.add_argument(
-        "--hang-after", type=float, metavar="S", help="no step and no output for S seconds is a hang: end it, say where"
-    )
-    alive.add_argument(
-        "--check", action="store_true", help="look at the nodes before the ranks start; spare ones replace bad ones"
-    )
-    alive.add_argument(
-        "--until-done", action="store_true", help="when the time is nearly up, save and submit the job again"
-    )
-
-
-def _add_spares(group: Group) -> None:
-    group.add_argument("--spares", type=int, default=0, metavar="K", help="K more nodes, for those that fail")
-
-
-def _add_name(group: Group) -> None:
-    group.add_argument("--name", metavar="NAME", help="name of the run and of the job")
-
-
-def _add_run(run: Group) -> None:
-    _add_name(run)
-    run.add_argument("--watch", action="store_true", help="look at nodes and steps while it runs, for `windlass watch`")
-    run.add_argument("--run-dir", metavar="DIR", help="folder of this run (default: runs/NAME-TIME)")
-    run.add_argument("--no-placeholders", action="store_true", help="leave {rank} and the like in arguments alone")
-    run.add_argument(
-        "--grace", type=float, default=5.0, metavar="S", help="seconds between asking ranks to end and killing"
-    )
-
-
-def _add_profile(profile: Group) -> None:
-    profile.add_argument(
-        "--profile",
-        dest="profile_tool",
-        metavar="TOOL",
-        help="profile some ranks: torch, nsys, rocprof, rocprofv3, unitrace, py-spy",
-    )
-    profile.add_argument(
-        "--profile-ranks", default="0", metavar="RANKS", help="which ones (default 0), as in 14 or 0,3-5"
-    )
-    profile.add_argument(
-        "--profile-steps", type=int, default=32, metavar="N", help="with torch: so many steps (default 32)"
-    )
+def owners_text(option: str) -> str | None:
+    """Which commands have an option of requests that another command refuses."""
+    names = {spelling: name for name in ALL for spelling in (name, *_SHORT.get(name, ()))}
+    name = names.get(option)
+    if name is None:
+        return None
+    return "plan, submit and alloc have it" if name in JOB else "run, plan and submit have it"

@@ -15,7 +15,7 @@ from windlass.base.notation.counts import parse_size
 from windlass.base.notation.cpulist import parse_ranks
 from windlass.base.notation.shell import NAME, quote_words
 from windlass.base.procs.command import which
-from windlass.cli.option_groups import USAGE, add_request_options
+from windlass.cli.option_groups import USAGE, default_options
 from windlass.cli.show import say
 from windlass.errors import MachineError, UsageError, unknown_name
 from windlass.model.request import AUTO, Request
@@ -29,10 +29,9 @@ _MAX_SCRIPT_BYTES = 1 << 20
 _MAX_PROFILE_STEPS = 100_000
 _FOR_OTHERS = ("--arg", "--directive", "--container-arg")
 _AS_WRITTEN = (
-    *("site", "scheduler", "launcher", "hosts", "partition", "qos", "account", "time"),
+    *("scheduler", "launcher", "hosts", "partition", "qos", "account", "time"),
     *("nodes", "ranks_per_node", "ranks_per_device", "cpu_bind", "devices", "device_unit", "threads"),
-    *("container", "runtime", "no_modules", "mpi", "master_port", "run_dir", "until_done", "watch", "check"),
-    *("cache_placement", "cache_store", "cache_allow_other"),
+    *("container", "runtime", "mpi", "master_port", "run_dir", "until_done", "watch", "check"),
 )
 """Options that are a value of the request under the same name."""
 PLACEHOLDER_COMMAND = "COMMAND"
@@ -42,9 +41,7 @@ PLACEHOLDER_COMMAND = "COMMAND"
 def parse_allocation_options(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
     """As `parse_with_command`; what is run, if anything, is `inside`, and the plan is made for a shell."""
     options, kind, command = split_command(parser, argv)
-    whole = argparse.ArgumentParser()
-    add_request_options(whole)
-    args = parser.parse_args(join_values(options), whole.parse_args([]))
+    args = parser.parse_args(join_values(options))
     if command and kind != "command":
         raise UsageError(f"{command[0]}: an allocation starts a shell", hint=f"write -- {' '.join(command)}")
     args.kind, args.command, args.inside, args.name = "none", [], command, args.name or "alloc"
@@ -127,7 +124,9 @@ def option_action(parser: argparse.ArgumentParser, word: str) -> argparse.Action
 
 
 def request_from(args: argparse.Namespace, environ: Mapping[str, str]) -> Request:
-    """The request of a parsed command line. Raises `UsageError` for values that cannot be."""
+    """The request of a parsed command line. An option that the command does not have counts as not given. Raises
+    `UsageError` for values that cannot be."""
+    args = argparse.Namespace(**default_options() | vars(args))
     cwd = _working_folder()
     _refuse_empty(args)
     kind: CommandKind = args.kind
@@ -146,30 +145,27 @@ def request_from(args: argparse.Namespace, environ: Mapping[str, str]) -> Reques
         python=_absolute_command(args.python),
         **_gpus(args),
         placeholders=not args.no_placeholders,
-        site_file=str(Path(args.site_file).expanduser().absolute()) if args.site_file else None,
+        **_site(args.site),
         directives=tuple(args.directive),
         launcher_args=tuple(args.arg),
         binds=tuple(args.bind),
         container_args=tuple(args.container_arg),
         host_libs=_host_libs(args.host_libs),
-        env=tuple(_pair(text) for text in args.env),
+        **_environment(args.env),
         env_prepend=tuple(_pair(text, "--env-prepend") for text in args.env_prepend),
-        env_append=tuple(_pair(text, "--env-append") for text in args.env_append),
-        unset=tuple(_variable(text, "--unset") for text in args.unset),
-        modules=tuple(args.module),
+        modules=tuple(name for name in args.module if name != "none"),
+        no_modules="none" in args.module,
         activate=str(Path(args.activate).expanduser().absolute()) if args.activate else None,
         keep_caches=str(Path(args.keep_caches).expanduser().absolute()) if args.keep_caches else None,
         options=tuple(args.options),
         comm_log=_ranks(args.comm_log),
-        **_profile(args),
+        **_profile(args.profile),
         grace_s=args.grace,
         cache=tuple(
             path if path == AUTO else os.path.abspath(Path(path).expanduser())  # noqa: PTH100  links stay
             for path in args.cache
         ),
-        cache_budget_bytes=parse_size(args.cache_memory, "--cache-memory") if args.cache_memory else None,
-        cache_readers=args.cache_readers or 1,
-        cache_trace=not args.no_cache_trace,
+        **_cache_options(args.cache_set),
         restarts=None if args.restarts is None else _at_least_zero(args.restarts, "--restarts"),
         spares=_at_least_zero(args.spares, "--spares"),
         hang_after_s=_hang_after(args.hang_after),
@@ -194,11 +190,8 @@ def _refuse_impossible(args: argparse.Namespace) -> None:
             raise UsageError(f"--{name.replace('_', '-')} without --container", hint="add --container IMAGE")
     if args.master_port is not None and not 0 < args.master_port < 65536:
         raise UsageError(f"--master-port {args.master_port}", hint="give a number from 1 to 65535")
-    for name in ("cache_readers", "cache_store", "cache_allow_other"):
-        if getattr(args, name) and not args.cache:
-            raise UsageError(f"--{name.replace('_', '-')} without --cache", hint="add --cache PATH")
-    if args.cache_readers is not None and args.cache_readers < 1:
-        raise UsageError(f"--cache-readers {args.cache_readers}", hint="give 1 or more")
+    if args.cache_set and not args.cache:
+        raise UsageError("--cache-set without --cache", hint="add --cache PATH")
 
 
 def _gpus(args: argparse.Namespace) -> dict[str, Any]:
@@ -247,7 +240,7 @@ def _working_folder() -> str:
 
 def _refuse_empty(args: argparse.Namespace) -> None:
     """An empty value is nearly always a shell variable that is not set (`--run-dir "$DIR"`)."""
-    flags = {"options": "--with", "container_arg": "--container-arg"}
+    flags = {"options": "--with"}
     for name, value in vars(args).items():
         if name != "command" and (value == "" or (isinstance(value, list) and "" in value)):
             flag = flags.get(name, "--" + name.replace("_", "-"))
@@ -327,17 +320,66 @@ def _variable(name: str, flag: str) -> str:
     return name
 
 
-def _profile(args: argparse.Namespace) -> dict[str, Any]:
-    """What to profile, where the command has the options for it."""
-    if getattr(args, "profile_tool", None) is None:
+def _site(text: str | None) -> dict[str, Any]:
+    """--site NAME, or FILE where the value looks like a path."""
+    if text is None or not ("/" in text or text.endswith(".toml")):
+        return {"site": text} if text else {}
+    return {"site_file": str(Path(text).expanduser().absolute())}
+
+
+def _environment(texts: list[str]) -> dict[str, Any]:
+    """--env NAME=VALUE, ~NAME and NAME+=FOLDER."""
+    appended = [text for text in texts if text.partition("=")[0].endswith("+")]
+    unset = [text for text in texts if text.startswith("~")]
+    return {
+        "env": tuple(_pair(text) for text in texts if text not in appended and text not in unset),
+        "env_append": tuple(_pair(text.replace("+=", "=", 1), "--env NAME+=FOLDER:") for text in appended),
+        "unset": tuple(_variable(text[1:], "--env ~NAME:") for text in unset),
+    }
+
+
+_CACHE_KEYS = ("memory", "store", "placement", "readers", "trace", "allow-other")
+_SWITCH = {"on": True, "off": False}
+_PLACEMENTS = {name: name for name in ("replicate", "partition")}
+
+
+def _cache_options(texts: list[str]) -> dict[str, Any]:
+    """--cache-set KEY=VALUE as fields of the request."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, _, value = text.partition("=")
+        if key not in _CACHE_KEYS:
+            raise unknown_name("key of --cache-set", key, _CACHE_KEYS)
+        if key == "memory":
+            found["cache_budget_bytes"] = parse_size(value, "--cache-set memory")
+        elif key == "readers":
+            if not re.fullmatch(r"[1-9]\d{0,8}", value):
+                raise UsageError(f"--cache-set {text}", hint="give 1 or more")
+            found["cache_readers"] = int(value)
+        elif key == "store":
+            if not value:
+                raise UsageError("--cache-set store has an empty value", hint="is a variable of your shell not set?")
+            found["cache_store"] = value
+        else:
+            values: Mapping[str, object] = _PLACEMENTS if key == "placement" else _SWITCH
+            if value not in values:
+                raise UsageError(f"--cache-set {text}", hint=f"give {key}={' or '.join(values)}")
+            found["cache_" + key.replace("-", "_")] = values[value]
+    return found
+
+
+def _profile(text: str | None) -> dict[str, Any]:
+    """--profile TOOL[:RANKS[:STEPS]]."""
+    if text is None:
         return {}
-    steps = args.profile_steps
-    if not 1 <= steps <= _MAX_PROFILE_STEPS:
-        raise UsageError(
-            f"--profile-steps {steps}", hint=f"give 1 to {_MAX_PROFILE_STEPS}: a trace of more fills disks"
-        )
-    ranks = dict.fromkeys(parse_ranks(args.profile_ranks, "--profile-ranks"))
-    return {"profile": args.profile_tool, "profile_ranks": ",".join(map(str, ranks)), "profile_steps": steps}
+    tool, _, rest = text.partition(":")
+    ranks, colon, steps = rest.partition(":")
+    if colon and not (re.fullmatch(r"\d{1,9}", steps) and 1 <= int(steps) <= _MAX_PROFILE_STEPS):
+        raise UsageError(f"--profile {text}", hint=f"give 1 to {_MAX_PROFILE_STEPS} steps: a trace of more fills disks")
+    found: dict[str, Any] = {"profile": tool}
+    if ranks:
+        found["profile_ranks"] = ",".join(map(str, dict.fromkeys(parse_ranks(ranks, "--profile"))))
+    return found | ({"profile_steps": int(steps)} if steps else {})
 
 
 def _ranks(text: str | None) -> str | None:

@@ -1,12 +1,7 @@
 """Show what would run and why: argv, rank script, variables, binding map, mounts. Starts nothing.
 
 Works anywhere and for any site; without a script it shows what would be around one. On a login node the plan is for
-compute nodes, as `submit` makes it; inside an allocation and on a workstation it is for this machine.
-
-    windlass plan train.py --lr 0.1
-    windlass plan --site lumi --nodes 2
-    windlass plan --site aurora --nodes 8192 --explain train.py
-    windlass plan --site lumi --picture node.svg"""
+compute nodes, as `submit` makes it; inside an allocation and on a workstation it is for this machine."""
 
 from __future__ import annotations
 

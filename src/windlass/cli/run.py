@@ -7,7 +7,7 @@ import sys
 
 from windlass import api
 from windlass.base.settings import current_environ
-from windlass.cli.option_groups import add_request_options
+from windlass.cli.option_groups import ALL, COMMON, JOB, add_request_options, rare
 from windlass.cli.options import parse_with_command, request_from
 from windlass.cli.result import Result
 from windlass.cli.trusting import asking_for_trust
@@ -17,24 +17,23 @@ from windlass.node.sys.reading import MAX_BYTES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_request_options(parser)
-    parser.add_argument("--plan", metavar="FILE", help="run a saved plan (- reads it from standard input)")
-    parser.add_argument(
-        "--signed-by", metavar="DIGEST", help="digest of the key of --plan, or of its text (in batch scripts)"
-    )
+    used = [name for name in ALL if name not in {"--qos", "--time", "--directive"}]  # of a job that is yet to be made
+    add_request_options(parser, used, common=COMMON.difference(JOB))
     parser.add_argument("--show", default="0", metavar="RANKS", help="ranks to show: 0 (default), 0,3-5, all, none")
-    parser.add_argument("--allow-login", action="store_true", help="run although this looks like a login node")
-    parser.add_argument("--quiet", "-q", action="store_true", help="no words of windlass itself unless something fails")
+    parser.add_argument("--quiet", "-q", action="store_true", help="print only errors")
+    rare(parser.add_argument("--plan", metavar="FILE", help="run a saved plan (- reads it from standard input)"))
+    rare(parser.add_argument("--signed-by", metavar="DIGEST", help="digest of the key of --plan, or of its text"))
+    rare(parser.add_argument("--allow-login", action="store_true", help="run although this looks like a login node"))
 
 
 def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
     args = parse_with_command(parser, argv)
     if args.plan is not None:
-        beside = {"help", "plan", "signed_by", "show", "quiet", "allow_login", "run_dir"}
+        beside = {"help", "help_all", "plan", "signed_by", "show", "quiet", "allow_login", "run_dir"}
         for action in parser._actions:
             if action.dest not in beside and getattr(args, action.dest) != action.default:
                 raise UsageError(
-                    f"{action.option_strings[0]} beside --plan: the plan has decided that already",
+                    f"{action.option_strings[0]} cannot be combined with --plan",
                     hint="make a new plan with `windlass plan --json`, or leave --plan out",
                 )
         if args.command:

@@ -10,7 +10,7 @@ import sys
 
 from windlass import api
 from windlass.base.settings import current_environ
-from windlass.cli.option_groups import add_request_options
+from windlass.cli.option_groups import CONTAINER, ENVIRONMENT, PLACE, add_request_options
 from windlass.cli.options import join_values, request_from
 from windlass.cli.result import Result
 from windlass.model.finding import worst_severity
@@ -18,8 +18,8 @@ from windlass.model.finding_text import finding_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_request_options(parser)
-    parser.usage = f"{parser.prog} [options of run] [--bundle FILE]"
+    add_request_options(parser, (*PLACE, "--ranks-per-node", *ENVIRONMENT, *CONTAINER))
+    parser.usage = f"{parser.prog} [options] [--bundle FILE]"
     parser.add_argument(
         "--bundle", metavar="FILE", help="where to write it (default: windlass-selftest-SITE-TIME.tar.gz)"
     )
@@ -36,8 +36,7 @@ def progress(args: argparse.Namespace) -> str | None:
 
 def main(args: argparse.Namespace) -> Result:
     environ = current_environ()
-    args.comm_log = args.comm_log or "0"
-    args.kind, args.command, args.name = "none", [], args.name or "selftest"
+    args.kind, args.command, args.name, args.comm_log = "none", [], "selftest", "0"
     view = api.terminal_view("none", sys.stdout, sys.stderr, environ)
     done = api.selftest(request_from(args, environ), environ=environ, view=view, bundle=args.bundle)
     hidden = "It holds no values of variables beyond those of the collective libraries."

@@ -66,7 +66,7 @@ def adopted_text(seen: Measurements, path: str, *, by_name: bool) -> str:
         ("modules", " ".join(seen.modules)),
         ("node", node),
     )
-    use = f"--site {seen.name}" if by_name else f"--site-file {path}"
+    use = f"--site {seen.name}" if by_name else f"--site {path}"
     lines = [f"{name:<11}{value}" for name, value in rows if value]
     return "\n".join((*lines, "", f"written to {path}; use it with {use}"))
 

@@ -18,25 +18,23 @@ from windlass.sites.detect import detect_site
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true")
     sub = parser.add_subparsers(
         dest="action", required=True, metavar="list | show [NAME] | detect | adopt NAME | check FILE"
     )
     for name, text in (("list", "all machines"), ("detect", "what machine am I on, and how do you know")):
-        sub.add_parser(name, help=text).add_argument("--json", action="store_true")
+        sub.add_parser(name, help=text)
     show = sub.add_parser("show", help="everything known about one machine, with sources")
     show.add_argument("name", nargs="?", metavar="NAME", help="default: the machine that this is")
     show.add_argument("--partition")
-    show.add_argument("--json", action="store_true")
     adopt = sub.add_parser("adopt", help="measure this cluster and write a site file of it")
     adopt.add_argument("name", help="what to call it; `--site NAME` finds it then")
     adopt.add_argument(
         "--output", metavar="FILE", help="where to write (default: sites/NAME.toml in the config folder)"
     )
     adopt.add_argument("--force", action="store_true", help="replace a file that is there")
-    adopt.add_argument("--json", action="store_true")
     check = sub.add_parser("check", help="validate a site file of yours")
     check.add_argument("files", nargs="+", metavar="FILE")
-    check.add_argument("--json", action="store_true")
 
 
 def progress(args: argparse.Namespace) -> str | None:

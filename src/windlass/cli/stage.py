@@ -13,7 +13,7 @@ import sys
 from windlass.base.notation.counts import counted, size_text
 from windlass.base.notation.style import width_of
 from windlass.base.settings import current_environ
-from windlass.cli.option_groups import add_request_options
+from windlass.cli.option_groups import PLACE, add_request_options
 from windlass.cli.options import request_from, warn
 from windlass.cli.result import Result
 from windlass.plan.show import plan_text
@@ -22,7 +22,7 @@ from windlass.run.stage.push import Staging, plan_staging, stage
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_request_options(parser)
+    add_request_options(parser, (*PLACE, "--run-dir"))
     parser.usage = f"{parser.prog} SRC [SRC…] --to DIR [--extract] [--shard] [options]"
     parser.add_argument("sources", nargs="+", metavar="SRC", help="folders, archives, images")
     parser.add_argument("--to", required=True, metavar="DIR", help="folder on each node; ${NAME} is expanded there")
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> Result:
     environ = current_environ()
-    args.kind, args.command, args.name = "none", [], args.name or "stage"
+    args.kind, args.command, args.name = "none", [], "stage"
     staging = Staging(
         sources=tuple(args.sources), to=args.to, extract=args.extract, shard=args.shard, one_reader=args.one_reader
     )

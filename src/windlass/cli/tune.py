@@ -21,7 +21,7 @@ from windlass.bench.tune.overlay import may_overlay, write_overlay
 from windlass.bench.tune.search import Measure, Search, SearchResult, Trial
 from windlass.bench.tune.space import UNSET, Choice, TunedSetting, default_space, read_space
 from windlass.bench.tune.trials import Objective, Trials
-from windlass.cli.option_groups import add_request_options
+from windlass.cli.option_groups import OWN_RANKS, add_request_options
 from windlass.cli.options import PLACEHOLDER_COMMAND, join_values, request_from, split_command
 from windlass.cli.result import Result
 from windlass.cli.show import say
@@ -33,12 +33,12 @@ from windlass.run.folder import make_folder
 from windlass.run.planning import plan_to_run
 
 RECORD_FILE = "tune.json"
-_OWN = ("--objective", "--space", "--repeats", "--most-trials", "--trial-timeout", "--run-dir")
+_OWN = ("--objective", "--space", "--repeats", "--most-trials", "--timeout", "--run-dir")
 _OWN_FLAGS = ("--keep", "--json")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_request_options(parser)
+    add_request_options(parser, (*OWN_RANKS, "--run-dir"))
     tune = parser.add_argument_group("search")
     tune.add_argument(
         "--objective",
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     tune.add_argument("--repeats", type=int, default=3, metavar="N", help="trials of each choice that may be the best")
     tune.add_argument("--most-trials", type=int, default=60, metavar="N", help="end the search after so many")
-    tune.add_argument("--trial-timeout", type=float, default=600.0, metavar="S", help="a longer trial has failed")
+    tune.add_argument("--timeout", type=float, default=600.0, metavar="S", help="a longer trial has failed")
     tune.add_argument("--keep", action="store_true", help="write the winner into your overlay of the site")
     tune.add_argument("--json", action="store_true")
 
@@ -90,12 +90,10 @@ def main(args: argparse.Namespace) -> Result:
     if not args.command:
         args.kind, args.command = "command", [PLACEHOLDER_COMMAND]
     request = request_from(args, environ)
-    if request.supervised:
-        raise UsageError("a trial is not started again when it fails", hint="leave --restarts and the like out")
     plan = plan_to_run(request, environ).plan
     settings = read_settings(environ)
     space = read_space(Path(args.space)) if args.space else _default_space(plan)
-    folder = make_folder(args.run_dir, settings.runs_dir, args.name or "tune", state_dir=settings.state_dir)
+    folder = make_folder(args.run_dir, settings.runs_dir, "tune", state_dir=settings.state_dir)
     trials = Trials(
         objective=objective,
         space=space,
@@ -103,7 +101,7 @@ def main(args: argparse.Namespace) -> Result:
         command=tuple(args.as_typed),
         folder=folder.path,
         environ=environ,
-        timeout_s=args.trial_timeout,
+        timeout_s=args.timeout,
     )
     search = Search(
         space,
@@ -137,7 +135,7 @@ def _refuse_impossible(args: argparse.Namespace) -> None:
     for flag, value, least in (
         ("--repeats", args.repeats, 2),
         ("--most-trials", args.most_trials, 4 * max(args.repeats, 1)),
-        ("--trial-timeout", args.trial_timeout, 1),
+        ("--timeout", args.timeout, 1),
     ):
         if not value >= least:
             raise UsageError(f"{flag} {value}", hint=f"give {least} or more")
@@ -217,7 +215,7 @@ def _flags(choice: Choice, space: tuple[TunedSetting, ...]) -> str:
         if template is not None:
             words.append(template.replace("{value}", value))
         else:
-            words.append(f"--unset {name}" if value == UNSET else f"--env {name}={value}")
+            words.append(f"--env ~{name}" if value == UNSET else f"--env {name}={value}")
     return " ".join(words)
 
 

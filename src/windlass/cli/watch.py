@@ -37,9 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="findings and all rows, once")
     parser.add_argument("--every", type=float, metavar="S", help="seconds between two looks (default: as samples come)")
     parser.add_argument("--demo", nargs="?", const="8", metavar="NODES", help="show a job that does not exist")
-    parser.add_argument("--prometheus", metavar="FILE", help="write the figures to a text file as well, at every look")
     parser.add_argument(
-        "--prometheus-port", type=int, metavar="PORT", help="and offer them on this port of this machine"
+        "--prometheus", metavar="FILE|PORT", help="write the figures to a text file, or serve them on a local port"
     )
 
 
@@ -77,10 +76,16 @@ def _look(args: argparse.Namespace, environ: Mapping[str, str]) -> Callable[[], 
 def _check(args: argparse.Namespace) -> None:
     if args.every is not None and not 0.2 <= args.every <= 3600:
         raise UsageError(f"--every {args.every:g}", hint="give seconds, from 0.2 to 3600")
-    if args.prometheus_port is not None and not 0 < args.prometheus_port < 65536:
-        raise UsageError(f"--prometheus-port {args.prometheus_port}", hint="give a number from 1 to 65535")
-    if args.prometheus_port is not None and (args.once or args.json):
-        raise UsageError("--prometheus-port with --once", hint="a port is there as long as windlass watch runs")
+    port = _port(args)
+    if port is not None and not 0 < port < 65536:
+        raise UsageError(f"--prometheus {port}", hint="give a port from 1 to 65535, or a file")
+    if port is not None and (args.once or args.json):
+        raise UsageError("--prometheus PORT with --once", hint="the port is open as long as windlass watch runs")
+
+
+def _port(args: argparse.Namespace) -> int | None:
+    """--prometheus PORT; None for a file."""
+    return int(args.prometheus) if re.fullmatch(r"\d{1,9}", args.prometheus or "") else None
 
 
 def _follow(args: argparse.Namespace, look: Callable[[], Seen], environ: Mapping[str, str]) -> Result:
@@ -88,7 +93,7 @@ def _follow(args: argparse.Namespace, look: Callable[[], Seen], environ: Mapping
     screen = terminal.Screen(sys.stdout) if sys.stdout.isatty() else None
     colour = in_colour(sys.stdout.isatty(), environ)
     served: list[str] = [""]
-    with MetricsPort(args.prometheus_port, lambda: served[0]), terminal.keys():
+    with MetricsPort(_port(args), lambda: served[0]), terminal.keys():
         try:
             while True:
                 job, findings = look()
@@ -114,13 +119,15 @@ def _follow(args: argparse.Namespace, look: Callable[[], Seen], environ: Mapping
 
 
 def _export(args: argparse.Namespace, job: Job, findings: tuple[Finding, ...]) -> str:
-    if args.prometheus is None and args.prometheus_port is None:
+    if args.prometheus is None:
         return ""
     text = exposition_text(job, findings)
-    if args.prometheus is not None:
+    if _port(args) is None:
         path = Path(args.prometheus).expanduser()
         try:
             replace_text(path, text, 0o644)
         except OSError as error:
-            raise MachineError(f"cannot write {path}: {error.strerror}", hint="--prometheus wants a file") from error
+            raise MachineError(
+                f"cannot write {path}: {error.strerror}", hint="give --prometheus another file"
+            ) from error
     return text

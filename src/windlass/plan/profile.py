@@ -32,7 +32,8 @@ def check_profile(request: Request, world_size: int) -> None:
     ranks = profiled_ranks(request)
     if max(ranks) >= world_size:
         raise UsageError(
-            f"--profile-ranks {request.profile_ranks}: there are ranks 0 to {world_size - 1}", hint="choose among them"
+            f"--profile {request.profile}:{request.profile_ranks}: there are ranks 0 to {world_size - 1}",
+            hint="choose among them",
         )
 
 

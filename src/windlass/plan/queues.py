@@ -176,7 +176,7 @@ def _without_devices(site: Site, queue: QueueSpec) -> UsageError:
     others = [q.name for q in site.file.queues if q.devices and q.kind == queue.kind and not q.by_name]
     return UsageError(
         f"{site.name}: {queue.kind} {queue.name} has nodes without accelerators",
-        hint=f"those with: {', '.join(others)}; for CPU nodes write a site file of your own and give it by --site-file",
+        hint=f"those with: {', '.join(others)}; for CPU nodes write a site file of your own and give it by --site",
     )
 
 

@@ -196,7 +196,7 @@ Pairs = tuple[tuple[str, str], ...]
 def flag_settings(
     env: Pairs, unset: tuple[str, ...], prepend: Pairs = (), append: Pairs = (), *, fill: bool = False
 ) -> tuple[Setting, ...]:
-    """Settings from `--env`, `--unset`, `--env-prepend` and `--env-append`. Secrets are masked; the caller keeps them
+    """Settings from `--env` and `--env-prepend`. Secrets are masked; the caller keeps them
     in a file, as they are. Of several that go to the front of one variable the first is searched first. `fill`: their
     values may hold placeholders."""
     flag = Origin(scope="flag", where="--env")
@@ -217,7 +217,7 @@ def flag_settings(
             name=name,
             value=None,
             because="you asked to leave it unset",
-            origin=Origin(scope="flag", where="--unset"),
+            origin=Origin(scope="flag", where="--env"),
             keep_user=False,
         )
         for name in unset
@@ -228,7 +228,7 @@ def flag_settings(
 
 
 def _joining(name: str, value: str, *, prepend: bool, fill: bool) -> Setting:
-    flag = "--env-prepend" if prepend else "--env-append"
+    flag = "--env-prepend" if prepend else "--env"
     return Setting(
         name=name,
         value=value,

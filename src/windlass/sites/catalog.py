@@ -25,7 +25,7 @@ def site_names(config_dir: Path | None = None) -> tuple[str, ...]:
 
 
 def site_of_file(path: Path, config_dir: Path | None = None) -> str:
-    """The site that a file given with --site-file stands for: its own name, or the one that it extends."""
+    """The site that a file given with --site stands for: its own name, or the one that it extends."""
     data = _read_user(path, config_dir)
     name = data.get("name") or data.get("extends")
     if not name:

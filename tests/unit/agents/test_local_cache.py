@@ -39,7 +39,7 @@ def windlass_words(folder: Path, *words: str) -> tuple[list[str], dict[str, str]
     env = {**os.environ, "PYTHONPATH": str(SRC), "WINDLASS_CONFIG": str(folder / "none"), **own}
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         env.pop(name, None)
-    return [sys.executable, "-m", "windlass", words[0], "--site-file", str(site), *words[1:]], env
+    return [sys.executable, "-m", "windlass", words[0], "--site", str(site), *words[1:]], env
 
 
 def windlass(folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -102,7 +102,8 @@ def test_cache_lies_in_the_folder_it_is_given_and_root_may_enter(tmp_path: Path)
     root.mkdir()
     (root / "file").write_text("read through the view")
     look = f'cat "$WINDLASS_VIEW{root}/file"; ls -d "$STORE"/*/1; grep windlass /proc/self/mountinfo'
-    how = ("--cache-store", "${STORE}", "--cache-allow-other", "--cache-readers", "2", "--no-cache-trace")
+    keys = ("store=${STORE}", "allow-other=on", "readers=2", "trace=off")
+    how = [word for key in keys for word in ("--cache-set", key)]
     done = windlass(tmp_path, "run", "--cache", str(root), *how, "--", "sh", "-c", look, STORE=str(store))
     assert done.returncode == 0 and "read through the view" in done.stdout, done.stdout + done.stderr
     assert "allow_other" in done.stdout and f"{store}/windlass-" in done.stdout

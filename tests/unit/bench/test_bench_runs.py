@@ -111,11 +111,11 @@ def test_bad_input_is_refused_before_anything_starts(tmp_path: Path, words: tupl
 def test_a_verdict_is_a_command_away(tmp_path: Path) -> None:
     seed = Path(__file__).parents[3] / "examples" / "benchmarks" / "nccl-tests-2x4-gh200.txt"
     words = ("--nodes", "2", "--device-name", "NVIDIA GH200 120GB")
-    done = bench(tmp_path, "reference", "collectives", str(seed), *words)
+    done = bench(tmp_path, "report", str(seed), *words, "--output", "record.json", "--json")
+    assert json.loads(done.stdout) == json.loads((tmp_path / "record.json").read_text())
+    done = bench(tmp_path, "reference", "collectives", "record.json")
     assert done.returncode == 0, done.stderr
     assert "normal for 2 nodes of GH200" in done.stdout
-    done = bench(tmp_path, "report", str(seed), *words, "--out", "record.json", "--json")
-    assert json.loads(done.stdout) == json.loads((tmp_path / "record.json").read_text())
 
 
 def test_an_interrupted_measurement_of_input_leaves_no_sample_and_no_mount(tmp_path: Path) -> None:

@@ -194,9 +194,9 @@ def test_a_run_of_nccl_tests_is_a_record_and_so_is_what_comes_through_a_pipe(tmp
         "run", "-r", "2", "--run-dir", "r", "--", "sh", "-c", f"test $RANK = 1 || cat {table}", cwd=tmp_path
     )
     assert done.code == 0, done.text
-    told = bench(tmp_path, "report", "r", "--out", "nccl.json", "--nodes", "2", "--device-name", "GH200")
+    told = bench(tmp_path, "report", "r", "--output", "nccl.json", "--nodes", "2", "--device-name", "GH200")
     assert "normal for 2 nodes of GH200: 159 GB/s busbw" in told.stdout, told.stderr
-    same = bench(tmp_path, "compare", "nccl.json", table, "--nodes", "2", "--device-name", "GH200")
+    same = bench(tmp_path, "compare", "nccl.json", table)
     assert same.returncode == 0, same.stderr
     piped = bench(tmp_path, "report", "-", stdin=done.stdout)
     assert "103.965" in piped.stdout, piped.stderr

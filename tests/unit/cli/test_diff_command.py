@@ -46,7 +46,7 @@ def test_one_node_more_changes_words_and_variables(tmp_path: Path) -> None:
         "--no-placeholders",
         "--comm-log 0",
         "--env A=1",
-        "--unset A",
+        "--env ~A",
         "--cpu-bind none",
         "--threads 3",
         "-r 2",

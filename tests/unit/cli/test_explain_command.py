@@ -92,7 +92,7 @@ def test_a_forgotten_name_is_asked_for(tmp_path: Path, words: tuple[str, ...]) -
     ("words", "gone"),
     [
         ("NCCL_CROSS_NIC --site frontier -N 2 --env NCCL_CROSS_NIC=0", "NCCL_CROSS_NIC=1"),
-        ("NCCL_CROSS_NIC --site frontier -N 2 --unset NCCL_CROSS_NIC", "NCCL_CROSS_NIC=1"),
+        ("NCCL_CROSS_NIC --site frontier -N 2 --env ~NCCL_CROSS_NIC", "NCCL_CROSS_NIC=1"),
         ("--cpu-bind --site frontier -N 2 --arg --cpu-bind=none", "--cpu-bind=mask_cpu="),
     ],
 )

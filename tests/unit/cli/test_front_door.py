@@ -70,14 +70,6 @@ def test_a_configuration_that_is_no_toml_is_not_told_to_be_mended_by_what_refuse
     assert (tmp_path / "config.toml").read_text() == "broken ["
 
 
-def test_init_adopts_a_machine_by_the_name_it_is_given(tmp_path: Path) -> None:
-    config = {"WINDLASS_CONFIG": str(tmp_path / "config")}
-    done = in_process("init", "--adopt", "mybox", cwd=tmp_path, env=config)
-    assert done.code == 0, done.text
-    assert (tmp_path / "config" / "sites" / "mybox.toml").exists()
-    assert in_process("sites", "show", "mybox", cwd=tmp_path, env=config).code == 0
-
-
 def test_a_wrong_configuration_ends_every_command_with_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("acount = 'x'")
     for words in ((), ("plan",), ("runs", "list"), ("init", "--account", "x")):
@@ -113,7 +105,7 @@ def test_an_option_behind_the_script_is_noticed_unless_the_script_reads_it(tmp_p
     ("words", "expected"),
     [
         (["ru"], ["run", "runs"]),
-        (["run", "--sit"], ["--site", "--site-file"]),
+        (["run", "--sit"], ["--site"]),
         (["run", "--site", "lum"], ["lumi"]),
         (["run", "--device-unit", ""], ["tile", "card"]),
         (["sites", "sh"], ["show"]),

@@ -16,6 +16,7 @@ from looping import each
 from surroundings import SITES, stand_on
 from unit.cli.typed import environment, in_process
 from windlass import api
+from windlass.cli.options import PLACEHOLDER_COMMAND
 from windlass.diagnose.doctor import examine
 from windlass.model.plan import Plan
 from windlass.model.request import Request
@@ -34,9 +35,9 @@ COMMANDS = {
     "plan": ("plan", *OPTIONS, "--name", "job", "--json", "--", "true"),
     "submit": ("submit", *OPTIONS, "--name", "job", "--", "true"),
     "submit --dry-run": ("submit", *OPTIONS, "--name", "job", "--dry-run", "--", "true"),
-    "explain": ("explain", "OMP_NUM_THREADS", *OPTIONS, "--name", "job"),
+    "explain": ("explain", "OMP_NUM_THREADS", *OPTIONS[:-2]),
     "alloc": ("alloc", *OPTIONS[:-2], "--name", "job", "--dry-run"),
-    "stage": ("stage", "/usr/share", "--to", "/tmp/x", *OPTIONS, "--name", "job", "--dry-run"),
+    "stage": ("stage", "/usr/share", "--to", "/tmp/x", *OPTIONS[:2], "--dry-run"),
 }
 SAME_PROGRAM = ("plan", "submit", "submit --dry-run", "api")
 IN_A_JOB = ("plan", "explain", "stage", "api", "doctor", "run")
@@ -55,7 +56,7 @@ def _fields(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     elif isinstance(value, str) and ("/runs/" in value or "RUN_DIR" in value):
         yield path, "the run folder"
     else:
-        yield path, str(value)
+        yield path, str(value).replace(PLACEHOLDER_COMMAND, "job")  # explain has no --name
 
 
 def _first_difference(one: Plan, other: Plan, *, without: tuple[str, ...] = ()) -> str | None:

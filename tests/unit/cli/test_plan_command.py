@@ -103,7 +103,7 @@ def test_a_site_file_of_the_user_overlays_the_catalog(tmp_path: Path) -> None:
         'kind = "overlay"\nextends = "lumi"\n\n[[settings]]\nname = "MY_SWITCH"\nvalue = "on"\n'
         'because = "our model wants it"\nsource = "own"\n'
     )
-    ended = in_process("plan", "--site-file", "mine.toml", "--explain", "--", "true", cwd=tmp_path)
+    ended = in_process("plan", "--site", "mine.toml", "--explain", "--", "true", cwd=tmp_path)
     assert ended.code == 0, ended.stderr
     assert "MY_SWITCH=on" in ended.stdout
     assert "our model wants it" in ended.stdout

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from looping import each
 from unit.cli.typed import in_process
+from windlass.cli.removed import _REMOVED
 
 
 @each(
@@ -25,3 +26,23 @@ def test_what_was_removed_names_its_replacement(argv: str, instead: str, tmp_pat
     done = in_process("bench", *argv.split(), cwd=tmp_path)
     assert done.code == 2, done.text
     assert "was removed" in done.stderr and instead in done.stderr
+
+
+ARGUMENTS = {
+    "bench compare": ("a", "b"),
+    "bench reference": ("collectives",),
+    "bench scale": ("ddp",),
+    "bench report": ("a",),
+    "bench io": ("folder",),
+    "image plan": ("pytorch-ngc",),
+}
+
+
+def test_everything_that_was_removed_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    for command, removed in _REMOVED.items():
+        for name, instead in removed.items():
+            *sub, last = name.split()
+            words = (command or "plan", *sub, *ARGUMENTS.get(" ".join((command, *sub)), ()), last)
+            done = in_process(*words, cwd=tmp_path)
+            assert done.code == 2, words
+            assert f"{last} was removed" in done.stderr and instead in done.stderr, done.stderr

@@ -239,7 +239,7 @@ def test_a_plan_whose_secrets_are_gone_says_so(tmp_path: Path) -> None:
     assert "hides secrets (A_TOKEN)" in ended.stderr
 
 
-@each("words", [("--env", "A=1"), ("-r", "2"), ("--site", "lumi"), ("--no-modules",), ("place.py",), ("--", "true")])
+@each("words", [("--env", "A=1"), ("-r", "2"), ("--site", "lumi"), ("--module", "none"), ("place.py",), ("--", "true")])
 def test_what_a_plan_has_decided_cannot_be_given_beside_it(tmp_path: Path, words: tuple[str, ...]) -> None:
     script(tmp_path)
     ended = in_process("run", "--plan", "p.json", *words, cwd=tmp_path)

@@ -81,7 +81,7 @@ def test_a_run_that_was_not_sampled_or_is_damaged_gives_what_there_is_with_a_not
         (("watch", "--demo", "0"), "--demo 0"),
         (("watch", "--demo", "3", "--once", "--prometheus", "/nowhere/x"), "cannot write /nowhere/x"),
         (("watch", "--demo", "3", "--every", "0"), "--every 0"),
-        (("watch", "--demo", "3", "--once", "--prometheus-port", "9"), "--prometheus-port with --once"),
+        (("watch", "--demo", "3", "--once", "--prometheus", "9"), "--prometheus PORT with --once"),
         (("exec",), "nothing to run"),
         (("exec", "--node", "1", "--rank", "1", "--", "true"), "not allowed with"),
     ],
@@ -146,7 +146,7 @@ def test_figures_are_offered_on_a_port_of_this_machine_alone(tmp_path: Path) -> 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    argv = windlass_argv("watch", "--demo", "2", "--every", "0.2", "--prometheus-port", str(port))
+    argv = windlass_argv("watch", "--demo", "2", "--every", "0.2", "--prometheus", str(port))
     environ = {**os.environ, **windlass_env(tmp_path)}
     with subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as child:
 

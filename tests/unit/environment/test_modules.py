@@ -260,5 +260,5 @@ def test_variables_that_a_module_is_known_to_set_are_left_to_it(
     env = {"MODULEPATH": str(modules)}
     show = "import os; print('got', os.environ['FI_MR_CACHE_MONITOR'], os.environ['FI_LOG_LEVEL'])"
     path = script(tmp_path, show)
-    done = run_here("-q", "--site-file", str(site), *words, str(path), cwd=tmp_path, env=env)
+    done = run_here("-q", "--site", str(site), *words, str(path), cwd=tmp_path, env=env)
     assert f"got {monitor} warn" in done.text

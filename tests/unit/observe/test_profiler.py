@@ -75,7 +75,7 @@ def test_spans_are_joined() -> None:
 def test_a_real_training_is_profiled_on_the_chosen_rank_alone(tmp_path: Path) -> None:
     require_torch()
     (tmp_path / "train.py").write_text(TRAIN)
-    words = ("run", "-r", "2", "--profile", "torch", "--profile-ranks", "1", "--profile-steps", "4", "--run-dir", "r")
+    words = ("run", "-r", "2", "--profile", "torch:1:4", "--run-dir", "r")
     done = windlass(*words, "train.py", cwd=tmp_path, timeout_s=200)
     assert done.code == 0, done.text
     kept = sorted(path.name for path in (tmp_path / "r" / "profile").iterdir())

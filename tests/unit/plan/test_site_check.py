@@ -123,6 +123,6 @@ def test_hardware_of_the_config_folder_is_seen_by_check_and_plan(tmp_path: Path)
     for file in ("x.toml", "config/hardware/bluenode.toml"):
         ended = in_process("sites", "check", file, cwd=tmp_path, env=env)
         assert (ended.code, ended.stdout) == (0, "no problems\n"), ended.stderr
-    ended = in_process("plan", "--site-file", "x.toml", "--", "true", cwd=tmp_path, env=env)
+    ended = in_process("plan", "--site", "x.toml", "--", "true", cwd=tmp_path, env=env)
     assert ended.code == 0, ended.stderr
     assert "2 ranks" in ended.stdout

@@ -88,7 +88,7 @@ def _use(site: Site) -> None:
     for case in CASES:
         try:
             plan, _ = plan_for(site.name, "train.py", **{**JOB, **case})
-            plan_text(plan)
+            plan_text(plan, script=True)
             find_name("NCCL_NET", plan, site)
         except UsageError:
             continue  # no container of this kind, no job of this size, no such variable

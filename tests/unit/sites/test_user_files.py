@@ -1,4 +1,4 @@
-"""The user's own files: overlays, sites of their own, partitions, and --site-file."""
+"""The user's own files: overlays, sites of their own, partitions, and --site FILE."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_real_trials_find_the_planted_value_and_keep_it(tmp_path: Path) -> None:
         (("tune",), "nothing to run"),
         (("tune", "--objective", "busbw", "x.py"), "its own benchmark"),
         (("tune", "--repeats", "1", "x.py"), "--repeats 1"),
-        (("tune", "--restarts", "2", "--", "true"), "not started again"),
+        (("tune", "--restarts", "2", "--", "true"), "does not use --restarts"),
         (("tune", "--space", "no.toml", "--", "true"), "cannot read no.toml"),
     ],
 )

@@ -18,7 +18,6 @@ from windlass.bench.record import BenchRecord, Measurement
 from windlass.bench.start.cases import StartSetup, measure
 from windlass.bench.start.rows import measurement
 from windlass.bench.start.shared import Limits
-from windlass.errors import ConfigError
 
 Axis = Literal["latency_ms", "calls_per_s", "bytes_per_s"]
 AXES: tuple[Axis, ...] = ("latency_ms", "calls_per_s", "bytes_per_s")
@@ -171,7 +170,6 @@ def beats_direct_from(rows: Sequence[Measurement], axis: Axis, way: str) -> Poin
     return first
 
 
-BEGIN, END = "<!-- curves: begin -->", "<!-- curves: end -->"
 _SHORT: dict[Axis, str] = {"latency_ms": "latency", "calls_per_s": "calls", "bytes_per_s": "bandwidth"}
 _NAMES = {"latency_ms": "latency of a call", "calls_per_s": "calls a second", "bytes_per_s": "bytes a second"}
 
@@ -186,28 +184,6 @@ def curves_text(record: BenchRecord) -> str:
     for axis in AXES:
         lines += ["", *_table(record.rows, axis)]
     return "\n".join([*lines, "", *(f"- {_sentence(record.rows, axis)}" for axis in AXES)])
-
-
-def renewed_curves(page: str, name: str, record: BenchRecord, plot: str) -> str:
-    """A page with its generated part made anew: tables, who wins from where, charts. `ConfigError` where there is no
-    place for it."""
-    before, mark, rest = page.partition(BEGIN)
-    _, other, after = rest.partition(END)
-    if not mark or not other:
-        raise ConfigError(f"the page has no {BEGIN} and {END}", hint="these two lines stand around what is generated")
-    command = f"windlass bench start --curves --within 0 --import {record.options.get('import', 'torch')}"
-    command += f" --nodes {record.where.nodes} --record {name} \\\n  --page docs/explanation/start-up-curves.md"
-    lines = [
-        f"Measured: [{name.rpartition('/')[2]}](../../{name}); {' '.join(record.remarks)}. To show a record again:",
-        "",
-        f"```\n{command} --plot docs/explanation/{plot}\n```",
-        "",
-        curves_text(record),
-        "",
-        *(f"![{_NAMES[axis]}]({plot_name(plot, axis)})" for axis in AXES if curves_svg(record, axis)),
-    ]
-    body = "\n".join(lines)
-    return f"{before}{BEGIN}\n{body}\n{END}{after}"
 
 
 def plot_name(plot: str, axis: Axis) -> str:

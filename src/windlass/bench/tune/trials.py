@@ -64,10 +64,10 @@ class Trials:
             if setting.argument is not None:
                 command += [setting.argument.replace("{value}", value)] if value != UNSET else []
             else:
-                words += ["--unset", setting.name] if value == UNSET else ["--env", f"{setting.name}={value}"]
+                words += ["--env", f"~{setting.name}" if value == UNSET else f"{setting.name}={value}"]
         head = own_argv()
         if self.objective == "busbw":
-            out = ("--op", "all_reduce", "--out", str(folder.with_suffix(".json")))
+            out = ("--op", "all_reduce", "--output", str(folder.with_suffix(".json")))
             return (*head, "bench", "collectives", *self.options, *words, "--run-dir", str(folder), *out)
         watch = ("--watch",) if self.objective == "step" else ()
         shown = ("--show", "none", "--quiet")

@@ -17,7 +17,7 @@ def use_steps(path: str, site: Site, build: str = "") -> tuple[EnvStep, ...]:
     chosen = site_modules(site, build)
     load = tuple(dict.fromkeys(name for one in chosen for name in one.load))
     if any(one.torch for one in chosen):
-        modules = " --no-modules" + "".join(f" --module {name}" for name in load)
+        modules = " --module none" + "".join(f" --module {name}" for name in load)
     by_hand = [f"module load {' '.join(load)}"] if load else []
     activate = f"source activate {where}" if spec.kind == "conda" else f"source {where}/bin/activate"
     to = storage.stage or storage.local

@@ -150,7 +150,7 @@ def _plugin(report: ImageReport, provider: str, injection: Injection | None) -> 
                 "plugin",
                 "warning",
                 f"the image sets NCCL_NET_PLUGIN={forced}: NCCL takes that one and no other",
-                "--unset NCCL_NET_PLUGIN, unless it is the one for this network",
+                "--env ~NCCL_NET_PLUGIN, unless it is the one for this network",
             )
         )
     return found

@@ -6,20 +6,17 @@ import argparse
 
 from windlass.bench import compare
 from windlass.bench.reading import read_record, showing
-from windlass.cli.benches.report import add_known_options, known_from
 from windlass.cli.result import Result
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help="the record to compare with")
     parser.add_argument("b", metavar="B", help="the record to judge")
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--fail-if-slower", action="store_true", help="exit with 1 where a case of B is slower")
-    add_known_options(parser)
 
 
 def main(args: argparse.Namespace) -> Result:
-    a, b = (read_record(path, known_from(args)) for path in (args.a, args.b))
+    a, b = (read_record(path) for path in (args.a, args.b))
     names = (args.a, args.b)
     with showing(" and ".join(names)):
         found = compare.compare(a, b)

@@ -14,11 +14,10 @@ from windlass.bench.record import BenchRecord, write_record
 from windlass.bench.reference import load_references
 from windlass.bench.runner import Bench, RankError
 from windlass.bench.verdict import judge
-from windlass.cli.option_groups import add_request_options
+from windlass.cli.option_groups import OWN_RANKS, add_request_options
 from windlass.cli.options import request_from
 from windlass.cli.result import Result
 from windlass.cli.show import say
-from windlass.errors import UsageError
 from windlass.model.finding_text import finding_lines
 from windlass.model.secrets import mask_argv
 from windlass.run.folder import folder_path
@@ -28,12 +27,11 @@ RUN_OPTIONS = ("device",)
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """Where and how the ranks run, as `windlass run` has it, and what happens with the record."""
-    add_request_options(parser, profile=False)
-    parser.usage = f"{parser.prog} [options]"
+    """Options of every case: where and how the ranks run, and what happens with the record."""
+    add_request_options(parser, (*OWN_RANKS, "--run-dir"))
     parser.add_argument("--allow-login", action="store_true", help="run although this looks like a login node")
     parser.add_argument("--device", choices=("cuda", "xpu", "cpu"), help="default: an accelerator where there is one")
-    parser.add_argument("--out", metavar="FILE", help="write the record there too (default: record.json of the run)")
+    parser.add_argument("--output", metavar="FILE", help="write the record to this file too")
     parser.add_argument("--json", action="store_true", help="print the record instead of the table")
 
 
@@ -42,17 +40,12 @@ def open_bench(case: str, args: argparse.Namespace, asked: dict[str, Any]) -> Be
     environ = current_environ()
     args.kind, args.command = "command", ["true"]
     request = request_from(args, environ)
-    if request.supervised:
-        raise UsageError(
-            "a benchmark is not started again when it fails: its figures would mean nothing",
-            hint="leave --restarts, --spares and --until-done out",
-        )
     return Bench(
         case=case,
         request=request,
         environ=environ,
         allow_login=args.allow_login,
-        folder=folder_path(args.run_dir, read_settings(environ).runs_dir, args.name or f"bench-{case}"),
+        folder=folder_path(args.run_dir, read_settings(environ).runs_dir, f"bench-{case}"),
         exact_folder=args.run_dir is not None,
         command=mask_argv(tuple(args.words)),
         asked=asked,
@@ -64,8 +57,8 @@ def finish(bench: Bench, record: BenchRecord, args: argparse.Namespace) -> Resul
     path = bench.folder / "record.json"
     if record.rows or record.skipped:
         write_record(path, record)
-        if args.out:
-            write_record(Path(args.out), record)
+        if args.output:
+            write_record(Path(args.output), record)
     elif not bench.interrupted:
         detail = "; ".join(bench.failed) or "the ranks sent nothing"
         hint = f"see `windlass logs {bench.folder}`"
@@ -88,8 +81,7 @@ class MeasuringCommand:
         self.__doc__ = self._case.help
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        add_run_options(parser)
-        add_options(parser.add_argument_group("what"), self._case.options, without=RUN_OPTIONS)
+        add_options(parser, self._case.options, without=RUN_OPTIONS)
         words = [action.metavar for action in parser._actions if not action.option_strings and action.dest != "command"]
         parser.usage = " ".join([parser.prog, *map(str, words), "[options]"])
 

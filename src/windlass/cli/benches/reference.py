@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 
 from windlass.base.settings import current_environ, read_settings
+from windlass.bench.imported import Known
 from windlass.bench.reading import read_record, showing
 from windlass.bench.reference import CASES, load_references, reference_lines
 from windlass.bench.verdict import judge
-from windlass.cli.benches.report import add_known_options, known_from
 from windlass.cli.result import Result
 from windlass.model.finding import worst_severity
 from windlass.model.finding_text import finding_lines
@@ -17,8 +17,7 @@ from windlass.model.finding_text import finding_lines
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("case", metavar="CASE", help=", ".join(CASES))
     parser.add_argument("record", nargs="?", metavar="RECORD", help="a measurement to judge")
-    parser.add_argument("--json", action="store_true")
-    add_known_options(parser)
+    parser.add_argument("--device-name", metavar="NAME", help="figures of this device, as in GH200")
 
 
 def main(args: argparse.Namespace) -> Result:
@@ -26,7 +25,7 @@ def main(args: argparse.Namespace) -> Result:
     if args.record is None:
         lines = reference_lines(args.case, references, args.device_name)
         return Result(text="\n".join(lines), data=references)
-    record = read_record(args.record, known_from(args))
+    record = read_record(args.record, Known(device=args.device_name))
     with showing(args.record):
         verdicts = judge(record, references)
     lines = [record.title, *(finding_lines(verdicts) or ["no published figure is of this kind"])]

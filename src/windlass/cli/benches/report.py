@@ -27,21 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="record.json, its folder or run; output of nccl-tests, - for standard input",
     )
     parser.add_argument("--html", metavar="FILE", help="write a page that needs nothing else")
-    parser.add_argument("--out", metavar="FILE", help="write the record (of somebody else's output, say) there")
-    parser.add_argument("--json", action="store_true", help="print the records")
-    add_known_options(parser)
-
-
-def add_known_options(parser: argparse.ArgumentParser) -> None:
-    said = parser.add_argument_group("what output of others does not say")
+    parser.add_argument("--output", metavar="FILE", help="write the record, also of output of other programs, to FILE")
+    said = parser.add_argument_group("facts that the output of other programs lacks")
     said.add_argument("--op", help="the collective, as in all_gather")
     said.add_argument("--ranks", type=int)
     said.add_argument("--nodes", type=int)
     said.add_argument("--device-name", metavar="NAME", help="as in GH200")
-
-
-def known_from(args: argparse.Namespace) -> Known:
-    return Known(op=args.op, ranks=args.ranks, nodes=args.nodes, device=args.device_name)
 
 
 def write_page(path: str, text: str) -> None:
@@ -53,11 +44,12 @@ def write_page(path: str, text: str) -> None:
 
 def main(args: argparse.Namespace) -> Result:
     references = load_references(read_settings(current_environ()).config_dir)
-    records = [read_record(path, known_from(args)) for path in args.records]
-    if args.out:
+    known = Known(op=args.op, ranks=args.ranks, nodes=args.nodes, device=args.device_name)
+    records = [read_record(path, known) for path in args.records]
+    if args.output:
         if len(records) != 1:
-            raise UsageError(f"--out takes one record, not {len(records)}", hint="give one record, or leave --out out")
-        write_record(Path(args.out), records[0])
+            raise UsageError(f"--output takes one record, not {len(records)}", hint="give one record, or no --output")
+        write_record(Path(args.output), records[0])
     texts = []
     for path, record in zip(args.records, records, strict=True):
         with showing(path):

@@ -7,7 +7,7 @@ import argparse
 from windlass.bench import scale
 from windlass.bench.options import add_options, asked
 from windlass.bench.scale import SCALED, parse_counts, run
-from windlass.cli.benches.launching import RUN_OPTIONS, add_run_options, finish, open_bench
+from windlass.cli.benches.launching import RUN_OPTIONS, finish, open_bench
 from windlass.cli.result import Result
 from windlass.errors import UsageError, unknown_name
 
@@ -15,21 +15,19 @@ __doc__ = scale.__doc__
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run_options(parser)
     parser.usage = f"{parser.prog} CASE --nodes 1,2,4 [options of CASE]"
     parser.add_argument("case", metavar="CASE", help=", ".join(SCALED))
-    nodes = parser._option_string_actions["--nodes"]  # the same option as everywhere, but several sizes
-    nodes.type, nodes.metavar, nodes.help = None, "LIST", "numbers of nodes, as in 1,2,4,8"
+    parser.add_argument("--nodes", metavar="LIST", help="numbers of nodes, as in 1,2,4,8")
     parser.add_argument("--ranks", metavar="LIST", help="numbers of ranks in one node instead, as in 1,2,4")
 
 
-def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
+def parse(parser: argparse.ArgumentParser, argv: list[str], given: argparse.Namespace) -> argparse.Namespace:
     case = next((word for word in argv if not word.startswith("-")), None)
     if case in SCALED:
-        add_options(parser.add_argument_group("what"), SCALED[case][0], without=RUN_OPTIONS)
-    elif case is not None and not {"-h", "--help"} & set(argv):
+        add_options(parser, SCALED[case][0], without=RUN_OPTIONS)
+    elif case is not None and not {"-h", "--help", "--help-all"} & set(argv):
         raise unknown_name("case", case, SCALED)
-    return parser.parse_args(argv)
+    return parser.parse_args(argv, given)
 
 
 def main(args: argparse.Namespace) -> Result:

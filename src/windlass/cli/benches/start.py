@@ -26,7 +26,6 @@ from windlass.bench.start.rows import start_record
 from windlass.bench.start.shared import Limits
 from windlass.bench.start.stages import costs_text
 from windlass.bench.start.workfolder import work_folder
-from windlass.cli.benches import start_curves
 from windlass.cli.result import Result
 from windlass.errors import MachineError, UsageError, unknown_name
 from windlass.run.progress import Progress
@@ -38,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", metavar="N,N…", help="sizes (default 1,2,4)")
     parser.add_argument("--ranks", type=int, default=1, metavar="R", help="ranks on each node (default 1)")
     parser.add_argument("--cases", metavar="CASE,…", help=f"of {', '.join(CASES)} (default: all)")
-    parser.add_argument("--repeat", type=int, default=5, metavar="K", help="rounds (default 5)")
-    parser.add_argument("--warm-up", type=int, default=1, metavar="K", help="rounds before, discarded (default 1)")
+    parser.add_argument("--repeats", type=int, default=5, metavar="K", help="rounds (default 5)")
+    parser.add_argument("--warmup", type=int, default=1, metavar="K", help="rounds before, discarded (default 1)")
     parser.add_argument(
         "--stages", action="store_true", help="show where the time of a miss went (records always hold it)"
     )
@@ -47,11 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--calls", type=float, default=0.0, metavar="RATE", help="calls a second, all nodes together")
     parser.add_argument("--bandwidth", metavar="SIZE", help="bytes a second for all nodes together, as in 200M")
     parser.add_argument("--work", metavar="DIR", help="folder for copies (default: a temporary one)")
-    parser.add_argument("--page", metavar="FILE", help="with --curves: renew this page")
-    parser.add_argument("--plot", metavar="FILE", help="with --curves: as SVG")
-    parser.add_argument("--record", metavar="FILE", help="keep rows, machine and settings as a record")
-    parser.add_argument("--json", action="store_true", help="rows of case, nodes, ranks, seconds, calls, bytes")
-    start_curves.add_arguments(parser)
+    parser.add_argument("--output", metavar="FILE", help="write the record to this file")
 
 
 def main(args: argparse.Namespace) -> Result:
@@ -65,13 +60,11 @@ def main(args: argparse.Namespace) -> Result:
             "no usable /dev/fuse: the shared file system of the measurement cannot be made",
             hint="as root: modprobe fuse; in a container it needs the device",
         )
-    if args.curves:
-        return _curves(args, env)
     cases = _cases(args.cases)
     sizes = _sizes(args.nodes or "1,2,4")
-    if args.repeat < 1 or args.ranks < 1 or args.warm_up < 0:
+    if args.repeats < 1 or args.ranks < 1 or args.warmup < 0:
         raise UsageError(
-            "--repeat and --ranks are 1 or more, --warm-up is 0 or more", hint="leave one out to have its default"
+            "--repeats and --ranks are 1 or more, --warmup is 0 or more", hint="leave one out to have its default"
         )
     limits = Limits(
         latency_s=args.latency / 1000,
@@ -81,15 +74,9 @@ def main(args: argparse.Namespace) -> Result:
     load = load_average()
     with work_folder(args.work) as work, _progress() as tell:
         setup = StartSetup(env=env, module=args.module, work=work, limits=limits, environ=current_environ())
-        rows = measure(setup, cases, sizes, args.ranks, args.repeat, tell, warm_up=args.warm_up)
+        rows = measure(setup, cases, sizes, args.ranks, args.repeats, tell, warm_up=args.warmup)
     shown = {"latency_ms": args.latency, "calls_per_s": args.calls, "bandwidth": args.bandwidth}
-    return _result(args, rows, load, {"import": args.module, "limits": shown, "repeat": args.repeat})
-
-
-def _curves(args: argparse.Namespace, env: Path) -> Result:
-    with work_folder(args.work) as work, _progress() as tell:
-        setup = StartSetup(env=env, module=args.module, work=work, limits=Limits(), environ=current_environ())
-        return start_curves.run(args, setup, _sizes(args.nodes or "4"), tell)
+    return _result(args, rows, load, {"import": args.module, "limits": shown, "repeat": args.repeats})
 
 
 def _result(args: argparse.Namespace, rows: list[StartResult], load: float, options: dict[str, object]) -> Result:
@@ -103,8 +90,8 @@ def _result(args: argparse.Namespace, rows: list[StartResult], load: float, opti
         commit=checkout_commit(),
         started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     )
-    if args.record:
-        write_record(Path(args.record), record)
+    if args.output:
+        write_record(Path(args.output), record)
     lines = [table_text(record), *(f"not measured: {line}" for line in record.skipped)]
     if args.stages:
         lines += [

@@ -151,7 +151,7 @@ def run_files(folder: RunFolder, plan: Plan | None, *, logs: bool) -> tuple[dict
         _take(folder, name, files, left)
     outputs = _outputs(folder.part("out"))
     if not logs:
-        left["logs"] = "--no-logs"
+        left["logs"] = "--without logs"
         return files, left
     for name in _LOGS:
         _take(folder, name, files, left)

@@ -167,7 +167,7 @@ def gather(
         tell("quick checks")
         parts.add("doctor.txt", _doctor_text(environ))
     else:
-        parts.left["doctor.txt"] = "--no-doctor"
+        parts.left["doctor.txt"] = "--without doctor"
     return parts
 
 

@@ -229,7 +229,7 @@ def _input_bound(job: Job) -> Finding | None:
         severity=severity,
         evidence=f"ranks wait for data {usual:.0%} of the time (median of {counted(len(known), 'rank')})",
         advice="more DataLoader workers, as far as the cores of a rank go; data in the memory of the nodes "
-        "(`windlass stage`), or read once for all of them (`--cache DIR --cache-placement partition`, and "
+        "(`windlass stage`), or read once for all of them (`--cache DIR --cache-set placement=partition`, and "
         "`{view}DIR` as the script's folder)",
         facts={"ranks": [rank for rank, share in known.items() if _input_severity(share)]},
     )

@@ -47,7 +47,9 @@ def test_every_op_is_measured_and_its_results_are_right(hostile_dir: Path) -> No
 
 def test_json_prints_the_record_and_the_environment_is_an_allow_list(tmp_path: Path) -> None:
     words = ("--sizes", "1K", "--iters", "2", "--env", "NCCL_ALGO=Ring", "--env", "MY_PLAIN=hello")
-    done = ranked(tmp_path, "collectives", *words, "--env", "HF_TOKEN=hf_" + "s" * 20, "--json", "--out", "copy.json")
+    done = ranked(
+        tmp_path, "collectives", *words, "--env", "HF_TOKEN=hf_" + "s" * 20, "--json", "--output", "copy.json"
+    )
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
     assert record == record_of(tmp_path) == json.loads((tmp_path / "copy.json").read_text())

@@ -106,10 +106,10 @@ def test_cases_that_cannot_be_measured_say_why(setup: StartSetup) -> None:
 
 
 def test_rows_of_the_command_are_json(environment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["bench", "start", "--env", str(environment), "--import", "many", "--nodes", "1,2", "--repeat", "1"]
+    words = ["bench", "start", "--env", str(environment), "--import", "many", "--nodes", "1,2", "--repeats", "1"]
     record = tmp_path / "record.json"
-    words += ["--warm-up", "0", "--cases", "native,cache,second", "--stages"]
-    assert main([*words, "--json", "--work", str(tmp_path), "--record", str(record)]) == 0
+    words += ["--warmup", "0", "--cases", "native,cache,second", "--stages"]
+    assert main([*words, "--json", "--work", str(tmp_path), "--output", str(record)]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [(row["case"], row["nodes"]) for row in rows] == [
         (case, nodes) for nodes in (1, 2) for case in ("native", "cache", "second")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 from pathlib import Path
 
@@ -11,8 +12,6 @@ import pytest
 from requirements import require_fuse
 from windlass.bench.record import Measurement, Where, new_record
 from windlass.bench.start.curves import (
-    BEGIN,
-    END,
     FREE,
     Point,
     beats_direct_from,
@@ -21,13 +20,13 @@ from windlass.bench.start.curves import (
     estimate_s,
     milder_first,
     quick_points_first,
-    renewed_curves,
     sweep,
     waited_s,
 )
 from windlass.bench.start.rows import measurement
 from windlass.cli.main import main
-from windlass.errors import ConfigError
+
+ROOT = Path(__file__).parents[4]
 
 
 def row(case: str, seconds: float, ready: float = 0.0, **limits: float) -> Measurement:
@@ -92,13 +91,8 @@ def test_the_tables_name_the_quickest_and_the_charts_have_every_way() -> None:
     )
 
 
-def test_a_page_is_renewed_between_its_marks_alone() -> None:
-    record = new_record("start", where=Where(nodes=4), options={"import": "torch"}, rows=ROWS, remarks=("quiet",))
-    page = renewed_curves(f"before\n{BEGIN}\nold\n{END}\nafter\n", "results/start/c.json", record, "c.svg")
-    assert page.startswith("before\n") and page.endswith(f"{END}\nafter\n") and "old" not in page
-    assert "(../../results/start/c.json)" in page and "](c-latency.svg)" in page and "c-bandwidth" not in page
-    with pytest.raises(ConfigError, match="has no"):
-        renewed_curves("a page", "c.json", record, "c.svg")
+def sweep_main(argv: list[str]) -> int:
+    return int(runpy.run_path(str(ROOT / "bench" / "start_curves.py"))["main"](argv))
 
 
 @pytest.mark.fuse
@@ -109,28 +103,17 @@ def test_a_sweep_goes_on_where_its_record_ends(tmp_path: Path, capsys: pytest.Ca
     subprocess.run(["/usr/bin/python3", "-m", "venv", "--without-pip", env], check=True, timeout=60)
     (site,) = (env / "lib").glob("python3*/site-packages")
     (site / "small.py").write_text("")
-    argv = [
-        "bench",
-        "start",
-        "--curves",
-        "--env",
-        str(env),
-        "--import",
-        "small",
-        "--nodes",
-        "1",
-        "--work",
-        str(tmp_path),
-    ]
+    argv = ["--env", str(env), "--import", "small", "--nodes", "1", "--work", str(tmp_path)]
     argv += ["--cases", "direct", "--rates", "", "--bandwidths", "", "--record", str(record)]
-    assert main([*argv, "--latencies", "1", "--within", "0.1"]) == 0
+    assert sweep_main([*argv, "--latencies", "1", "--within", "0.1"]) == 0
     assert "would take about" in capsys.readouterr().out
     first = json.loads(record.read_text())["rows"]
     assert len(first) == 1
-    assert main([*argv, "--latencies", "1", "--plot", str(tmp_path / "c.svg")]) == 0
+    assert sweep_main([*argv, "--latencies", "1", "--plot", str(tmp_path / "c.svg")]) == 0
     rows = json.loads(record.read_text())["rows"]
     assert rows[0] == first[0] and rows[1]["labels"]["latency_ms"] == 1.0 and len(rows) == 2
     assert (tmp_path / "c-latency.svg").exists()
     assert main(["bench", "report", str(record), "--html", str(tmp_path / "page.html")]) == 0
     assert "import small on 1 node, by latency of a call" in (tmp_path / "page.html").read_text()
-    assert main([*argv[:7], "--import", "other", *argv[9:]]) == 2
+    with pytest.raises(SystemExit):
+        sweep_main([*argv[:2], "--import", "other", *argv[4:]])

@@ -1,15 +1,23 @@
-"""`windlass bench start --curves`: one sweep over latency, calls and bandwidth; goes on where its record ends."""
+"""Start-up over the latency, calls and bandwidth of a shared file system: from which point on which way wins.
+
+    python bench/start_curves.py --nodes 4 --record FILE [--latencies 0.5,1,2] [--within 3600] [--plot FILE.svg]
+
+One round of each point. Every point is in the record as soon as it is measured, and a sweep with the same record goes
+on where the last one stopped. `--within 0` measures nothing and prints the record again.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import windlass
 from windlass.base.notation.counts import parse_size
+from windlass.base.settings import current_environ
 from windlass.bench.reading import read_record
 from windlass.bench.record import BenchRecord, Measurement, Where, new_record, write_record
 from windlass.bench.runner import checkout_commit
@@ -22,45 +30,54 @@ from windlass.bench.start.curves import (
     curves_text,
     measure_curves,
     plot_name,
-    renewed_curves,
     sweep,
 )
-from windlass.cli.result import Result
-from windlass.errors import UsageError
+from windlass.bench.start.shared import Limits
+from windlass.bench.start.workfolder import work_folder
+from windlass.errors import UsageError, WindlassError
 from windlass.node.sys.atomic import replace_text
-from windlass.node.sys.reading import read_text
 
 _LATENCIES, _RATES, _BANDWIDTHS = "0.25,0.5,1,2,4", "500,1000,2000,4000,8000", "200M,500M,1G,2G"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("curves")
-    ways = ", ".join(WAYS)
-    group.add_argument(
-        "--curves", action="store_true", help=f"sweep over latency, calls and bandwidth ({ways}); --record resumes"
-    )
-    group.add_argument("--latencies", default=_LATENCIES, metavar="MS,…", help=f"default {_LATENCIES}")
-    group.add_argument("--rates", default=_RATES, metavar="RATE,…", help=f"calls a second; default {_RATES}")
-    group.add_argument("--bandwidths", default=_BANDWIDTHS, metavar="SIZE,…", help=f"default {_BANDWIDTHS}")
-    group.add_argument(
-        "--within", type=float, default=3600.0, metavar="S", help="begin no point that would end later (default 3600)"
-    )
+def main(argv: list[str] | None = None) -> int:
+    """Measure what the record does not have yet, and print all of it. Every point is written at once."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", metavar="PATH", help="environment with bin/python (default: that of windlass)")
+    parser.add_argument("--import", dest="module", default="torch", metavar="MODULE")
+    parser.add_argument("--nodes", type=int, default=4, metavar="N")
+    parser.add_argument("--ranks", type=int, default=1, metavar="R", help="ranks on each node (default 1)")
+    parser.add_argument("--cases", metavar="CASE,…", help=f"of {', '.join(WAYS)} (default: all)")
+    parser.add_argument("--work", metavar="DIR", help="folder for copies (default: a temporary one)")
+    parser.add_argument("--latencies", default=_LATENCIES, metavar="MS,…", help=f"default {_LATENCIES}")
+    parser.add_argument("--rates", default=_RATES, metavar="RATE,…", help=f"calls a second; default {_RATES}")
+    parser.add_argument("--bandwidths", default=_BANDWIDTHS, metavar="SIZE,…", help=f"default {_BANDWIDTHS}")
+    parser.add_argument("--within", type=float, default=3600.0, metavar="S", help="begin no point that would end later")
+    parser.add_argument("--plot", metavar="FILE", help="write a chart of each limit: FILE-latency.svg and so on")
+    parser.add_argument("--record", metavar="FILE", help="write rows, machine and settings; continue what it has")
+    args = parser.parse_args(argv)
+    try:
+        with work_folder(args.work) as work:
+            env = Path(args.env).absolute() if args.env else Path(sys.prefix)
+            setup = StartSetup(env=env, module=args.module, work=work, limits=Limits(), environ=current_environ())
+            print(run(args, setup, print))
+    except WindlassError as error:
+        parser.error(f"{error.message} ({error.hint})")
+    return 0
 
 
-def run(args: argparse.Namespace, setup: StartSetup, sizes: tuple[int, ...], tell: Callable[[str], None]) -> Result:
-    """Measures what the record does not have yet, and shows all of it. Every point is in the record at once."""
-    if len(sizes) != 1:
-        raise UsageError("--curves are of one number of nodes", hint="give --nodes 4")
+def run(args: argparse.Namespace, setup: StartSetup, tell: Callable[[str], None]) -> str:
+    """Measure and return the table."""
     wanted = Sweep(
         points=sweep(_numbers(args.latencies, "--latencies"), _numbers(args.rates, "--rates"), _bandwidths(args)),
         ways=tuple(args.cases.split(",")) if args.cases else WAYS,
-        nodes=sizes[0],
+        nodes=args.nodes,
         ranks=args.ranks,
         within_s=args.within,
     )
     unknown = [way for way in wanted.ways if way not in WAYS]
     if unknown:
-        raise UsageError(f"--curves has no case {unknown[0]}", hint=f"of {', '.join(WAYS)}")
+        raise UsageError(f"no case {unknown[0]}", hint=f"of {', '.join(WAYS)}")
     before = _record_before(args, wanted)
     began = load_average()
 
@@ -77,14 +94,8 @@ def run(args: argparse.Namespace, setup: StartSetup, sizes: tuple[int, ...], tel
         record = keep(*measure_curves(setup, wanted, known, tell, keep))
     if args.plot:
         _draw(record, Path(args.plot))
-    if args.page:
-        if not args.record or not args.plot:
-            raise UsageError("--page shows a record and its charts", hint="add --record FILE --plot FILE.svg")
-        page = Path(args.page)
-        text = renewed_curves(read_text(page, follow=True), args.record, record, Path(args.plot).name)
-        replace_text(page, text, 0o644)
     lines = [curves_text(record), *(f"not measured: {line}" for line in record.skipped)]
-    return Result(text="\n".join(lines), data=record.rows)
+    return "\n".join(lines)
 
 
 def _numbers(text: str, option: str) -> tuple[float, ...]:
@@ -124,7 +135,7 @@ def _record(
         rows=tuple(rows),
         skipped=tuple(skipped),
         remarks=(f"all nodes were on one machine of {os.cpu_count()} CPUs; one round of each point",),
-        command=("windlass", "bench", *args.words),
+        command=("python", "bench/start_curves.py", *sys.argv[1:]),
         windlass=windlass.__version__,
         commit=checkout_commit(),
         started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -137,3 +148,7 @@ def _draw(record: BenchRecord, path: Path) -> None:
         svg = curves_svg(record, axis)
         if svg:
             replace_text(path.with_name(plot_name(path.name, axis)), svg, 0o644)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
