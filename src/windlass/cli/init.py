@@ -5,7 +5,9 @@ of a command line and variables count more than the file. On a cluster that is i
 and written as well (`windlass sites adopt`). Without options, and at a terminal, it asks.
 
     windlass init --account abc123 --partition gpu --time 2h --runs /scratch/me/runs
-    windlass init --for lumi --account project_465000001"""
+    windlass init --for lumi --account project_465000001
+
+Job options are kept for the detected site. `--for SITE` keeps them for another one, `--everywhere` for all."""
 
 from __future__ import annotations
 
@@ -31,6 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", metavar="DIR", help="folder under which run folders are made")
     parser.add_argument("--site", metavar="NAME", help="the machine that this is, where detection is wrong")
     parser.add_argument("--for", dest="only_at", metavar="SITE", help="job options for this site only")
+    parser.add_argument(
+        "--everywhere", action="store_true", help="job options for all sites, not only the detected one"
+    )
     parser.add_argument("--json", action="store_true")
 
 
@@ -39,6 +44,8 @@ def main(args: argparse.Namespace) -> Result:
     settings = read_settings(environ)
     detection = detect_site(config_dir=settings.config_dir, environ=environ, ask_scheduler=True)
     _refuse_unknown(args, settings.config_dir)
+    if args.everywhere and args.only_at:
+        raise UsageError("--everywhere and --for exclude each other", hint="leave one of them out")
     keys = _given(args)
     if not keys and sys.stdin.isatty() and sys.stdout.isatty():
         keys = _ask(settings, detection)
@@ -51,10 +58,11 @@ def main(args: argparse.Namespace) -> Result:
     path = None
     if keys:
         own = {key: value for key, value in keys.items() if key in job_keys()}
-        path = write_config(settings.config_dir, args.only_at, own) if own else None
+        at = args.only_at or (None if args.everywhere else adopted.seen.name if adopted else detection.site)
+        path = write_config(settings.config_dir, at, own) if own else None
         rest = {key: value for key, value in keys.items() if key not in own}
         path = write_config(settings.config_dir, None, rest) if rest else path
-        lines += [f"{key} = {value}" for key, value in keys.items()]
+        lines += [f"{key} = {value}" + (f" (at {at})" if at and key in own else "") for key, value in keys.items()]
         lines += [f"written to {path}; an option on the command line counts more"]
     elif adopted is None:
         lines += ["nothing to write; next: windlass init --account NAME --partition NAME"]

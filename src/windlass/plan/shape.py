@@ -228,6 +228,8 @@ def _nodes(request: Request, allocation: Allocation | None, avoid: tuple[str, ..
     if request.hosts:
         wanted = expand_hostlist(request.hosts)
         if allocation:
+            full = {host.partition(".")[0]: host for host in allocation.hosts}  # PBS lists full names
+            wanted = tuple(host if host in allocation.hosts else full.get(host, host) for host in wanted)
             foreign = [host for host in wanted if host not in allocation.hosts]
             if foreign:
                 raise UsageError(

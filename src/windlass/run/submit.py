@@ -158,7 +158,8 @@ def plan_job(request: Request, environ: Mapping[str, str]) -> PlannedRequest:
     plan = planned.plan
     if plan.scheduler == "none":
         raise UsageError(
-            f"{plan.site} has no scheduler to submit to", hint="use `windlass run`, or name the machine with --site"
+            f"{plan.site} has no scheduler, so that there is no job to submit and no node to allocate",
+            hint="`windlass run` uses this machine; for a job on another machine name that with --site and --dry-run",
         )
     site = planned.context.site
     check_activate(planned.request, node_local_folders(site, environ))

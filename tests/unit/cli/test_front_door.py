@@ -47,6 +47,17 @@ def test_init_keeps_what_it_is_given_and_plans_use_it(tmp_path: Path) -> None:
     assert "--account" not in in_process("plan", "--site", "frontier", cwd=tmp_path, env=config).stdout
 
 
+def test_init_keeps_job_options_for_the_detected_site_unless_told_otherwise(tmp_path: Path) -> None:
+    config = {"WINDLASS_CONFIG": str(tmp_path / "config"), "LMOD_SYSTEM_NAME": "frontier"}
+    done = in_process("init", "--account", "abc123", cwd=tmp_path, env=config)
+    assert done.code == 0 and "account = abc123 (at frontier)" in done.stdout, done.text
+    for site, seen in (("frontier", True), ("lumi", False)):
+        assert ("--account=abc123" in in_process("plan", "--site", site, cwd=tmp_path, env=config).stdout) is seen
+    assert in_process("init", "--everywhere", "--account", "all", cwd=tmp_path, env=config).code == 0
+    assert "--account=all" in in_process("plan", "--site", "lumi", cwd=tmp_path, env=config).stdout
+    assert in_process("init", "--everywhere", "--for", "lumi", "--qos", "x", cwd=tmp_path, env=config).code == 2
+
+
 def test_init_refuses_a_site_that_does_not_exist(tmp_path: Path) -> None:
     done = in_process("init", "--for", "lumy", "--account", "x", cwd=tmp_path)
     assert done.code == 2

@@ -6,6 +6,7 @@ import pytest
 
 from looping import each
 from planning import PLAIN, plan_for
+from windlass.base.notation.hostlist import expand_hostlist
 from windlass.errors import UsageError
 from windlass.model.origin import argv_of
 from windlass.model.request import Allocation, Request
@@ -102,3 +103,10 @@ def test_several_ranks_share_a_device_when_asked() -> None:
     plan, _ = plan_for("perlmutter", ranks_per_device=2)
     assert plan.ranks_per_node == 8
     assert sorted(d for rank in plan.binding.ranks for d in rank.devices) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_short_names_of_hosts_stand_for_the_full_ones_of_the_allocation() -> None:
+    names = ("n1.site.org", "n2.site.org", "n3.site.org")
+    allocation = Allocation(scheduler="slurm", job_id="7", hosts=names)
+    plan, _ = plan_for("generic-slurm", allocation=allocation, topology=PLAIN, hosts="n3,n1.site.org")
+    assert plan.hosts is not None and expand_hostlist(plan.hosts) == ("n1.site.org", "n3.site.org")
