@@ -6,7 +6,8 @@ that reaches the top is a bug in windlass and is shown as one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 
 
 class WindlassError(Exception):
@@ -73,6 +74,15 @@ class VersionError(WindlassError):
     """A plan, record or message was written by a newer windlass than this one."""
 
     exit_code = 2
+
+
+@contextlib.contextmanager
+def os_errors(action: str, *, hint: str, kind: type[WindlassError] = MachineError) -> Iterator[None]:
+    """Raise what the operating system refuses as `kind`: `cannot write FILE: No space left on device`."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"cannot {action}: {error.strerror or error}", hint=hint) from error
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -18,7 +18,7 @@ from windlass.backends.launchers.base import NodeStep
 from windlass.base.notation.cpulist import format_cpulist
 from windlass.base.notation.hostlist import expand_hostlist
 from windlass.base.procs.command import Done, pdeathsig, run_command
-from windlass.errors import MachineError
+from windlass.errors import MachineError, os_errors
 from windlass.model.origin import argv_of
 from windlass.node.sys.atomic import open_append
 from windlass.run.folder import RunFolder
@@ -58,22 +58,18 @@ def start_node_step(
     Raises `MachineError` where the launcher cannot be started."""
     argv = (*_launch_argv(step, folder, environ), *program)
     holds = step.follows_stdin and not detached
-    with _opened(folder.part(out)) as out_file, _opened(folder.part(log)) as log_file:
-        try:
-            child = subprocess.Popen(
-                argv,
-                stdin=subprocess.PIPE if holds else subprocess.DEVNULL,
-                stdout=out_file,
-                stderr=log_file,
-                env=_step_environ(step, environ),
-                cwd="/",
-                start_new_session=True,
-                preexec_fn=None if holds or detached else pdeathsig(step.stop_signal),  # noqa: PLW1509  one system call
-            )
-        except OSError as error:
-            raise MachineError(
-                f"cannot start {argv[0]}: {error.strerror}", hint="is it installed here, and is a module missing?"
-            ) from error
+    explained = os_errors(f"start {argv[0]}", hint="is it installed here, and is a module missing?")
+    with _opened(folder.part(out)) as out_file, _opened(folder.part(log)) as log_file, explained:
+        child = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE if holds else subprocess.DEVNULL,
+            stdout=out_file,
+            stderr=log_file,
+            env=_step_environ(step, environ),
+            cwd="/",
+            start_new_session=True,
+            preexec_fn=None if holds or detached else pdeathsig(step.stop_signal),  # noqa: PLW1509  one system call
+        )
     return RunningStep(child, argv, step.stop_signal)
 
 

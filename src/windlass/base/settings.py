@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from windlass.errors import ConfigError, MachineError, UsageError, nearest
+from windlass.errors import ConfigError, UsageError, nearest, os_errors
 from windlass.node.sys.atomic import replace_file
 from windlass.node.sys.reading import read_text
 
@@ -154,12 +154,10 @@ def write_config(config_dir: Path, site: str | None, keys: Mapping[str, str]) ->
     there is wrong, and leaves it as it is."""
     path = config_dir / CONFIG_FILE
     read_config(path)
-    try:
+    with os_errors(f"write {path}", hint="set WINDLASS_CONFIG"):
         text = read_text(path, follow=True).lstrip("\ufeff") if path.exists() else ""
         config_dir.mkdir(parents=True, exist_ok=True)
         replace_file(path, with_keys(text, f"sites.{site}" if site else None, keys).encode(), 0o600)
-    except OSError as error:
-        raise MachineError(f"cannot write {path}: {error.strerror}", hint="set WINDLASS_CONFIG") from error
     read_config(path)
     return path
 

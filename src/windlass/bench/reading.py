@@ -13,7 +13,7 @@ import msgspec
 
 from windlass.bench.imported import Known, looks_foreign, parse_foreign
 from windlass.bench.record import RECORD_KIND, RECORD_VERSION, BenchRecord
-from windlass.errors import ConfigError, UsageError, VersionError
+from windlass.errors import ConfigError, UsageError, VersionError, os_errors
 from windlass.node.sys.reading import read_bytes
 from windlass.run.failure.rank_logs import rank_logs
 from windlass.run.folder import PLAN_FILE, read_plan
@@ -31,12 +31,8 @@ def read_record(path: str | Path, known: Known | None = None) -> BenchRecord:
         return _printed(file, known or Known())
     if file.is_dir():
         file = file / "record.json"
-    try:
+    with os_errors(f"read {file}", hint="give a record.json, or a folder of `windlass bench`", kind=UsageError):
         data = read_bytes(file, follow=True)
-    except OSError as error:
-        raise UsageError(
-            f"cannot read {file}: {error.strerror}", hint="give a record.json, or a folder of `windlass bench`"
-        ) from error
     return _record_in(data, known or Known(), where=str(file))
 
 

@@ -15,7 +15,7 @@ from windlass.cli.result import Result
 from windlass.diagnose.report.gather import RunReport, gather
 from windlass.diagnose.report.page import report_page
 from windlass.diagnose.report.text import jobreport_text, report_text
-from windlass.errors import MachineError
+from windlass.errors import os_errors
 from windlass.model.finding_text import finding_lines
 from windlass.node.sys.atomic import replace_text
 from windlass.run.supervise.runs import find_run
@@ -63,8 +63,6 @@ def page_path(folder: Path) -> Path:
 
 
 def _write(report: RunReport, path: Path) -> Path:
-    try:
+    with os_errors(f"write {path}", hint="--output FILE writes elsewhere"):
         replace_text(path, report_page(report))
-    except OSError as error:
-        raise MachineError(f"cannot write {path}: {error.strerror}", hint="--output FILE writes elsewhere") from error
     return path

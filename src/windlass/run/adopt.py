@@ -13,7 +13,7 @@ import msgspec
 from windlass.backends.schedulers import get_scheduler
 from windlass.backends.schedulers.base import Scheduler
 from windlass.base.procs.command import run_command, which
-from windlass.errors import MachineError, UsageError, WindlassError
+from windlass.errors import MachineError, UsageError, WindlassError, os_errors
 from windlass.model.request import Allocation
 from windlass.model.site import Site
 from windlass.model.topology import Nic, Topology
@@ -62,11 +62,9 @@ def adopt_site(
     )
     if problems:
         raise MachineError(f"what was measured makes no site file: {problems[0].sentence()}", hint="please report this")
-    try:
+    with os_errors(f"write {path}", hint="--output FILE writes elsewhere"):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, text.encode(), 0o644)
-    except OSError as error:
-        raise MachineError(f"cannot write {path}: {error.strerror}", hint="--output FILE writes elsewhere") from error
     return AdoptedSite(path=path, seen=seen)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from windlass.errors import MachineError
+from windlass.errors import os_errors
 from windlass.model.jsontext import from_json, to_json
 from windlass.node.sys.atomic import replace_file
 from windlass.node.sys.locks import take_lock
@@ -134,14 +134,10 @@ def forgive(
 
 
 def _change(state_dir: Path, now: float, change: Callable[[_BadNodesFile], _BadNodesFile]) -> None:
-    try:
+    with os_errors(f"write {state_dir / FILE}", hint="set WINDLASS_STATE to a folder of yours"):
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _locked(state_dir / f".{FILE}.lock"):
             replace_file(state_dir / FILE, to_json(change(_read(state_dir, now))))
-    except OSError as error:
-        raise MachineError(
-            f"cannot write {state_dir / FILE}: {error.strerror}", hint="set WINDLASS_STATE to a folder of yours"
-        ) from error
 
 
 @contextlib.contextmanager

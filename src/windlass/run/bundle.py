@@ -24,7 +24,7 @@ from typing import BinaryIO
 import msgspec
 
 from windlass.base.notation.shell import quote
-from windlass.errors import UsageError
+from windlass.errors import UsageError, os_errors
 from windlass.model.plan import Plan, Setting
 from windlass.model.secrets import MASK, is_secret, mask_text
 from windlass.node.checks.selftest import VARIABLES
@@ -148,13 +148,9 @@ def write_archive(path: Path, top: str, files: Mapping[str, str], scrub: Scrubbe
     """The files in one archive, each scrubbed: a zip where the name says so, else a gzipped tar. Readable by the user
     alone. `option` is what names another place for it."""
     data = {f"{top}/{name}": scrub.clean(text).encode("utf-8", "surrogateescape") for name, text in files.items()}
-    try:
-        with replacing(path) as stream:
-            (_write_zip if path.suffix == ".zip" else _write_tar)(stream, data)
-    except OSError as error:
-        raise UsageError(
-            f"cannot write the bundle {path}: {error.strerror}", hint=f"name another with {option}"
-        ) from error
+    explained = os_errors(f"write the bundle {path}", hint=f"name another with {option}", kind=UsageError)
+    with explained, replacing(path) as stream:
+        (_write_zip if path.suffix == ".zip" else _write_tar)(stream, data)
 
 
 def _write_tar(stream: BinaryIO, files: Mapping[str, bytes]) -> None:

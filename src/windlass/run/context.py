@@ -14,7 +14,7 @@ import msgspec
 from windlass.backends.schedulers import get_scheduler, scheduler_of_job
 from windlass.base.procs.command import run_command, which
 from windlass.base.settings import JobDefaults, Settings, job_keys
-from windlass.errors import UsageError, WindlassError
+from windlass.errors import UsageError, WindlassError, os_errors
 from windlass.model.finding import Finding
 from windlass.model.request import Allocation, PartitionOffer, Request
 from windlass.model.site import DetectSpec, QueueSpec, Site
@@ -67,10 +67,8 @@ def find_allocation(environ: Mapping[str, str], wanted: str | None = None) -> Al
 
 
 def _read_text(path: str) -> str:
-    try:
+    with os_errors(f"read {path}", hint="is this still inside the job?", kind=UsageError):
         return read_text(path, errors="surrogateescape", follow=True)
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}", hint="is this still inside the job?") from error
 
 
 def choose_site(

@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-from windlass.errors import ConfigError, MachineError, UsageError, WindlassError
+from windlass.errors import ConfigError, MachineError, UsageError, WindlassError, os_errors
 from windlass.model.jsontext import from_json, to_json
 from windlass.model.plan import PLAN_VERSION, Plan, plan_from_json, plan_to_json
 from windlass.model.record import RunRecord, record_from_json, record_to_json
@@ -39,6 +39,7 @@ COMMAND_FILE = "command.json"
 _PARTS = ("out", "where", "ends", "comm")
 _OF_ATTEMPT = ("watch", "launcher.log", "agents.log", "agents.out", "evidence", "flight", "verdict.json")
 """What one start leaves beside the parts."""
+_OTHER_PLACE = "choose another place with --run-dir"
 _log = logging.getLogger("windlass")
 
 
@@ -81,12 +82,8 @@ class RunFolder:
 
     def write_bytes(self, name: str, data: bytes, *, mode: int = 0o600) -> Path:
         target = self.path / name
-        try:
+        with os_errors(f"write {target}", hint=_OTHER_PLACE):
             replace_file(target, data, mode)
-        except OSError as error:
-            raise MachineError(
-                f"cannot write {target}: {error.strerror}", hint="choose another place with --run-dir"
-            ) from error
         return target
 
     def write_signed(self, name: str, data: bytes, *, mode: int = 0o600) -> Path:
@@ -113,14 +110,11 @@ class RunFolder:
 
     def claim(self) -> None:
         """Take this folder for one run; of two that start into it at once, one is told so."""
-        try:
-            create_file(self.part(PLAN_FILE))
-        except FileExistsError:
-            raise _taken(str(self.path)) from None
-        except OSError as error:
-            raise MachineError(
-                f"cannot write {self.part(PLAN_FILE)}: {error.strerror}", hint="choose another place with --run-dir"
-            ) from error
+        with os_errors(f"write {self.part(PLAN_FILE)}", hint=_OTHER_PLACE):
+            try:
+                create_file(self.part(PLAN_FILE))
+            except FileExistsError:
+                raise _taken(str(self.path)) from None
 
     def has_secrets(self) -> bool:
         return self.part(SECRETS_FILE).exists()
@@ -221,12 +215,9 @@ def folder_path(wanted: str | None, runs_dir: Path, name: str, *, now: float | N
 
 
 def _create(path: Path, *, exist_ok: bool) -> Path:
-    try:
+    action = f"make the run folder {path}"
+    with os_errors(action, hint=_OTHER_PLACE):  # a file of that name is no free place either
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:  # a file of that name is no free place either, whatever the last part is called
-        raise MachineError(
-            f"cannot make the run folder {path}: {error.strerror}", hint="choose another place with --run-dir"
-        ) from error
     try:
         path.mkdir(mode=0o700, exist_ok=exist_ok)
         RunFolder(path).keep_to_ourselves()
@@ -238,14 +229,9 @@ def _create(path: Path, *, exist_ok: bool) -> Path:
     except FileExistsError:
         if not exist_ok:
             raise
-        raise MachineError(
-            f"cannot make the run folder {path}: there is a file of this name",
-            hint="choose another place with --run-dir",
-        ) from None
+        raise MachineError(f"cannot {action}: there is a file of this name", hint=_OTHER_PLACE) from None
     except OSError as error:
-        raise MachineError(
-            f"cannot make the run folder {path}: {error.strerror}", hint="choose another place with --run-dir"
-        ) from error
+        raise MachineError(f"cannot {action}: {error.strerror}", hint=_OTHER_PLACE) from error
     return path
 
 
@@ -276,12 +262,8 @@ def read_plan_file(path: str | Path) -> tuple[Path, bytes]:
     """The file of a plan, or the one in a run folder, and its content."""
     given = Path(path).expanduser()
     file = (given / PLAN_FILE if given.is_dir() else given).absolute()
-    try:
+    with os_errors(f"read {file}", hint="make one with `windlass plan --json`", kind=ConfigError):
         return file, read_bytes(file, follow=not given.is_dir())
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read {file}: {error.strerror}", hint="make one with `windlass plan --json`"
-        ) from error
 
 
 def plan_of(data: bytes, file: Path) -> Plan:

@@ -153,4 +153,4 @@ def test_what_cannot_be_made_here_is_refused_with_the_script_as_the_way(site: st
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     refused = windlass("env", "create", str(tmp_path / "file" / "env"), cwd=tmp_path)
-    assert refused.code == 2 and "cannot be made" in refused.stderr
+    assert refused.code == 2 and "cannot make" in refused.stderr

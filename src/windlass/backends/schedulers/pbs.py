@@ -21,7 +21,7 @@ from windlass.backends.schedulers.base import (
 from windlass.backends.schedulers.queue_limits import parse_pbs_queues
 from windlass.backends.schedulers.walltime import clock_text, parse_walltime
 from windlass.base.notation.counts import counted
-from windlass.errors import UsageError
+from windlass.errors import UsageError, os_errors
 from windlass.model.argument import with_site
 from windlass.model.origin import Argument
 from windlass.model.request import Allocation, PartitionOffer
@@ -157,13 +157,9 @@ class Pbs(Scheduler):
         path = environ.get("PBS_NODEFILE", "")
         if not path:
             raise UsageError("PBS_NODEFILE is not set although PBS_JOBID is", hint="run inside the job's own shell")
-        try:
+        hint = "is this shell inside the job? PBS_NODEFILE names a file of the first node"
+        with os_errors(f"read the node file {path}", hint=hint, kind=UsageError):
             text = read_text(path)
-        except OSError as error:
-            raise UsageError(
-                f"cannot read the node file {path}: {error.strerror or error}",
-                hint="is this shell inside the job? PBS_NODEFILE names a file of the first node",
-            ) from error
         counts = _parse_nodefile(text, path)
         each = min(counts.values())
         job_id = environ.get("PBS_JOBID", "")

@@ -24,7 +24,7 @@ from windlass.build.envs.archive import hint_for, room_hint
 from windlass.build.envs.plan import EnvPlan
 from windlass.build.envs.relocate import move_names
 from windlass.build.envs.render import STEP_MARK, script_text
-from windlass.errors import CommandError, DeadlineError, MachineError, UsageError
+from windlass.errors import CommandError, DeadlineError, MachineError, UsageError, os_errors
 from windlass.model.jsontext import to_json
 from windlass.node.sys.atomic import open_append, replace_file
 from windlass.node.sys.identity import kill_marked
@@ -111,10 +111,8 @@ def _refuse_place(final: Path) -> None:
             f"{final} is there already: nothing was changed",
             hint="choose another place, or move it away; `windlass env check` says what is in it",
         )
-    try:
+    with os_errors(f"make {final.parent}", hint="choose another place", kind=UsageError):
         final.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{final.parent}: cannot be made: {error.strerror}", hint="choose another place") from error
     if not os.access(final.parent, os.W_OK):
         raise UsageError(f"{final.parent}: you may not write there", hint="choose another place")
 

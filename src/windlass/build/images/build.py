@@ -20,7 +20,7 @@ import msgspec
 from windlass.base.procs.command import run_command, which
 from windlass.build.images.recipe import Recipe, sbom
 from windlass.build.images.render import context_files
-from windlass.errors import CommandError, MachineError, UsageError
+from windlass.errors import CommandError, MachineError, UsageError, os_errors
 from windlass.node.libs.closure import GLIBC, SystemRoot, closure
 from windlass.node.libs.elf import ElfError, read_elf
 from windlass.node.sys.atomic import copy_file, open_append, replace_file
@@ -117,12 +117,10 @@ def choose_builder(wanted: str | None, environ: Mapping[str, str]) -> tuple[str,
 
 def write_context(recipe: Recipe, folder: Path) -> None:
     """Everything that a build needs, as files. Raises `MachineError` where they cannot be written."""
-    try:
+    with os_errors(f"write to {folder}", hint="choose another folder"):
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in context_files(recipe, entry_script(), sbom(recipe)).items():
             replace_file(folder / name, text.encode(), mode=0o644)
-    except OSError as error:
-        raise MachineError(f"cannot write to {folder}: {error.strerror}", hint="choose another folder") from error
 
 
 def build_image(

@@ -30,7 +30,7 @@ from windlass.build.images.oci import (
     refusing_damage,
     sif_partition,
 )
-from windlass.errors import CommandError, MachineError, UsageError
+from windlass.errors import CommandError, MachineError, UsageError, os_errors
 from windlass.node.libs.closure import CostlyRootError, SystemRoot
 from windlass.node.libs.decide import ImageFacts, is_network
 from windlass.node.sys.atomic import replace_file, replacing
@@ -108,11 +108,9 @@ def _unpacked(path: Path, target: Path, environ: Mapping[str, str]) -> OpenImage
         with refusing_damage(path):
             environment, names = _unpack_archive(FolderBlobs(path), path, target)
         return OpenImage(str(target), "oci-layout", environment, names)
-    try:
-        with open_plain(path, follow=True) as stream:
-            head = stream.read(512)
-    except OSError as error:
-        raise UsageError(f"{path}: the image cannot be read: {error.strerror}", hint="check its permissions") from error
+    explained = os_errors(f"read the image {path}", hint="check its permissions", kind=UsageError)
+    with explained, open_plain(path, follow=True) as stream:
+        head = stream.read(512)
     if head[:4] == b"hsqs" or is_sif(head):
         kind = "squashfs" if head[:4] == b"hsqs" else "sif"
         names = _unsquash(path, target, sif_partition(str(path)).offset if kind == "sif" else 0, environ)

@@ -14,7 +14,7 @@ from windlass.bench.reference import load_references
 from windlass.bench.report import page
 from windlass.bench.verdict import judge
 from windlass.cli.result import Result
-from windlass.errors import MachineError, UsageError
+from windlass.errors import UsageError, os_errors
 from windlass.model.finding_text import finding_lines
 from windlass.node.sys.atomic import replace_text
 
@@ -36,10 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def write_page(path: str, text: str) -> None:
-    try:
+    with os_errors(f"write {path}", hint="choose another with --html"):
         replace_text(path, text, 0o644)
-    except OSError as error:
-        raise MachineError(f"cannot write {path}: {error.strerror}", hint="choose another with --html") from error
 
 
 def main(args: argparse.Namespace) -> Result:

@@ -16,71 +16,31 @@ CACHE_DIR_VARIABLE = "WINDLASS_CACHE_DIR"
 """Set by the rank script to this job's folder on the node; the caches lie in it."""
 
 _ALL = (
-    CacheDir(
-        name="triton",
-        subdir="triton",
-        variables=("TRITON_CACHE_DIR",),
-        because="Triton's cache races between ranks on a shared file system",
+    ("triton", ("TRITON_CACHE_DIR",), "Triton's cache races between ranks on a shared file system"),
+    ("inductor", ("TORCHINDUCTOR_CACHE_DIR",), "torch.compile's cache races between nodes on a shared file system"),
+    (
+        "extensions",
+        ("TORCH_EXTENSIONS_DIR",),
+        "torch's built extensions lock a folder in home, and a killed job leaves the lock",
     ),
-    CacheDir(
-        name="inductor",
-        subdir="inductor",
-        variables=("TORCHINDUCTOR_CACHE_DIR",),
-        because="torch.compile's cache races between nodes on a shared file system",
-    ),
-    CacheDir(
-        name="extensions",
-        subdir="extensions",
-        variables=("TORCH_EXTENSIONS_DIR",),
-        because="torch's built extensions lock a folder in home, and a killed job leaves the lock",
-    ),
-    CacheDir(
-        name="numba",
-        subdir="numba",
-        variables=("NUMBA_CACHE_DIR",),
-        because="numba's cache beside the sources is on the shared file system or read-only",
-    ),
-    CacheDir(
-        name="matplotlib",
-        subdir="matplotlib",
-        variables=("MPLCONFIGDIR",),
-        because="matplotlib builds its font list in home from every rank at once",
-    ),
+    ("numba", ("NUMBA_CACHE_DIR",), "numba's cache beside the sources is on the shared file system or read-only"),
+    ("matplotlib", ("MPLCONFIGDIR",), "matplotlib builds its font list in home from every rank at once"),
 )
-
+"""Name of the cache and of its folder, the variables that point to it, and why it is node-local."""
 _BY_VENDOR = {
-    "nvidia": (
-        CacheDir(
-            name="cuda",
-            subdir="cuda",
-            variables=("CUDA_CACHE_PATH",),
-            because="the driver's compile cache in home is written by every rank",
-        ),
-    ),
+    "nvidia": (("cuda", ("CUDA_CACHE_PATH",), "the driver's compile cache in home is written by every rank"),),
     "amd": (
-        CacheDir(
-            name="miopen",
-            subdir="miopen",
-            variables=("MIOPEN_USER_DB_PATH", "MIOPEN_CUSTOM_CACHE_DIR"),
-            because="MIOpen keeps SQLite files, which break on shared file systems; the folder must exist beforehand",
+        (
+            "miopen",
+            ("MIOPEN_USER_DB_PATH", "MIOPEN_CUSTOM_CACHE_DIR"),
+            "MIOpen keeps SQLite files, which break on shared file systems; the folder must exist beforehand",
         ),
     ),
     "intel": (
-        CacheDir(
-            name="neo",
-            subdir="neo",
-            variables=("NEO_CACHE_DIR",),
-            because="the compute runtime's compile cache in home is written by every rank",
-        ),
-        CacheDir(
-            name="sycl",
-            subdir="sycl",
-            variables=("SYCL_CACHE_DIR",),
-            because="SYCL's persistent device code in home is written by every rank",
-        ),
+        ("neo", ("NEO_CACHE_DIR",), "the compute runtime's compile cache in home is written by every rank"),
+        ("sycl", ("SYCL_CACHE_DIR",), "SYCL's persistent device code in home is written by every rank"),
     ),
 }
-
 _DOWNLOADS = (
     ("HF_HOME", "huggingface", "models and data sets fill the home quota; every node needs the same copy"),
     ("HF_DATASETS_CACHE", "huggingface/datasets", "data sets fill the home quota too"),
@@ -90,13 +50,16 @@ _DOWNLOADS = (
 
 def cache_dirs(vendor: str | None) -> tuple[CacheDir, ...]:
     """The caches that matter with devices of this vendor."""
-    return _ALL + _BY_VENDOR.get(vendor or "", ())
+    return tuple(
+        CacheDir(name=name, subdir=name, variables=variables, because=because)
+        for name, variables, because in (*_ALL, *_BY_VENDOR.get(vendor or "", ()))
+    )
 
 
 def cache_variable_names() -> tuple[str, ...]:
     """Every variable that a plan may point to a cache or to a place for downloads."""
     every = (*_ALL, *(entry for entries in _BY_VENDOR.values() for entry in entries))
-    return (*(name for entry in every for name in entry.variables), *(name for name, _, _ in _DOWNLOADS))
+    return (*(name for _, variables, _ in every for name in variables), *(name for name, _, _ in _DOWNLOADS))
 
 
 def cache_settings(dirs: tuple[CacheDir, ...]) -> tuple[Setting, ...]:
