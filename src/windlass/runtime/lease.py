@@ -63,7 +63,7 @@ class Holder:
 
 def this_process(environ: Mapping[str, str] | None = None) -> Holder:
     """This process as a holder."""
-    env = os.environ if environ is None else environ
+    env = identity.own_environ() if environ is None else environ
     attempt = env.get(codes.ATTEMPT, "0")
     own = identity.this_process()
     boot_id, _, pid_space = own.boot.partition(" ")

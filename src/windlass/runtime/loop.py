@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windlass.errors import UsageError, WindlassError
+from windlass.node.sys.identity import own_environ
 from windlass.runtime import codes, ledger, store
 from windlass.runtime.codes import ResumeLater
 from windlass.runtime.lease import Lease, acquire
@@ -105,7 +106,7 @@ class Loop:
         self._options = options
         self._folder = options.folder
         self._pid = os.getpid()  # a forked child that ends must not close its parent's loop
-        self._environ: Mapping[str, str] = os.environ
+        self._environ: Mapping[str, str] = own_environ()
         self._flag = StopFlag(find_deadline(self._environ))
         self._heartbeat = Heartbeat(None)
         self._peers = meet(options.wait_s)

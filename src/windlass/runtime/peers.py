@@ -6,13 +6,13 @@ main thread talks.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 from windlass.errors import MachineError, UsageError, WindlassError
+from windlass.node.sys.identity import own_environ
 from windlass.runtime.place import find_place
 from windlass.runtime.run import close_at_exit, close_group, first_line
 from windlass.runtime.store import disk_error
@@ -132,7 +132,7 @@ def meet(timeout_s: float) -> Peers:
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):
-        started = find_place(os.environ).world_size
+        started = find_place(own_environ()).world_size
         if started > 1:
             raise UsageError(
                 f"{started} ranks were started, but torch.distributed is not set up",

@@ -22,6 +22,7 @@ from typing import Any
 
 from windlass.base.notation.cpulist import parse_cpulist
 from windlass.errors import MachineError, UsageError
+from windlass.node.sys.identity import own_environ
 from windlass.runtime import codes
 from windlass.runtime.device import Choice, choose, probe
 from windlass.runtime.place import RankPlace, find_place
@@ -68,7 +69,7 @@ def init(
     are in the environment for other libraries. `device` and `launcher` override what would be found.
     Raises `UsageError` where the variables contradict each other, `MachineError` where the ranks do not meet in time.
     """
-    environ = os.environ
+    environ = own_environ()
     torch, restored = import_keeping_affinity("torch", environ.get(codes.CPUS))
     place = _complete(find_place(environ, launcher=launcher), environ)
     local_rank = _local_rank(place)

@@ -26,6 +26,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from windlass.node.agent.claim import AlreadyClaimedError, claimed, leave, run_kept
+from windlass.node.sys.identity import own_environ
 from windlass.node.sys.messages import MessageWriter
 
 VERSION = 1
@@ -81,7 +82,7 @@ def main(_: dict[str, Any]) -> int:
 def run_agent(data: bytes, manifest: dict[str, Any], key: bytes, unpacked: str = "") -> int:
     """Runs the agent to its end. `data` is the travelled file itself, read once. `unpacked` is the folder of the
     interpreter that runs this, where the shell that started it unpacked one: it is removed at the end."""
-    started, environ = time.monotonic(), os.environ
+    started, environ = time.monotonic(), own_environ()
     number = -1
     try:
         if manifest.get("version", 0) > VERSION:
@@ -298,4 +299,4 @@ def make_service(entry: str) -> Callable[[NodeContext, dict[str, Any]], NodeServ
 
 def expand(path: str) -> str:
     """The path with each `${NAME}` taken from this node's environment; `$NAME` is a name like any other."""
-    return re.sub(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}", lambda match: os.environ.get(match.group(1), ""), path)
+    return re.sub(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}", lambda match: own_environ().get(match.group(1), ""), path)

@@ -12,6 +12,8 @@ import socket
 import struct
 import subprocess
 
+from windlass.node.sys.identity import own_environ
+
 MAX_READ = 1 << 20
 _CLONE = 0x8004E500
 
@@ -67,7 +69,7 @@ def _mount_through_fusermount(where: str, name: str, allow_other: bool) -> int:
     with mine, theirs:
         done = subprocess.run(
             [program, "-o", options, "--", where],
-            env=dict(os.environ, _FUSE_COMMFD=str(theirs.fileno())),
+            env=dict(own_environ(), _FUSE_COMMFD=str(theirs.fileno())),
             pass_fds=[theirs.fileno()],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

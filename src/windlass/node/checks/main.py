@@ -25,6 +25,7 @@ from windlass.node.checks.space import (
     judge_limits,
     read_limits,
 )
+from windlass.node.sys.identity import own_environ
 from windlass.node.sys.messages import node_writer, place_of
 from windlass.node.sys.text import listed
 
@@ -84,14 +85,14 @@ def node_checks(spec: Spec, node: int) -> list[tuple[str, Check]]:
         ("network-interfaces", lambda: [check_nics(spec["nics"], interfaces)]),
         ("interface-variables", lambda: [check_named(spec["interfaces"], interfaces, spec["nodes"] == 1)]),
         ("local-space", lambda: [check_local_space(spec["folders"])]),
-        ("tmpdir", lambda: [check_tmpdir(dict(os.environ))]),
+        ("tmpdir", lambda: [check_tmpdir(dict(own_environ()))]),
         ("ulimits", lambda: [judge_limits(read_limits(), has_rdma())]),
         ("leftover-processes", lambda: [check_leftovers(processes_of(os.getuid()), spec["job"])]),
     ]
     if node == 0:
-        checks.append(("home", lambda: [check_home(dict(os.environ), os.getuid())]))
+        checks.append(("home", lambda: [check_home(dict(own_environ()), os.getuid())]))
     else:
-        checks.append(("home", lambda: [check_home_mount(dict(os.environ))]))
+        checks.append(("home", lambda: [check_home_mount(dict(own_environ()))]))
     if meeting:
         there, port, word = meeting["address"], meeting["port"], meeting["word"]
         checks.append(("rendezvous", lambda: check_meeting(node, spec["nodes"], there, port, word, meeting["seconds"])))

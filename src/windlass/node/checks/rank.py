@@ -25,6 +25,7 @@ from typing import Any
 
 from windlass.node.checks import collectives
 from windlass.node.checks.space import read_limits
+from windlass.node.sys.identity import own_environ
 from windlass.node.sys.messages import MessageWriter
 from windlass.node.sys.mounts import MountPoint, mount_of, mounts
 from windlass.node.sys.tools import MissingError, output_of, text_of
@@ -166,7 +167,7 @@ def parse_driver(text: str) -> str:
 
 def facts(spec: dict[str, Any]) -> dict[str, Any]:
     """What this rank knows about itself without torch."""
-    environ = dict(os.environ)
+    environ = dict(own_environ())
     found: dict[str, Any] = {
         "rank": int(environ.get("RANK", "0")),
         "local_rank": int(environ.get("LOCAL_RANK", "0")),

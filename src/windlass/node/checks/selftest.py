@@ -17,6 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from windlass.node.sys.identity import own_environ
 from windlass.node.sys.messages import MessageWriter
 
 VARIABLES = re.compile(
@@ -30,7 +31,7 @@ VARIABLES = re.compile(
 
 def report() -> dict[str, Any]:
     """Everything this rank knows about where it is."""
-    environ = os.environ
+    environ = own_environ()
     return {
         "rank": int(environ.get("RANK", "-1")),
         "local_rank": int(environ.get("LOCAL_RANK", "-1")),

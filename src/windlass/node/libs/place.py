@@ -43,6 +43,7 @@ from windlass.node.libs.variables import (
     environment_text,
     provider_variable,
 )
+from windlass.node.sys.identity import own_environ
 from windlass.node.sys.messages import node_writer
 
 
@@ -245,7 +246,7 @@ def decide_here(spec: Mapping[str, Any], image: ImageFacts) -> LibraryDecision:
 def _libraries(spec: Mapping[str, Any], image: ImageFacts, root: SystemRoot) -> LibraryDecision:
     if spec["provider"] and spec["provider"] in image.providers and not spec["own"]:
         return LibraryDecision((), (), "")
-    loaded = tuple(folder.rstrip("/") for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":"))
+    loaded = tuple(folder.rstrip("/") for folder in own_environ().get("LD_LIBRARY_PATH", "").split(":"))
     search = HostSearch(root, tuple(spec["folders"]), tuple(spec["names"]), loaded)
     found = host_closure(search, spec["own"])
     if not found.libraries and not found.missing:
@@ -254,7 +255,7 @@ def _libraries(spec: Mapping[str, Any], image: ImageFacts, root: SystemRoot) -> 
     fabric = found.libraries.get(FABRIC)
     if decision.refused or fabric is None:
         return decision
-    named = os.environ.get("FI_PROVIDER_PATH", "") if root.folder == "/" else ""
+    named = own_environ().get("FI_PROVIDER_PATH", "") if root.folder == "/" else ""
     folders = (*(part for part in spec["own"].split(":") if part), *search.folders)
     more = decide_providers(
         root,

@@ -28,11 +28,11 @@ _COMM = re.compile(r"nccl|rccl|oneccl|\bccl|gloo:|c10d::|all_?reduce|all_?gather
 
 def from_environment(torch: Any) -> StepProfiler | None:
     """The profiler that this rank was asked for, if it was."""
-    text = os.environ.get(VARIABLE, "")
-    steps, _, folder = text.partition(":")
-    if not steps.isdigit() or not folder or "RANK" not in os.environ:
+    environ = os.environ
+    steps, _, folder = environ.get(VARIABLE, "").partition(":")
+    if not steps.isdigit() or not folder or "RANK" not in environ:
         return None
-    return StepProfiler(torch, folder, os.environ["RANK"], int(steps))
+    return StepProfiler(torch, folder, environ["RANK"], int(steps))
 
 
 class StepProfiler:

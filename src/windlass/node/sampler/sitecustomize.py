@@ -37,7 +37,8 @@ def _install() -> "Any":
     import atexit
     import os
 
-    if os.environ.get("WINDLASS_STEPS") is None:
+    environ = os.environ
+    if environ.get("WINDLASS_STEPS") is None:
         return
     recorder = __import__("windlass_recorder")  # beside this file, on the node
     path = recorder.rank_file()
@@ -45,7 +46,7 @@ def _install() -> "Any":
         return
     _recorder = recorder.Recorder(path)
     setattr(recorder, "shared", _recorder)  # noqa: B010
-    if os.environ.get("WINDLASS_PROFILE"):
+    if environ.get("WINDLASS_PROFILE"):
         _profiling = __import__("windlass_profiler")
     _say_python(path)
     sys.meta_path.insert(0, _AfterImport(_modules()))

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO, NamedTuple
 
 from windlass.node.agent.host import AgentError
+from windlass.node.sys.identity import own_environ
 
 _END_S = 120.0
 _WORDS_BYTES = 300
@@ -97,7 +98,7 @@ def _decompressor(kind: str, name: str) -> Sequence[str]:
 
 def _start(programs: Sequence[Sequence[str]], folder: int, logs: Sequence[IO[bytes]]) -> list[subprocess.Popen[bytes]]:
     """The programs as a pipeline, the last one unpacking into the folder."""
-    env = {**os.environ, "LC_ALL": "C"}
+    env = {**own_environ(), "LC_ALL": "C"}
     for variable in ("TAR_OPTIONS", "GZIP", "XZ_OPT", "XZ_DEFAULTS"):  # a user's defaults are for archives of their own
         env.pop(variable, None)
     masked = os.umask(0o077)

@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import MutableMapping
 from typing import NamedTuple
 
 
@@ -32,6 +33,11 @@ class Process(NamedTuple):
         if self.boot != boot():
             return None
         return self.started != "" and start_of(self.pid) == self.started
+
+
+def own_environ() -> MutableMapping[str, str]:
+    """The environment of this process, for code on nodes and in ranks."""
+    return os.environ
 
 
 def this_process() -> Process:

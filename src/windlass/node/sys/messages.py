@@ -116,4 +116,5 @@ def host_name() -> str:
 
 def place_of(variables: Sequence[str]) -> int:
     """This task's number in its step, by the variables in which launchers say it; 0 where none is set."""
-    return next((int(os.environ[name]) for name in variables if os.environ.get(name, "").isdigit()), 0)
+    environ = os.environ
+    return next((int(environ[name]) for name in variables if environ.get(name, "").isdigit()), 0)
