@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+from by_hand_page import by_hand_page
 from json_page import json_page
 from markdown_links import DOCS, ROOT
 from runtime_page import runtime_page
@@ -31,6 +32,7 @@ def generated() -> Iterator[tuple[Path, str]]:
     yield reference / "json.md", json_page()
     yield reference / "runtime.md", runtime_page()
     yield reference / "wire-protocol.md", _with_part(reference / "wire-protocol.md", wire_part())
+    yield DOCS / "explanation" / "by-hand.md", by_hand_page()
     sites = catalog_sites()
     yield reference / "sources.md", sources_page(sites)
     yield DOCS / "sites" / "README.md", overview(sites)

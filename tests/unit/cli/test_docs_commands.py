@@ -15,7 +15,9 @@ from windlass.cli.main import command_parser
 ROOT = SRC.parent
 _IN_A_SLURM = ROOT / "docs" / "tutorial" / "ten-minutes.md"
 """Its commands are printed for a Slurm, in which tests/docs/test_tutorial.py runs all of them."""
-_DOCS = (page for page in (ROOT / "docs").rglob("*.md") if page != _IN_A_SLURM)
+_BY_HAND = ROOT / "docs" / "explanation" / "by-hand.md"
+"""tests/examples/test_by_hand.py runs its commands and looks at what they show."""
+_DOCS = (page for page in (ROOT / "docs").rglob("*.md") if page not in {_IN_A_SLURM, _BY_HAND})
 PAGES = (ROOT / "README.md", *sorted(_DOCS), *sorted((ROOT / "examples").rglob("*.md")))
 _STARTS_NOTHING = ("plan", "explain", "sites", "alloc", "completion")
 _NAMES = "|".join(_STARTS_NOTHING)

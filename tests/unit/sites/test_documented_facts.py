@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from looping import each
+from planning import plan_for
 from unit.sites.loading import binds, directives, launcher_words, variables
 from windlass.base.notation.cpulist import parse_bindings
 from windlass.sites.catalog import load_site
@@ -365,3 +366,10 @@ def test_unconfirmed_facts_say_so_when_they_are_shown() -> None:
     site = load_site("sophia")
     assert site.origin_of("launcher.kind").text().endswith("UNCONFIRMED")
     assert "UNCONFIRMED" not in load_site("aurora").origin_of("launcher.kind").text()
+
+
+def test_aurora_has_four_ranks_on_each_of_twelve_tiles_or_six_with_a_card_each() -> None:
+    shared = plan_for("aurora", "train.py", ranks_per_device=4)[0].binding.ranks
+    assert [rank.devices for rank in shared] == [(rank // 4,) for rank in range(48)]
+    cards = plan_for("aurora", "train.py", device_unit="card")[0].binding.ranks
+    assert [rank.devices for rank in cards] == [(card,) for card in range(6)]
