@@ -13,6 +13,7 @@ import pytest
 
 from planning import plan_for
 from windlass.diagnose.doctor import rank_checks
+from windlass.diagnose.doctor.comm_log import parse_comm_log
 from windlass.model.plan import Plan
 from windlass.node.checks import rank as environment
 from windlass.node.checks import rank as plugins
@@ -207,3 +208,23 @@ def test_a_look_at_files_is_timed(tmp_path: Path) -> None:
         (tmp_path / str(number)).touch()
     assert environment.look_us(str(tmp_path)) > 0
     assert environment.torch_facts().get("folder", os.sep).startswith(os.sep)
+
+
+@pytest.mark.parametrize(("text", "severity"), [("64", "warning"), ("2", "ok"), ("", "ok"), ("many", "ok")])
+def test_more_threads_than_cpus_of_a_rank_are_told_with_the_right_number(text: str, severity: str) -> None:
+    found = rank_checks.check_threads({"cpus": [0, 1], "omp_threads": text})
+    assert found.severity == severity
+    assert ("OMP_NUM_THREADS=2" in found.advice) == (severity != "ok")
+
+
+def test_a_rank_is_blamed_on_the_host_that_it_reports() -> None:
+    plan = msgspec.structs.replace(_plan(), hosts="n[1-2]")
+    reports = _reports(plan)
+    for rank, report in reports.items():  # the launcher has the nodes the other way round
+        report["host"] = "n2.site" if rank < plan.ranks_per_node else "n1.site"
+    reports[0]["import_error"] = "ImportError: libtorch.so"
+    found = rank_checks.check_ranks(
+        plan, plan.request, _context("frontier", plan), reports, parse_comm_log([]), "quick", {}
+    )
+    broken = [f.subject for f in found if f.kind == "torch" and "cannot be imported" in f.evidence]
+    assert broken == ["n2"]

@@ -123,7 +123,8 @@ def _page(developed: list[Judged], aside: list[Judged], healthy: list[Judged]) -
         rows="\n".join(rows),
         healthy=_count(healthy),
         real_healthy=real.get("", "none"),
-        missed="\n".join(lines) or "Nothing was missed.",
+        missed="\n".join(lines)
+        or "Of the simulated runs nothing was missed. The column of real runs has what was missed there.",
     )
 
 

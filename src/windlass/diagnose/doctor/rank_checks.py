@@ -45,9 +45,14 @@ def check_ranks(
     hosts = expand_hostlist(plan.hosts) if plan.hosts else ()
     first = {rank: report for rank, report in reports.items() if report.get("local_rank") == 0}
 
+    named = {host.partition(".")[0]: host for host in hosts}
+
     def host_of(rank: int) -> str:
+        """The host that the rank itself reports: a launcher may order the nodes otherwise than the plan."""
         node = rank // plan.ranks_per_node
-        return hosts[node] if len(hosts) > 1 and node < len(hosts) else ""
+        planned = hosts[node] if node < len(hosts) else ""
+        own = str(reports[rank].get("host", "")).partition(".")[0]
+        return named.get(own, planned) if len(hosts) > 1 else ""
 
     findings = check_affinity(plan, reports, host_of)
     for rank, report in first.items():
@@ -58,6 +63,7 @@ def check_ranks(
             check_plugin(plan, context, report),
             check_providers(plan, context, report),
             _limits(report),
+            check_threads(report),
         ]
         findings += [_at(finding, host_of(rank)) for finding in found]
     findings += _same_everywhere(first, host_of)
@@ -244,6 +250,15 @@ def check_providers(plan: Plan, context: PlanningContext, report: Mapping[str, A
         remedy = "this libfabric is not the site's: load its module, or bind it into the container"
         return Finding(name, "error", f"{seen}; {wanted} is missing", remedy)
     return Finding(name, "ok", seen)
+
+
+def check_threads(report: Mapping[str, Any]) -> Finding:
+    """OMP_NUM_THREADS of the ranks, against the CPUs that they got."""
+    text, cpus = str(report.get("omp_threads", "")), len(report.get("cpus", ()))
+    if text.isdecimal() and len(text) < 9 and 0 < cpus < int(text):
+        seen = f"OMP_NUM_THREADS={text}, but a rank has {cpus} CPUs: its threads take turns"
+        return Finding("threads", "warning", seen, f"unset it, or set OMP_NUM_THREADS={cpus}")
+    return Finding("threads", "ok", f"OMP_NUM_THREADS is {text or 'not set'}")
 
 
 def _limits(report: Mapping[str, Any]) -> Finding:

@@ -173,6 +173,7 @@ def facts(spec: dict[str, Any]) -> dict[str, Any]:
         "local_rank": int(environ.get("LOCAL_RANK", "0")),
         "host": socket.gethostname(),
         "cpus": sorted(os.sched_getaffinity(0)),
+        "omp_threads": environ.get("OMP_NUM_THREADS", ""),
     }
     if found["local_rank"] == 0:
         torch = torch_facts()
