@@ -58,7 +58,7 @@ def test_the_screen_of_watch_shows_codes_of_others_escaped(colour: bool) -> None
     job = msgspec.structs.replace(job, name=EVIL, nodes=nodes)
     finding = Finding("x", "error", EVIL, EVIL)
     text = screen_text(job, (finding, finding, finding), colour=colour, width=120)
-    ours = text.replace("\x1b[1;37;41m ERROR \x1b[0m", "", 1)
+    ours = re.sub(r"\x1b\[[\d;]+m *(?:error|ERROR) *\x1b\[0m", "", text)
     assert not set(ours) & set("\x1b\x07\u202e") and "\\x1b[31m" in text
     assert (ours != text) == colour
     record("colour codes in a run that is watched", expected="shown escaped", seen="shown escaped")
