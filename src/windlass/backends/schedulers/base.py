@@ -10,7 +10,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import msgspec
 
@@ -84,6 +84,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """It will not start, however long it waits: its request does not fit the nodes, or breaks a limit."""
     preempted: bool = False
     """The scheduler takes, or took, its nodes back for another job."""
+    fault: Literal["", "node", "memory", "prologue"] = ""
+    """What the scheduler blames for the end: a lost node, memory, or a prologue or launch that failed."""
     restarts: int = 0
     """How often the scheduler has put it back into the queue, where it says so."""
     gone: bool = False

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from windlass.backends.schedulers.base import (
     JobSpec,
@@ -48,6 +48,7 @@ _ALLOCATION = (
     'echo "now $(date +%s) left $(flux job timeleft 2>/dev/null)"'
 )
 _LEFT = re.compile(r"now (\d+) left (\d+)")
+_LOST_NODE, _PROLOG = re.compile(r"node failure on |lost contact with "), re.compile(r"(?:job )?prolog")
 _NO_LIMIT_S = 2**32 - 1
 # SIGKILL first: a cancel alone gives the tasks another five seconds.
 _KILL_STEP = (
@@ -177,7 +178,8 @@ class Flux(Scheduler):
         never = isinstance(exception, dict) and exception.get("type") == "alloc" and "t_run" not in job
         if job.get("state") == "INACTIVE":
             state = _RESULTS.get(str(job.get("result")), JobState.UNKNOWN)
-            return JobStatus(state=state, exit_code=_exit_code(job.get("returncode")), reason=note, never=never)
+            ended = _exit_code(job.get("returncode"))
+            return JobStatus(state=state, exit_code=ended, reason=note, never=never, fault=_fault(exception))
         state = _STATES.get(str(job.get("state")), JobState.UNKNOWN)
         if state is JobState.QUEUED and job.get("urgency") == 0:
             state = JobState.HELD
@@ -259,6 +261,14 @@ def _find_job(output: str) -> Mapping[str, Any] | None:
     if isinstance(answer, dict) and isinstance(answer.get("jobs"), list):
         answer = answer["jobs"][0] if answer["jobs"] else None
     return answer if isinstance(answer, dict) and "state" in answer else None
+
+
+def _fault(exception: object) -> Literal["", "node", "memory", "prologue"]:
+    if not isinstance(exception, dict):
+        return ""
+    if exception.get("type") in {"prolog", "perilog", "job-prolog"} or _PROLOG.match(str(exception.get("note"))):
+        return "prologue"
+    return "node" if _LOST_NODE.match(str(exception.get("note"))) else ""
 
 
 def _exit_code(code: object) -> int | None:

@@ -6,7 +6,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from windlass.backends.schedulers.base import (
     JobSpec,
@@ -44,6 +44,12 @@ _STATES = {
 _FINISHED = ("F", "X")
 _DELETED, _FAILED = 91, 93
 _WALLTIME = -29
+# JOB_EXEC_* of PBS's job.h: a prologue or a hook before the job that failed, memory limits, a node that did not join.
+_FAULTS: dict[int, Literal["node", "memory", "prologue"]] = {
+    **dict.fromkeys((-1, -2, -3, -16, -17, -18, -19, -22), "prologue"),
+    **dict.fromkeys((-26, -27), "memory"),
+    **dict.fromkeys((-20, -30), "node"),
+}
 _NO_SUCH_JOB = re.compile(r"^qstat: (?:Unknown Job Id|\S+ Job has finished)", re.MULTILINE)
 
 # Without -x first: where the server keeps no history (PBS's default), `qstat -x` lists not even the jobs that run. Only
@@ -352,7 +358,13 @@ def _ended(job: Mapping[str, Any], comment: str) -> JobStatus:
         return JobStatus(state=JobState.CANCELLED, exit_code=code, reason=comment)
     if status == 0 and substate != _FAILED:
         return JobStatus(state=JobState.DONE, exit_code=0, reason="")
-    return JobStatus(state=JobState.FAILED, exit_code=code or None, reason=comment)
+    lost = status == 0
+    return JobStatus(
+        state=JobState.FAILED,
+        exit_code=code or None,
+        reason=comment,
+        fault="node" if lost else _FAULTS.get(status, ""),
+    )
 
 
 def _exit_code(status: int) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from typing import Literal
 
 import msgspec
 
@@ -60,6 +61,13 @@ _NEVER = re.compile(
     r"(?:Account|QOS)NotAllowed|(?:Assoc|QOS)Max\w+Per(?:Job|Node)(?:Limit)?|QOSMin\w+|MaxMemPerLimit"
 )
 _QUIET_REASONS = {"None", "(null)", ""}
+_LAUNCH_FAILED = re.compile(r"launch[_ ]failed[_ ]requeued[_ ]held|Prolog", re.IGNORECASE)
+_FAULTS: dict[str, Literal["node", "memory", "prologue"]] = {
+    "BOOT_FAIL": "node",
+    "LAUNCH_FAILED": "prologue",
+    "NODE_FAIL": "node",
+    "OUT_OF_MEMORY": "memory",
+}
 
 # scontrol forgets a job some minutes after its end; sacct remembers it, where the site keeps accounts.
 _STATUS = (
@@ -386,7 +394,7 @@ def _from_scontrol(fields: Mapping[str, str]) -> JobStatus:
 def _status(word: str, exit_code: str, reason: str) -> JobStatus:
     name = re.split(r"[\s+]", word.strip(), maxsplit=1)[0]
     state = _STATES.get(name, JobState.UNKNOWN)
-    if state is JobState.QUEUED and reason in _HELD:
+    if state is JobState.QUEUED and (reason in _HELD or _LAUNCH_FAILED.search(reason)):
         state = JobState.HELD
     ended = state in {JobState.DONE, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT}
     if not reason and (state is JobState.UNKNOWN or name in {"NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "BOOT_FAIL"}):
@@ -398,6 +406,7 @@ def _status(word: str, exit_code: str, reason: str) -> JobStatus:
         exit_code=code if state is JobState.DONE else code or None,
         reason=reason,
         preempted=name == "PREEMPTED",
+        fault="prologue" if _LAUNCH_FAILED.search(reason) else _FAULTS.get(name, ""),
     )
 
 

@@ -555,7 +555,7 @@ def _files(path: Path) -> Iterator[Path]:
     if not path.is_dir():
         yield path
         return
-    parts = [path / name for name in ("out", "comm", "launcher.log", "slurm.log") if (path / name).exists()]
+    parts = [path / name for name in ("out", "comm", "launcher.log", "job.log") if (path / name).exists()]
     for part in parts or [path]:
         yield from sorted(p for p in part.rglob("*") if p.is_file()) if part.is_dir() else [part]
 

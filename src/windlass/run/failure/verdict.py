@@ -148,7 +148,7 @@ def verdict_lines(verdict: Verdict, record: RunRecord, run_dir: Path, *, shown: 
     if cause.rank is None:
         launcher_log = run_dir / "launcher.log"
         if cause.kind in {"transient", "memory", "node"} and launcher_log.exists():
-            if hint := _log_hint(launcher_log):
+            if hint := log_cause(launcher_log)[0]:
                 lines.append(f"windlass: hint: {hint}")
             lines.append(f"windlass: all that the launcher said is in {launcher_log}")
         return lines
@@ -165,12 +165,14 @@ def verdict_lines(verdict: Verdict, record: RunRecord, run_dir: Path, *, shown: 
     return [*lines, f"windlass: settings and their reasons: windlass explain {run}"]
 
 
-def _log_hint(launcher_log: Path) -> str:
-    """What helps against the first known complaint in a launcher's log; empty for none, or where it cannot be read."""
+def log_cause(log: Path) -> tuple[str, str]:
+    """What helps against the first cause that a log of a launcher or of a batch script names, and the line; empty for
+    none, or where it cannot be read."""
     try:
-        with open_plain(launcher_log) as file:
+        with open_plain(log) as file:
             lines = file.read(_HINT_BYTES).decode(errors="replace").splitlines()
     except OSError:
-        return ""
-    sign = sign_of(first_sign_line(lines))
-    return sign.remedy if sign is not None else ""
+        return "", ""
+    line = first_sign_line(lines)
+    sign = sign_of(line)
+    return (sign.remedy, line) if sign is not None else ("", "")

@@ -30,7 +30,7 @@ from windlass.run.failure.ends import newest_step, read_ledger
 from windlass.run.failure.evidence import observe
 from windlass.run.failure.rank_logs import rank_logs
 from windlass.run.failure.root_cause import RESUME_ME, find_cause
-from windlass.run.failure.verdict import attempt_folders, read_verdict
+from windlass.run.failure.verdict import attempt_folders, log_cause, read_verdict
 from windlass.run.folder import COMMAND_FILE, PLAN_FILE, FolderUse, RunFolder, is_run, open_folder, read_plan
 from windlass.run.scheduler_commands import ask_status, scheduler_environ
 from windlass.run.sidecars.detached import AGENTS_FILE
@@ -41,6 +41,11 @@ State = Literal["running", "waiting", "done", "resumable", "stopped", "failed", 
 """`waiting`: in the scheduler's queue. `resumable`: it saved and left. `killed`: windlass itself was, in the middle."""
 _ASK_S = 15.0
 _NO_ANSWER = "the scheduler gives no answer about job"
+_FAULTS = {
+    "node": "lost a node",
+    "memory": "ran out of memory",
+    "prologue": "was not started: its prologue or launch failed on a node",
+}
 _WAITING = {JobState.QUEUED, JobState.HELD}
 _RUNNING = {JobState.RUNNING, JobState.ENDING}
 
@@ -165,12 +170,19 @@ def _state(
     if record is not None:
         return _ended(folder, plan, record)
     if owner is None:
-        return _ended_alone(folder) or said or ("unknown", "it has not been started, or by an older windlass")
+        told = _with_log(folder, said) if said else None
+        return _ended_alone(folder) or told or ("unknown", "it has not been started, or by an older windlass")
     said = said or _ask_scheduler(plan, owner.job_id, environ)
     alive = {"waiting", "running", "unknown"}
     if said is None or (owner.alive() is False and said[0] in alive):
         return "killed", "windlass died without a record"
-    return said
+    return _with_log(folder, said)
+
+
+def _with_log(folder: RunFolder, said: tuple[State, str]) -> tuple[State, str]:
+    """What the scheduler reports of a failed job, with the first cause in the log of its batch script."""
+    line = log_cause(folder.part("job.log"))[1] if said[0] == "failed" else ""
+    return (said[0], f"{said[1]}; its log says: {line}") if line else said
 
 
 def _ended_alone(folder: RunFolder) -> tuple[State, str] | None:
@@ -213,8 +225,9 @@ def _ask_scheduler(plan: Plan, job_id: str | None, environ: Mapping[str, str]) -
         status = ask_status(scheduler, job_id, environ, _ASK_S)
     except WindlassError as error:
         return "unknown", f"{_NO_ANSWER} {job_id}: {error.message}"
-    if status.state in _WAITING:
-        return "waiting", f"job {job_id}" + (f": {status.reason}" if status.reason else "")
+    if status.state in _WAITING and not status.fault:
+        what = f"{plan.scheduler} reports that job {job_id} can never run" if status.never else f"job {job_id}"
+        return "waiting", what + (f": {status.reason}" if status.reason else "")
     if status.state in _RUNNING:
         return "running", f"job {job_id}"
     if status.state is JobState.UNKNOWN and not status.gone:
@@ -225,6 +238,11 @@ def _ask_scheduler(plan: Plan, job_id: str | None, environ: Mapping[str, str]) -
 def _ended_job(status: JobStatus, scheduler: str, job_id: str) -> tuple[State, str] | None:
     """Why a job without a record ended, as its scheduler reports it; None where it reports no reason."""
     more = f": {status.reason}" if status.reason else ""
+    if status.never:
+        return "failed", f"{scheduler} reports that job {job_id} can never run{more}"
+    if status.fault:
+        state: State = "killed" if status.fault == "node" else "failed"
+        return state, f"{scheduler} reports that job {job_id} {_FAULTS[status.fault]}{more}"
     if status.preempted:
         return "killed", f"{scheduler} reports that job {job_id} was preempted{more}"
     if status.state is JobState.TIMEOUT:
