@@ -66,7 +66,7 @@ def _replaced(active: list[Occurrence], before: list[Occurrence]) -> list[Occurr
 
 
 def _elsewhere(name: str, plan: Plan, others: Iterable[Site]) -> list[Occurrence]:
-    """What the rest of the catalog knows of a name, each fact once with the machines that have it."""
+    """What the rest of the catalog has of a name: each fact once, those of most machines first."""
     sites: dict[Occurrence, list[str]] = {}
     for site in others:
         for occurrence in _in_catalog(name, plan, site):
@@ -75,7 +75,7 @@ def _elsewhere(name: str, plan: Plan, others: Iterable[Site]) -> list[Occurrence
                 names.append(site.name)
     return [
         msgspec.structs.replace(occurrence, where=f"{occurrence.where} on {', '.join(names)}")
-        for occurrence, names in sites.items()
+        for occurrence, names in sorted(sites.items(), key=lambda item: -len(item[1]))
     ]
 
 
