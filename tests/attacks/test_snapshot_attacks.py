@@ -414,7 +414,7 @@ def test_files_of_terabytes_in_a_strangers_snapshot_are_refused(tmp_path: Path) 
     wrong = store.check_file(huge / "hole", dataclasses.replace(entry, size_bytes=4 << 40))
     assert wrong is not None and "bytes of holes" in wrong
     os.truncate(huge / ".metadata", 4 << 40)
-    reader = make_reader(huge)
+    reader = make_reader(huge, (), lambda problems, fault: None)
     with pytest.raises(CorruptError, match="its index has"):
         reader.read_metadata()
     os.truncate(huge / store.MANIFEST, 4 << 40)

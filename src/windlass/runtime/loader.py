@@ -1,11 +1,14 @@
-"""Loading the newest snapshot that is whole: check on all ranks, fall back, compare with the model, then load."""
+"""Loading the newest snapshot that is whole: compare it with the model, then check and load it in one pass.
+
+A damaged one may have filled some tensors before the damage is found. The next older one fills all of them again.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 import warnings
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +17,7 @@ from typing import Any
 from windlass.errors import MachineError, UsageError, VersionError, WindlassError
 from windlass.runtime import store
 from windlass.runtime.peers import Peers, on_main
-from windlass.runtime.reader import make_load_planner, make_reader
+from windlass.runtime.reader import INDEX, make_load_planner, make_reader
 from windlass.runtime.run import first_line, say
 from windlass.runtime.state import (
     Parts,
@@ -27,10 +30,15 @@ from windlass.runtime.state import (
     seed_newcomer,
     tensors_of,
 )
-from windlass.runtime.store import CorruptError, Found, Manifest
+from windlass.runtime.store import CorruptError, FileEntry, Found, Manifest
 from windlass.runtime.tier import FastTier
 
 _MAX_FOREIGN_VALUES = 4 << 30
+_WRITER = re.compile(r"__(\d{1,9})_\d+\.distcp$")
+
+
+class DamagedError(CorruptError):
+    """A snapshot is not whole. An older one may be."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,13 +64,14 @@ def load_newest(folder: Path, parts: Parts, peers: Peers, fast: FastTier | None)
             found = on_main(peers, lambda: store.list_snapshots(folder), folder, "read")
     bad: list[tuple[Found, str]] = []
     for candidate in found:
-        manifest, problem = _check(candidate, peers)
-        if manifest is None:
-            bad.append((candidate, problem))
+        try:
+            manifest = on_main(peers, partial(_read_manifest, candidate.path), candidate.path, "read")
+            loaded = _load(candidate, manifest, parts, peers)
+        except DamagedError as error:
+            bad.append((candidate, error.message))
             if peers.is_main:
-                say(f"{candidate.path} is damaged and not used: {problem}")
+                say(f"{candidate.path} is damaged and not used: {error.message}")
             continue
-        loaded = _load(candidate, manifest, parts, peers)
         if peers.is_main:
             for damaged, _ in bad:
                 aside = store.set_aside(damaged)
@@ -79,37 +88,48 @@ def load_newest(folder: Path, parts: Parts, peers: Peers, fast: FastTier | None)
     return None
 
 
-def _check(candidate: Found, peers: Peers) -> tuple[Manifest | None, str]:
-    """The manifest where every file is right, else None and what is wrong. Each rank reads its share of the files."""
+def _read_manifest(snapshot: Path) -> Manifest:
+    """The manifest, where torch's index is right too: everything else is found through these two."""
     try:
-        manifest = on_main(peers, lambda: store.read_manifest(candidate.path), candidate.path, "read")
+        manifest = store.read_manifest(snapshot)
     except CorruptError as error:
-        return None, error.message
-    problems: list[str] = []
-    fault: WindlassError | None = None
-    try:
-        mine = manifest.files[peers.rank :: peers.world_size]
-        with ThreadPoolExecutor(store.io_threads(), thread_name_prefix="windlass-check") as pool:
-            found = pool.map(lambda entry: store.check_file(candidate.path / entry.name, entry), mine)
-            problems = [problem for problem in found if problem is not None]
-    except WindlassError as error:
-        fault = error
+        raise DamagedError(error.message) from None
+    for entry in manifest.files:
+        problem = store.check_file(snapshot / entry.name, entry) if entry.name == INDEX else None
+        if problem is not None:
+            raise DamagedError(problem)
+    return manifest
+
+
+def _agree(peers: Peers, problems: list[str], fault: WindlassError | None) -> None:
+    """Raise on every rank where a rank met a fault or found a damaged file."""
     reports = peers.gather((problems, fault))
-    for _, failed in reports:
-        if failed is not None:
-            raise failed
+    faults = [failed for _, failed in reports if failed is not None]
     everything = [problem for found, _ in reports for problem in found]
-    return (None, "; ".join(everything[:3])) if everything else (manifest, "")
+    for failed in faults:
+        # A damaged file can be the reason for what another rank could not make sense of.
+        if not (everything and isinstance(failed, CorruptError)):
+            raise failed
+    if everything:
+        raise DamagedError("; ".join(everything[:3]))
+
+
+def files_to_check(files: Sequence[FileEntry], rank: int, world_size: int) -> list[FileEntry]:
+    """The files that a rank checks: those that the rank of the same number wrote, because it reads most of them."""
+    writers = [_WRITER.match(entry.name) for entry in files]
+    owners = [int(writer[1]) if writer else number for number, writer in enumerate(writers)]
+    return [entry for entry, owner in zip(files, owners, strict=True) if owner % world_size == rank]
 
 
 def _load(candidate: Found, manifest: Manifest, parts: Parts, peers: Peers) -> Loaded:
-    """Load a checked snapshot. A difference in shape or name on any rank is raised on all, before a byte is loaded."""
+    """Check a snapshot and load it. Another shape or name on any rank is raised on all, before a byte is loaded."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.api import CheckpointException
 
     if peers.world_size == 1:
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-    reader = make_reader(candidate.path)
+    mine = files_to_check(manifest.files, peers.rank, peers.world_size)
+    reader = make_reader(candidate.path, mine, partial(_agree, peers))
     problem: WindlassError | None = None
     target: dict[str, Any] = {}
     stored: dict[str, Any] = {}

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from windlass.errors import UsageError, WindlassError
 from windlass.node.sys.identity import own_environ
@@ -22,13 +23,16 @@ from windlass.runtime.lease import Lease, acquire
 from windlass.runtime.ledger import Heartbeat
 from windlass.runtime.loader import Loaded, load_newest
 from windlass.runtime.peers import Peers, meet, on_main
+from windlass.runtime.place import find_place
 from windlass.runtime.run import close_group, say
 from windlass.runtime.saver import Saver, SaveResult
+from windlass.runtime.staging import Stager
 from windlass.runtime.state import Parts, capture_rng, own_values, pack, rank_key, tensors_of
 from windlass.runtime.stop import REASONS, WALLTIME, StopFlag, find_deadline
 from windlass.runtime.tier import FastTier, folder_identity
 
 _AGREE_S = 0.5
+_HURRY_S = 0.05  # while a snapshot is being written, which the ranks commit when they next talk
 _MAX_STEPS = 64  # steps that suddenly become slow delay a stop request by at most this many of them
 
 
@@ -46,13 +50,18 @@ class SavePace:
         self._last_agreed = now
         self._last_saved = now
 
-    def quiet(self, now: float) -> bool:
-        """True where this call needs no look. Several ranks count calls; one rank alone may look at the clock."""
+    def quiet(self, now: float, *, hurry: bool = False) -> bool:
+        """True where this call needs no look. Several ranks count calls; one rank alone may look at the clock.
+        `hurry`: a snapshot is being written."""
         self._calls += 1
         self._unsaved_steps += 1
         if self._calls < self._wait_calls:
             return True
-        return not self._shared and self._every_steps is None and now - self._last_agreed < self.agree_s
+        return (
+            not self._shared
+            and self._every_steps is None
+            and now - self._last_agreed < (_HURRY_S if hurry else self.agree_s)
+        )
 
     def due(self, now: float) -> bool:
         """True where a snapshot is due by time or by count."""
@@ -63,9 +72,9 @@ class SavePace:
         """Microseconds per call since the last agreement."""
         return int((now - self._last_agreed) / max(self._calls, 1) * 1e6)
 
-    def agreed(self, now: float, step_us: int) -> None:
+    def agreed(self, now: float, step_us: int, *, hurry: bool = False) -> None:
         """An agreement took place. `step_us` is the slowest rank's, so every rank computes the same next count."""
-        wish = int(self.agree_s * 1e6 / max(step_us, 1))
+        wish = int((_HURRY_S if hurry else self.agree_s) * 1e6 / max(step_us, 1))
         self._wait_calls = max(1, min(wish, 2 * self._wait_calls, _MAX_STEPS))
         if self._every_steps is not None:
             self._wait_calls = max(1, min(self._wait_calls, self._every_steps - self._unsaved_steps))
@@ -82,6 +91,7 @@ class SavePace:
 
 _FAILURES = 3  # saves that may fail in a row before the run ends: a disk that is full for a minute is no reason to
 _CLOSE_S = 30.0
+_PREPARE_AT = 2  # at this agreement the optimizer has its state, and memory for the copies is allocated
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,6 +142,7 @@ class Loop:
         self._save_s = 0.0
         self._failures = 0
         self._told_late = False
+        self._agreements = 0
         self._failure: WindlassError | None = None
 
     def load(self) -> Loaded | None:
@@ -157,6 +168,7 @@ class Loop:
             lease=self._lease,
             fast=self._fast,
             wait_s=options.wait_s,
+            stager=Stager(find_place(self._environ).local_world_size or self._peers.world_size),
         )
         self._saver = saver
         self._last = left[-1] if left else None
@@ -179,7 +191,8 @@ class Loop:
         self._at = step
         if now >= self._heartbeat.next_s:
             self._heartbeat.beat(step, now)
-        if self._pace.quiet(now) and (self._flag.reason == 0 or self._peers.world_size > 1):
+        hurry = self._saver is not None and self._saver.under_way
+        if self._pace.quiet(now, hurry=hurry) and (self._flag.reason == 0 or self._peers.world_size > 1):
             return
         self._agree(step, now)
 
@@ -216,7 +229,10 @@ class Loop:
                 f"the ranks are at different steps: {-lowest} to {highest}",
                 hint="call snapshot.step(step) on every rank, once per step",
             )
-        self._pace.agreed(now, step_us)
+        self._pace.agreed(now, step_us, hurry=saver.under_way)
+        self._agreements += 1
+        if self._agreements == _PREPARE_AT and self._options.background:
+            saver.prepare(self._state())
         if not busy and saver.under_way:
             self._note(saver.advance(background=True))
             if self._failures >= _FAILURES:
@@ -249,14 +265,18 @@ class Loop:
     def _save(self, saver: Saver, step: int, *, background: bool) -> None:
         self._pace.saving(time.monotonic())
         parts = self._options.parts
-        empty = parts.optimizer_is_empty
-        state = tensors_of(parts, with_optimizer=not empty)
-        state[rank_key(self._peers.rank)] = pack(own_values(parts, capture_rng()))
-        kind = "none" if not parts.optimizers else "empty" if empty else "tensors"
+        kind = "none" if not parts.optimizers else "empty" if parts.optimizer_is_empty else "tensors"
         notes = {"optimizer": kind, "torch": _torch_version()}
-        self._note(saver.start(step, state, notes, background=background))
+        self._note(saver.start(step, self._state(), notes, background=background))
         if not background:
             self._note(saver.finish())
+
+    def _state(self) -> dict[str, Any]:
+        """What a snapshot holds: the live tensors, and this rank's own values."""
+        parts = self._options.parts
+        state = tensors_of(parts, with_optimizer=not parts.optimizer_is_empty)
+        state[rank_key(self._peers.rank)] = pack(own_values(parts, capture_rng()))
+        return state
 
     def _leave(self, saver: Saver, step: int, reason: str) -> None:
         """Save what is not saved yet and end the process with the code that means "resume me"."""
@@ -322,7 +342,6 @@ def _open_fast_tier(options: Options, peers: Peers) -> FastTier | None:
 
 def _import_early() -> None:
     """Now, before the first step: these take seconds on a cold file system, and the first save must not pay them."""
-    import torch.distributed.checkpoint.staging
     import torch.distributed.checkpoint.state_dict  # noqa: F401
 
 

@@ -10,24 +10,30 @@ import contextlib
 import dataclasses
 import os
 import pickle
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from windlass.errors import MachineError, WindlassError
 from windlass.node.sys.folders import is_own
 from windlass.node.sys.reading import UnreadableError, open_plain
-from windlass.runtime.store import CorruptError, io_threads
-from windlass.runtime.tensor_file import HEAD_BYTES, data_offset
+from windlass.runtime.one_pass import read_in_one_pass
+from windlass.runtime.run import first_line
+from windlass.runtime.store import CorruptError, FileEntry, disk_error
 from windlass.runtime.unpickle import ForeignCodeError, foreign, load_plain
 
+INDEX = ".metadata"
+"""torch's own list of what lies where."""
 _MAX_INDEX = 2 << 30
-_READ_BYTES = 1 << 30
-"""Linux reads less than 2 GiB in one call."""
+Agree = Callable[[list[str], WindlassError | None], None]
 
 
-def make_reader(snapshot: Path) -> Any:
-    """torch's reader of one snapshot. `unpickle(bytes)` on it reads a value that came out of these files."""
+def make_reader(snapshot: Path, entries: Sequence[FileEntry], agree: Agree) -> Any:
+    """torch's reader of one snapshot. `unpickle(bytes)` on it reads a value that came out of these files.
+
+    `entries`: the files that this rank checks while it reads them. `agree` tells all ranks what is wrong with the
+    files or went wrong here, and raises on every rank where something did. Before it no value is unpickled.
+    """
     from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader
 
     class OwnFileSystem(FileSystem):  # type: ignore[misc]
@@ -57,7 +63,7 @@ def make_reader(snapshot: Path) -> Any:
         def read_metadata(self, *_: Any, **__: Any) -> Any:
             from torch.distributed.checkpoint.metadata import StorageMeta
 
-            with self.fs.create_stream(snapshot / ".metadata", "rb") as stream:
+            with self.fs.create_stream(snapshot / INDEX, "rb") as stream:
                 size = os.fstat(stream.fileno()).st_size
                 if size > _MAX_INDEX:
                     raise CorruptError(f"{snapshot}: its index has {size} bytes, more than {_MAX_INDEX}")
@@ -77,10 +83,21 @@ def make_reader(snapshot: Path) -> Any:
             return self._dtypes.get(index.fqn)
 
         def read_data(self, plan: Any, planner: Any) -> Any:
-            """Read tensors with several threads, straight into their place where the file has them as they are."""
+            """Check the files and load tensors in one pass, then let torch read the rest."""
             from torch.futures import Future
 
-            slow = read_tensors(snapshot, plan.items, self, planner)
+            problems: list[str] = []
+            slow: list[Any] = []
+            fault: WindlassError | None = None
+            try:
+                problems, slow = read_in_one_pass(snapshot, plan.items, entries, self, planner)
+            except WindlassError as error:
+                fault = error
+            except OSError as error:
+                fault = disk_error(error, snapshot, "read")
+            except Exception as error:  # whatever it is, the other ranks wait for an answer
+                fault = MachineError(f"cannot load {snapshot}: {type(error).__name__}: {first_line(error)}")
+            agree(problems, fault)
             if slow:
                 super().read_data(dataclasses.replace(plan, items=slow), planner)
             done: Any = Future()
@@ -105,58 +122,6 @@ def make_reader(snapshot: Path) -> Any:
                 raise foreign(snapshot, "it holds more than tensors and plain values") from None
 
     return Reader()
-
-
-def read_tensors(snapshot: Path, items: Sequence[Any], reader: Any, planner: Any) -> list[Any]:
-    """Read whole tensors that lie in the files as plain data. Returns the items that need torch's own reader."""
-    slow: list[Any] = []
-    fast: list[tuple[Any, Any]] = []
-    for item in items:
-        target = None if item.type.name == "BYTE_IO" else planner.resolve_tensor(item).detach()
-        plain = target is not None and target.is_contiguous() and target.numel() > 0 and not any(item.storage_offsets)
-        (fast.append((item, target)) if plain else slow.append(item))
-    with ThreadPoolExecutor(io_threads(), thread_name_prefix="windlass-read") as pool:
-        for (item, target), done in zip(
-            fast, pool.map(lambda job: _read_one(snapshot, reader, *job), fast), strict=True
-        ):
-            if done:
-                planner.commit_tensor(item, target)
-            else:
-                slow.append(item)
-    return slow
-
-
-def _read_one(snapshot: Path, reader: Any, item: Any, target: Any) -> bool:
-    """Fill `target` from the file. False where the file holds the tensor in another form or another size."""
-    import torch
-
-    place = reader.storage_data[item.storage_index]
-    size = target.numel() * target.element_size()
-    stored = reader.stored_dtype(item.storage_index)
-    if place.transform_descriptors or stored != target.dtype:
-        return False
-    with reader.fs.create_stream(snapshot / place.relative_path, "rb") as stream:
-        head = os.pread(stream.fileno(), min(HEAD_BYTES, place.length), place.offset)
-        start = data_offset(head, size)
-        if start is None or start + size > place.length:
-            return False
-        flat = target.view(-1).view(torch.uint8)
-        if target.device.type == "cpu":
-            _read_into(stream.fileno(), memoryview(flat.numpy()), place.offset + start)
-            return True
-        host = torch.empty(size, dtype=torch.uint8)
-        _read_into(stream.fileno(), memoryview(host.numpy()), place.offset + start)
-        flat.copy_(host)
-    return True
-
-
-def _read_into(fd: int, view: memoryview, offset: int) -> None:
-    done = 0
-    while done < len(view):
-        count = os.preadv(fd, [view[done : done + _READ_BYTES]], offset + done)
-        if count == 0:
-            raise CorruptError("a file of the snapshot became shorter while it was read")
-        done += count
 
 
 def make_load_planner(reader: Any) -> Any:

@@ -19,6 +19,8 @@ from windlass.errors import MachineError, WindlassError
 from windlass.runtime import store
 from windlass.runtime.lease import Lease
 from windlass.runtime.peers import Peers, on_main
+from windlass.runtime.run import say
+from windlass.runtime.staging import Stager
 from windlass.runtime.store import FileEntry, Manifest
 from windlass.runtime.tier import FastTier, copy_checked
 from windlass.runtime.writer import ShardWriter, WritePlan, first_failure
@@ -49,7 +51,15 @@ class Saver:
     """Saves into `folder`. `lease` is None on all but the main rank."""
 
     def __init__(
-        self, folder: Path, *, keep: int, peers: Peers, lease: Lease | None, fast: FastTier | None, wait_s: float
+        self,
+        folder: Path,
+        *,
+        keep: int,
+        peers: Peers,
+        lease: Lease | None,
+        fast: FastTier | None,
+        wait_s: float,
+        stager: Stager,
     ) -> None:
         self._folder = folder
         self._keep = keep
@@ -61,7 +71,8 @@ class Saver:
         self._error: WindlassError | None = None
         self._job: _SaveJob | None = None
         self._plan: WritePlan | None = None
-        self._stager: Any = None
+        self._stager = stager
+        self._told_no_room = False
 
     @property
     def busy(self) -> bool:
@@ -73,18 +84,30 @@ class Saver:
         """True from `start` until the outcome; the same on every rank."""
         return self._job is not None
 
+    def prepare(self, state: dict[str, Any]) -> None:
+        """Plan with all ranks and allocate the memory for copies, so that the first save does not have to."""
+        writer = ShardWriter(self._folder, state)
+        try:
+            self._plan = writer.plan(self._peers, self._plan)
+        except WindlassError:
+            return  # the first save meets the same error and reports it
+        self._stager.prepare(writer.tensors())
+
     def start(self, step: int, state: dict[str, Any], notes: dict[str, Any], *, background: bool) -> SaveResult | None:
         """Begin to save `state`. On return training may change the tensors. An outcome: it failed at once."""
         token = self._peers.tell_all(store.new_token())
         saving = store.saving_path(self._folder, step, token)
         local = saving if self._fast is None else store.saving_path(self._fast.path, step, token)
-        writer = ShardWriter(local, self._stage(state) if background else state)
+        writer = ShardWriter(local, state)
         self._job = _SaveJob(step=step, notes=notes, saving=saving, writer=writer, began=time.monotonic())
         try:
             self._plan = writer.plan(self._peers, self._plan)
         except WindlassError as error:
             return self._end(error)
-        self._run(writer.write, background=background)
+        staged = (background or self._stager.is_pinned) and writer.stage(self._stager)
+        if background and not staged:
+            self._tell_no_room()
+        self._run(writer.write, background=background and staged)
         return None
 
     def advance(self, *, background: bool) -> SaveResult | None:
@@ -124,17 +147,13 @@ class Saver:
         if self._thread is not None:
             self._thread.join(5.0)
 
-    def _stage(self, state: dict[str, Any]) -> dict[str, Any]:
-        staged: dict[str, Any]
-        if self._stager is not None:
-            try:
-                staged = self._stager.stage(state)
-                return staged
-            except KeyError:  # seen with torch 2.11 on CUDA: a stager that was used once has forgotten how to copy
-                self._stager = None
-        self._stager = _make_stager()
-        staged = self._stager.stage(state)
-        return staged
+    def _tell_no_room(self) -> None:
+        if not self._told_no_room:
+            self._told_no_room = True
+            say(
+                f"rank {self._peers.rank}: this node has no memory for a copy of the state, so training waits until "
+                "each snapshot is written"
+            )
 
     def _run(self, work: Callable[[], None], *, background: bool) -> None:
         self._error = None
@@ -226,17 +245,3 @@ class Saver:
 
 def _manifest(job: _SaveJob, world_size: int, files: tuple[FileEntry, ...]) -> Manifest:
     return Manifest(step=job.step, world_size=world_size, saved_at=time.time(), files=files, notes=job.notes)
-
-
-def _make_stager() -> Any:
-    """torch's own staging: pinned memory and overlapped copies where there is a device, plain copies elsewhere."""
-    import torch
-
-    try:
-        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-    except ImportError:  # before torch 2.9
-        from torch.distributed.checkpoint.staging import BlockingAsyncStager
-
-        return BlockingAsyncStager()
-    pinned = bool(torch.cuda.is_available())
-    return DefaultStager(StagingOptions(pinned, False, False, pinned))

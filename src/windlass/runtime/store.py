@@ -19,7 +19,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -159,8 +159,8 @@ def read_manifest(snapshot: Path) -> Manifest:
     return parse_manifest(text, str(snapshot))
 
 
-def check_file(path: Path, entry: FileEntry) -> str | None:
-    """What is wrong with one file, or None. Reads all of it."""
+def check_file(path: Path, entry: FileEntry, digest: Callable[[Path], str] | None = None) -> str | None:
+    """What is wrong with one file, or None. Reads all of it, with `digest`, which returns its SHA-256 in hex."""
     try:
         status = path.lstat()
         if not stat.S_ISREG(status.st_mode):  # a link leads out of the snapshot, a pipe never ends
@@ -170,7 +170,7 @@ def check_file(path: Path, entry: FileEntry) -> str | None:
             return f"{entry.name} is another user's file with {size} bytes of holes"
         if size != entry.size_bytes:
             return f"{entry.name} has {size} bytes, not {entry.size_bytes}"
-        if file_digest(path) != entry.sha256:
+        if (digest or file_digest)(path) != entry.sha256:
             return f"{entry.name} does not match its checksum"
     except FileNotFoundError:
         return f"{entry.name} is missing"

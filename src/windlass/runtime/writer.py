@@ -15,7 +15,7 @@ import io
 import math
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,12 +24,16 @@ from typing import Any
 from windlass.errors import MachineError, WindlassError
 from windlass.runtime.peers import Peers
 from windlass.runtime.run import first_line
+from windlass.runtime.staging import Stager
 from windlass.runtime.store import FileEntry, disk_error, io_threads, open_closed
 from windlass.runtime.tensor_file import frame
 
-_PIECE_BYTES = 4 << 20
+_PIECE_BYTES = 32 << 20
 _FILE_BYTES = 256 << 20
 """A rank writes one file per thread, but no more than one for so many bytes."""
+_VALUE_BYTES = 1 << 10
+"""About the size of a value that is no tensor. There may be thousands, and each takes time."""
+_UNCHANGING = (bool, int, float, str, bytes, type(None))
 
 
 class _DigestStream(io.RawIOBase):
@@ -41,7 +45,7 @@ class _DigestStream(io.RawIOBase):
     def __init__(self, path: Path, cancelled: threading.Event) -> None:
         super().__init__()
         self._cancelled = cancelled
-        self._file = os.fdopen(open_closed(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb", buffering=1 << 20)
+        self._file = os.fdopen(open_closed(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb", buffering=1 << 16)
         self._digest = hashlib.sha256()
         self._size = 0
         self._error: OSError | None = None
@@ -50,7 +54,8 @@ class _DigestStream(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        """Write in pieces, so that a piece is digested while the processor's cache holds it."""
+        """Write in pieces, between which a save can be cancelled. A piece is large: after each one this thread
+        waits for the interpreter's lock, and so does training."""
         view = memoryview(data).cast("B")
         self._size += len(view)
         for start in range(0, len(view), _PIECE_BYTES):
@@ -126,6 +131,8 @@ class ShardWriter:
         self._planner = _make_planner()
         self._state = state
         self._plan: WritePlan | None = None
+        self._copies: dict[Any, Any] = {}
+        self._wait: Callable[[], None] | None = None
         self.results: list[Any] = []
 
     def plan(self, peers: Peers, former: WritePlan | None) -> WritePlan:
@@ -133,25 +140,19 @@ class ShardWriter:
         planner, storage = self._planner, self._storage
         planner.set_up_planner(self._state, storage.storage_meta(), peers.is_main)
         storage.set_up_storage_writer(peers.is_main)
-        problem: WindlassError | None = None
-        local: Any = None
-        try:
-            local = storage.prepare_local_plan(planner.create_local_plan())
-        except OSError as error:
-            problem = disk_error(error, self.path, "write")
-        same = problem is None and former is not None and former.local == local
+        local = planner.create_local_plan()
+        same = former is not None and former.local == local
         if former is not None and peers.largest([int(not same)])[0] == 0:
             self._plan = former
             return former
-        parts = peers.collect((local, problem))
+        parts = peers.collect(local)
         answers: list[Any] = []
         metadata: Any = None
         if peers.is_main:
-            failed = first_failure([error for _, error in parts])
+            failed: WindlassError | None = None
             try:
-                if failed is None:
-                    plans, metadata = planner.create_global_plan([part for part, _ in parts])
-                    answers = [(plan, None) for plan in storage.prepare_global_plan(plans)]
+                plans, metadata = planner.create_global_plan(parts)
+                answers = [(plan, None) for plan in storage.prepare_global_plan(plans)]
             except Exception as error:  # whatever it is, the other ranks wait for an answer
                 failed = MachineError(
                     f"torch cannot plan the snapshot: {type(error).__name__}: {first_line(error)}",
@@ -165,10 +166,35 @@ class ShardWriter:
         self._plan = WritePlan(local=local, mine=planner.finish_plan(mine), metadata=metadata)
         return self._plan
 
+    def tensors(self) -> list[Any]:
+        """The tensors that this rank writes, as they are now."""
+        return [self._planner.resolve_data(item) for item in self._items(tensors=True)]
+
+    def stage(self, stager: Stager) -> bool:
+        """Copy what this rank writes, so that training may change it. False where the node has no memory for it."""
+        staged = stager.stage(self.tensors())
+        if staged is None:
+            return False
+        self._wait = staged.wait
+        self._copies = {
+            item.index: tensor for item, tensor in zip(self._items(tensors=True), staged.tensors, strict=True)
+        }
+        for item in self._items(tensors=False):
+            if not isinstance(self._planner.lookup_object(item.index), _UNCHANGING):
+                self._copies[item.index] = self._planner.resolve_data(item)
+        return True
+
+    def _items(self, *, tensors: bool) -> list[Any]:
+        assert self._plan is not None
+        return [item for item in self._plan.mine.items if (item.tensor_data is not None) == tensors]
+
     def write(self) -> None:
         """Write this rank's files. No other rank is needed."""
         assert self._plan is not None
         try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if self._wait is not None:
+                self._wait()
             self.results = self._write_files()
         except OSError as error:
             raise disk_error(error, self.path, "write") from error
@@ -195,7 +221,8 @@ class ShardWriter:
         with self._storage.fs.create_stream(self.path / name, "wb") as stream:
             for item in items:
                 start = stream.tell()
-                _write_item(stream, self._planner.resolve_data(item))
+                data = self._copies.get(item.index)
+                _write_item(stream, self._planner.resolve_data(item) if data is None else data)
                 size = stream.tell() - start
                 place = _StorageInfo(name, start, size)
                 results.append(WriteResult(index=item.index, size_in_bytes=size, storage_data=place))
@@ -231,7 +258,7 @@ def shared_out(items: Sequence[Any]) -> list[list[Any]]:
 
 def _size_of(item: Any) -> int:
     if item.tensor_data is None:
-        return 0
+        return _VALUE_BYTES
     return int(math.prod(item.tensor_data.chunk.sizes) * item.tensor_data.properties.dtype.itemsize)
 
 

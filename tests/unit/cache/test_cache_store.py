@@ -11,8 +11,8 @@ import pytest
 
 from requirements import require
 from windlass.node.cache.limits import NodeHealth, TokenBucket, fallback_jitter_s
-from windlass.node.cache.memory import memory_left
 from windlass.node.cache.store import Store, StoreReader, parse_location
+from windlass.node.sys.memory import memory_left
 
 
 def key(number: int) -> bytes:

@@ -14,7 +14,7 @@ import pytest
 
 from requirements import require_torch
 from windlass.errors import UsageError
-from windlass.runtime import RESUME_ME, ResumeLater, Snapshot, codes, store, writer
+from windlass.runtime import RESUME_ME, ResumeLater, Snapshot, codes, staging, store, writer
 from windlass.runtime.lease import read_holder
 from windlass.runtime.tensor_file import HEAD_BYTES, data_offset, frame
 
@@ -136,18 +136,59 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-000000017", "step-000000019"]
 
 
-def test_a_stager_that_torch_has_closed_after_its_first_use_is_made_anew(tmp_path: Path) -> None:
-    """As torch 2.11 does on CUDA; there the second save in the background failed."""
-    training = Training()
-    snapshot = Snapshot(tmp_path, model=training.model, optimizer=training.optimizer, every_steps=2, keep=9)
-    for step in snapshot.resume(range(8)):
+def test_training_changes_nothing_in_a_save_that_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training, may_write = Training(), threading.Event()
+    write = writer.ShardWriter.write
+
+    def write_late(self: writer.ShardWriter) -> None:
+        may_write.wait(20)
+        write(self)
+
+    monkeypatch.setattr(writer.ShardWriter, "write", write_late)
+    snapshot = Snapshot(tmp_path, model=training.model, optimizer=training.optimizer, every_steps=3, keep=9)
+    for step in snapshot.resume(range(5)):
         training.advance()
+        if step == 2:
+            saved = {name: value.detach().clone() for name, value in training.model.named_parameters()}
         snapshot.step(step)
-        assert snapshot._loop is not None and snapshot._loop._saver is not None
-        if snapshot._loop._saver._stager is not None:
-            snapshot._loop._saver._stager.close()
-        time.sleep(0.2)  # so that each save is over before the next one is due
-    assert [found.step for found in store.list_snapshots(tmp_path)] == [7, 5, 3, 1]
+        if step == 3:
+            may_write.set()
+    assert [found.step for found in store.list_snapshots(tmp_path)] == [4, 2]
+    weights = {f"model/{name}": torch.zeros_like(value) for name, value in saved.items()}
+    dcp.load(weights, checkpoint_id=str(tmp_path / "step-000000002"), no_dist=True)
+    assert all(torch.equal(weights[f"model/{name}"], value) for name, value in saved.items())
+
+
+def test_without_memory_for_a_copy_training_waits_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(staging, "memory_left", lambda: 0)
+    Training().run(tmp_path, 6, background=True)
+    assert names(tmp_path)[-1] == "step-000000005"
+    assert capfd.readouterr().err.count("no memory for a copy") == 1
+
+
+def test_a_stager_copies_tensors_of_every_form() -> None:
+    tensors = [
+        torch.randn(3, 4),
+        torch.randn(4, 6).t(),
+        torch.tensor(2.5),
+        torch.ones(7, dtype=torch.bool),
+        torch.empty(0),
+        torch.randn(3, 3).to_sparse(),
+        torch.randn(8, 2).bfloat16()[:, 1],
+    ]
+    stager = staging.Stager(1)
+    staged = stager.stage(tensors)
+    assert staged is not None
+    staged.wait()
+    for copy, tensor in zip(staged.tensors, tensors, strict=True):
+        assert copy.dtype == tensor.dtype and torch.equal(copy.to_dense(), tensor.to_dense())
+        assert tensor.is_sparse or copy.untyped_storage().nbytes() == copy.numel() * copy.element_size()
+    larger = stager.stage([torch.arange(1_000_000)])
+    assert larger is not None and torch.equal(larger.tensors[0], torch.arange(1_000_000))
 
 
 def test_a_framed_tensor_is_what_torch_loads(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def test_a_foreign_file_stays_foreign_while_other_threads_open_our_own(
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     ours.touch()
     theirs.touch()
-    reader = make_reader(tmp_path)
+    reader = make_reader(tmp_path, (), lambda problems, fault: None)
     opened: list[Path] = []
 
     def judged(status: os.stat_result) -> bool:

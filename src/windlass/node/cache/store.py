@@ -19,8 +19,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from windlass.node.cache.memory import memory_left
 from windlass.node.sys.folders import private_folder
+from windlass.node.sys.memory import memory_left
 
 _PLACE = struct.Struct("<IIQQI")
 LOCATION_BYTES = _PLACE.size

@@ -18,10 +18,10 @@ from windlass.node.cache.backend import Backend
 from windlass.node.cache.config import NodeConfig
 from windlass.node.cache.fuse import Server
 from windlass.node.cache.keys import DIRECTORY, parse_key, runs
-from windlass.node.cache.memory import memory_left
 from windlass.node.cache.stages import STAGES
 from windlass.node.cache.store import parse_location
 from windlass.node.cache.view import Node, View
+from windlass.node.sys.memory import memory_left
 from windlass.node.wire import wire
 
 log = logging.getLogger("windlass.cache")
