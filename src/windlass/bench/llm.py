@@ -26,7 +26,6 @@ class LlmCaseOptions(LlmOptions):
     """Options of the step, and of the matmul load after it (0: leave it out)."""
 
     ceiling: float = option(3.0, "seconds of matmul load; 0: leave it out", metavar="S")
-    ceiling_size: int = 0
 
 
 def usual_choices(asked: Mapping[str, Any], world_size: int) -> LlmCaseOptions:

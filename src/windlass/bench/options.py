@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 def option(default: Any, help: str | None = None, **more: Any) -> Any:
     """A field of an options class with its line of help. `more`: metavar, choices, positional (a word without a flag),
-    switch (a flag that is off and has a --no- form too)."""
+    switch (a flag that is off and has a --no- form too), hidden (not on the command line)."""
     return field(default=default, metadata={"help": help, **more})
 
 
@@ -26,7 +26,7 @@ def add_options(parser: Any, kind: type, *, without: Collection[str] = ()) -> No
     """One argument for each field. Those in `without` belong to somebody else's part of the command line."""
     types = get_type_hints(kind)
     for one in fields(kind):
-        if one.name not in without:
+        if one.name not in without and not one.metadata.get("hidden"):
             flag = one.name if one.metadata.get("positional") else f"--{one.name.replace('_', '-')}"
             parser.add_argument(flag, **_argument(types[one.name], one))
 

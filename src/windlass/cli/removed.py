@@ -57,6 +57,8 @@ _REMOVED = {
         "llm --no-fuse-accumulation": _ALWAYS,
         "llm --fp8-fast-accumulation": _ALWAYS,
         "llm --weight-decay": "leave it out: the weight decay is 0.1",
+        "llm --ceiling-size": "leave it out: the size depends on the device",
+        "llm --seed": "leave it out: the seed is 1234",
         "llm --clip": "leave it out: gradients are clipped at 1.0",
         "start --push": _PUSH,
         "start --link": _PUSH,

@@ -33,13 +33,13 @@ def test_matmul_measures_every_type_and_skips_what_is_missing(tmp_path: Path) ->
 
 def test_a_language_model_is_told_with_its_utilisation_and_all_ranks_samples(tmp_path: Path) -> None:
     words = ("--model", "tiny", "--sequence", "32", "--steps", "3", "--warmup", "1", "--ceiling", "0.05")
-    done = ranked(tmp_path, "llm", *words, "--ceiling-size", "64")
+    done = ranked(tmp_path, "llm", *words)
     assert done.returncode == 0, done.stderr
     (row,) = record_of(tmp_path)["rows"]
     assert row["labels"]["parallel"] == "ddp"
     assert len(row["samples"]["step_s"]) == 6, "three steps of two ranks"
     share = row["figures"]["utilisation_measured"]
-    assert share["formula"] == "6*N*tokens / fp32 matmul 64, sustained, same run"
+    assert share["formula"] == "6*N*tokens / fp32 matmul 1024, sustained, same run"
     achieved, ceiling = row["figures"]["tflops_6n"]["value"], row["figures"]["ceiling"]["value"]
     assert share["value"] == pytest.approx(achieved / ceiling)
     assert "tokens/s" in done.stdout

@@ -49,26 +49,6 @@ def test_on_a_login_node_no_rank_starts_and_no_device_is_missed(tmp_path: Path) 
     assert status["ranks"] == "skipped" and status["devices"] != "error" and "port" not in status
 
 
-def test_ranks_of_the_examination_are_neither_profiled_nor_watched_nor_started_again(tmp_path: Path) -> None:
-    done = windlass(
-        *QUICK,
-        "-r",
-        "1",
-        "--watch",
-        "--profile",
-        "torch",
-        "--restarts",
-        "2",
-        "--check",
-        "--run-dir",
-        "kept",
-        cwd=tmp_path,
-    )
-    assert "all 1 started as planned" in done.stdout, done.text
-    request = json.loads((tmp_path / "kept" / "ranks" / "plan.json").read_text())["request"]
-    assert not {"watch", "profile", "restarts", "check"} & request.keys()
-
-
 def test_a_kept_folder_holds_what_the_ranks_said(tmp_path: Path) -> None:
     done = windlass(*QUICK, "-r", "1", "--run-dir", "kept", cwd=tmp_path)
     assert "all 1 started as planned" in done.stdout, done.text

@@ -95,7 +95,7 @@ class StepOptions:
     tf32: bool | None = option(None, "let fp32 products round their inputs to TF32")
     steps: int = 10
     warmup: int = 3
-    seed: int = 1234
+    seed: int = option(1234, hidden=True)
     profile: bool = option(False, "one more step under the profiler")
 
     def __post_init__(self) -> None:

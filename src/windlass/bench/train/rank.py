@@ -21,11 +21,11 @@ from windlass.errors import WindlassError
 
 def main(values: dict[str, Any]) -> int:
     kind: type[LlmOptions] | type[ResNetOptions] = LlmOptions if values["case"] == "llm" else ResNetOptions
-    ceiling = float(values.get("ceiling", 0)), int(values.get("ceiling_size", 0))
-    return guarded(lambda out: _work(from_values(kind, values), *ceiling, out))
+    ceiling_s = float(values.get("ceiling", 0))
+    return guarded(lambda out: _work(from_values(kind, values), ceiling_s, out))
 
 
-def _work(options: LlmOptions | ResNetOptions, ceiling_s: float, ceiling_size: int, out: MessageWriter) -> None:
+def _work(options: LlmOptions | ResNetOptions, ceiling_s: float, out: MessageWriter) -> None:
     from windlass.bench.train.device import find_device
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
@@ -38,7 +38,7 @@ def _work(options: LlmOptions | ResNetOptions, ceiling_s: float, ceiling_size: i
         out.send("train", record=trained, whole=True)
     out.send("steps", rank=world.rank, step_s=list(trained["samples"]["step_s"]))
     if ceiling_s > 0 and world.first:
-        _ceiling(trained["options"]["precision"], device, ceiling_s, ceiling_size, out)
+        _ceiling(trained["options"]["precision"], device, ceiling_s, out)
     if world.first:
         out.send("end")
 
@@ -57,7 +57,7 @@ def train(
     return train_message(loop(options, lambda part: tell(train_message(part))))
 
 
-def _ceiling(precision: str, device: Any, seconds: float, size: int, out: MessageWriter) -> None:
+def _ceiling(precision: str, device: Any, seconds: float, out: MessageWriter) -> None:
     """The sustained rate of matrix products in the precision of the step."""
     import torch
 
@@ -66,7 +66,7 @@ def _ceiling(precision: str, device: Any, seconds: float, size: int, out: Messag
     gc.collect()
     if device.kind != "cpu":
         getattr(torch, device.kind).empty_cache()
-    side = default_side(device, size)
+    side = default_side(device, 0)
     kind: Any = {"fp8": "fp8_fast", "amp": "bf16"}.get(precision, precision)
     try:
         found = measure_matmul(kind, (side, side, side), device=device.kind, seconds=seconds)
