@@ -17,7 +17,18 @@ pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.timeout(240)]
 
 def test_collectives_over_two_nodes_are_measured_checked_and_recorded(slurm: SlurmCluster, hostile_dir: Path) -> None:
     require_torch()
-    words = ("--op", "all_reduce,all_gather", "--sizes", "1K,64K", "--iters", "3", "--warmup", "1", "--threads", "1")
+    words = (
+        "--op",
+        "all_reduce,all_gather",
+        "--sizes",
+        "1K,64K",
+        "--iters",
+        "3",
+        "--warmup",
+        "1",
+        "--env",
+        "OMP_NUM_THREADS=1",
+    )
     with allocated(slurm, hostile_dir, "-N2", "--exclusive") as job:
         done = job.windlass("bench", "collectives", "--python", sys.executable, "-r", "2", *words, timeout_s=200)
     assert done.code == 0, done.text
@@ -40,7 +51,20 @@ def test_collectives_over_two_nodes_are_measured_checked_and_recorded(slurm: Slu
 @pytest.mark.slow
 def test_scaling_from_one_node_to_two(slurm: SlurmCluster, hostile_dir: Path) -> None:
     require_torch()
-    words = ("--model", "tiny", "--sequence", "16", "--steps", "2", "--warmup", "1", "--ceiling", "0", "--threads", "1")
+    words = (
+        "--model",
+        "tiny",
+        "--sequence",
+        "16",
+        "--steps",
+        "2",
+        "--warmup",
+        "1",
+        "--ceiling",
+        "0",
+        "--env",
+        "OMP_NUM_THREADS=1",
+    )
     with allocated(slurm, hostile_dir, "-N2", "--exclusive") as job:
         start = ("bench", "scale", "llm", "--nodes", "1,2", "-r", "1", "--python", sys.executable)
         done = job.windlass(*start, *words, timeout_s=230)

@@ -206,7 +206,7 @@ def test_an_error_of_srun_itself_comes_with_what_helps(slurm: SlurmCluster, tmp_
     with allocated(slurm, tmp_path, "-n1") as job:
         done = job.run_python("--arg", "--cpus-per-task=64", str(SHOW))
     assert done.code == 1, done.text
-    assert "windlass: hint: the job has fewer CPUs than the ranks want" in done.stderr
+    assert "windlass: hint: the job has fewer CPUs, nodes or devices than is asked for" in done.stderr
 
 
 def test_tasks_that_nodes_cannot_share_evenly_are_refused_with_what_to_say(slurm: SlurmCluster, tmp_path: Path) -> None:

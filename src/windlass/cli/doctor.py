@@ -25,7 +25,7 @@ _FAILED = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_request_options(parser, (*OWN_RANKS, "--run-dir"))
+    add_request_options(parser, (*OWN_RANKS, "--master-port", "--run-dir"))
     parser.usage = f"{parser.prog} [--quick | --full] [options] [SCRIPT.py [ARGS…]]"
     level = parser.add_mutually_exclusive_group()
     level.add_argument("--quick", action="store_true", help="seconds: without torch and without collectives")

@@ -10,15 +10,17 @@ import sys
 
 from windlass import api
 from windlass.base.settings import current_environ
-from windlass.cli.option_groups import CONTAINER, ENVIRONMENT, PLACE, add_request_options
+from windlass.cli.option_groups import CONTAINER, PLACE, add_request_options
 from windlass.cli.options import join_values, request_from
 from windlass.cli.result import Result
 from windlass.model.finding import worst_severity
 from windlass.model.finding_text import finding_lines
 
+_ENVIRONMENT = ("--python", "--env", "--module", "--activate", "--with")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_request_options(parser, (*PLACE, "--ranks-per-node", *ENVIRONMENT, *CONTAINER))
+    add_request_options(parser, (*PLACE, "--ranks-per-node", *_ENVIRONMENT, *CONTAINER))
     parser.usage = f"{parser.prog} [options] [--bundle FILE]"
     parser.add_argument(
         "--bundle", metavar="FILE", help="where to write it (default: windlass-selftest-SITE-TIME.tar.gz)"

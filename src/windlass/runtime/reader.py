@@ -86,17 +86,7 @@ def make_reader(snapshot: Path, entries: Sequence[FileEntry], agree: Agree) -> A
             """Check the files and load tensors in one pass, then let torch read the rest."""
             from torch.futures import Future
 
-            problems: list[str] = []
-            slow: list[Any] = []
-            fault: WindlassError | None = None
-            try:
-                problems, slow = read_in_one_pass(snapshot, plan.items, entries, self, planner)
-            except WindlassError as error:
-                fault = error
-            except OSError as error:
-                fault = disk_error(error, snapshot, "read")
-            except Exception as error:  # whatever it is, the other ranks wait for an answer
-                fault = MachineError(f"cannot load {snapshot}: {type(error).__name__}: {first_line(error)}")
+            problems, slow, fault = _try_one_pass(snapshot, plan.items, entries, self, planner)
             agree(problems, fault)
             if slow:
                 super().read_data(dataclasses.replace(plan, items=slow), planner)
@@ -122,6 +112,22 @@ def make_reader(snapshot: Path, entries: Sequence[FileEntry], agree: Agree) -> A
                 raise foreign(snapshot, "it holds more than tensors and plain values") from None
 
     return Reader()
+
+
+def _try_one_pass(
+    snapshot: Path, items: Sequence[Any], entries: Sequence[FileEntry], reader: Any, planner: Any
+) -> tuple[list[str], list[Any], WindlassError | None]:
+    """The answer of `read_in_one_pass`, and what it raised: the other ranks wait for an answer in any case."""
+    try:
+        return *read_in_one_pass(snapshot, items, entries, reader, planner), None
+    except WindlassError as error:
+        return [], [], error
+    except OSError as error:
+        return [], [], disk_error(error, snapshot, "read")
+    except Exception as error:
+        hint = "use the torch that wrote it (see MANIFEST.json) or a newer one"
+        text = f"cannot load {snapshot}: {type(error).__name__}: {first_line(error)}"
+        return [], [], MachineError(text, hint=hint)
 
 
 def make_load_planner(reader: Any) -> Any:

@@ -17,6 +17,7 @@ from windlass.diagnose.watch.job import Job, NodeRow, Note, RankRow, read_job
 from windlass.errors import WindlassError
 from windlass.model.finding import SERIOUS, Finding, worst_first
 from windlass.run.failure.ends import read_seats
+from windlass.run.failure.verdict import attempt_folders, read_verdict
 from windlass.run.folder import RunFolder, read_plan
 from windlass.run.supervise.attempts import read_owner
 from windlass.run.supervise.runs import RunState, state_of
@@ -49,7 +50,7 @@ def watched(folder: RunFolder, environ: Mapping[str, str]) -> tuple[Job, tuple[F
         )
         return job, (_about(state), *find(job)) if trouble else (stale, *find(job))
     job = msgspec.structs.replace(job, ended=state.state != "waiting")
-    return job, worst_first((*_ended(state, job), *_judged(job)))
+    return job, worst_first((*_ended(folder, state, job), *_judged(job)))
 
 
 def _judged(job: Job) -> tuple[Finding, ...]:
@@ -64,7 +65,7 @@ def _killed(folder: RunFolder) -> bool:
     return owner is not None and owner.alive() is False
 
 
-def _ended(state: RunState, job: Job) -> tuple[Finding, ...]:
+def _ended(folder: RunFolder, state: RunState, job: Job) -> tuple[Finding, ...]:
     """How the run ended, and what that leaves to be said of its speed."""
     starts = f" (the last of {state.attempts} starts)" if state.attempts > 1 else ""
     if state.state in {"failed", "killed"}:
@@ -77,7 +78,7 @@ def _ended(state: RunState, job: Job) -> tuple[Finding, ...]:
         advice = "run it with --watch; call windlass.step() once per step where the optimizer is not torch's"
         evidence = f"{_words(state)}{again}; no step was seen, so nothing can be said about its speed"
         return (Finding(kind="not-measured", severity="note", evidence=evidence, advice=advice),)
-    went_on = (Finding(kind="went-on", severity="note", evidence=_words(state) + again),) if again else ()
+    went_on = (Finding(kind="went-on", severity="note", evidence=_failed_starts(folder, state)),) if again else ()
     if any(finding.severity in SERIOUS for finding in find(job)):
         return went_on
     step = ms_text(pace(job).step_ms)
@@ -85,6 +86,12 @@ def _ended(state: RunState, job: Job) -> tuple[Finding, ...]:
         *went_on,
         Finding(kind="fine", severity="ok", evidence=f"{_words(state)}; nothing stands out: steps of {step}"),
     )
+
+
+def _failed_starts(folder: RunFolder, state: RunState) -> str:
+    verdicts = [found for path in attempt_folders(folder.path) if (found := read_verdict(path))]
+    because = f", the last one because {verdicts[-1].cause.line()}" if verdicts else ""
+    return f"{len(verdicts) or state.attempts - 1} of {state.attempts} starts failed{because}"
 
 
 def _about(state: RunState) -> Finding:
