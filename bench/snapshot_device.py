@@ -54,14 +54,19 @@ class Training:
     def size(self) -> int:
         return 3 * sum(p.numel() * p.element_size() for p in self.model.parameters())
 
+    def tensors(self) -> list[Any]:
+        parameters = list(self.model.parameters())
+        states = [self.optimizer.state[parameter] for parameter in parameters]
+        return [*parameters, *(state[name] for state in states for name in ("exp_avg", "exp_avg_sq"))]
+
     def state(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optim": self.optimizer.state_dict()}
 
 
 def windlass(training: Training, folder: Path, *, device_copy: bool, saves: int = 3) -> dict[str, Any]:
     """Step through three saves: seconds that each blocks, step times while one is written, GB/s until committed."""
-    kept = staging._DEVICE_SPARE
-    staging._DEVICE_SPARE = kept if device_copy else 2.0
+    spare = staging._DEVICE_SPARE
+    staging._DEVICE_SPARE = spare if device_copy else 2.0
     snapshot = Snapshot(folder, model=training.model, optimizer=training.optimizer, every_s=1e9, keep=1)
     base = [training.step() for _ in range(20)]
     quiet, pinning, during, blocked, committed = statistics.median(base), [], [], [], []
@@ -81,9 +86,12 @@ def windlass(training: Training, folder: Path, *, device_copy: bool, saves: int 
         snapshot.step(step)
         if time.perf_counter() - began > (2 if training.device == "cpu" else 60):
             break
+    kept: list[Any] = []
     for _ in range(saves):
         step = next(steps)
         training.step()
+        kept = [tensor.clone() for tensor in training.tensors()]
+        training.wait()
         began = time.perf_counter()
         loop._save(saver, step, background=True)
         training.wait()
@@ -94,8 +102,10 @@ def windlass(training: Training, folder: Path, *, device_copy: bool, saves: int 
             snapshot.step(step)
         committed.append(time.perf_counter() - began)
     loop.close()
-    staging._DEVICE_SPARE = kept
+    staging._DEVICE_SPARE = spare
+    resume(training, folder)
     return {
+        "equal": all(torch.equal(a, b) for a, b in zip(kept, training.tensors(), strict=True)),
         "blocked_s": blocked,
         "committed_s": committed,
         "committed_GBps": training.size / statistics.median(committed) / 1e9,
@@ -111,6 +121,14 @@ def timed(work: Any, training: Training) -> float:
     if training.device != "cpu":
         torch.cuda.synchronize()
     return time.perf_counter() - began
+
+
+def resume(training: Training, folder: Path) -> None:
+    """Load the newest snapshot of the folder."""
+    snapshot = Snapshot(folder, model=training.model, optimizer=training.optimizer, every_s=1e9)
+    snapshot.resume(range(100_000))
+    assert snapshot._loop is not None
+    snapshot._loop.close()
 
 
 def async_save(training: Training, target: Path) -> dict[str, Any]:
@@ -162,13 +180,7 @@ def loads(training: Training, folder: Path, scratch: Path) -> dict[str, Any]:
     """Seconds until every tensor is on the device, each way from the page cache."""
     found: dict[str, Any] = {}
 
-    def ours() -> None:
-        snapshot = Snapshot(folder, model=training.model, optimizer=training.optimizer, every_s=1e9)
-        snapshot.resume(range(100_000))
-        assert snapshot._loop is not None
-        snapshot._loop.close()
-
-    found["windlass_s"] = [timed(ours, training) for _ in range(3)]
+    found["windlass_s"] = [timed(lambda: resume(training, folder), training) for _ in range(3)]
     plain = scratch / "torch.pt"
     found["torch_save_s"] = timed(lambda: torch.save(training.state(), plain), training)
 

@@ -72,9 +72,10 @@ class Snapshot:
     def resume(self, steps: range | int) -> Iterator[int]:
         """The steps that are left of `steps`, after loading the newest good snapshot.
 
-        On return model, optimizer, loader and the rest are as they were saved; random generators follow when the
-        first step is drawn. Raises before anything is changed where the folder is held, of another model, of a newer
-        windlass, or where no snapshot in it is good. After the last step the end is saved too.
+        On return model, optimizer, loader and the rest are as they were saved. Random generators follow when the first
+        step is drawn. Raises before anything is changed where another run holds the folder, or where it is of another
+        model or a newer windlass. Raises where no snapshot is whole: tensors may have changed then. After the last
+        step the end is saved too.
         """
         steps = range(steps) if isinstance(steps, int) else steps
         rising = isinstance(steps, range) and steps.step > 0

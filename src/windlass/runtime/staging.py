@@ -11,10 +11,10 @@ import ctypes
 import mmap
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from windlass.node.sys.memory import memory_left
 
@@ -28,16 +28,17 @@ _PORTABLE = 1
 """cudaHostRegisterPortable: pinned for every device of this process."""
 
 
-def _nothing() -> None:
-    return None
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Staged:
-    """Copies on the host, in the order of the tensors. They are complete when `wait` has returned."""
+    """Copies on the host, in the order of the tensors. A copy is complete when `wait` for its number has returned."""
 
     tensors: list[Any]
-    wait: Callable[[], None] = _nothing
+    events: Mapping[int, Any]
+    """What happens once a copy is complete, by its number; none for copies that are complete."""
+
+    def wait(self, number: int) -> None:
+        if number in self.events:
+            self.events[number].synchronize()
 
 
 class HostBlock:
@@ -97,6 +98,14 @@ def _unpin(pointers: Sequence[int], memory: Any) -> None:
     del memory
 
 
+class _Placed(NamedTuple):
+    """A tensor of a device, its number, and where its copy begins on the host."""
+
+    number: int
+    start: int
+    tensor: Any
+
+
 class Stager:
     """Stages the saves of one rank. `ranks`: how many ranks of this node do the same at the same time."""
 
@@ -133,23 +142,20 @@ class Stager:
             self._make(bounds[-1], tensors)
         assert self._block is not None
         copies: list[Any] = []
-        on_device: dict[Any, list[tuple[int, Any]]] = {}
-        for start, tensor in zip(bounds, tensors, strict=False):
+        on_device: dict[Any, list[_Placed]] = {}
+        for number, (start, tensor) in enumerate(zip(bounds, tensors, strict=False)):
             if not is_plain(tensor):
                 copies.append(tensor.detach().cpu().clone())
                 continue
             copies.append(self._block.tensor(start, tensor))
             if tensor.device.type == "cuda":
-                on_device.setdefault(tensor.device, []).append((start, tensor.detach()))
+                on_device.setdefault(tensor.device, []).append(_Placed(number, start, tensor.detach()))
             else:
                 copies[-1].copy_(tensor.detach())
-        waits = [self._copy_from(device, placed) for device, placed in on_device.items()]
-
-        def wait_for_all() -> None:
-            for wait in waits:
-                wait()
-
-        return Staged(tensors=copies, wait=wait_for_all)
+        events: dict[int, Any] = {}
+        for device, placed in on_device.items():
+            events |= self._copy_from(device, placed)
+        return Staged(tensors=copies, events=events)
 
     def _has_room(self, size: int) -> bool:
         return size * self._ranks * _HOST_SPARE < memory_left()
@@ -158,8 +164,8 @@ class Stager:
         device = next((tensor.device for tensor in tensors if tensor.device.type == "cuda"), None)
         self._block = HostBlock(size, device)
 
-    def _copy_from(self, device: Any, placed: Sequence[tuple[int, Any]]) -> Callable[[], None]:
-        """Copy tensors of one CUDA device to their places on the host. Returns a function that waits for the copies.
+    def _copy_from(self, device: Any, placed: Sequence[_Placed]) -> dict[int, Any]:
+        """Copy tensors of one CUDA device to their places on the host. Returns the events to wait for, by number.
 
         As many tensors as there is free memory for are copied on the device first. Training waits for the others.
         """
@@ -169,21 +175,23 @@ class Stager:
         host = self._block.bytes
         stream = self._streams.setdefault(device, torch.cuda.Stream(device))
         with torch.cuda.device(device):
-            copies, memory = self._copy_on_device(device, [tensor for _, tensor in placed])
+            copies, memory = self._copy_on_device(device, [one.tensor for one in placed])
             stream.wait_stream(torch.cuda.current_stream())
-            released, done = torch.cuda.Event(), torch.cuda.Event()
             with torch.cuda.stream(stream):
-                for start, tensor in placed[len(copies) :]:
-                    _copy_pieces(host, start, _bytes_of(tensor))
+                for one in placed[len(copies) :]:
+                    _copy_pieces(host, one.start, _bytes_of(one.tensor))
+                released = torch.cuda.Event()
                 released.record()
-                for (start, _), copy in zip(placed, copies, strict=False):
-                    _copy_pieces(host, start, _bytes_of(copy))
-                done.record()
+                events: dict[int, Any] = {}
+                for one, copy in zip(placed, copies, strict=False):
+                    _copy_pieces(host, one.start, _bytes_of(copy))
+                    events[one.number] = torch.cuda.Event()
+                    events[one.number].record()
                 if memory is not None:
-                    memory.record_stream(stream)
+                    memory.record_stream(stream)  # it is not used again before the copies are complete
         if len(copies) < len(placed):
             released.synchronize()
-        return lambda: _finish(done, memory)
+        return events
 
     def _copy_on_device(self, device: Any, tensors: Sequence[Any]) -> tuple[list[Any], Any]:
         """Copies of the first tensors, as many as fit, and the memory that holds them."""
@@ -210,12 +218,6 @@ def is_plain(tensor: Any) -> bool:
 
     known = type(tensor) in (torch.Tensor, torch.nn.Parameter)
     return known and tensor.layout is torch.strided and not tensor.is_quantized
-
-
-def _finish(done: Any, memory: Any) -> None:
-    """Wait for the copies. The parameter `memory` keeps the device memory until then."""
-    done.synchronize()
-    del memory
 
 
 def _bounds(tensors: Sequence[Any]) -> list[int]:

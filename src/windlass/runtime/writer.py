@@ -15,7 +15,7 @@ import io
 import math
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import Any
 from windlass.errors import MachineError, WindlassError
 from windlass.runtime.peers import Peers
 from windlass.runtime.run import first_line
-from windlass.runtime.staging import Stager
+from windlass.runtime.staging import Staged, Stager
 from windlass.runtime.store import FileEntry, disk_error, io_threads, open_closed
 from windlass.runtime.tensor_file import frame
 
@@ -131,8 +131,9 @@ class ShardWriter:
         self._planner = _make_planner()
         self._state = state
         self._plan: WritePlan | None = None
-        self._copies: dict[Any, Any] = {}
-        self._wait: Callable[[], None] | None = None
+        self._values: dict[Any, Any] = {}
+        self._staged: Staged | None = None
+        self._numbers: dict[Any, int] = {}
         self.results: list[Any] = []
 
     def plan(self, peers: Peers, former: WritePlan | None) -> WritePlan:
@@ -175,13 +176,11 @@ class ShardWriter:
         staged = stager.stage(self.tensors())
         if staged is None:
             return False
-        self._wait = staged.wait
-        self._copies = {
-            item.index: tensor for item, tensor in zip(self._items(tensors=True), staged.tensors, strict=True)
-        }
+        self._staged = staged
+        self._numbers = {item.index: number for number, item in enumerate(self._items(tensors=True))}
         for item in self._items(tensors=False):
             if not isinstance(self._planner.lookup_object(item.index), _UNCHANGING):
-                self._copies[item.index] = self._planner.resolve_data(item)
+                self._values[item.index] = self._planner.resolve_data(item)
         return True
 
     def _items(self, *, tensors: bool) -> list[Any]:
@@ -193,8 +192,6 @@ class ShardWriter:
         assert self._plan is not None
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            if self._wait is not None:
-                self._wait()
             self.results = self._write_files()
         except OSError as error:
             raise disk_error(error, self.path, "write") from error
@@ -221,13 +218,21 @@ class ShardWriter:
         with self._storage.fs.create_stream(self.path / name, "wb") as stream:
             for item in items:
                 start = stream.tell()
-                data = self._copies.get(item.index)
-                _write_item(stream, self._planner.resolve_data(item) if data is None else data)
+                _write_item(stream, self._data_of(item))
                 size = stream.tell() - start
                 place = _StorageInfo(name, start, size)
                 results.append(WriteResult(index=item.index, size_in_bytes=size, storage_data=place))
             stream.sync()
         return results
+
+    def _data_of(self, item: Any) -> Any:
+        """The copy of a tensor or a value where there is one, else the thing itself."""
+        if self._staged is not None and item.index in self._numbers:
+            number = self._numbers[item.index]
+            self._staged.wait(number)
+            return self._staged.tensors[number]
+        data = self._values.get(item.index)
+        return self._planner.resolve_data(item) if data is None else data
 
     def cancel(self) -> None:
         """Make a `write` that is under way end soon, with an error."""

@@ -183,8 +183,8 @@ def test_a_stager_copies_tensors_of_every_form() -> None:
     stager = staging.Stager(1)
     staged = stager.stage(tensors)
     assert staged is not None
-    staged.wait()
-    for copy, tensor in zip(staged.tensors, tensors, strict=True):
+    for number, (copy, tensor) in enumerate(zip(staged.tensors, tensors, strict=True)):
+        staged.wait(number)
         assert copy.dtype == tensor.dtype and torch.equal(copy.to_dense(), tensor.to_dense())
         assert tensor.is_sparse or copy.untyped_storage().nbytes() == copy.numel() * copy.element_size()
     larger = stager.stage([torch.arange(1_000_000)])
