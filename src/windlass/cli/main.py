@@ -16,7 +16,6 @@ import windlass
 from windlass.base.notation.style import filled, width_of
 from windlass.base.settings import current_environ
 from windlass.cli.examples import examples_text
-from windlass.cli.removed import refuse_removed
 from windlass.cli.result import Result
 from windlass.cli.show import for_stream, say
 from windlass.cli.working import working
@@ -123,9 +122,10 @@ class _Parser(argparse.ArgumentParser):
         hint = ""
         words = message.split()
         if message.startswith("unrecognized arguments:") and len(words) > 2:
-            refuse_removed(self.prog.removeprefix("windlass "), words[2:])
-            from windlass.cli.option_groups import owners_text  # here: `windlass --help` does not need it
+            from windlass.cli.option_groups import owners_text  # here: `windlass --help` does not need them
+            from windlass.cli.removed import refuse_removed
 
+            refuse_removed(self.prog.removeprefix("windlass "), words[2:])
             if owners := owners_text(words[2].partition("=")[0]):
                 raise UsageError(f"{self.prog} does not use {words[2]}", hint=f"leave it out; {owners}")
             # Without their dashes, which all have in common and which would make any two short ones alike.

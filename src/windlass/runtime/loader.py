@@ -115,10 +115,14 @@ def _agree(peers: Peers, problems: list[str], fault: WindlassError | None) -> No
 
 
 def files_to_check(files: Sequence[FileEntry], rank: int, world_size: int) -> list[FileEntry]:
-    """The files that a rank checks: those that the rank of the same number wrote, because it reads most of them."""
-    writers = [_WRITER.match(entry.name) for entry in files]
+    """The files that a rank checks: those that the rank of the same number wrote, because it reads most of them.
+
+    The index is not among them: it was checked before it was read.
+    """
+    rest = [entry for entry in files if entry.name != INDEX]
+    writers = [_WRITER.match(entry.name) for entry in rest]
     owners = [int(writer[1]) if writer else number for number, writer in enumerate(writers)]
-    return [entry for entry, owner in zip(files, owners, strict=True) if owner % world_size == rank]
+    return [entry for entry, owner in zip(rest, owners, strict=True) if owner % world_size == rank]
 
 
 def _load(candidate: Found, manifest: Manifest, parts: Parts, peers: Peers) -> Loaded:

@@ -1,9 +1,4 @@
-"""A training loop under way: takes the folder, loads, decides with all ranks when to save and when to leave.
-
-How often a run looks up from its work: when to talk to the other ranks, when a snapshot is due. Pure but for state.
-
-Ranks must talk at the same step, so the count of steps until the next talk comes from numbers that all of them have.
-"""
+"""A training loop under way: takes the folder, loads, decides with all ranks when to save and when to leave."""
 
 from __future__ import annotations
 
@@ -37,7 +32,11 @@ _MAX_STEPS = 64  # steps that suddenly become slow delay a stop request by at mo
 
 
 class SavePace:
-    """Counts calls between two agreements and the time between two snapshots."""
+    """Counts calls between two agreements and the time between two snapshots.
+
+    Ranks must talk at the same step, so the number of steps until the next talk comes from figures that all of them
+    have.
+    """
 
     def __init__(self, *, every_s: float | None, every_steps: int | None, shared: bool, now: float) -> None:
         self._every_s = every_s

@@ -45,14 +45,18 @@ def read_in_one_pass(
 
     Returns what is wrong with the files, and the items that need torch's own reader.
     """
+    import torch
+
     slow: list[Any] = []
     spans: list[_Span] = []
     for item in items:
         span = None if item.type.name == "BYTE_IO" else _find_span(snapshot, item, reader, planner)
         (slow.append(item) if span is None else spans.append(span))
-    device = next((span.target.device for span in spans if span.target.device.type == "cuda"), None)
+    devices = {span.target.device for span in spans if span.target.device.type == "cuda"}
+    for device in devices:
+        torch.cuda.synchronize(device)  # what was begun on a tensor must not end after it is loaded
     checked, apart = _by_file(spans, entries)
-    with _Lanes(io_threads(), device) as lanes:
+    with _Lanes(io_threads(), next(iter(devices), None)) as lanes:
 
         def check(entry: FileEntry) -> str | None:
             def digest(path: Path) -> str:
