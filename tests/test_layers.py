@@ -55,6 +55,8 @@ LAYERS = {
     "start": 15,
 }
 SAME_LAYER = {
+    ("base/pages", "base"),
+    ("base/settings", "base"),
     ("base/settings", "errors"),
     ("base/notation", "errors"),
 }

@@ -8,7 +8,6 @@ written by the rank script and are not settings.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -99,10 +98,8 @@ def read_config(path: Path) -> dict[str, Any]:
         return {}
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}", hint="mend it, or move it away") from error
-    if sys.version_info >= (3, 11):  # here: most users have no such file, and `windlass --help` needs no parser
-        import tomllib
-    else:
-        import tomli as tomllib
+    from windlass.base.tables import tomllib  # here: most users have no such file, and `--help` needs no parser
+
     try:
         table: dict[str, Any] = tomllib.loads(text)
     except (ValueError, RecursionError) as error:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from windlass.base.tables import tomllib
 from windlass.errors import ConfigError, UsageError, unknown_name
 from windlass.node.sys.reading import read_text
 from windlass.node.sys.text import binary_size
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 _DATA = Path(__file__).parent / "data"
 CASES = ("collectives", "matmul", "ddp", "llm", "io")

@@ -10,8 +10,8 @@ from typing import Any
 from windlass.cli.benches.launching import add_run_options
 from windlass.cli.main import take_shared
 from windlass.cli.options import join_values
-from windlass.cli.removed import refuse_removed
 from windlass.cli.result import Result
+from windlass.cli.typed_words import refuse_removed
 from windlass.errors import unknown_name
 
 # One line of help for each sub-command.
@@ -49,8 +49,8 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
             parser.parse_args(argv)
         parser.print_help(sys.stderr)
         sys.exit(2)
-    refuse_removed("bench", argv[:1])
     if argv[0] not in SUBS:
+        refuse_removed("bench", argv[:1])
         raise unknown_name("benchmark", argv[0], SUBS)
     module, sub = _sub(parser, argv[0])
     others = set(parser._option_string_actions) - {"--json"} if argv[0] in _ALONE else set()

@@ -17,7 +17,7 @@ from windlass.build.envs.inspect import inspect_env
 from windlass.build.envs.pack import pack_env
 from windlass.build.envs.plan import EnvPlan, EnvRequest, MachineFacts, plan_env
 from windlass.build.envs.render import command_lines, plan_text, script_text
-from windlass.build.envs.wheels import KNOWN_EXTRAS
+from windlass.build.envs.wheels import wheel_table
 from windlass.cli.result import Result
 from windlass.cli.show import say
 from windlass.errors import UsageError
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for box in (plan, create):
         box.add_argument("--site", metavar="NAME", help="the machine that it is meant for (default: this one)")
         box.add_argument(
-            "--with", dest="extras", metavar="LIST", default="", help=f"packages: {','.join(KNOWN_EXTRAS)}, …"
+            "--with", dest="extras", metavar="LIST", default="", help=f"packages: {','.join(wheel_table().extras)}, …"
         )
         box.add_argument("--torch", metavar="VERSION", default="", help="2.10.0, 2.10.0+cu128, +rocm7.1; none: without")
         box.add_argument("--torch-index", metavar="URL", default="", help="index for torch; none: as pip is configured")

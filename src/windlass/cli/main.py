@@ -15,7 +15,6 @@ from typing import Any
 import windlass
 from windlass.base.notation.style import filled, width_of
 from windlass.base.settings import current_environ
-from windlass.cli.examples import examples_text
 from windlass.cli.result import Result
 from windlass.cli.show import for_stream, say
 from windlass.cli.working import working
@@ -62,46 +61,14 @@ _GROUPS: dict[str, dict[str, str]] = {
 }
 _COMMANDS = {name: text for group in _GROUPS.values() for name, text in group.items()}
 
-# Words that people type for a command of ours.
-_SYNONYMS = {
-    **dict.fromkeys(("launch", "lauch", "start", "exe", "execute", "torchrun", "srun", "mpirun", "train"), "run"),
-    **dict.fromkeys(("sbatch", "qsub", "batch", "queue"), "submit"),
-    **dict.fromkeys(("salloc", "interactive", "shell"), "alloc"),
-    **dict.fromkeys(("list", "ls", "ps", "status", "stop", "cancel", "kill", "resume", "history"), "runs"),
-    **dict.fromkeys(("top", "monitor"), "watch"),
-    **dict.fromkeys(("check", "health"), "doctor"),
-    **dict.fromkeys(("log", "output", "tail"), "logs"),
-    **dict.fromkeys(("benchmark", "measure"), "bench"),
-    **dict.fromkeys(("config", "configure", "setup"), "init"),
-    **dict.fromkeys(("container", "build"), "image"),
-    **dict.fromkeys(("venv", "conda"), "env"),
-}
-
 _BAD_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
-
-# What other launchers call an option of ours.
-_OTHERS_OPTIONS = {
-    "nproc-per-node": "ranks-per-node",
-    "ntasks-per-node": "ranks-per-node",
-    "np": "ranks-per-node",
-    "ppn": "ranks-per-node",
-    "num-processes": "ranks-per-node",
-    "nnodes": "nodes",
-    "num-machines": "nodes",
-    "num-nodes": "nodes",
-    "hostfile": "hosts",
-    "nodelist": "hosts",
-    "gpus": "gpus-per-node",
-    "num-gpus": "gpus-per-node",
-    "gres": "gpus-per-node",
-    "walltime": "time",
-    "max-restarts": "restarts",
-    "rdzv-endpoint": "master-port",
-}
 
 
 class _Parser(argparse.ArgumentParser):
     """argparse, but with the nearest name in its complaints and no abbreviations of options."""
+
+    command = ""
+    """Its help ends with the examples of this command."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, **kwargs)
@@ -123,7 +90,7 @@ class _Parser(argparse.ArgumentParser):
         words = message.split()
         if message.startswith("unrecognized arguments:") and len(words) > 2:
             from windlass.cli.option_groups import owners_text  # here: `windlass --help` does not need them
-            from windlass.cli.removed import refuse_removed
+            from windlass.cli.typed_words import refuse_removed, synonym_of
 
             refuse_removed(self.prog.removeprefix("windlass "), words[2:])
             if owners := owners_text(words[2].partition("=")[0]):
@@ -131,7 +98,7 @@ class _Parser(argparse.ArgumentParser):
             # Without their dashes, which all have in common and which would make any two short ones alike.
             names = {option.lstrip("-"): option for option in self._option_string_actions}
             said = words[2].split("=", 1)[0].lstrip("-")
-            other = _OTHERS_OPTIONS.get(said.replace("_", "-"))
+            other = synonym_of("options", said.replace("_", "-"))
             close = names.get(other or "", "") or names.get(nearest(said, names) or "")
             hint = f"did you mean {close}? " if close else ""
         self.print_usage(sys.stderr)
@@ -140,6 +107,10 @@ class _Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """What most people need: without the options that are marked as rare, and then without sections."""
+        if self.command:
+            from windlass.cli.typed_words import examples_text  # here: only the help needs them
+
+            self.description, self.command = f"{self.description}\n\n{examples_text(self.command)}", ""
         shown = [action for action in self._actions if not getattr(action, "rare", False)]
         if len(shown) == len(self._actions):
             return super().format_help()
@@ -215,7 +186,7 @@ def command_parser(name: str) -> tuple[Any, argparse.ArgumentParser]:
     for nested in (a for a in parser._actions if isinstance(a, argparse._SubParsersAction)):
         for sub in nested.choices.values():
             sub.epilog = shared_text(parser)
-    parser.description = "\n\n".join(part for part in (parser.description, examples_text(name)) if part)
+    parser.command = name
     return command, parser
 
 
@@ -239,7 +210,9 @@ def main(argv: list[str]) -> int:
         return _show(Result(text=f"windlass {windlass.__version__}"), as_json=False)
     if argv and argv[0] not in _COMMANDS:
         name = argv[0]
-        close = _SYNONYMS.get(name) or nearest(name, _COMMANDS)
+        from windlass.cli.typed_words import synonym_of  # here: only a mistake needs it
+
+        close = synonym_of("commands", name) or nearest(name, _COMMANDS)
         hint = f"did you mean {close!r}? " if close else ""
         return _complain(UsageError(f"unknown command {name!r}", hint=f"{hint}`windlass --help` lists the commands"))
     try:

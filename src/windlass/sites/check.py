@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import datetime
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
+from windlass.base.tables import tomllib
 from windlass.errors import ConfigError, nearest
 from windlass.model.finding import Finding
 from windlass.node.sys.reading import read_text
@@ -19,11 +19,6 @@ from windlass.sites.facts import fact_misfits
 from windlass.sites.folders import DATA_DIR, CatalogKind, catalog_names
 from windlass.sites.merge import OWN_SOURCE
 from windlass.sites.shape import Lines, Misfit, Path, line_index, line_of, misfits
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 _AT_LINE = re.compile(r"\(at line (\d+)(?:, column \d+)?\)|\(at end of document\)")
 

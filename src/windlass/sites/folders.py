@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -11,12 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from windlass.base.tables import tomllib
 from windlass.node.sys.reading import read_text
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 CatalogKind = Literal["site", "hardware", "network"]
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from looping import each
 from unit.cli.typed import in_process
-from windlass.cli.removed import _REMOVED
+from windlass.base.tables import packaged_table
+from windlass.cli import main
 
 
 @each(
@@ -39,10 +40,10 @@ ARGUMENTS = {
 
 
 def test_everything_that_was_removed_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    for command, removed in _REMOVED.items():
+    for command, removed in packaged_table(main.__file__, "removed.toml").items():
         for name, instead in removed.items():
             *sub, last = name.split()
-            words = (command or "plan", *sub, *ARGUMENTS.get(" ".join((command, *sub)), ()), last)
+            words = ("plan" if command == "all" else command, *sub, *ARGUMENTS.get(" ".join((command, *sub)), ()), last)
             done = in_process(*words, cwd=tmp_path)
             assert done.code == 2, words
             assert f"{last} was removed" in done.stderr and instead in done.stderr, done.stderr

@@ -15,6 +15,7 @@ from typing import ClassVar, Literal, NamedTuple
 import msgspec
 
 from windlass.base.notation.shell import quote_words
+from windlass.base.tables import packaged_table
 from windlass.errors import CommandError, MachineError, UsageError, WindlassError
 from windlass.model.origin import Argument
 from windlass.model.request import Allocation, NodeOffer, PartitionOffer
@@ -36,6 +37,11 @@ class Refusal(msgspec.Struct, frozen=True):
     hint: str | None = None
     codes: tuple[int, ...] = ()
     """Exit codes that mean the same, for a scheduler whose codes do not depend on the language."""
+
+
+def refusals_of(scheduler: str) -> tuple[Refusal, ...]:
+    """Ways in which a scheduler refuses a submission: its part of the table `data/refusals.toml`."""
+    return msgspec.convert(packaged_table(__file__, "refusals.toml").get(scheduler, ()), tuple[Refusal, ...])
 
 
 class JobState(Enum):
@@ -106,7 +112,6 @@ class Scheduler(ABC):
     submit_command: ClassVar[tuple[str, ...]]
     job_id: ClassVar[re.Pattern[str]]
     """The line in which it prints a job's id, which is the first group."""
-    refusals: ClassVar[tuple[Refusal, ...]] = ()
     interactive_program: ClassVar[tuple[str, ...]] = ()
     """The command that gives nodes to a terminal, in the place of `submit_command`; it takes directives as options."""
     batch_options: ClassVar[frozenset[str]] = frozenset()
@@ -179,10 +184,10 @@ class Scheduler(ABC):
 
     def explain_refusal(self, code: int, output: str) -> WindlassError:
         """The error for a refused submission, in words and with a hint; `transient` where trying again may help. The
-        first of `refusals` that matches decides; unknown words are shown as they are."""
+        first of its refusals that matches decides; unknown words are shown as they are."""
         program = self.submit_command
         name, said = " ".join(program), " ".join(output.split()) or "no message"
-        for refusal in self.refusals:
+        for refusal in refusals_of(self.name):
             if code in refusal.codes or re.search(refusal.pattern, output):
                 kind = SchedulerBusyError if refusal.transient else UsageError
                 return kind(f"{name} refused the job: {refusal.means} (it said: {said})", hint=refusal.hint)

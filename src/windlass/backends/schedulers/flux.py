@@ -13,7 +13,6 @@ from windlass.backends.schedulers.base import (
     JobState,
     JobStatus,
     NodeGroup,
-    Refusal,
     Scheduler,
     offers_of,
     one_line,
@@ -56,52 +55,6 @@ _KILL_STEP = (
     'flux job kill --signal=SIGKILL "$id"; flux cancel "$id"; done'
 )
 
-_REFUSALS = (
-    Refusal(
-        r"[Ii]nvalid queue|not a valid queue",
-        "the queue does not exist here",
-        hint="`flux queue list` lists the queues; name one with --queue; `windlass init --partition NAME` keeps it",
-    ),
-    Refusal(
-        r"exceeds policy limit",
-        "the queue does not take jobs of this size or length",
-        hint="`flux queue list` shows its limits; change --nodes, --time or --queue",
-    ),
-    Refusal(
-        r"submission to \S+ is disabled|submission is disabled",
-        "the queue takes no jobs now",
-        transient=True,
-        hint="`flux queue status` says why; try later or name another queue",
-    ),
-    Refusal(
-        r"Unable to connect to Flux|Connection refused|Connection reset|[Tt]imed? ?out",
-        "Flux does not answer here",
-        transient=True,
-        hint="is this a login node of the machine, or is FLUX_URI left over from an instance that has ended?",
-    ),
-    Refusal(
-        r"unsatisfiable|host constraint contains invalid hosts",
-        "there are no such nodes, or not so many",
-        hint="`flux resource list` shows what there is",
-    ),
-    Refusal(
-        r"invalid Flux standard duration|Errno 22",
-        "Flux does not accept one of the values",
-        hint="`windlass submit --dry-run` prints the directives; change one with --time or --directive",
-    ),
-    Refusal(
-        r"unrecognized arguments|invalid .* value|expected one argument|sentinel changed|orphan '",
-        "a directive that this Flux does not know",
-        hint="remove it with --directive ~NAME",
-        codes=(2,),
-    ),
-    Refusal(
-        r"does not appear to start with|No such file",
-        "the batch script is not one that Flux takes",
-        hint="is the run folder on a file system that Flux sees? --run-dir names another",
-    ),
-)
-
 
 class Flux(Scheduler):
     name = "flux"
@@ -110,7 +63,6 @@ class Flux(Scheduler):
     host_lines = "flux hostlist --expand local | tr ' ' '\\n' | awk 'NF && !seen[$1]++'"
     submit_command = ("flux", "batch")
     job_id = re.compile(r"([ƒf][1-9A-HJ-NP-Za-km-z]+|\d+)")  # `f2E1Wbrw` where the locale has no ƒ
-    refusals = _REFUSALS
     interactive_program = ("flux", "alloc")
     batch_options = frozenset({"--output", "--error"})
     nests = True

@@ -13,7 +13,6 @@ from windlass.backends.schedulers.base import (
     JobState,
     JobStatus,
     NodeGroup,
-    Refusal,
     Scheduler,
     offers_of,
     one_line,
@@ -67,64 +66,6 @@ exit $w_code
 # Nothing on its output where the server does not answer in time: the job runs, and only its end stays unknown.
 _ALLOCATION = 'timeout 10 qstat -f -F json "$1" 2>/dev/null || :'
 
-# qsub exits with the error's number modulo 256.
-_REFUSALS = (
-    Refusal(
-        r"Unknown queue",
-        "the queue does not exist here",
-        hint="`qstat -Q` lists the queues; name one with --queue; `windlass init --partition NAME` keeps it",
-        codes=(170,),
-    ),
-    Refusal(
-        r"Unknown resource|cannot be used with \"select\"|Cannot be used with select",
-        "a resource that this PBS does not know, or two forms of asking that exclude each other",
-        hint="remove it with --directive '~-l NAME'",
-        codes=(187, 5, 6),
-    ),
-    Refusal(
-        r"violates queue and/or server resource limits|would exceed",
-        "the queue does not take jobs of this size or length",
-        hint="`qstat -Q -f QUEUE` shows its limits; change --nodes, --time or --queue",
-        codes=(188,),
-    ),
-    Refusal(
-        r"Illegal attribute or resource value",
-        "PBS does not accept one of the values",
-        hint="`windlass submit --dry-run` prints the directives; change one with --directive",
-        codes=(166,),
-    ),
-    Refusal(
-        r"cannot connect to server|Connection refused|Unknown Host|Server is shutting down|[Tt]imed? ?out",
-        "the PBS server does not answer",
-        transient=True,
-        hint="try again in a minute",
-        codes=(255, 160),
-    ),
-    Refusal(
-        r"Maximum number of jobs|limit on (?:number of )?jobs|would exceed .* limit",
-        "you have as many jobs as you may have",
-        transient=True,
-        hint="wait for one of them to end",
-    ),
-    Refusal(
-        r"Unauthorized|not permitted|Access denied|[Nn]ot allowed|Permission denied",
-        "you may not submit this here",
-        hint="is the project right (--account), and may you use this queue? `windlass init --account NAME` keeps it",
-        codes=(159,),
-    ),
-    Refusal(
-        r"script contains cr, lf|script not a file|No such file",
-        "the batch script is not one that PBS takes",
-        hint="is the run folder on a file system that the PBS server sees? --run-dir names another",
-    ),
-    Refusal(
-        r"usage: qsub|invalid option|illegal -",
-        "a directive that this PBS does not know",
-        hint="remove it with --directive ~NAME",
-        codes=(2,),
-    ),
-)
-
 
 class Pbs(Scheduler):
     name = "pbs"
@@ -133,7 +74,6 @@ class Pbs(Scheduler):
     host_lines = "awk 'NF && !seen[$1]++ { print $1 }' \"$PBS_NODEFILE\""
     submit_command = ("qsub",)
     job_id = re.compile(r"(\d+(?:\[\])?(?:\.[\w.\-]+)?)")
-    refusals = _REFUSALS
     interactive_program = ("qsub", "-I")
     batch_options = frozenset({"-j", "-k", "-o", "-e"})
     can_exclude = False

@@ -13,7 +13,6 @@ from windlass.backends.schedulers.base import (
     JobState,
     JobStatus,
     NodeGroup,
-    Refusal,
     Scheduler,
     offers_of,
     one_line,
@@ -30,29 +29,18 @@ from windlass.model.request import Allocation, PartitionOffer
 from windlass.model.site import QueueSpec, SchedulerSpec
 
 _STATES = {
-    "BOOT_FAIL": JobState.FAILED,
-    "CANCELLED": JobState.CANCELLED,
-    "COMPLETED": JobState.DONE,
-    "COMPLETING": JobState.ENDING,
-    "CONFIGURING": JobState.QUEUED,
-    "DEADLINE": JobState.TIMEOUT,
-    "FAILED": JobState.FAILED,
-    "NODE_FAIL": JobState.FAILED,
-    "OUT_OF_MEMORY": JobState.FAILED,
-    "PENDING": JobState.QUEUED,
-    "PREEMPTED": JobState.CANCELLED,
-    "REQUEUED": JobState.QUEUED,
-    "REQUEUE_FED": JobState.QUEUED,
-    "REQUEUE_HOLD": JobState.HELD,
-    "RESIZING": JobState.RUNNING,
-    "REVOKED": JobState.CANCELLED,
-    "RUNNING": JobState.RUNNING,
-    "SIGNALING": JobState.RUNNING,
-    "SPECIAL_EXIT": JobState.HELD,
-    "STAGE_OUT": JobState.ENDING,
-    "STOPPED": JobState.RUNNING,
-    "SUSPENDED": JobState.RUNNING,
-    "TIMEOUT": JobState.TIMEOUT,
+    name: state
+    for state, names in {
+        JobState.FAILED: "BOOT_FAIL FAILED NODE_FAIL OUT_OF_MEMORY",
+        JobState.CANCELLED: "CANCELLED PREEMPTED REVOKED",
+        JobState.DONE: "COMPLETED",
+        JobState.ENDING: "COMPLETING STAGE_OUT",
+        JobState.QUEUED: "CONFIGURING PENDING REQUEUED REQUEUE_FED",
+        JobState.TIMEOUT: "DEADLINE TIMEOUT",
+        JobState.HELD: "REQUEUE_HOLD SPECIAL_EXIT",
+        JobState.RUNNING: "RESIZING RUNNING SIGNALING STOPPED SUSPENDED",
+    }.items()
+    for name in names.split()
 }
 _HELD = ("JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue")
 # Reasons to wait that do not pass by themselves. A limit of what all jobs of a user have passes when another job ends.
@@ -79,70 +67,6 @@ _KILL_STEP = (
     'while read -r id name; do if [ "$name" = "$2" ]; then scancel "$id"; fi; done'
 )
 
-_REFUSALS = (
-    Refusal(
-        r"No partition specified|must specify a (?:valid )?partition",
-        "no partition is given, and this cluster has no default",
-        hint="`sinfo --summarize` lists them; name one with --partition; `windlass init --partition NAME` keeps it",
-    ),
-    Refusal(
-        r"invalid partition|Invalid partition",
-        "the partition does not exist here",
-        hint="`sinfo --summarize` lists them; name one with --partition; `windlass init --partition NAME` keeps it",
-    ),
-    Refusal(
-        r"Invalid account|invalid account|(?:specify|provide|without) an? (?:\w+ )?account|[Aa]ccount (?:is )?required",
-        "the account is missing, unknown, or may not use this partition",
-        hint="`sacctmgr show associations user=$USER` lists yours; name one with --account; "
-        "`windlass init --account NAME` keeps it",
-    ),
-    Refusal(r"Invalid qos", "the quality of service is unknown or not allowed", hint="name another with --qos"),
-    Refusal(
-        r"time limit is invalid|[Rr]equested time limit|TIMELIMIT|Invalid --time",
-        "the time limit is missing or longer than the partition allows",
-        hint="`sinfo` shows each partition's limit; say another with --time",
-    ),
-    Refusal(
-        r"[Nn]ode count specification invalid|More processors requested|node configuration is not available|"
-        r"Invalid feature|Memory specification",
-        "the partition has no such nodes, or not so many",
-        hint="ask for fewer nodes, ranks or devices, or for another partition",
-    ),
-    Refusal(
-        r"Invalid generic resource|\bgres\b",
-        "the devices are asked for in words that this Slurm does not know",
-        hint="see `windlass explain` for the device directive, and `scontrol show node` for what the nodes have",
-    ),
-    Refusal(
-        r"QOSMax|AssocMax|AssocGrp|QOSGrp|violates accounting|submit limit",
-        "a limit of your account or quality of service is reached",
-        transient=True,
-        hint="wait for your other jobs to end, or ask for less",
-    ),
-    Refusal(
-        r"unrecognized option|Invalid directive|requires an argument|[Ii]nvalid (?:option|argument)",
-        "a directive that this Slurm does not know",
-        hint="remove it with --directive ~NAME",
-    ),
-    Refusal(
-        r"contact slurm controller|Socket timed out|Connection refused|temporarily un(?:able|available)|"
-        r"Zero Bytes were transmitted|Slurm backup controller|configuration source",
-        "Slurm's controller does not answer",
-        transient=True,
-        hint="try again in a minute",
-    ),
-    Refusal(
-        r"Access/permission denied|not permitted|Permission denied",
-        "you may not submit this here",
-        hint="may you use this partition and account? `sacctmgr show associations user=$USER` lists yours",
-    ),
-    Refusal(
-        r"DOS line breaks|does not look like a batch script|script is empty|Unable to open file",
-        "the batch script is not one that Slurm takes",
-        hint="is the run folder on a file system that is still there? --run-dir names another",
-    ),
-)
-
 
 _FIRST_RESERVED_STEP = 0xFFFFFFF0
 
@@ -154,7 +78,6 @@ class Slurm(Scheduler):
     host_lines = 'scontrol show hostnames "$SLURM_JOB_NODELIST"'
     submit_command = ("sbatch",)
     job_id = re.compile(r"(?:Submitted batch job )?(\d+)(?:;[^\s;]+)?")  # with --parsable `123` or `123;cluster`
-    refusals = _REFUSALS
     interactive_program = ("salloc",)
     batch_options = frozenset({"--output", "--error", "--open-mode", "--requeue"})
 

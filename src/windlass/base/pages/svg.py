@@ -14,36 +14,12 @@ from dataclasses import dataclass
 from html import escape
 from typing import Literal
 
+from windlass.base.tables import packaged_text
+
 _WIDTH, _HEIGHT = 720, 320
 MAX_MARKERS = 100
 At = Callable[[float, float], tuple[float, float]]
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 150, 16, 52
-
-
-_COLOURS = "\n".join(
-    f"svg .line.s{n}, svg .hollow.s{n} {{ stroke: var(--c{n}); }} "
-    f"svg .dot.s{n}, svg .bar.s{n}, svg .band.s{n} {{ fill: var(--c{n}); }}"
-    for n in range(6)
-)
-STYLE = f"""
-:root {{ --ink: #1c2733; --soft: #5b6875; --line: #dde3e9; --paper: #ffffff; --card: #f6f8fa;
-  --c0: #1f6fd0; --c1: #d9621e; --c2: #1d8a5f; --c3: #8a4fc4; --c4: #b8334a; --c5: #6b7785;
-  --good: #1d7a4c; --warn: #9a5b00; --bad: #b3261e; }}
-@media (prefers-color-scheme: dark) {{ :root {{ --ink: #e6ebf0; --soft: #9aa7b4; --line: #313c47; --paper: #12181f;
-  --card: #1a222b; --c0: #6aa9f4; --c1: #f2965c; --c2: #57c596; --c3: #bb8ff0; --c4: #ef7f91; --c5: #a3afbb;
-  --good: #6ad09c; --warn: #e8b25a; --bad: #f28b82; }} }}
-svg text {{ font: 12px system-ui, sans-serif; fill: var(--ink); }}
-svg .tick, svg .axis, svg .note {{ fill: var(--soft); }}
-svg .note {{ paint-order: stroke; stroke: var(--paper); stroke-width: 4px; }}
-svg .grid {{ stroke: var(--line); stroke-width: 1; }}
-svg .level {{ stroke: var(--soft); stroke-width: 1.2; stroke-dasharray: 5 4; }}
-svg .mark {{ stroke: var(--ink); stroke-width: 2; }}
-svg .line {{ fill: none; stroke-width: 2; }} svg .hollow {{ fill: var(--paper); stroke-width: 1.6; }}
-svg .band {{ opacity: 0.18; }}
-svg .heat {{ fill: var(--c1); }} svg .empty {{ fill: none; stroke: var(--line); stroke-width: 0.5; }}
-{_COLOURS}
-"""
-"""Colours in light and dark, and what the classes of a chart look like."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -318,41 +294,17 @@ def standalone(title: str, svg: str) -> str:
     height = _HEIGHT + 28
     head = head.replace(f'viewBox="0 0 {_WIDTH} {_HEIGHT}"', f'viewBox="0 -28 {_WIDTH} {height}"')
     paper = f'<rect y="-28" width="{_WIDTH}" height="{height}" fill="var(--paper)"/>'
-    return f'{head}\n<style>{STYLE}</style>\n{paper}\n<text x="14" y="-10">{escape(title)}</text>\n{body}\n'
-
-
-_STYLE = (
-    STYLE
-    + """
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--paper); color: var(--ink);
-  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
-main { max-width: 1080px; margin: 0 auto; padding: 32px 24px 64px; }
-h1 { font-size: 24px; margin: 0 0 4px; } h2 { font-size: 18px; margin: 40px 0 8px; }
-p.lead, figcaption, .soft { color: var(--soft); }
-ul.verdicts { list-style: none; padding: 0; margin: 12px 0; }
-ul.verdicts li { padding: 6px 12px; margin: 6px 0; background: var(--card); border-left: 4px solid var(--c5); }
-li.normal { border-color: var(--good) !important; } li.low { border-color: var(--warn) !important; }
-li.bad { border-color: var(--bad) !important; }
-li b { display: inline-block; min-width: 5.5em; }
-li.normal b { color: var(--good); } li.low b { color: var(--warn); } li.bad b { color: var(--bad); }
-figure { margin: 16px 0 24px; } svg { width: 100%; max-width: 860px; height: auto; display: block; }
-pre { background: var(--card); padding: 12px 16px; overflow-x: auto; font: 12.5px/1.45 ui-monospace, monospace; }
-table { border-collapse: collapse; font-size: 14px; } td, th { padding: 3px 16px 3px 0; text-align: left;
-  vertical-align: top; overflow-wrap: anywhere; } th { color: var(--soft); font-weight: 500; white-space: nowrap; }
-code { font: 12.5px ui-monospace, monospace; overflow-wrap: anywhere; }
-details { margin: 8px 0; } summary { cursor: pointer; color: var(--soft); }
-@media print { main { max-width: none; padding: 0; } }
-"""
-)
+    style = packaged_text(__file__, "chart.css")
+    return f'{head}\n<style>\n{style}</style>\n{paper}\n<text x="14" y="-10">{escape(title)}</text>\n{body}\n'
 
 
 def whole_page(title: str, parts: Sequence[str]) -> str:
     """The page as one file. `title` is text, `parts` are HTML."""
+    style = packaged_text(__file__, "chart.css") + "\n" + packaged_text(__file__, "page.css")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n"
+        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
         f"<h1>{escape(title)}</h1>\n" + "\n".join(parts) + "\n</main>\n</body>\n</html>\n"
     )
 

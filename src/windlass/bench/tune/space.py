@@ -5,7 +5,6 @@ A value `unset` leaves a variable out: often the best, and always worth a try.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,9 @@ from typing import Any
 import msgspec
 
 from windlass.base.notation.shell import NAME
+from windlass.base.tables import tomllib
 from windlass.errors import ConfigError
 from windlass.node.sys.reading import read_text
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 UNSET = "unset"
 Choice = Mapping[str, str]

@@ -18,9 +18,10 @@ from pathlib import Path
 import msgspec
 
 from windlass.agents.ship import LEFT_OUT
+from windlass.base.tables import packaged_text
 from windlass.build.envs.archive import SUFFIXES, ArchiveMember, refuse_unreadable, write_archive
 from windlass.build.envs.inspect import EnvFacts, inspect_env
-from windlass.build.envs.relocate import PORTABLE_ACTIVATE, portable_script, read_text_file
+from windlass.build.envs.relocate import portable_script, read_text_file
 from windlass.errors import UsageError
 from windlass.node.libs.closure import GLIBC
 from windlass.node.libs.elf import Elf, ElfError, is_elf, parse_elf, read_elf
@@ -245,7 +246,7 @@ def _portable(root: Path, path: Path, inside: str) -> bytes | None:
     if data is None:
         return None
     if inside == "bin/activate":
-        return PORTABLE_ACTIVATE.encode()
+        return packaged_text(__file__, "activate.sh").encode()
     if inside == "pyvenv.cfg":
         # Only `home` is read; the command that made it names the old place.
         kept = [line for line in data.splitlines() if not line.startswith(b"command")]

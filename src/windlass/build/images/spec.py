@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -10,14 +9,10 @@ from typing import Literal
 
 import msgspec
 
+from windlass.base.tables import tomllib
 from windlass.errors import ConfigError, UsageError, nearest
 from windlass.node.sys.reading import read_text
 from windlass.sites.shape import line_index, line_of, misfits
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 _DATA = Path(__file__).parent / "data"
 EXTRAS = ("mpi", "ofi", "nccl-tests", "deepspeed", "horovod")

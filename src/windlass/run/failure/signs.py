@@ -7,19 +7,12 @@ condemns a node. Signs with `proves` can: only a fault of the hardware brings th
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from windlass.node.sys.reading import read_text
+from windlass.base.tables import packaged_table
 from windlass.run.failure.last_lines import LOST_PEERS
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Origin = Literal["script", "node", "device", "file system", "network", "job", "unknown"]
 """What is at fault. `job`: what the job asked for or was given (memory, time, disk space)."""
@@ -28,8 +21,6 @@ Confidence = Literal["certain", "likely", "possible"]
 
 SignClass = Literal["cause", "slow", "follows", "harmless"]
 """`slow`: nothing fails by it, but it costs time. `follows`: a rank that lost its peers says so."""
-
-_TABLE = Path(__file__).parent / "data" / "signs.toml"
 
 
 class Sign(NamedTuple):
@@ -57,7 +48,7 @@ class Sign(NamedTuple):
 @lru_cache(maxsize=1)
 def all_signs() -> tuple[Sign, ...]:
     """Every row of the table, in its order. Read when the first log is."""
-    table: dict[str, Any] = tomllib.loads(read_text(_TABLE, follow=True))
+    table = packaged_table(__file__, "signs.toml")
     return tuple(_sign(row, table["remedies"]) for row in table["sign"])
 
 

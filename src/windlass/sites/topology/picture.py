@@ -12,6 +12,7 @@ from html import escape
 
 from windlass.base.notation.counts import counted
 from windlass.base.notation.cpulist import format_cpulist
+from windlass.base.tables import packaged_text
 from windlass.model.plan import Binding
 from windlass.model.topology import Core, Device, Topology
 from windlass.sites.topology.draw import MEANING, cell_text, core_marks, node_title, rank_mark, runs_of_cores, unit_word
@@ -20,21 +21,7 @@ from windlass.sites.topology.units import in_unit
 _WIDTH, _LEFT, _RIGHT = 860, 26, 596
 _CELL, _STEP, _RUNS_IN_A_ROW, _RUN_GAP = 17, 20, 3, 10
 _BOX, _BOXES_IN_A_ROW, _ROW = 56, 4, 28
-_COLOURS = ("#1f6fd0", "#c2541a", "#1d8a5f", "#8a4fc4", "#b8334a", "#0f7f8f", "#8a6d00", "#5a6572")
-_STYLE = (
-    """
-:root { --ink: #1c2733; --soft: #5b6875; --line: #cfd7df; --paper: #ffffff; --card: #f4f6f8; --quiet: #e3e8ed; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6ebf0; --soft: #9aa7b4; --line: #3b4753; --paper: #12181f;
-  --card: #1a222b; --quiet: #2b3540; } }
-text { font: 12px system-ui, sans-serif; fill: var(--ink); } .soft { fill: var(--soft); } .head { font-weight: 600; }
-.paper { fill: var(--paper); } .socket { fill: none; stroke: var(--line); } .domain { fill: var(--card); }
-.cell { font: 9.5px system-ui, sans-serif; text-anchor: middle; } .name { text-anchor: middle; font-size: 11px; }
-.own { fill: #ffffff; } .quiet { fill: var(--quiet); } .idle { fill: none; stroke: var(--line); }
-.bad { fill: #b3261e; } .nic { fill: none; stroke: var(--soft); }
-"""
-    + "".join(f".r{n} {{ fill: {colour}; }} " for n, colour in enumerate(_COLOURS))
-    + "\n"
-)
+_COLOURS = 8  # classes r0 to r7 of `data/node.css`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +51,7 @@ def node_picture(binding: Binding, topology: Topology, title: str) -> str:
         body += drawn
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {y}" role="img" '
-        f'aria-label="{escape(title, quote=True)}">\n<style>{_STYLE}</style>\n'
+        f'aria-label="{escape(title, quote=True)}">\n<style>\n{packaged_text(__file__, "node.css")}</style>\n'
         f'<rect class="paper" width="{_WIDTH}" height="{y}"/>\n' + "\n".join(body) + "\n</svg>\n"
     )
 
@@ -117,7 +104,7 @@ def _domain(node: _Node, numa: int, cores: Sequence[Core], y: int) -> tuple[list
 def _cell(node: _Node, x: int, y: int, mark: str, said: str) -> Iterator[str]:
     rank = node.numbers.get(mark)
     if rank is not None:
-        kind, text, ink, meaning = f"r{rank % len(_COLOURS)}", str(rank), "cell own", f"local rank {rank}"
+        kind, text, ink, meaning = f"r{rank % _COLOURS}", str(rank), "cell own", f"local rank {rank}"
     else:
         kind, text, ink = {".": "idle", "!": "bad"}.get(mark, "quiet"), "" if mark == "." else mark, "cell"
         meaning = MEANING.get(mark, mark)
@@ -136,7 +123,7 @@ def _boxes(node: _Node, devices: Sequence[Device], nics: Sequence[str], y: int) 
         x, top = _RIGHT + number % _BOXES_IN_A_ROW * (_BOX + 6), y + line * _ROW
         rank = users.get(device.index)
         name = f"{unit_word(node.topology)} {device.index}"
-        kind, ink = ("quiet", "name") if rank is None else (f"r{rank % len(_COLOURS)}", "name own")
+        kind, ink = ("quiet", "name") if rank is None else (f"r{rank % _COLOURS}", "name own")
         body.append(
             _box(kind, x, top, (_BOX, 22), 4, f"{name}: " + ("unused" if rank is None else f"local rank {rank}"))
         )

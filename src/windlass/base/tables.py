@@ -1,0 +1,29 @@
+"""The TOML parser of every Python, and the files that come with the package, each in a folder `data` of its room."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from windlass.node.sys.reading import read_text
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["packaged_table", "packaged_text", "tomllib"]
+
+
+def packaged_text(module_file: str, name: str) -> str:
+    """The text of the file `data/NAME` next to the module of this `__file__`."""
+    return read_text(Path(module_file).parent / "data" / name, follow=True)
+
+
+@cache
+def packaged_table(module_file: str, name: str) -> dict[str, Any]:
+    """The same for a TOML file. Each is read once: nobody may change what this returns."""
+    table: dict[str, Any] = tomllib.loads(packaged_text(module_file, name))
+    return table
