@@ -47,6 +47,8 @@ class PlanningContext(msgspec.Struct, frozen=True, kw_only=True):
     """Variables that are the user's own will (see environment.modules.users_variables)."""
     python: str = "python3"
     python_because: str = "found first in PATH"
+    imports: frozenset[str] = frozenset()
+    """Top-level packages that the script and the modules in its folder import."""
     place: EnvironmentPlace | None = None
     """Where the environment of that Python lies, looked at where many nodes may read it."""
     activate_kind: str | None = None

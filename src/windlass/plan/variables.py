@@ -50,6 +50,14 @@ def plan_environment(
         *_visibility(site, shape, binding, context.topology),
         *_offline(site),
     ]
+    if shape.nodes * shape.ranks_per_node > 1:
+        builtin += ranks.framework_settings(
+            context.imports,
+            binding,
+            shape.launcher,
+            one_device=shape.devices == "one",
+            all_devices=shape.all_devices,
+        )
     if shape.scheduler == "none" and shape.nodes == 1:
         builtin.append(
             Setting(

@@ -34,7 +34,14 @@ from windlass.plan.shape import VISIBILITY
 from windlass.run.auto_cache import with_auto_cache
 from windlass.run.bad_nodes import bad_hosts
 from windlass.run.container_paths import seen_paths
-from windlass.run.interpreter import activate_kind, check_activate, check_python, environment_place, find_python
+from windlass.run.interpreter import (
+    activate_kind,
+    check_activate,
+    check_python,
+    environment_place,
+    find_python,
+    imports_of,
+)
 from windlass.run.remote import probe_node
 from windlass.run.rendezvous import is_this_host
 from windlass.run.scheduler_commands import scheduler_environ
@@ -169,6 +176,7 @@ def gather_context(
         users_environment=_users_environment(request, site, environ),
         python=python,
         python_because=because,
+        imports=imports_of(request),
         place=environment_place(python) if here and _many_read_it(request, allocation) else None,
         activate_kind=activate_kind(request),
         cache_roots=roots,

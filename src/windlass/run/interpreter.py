@@ -27,6 +27,7 @@ from windlass.plan.cache import is_below
 from windlass.plan.inputs import EnvironmentPlace
 
 _MAX_SCRIPT_BYTES = 1 << 20
+_MAX_MODULES = 50
 
 
 def check_python(request: Request, node_local: tuple[str, ...] = ()) -> None:
@@ -120,6 +121,26 @@ def _script_imports(request: Request) -> tuple[str, ...] | None:
     if request.kind != "script" or not request.command:
         return None
     path = Path(request.cwd or ".") / request.command[0]
+    names = _file_imports(path)
+    if names is None:
+        return None
+    beside = {entry.stem if entry.suffix == ".py" else entry.name for entry in path.parent.iterdir()}
+    return tuple(name for name in names if name not in sys.stdlib_module_names and name not in beside)
+
+
+def imports_of(request: Request) -> frozenset[str]:
+    """Top-level names of all packages that the script imports, and the modules in its folder that it imports."""
+    if request.kind != "script" or not request.command:
+        return frozenset(_script_imports(request) or ())
+    path = Path(request.cwd or ".") / request.command[0]
+    found = set(_file_imports(path) or ())
+    for name in sorted(found)[:_MAX_MODULES]:
+        if (module := path.parent / f"{name}.py").exists():
+            found.update(_file_imports(module) or ())
+    return frozenset(found)
+
+
+def _file_imports(path: Path) -> tuple[str, ...] | None:
     try:
         tree = ast.parse(read_bytes(path, _MAX_SCRIPT_BYTES, follow=True))
     except (OSError, SyntaxError, ValueError, RecursionError):
@@ -130,8 +151,7 @@ def _script_imports(request: Request) -> tuple[str, ...] | None:
             names.update(dict.fromkeys(alias.name.split(".", 1)[0] for alias in node.names))
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names[node.module.split(".", 1)[0]] = None
-    beside = {entry.stem if entry.suffix == ".py" else entry.name for entry in path.parent.iterdir()}
-    return tuple(name for name in names if name not in sys.stdlib_module_names and name not in beside)
+    return tuple(names)
 
 
 def _has(name: str) -> bool:

@@ -10,7 +10,13 @@ from planning import PLAIN, plan_for
 from windlass.base.notation.shell import fillable
 from windlass.model.plan import Binding, RankBinding
 from windlass.plan.environment.caches import cache_dirs, cache_settings, cache_variable_names
-from windlass.plan.environment.ranks import RANK_VARIABLES, rank_variable_names, thread_settings, visibility_settings
+from windlass.plan.environment.ranks import (
+    RANK_VARIABLES,
+    framework_settings,
+    rank_variable_names,
+    thread_settings,
+    visibility_settings,
+)
 from windlass.plan.render.variables import setting_lines
 
 
@@ -116,3 +122,39 @@ def test_accelerate_and_hf_trainer_are_told_that_a_node_has_no_devices(site: str
     plan, _ = plan_for(site, "true", ranks_per_node=ranks)
     found = [setting.value for setting in plan.environment if setting.name == "ACCELERATE_USE_CPU"]
     assert found == (["true"] if expected else [])
+
+
+@each(
+    ("one_device", "visible", "devices", "ids"),
+    [
+        (True, (), ((0,), (1,)), "0"),
+        (True, (), ((0, 1), (2, 3)), "0,1"),
+        (False, (), ((0,), (0,)), "{device}"),
+        (False, (1, 0), ((1,), (0,)), "{local_rank}"),
+    ],
+)
+def test_jax_takes_the_devices_of_the_rank(
+    one_device: bool, visible: tuple[int, ...], devices: tuple[tuple[int, ...], ...], ids: str
+) -> None:
+    binding = _binding((0,), (1,), devices=devices, visible=visible)
+    made = framework_settings(frozenset({"flax"}), binding, "srun", one_device=one_device, all_devices=(0, 1))
+    assert {setting.name: setting.value for setting in made} == {
+        "JAX_COORDINATOR_ADDRESS": "{master_addr}:{master_port}",
+        "JAX_LOCAL_DEVICE_IDS": ids,
+    }
+
+
+def test_jax_finds_its_processes_under_a_launcher_that_it_does_not_know() -> None:
+    made = framework_settings(frozenset({"jax"}), _binding((0,)), "flux", one_device=True, all_devices=())
+    values = {setting.name: setting.value for setting in made}
+    assert (values["SLURM_PROCID"], values["SLURM_NTASKS"], values["SLURM_LOCALID"]) == (
+        "{rank}",
+        "{world_size}",
+        "{local_rank}",
+    )
+    assert {"SLURM_JOB_ID", "SLURM_STEP_NODELIST"} <= set(values), "jax looks whether all five are set"
+
+
+def test_scripts_of_torch_and_horovod_get_neither() -> None:
+    for imports in (frozenset({"torch"}), frozenset({"tensorflow", "horovod"})):
+        assert framework_settings(imports, _binding((0,)), "local", one_device=True, all_devices=()) == ()

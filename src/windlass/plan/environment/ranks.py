@@ -87,6 +87,35 @@ def cpu_settings(topology: Topology, vendor: str | None, world_size: int) -> tup
     )
 
 
+def framework_settings(
+    imports: frozenset[str], binding: Binding, launcher: str, *, one_device: bool, all_devices: tuple[int, ...]
+) -> tuple[Setting, ...]:
+    """How the processes of JAX and TensorFlow find each other, for a script that imports one of them. JAX takes the
+    number of processes from its arguments or from a launcher that it knows: outside srun, ranks get srun's variables.
+    """
+    made: list[tuple[str, str, str]] = []
+    if imports & {"jax", "flax", "orbax", "equinox", "haiku", "optax"}:
+        because = "jax.distributed.initialize() reads it"
+        made.append(("JAX_COORDINATOR_ADDRESS", "{master_addr}:{master_port}", because))
+        if launcher != "srun":
+            made += [
+                ("SLURM_JOB_ID", "{job_id}", f"{because}; the value is not used"),
+                ("SLURM_STEP_NODELIST", "{master_addr}", f"{because}; the value is not used"),
+                ("SLURM_NTASKS", "{world_size}", because),
+                ("SLURM_PROCID", "{rank}", because),
+                ("SLURM_LOCALID", "{local_rank}", because),
+            ]
+        devices = max((len(rank.devices) for rank in binding.ranks), default=0)
+        if devices:
+            own = "{device}" if (binding.visible or all_devices) == all_devices else "{local_rank}"
+            own = ",".join(map(str, range(devices))) if one_device else own
+            made.append(("JAX_LOCAL_DEVICE_IDS", own, "the devices of this rank among those that it sees"))
+    if imports & {"tensorflow", "keras"} and "horovod" not in imports:
+        value = '{"cluster": {"worker": [${w_workers}]}, "task": {"type": "worker", "index": {rank}}}'
+        made.append(("TF_CONFIG", value, "MultiWorkerMirroredStrategy finds the other workers by it"))
+    return tuple(Setting(name=n, value=v, because=b, expand=True, keep_user=n == "TF_CONFIG") for n, v, b in made)
+
+
 def visibility_settings(
     binding: Binding, variable: str | None, mode: str, *, by_launcher: bool, all_devices: tuple[int, ...]
 ) -> tuple[Setting, ...]:

@@ -58,6 +58,7 @@ def rank_script(plan: Plan, job: JobFacts) -> str:
         cache_lines(plan, job),
         _seat(plan),
         _activation(plan),
+        _workers(plan),
         environment_lines(plan),
         _rank_variables(),
         _watch_variables(job),
@@ -182,6 +183,32 @@ def _seat(plan: Plan) -> list[str]:
             "fi",
         ]
     return lines
+
+
+def _workers(plan: Plan) -> list[str]:
+    """Addresses of all ranks as JSON texts, for TF_CONFIG: each has a port of its own above the master's."""
+    if not any("${w_workers}" in (setting.value or "") for setting in plan.environment):
+        return []
+    hosts = ["w_hosts=$w_master_addr"]
+    if plan.nodes > 1:
+        hosts = [
+            "w_hosts=",
+            'while read -r w_line; do w_line=${w_line%% *}; w_hosts="$w_hosts ${w_line%%:*}"; done '
+            '< "$WINDLASS_RUN_DIR/hosts" || w_fail "TF_CONFIG needs the file hosts of the run folder"',
+        ]
+    return [
+        "",
+        "# All workers of TensorFlow.",
+        *hosts,
+        "w_workers= w_at=0",
+        "for w_line in $w_hosts; do",
+        "  w_end=$((w_at + w_ranks_per_node))",
+        '  while [ "$w_at" -lt "$w_end" ]; do',
+        "    w_at=$((w_at + 1))",
+        '    w_workers="$w_workers${w_workers:+, }\\"$w_line:$((w_master_port + w_at % 16000))\\""',
+        "  done",
+        "done",
+    ]
 
 
 def _rank_variables() -> list[str]:

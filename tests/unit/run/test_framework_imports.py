@@ -1,0 +1,81 @@
+"""Which frameworks a script imports, and what their ranks find in the environment."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+from unit.cli.typed import in_process, run_here
+from windlass.model.plan import plan_from_json
+from windlass.plan.render.job_facts import JobFacts
+from windlass.plan.render.rank_script import rank_script
+
+SHOW = "import os, sys\nif len(sys.argv) > 2:\n    import MODULE\nprint(os.environ.get(sys.argv[1]))\n"
+
+
+def _script(folder: Path, module: str) -> Path:
+    path = folder / "train.py"
+    path.write_text(SHOW.replace("MODULE", module))
+    return path
+
+
+def test_workers_of_tensorflow_know_each_other_and_their_own_number(tmp_path: Path) -> None:
+    _script(tmp_path, "tensorflow")
+    ended = run_here("-q", "-r", "2", "--show", "all", "train.py", "TF_CONFIG", cwd=tmp_path)
+    assert ended.code == 0, ended.text
+    said = {int(line[1]): json.loads(line[4:]) for line in ended.stdout.splitlines()}
+    workers = said[0]["cluster"]["worker"]
+    assert len(set(workers)) == 2
+    assert said[1]["cluster"]["worker"] == workers
+    assert [said[rank]["task"] for rank in (0, 1)] == [{"type": "worker", "index": rank} for rank in (0, 1)]
+
+
+def test_a_config_of_the_user_wins(tmp_path: Path) -> None:
+    _script(tmp_path, "tensorflow")
+    ended = run_here("-q", "-r", "2", "train.py", "TF_CONFIG", cwd=tmp_path, env={"TF_CONFIG": "mine"})
+    assert "mine" in ended.stdout
+
+
+def test_a_module_beside_the_script_counts(tmp_path: Path) -> None:
+    _script(tmp_path, "model")
+    (tmp_path / "model.py").write_text("import flax\n")
+    ended = run_here("-q", "-r", "2", "--show", "all", "train.py", "SLURM_PROCID", cwd=tmp_path)
+    assert sorted(ended.stdout.split()) == ["0", "1", "[0]", "[1]"]
+
+
+def test_one_rank_and_scripts_of_torch_are_left_alone(tmp_path: Path) -> None:
+    _script(tmp_path, "jax")
+    assert "None" in run_here("-q", "-r", "1", "train.py", "JAX_COORDINATOR_ADDRESS", cwd=tmp_path).stdout
+    _script(tmp_path, "torch")
+    assert "None" in run_here("-q", "-r", "2", "train.py", "JAX_COORDINATOR_ADDRESS", cwd=tmp_path).stdout
+
+
+def test_workers_of_several_nodes_come_from_the_hosts_of_the_run(tmp_path: Path) -> None:
+    """In the three forms that host files have; the part of the rank script runs in a real shell."""
+    _script(tmp_path, "tensorflow")
+    planned = in_process("plan", "--site", "perlmutter", "--nodes", "2", "-r", "2", "--json", "train.py", cwd=tmp_path)
+    assert planned.code == 0, planned.text
+    text = rank_script(plan_from_json(planned.stdout.encode()), JobFacts(run_dir=str(tmp_path), run_id="x"))
+    begin = text.index("# All workers")
+    part = text[begin : text.index("\ndone\n", begin) + 6]
+    for line in ("{}\n", "{}:2\n", "{} slots=2\n"):
+        (tmp_path / "hosts").write_text(line.format("nid1") + line.format("nid2"))
+        head = f"WINDLASS_RUN_DIR={tmp_path} w_ranks_per_node=2 w_master_port=20000\n"
+        said = subprocess.run(
+            ["sh", "-c", f'{head}{part}\nprintf %s "$w_workers"'],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        )
+        assert json.loads(f"[{said.stdout}]") == ["nid1:20001", "nid1:20002", "nid2:20003", "nid2:20004"]
+
+
+def test_explain_knows_the_variable(tmp_path: Path) -> None:
+    _script(tmp_path, "jax")
+    planned = in_process("plan", "--site", "lumi", "--nodes", "2", "--json", "train.py", cwd=tmp_path)
+    (tmp_path / "plan.json").write_text(planned.stdout)
+    said = in_process("explain", "JAX_COORDINATOR_ADDRESS", "plan.json", cwd=tmp_path)
+    assert said.code == 0, said.text
+    assert "jax.distributed.initialize" in said.stdout
