@@ -93,7 +93,7 @@ class RendezvousSpec(Table, frozen=True, kw_only=True):
     """Interface whose address to publish when `address` is `ip`."""
     port_base: int = 20000
     port_span: int = 12000
-    """The port is base + job id modulo span, then checked on node 0."""
+    """Job id and run choose one of so many ports from `port_base` on, which is checked to be free on node 0."""
     source: str = ""
 
 

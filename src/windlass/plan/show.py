@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from windlass.backends.launchers.base import RUN_MARK
 from windlass.base.notation.counts import counted
 from windlass.base.notation.cpulist import format_cpulist
-from windlass.base.notation.shell import quote, quote_words
+from windlass.base.notation.shell import expandable, quote, quote_words
 from windlass.model.finding import SERIOUS
 from windlass.model.finding_text import finding_lines
 from windlass.model.jsontext import one_line_json
@@ -23,6 +23,8 @@ from windlass.sites.topology.draw import draw_node
 
 RUN_DIR = "RUN_DIR"
 """Stands for the run folder, which does not exist yet when a plan is shown."""
+OWN_PATHS = "own-paths"
+"""The finding whose `paths` are of this machine, in a plan for another one."""
 
 
 def plan_text(
@@ -40,24 +42,40 @@ def plan_text(
     parts = [
         _section("warnings", warnings),
         _summary(plan),
-        _section("command of each rank", _command(plan)),
+        _section("command of each rank", _marked(plan, _command(plan))),
         _section("launch", _arguments(plan.launch, explain, f"/bin/sh {RUN_DIR}/rank.sh", columns)),
         _section("batch directives", _arguments(plan.directives, explain, columns=columns)),
-        _section("before the launcher", prologue_lines(plan) if has_prologue(plan) else []),
+        _section("before the launcher", _marked(plan, prologue_lines(plan)) if has_prologue(plan) else []),
         _section("variables", _settings(plan.environment, explain)),
-        _section("cooperative cache", _cache(plan, explain)),
+        _section("cooperative cache", _marked(plan, _cache(plan, explain))),
         _section("agents", _agents(plan, explain)),
-        _section("container", _container(plan, explain)),
+        _section("container", _marked(plan, _container(plan, explain))),
         _section("limits", _arguments(plan.limits, explain)),
         _section("node", draw_node(plan.binding, plan.topology, width=width, color=color).splitlines()),
         _section("notes", notes),
     ]
     if script:
+        port = plan.rendezvous.fixed_port  # else by the name of the variable that batch scripts set
         facts = JobFacts(
-            run_dir=RUN_DIR, run_id="RUN_ID", uid=0, master_addr=_address(plan), master_port=0, job_id="JOB_ID"
+            run_dir=RUN_DIR, run_id="RUN_ID", master_addr=_address(plan), master_port=port, job_id="JOB_ID"
         )
-        parts.append(_section("rank script", rank_script(plan, facts).rstrip("\n").splitlines()))
+        parts.append(_section("rank script", _marked(plan, rank_script(plan, facts).rstrip("\n").splitlines())))
     return "\n".join(part for part in parts if part)
+
+
+def _marked(plan: Plan, lines: list[str]) -> list[str]:
+    """The lines, with a comment behind each that holds a path of this machine in a plan for another one; above it where
+    a command goes on in the next line."""
+    paths = [path for one in plan.remarks if one.kind == OWN_PATHS for path in one.facts["paths"]]
+    out: list[str] = []
+    begin = 0
+    for line in lines:
+        begin = begin if out and out[-1].endswith("\\") else len(out)
+        mine, more = any(path in line for path in paths), line.endswith("\\")
+        if mine and (more or begin < len(out)):
+            out.insert(begin, "# a path of this machine:")
+        out.append(f"{line}   # a path of this machine" if mine and not more and begin == len(out) else line)
+    return out
 
 
 def _address(plan: Plan) -> str:
@@ -160,24 +178,25 @@ def _settings(settings: tuple[Setting, ...], explain: bool) -> list[str]:
 
 
 def setting_line(setting: Setting) -> str:
-    """`NAME=value`, with the test that the node makes, and who decided where it was the user."""
+    """`NAME=value` as a shell takes it; behind `#` the test that the node makes, and who decided where it was the
+    user."""
+    value = expandable(setting.value or "") if setting.expand else quote(setting.value or "")
     if setting.value is None:
-        text = f"{setting.name} unset"
+        text = f"unset {setting.name}"
     elif setting.prepend:
-        text = f"{setting.name}={quote(setting.value)}:${setting.name}"
+        text = f"{setting.name}={value}:${setting.name}"
     elif setting.append:
-        text = f"{setting.name}=${setting.name}:{quote(setting.value)}"
+        text = f"{setting.name}=${setting.name}:{value}"
     else:
-        text = f"{setting.name}={quote(setting.value)}"
-    if setting.module:
-        text += f"   left to the module {setting.module} where that sets it"
+        text = f"{setting.name}={value}"
+    said = [f"left to the module {setting.module} where that sets it"] if setting.module else []
     if setting.when.at_run_time:
-        text += f"   if {setting.when.text()}"
+        said.append(f"if {setting.when.text()}")
     if setting.origin.scope in {"environment", "flag"}:
-        text += "   (yours)"
+        said.append("yours")
     elif setting.origin.grade in {"unconfirmed", "community"}:
-        text += f"   ({setting.origin.grade})"
-    return text
+        said.append(setting.origin.grade)
+    return f"{text}   # {', '.join(said)}" if said else text
 
 
 def _cache(plan: Plan, explain: bool) -> list[str]:

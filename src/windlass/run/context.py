@@ -31,6 +31,7 @@ from windlass.plan.environment.modules import (
 )
 from windlass.plan.inputs import PlanningContext
 from windlass.plan.shape import VISIBILITY
+from windlass.plan.show import OWN_PATHS
 from windlass.run.auto_cache import with_auto_cache
 from windlass.run.bad_nodes import bad_hosts
 from windlass.run.container_paths import seen_paths
@@ -113,6 +114,21 @@ def runs_here(request: Request, site: Site, settings: Settings, environ: Mapping
     return inside or not site.file.node.domains
 
 
+def _is_elsewhere(site: Site, settings: Settings, environ: Mapping[str, str]) -> bool:
+    """Whether this is another machine than the site that was named, as far as that can be recognised."""
+    known = any(s.name == site.name and s.detect != DetectSpec() for s in catalog_signs(settings.config_dir))
+    return known and detect_site(config_dir=settings.config_dir, environ=environ).site != site.name
+
+
+def _own_paths(request: Request, python: str, site: Site) -> Finding:
+    """The paths of this machine that a plan for another one holds."""
+    named = (python, request.cwd, request.activate, *request.cache, request.container)
+    paths = [path for path in dict.fromkeys(named) if path and path.startswith("/") and Path(path).exists()]
+    text = f"{' and '.join(paths)} are of this machine; the plan is for {site.name}"
+    hint = "plan on a login node there, or say --python and --activate as they are there"
+    return Finding(OWN_PATHS, "note", text, hint, facts={"paths": paths})
+
+
 def _foreign_files(request: Request, settings: Settings) -> list[Finding]:
     """A warning for each place of site files that belongs to another user: their lines run in the job."""
     chosen = request.site_file or settings.site_file
@@ -166,6 +182,8 @@ def gather_context(
     remarks += [*said.remarks, *_foreign_files(request, settings)]
     roots = cache_roots(request) if here else ()
     remarks += _check_paths(request, site, environ, here=here, ours=on_node and (allocation is not None or not ruled))
+    if not here and detection is None and _is_elsewhere(site, settings, environ):
+        remarks.append(_own_paths(request, python, site))
     return request, PlanningContext(
         site=site,
         topology=topology,

@@ -71,7 +71,7 @@ def test_notes_are_found_by_whole_names(tmp_path: Path) -> None:
 
 def test_a_flag_of_the_user_is_the_reason(tmp_path: Path) -> None:
     ended = in_process("explain", "A", "--env", "A=1", cwd=tmp_path)
-    assert "A=1   (yours)" in ended.stdout
+    assert "A=1   # yours" in ended.stdout
     assert "flag: --env" in ended.stdout
 
 

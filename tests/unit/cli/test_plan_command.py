@@ -95,7 +95,7 @@ def test_a_value_of_the_user_is_shown_as_theirs(tmp_path: Path) -> None:
     words = ("plan", "--site", "lumi", "--nodes", "2", "--", "true")
     assert "FI_MR_CACHE_MONITOR=userfaultfd\n" in in_process(*words, cwd=tmp_path).stdout
     mine = in_process(*words, cwd=tmp_path, env={"FI_MR_CACHE_MONITOR": "kdreg2"}).stdout
-    assert "FI_MR_CACHE_MONITOR=kdreg2   (yours)\n" in mine
+    assert "FI_MR_CACHE_MONITOR=kdreg2   # yours\n" in mine
 
 
 def test_a_site_file_of_the_user_overlays_the_catalog(tmp_path: Path) -> None:
@@ -135,6 +135,8 @@ def test_what_is_named_for_another_machine_need_not_be_here(tmp_path: Path) -> N
     assert ended.code == 0, ended.text
     assert "path-missing: --activate /lustre/no-such/env does not exist here" in ended.stdout
     assert "path-missing: --cache /lustre/no-such/data does not exist here" in ended.stdout
+    assert f"in {tmp_path}   # a path of this machine" in ended.stdout
+    assert "no-such/env/bin/python: of the environment that --activate names\n" in ended.stdout, "that is there"
     for words in (named[:2], named[2:]):
         here = in_process("plan", *words, "place.py", cwd=tmp_path)
         assert here.code == 2 and "does not exist" in here.stderr, "this machine can be looked at"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import msgspec
 
 from looping import each
 from planning import plan_for
 from windlass.model.condition import When
+from windlass.model.finding import Finding
 from windlass.model.origin import Origin
 from windlass.model.plan import Plan, Setting
-from windlass.plan.show import diff_lines, headline, plan_text, setting_line
+from windlass.plan.show import OWN_PATHS, diff_lines, headline, plan_text, setting_line
 
 
 def test_the_headline_counts_in_words() -> None:
@@ -21,18 +25,35 @@ def test_the_headline_counts_in_words() -> None:
     ("setting", "line"),
     [
         (Setting(name="A", value="b c", because=""), "A='b c'"),
-        (Setting(name="A", value=None, because=""), "A unset"),
+        (Setting(name="A", value=None, because=""), "unset A"),
         (Setting(name="A", value="/x", because="", prepend=True), "A=/x:$A"),
-        (Setting(name="A", value="1", because="", origin=Origin(scope="flag")), "A=1   (yours)"),
+        (Setting(name="A", value="${B}/c", because="", prepend=True, expand=True), 'A="${B-}"/c:$A'),
+        (Setting(name="A", value="1", because="", origin=Origin(scope="flag")), "A=1   # yours"),
         (
             Setting(name="A", value="1", because="", origin=Origin(scope="site", grade="unconfirmed")),
-            "A=1   (unconfirmed)",
+            "A=1   # unconfirmed",
         ),
-        (Setting(name="A", value="1", because="", when=When(exists="/dev/x")), "A=1   if /dev/x exists on the node"),
+        (Setting(name="A", value="1", because="", when=When(exists="/dev/x")), "A=1   # if /dev/x exists on the node"),
     ],
 )
 def test_a_setting_in_one_line(setting: Setting, line: str) -> None:
     assert setting_line(setting) == line
+
+
+def test_the_rank_script_names_the_port_that_only_the_job_knows() -> None:
+    assert 'w_master_port="${WINDLASS_MASTER_PORT:?' in plan_text(plan_for("lumi", nodes=2)[0], script=True)
+    assert "w_master_port=29500" in plan_text(plan_for("lumi", nodes=2, master_port=29500)[0], script=True)
+
+
+def test_paths_of_this_machine_are_marked_and_the_script_stays_one(tmp_path: Path) -> None:
+    plan, _ = plan_for("lumi", "/opt/mine/python", "a.py")
+    finding = Finding(OWN_PATHS, "note", facts={"paths": ["/opt/mine/python", "/home/user"]})
+    text = plan_text(msgspec.structs.replace(plan, remarks=(finding,)), script=True)
+    shown, _, script = text.partition("\nrank script\n")
+    assert "in /home/user/project   # a path of this machine" in shown
+    assert "# a path of this machine:\n  set -- \\\n    /opt/mine/python \\\n" in script
+    (tmp_path / "rank.sh").write_text(script)
+    subprocess.run(["sh", "-n", str(tmp_path / "rank.sh")], check=True, timeout=10)
 
 
 def test_control_characters_of_a_command_stay_visible_words() -> None:
