@@ -31,7 +31,7 @@ from windlass.cli.main import main
 from windlass.cli.option_groups import add_request_options
 from windlass.errors import WindlassError
 from windlass.model.plan import plan_to_json
-from windlass.run.failure.flight import missing_text, read_dump
+from windlass.run.failure.flight import missing, read_dump
 from windlass.run.folder import AGENT_FILE
 from windlass.sites.catalog import catalog_path
 from windlass.sites.check import check_file
@@ -118,7 +118,7 @@ def test_hostile_flight_dumps_end_in_nothing(tmp_path: Path) -> None:
     ]
     for number, dump in enumerate(bad):
         (tmp_path / f"rank_{number}").write_bytes(pickle.dumps(dump))
-    said = missing_text(tmp_path, 16)
+    said = missing(tmp_path, 16)[0]
     assert said.isprintable() and len(said) < 5000
     rng, alone = random.Random(13), tmp_path / "alone"
     alone.mkdir()
@@ -129,7 +129,7 @@ def test_hostile_flight_dumps_end_in_nothing(tmp_path: Path) -> None:
             data[rng.randrange(len(data))] = rng.randrange(256)
         (alone / "rank_0").write_bytes(bytes(data[: rng.randrange(1, len(data) + 1)]))
         read_dump(alone / "rank_0")
-        missing_text(alone, 4)
+        missing(alone, 4)
     record("changed flight dumps (seed 13)", expected="no traceback", seen="no traceback", dumps=3000)
 
 

@@ -63,7 +63,7 @@ def _services(request: Request) -> tuple[AgentService, ...]:
     wanted: tuple[tuple[AgentService, bool], ...] = (
         ("cache", bool(request.cache)),
         ("heartbeat", request.supervised),
-        ("sampler", request.watch or request.profile == "torch"),
+        ("sampler", request.watch or request.profile == "torch" or bool(request.hang_after_s)),
     )
     return tuple(name for name, asked in wanted if asked)
 

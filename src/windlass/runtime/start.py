@@ -13,6 +13,7 @@ import importlib
 import math
 import os
 import socket
+import sys
 from collections.abc import Mapping, MutableMapping
 from contextlib import closing
 from dataclasses import replace
@@ -22,11 +23,11 @@ from typing import Any
 
 from windlass.base.notation.cpulist import parse_cpulist
 from windlass.errors import MachineError, UsageError
+from windlass.node.sampler.on_request import dump_on_request, stacks_by_hand, stacks_on_request, switch_on
 from windlass.node.sys.identity import own_environ
 from windlass.runtime import codes
 from windlass.runtime.device import Choice, choose, probe
 from windlass.runtime.place import RankPlace, find_place
-from windlass.runtime.recorder import dump_on_request, stacks_on_request, switch_on
 from windlass.runtime.run import Run, close_at_exit, first_line, say
 
 
@@ -79,8 +80,10 @@ def init(
     if limit_s <= 0:
         raise UsageError(f"windlass.init: timeout_s is {limit_s}", hint="give seconds greater than zero")
     switch_on(environ, torch.__version__, environ.get(codes.RUN_DIR))
-    stacks_on_request()
-    dump_on_request(environ.get(codes.HEARTBEAT), environ.get(codes.RUN_DIR), place.rank)
+    stacks_by_hand()
+    if "windlass_on_request" not in sys.modules:  # else the start-up hook does both
+        stacks_on_request(environ.get(codes.HEARTBEAT))
+        dump_on_request(environ.get(codes.HEARTBEAT), environ.get(codes.RUN_DIR), place.rank)
     if choice.kind != "cpu":
         getattr(torch, choice.kind).set_device(choice.index)
     run = Run(

@@ -30,6 +30,28 @@ def test_a_process_is_seen_stopped_and_its_handlers_are_known() -> None:
     assert diagnostics.state_of(child.pid) == "X"
 
 
+def test_a_rank_writes_its_stack_when_asked_and_keeps_its_own_handler_of_sigusr1(tmp_path: Path) -> None:
+    code = """
+import signal, sys, time
+from windlass.node.sampler.on_request import stacks_on_request
+def load():
+    print('up', flush=True)
+    time.sleep(60)
+signal.signal(signal.SIGUSR1, lambda *_: print('requeued', flush=True))
+stacks_on_request(sys.argv[1])
+load()
+"""
+    beat = str(tmp_path / "0")
+    with subprocess.Popen([sys.executable, "-c", code, beat], stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None and child.stdout.readline() == "up\n"
+            assert "line 6 in load" in diagnostics.written_stack(*diagnostics.ask_for_stack(child.pid, beat))
+            assert diagnostics.ask_for_stack(child.pid, "") == ("", 0), "a rank without a heartbeat is left alone"
+        finally:
+            child.kill()
+        assert child.stdout.read() == ""
+
+
 def test_beats_are_read_and_torn_ones_passed_over(tmp_path: Path) -> None:
     (tmp_path / "0").write_text(f"{17:>15d} {1.5:>18.3f}\n")
     (tmp_path / "1").write_text("")

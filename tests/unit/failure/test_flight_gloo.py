@@ -12,7 +12,7 @@ import pytest
 from requirements import require_torch
 from unit.runtime.ranks import environment, free_port
 from waiting import wait_until
-from windlass.run.failure.flight import last_collectives, missing_text
+from windlass.run.failure.flight import last_collectives, missing
 
 require_torch()
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
@@ -55,4 +55,4 @@ def asked(folder: Path) -> str:
         handle = os.open(folder / f"beat-{rank}.flight", os.O_WRONLY | os.O_NONBLOCK)
         os.write(handle, b"1")
         os.close(handle)
-    return missing_text(folder / "flight", 3)
+    return missing(folder / "flight", 3)[0]

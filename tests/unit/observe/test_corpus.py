@@ -14,7 +14,7 @@ from windlass.diagnose.watch.findings import find
 from windlass.diagnose.watch.rules import check
 from windlass.model.finding import SERIOUS, Finding
 from windlass.run.failure.ends import End
-from windlass.run.failure.rank_states import RankState, straggler
+from windlass.run.failure.rank_states import Frames, RankState, straggler
 from windlass.run.failure.root_cause import Cause, Observed, find_cause
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "verdicts.md"
@@ -46,7 +46,7 @@ def _named(case: Case, found: tuple[Finding, ...]) -> bool:
 
 def _cause(case: Case) -> Cause:
     seen = case.seen
-    states = tuple(RankState(rank=r, host=h, state=s, frame=f) for r, h, s, f in seen.get("states", ()))
+    states = tuple(RankState(rank=r, host=h, state=s, frames=Frames(f)) for r, h, s, f in seen.get("states", ()))
     return find_cause(
         Observed(
             exit_code=1,

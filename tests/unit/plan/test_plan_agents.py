@@ -28,7 +28,7 @@ OLD = Path(__file__).parents[2] / "data" / "plan-0.1.0.json"
         ({"cache": ("/lustre/env",)}, ("cache",), "--cache"),
         ({"restarts": 2}, ("heartbeat",), "--restarts"),
         ({"spares": 1}, ("heartbeat",), "--spares"),
-        ({"hang_after_s": 60.0}, ("heartbeat",), "--hang-after"),
+        ({"hang_after_s": 60.0}, ("heartbeat", "sampler"), "--hang-after"),
         ({"until_done": True}, ("heartbeat",), "--until-done"),
         ({"cache": ("/lustre/env",), "restarts": 2}, ("cache", "heartbeat"), "--cache, --restarts"),
         ({"watch": True}, ("sampler",), "--watch"),

@@ -11,8 +11,8 @@ import pytest
 
 from looping import each
 from windlass.errors import MachineError, UsageError
+from windlass.node.sampler.on_request import recorder_variables, switch_on
 from windlass.runtime.device import Devices, choose
-from windlass.runtime.recorder import recorder_variables, switch_on
 from windlass.runtime.start import import_keeping_affinity, scaled_timeout_s
 
 
@@ -84,8 +84,8 @@ def test_a_module_that_leaves_the_mask_alone_is_not_reported() -> None:
 
 
 def test_the_flight_recorder_has_the_names_of_this_torch(tmp_path: Path) -> None:
-    assert recorder_variables("2.13.0+cpu", tmp_path)["TORCH_FR_BUFFER_SIZE"] == "2000"
-    assert recorder_variables("2.8.0a0", tmp_path)["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "2000"
+    assert recorder_variables("2.13.0+cpu", str(tmp_path))["TORCH_FR_BUFFER_SIZE"] == "2000"
+    assert recorder_variables("2.8.0a0", str(tmp_path))["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "2000"
     assert "TORCH_FR_DUMP_TEMP_FILE" not in recorder_variables("2.13.0", None)
 
 

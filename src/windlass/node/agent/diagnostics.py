@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import subprocess
+import time
 from typing import Any
 
+from windlass.node.sampler.on_request import PIPE_SUFFIX, STACK_SIGNAL, STACK_SUFFIX
 from windlass.node.sys.identity import kill_marked
 from windlass.node.sys.messages import MessageWriter, host_name, node_writer, place_of
 from windlass.node.sys.tools import text_of
@@ -24,7 +25,8 @@ _KERNEL = re.compile(
     r"|link is down",
     re.IGNORECASE,
 )
-_STACK_S = 10.0
+_STACK_S, _WRITTEN_S, _RECORD_S = 10.0, 3.0, 6.0
+"""The first flight record of a process takes seconds: torch looks up the lines of its stacks."""
 _MAX_LINES = 40
 
 
@@ -51,23 +53,24 @@ def stacks(out: MessageWriter, run_dir: str, node: str) -> None:
     folder = os.path.join(run_dir, "evidence")
     os.makedirs(folder, mode=0o700, exist_ok=True)
     found = {rank: rank_process(pid) for rank, pid in seats(run_dir, node)}
-    asked = [pid for pid in found.values() if pid and state_of(pid) not in "TtZX" and catches(pid, signal.SIGUSR1)]
+    beats = {pid: beat_of(pid) for pid in found.values() if pid and state_of(pid) not in "TtZX"}
+    asked = {pid: ask_for_stack(pid, beat) for pid, beat in beats.items()}
+    recording = [pid for pid, beat in beats.items() if ask_for_record(beat)]
+    records = [os.path.join(run_dir, "flight", "rank_%d" % rank) for rank, pid in found.items() if pid in recording]
+    until = time.monotonic() + _RECORD_S
     spy = shutil.which("py-spy")
-    for pid in asked if not spy else ():
-        os.kill(pid, signal.SIGUSR1)  # faulthandler writes all stacks into the rank's own output
-    for pid in found.values():
-        if pid and state_of(pid) not in "TtZX":
-            ask_for_record(pid)
     for rank, pid in sorted(found.items()):
         if not pid:
             out.send(rank=rank, state="gone")
             continue
         text = describe(pid)
-        if spy and state_of(pid) not in "TtZX":
-            text += py_spy(spy, pid)
+        if pid in asked:
+            text += (py_spy(spy, pid) if spy else "") or written_stack(*asked[pid])
         with open(os.path.join(folder, "stack-rank-%d.txt" % rank), "w", encoding="utf-8") as file:
             file.write("rank %d on %s, process %d\n%s" % (rank, host_name(), pid, text))
-        out.send(rank=rank, state=state_of(pid), pid=pid, by="py-spy" if spy else "SIGUSR1" * (pid in asked))
+        out.send(rank=rank, state=state_of(pid), pid=pid)
+    while time.monotonic() < until and not all(os.path.exists(path) for path in records):
+        time.sleep(0.1)
 
 
 def seats(run_dir: str, node: str) -> list[tuple[int, int]]:
@@ -138,16 +141,47 @@ def command_text(pid: int) -> str:
     return "command: %s%s" % (" ".join(shown)[:300], " (and %d more words)" % more if more else "")
 
 
-def ask_for_record(pid: int) -> None:
-    """A byte in the pipe beside the rank's heartbeat: `windlass.init` then writes torch's flight record down."""
-    for entry in text_of("/proc/%d/environ" % pid).split("\0"):
-        if entry.startswith("WINDLASS_HEARTBEAT="):
-            try:
-                handle = os.open(entry.partition("=")[2] + ".flight", os.O_WRONLY | os.O_NONBLOCK)
-                os.write(handle, b"1")
-                os.close(handle)
-            except OSError:
-                return
+def beat_of(pid: int) -> str:
+    """The file in which the rank shows signs of life; empty for none."""
+    environ = text_of("/proc/%d/environ" % pid).split("\0")
+    return next((entry.partition("=")[2] for entry in environ if entry.startswith("WINDLASS_HEARTBEAT=")), "")
+
+
+def ask_for_stack(pid: int, beat: str) -> tuple[str, int]:
+    """Ask for the stacks by a signal. Returns their file and its size before; no name where the rank writes none."""
+    if not beat or not catches(pid, STACK_SIGNAL):
+        return "", 0
+    path = beat + STACK_SUFFIX
+    before = size_of(path)
+    os.kill(pid, STACK_SIGNAL)
+    return path, before
+
+
+def ask_for_record(beat: str) -> bool:
+    """A byte in the pipe next to the heartbeat: the rank then writes torch's flight record. False: it cannot."""
+    try:
+        handle = os.open(beat + PIPE_SUFFIX, os.O_WRONLY | os.O_NONBLOCK)
+        os.write(handle, b"1")
+        os.close(handle)
+    except OSError:
+        return False
+    return True
+
+
+def written_stack(path: str, before: int) -> str:
+    """What the rank has written to this file since it had this size, when it writes no more."""
+    last, deadline = -1, time.monotonic() + _WRITTEN_S
+    while path and time.monotonic() < deadline and (last <= before or size_of(path) > last):
+        last = size_of(path)
+        time.sleep(0.1)
+    return text_of(path)[before:] if path else ""
+
+
+def size_of(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
 
 
 def py_spy(program: str, pid: int) -> str:
@@ -159,9 +193,9 @@ def py_spy(program: str, pid: int) -> str:
             timeout=_STACK_S,
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return "py-spy: %s\n" % error
-    return done.stdout or done.stderr
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout
 
 
 # When the ranks are gone

@@ -3,7 +3,7 @@
 It takes itself out of the way at once: its folder leaves `sys.path`, and the `sitecustomize` that would have run
 without it runs. What it leaves is a finder that notices when the program imports torch (it never does so itself) and
 then asks torch to tell it of optimizer steps, and times the wait for a DataLoader's next batch. Whatever goes wrong in
-here costs the record, never the program. On the node this file and `windlass_recorder.py` lie in one folder.
+here costs the record, never the program. On the node this file and the modules `windlass_*` lie in one folder.
 """
 
 import sys
@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # an old Python may read this too: annotations are texts, and
 _recorder: "Any" = None
 _torch: "Any" = None
 _profiling: "Any" = None
+_on_request: "Any" = None
 _stepped: "list[Any]" = []
 """A weak reference to the optimizer that took the newest step."""
 
@@ -26,6 +27,7 @@ def _modules() -> "Any":
         "torch.optim.optimizer": _watch_optimizers,
         "torch.utils.data.dataloader": _watch_loaders,
         "torch.nn.parallel.distributed": _watch_ddp,
+        "torch.distributed.distributed_c10d": _watch_groups,
         "torch.serialization": _watch_save("save", "f", 1),
         "torch.distributed.checkpoint.state_dict_saver": _watch_save("save", "", 0),
         "safetensors.torch": _watch_save("save_file", "filename", 1),
@@ -33,7 +35,7 @@ def _modules() -> "Any":
 
 
 def _install() -> "Any":
-    global _recorder, _profiling
+    global _recorder, _profiling, _on_request
     import atexit
     import os
 
@@ -48,6 +50,8 @@ def _install() -> "Any":
     setattr(recorder, "shared", _recorder)  # noqa: B010
     if environ.get("WINDLASS_PROFILE"):
         _profiling = __import__("windlass_profiler")
+    _on_request = __import__("windlass_on_request")
+    _on_request.stacks_on_request(environ.get("WINDLASS_HEARTBEAT"))
     _say_python(path)
     sys.meta_path.insert(0, _AfterImport(_modules()))
     atexit.register(_recorder.close)
@@ -178,6 +182,28 @@ def _watch_ddp(module: "Any") -> "Any":
 
     wrapped: "list[Any]" = []
     module.DistributedDataParallel.__init__ = init
+
+
+def _watch_groups(module: "Any") -> "Any":
+    """The flight record of collectives, on request: from the first process group on."""
+    from functools import wraps
+
+    init = module.init_process_group
+
+    @wraps(init)
+    def init_process_group(*args: "Any", **kwargs: "Any") -> "Any":
+        from os import environ
+
+        heartbeat, run_dir = environ.get("WINDLASS_HEARTBEAT"), environ.get("WINDLASS_RUN_DIR")
+        if heartbeat and not asked:
+            _on_request.switch_on(environ, str(sys.modules["torch"].__version__), run_dir)
+        init(*args, **kwargs)
+        if heartbeat and not asked:
+            asked.append(1)
+            _on_request.dump_on_request(heartbeat, run_dir, environ.get("RANK", "0"))
+
+    asked: "list[int]" = []
+    module.init_process_group = init_process_group
 
 
 def _watch_save(name: "Any", parameter: "Any", position: "Any") -> "Any":

@@ -88,24 +88,23 @@ def _word(value: Any) -> str:
     return "".join(char if char.isprintable() else "?" for char in value[:_MAX_CHARS]) if isinstance(value, str) else ""
 
 
-def missing_text(folder: Path, world_size: int) -> str:
-    """`rank 2 is missing from nccl:all_reduce number 17 (it did 16)`; empty where the dumps do not tell. A rank
-    without a dump cannot answer: then those that are behind may only wait for it, and are not named."""
+def missing(folder: Path, world_size: int) -> tuple[str, tuple[int, ...]]:
+    """`rank 2 is missing from nccl:all_reduce number 17 (it did 16)` and these ranks; nothing where the dumps do not
+    tell. A rank without a dump cannot answer: then those that are behind may only wait for it, and are not named."""
     last = last_collectives(folder)
     groups = sorted({one.group for one in last})
-    parts = []
+    parts: list[str] = []
+    ranks: set[int] = set()
     for group in groups:
         mine = [one for one in last if one.group == group]
         furthest = max(mine, key=lambda one: one.number)
-        behind = [one for one in mine if one.number < furthest.number]
+        place = f"{furthest.name} number {furthest.number}"
         silent = sorted(set(range(world_size)) - {one.rank for one in mine}) if len(groups) == 1 else []
-        for one in behind[:8] if not silent else ():
-            parts.append(
-                f"rank {one.rank} is missing from {furthest.name} number {furthest.number} (it did {one.number})"
-            )
-        if silent and mine:
-            ranks = ", ".join(str(rank) for rank in silent[:8])
-            parts.append(
-                f"no flight record of rank {ranks}; the others wait in {furthest.name} number {furthest.number}"
-            )
-    return "; ".join(parts)
+        if silent:
+            listed = ", ".join(str(rank) for rank in silent[:8])
+            parts.append(f"no flight record of rank {listed}; the others wait in {place}")
+            continue
+        behind = [one for one in mine if one.number < furthest.number]
+        ranks.update(one.rank for one in behind)
+        parts += [f"rank {one.rank} is missing from {place} (it did {one.number})" for one in behind[:8]]
+    return "; ".join(parts), tuple(sorted(ranks))

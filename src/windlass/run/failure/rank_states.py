@@ -15,13 +15,28 @@ from windlass.base.notation.cpulist import format_cpulist
 from windlass.node.sys.reading import read_text
 from windlass.run.failure.rank_logs import RankLogs
 
-_KEPT_LINES = 200
-_THREAD = ("Thread 0x", "Current thread 0x")
 _STOPPED, _GONE, _DISK = frozenset("Tt"), frozenset({"gone", "Z", "X"}), frozenset("D")
 _FRAME = re.compile(
     r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)|'
     r"^\s+(?P<name2>\S+) \((?P<file2>[^()]+):(?P<line2>\d+)\)"
 )
+_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3|^<frozen ")
+_COLLECTIVE = re.compile(
+    r"(all_?reduce|all_?gather|reduce_scatter|all_?to_?all|broadcast|barrier|gather|scatter)(_\w+)?", re.IGNORECASE
+)
+"""Functions of torch.distributed, and of other libraries that have the usual names."""
+_UNSEEN = "alive, no stack"
+_NO_STACKS = "no Python wrote a stack (-I, -E and -S switch it off); py-spy in the PATH of the nodes shows any Python's"
+
+
+class Frames(msgspec.Struct, frozen=True):
+    """What the stack of a rank's main thread tells."""
+
+    top: str = ""
+    """The innermost Python frame, as `name (file:line)`."""
+    script: str = ""
+    """The innermost frame outside of libraries, where that is another one."""
+    collective: bool = False
 
 
 class RankState(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,17 +45,22 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     host: str
     state: str
-    frame: str = ""
-    """The innermost frame of the script's or torch's own Python code."""
+    frames: Frames = Frames()
+
+    @property
+    def gone(self) -> bool:
+        """Whether it had ended by itself when the stacks were taken."""
+        return self.state in _GONE
 
     def text(self) -> str:
         if self.state in _STOPPED:
             return "stopped (SIGSTOP)"
-        if self.state in _GONE:
+        if self.gone:
             return "gone"
+        place = self.frames.top + (f" from {self.frames.script}" if self.frames.script else "")
         if self.state in _DISK:
-            return "waiting for a disk" + (f" in {self.frame}" if self.frame else "")
-        return f"in {self.frame}" if self.frame else "alive, no stack"
+            return "waiting for a disk" + (f" in {place}" if place else "")
+        return f"in {place}" if place else _UNSEEN
 
 
 def rank_states(logs: RankLogs, said: Iterable[Mapping[str, Any]]) -> tuple[RankState, ...]:
@@ -52,80 +72,74 @@ def rank_states(logs: RankLogs, said: Iterable[Mapping[str, Any]]) -> tuple[Rank
             rank=line["rank"],
             host=logs.host(line["rank"], line["host"]),
             state=line["state"],
-            frame=top_frame(stacks.get(line["rank"], "")),
+            frames=frames_of(stacks.get(line["rank"], "")),
         )
         for line in lines
     )
 
 
-def straggler(ranks: tuple[RankState, ...]) -> RankState | None:
-    """Who holds the others up: one that cannot run at all, else the only one that is elsewhere than all others. None
-    where all of them are stopped, gone or waiting for a disk: then no rank waits for another."""
+def straggler(ranks: tuple[RankState, ...], behind: tuple[int, ...] = ()) -> RankState | None:
+    """Who holds the others up: one that cannot run at all, else the only one that flight records show `behind`, else
+    one that is in no collective where most others are, else the only one that is elsewhere than all others. None where
+    all of them are stopped, gone or waiting for a disk: then no rank waits for another."""
     for letters in (_STOPPED, _GONE, _DISK):
         those = [one for one in ranks if one.state in letters]
         if those and (len(those) < len(ranks) or len(ranks) == 1):
             return those[0]
-    frames = Counter(one.frame for one in ranks if one.frame)
+    if len(behind) == 1:
+        return next((one for one in ranks if one.rank == behind[0]), None)
+    seen = [one for one in ranks if one.frames.top]
+    outside = [one for one in seen if not one.frames.collective]
+    if outside and 2 * len(outside) <= len(seen) and len(outside) < len(seen):
+        return outside[0]
+    frames = Counter(one.frames.top for one in seen)
     if len(frames) < 2:
         return None
     (common, count), *_ = frames.most_common(1)
-    others = [one for one in ranks if one.frame and one.frame != common]
+    others = [one for one in seen if one.frames.top != common]
     return others[0] if len(others) < count else None
 
 
 def states_text(ranks: tuple[RankState, ...]) -> str:
-    """`ranks 0-2 in all_reduce (…); rank 3 stopped`, the largest group first."""
+    """`ranks 0-2 in all_reduce (…); rank 3 stopped`, the largest group first. Says how to get stacks where no rank has
+    one."""
     groups: dict[str, list[int]] = {}
     for one in ranks:
         groups.setdefault(one.text(), []).append(one.rank)
     ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
-    return "; ".join(
+    said = [
         f"rank{'s' if len(numbers) > 1 else ''} {format_cpulist(tuple(sorted(numbers)))} {text}"
         for text, numbers in ordered
-    )
+    ]
+    return "; ".join([*said, _NO_STACKS] if set(groups) == {_UNSEEN} else said)
 
 
-def top_frame(text: str) -> str:
-    """The innermost frame of the main thread, as `name (file:line)`: faulthandler and py-spy both write it first."""
+def frames_of(text: str) -> Frames:
+    """What a stack tells of the main thread: faulthandler and py-spy both write the innermost frame first."""
     main = ""
     for block in re.split(r"\n(?=(?:Current thread|Thread) )", "\n" + text):
         first = block.strip().split("\n", 1)[0]
         if first.startswith("Current thread") or "MainThread" in first:
             main = block
-    for line in (main or text).splitlines():
-        match = _FRAME.match(line)
-        if match:
-            file = match["file"] or match["file2"]
-            return f"{match['name'] or match['name2']} ({Path(file).name}:{match['line'] or match['line2']})"
-    return ""
+    found = [match for line in (main or text).splitlines() if (match := _FRAME.match(line))]
+    if not found:
+        return Frames()
+    files = [match["file"] or match["file2"] for match in found]
+    names = [match["name"] or match["name2"] for match in found]
+    shown = [
+        f"{name} ({Path(file).name}:{match['line'] or match['line2']})"
+        for name, file, match in zip(names, files, found, strict=True)
+    ]
+    own = next((number for number, file in enumerate(files) if not _LIBRARY.search(file)), 0)
+    return Frames(
+        top=shown[0], script=shown[own] if own else "", collective=any(_COLLECTIVE.fullmatch(name) for name in names)
+    )
 
 
 def read_stacks(logs: RankLogs) -> dict[int, str]:
-    """The stacks of all ranks: as py-spy wrote them into the evidence, or as faulthandler did into the output."""
-    found = _stacks_in_logs(logs)
+    """The stacks that the nodes left in the evidence, by rank."""
+    found: dict[int, str] = {}
     for path in (logs.folder / "evidence").glob("stack-rank-*.txt"):
         with contextlib.suppress(OSError, ValueError):
-            text = read_text(path, within=logs.folder, errors="replace")
-            if "MainThread" in text:
-                found[int(path.stem.rpartition("-")[2])] = text
+            found[int(path.stem.rpartition("-")[2])] = read_text(path, within=logs.folder, errors="replace")
     return found
-
-
-def _stacks_in_logs(logs: RankLogs) -> dict[int, str]:
-    """The last stacks that faulthandler wrote, by rank."""
-    found: dict[int, str] = {}
-    for node in range(logs.nodes):
-        for rank, lines in logs.tails(node, _KEPT_LINES).items():
-            starts = [index for index in range(len(lines)) if _begins_stack(lines, index)]
-            if starts:
-                found[rank] = "\n".join(lines[starts[-1] :])
-    return found
-
-
-def _begins_stack(lines: tuple[str, ...], index: int) -> bool:
-    """A line that names a thread, and no thread of the same dump before it."""
-    return lines[index].startswith(_THREAD) and (index == 0 or not _in_stack(lines[index - 1]))
-
-
-def _in_stack(line: str) -> bool:
-    return line == "" or line.startswith(("  File ", *_THREAD))

@@ -159,7 +159,7 @@ def _hang(hang: str, seen: Observed) -> Cause:
     if rank is None:
         return _proven(Cause(kind="hang", reason=f"the ranks hang: {hang}", step=seen.step), seen)
     end = next((end for end in seen.ends if end.rank == rank.rank), None)
-    where = rank.text() if end is None else f"gone: it left with code {end.code}"
+    where = f"gone: it left with code {end.code}" if end is not None and rank.gone else rank.text()
     reason = f"holds the others up: {hang}; it is {where}"
     return _proven(Cause(kind="hang", rank=rank.rank, host=rank.host, reason=reason, step=seen.step), seen)
 

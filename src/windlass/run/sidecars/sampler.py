@@ -26,6 +26,7 @@ _HOOK = {
     "sitecustomize.py": "sitecustomize.py",
     "windlass_recorder.py": "recorder.py",
     "windlass_profiler.py": "profiler.py",
+    "windlass_on_request.py": "on_request.py",
 }
 _END_S = 5.0
 _TELL_S = 60.0

@@ -26,7 +26,7 @@ from windlass.base.notation.hostlist import expand_hostlist
 from windlass.errors import WindlassError
 from windlass.model.plan import Plan
 from windlass.run.execute import RanksEnd
-from windlass.run.failure.flight import missing_text
+from windlass.run.failure.flight import missing
 from windlass.run.failure.rank_logs import RankLogs, rank_logs
 from windlass.run.failure.rank_states import RankState, rank_states, states_text, straggler
 from windlass.run.failure.root_cause import RESUME_ME, JobDisposition, Observed, end_code
@@ -169,8 +169,8 @@ def _diagnose_after(ended: Ended, folder: RunFolder, environ: Mapping[str, str])
 def _rank_states(ended: Ended, logs: RankLogs) -> tuple[str, RankState | None]:
     """Which ranks were where, by stacks and flight records, and who holds the others up."""
     ranks = rank_states(logs, ended.stacks.messages) if ended.stacks is not None else ()
-    missing = missing_text(logs.folder / "flight", logs.world_size)
-    return "; ".join(part for part in (states_text(ranks), missing) if part), straggler(ranks)
+    said, behind = missing(logs.folder / "flight", logs.world_size)
+    return "; ".join(part for part in (states_text(ranks), said) if part), straggler(ranks, behind)
 
 
 def _kernel(ended: Ended, after: NodeReport | None) -> dict[str, tuple[str, ...]]:
