@@ -19,7 +19,6 @@ from windlass.model.plan import Plan
 from windlass.node.sys.atomic import replace_text
 from windlass.plan.show import headline, plan_text
 from windlass.run.planning import plan_request
-from windlass.sites.topology.picture import node_picture
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,6 +61,8 @@ def main(args: argparse.Namespace) -> Result:
 
 def _write_picture(plan: Plan, path: Path) -> None:
     """Raises `UsageError` where there is nothing to draw or the file cannot be written."""
+    from windlass.sites.topology.picture import node_picture  # here: rarely needed, and not free
+
     drawn = node_picture(plan.binding, plan.topology, headline(plan))
     if not drawn:
         hint = "inside a job it is looked at; --site NAME draws a machine of the catalog"

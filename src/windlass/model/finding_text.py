@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from html import escape
 
 from windlass.model.finding import Finding, count_text, worst_severity
 
@@ -25,6 +24,8 @@ def finding_lines(findings: Iterable[Finding]) -> list[str]:
 
 def findings_html(findings: Iterable[Finding]) -> str:
     """The same as a list of an HTML page."""
+    from html import escape  # here: only pages need it, and it is not free
+
     items = []
     for finding in findings:
         advice = f'<br><span class="soft">try: {escape(finding.advice)}</span>' if finding.advice else ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -288,6 +287,8 @@ def ask_scheduler(site: Site, request: Request, environ: Mapping[str, str]) -> S
             return run_command(argv, timeout_s=timeout_s, env=found).stdout
         except WindlassError as error:
             return error
+
+    from concurrent.futures import ThreadPoolExecutor  # here: rarely needed, and not free
 
     with ThreadPoolExecutor() as pool:
         offers = pool.submit(ask, offers_argv, _ASK_TIMEOUT_S)

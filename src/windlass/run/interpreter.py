@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import itertools
 import os
-import statistics
 import sys
 import threading
 import time
@@ -201,7 +200,8 @@ def environment_place(python: str, look: Callable[[Path, _Scan], None] | None = 
 
 
 def _milliseconds(seconds: list[float]) -> float | None:
-    return round(1000 * statistics.median(seconds), 3) if seconds else None
+    """The median. `statistics` takes longer to import than the rest of this module."""
+    return round(1000 * sorted(seconds)[len(seconds) // 2], 3) if seconds else None
 
 
 def _look(prefix: Path, seen: _Scan) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
 
 import msgspec
 
@@ -94,6 +93,12 @@ def slow_rows(job: Job) -> list[RankRow]:
         return []
     least = thresholds.SAME_RANK * job.uneven / job.compared
     return [rank for rank in job.ranks if (rank.slow_share or 0.0) >= least]
+
+
+def median(values: Iterable[float]) -> float:
+    """As of `statistics`, which is expensive to import at the start of `run`."""
+    ordered = sorted(values)
+    return (ordered[len(ordered) // 2] + ordered[~(len(ordered) // 2)]) / 2
 
 
 def middle(values: Iterable[float | None]) -> float | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from statistics import median
 from typing import NamedTuple
 
 import msgspec
@@ -21,6 +20,7 @@ from windlass.diagnose.watch.figures import (
     host_of,
     hosts_text,
     is_uneven,
+    median,
     middle,
     ms_text,
     oversubscribed,
