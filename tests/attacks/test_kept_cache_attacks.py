@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -12,8 +14,10 @@ import pytest
 
 from attacks.record import record
 from attacks.stranger import as_stranger, common_place, require_stranger
-from unit.cli.typed import Ended, run_here
+from unit.cli.typed import Ended, environment, in_process, run_here, windlass
 from windlass.plan.render.jit_cache_lines import _unpack_lines
+from windlass.run.folder import make_folder
+from windlass.run.trust import carry_file_key, key_digest
 
 SHOW = ("-q", "--keep-caches", "kept", "--", "sh", "-c", 'find "$WINDLASS_CACHE_DIR/" -type f -printf "%f %m\\n"')
 
@@ -49,6 +53,56 @@ def test_our_own_kept_caches_are_unpacked_and_not_those_that_took_their_place(tm
     held.unlink()
     archive(held)
     assert "kernel.py" not in run(tmp_path).stdout
+
+
+def job_folder(tmp_path: Path, number: int, *words: str) -> tuple[str, str]:
+    """A run folder as `submit` makes it, and the digest in its batch script."""
+    state = Path(environment(tmp_path)["WINDLASS_STATE"])
+    plan = in_process("plan", "--python", sys.executable, "--json", *words, cwd=tmp_path).stdout
+    folder = make_folder(str(tmp_path / f"job{number}"), tmp_path, "x", state_dir=state)
+    folder.write_signed("plan.json", plan.encode())
+    carry_file_key(folder.path, tmp_path / "kept" / "caches.tar", state)
+    return str(folder.path), key_digest(folder.path)
+
+
+def test_a_job_that_cannot_see_the_secret_keeps_and_uses_our_caches_alone(tmp_path: Path) -> None:
+    """Each compute node has a HOME of its own, where a state folder can be made or not."""
+    make = ("--keep-caches", "kept", "--", "sh", "-c", 'echo x > "$TRITON_CACHE_DIR/ours"')
+    jobs = [job_folder(tmp_path, 0, *make), *(job_folder(tmp_path, number, *SHOW[1:]) for number in (1, 2))]
+    seen = []
+    for (folder, digest), state in zip(jobs, ("of-node-0", "/proc/nowhere", "of-node-2"), strict=True):
+        if folder.endswith("2"):
+            (tmp_path / "kept" / "caches.tar").unlink()
+            archive(tmp_path / "kept" / "caches.tar")
+        done = windlass(
+            "run",
+            "-q",
+            "--plan",
+            folder,
+            "--signed-by",
+            digest,
+            cwd=tmp_path,
+            env={"WINDLASS_STATE": str(tmp_path / state)},
+        )
+        assert done.code == 0, done.text
+        seen.append(done)
+    assert "ours" in seen[1].stdout and "another signature" not in seen[1].text
+    assert "kernel.py" not in seen[2].stdout and "another signature" in seen[2].text
+
+
+def test_submit_hands_the_key_of_the_kept_caches_to_its_job_and_to_no_script(tmp_path: Path) -> None:
+    submit = ("submit", "--site", "frontier", "-A", "a", "-t", "1h", "--keep-caches", "kept")
+    tool = tmp_path / "bin" / "sbatch"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\necho Submitted batch job 7\n")
+    tool.chmod(0o755)
+    env = {"PATH": f"{tool.parent}:{os.environ['PATH']}"}
+    done = windlass(*submit, "--run-dir", "run", "--", "true", cwd=tmp_path, env=env)
+    assert done.code == 0, done.text
+    carried = json.loads((tmp_path / "run/signature.json").read_text())["file_key"]
+    assert len(carried) == 64 and carried not in (tmp_path / "run/batch.sh").read_text()
+    refused = windlass(*submit, "--standalone", "--", "true", cwd=tmp_path, env=env)
+    assert refused.code == 2 and "--standalone with --keep-caches" in refused.text
 
 
 def unpack(keep: Path, into: Path) -> subprocess.CompletedProcess[str]:

@@ -44,7 +44,7 @@ def prepare(run: Run, facts: JobFacts, hosts: tuple[str, ...]) -> None:
     if get_launcher(plan.launcher).output == "files" and (live := run.view.live_ranks(plan.world_size)):
         folder.part(LIVE_FOLDER).mkdir(mode=0o700, exist_ok=True)
         facts = msgspec.structs.replace(facts, live=live)
-    facts = msgspec.structs.replace(facts, kept_caches=may_unpack(plan, run.environ, run.view))
+    facts = msgspec.structs.replace(facts, kept_caches=may_unpack(plan, folder, run.environ, run.view))
     folder.write("rank.sh", rank_script(plan, facts), mode=0o700)
     folder.write("launch.sh", launch_script(plan, str(folder.path)), mode=0o700)
     write_host_file(plan, folder, hosts)

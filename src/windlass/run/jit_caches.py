@@ -28,7 +28,7 @@ from windlass.run.output import OutputView
 from windlass.run.rendezvous import is_this_host
 from windlass.run.trust import seal_file, why_no_file_seal
 
-_KEEP_FILE = "caches.tar"
+KEEP_FILE = "caches.tar"
 _OWNER_FILE = ".owner"
 _REMOVE_TIMEOUT_S = 30.0
 _SAVE_TIMEOUT_S = 300.0
@@ -39,13 +39,13 @@ def local_parent(plan: Plan, facts: JobFacts, environ: Mapping[str, str]) -> Pat
     return Path(Template(cache_parent(plan, facts)).safe_substitute(environ))
 
 
-def may_unpack(plan: Plan, environ: Mapping[str, str], view: OutputView) -> bool:
+def may_unpack(plan: Plan, folder: RunFolder, environ: Mapping[str, str], view: OutputView) -> bool:
     """Whether the ranks may unpack what an earlier job kept: code in it runs in the ranks, so this user must have made
     it. Notes on the view where not."""
-    archive = Path(plan.keep_caches or "/nonexistent") / _KEEP_FILE
+    archive = Path(plan.keep_caches or "/nonexistent") / KEEP_FILE
     if not plan.caches or not os.path.lexists(archive):
         return True
-    why = why_no_file_seal(archive, read_settings(environ).state_dir)
+    why = why_no_file_seal(archive, folder.path, read_settings(environ).state_dir)
     if why:
         view.note(f"windlass: {archive} is not used: {why}. The ranks compile again, and this run keeps a new one")
     return not why
@@ -96,7 +96,7 @@ def finish_caches(
     try:
         if plan.keep_caches and (parent / "n0").is_dir():
             _save(parent / "n0", Path(plan.keep_caches))
-            seal_file(Path(plan.keep_caches) / _KEEP_FILE, read_settings(environ).state_dir)
+            seal_file(Path(plan.keep_caches) / KEEP_FILE, folder.path, read_settings(environ).state_dir)
         elif plan.keep_caches and plan.hosts and not in_haste:
             _save_elsewhere(plan, folder, facts, environ)
     except OSError as error:
@@ -158,13 +158,13 @@ def _save_elsewhere(plan: Plan, folder: RunFolder, facts: JobFacts, environ: Map
     text = (
         f"w_parent={expandable(cache_parent(plan, facts))}; "
         '[ -O "$w_parent" ] && [ ! -L "$w_parent" ] && cd "$w_parent/n0" 2>/dev/null || exit 0; '
-        f"mkdir -p {keep} && w_new=$(mktemp {keep}/.{_KEEP_FILE}.XXXXXXXX) || exit 1; "
-        f'tar --format=pax --exclude=./.ready -cf "$w_new" . && mv -f "$w_new" {keep}/{_KEEP_FILE} || '
+        f"mkdir -p {keep} && w_new=$(mktemp {keep}/.{KEEP_FILE}.XXXXXXXX) || exit 1; "
+        f'tar --format=pax --exclude=./.ready -cf "$w_new" . && mv -f "$w_new" {keep}/{KEEP_FILE} || '
         '{ rm -f "$w_new"; exit 1; }'
     )
     step = plan_node_step(plan, "keep", hosts=(first,), host_file="step-hosts")
     run_node_step(step, ("/bin/sh", "-c", text), environ=environ, timeout_s=_SAVE_TIMEOUT_S, folder=folder)
-    seal_file(Path(plan.keep_caches or "") / _KEEP_FILE, read_settings(environ).state_dir)
+    seal_file(Path(plan.keep_caches or "") / KEEP_FILE, folder.path, read_settings(environ).state_dir)
 
 
 def _exact_time(source: Path) -> Callable[[tarfile.TarInfo], tarfile.TarInfo]:
@@ -184,7 +184,7 @@ def _save(source: Path, keep: Path) -> None:
         return
     keep.mkdir(parents=True, exist_ok=True)
     with (
-        replacing(keep / _KEEP_FILE) as file,
+        replacing(keep / KEEP_FILE) as file,
         tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as archive,
     ):
         for entry in sorted(source.iterdir()):

@@ -23,9 +23,10 @@ from windlass.plan.shape import run_name
 from windlass.run.context import node_local_folders
 from windlass.run.folder import BATCH_FILE, RunFolder, folder_path, make_folder
 from windlass.run.interpreter import check_activate
+from windlass.run.jit_caches import KEEP_FILE
 from windlass.run.planning import PlannedRequest, plan_request
 from windlass.run.scheduler_commands import ask_status, require_submit_program, scheduler_environ
-from windlass.run.trust import key_digest, plan_digest
+from windlass.run.trust import carry_file_key, key_digest, plan_digest
 
 _SUBMIT_TIMEOUT_S = 60.0
 _LOOK_S = 8.0
@@ -75,6 +76,8 @@ def prepare_submission(request: Request, environ: Mapping[str, str], *, standalo
     )  # raises what is wrong with it
     folder = make_folder(request.run_dir, settings.runs_dir, name, state_dir=settings.state_dir)
     folder.claim()
+    if plan.keep_caches:
+        carry_file_key(folder.path, Path(plan.keep_caches) / KEEP_FILE, settings.state_dir)
     script = write_batch_file(plan, folder, standalone=standalone)
     folder.save_plan(plan, planned.secrets)
     return Submission(plan=plan, folder=folder, script=script)
@@ -141,6 +144,11 @@ def _standalone_request(request: Request, standalone: bool) -> Request:
         raise UsageError(
             "--standalone and --host-libs: each node has to look for what the libraries need",
             hint="leave --standalone out: windlass has to run in the job",
+        )
+    if request.keep_caches:
+        raise UsageError(
+            "--standalone with --keep-caches: windlass has to check and save the caches in the job",
+            hint="leave one of them out",
         )
     if request.watch:
         raise UsageError("--standalone with --watch: nobody would be there to look", hint="leave one of them out")

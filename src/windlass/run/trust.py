@@ -43,6 +43,8 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
     seal: str = ""
     """Empty where this user's secret could not be read."""
     files: dict[str, str] = {}
+    file_key: str = ""
+    """Signs the kept caches of this run where its job does not see the secret."""
 
 
 class NotTrustedError(UsageError):
@@ -138,25 +140,32 @@ def signed_content(folder: Path) -> dict[str, bytes]:
     return found
 
 
-def seal_file(path: Path, state_dir: Path) -> None:
-    """Sign a file that this process made: kept caches, which are too large to be read once more. Does nothing where
-    there is no such file or no usable state folder."""
-    secret = _secret(state_dir, create=True)
+def carry_file_key(folder: Path, path: Path, state_dir: Path) -> None:
+    """Store in this run folder what its job needs to check and to sign this one file."""
+    found, key = _read(folder), _file_key(folder, path, state_dir, create=True)
+    if found is not None and key is not None:
+        _write(folder, msgspec.structs.replace(found, file_key=key.hex()))
+
+
+def seal_file(path: Path, folder: Path, state_dir: Path) -> None:
+    """Sign a file that this run made: kept caches, which are too large to be read once more. Does nothing where there
+    is no such file, or neither a usable state folder nor a key in the run folder."""
+    key = _file_key(folder, path, state_dir, create=True)
     with contextlib.suppress(OSError):
-        if secret is not None and _is_private_file(path.lstat()):
-            replace_file(_seal_path(path), _file_seal(path, secret).encode())
+        if key is not None and _is_private_file(path.lstat()):
+            replace_file(_seal_path(path), _file_seal(path, key).encode())
 
 
-def why_no_file_seal(path: Path, state_dir: Path) -> str:
-    """Why `seal_file` of this user did not sign this file as it is now; empty where it did."""
-    secret = _secret(state_dir)
-    if secret is None:
+def why_no_file_seal(path: Path, folder: Path, state_dir: Path) -> str:
+    """Why no `seal_file` of this user signed this file as it is now; empty where one did."""
+    key = _file_key(folder, path, state_dir)
+    if key is None:
         return f"windlass cannot check it without your secret in {state_dir}"
     try:
         if not _is_private_file(path.lstat()):
             return "it is not a plain file that only you can write"
         found = read_bytes(_seal_path(path), 1 << 10).decode("ascii", "replace")
-        return "" if _same(found, _file_seal(path, secret)) else "it has another signature"
+        return "" if _same(found, _file_seal(path, key)) else "it has another signature"
     except OSError:
         return "it has no signature of yours"
 
@@ -172,9 +181,10 @@ def trust_folder(folder: Path, content: Mapping[str, bytes], state_dir: Path) ->
         raise _no_state(state_dir)
     found = _read(folder)
     sealed = found is not None and not _why_no_seal(folder, found, state_dir, "")
-    key = found.key if found is not None and sealed else secrets.token_hex(_SECRET_BYTES)  # jobs in the queue know it
-    files = {name: _code(key, name, data) for name, data in content.items()}
-    _write(folder, Signature(key=key, seal=_seal(folder, key, secret), files=files))
+    if found is None or not sealed:  # else the key stays: jobs in the queue know it
+        found = Signature(key=secrets.token_hex(_SECRET_BYTES))
+    files = {name: _code(found.key, name, data) for name, data in content.items()}
+    _write(folder, msgspec.structs.replace(found, seal=_seal(folder, found.key, secret), files=files))
 
 
 def trust_plan(data: bytes, state_dir: Path) -> None:
@@ -225,17 +235,25 @@ def _is_private_file(status: os.stat_result) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 
-def _file_seal(path: Path, secret: bytes) -> str:
+def _file_key(folder: Path, path: Path, state_dir: Path, *, create: bool = False) -> bytes | None:
+    """The key for signatures of this one file: from the run folder, else made from this user's secret."""
+    if (found := _read(folder)) is not None and found.file_key:
+        return bytes.fromhex(found.file_key)
+    secret = _secret(state_dir, create=create)
+    return hmac.digest(secret, b"kept file " + os.fsencode(path.resolve()), "sha256") if secret is not None else None
+
+
+def _file_seal(path: Path, key: bytes) -> str:
     """Nobody else can write the file, so its number, size and time say which one it is."""
     status = path.lstat()
     text = f"file {status.st_ino} {status.st_size} {status.st_mtime_ns}"
-    return hmac.new(secret, text.encode(), "sha256").hexdigest()
+    return hmac.new(key, text.encode(), "sha256").hexdigest()
 
 
 def _read(folder: Path) -> Signature | None:
     try:
         found = from_json(read_bytes(folder / SIGNATURE_FILE, 1 << 16), Signature)
-        bytes.fromhex(found.key)
+        bytes.fromhex(found.key), bytes.fromhex(found.file_key)
     except (OSError, ValueError):
         return None
     return found

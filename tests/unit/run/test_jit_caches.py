@@ -160,7 +160,7 @@ def test_files_of_a_kept_cache_have_their_times_to_the_nanosecond(tmp_path: Path
 def test_a_damaged_archive_is_told_and_the_ranks_go_on(tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept/caches.tar").write_text("this is no archive")
-    seal_file(tmp_path / "kept/caches.tar", Path(os.environ["WINDLASS_STATE"]))
+    seal_file(tmp_path / "kept/caches.tar", tmp_path, Path(os.environ["WINDLASS_STATE"]))
     ended = run_here("-q", "-r", "2", "--keep-caches", "kept", "--", "sh", "-c", "echo here", cwd=tmp_path)
     assert ended.code == 0
     assert "going on without" in ended.stdout
