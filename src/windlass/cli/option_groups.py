@@ -100,7 +100,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "action": "append",
         "dest": "options",
         "metavar": "NAME",
-        "help": "a named remedy or experiment of the site (`windlass sites show`)",
+        "help": "a named remedy of the site (`windlass sites show`); independent: the ranks are separate programs",
     },
     "--container": {"metavar": "IMAGE", "help": "run the ranks in this container image"},
     "--runtime": {"metavar": "NAME", "help": "apptainer, singularity, podman-hpc, shifter, edf, charliecloud"},

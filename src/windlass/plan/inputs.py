@@ -49,6 +49,8 @@ class PlanningContext(msgspec.Struct, frozen=True, kw_only=True):
     python_because: str = "found first in PATH"
     imports: frozenset[str] = frozenset()
     """Top-level packages that the script and the modules in its folder import."""
+    trains_alone: bool = False
+    """The script trains with torch and certainly joins no process group."""
     place: EnvironmentPlace | None = None
     """Where the environment of that Python lies, looked at where many nodes may read it."""
     activate_kind: str | None = None

@@ -38,7 +38,7 @@ from windlass.plan.environment import caches
 from windlass.plan.environment.modules import activation_lines
 from windlass.plan.inputs import PlanningContext, Secrets, container_request, container_site
 from windlass.plan.profile import check_profile
-from windlass.plan.remarks import binding_remarks, plan_remarks
+from windlass.plan.remarks import INDEPENDENT, binding_remarks, plan_remarks
 from windlass.plan.shape import Shape, decide_shape
 from windlass.plan.variables import plan_environment
 from windlass.sites.topology.bind import bind
@@ -200,7 +200,7 @@ def _check_options(request: Request, site: Site) -> None:
     known |= {a.when.option for a in site.file.launcher.arguments} | {m.when.option for m in site.file.modules}
     names = sorted(name for name in known if name)
     for option in request.options:
-        if option not in names:
+        if option not in (*names, INDEPENDENT):
             raise UsageError(
                 f"--with {option}: {site.name} has no option of this name",
                 hint=f"it has: {', '.join(names)}" if names else "this site has none",

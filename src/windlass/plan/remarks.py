@@ -25,6 +25,8 @@ _IMPORT_CALLS = 9_000
 """Of `import torch` on a cold node; results/start/torch.json."""
 _LIBRARIES = {"nvidia": "NCCL", "amd": "RCCL"}
 _PLUGIN = re.compile(r"ofi|nccl|rccl", re.IGNORECASE)
+INDEPENDENT = "independent"
+"""Of --with, at every site: the ranks are separate programs."""
 _PATHS = frozenset({"PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "PYTHONPATH", "MODULEPATH", "PKG_CONFIG_PATH"})
 
 
@@ -36,6 +38,7 @@ def plan_remarks(
     return (
         *([Finding("site-status", "note", f"{site.name}: {site.file.status}")] if site.file.status else ()),
         *_told_notes(site, facts),
+        *_trains_alone(request, context, shape),
         *_slow_start(request, context, shape),
         *_preset_note(site, facts),
         *_one_device(request, shape),
@@ -53,6 +56,19 @@ def binding_remarks(binding: Binding, topology: Topology) -> tuple[Finding, ...]
         return ()
     shared = [problem.evidence for problem in problems_of(binding, topology) if problem.kind == "overlap"]
     return tuple(Finding("cpus-shared", "warning", f"--cpu-bind: {text}") for text in shared)
+
+
+def _trains_alone(request: Request, context: PlanningContext, shape: Shape) -> Iterator[Finding]:
+    ranks = shape.nodes * shape.ranks_per_node
+    if context.trains_alone and ranks > 1 and INDEPENDENT not in request.options:
+        yield Finding(
+            "no-process-group",
+            "warning",
+            f"{request.command[0]} joins no process group: each of the {ranks} ranks would train the whole model alone "
+            "and write the same files",
+            "call windlass.init() or torch.distributed.init_process_group and wrap the model in DDP; "
+            f"--with {INDEPENDENT}: the ranks are separate programs",
+        )
 
 
 def _told_notes(site: Site, facts: Facts) -> Iterator[Finding]:

@@ -40,11 +40,11 @@ from windlass.run.interpreter import (
     check_python,
     environment_place,
     find_python,
-    imports_of,
 )
 from windlass.run.remote import probe_node
 from windlass.run.rendezvous import is_this_host
 from windlass.run.scheduler_commands import scheduler_environ
+from windlass.run.script import read_script
 from windlass.sites.catalog import load_site, site_of_file
 from windlass.sites.detect import Detection, catalog_signs, detect_site
 from windlass.sites.topology.described import complete_probe, topology_from_spec
@@ -180,6 +180,7 @@ def gather_context(
     said = ask_scheduler(site, request, environ) if unseen else SchedulerAnswers()
     remarks += [*said.remarks, *_foreign_files(request, settings)]
     roots = cache_roots(request) if here else ()
+    script = read_script(request)
     remarks += _check_paths(request, site, environ, here=here, ours=on_node and (allocation is not None or not ruled))
     if not here and detection is None and _is_elsewhere(site, settings, environ):
         remarks.append(_own_paths(request, python, site))
@@ -193,7 +194,8 @@ def gather_context(
         users_environment=_users_environment(request, site, environ),
         python=python,
         python_because=because,
-        imports=imports_of(request),
+        imports=script.imports,
+        trains_alone=script.trains_alone,
         place=environment_place(python) if here and _many_read_it(request, allocation) else None,
         activate_kind=activate_kind(request),
         cache_roots=roots,

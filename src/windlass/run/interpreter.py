@@ -5,7 +5,6 @@ Where the ranks' environment lies and what a look at it costs. Bounded: a file s
 
 from __future__ import annotations
 
-import ast
 import itertools
 import os
 import sys
@@ -21,12 +20,10 @@ from windlass.errors import UsageError
 from windlass.model.request import AUTO, Request
 from windlass.model.site import Site
 from windlass.node.sys.mounts import mount_of, mounts
-from windlass.node.sys.reading import open_plain, read_bytes
+from windlass.node.sys.reading import open_plain
 from windlass.plan.cache import is_below
 from windlass.plan.inputs import EnvironmentPlace
-
-_MAX_SCRIPT_BYTES = 1 << 20
-_MAX_MODULES = 50
+from windlass.run.script import script_imports
 
 
 def check_python(request: Request, node_local: tuple[str, ...] = ()) -> None:
@@ -77,7 +74,7 @@ def find_python(request: Request, site: Site, environ: Mapping[str, str]) -> tup
         if (Path(root) / "pyvenv.cfg").exists() or (Path(root) / "conda-meta").exists():
             return str(Path(root) / "bin" / "python"), "of the environment that --cache names"
     missing = missing_imports(request) if own else ()
-    has = ", which has what the script imports" if own and _script_imports(request) is not None else ""
+    has = ", which has what the script imports" if own and script_imports(request) is not None else ""
     active = _same(environ.get("VIRTUAL_ENV"), own)
     if active and not missing:
         return sys.executable, f"of the active environment (VIRTUAL_ENV){has}"
@@ -106,51 +103,10 @@ def python_module(request: Request, site: Site) -> tuple[str, str] | None:
 
 def missing_imports(request: Request) -> tuple[str, ...]:
     """What the script imports and this interpreter does not have. Of a script that cannot be read: torch, if that."""
-    names = _script_imports(request)
+    names = script_imports(request)
     if names is None:
         names = ("torch",)
     return tuple(name for name in names if not _has(name))
-
-
-def _script_imports(request: Request) -> tuple[str, ...] | None:
-    """Top-level names of packages that the script imports, in its order; those beside it and of Python left out. None
-    where it cannot be told."""
-    if request.kind == "module":
-        return (request.command[0].split(".", 1)[0],)
-    if request.kind != "script" or not request.command:
-        return None
-    path = Path(request.cwd or ".") / request.command[0]
-    names = _file_imports(path)
-    if names is None:
-        return None
-    beside = {entry.stem if entry.suffix == ".py" else entry.name for entry in path.parent.iterdir()}
-    return tuple(name for name in names if name not in sys.stdlib_module_names and name not in beside)
-
-
-def imports_of(request: Request) -> frozenset[str]:
-    """Top-level names of all packages that the script imports, and the modules in its folder that it imports."""
-    if request.kind != "script" or not request.command:
-        return frozenset(_script_imports(request) or ())
-    path = Path(request.cwd or ".") / request.command[0]
-    found = set(_file_imports(path) or ())
-    for name in sorted(found)[:_MAX_MODULES]:
-        if (module := path.parent / f"{name}.py").exists():
-            found.update(_file_imports(module) or ())
-    return frozenset(found)
-
-
-def _file_imports(path: Path) -> tuple[str, ...] | None:
-    try:
-        tree = ast.parse(read_bytes(path, _MAX_SCRIPT_BYTES, follow=True))
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return None
-    names: dict[str, None] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names.update(dict.fromkeys(alias.name.split(".", 1)[0] for alias in node.names))
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names[node.module.split(".", 1)[0]] = None
-    return tuple(names)
 
 
 def _has(name: str) -> bool:

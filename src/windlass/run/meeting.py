@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from windlass.model.plan import Plan
 from windlass.node.sys.reading import open_plain, read_bytes, read_text
+from windlass.plan.remarks import INDEPENDENT
 from windlass.plan.render.job_facts import JobFacts
 from windlass.run.failure.ends import read_seats
 from windlass.run.folder import RunFolder
@@ -103,7 +104,7 @@ class Meeting:
 def _trains_together(plan: Plan) -> bool:
     """Whether the script itself names a way to train as one job, and none that needs no TCP."""
     request = plan.request
-    if request.kind != "script" or not request.command:
+    if request.kind != "script" or not request.command or INDEPENDENT in request.options:
         return False
     path = Path(request.cwd or ".") / request.command[0]
     try:

@@ -1,4 +1,4 @@
-"""Which frameworks a script imports, and what their ranks find in the environment."""
+"""What is read from a script: its frameworks, what their ranks find, and whether ranks would train alone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import subprocess
 from pathlib import Path
 
+from looping import each
 from unit.cli.typed import in_process, run_here
 from windlass.model.plan import plan_from_json
 from windlass.plan.render.job_facts import JobFacts
@@ -79,3 +80,62 @@ def test_explain_knows_the_variable(tmp_path: Path) -> None:
     said = in_process("explain", "JAX_COORDINATOR_ADDRESS", "plan.json", cwd=tmp_path)
     assert said.code == 0, said.text
     assert "jax.distributed.initialize" in said.stdout
+
+
+ALONE = """
+import argparse, torch
+from torch import nn
+model = nn.Linear(2, 2)
+for _ in range(3):
+    model(torch.ones(2)).sum().backward()
+torch.save(model.state_dict(), "model.pt")
+"""
+
+
+def _planned(folder: Path, text: str, *words: str) -> set[str]:
+    (folder / "train.py").write_text(text)
+    done = in_process("plan", "--site", "lumi", *(words or ("--nodes", "2")), "--json", "train.py", cwd=folder)
+    assert done.code == 0, done.text
+    return {remark["kind"] for remark in json.loads(done.stdout).get("remarks", ())}
+
+
+def test_ranks_that_would_each_train_alone_are_warned_of(tmp_path: Path) -> None:
+    assert "no-process-group" in _planned(tmp_path, ALONE)
+    (tmp_path / "model.py").write_text("import numpy\n")
+    assert "no-process-group" in _planned(tmp_path, f"import model\n{ALONE}"), "a module that is known too"
+
+
+def test_run_warns_before_the_ranks_start(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("if 0:\n" + "".join(f"    {line}\n" for line in ALONE.splitlines()))
+    assert "joins no process group" in run_here("-r", "2", "train.py", cwd=tmp_path).stderr
+
+
+@each(
+    "change",
+    [
+        "import torch.distributed as dist",
+        "import os; rank = int(os.environ['RANK'])",
+        "import accelerate",
+        "from lightning import Trainer",
+        "import transformers",
+        "import deepspeed",
+        "import horovod.torch",
+        "from mpi4py import MPI",
+        "import ray",
+        "import jax",
+        "import tensorflow",
+        "import windlass",
+        "import library_that_may_join",
+        "parser = argparse.ArgumentParser(); parser.add_argument('--local_rank')",
+    ],
+)
+def test_scripts_that_join_or_might_join_are_not(tmp_path: Path, change: str) -> None:
+    assert "no-process-group" not in _planned(tmp_path, f"{change}\n{ALONE}")
+
+
+def test_one_rank_other_programs_and_wanted_copies_are_not(tmp_path: Path) -> None:
+    assert "no-process-group" not in _planned(tmp_path, ALONE, "--nodes", "1", "-r", "1")
+    assert "no-process-group" not in _planned(tmp_path, ALONE, "--nodes", "2", "--with", "independent")
+    assert "no-process-group" not in _planned(tmp_path, ALONE.replace(".backward()", ""))
+    (tmp_path / "model.py").write_text("from torch.nn.parallel import DistributedDataParallel\n")
+    assert "no-process-group" not in _planned(tmp_path, f"import model\n{ALONE}")

@@ -1,0 +1,82 @@
+"""Reads the user's script without running it: what it imports, and whether its ranks would train as one job."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from windlass.model.request import Request
+from windlass.node.sys.reading import read_bytes
+
+_MAX_BYTES = 1 << 20
+_MAX_MODULES = 50
+_JOINS = re.compile(rb"distributed|rank|windlass|parallel|mpi|nccl|gloo", re.IGNORECASE)
+"""A script without any of these does not ask which of several processes it is."""
+_LEAVES = frozenset(
+    {"torch", "torchvision", "torchaudio", "numpy", "scipy", "pandas", "sklearn", "matplotlib", "PIL", "cv2", "tqdm"}
+    | {"yaml", "wandb", "tensorboard", "einops", "rich", "click", "h5py", "datasets", "tokenizers", "tiktoken"}
+)
+"""Packages that join no process group by themselves."""
+
+
+class Script(NamedTuple):
+    imports: frozenset[str] = frozenset()
+    """Top-level names of what it and the modules in its folder import."""
+    trains_alone: bool = False
+    """It trains with torch and certainly joins no process group."""
+
+
+def read_script(request: Request) -> Script:
+    if request.kind != "script" or not request.command:
+        return Script(frozenset(script_imports(request) or ()))
+    path = Path(request.cwd or ".") / request.command[0]
+    texts = [_read(path)]
+    imports = set(_imports(texts[0]) or ())
+    modules = [file for name in sorted(imports) if (file := path.parent / f"{name}.py").exists()]
+    for module in modules[:_MAX_MODULES]:
+        texts.append(_read(module))
+        imports.update(_imports(texts[-1]) or ())
+    known = _LEAVES | sys.stdlib_module_names | {module.stem for module in modules[:_MAX_MODULES]}
+    text = b"\n".join(texts)
+    alone = "torch" in imports and imports <= known and b".backward(" in text and not _JOINS.search(text)
+    return Script(frozenset(imports), alone)
+
+
+def script_imports(request: Request) -> tuple[str, ...] | None:
+    """Top-level names of packages that the script imports, in its order, without those of its folder and of Python.
+    None where they are not known."""
+    if request.kind == "module":
+        return (request.command[0].split(".", 1)[0],)
+    if request.kind != "script" or not request.command:
+        return None
+    path = Path(request.cwd or ".") / request.command[0]
+    names = _imports(_read(path))
+    if names is None:
+        return None
+    beside = {entry.stem if entry.suffix == ".py" else entry.name for entry in path.parent.iterdir()}
+    return tuple(name for name in names if name not in sys.stdlib_module_names and name not in beside)
+
+
+def _read(path: Path) -> bytes:
+    """Empty where it cannot be read: the ranks will say why."""
+    try:
+        return read_bytes(path, _MAX_BYTES, follow=True)
+    except (OSError, ValueError):
+        return b""
+
+
+def _imports(text: bytes) -> tuple[str, ...] | None:
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    names: dict[str, None] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(dict.fromkeys(alias.name.split(".", 1)[0] for alias in node.names))
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names[node.module.split(".", 1)[0]] = None
+    return tuple(names) if text else None
