@@ -17,6 +17,7 @@ SRC = Path(__file__).parents[1] / "src" / "windlass"
 LAYERS = {
     "node": 0,
     "errors": 1,
+    "base/centre": 1,
     "base/settings": 1,
     "base/notation": 1,
     "base/pages": 1,
@@ -57,6 +58,8 @@ LAYERS = {
 SAME_LAYER = {
     ("base/pages", "base"),
     ("base/settings", "base"),
+    ("base/centre", "errors"),
+    ("base/settings", "base/centre"),
     ("base/settings", "errors"),
     ("base/notation", "errors"),
 }

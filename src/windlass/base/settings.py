@@ -11,14 +11,18 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from windlass.errors import ConfigError, UsageError, nearest
 from windlass.node.sys.reading import read_text
 
+if TYPE_CHECKING:
+    from windlass.base.centre import Centre
+
 _KNOWN = {
     "WINDLASS_SITE": "name of the site, as --site",
     "WINDLASS_SITE_FILE": "a site file of yours, as --site",
+    "WINDLASS_SITE_CONFIG": "folder of the computing centre's files, set by its module (default: /etc/windlass)",
     "WINDLASS_CONFIG": "folder of the user's files (default: $XDG_CONFIG_HOME/windlass or ~/.config/windlass)",
     "WINDLASS_RUNS": "folder under which run folders are made (default: ./runs)",
     "WINDLASS_TRACES": "folder of the cache's recorded traces (default: $XDG_CACHE_HOME/windlass/traces)",
@@ -28,6 +32,11 @@ _KNOWN = {
 
 
 CONFIG_FILE = "config.toml"
+SYSTEM_DIR = Path("/etc/windlass")
+ConfigScope = Literal["centre", "user"]
+ConfigFolders = Mapping[ConfigScope, Path]
+"""Folders of site files by their scope, lowest first."""
+NO_FOLDERS: ConfigFolders = {}
 _CONFIG_KEYS = ("site", "runs")
 
 
@@ -55,6 +64,26 @@ class Settings:
     job: JobDefaults = JobDefaults()
     job_at: Mapping[str, JobDefaults] = field(default_factory=dict)
     """By the site's name; what it says counts more than `job`."""
+    centre: Centre | None = None
+    centre_job: JobDefaults = JobDefaults()
+    centre_job_at: Mapping[str, JobDefaults] = field(default_factory=dict)
+
+    @property
+    def folders(self) -> ConfigFolders:
+        used = self.centre is not None and not self.centre.why_not
+        return {**({"centre": self.centre.folder} if self.centre and used else {}), "user": self.config_dir}
+
+    def centre_default(self, site: str, key: str) -> str | None:
+        """What the centre says for a job option that the user does not name."""
+        return _first(key, self.centre_job_at.get(site), self.centre_job)
+
+    def job_default(self, site: str, key: str) -> str | None:
+        """The user's own default for a job option, else the centre's."""
+        return _first(key, self.job_at.get(site), self.job) or self.centre_default(site, key)
+
+
+def _first(key: str, *layers: JobDefaults | None) -> str | None:
+    return next((value for each in layers if (value := getattr(each, key, None))), None)
 
 
 def current_environ() -> dict[str, str]:
@@ -62,9 +91,10 @@ def current_environ() -> dict[str, str]:
     return dict(os.environ)
 
 
-def read_settings(env: Mapping[str, str]) -> Settings:
+def read_settings(env: Mapping[str, str], *, system_dir: Path = SYSTEM_DIR) -> Settings:
     """Settings from an environment and the configuration that it names. A variable that cannot be understood is a
-    `UsageError`, a file a `ConfigError`; a variable counts more than the file."""
+    `UsageError`, a file a `ConfigError`. A variable counts more than the user's file, which counts more than the
+    centre's."""
     config = env.get("WINDLASS_CONFIG") or (
         str(Path(env["XDG_CONFIG_HOME"]) / "windlass") if env.get("XDG_CONFIG_HOME") else "~/.config/windlass"
     )
@@ -75,23 +105,46 @@ def read_settings(env: Mapping[str, str]) -> Settings:
         raise UsageError(f"WINDLASS_ALLOW_LOGIN is {allow!r}", hint="set it to 1 or leave it unset")
     site_file = env.get("WINDLASS_SITE_FILE")
     config_dir = Path(config).expanduser()
+    centre, its = _read_centre(env.get("WINDLASS_SITE_CONFIG"), system_dir)
     file = read_config(config_dir / CONFIG_FILE)
-    sites = {name: JobDefaults(**table) for name, table in file.pop("sites", {}).items()}
     return Settings(
-        site=env.get("WINDLASS_SITE") or file.pop("site", None),
+        site=env.get("WINDLASS_SITE") or file.get("site") or its.get("site"),
         site_file=Path(site_file).expanduser() if site_file else None,
         config_dir=config_dir,
-        runs_dir=Path(env.get("WINDLASS_RUNS") or file.pop("runs", None) or "runs").expanduser(),
+        runs_dir=Path(env.get("WINDLASS_RUNS") or file.get("runs") or its.get("runs") or "runs").expanduser(),
         traces_dir=Path(traces).expanduser(),
         state_dir=Path(state).expanduser(),
         allow_login=allow == "1",
-        job=JobDefaults(**{name: value for name, value in file.items() if name not in _CONFIG_KEYS}),
-        job_at=sites,
+        job=_job(file),
+        job_at={name: _job(table) for name, table in file.get("sites", {}).items()},
+        centre=centre,
+        centre_job=_job(its),
+        centre_job_at={name: _job(table) for name, table in its.get("sites", {}).items()},
     )
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """The tables of a `config.toml`, checked; empty where there is no such file."""
+def _job(table: Mapping[str, Any]) -> JobDefaults:
+    return JobDefaults(**{key: table[key] for key in job_keys() if key in table})
+
+
+def _read_centre(named: str | None, system_dir: Path) -> tuple[Centre | None, dict[str, Any]]:
+    """The centre and its `config.toml`. The system's folder must be root's. A folder that a variable names may have
+    another owner."""
+    folder = Path(named) if named else system_dir
+    if not named and not folder.is_dir():
+        return None, {}
+    from windlass.base.centre import TABLES, Centre, read_centre, why_not_used  # here: most machines have none
+
+    why_not = why_not_used(folder, None if named else 0)
+    if why_not:
+        return Centre(folder=folder, why_not=why_not), {}
+    file = folder / CONFIG_FILE
+    table = read_config(file, TABLES)
+    return read_centre(folder, table, file), table
+
+
+def read_config(path: Path, more: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The tables of a `config.toml`, checked but for those named `more`; empty where there is no such file."""
     try:
         text = read_text(path, follow=True).lstrip("\ufeff")
     except (FileNotFoundError, NotADirectoryError):
@@ -106,7 +159,7 @@ def read_config(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{path}: not TOML: {error}", hint="mend it, or move it away: `windlass init` writes a new one"
         ) from error
-    _check_config(path, table)
+    _check_config(path, {key: value for key, value in table.items() if key not in more})
     return table
 
 

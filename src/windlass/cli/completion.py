@@ -96,7 +96,7 @@ def _values(action: argparse.Action) -> Iterable[str]:
         return [str(choice) for choice in action.choices]
     settings = read_settings(current_environ())
     if action.dest in {"site", "only_at"} or (action.dest == "name" and not action.option_strings):
-        return site_names(settings.config_dir)
+        return site_names(settings.folders)
     if action.dest in _RUN_ARGUMENTS:
         return [_name(folder) for folder in reversed(find_runs(settings.runs_dir))]
     known = {"scheduler": scheduler_names, "launcher": launcher_names, "runtime": runtime_names}.get(action.dest)

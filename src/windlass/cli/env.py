@@ -72,14 +72,14 @@ def main(args: argparse.Namespace) -> Result:
 
 def _site_here() -> str:
     environ = current_environ()
-    return detect_site(read_settings(environ).config_dir, environ=environ).name
+    return detect_site(read_settings(environ).folders, environ=environ).name
 
 
 def _site(name: str | None) -> tuple[Site, bool]:
     """The site, and whether it is this machine."""
     here = _site_here()
     chosen = name or here
-    return load_site(chosen, config_dir=read_settings(current_environ()).config_dir), chosen == here
+    return load_site(chosen, folders=read_settings(current_environ()).folders), chosen == here
 
 
 def _own_account(site: str) -> str:

@@ -78,11 +78,11 @@ def progress(args: argparse.Namespace) -> str | None:
 
 def main(args: argparse.Namespace) -> Result:
     environ = current_environ()
-    config = read_settings(environ).config_dir
+    config = read_settings(environ).folders
     if (saved := _saved_plan(args, environ)) is not None:
         if args.run is None:
             return Result(text=plan_text(saved, explain=True, columns=width_of(sys.stdout, environ)), data=saved)
-        site = load_site(saved.site, partition=saved.partition, config_dir=config)
+        site = load_site(saved.site, partition=saved.partition, folders=config)
         findings = find_name(args.name_to_explain, saved, site)
         return Result(text=occurrences_text(findings), data=findings)
     request = request_from(args, environ)
@@ -92,7 +92,7 @@ def main(args: argparse.Namespace) -> Result:
     if plain != request:
         with contextlib.suppress(WindlassError):  # what cannot be planned has been replaced by nothing
             default, _ = make_plan(plain, planned.context)
-    others = () if args.site is not None else (load_site(name, config_dir=config) for name in site_names(config))
+    others = () if args.site is not None else (load_site(name, folders=config) for name in site_names(config))
     findings = find_name(args.name_to_explain, planned.plan, planned.context.site, default=default, others=others)
     return Result(text=occurrences_text(findings), data=findings)
 

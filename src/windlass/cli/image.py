@@ -130,7 +130,7 @@ def _build(args: argparse.Namespace) -> Result:
 
 
 def _site(name: str | None) -> Site | None:
-    return load_site(name, config_dir=read_settings(current_environ()).config_dir) if name else None
+    return load_site(name, folders=read_settings(current_environ()).folders) if name else None
 
 
 def _own(args: argparse.Namespace) -> str:

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from windlass.backends.schedulers.walltime import parse_walltime
-from windlass.base.settings import Settings, current_environ, job_keys, read_settings
+from windlass.base.settings import ConfigFolders, Settings, current_environ, job_keys, read_settings
 from windlass.cli.result import Result
 from windlass.cli.site_text import adopted_text
 from windlass.errors import UsageError
@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> Result:
     environ = current_environ()
     settings = read_settings(environ)
-    detection = detect_site(config_dir=settings.config_dir, environ=environ, ask_scheduler=True)
-    _refuse_unknown(args, settings.config_dir)
+    detection = detect_site(folders=settings.folders, environ=environ, ask_scheduler=True)
+    _refuse_unknown(args, settings.folders)
     if args.everywhere and args.only_at:
         raise UsageError("--everywhere and --for exclude each other", hint="leave one of them out")
     keys = _given(args)
@@ -71,8 +71,8 @@ def main(args: argparse.Namespace) -> Result:
     return Result(text="\n".join(lines), data=data)
 
 
-def _refuse_unknown(args: argparse.Namespace, config_dir: Path) -> None:
-    names = site_names(config_dir)
+def _refuse_unknown(args: argparse.Namespace, folders: ConfigFolders) -> None:
+    names = site_names(folders)
     for flag, name in (("--site", args.site), ("--for", args.only_at)):
         if name is not None and name not in names:
             raise UsageError(f"{flag} {name}: no such site", hint="`windlass sites list` has them all")
@@ -104,4 +104,4 @@ def _adopt(settings: Settings, detection: Detection, environ: dict[str, str]) ->
     """A site file for a cluster that no file describes, by the cluster's own name."""
     unknown = detection.site is None and detection.fallback != "workstation" and not settings.site
     name = detection.evidence.cluster_name if unknown else None
-    return adopt_site(name, environ, config_dir=settings.config_dir) if name else None
+    return adopt_site(name, environ, folders=settings.folders) if name else None

@@ -10,7 +10,7 @@ from windlass.base.notation.style import table_lines
 from windlass.base.settings import current_environ, read_settings
 from windlass.cli.result import Result
 from windlass.errors import UsageError
-from windlass.run.bad_nodes import BadNode, forgive, read_nodes
+from windlass.run.bad_nodes import BadNode, avoided_nodes, forgive
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,9 +28,9 @@ def progress(args: argparse.Namespace) -> str | None:
 
 
 def main(args: argparse.Namespace) -> Result:
-    state_dir = read_settings(current_environ()).state_dir
+    settings = read_settings(current_environ())
     if args.action == "list":
-        nodes = [node for node in read_nodes(state_dir) if args.site in {None, node.site}]
+        nodes = [node for node in avoided_nodes(settings) if args.site in {None, node.site}]
         rows = [
             (node.host, node.site, f"until {_clock(node.until)}", _reason(node))
             for node in sorted(nodes, key=lambda node: (node.site, node.host))
@@ -39,16 +39,19 @@ def main(args: argparse.Namespace) -> Result:
     if bool(args.hosts) == args.all:
         raise UsageError("nodes forgive: whom?", hint="give hosts as in nid[0001-0004], or --all")
     wanted = None if args.all else frozenset(host for text in args.hosts for host in expand_hostlist(text))
-    gone = forgive(state_dir, wanted, args.site)
+    gone = forgive(settings.state_dir, wanted, args.site)
     unknown = sorted((wanted or frozenset()) - {node.host for node in gone})
     if unknown:
-        raise UsageError(f"{unknown[0]} is not on the list", hint="`windlass nodes list` shows it")
+        raise UsageError(
+            f"{unknown[0]} is not on your list",
+            hint="`windlass nodes list` shows your list, and that of your centre, which only the centre changes",
+        )
     text = "\n".join(f"{node.host} ({node.site}) is used again" for node in gone)
     return Result(text=text or "no node is avoided", data=list(gone))
 
 
 def _reason(node: BadNode) -> str:
-    return node.reason + (f" ({node.times} times)" if node.times > 1 else "")
+    return node.reason + (f" ({node.times} times)" if node.times > 1 else "") + (" [centre]" if node.by else "")
 
 
 def _clock(at: float) -> str:

@@ -12,7 +12,7 @@ from windlass.sites.detect import Detection, detect_site
 def overview_text() -> str:
     environ = current_environ()
     settings = read_settings(environ)
-    detection = detect_site(config_dir=settings.config_dir, environ=environ)
+    detection = detect_site(folders=settings.folders, environ=environ)
     job = scheduler_of_job(environ)
     folders = find_runs(settings.runs_dir)
     last = state_of(folders[-1], environ) if folders else None

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from windlass.base.notation.counts import counted
 from windlass.base.notation.shell import quote_words
 from windlass.base.notation.style import table_lines
+from windlass.base.settings import Settings, job_keys
 from windlass.model.argument import ArgumentSpec
 from windlass.model.condition import ALWAYS, When
 from windlass.model.hardware import DeviceSpec, FabricSpec, PeakSpec, ReferenceSpec
 from windlass.model.origin import Origin
-from windlass.model.site import ModuleSpec, QueueSpec, Site, SourceSpec
+from windlass.model.site import ModuleSpec, NoteSpec, QueueSpec, Site, SourceSpec
 from windlass.sites.adopted import Measurements
 from windlass.sites.topology.bind import bind
 from windlass.sites.topology.binding_request import binding_request_from_site
@@ -27,10 +28,10 @@ def site_text(site: Site) -> str:
         head.append(f"  {file.status}")
     sections = (
         ("machine", _machine(site)),
-        ("queues", table_lines([_queue(q) for q in file.queues])),
+        ("queues", table_lines([(*_queue(q), _layer(site, f"queues.{q.kind} {q.name}")) for q in file.queues])),
         ("batch directives", _flat(_argument(a) for a in file.scheduler.directives)),
         ("launcher arguments", _flat(_argument(a) for a in file.launcher.arguments)),
-        ("modules", _flat(_modules(m) for m in file.modules)),
+        ("modules", _flat(_modules(m, _layer(site, f"modules.{' '.join(m.load)}")) for m in file.modules)),
         ("variables", _flat(_setting(s.name, s.value, s.because, s.when, s.origin, s.note) for s in file.settings)),
         (
             "binding presets",
@@ -39,9 +40,9 @@ def site_text(site: Site) -> str:
         ("containers", _flat(_container(site))),
         ("storage", _storage(site)),
         ("Python environments", _python(site)),
-        ("peak rates of one device", [_peak(peak) for peak in file.peaks]),
+        ("peak rates of one device", [_peak(p) + _layer(site, f"peaks.{p.precision}") for p in file.peaks]),
         ("measured by others", [_reference(reference) for reference in file.references]),
-        ("notes", _flat(_note(n.topic, n.verdict, n.alternatives) for n in file.notes)),
+        ("notes", _flat(_note(n, _layer(site, f"notes.{n.topic}")) for n in file.notes)),
         ("node", _node(site)),
         ("sources", [_source(key, spec) for key, spec in file.sources.items()]),
     )
@@ -50,6 +51,26 @@ def site_text(site: Site) -> str:
         if body:
             lines += [title, *(f"  {line}".rstrip() for line in body), ""]
     return "\n".join(lines)
+
+
+def centre_text(settings: Settings, site: Site) -> str:
+    """What the computing centre says about jobs at this site, beyond its site files."""
+    centre = settings.centre
+    if centre is None:
+        return ""
+    if centre.why_not:
+        return f"centre\n  {centre.folder} is not used: {centre.why_not}\n"
+    lines = [f"files in {centre.folder}"]
+    for key in job_keys():
+        used = settings.job_default(site.name, key)
+        layer = "centre" if used == settings.centre_default(site.name, key) else "user"
+        lines += [f"{key} = {used}  [{layer}]"] if used else []
+    for rule in centre.forbidden_at(site.name):
+        lines.append(f"forbidden: {', '.join(rule.options)}: {rule.because}")
+    for nodes in centre.bad_nodes:
+        if nodes.site == site.name:
+            lines.append(f"not used until {nodes.until}: {nodes.hosts}: {nodes.because}")
+    return "\n".join(["centre", *(f"  {line}" for line in lines), ""])
 
 
 def adopted_text(seen: Measurements, path: str, *, by_name: bool) -> str:
@@ -81,6 +102,12 @@ def _when(when: When) -> str:
 
 def _from(origin: Origin | None) -> str:
     return f"  [{origin.text()}]" if origin else ""
+
+
+def _layer(site: Site, key: str) -> str:
+    """Which file a value comes from, where the line has no room for the source."""
+    origin = site.origin_of(key)
+    return f"  [{f'{origin.scope} {origin.file}'.strip()}]"
 
 
 def _words(words: tuple[str, ...], because: str, when: When, origin: Origin | None) -> str:
@@ -151,9 +178,9 @@ def _queue(queue: QueueSpec) -> tuple[str, ...]:
     return f"{queue.kind} {queue.name}", nodes, times, "  ".join(part for part in said if part)
 
 
-def _modules(spec: ModuleSpec) -> list[str]:
+def _modules(spec: ModuleSpec, layer: str) -> list[str]:
     words = " ".join((*(f"use {path}" for path in spec.use), *spec.load))
-    line = f"{words}{_when(spec.when)}{'' if spec.default else '   (only with --module)'}: {spec.because}"
+    line = f"{words}{_when(spec.when)}{'' if spec.default else '   (only with --module)'}: {spec.because}{layer}"
     return [line, f"    note: {spec.note}"] if spec.note else [line]
 
 
@@ -163,51 +190,47 @@ def _preset(name: str, ranks: int, cpus: str, because: str, origin: Origin | Non
 
 def _container(site: Site) -> Iterable[list[str]]:
     for box in site.file.containers:
-        lines = [f"{box.runtime}{' (default)' if box.default else ''}"]
+        here = f"containers.{box.runtime}"
+        lines = [f"{box.runtime}{' (default)' if box.default else ''}{_layer(site, f'{here}.runtime')}"]
         lines += [f"    {_words(a.words, a.because, a.when, a.origin)}" for a in box.arguments]
         lines += [
-            f"    bind {b.source_path}{':' + b.target if b.target else ''}{_when(b.when)}: {b.because}"
+            f"    bind {b.source_path}{':' + b.target if b.target else ''}{_when(b.when)}: {b.because}{_from(b.origin)}"
             for b in box.binds
         ]
-        lines += [f"    {s.name}={s.value}{_when(s.when)}: {s.because}" for s in box.settings]
+        lines += [f"    {s.name}={s.value}{_when(s.when)}: {s.because}{_from(s.origin)}" for s in box.settings]
         if box.activate:
-            lines.append(f"    first, in images {', '.join(box.activate_images) or 'of this site'}: {box.activate}")
+            images = ", ".join(box.activate_images) or "of this site"
+            lines.append(f"    first, in images {images}: {box.activate}{_layer(site, f'{here}.activate')}")
         yield [*lines, f"    note: {box.note}"] if box.note else lines
 
 
 def _storage(site: Site) -> list[str]:
     store = site.file.storage
     rows = (
-        ("home", store.home),
-        ("scratch", store.scratch),
-        ("downloads", store.downloads),
-        ("shared", " ".join(store.shared)),
-        ("node-local", f"{store.local} ({store.local_kind})"),
-        ("staging", store.stage),
-        ("note", store.note),
+        ("home", "home", store.home),
+        ("scratch", "scratch", store.scratch),
+        ("downloads", "downloads", store.downloads),
+        ("shared", "shared", " ".join(store.shared)),
+        ("node-local", "local", f"{store.local} ({store.local_kind})"),
+        ("staging", "stage", store.stage),
+        ("note", "note", store.note),
     )
-    return [f"{name:<11}{value}" for name, value in rows if value]
+    return [f"{name:<11}{value}{_layer(site, f'storage.{key}')}" for name, key, value in rows if value]
 
 
 def _python(site: Site) -> list[str]:
     python = site.file.python
     if not python.because:
         return []
-    rows = (
-        ("kind", python.kind),
-        ("beneath", python.beneath),
-        ("torch", python.torch),
-        ("place", python.place),
-        ("because", python.because),
-        ("note", python.note),
-        ("all steps", f"windlass env plan --site {site.name}"),
-    )
-    return [f"{name:<11}{value}" for name, value in rows if value]
+    keys = ("kind", "beneath", "torch", "place", "because", "note")
+    rows = [(key, getattr(python, key), _layer(site, f"python.{key}")) for key in keys]
+    rows.append(("all steps", f"windlass env plan --site {site.name}", ""))
+    return [f"{name:<11}{value}{layer}" for name, value, layer in rows if value]
 
 
-def _note(topic: str, verdict: str, alternatives: str) -> list[str]:
-    lines = [f"{topic}: {verdict}"]
-    return [*lines, f"    alternatives: {alternatives}"] if alternatives else lines
+def _note(note: NoteSpec, layer: str) -> list[str]:
+    lines = [f"{note.topic}: {note.verdict}{layer}"]
+    return [*lines, f"    alternatives: {note.alternatives}"] if note.alternatives else lines
 
 
 def _node(site: Site) -> list[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from windlass.base.settings import current_environ, read_settings
+from windlass.base.settings import ConfigFolders, current_environ, read_settings
 from windlass.cli.result import Result
-from windlass.cli.site_text import adopted_text, site_text
+from windlass.cli.site_text import adopted_text, centre_text, site_text
 from windlass.errors import WindlassError
 from windlass.model.finding import Finding
 from windlass.plan.site_check import site_misfits
@@ -44,41 +44,41 @@ def progress(args: argparse.Namespace) -> str | None:
 def main(args: argparse.Namespace) -> Result:
     settings = read_settings(current_environ())
     if args.action == "list":
-        return _list(settings.config_dir)
+        return _list(settings.folders)
     if args.action == "show":
-        name = args.name or settings.site or detect_site(config_dir=settings.config_dir, environ=current_environ()).name
-        site = load_site(name, partition=args.partition, config_dir=settings.config_dir)
-        return Result(text=site_text(site), data=site)
+        name = args.name or settings.site or detect_site(folders=settings.folders, environ=current_environ()).name
+        site = load_site(name, partition=args.partition, folders=settings.folders)
+        return Result(text=site_text(site) + centre_text(settings, site), data=site)
     if args.action == "detect":
-        detection = detect_site(config_dir=settings.config_dir, environ=current_environ(), ask_scheduler=True)
+        detection = detect_site(folders=settings.folders, environ=current_environ(), ask_scheduler=True)
         return Result(text="\n".join(detection.lines()), data=detection)
     if args.action == "adopt":
-        return _adopt(args, settings.config_dir)
-    problems = [p for file in args.files for p in _check(Path(file), settings.config_dir)]
+        return _adopt(args, settings.folders)
+    problems = [p for file in args.files for p in _check(Path(file), settings.folders)]
     text = "\n".join(one.sentence() for one in problems) or "no problems"
     return Result(text=text, data=problems, exit_code=2 if problems else 0)
 
 
-def _adopt(args: argparse.Namespace, config_dir: Path) -> Result:
+def _adopt(args: argparse.Namespace, folders: ConfigFolders) -> Result:
     target = Path(args.output) if args.output else None
-    adopted = adopt_site(args.name, current_environ(), config_dir=config_dir, target=target, replace=args.force)
+    adopted = adopt_site(args.name, current_environ(), folders=folders, target=target, replace=args.force)
     text = adopted_text(adopted.seen, str(adopted.path), by_name=not args.output)
     return Result(text=text, data=adopted.seen)
 
 
-def _check(path: Path, config_dir: Path) -> tuple[Finding, ...]:
+def _check(path: Path, folders: ConfigFolders) -> tuple[Finding, ...]:
     """Problems of the file itself; where it has none, what plans would refuse of the site that it makes."""
-    problems = check_file(path, config_dir=config_dir)
+    problems = check_file(path, folders=folders)
     if problems:
         return problems
     try:
-        return located(path, (m for site in sites_of_file(path, config_dir) for m in site_misfits(site)))
+        return located(path, (m for site in sites_of_file(path, folders) for m in site_misfits(site)))
     except WindlassError as error:
         return (problem(str(path), 1, error.message, hint=error.hint or ""),)
 
 
-def _list(config_dir: Path) -> Result:
-    sites = [load_site(name, config_dir=config_dir).file for name in site_names(config_dir)]
+def _list(folders: ConfigFolders) -> Result:
+    sites = [load_site(name, folders=folders).file for name in site_names(folders)]
     rows = [
         {
             "name": site.name,

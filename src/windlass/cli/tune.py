@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 from windlass.base.notation.counts import counted
-from windlass.base.settings import current_environ, read_settings
-from windlass.bench.tune.overlay import may_overlay, write_overlay
+from windlass.base.settings import ConfigFolders, current_environ, read_settings
+from windlass.bench.tune.overlay import write_overlay
 from windlass.bench.tune.search import Measure, Search, SearchResult, Trial
 from windlass.bench.tune.space import UNSET, Choice, TunedSetting, default_space, read_space
 from windlass.bench.tune.trials import Objective, Trials
@@ -31,6 +31,7 @@ from windlass.model.plan import Plan
 from windlass.run.adopt import fabric_of
 from windlass.run.folder import make_folder
 from windlass.run.planning import plan_to_run
+from windlass.sites.catalog import site_names
 
 RECORD_FILE = "tune.json"
 _OWN = ("--objective", "--space", "--repeats", "--most-trials", "--timeout", "--run-dir")
@@ -118,7 +119,7 @@ def main(args: argparse.Namespace) -> Result:
         folder.write_bytes(RECORD_FILE, to_json(verdict))
     lines = verdict_lines(verdict, objective)
     if verdict.winner and args.keep:
-        lines += _keep(verdict, plan, space, settings.config_dir, objective)
+        lines += _keep(verdict, plan, space, settings.folders, objective)
     elif verdict.winner:
         lines.append(
             "--keep writes it into your overlay of the site; or set it by hand: " + _flags(verdict.winner, space)
@@ -190,17 +191,17 @@ def verdict_lines(verdict: SearchResult, objective: Objective) -> list[str]:
 
 
 def _keep(
-    verdict: SearchResult, plan: Plan, space: tuple[TunedSetting, ...], config_dir: Path, objective: Objective
+    verdict: SearchResult, plan: Plan, space: tuple[TunedSetting, ...], folders: ConfigFolders, objective: Objective
 ) -> list[str]:
     arguments = {setting.name for setting in space if setting.argument is not None}
     variables = {name: value for name, value in verdict.winner.items() if name not in arguments}
     lines = []
-    if variables and may_overlay(plan.site, config_dir):
+    if variables and plan.site in site_names(folders):
         because = (
             f"windlass tune, {time.strftime('%Y-%m-%d')}: {objective} {_value(verdict.default_value, objective)} -> "
             f"{_value(verdict.winner_value, objective)} on {counted(plan.nodes, 'node')} x {plan.ranks_per_node} ranks"
         )
-        path = write_overlay(config_dir, plan.site, variables, because, several_nodes=plan.nodes > 1)
+        path = write_overlay(folders, plan.site, variables, because, several_nodes=plan.nodes > 1)
         lines.append(f"written to {path}: the next plan uses it; `windlass explain {next(iter(variables))}` says why")
     if len(variables) < len(verdict.winner):
         lines.append(f"yours to set: {_flags({k: v for k, v in verdict.winner.items() if k in arguments}, space)}")

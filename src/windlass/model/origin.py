@@ -6,13 +6,14 @@ from typing import Literal
 
 import msgspec
 
-Scope = Literal["builtin", "hardware", "network", "site", "partition", "user", "environment", "flag"]
+Scope = Literal["builtin", "hardware", "network", "site", "partition", "centre", "user", "environment", "flag"]
 SCOPES: tuple[Scope, ...] = (
     "builtin",
     "hardware",
     "network",
     "site",
     "partition",
+    "centre",
     "user",
     "environment",
     "flag",

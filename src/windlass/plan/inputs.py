@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from windlass.backends.containers.choose import ContainerRequest, ContainerSite, SeenPaths
+from windlass.base.centre import ForbiddenOption
 from windlass.model.finding import Finding
 from windlass.model.request import Allocation, PartitionOffer, Request
 from windlass.model.site import QueueSpec, Site
@@ -60,7 +61,9 @@ class PlanningContext(msgspec.Struct, frozen=True, kw_only=True):
     cache_environments: tuple[str, ...] = ()
     """Prefixes of environments that the ranks may use."""
     bad_hosts: tuple[str, ...] = ()
-    """Nodes of this site that failed lately (see run.bad_nodes)."""
+    """Nodes of this site that failed lately, and those of the centre's list (see run.bad_nodes)."""
+    forbidden: tuple[ForbiddenOption, ...] = ()
+    """What the computing centre refuses here."""
     busy_hosts: tuple[str, ...] = ()
     """Nodes of the allocation on which something runs already, where a part of it is asked for."""
     on_node: bool = False

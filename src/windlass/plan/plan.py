@@ -36,6 +36,7 @@ from windlass.plan.cache import plan_cache, with_view
 from windlass.plan.command import rank_command, refuse_nested_launcher
 from windlass.plan.environment import caches
 from windlass.plan.environment.modules import activation_lines
+from windlass.plan.forbidden import refuse_forbidden, users_arguments
 from windlass.plan.inputs import PlanningContext, Secrets, container_request, container_site
 from windlass.plan.profile import check_profile
 from windlass.plan.remarks import INDEPENDENT, binding_remarks, plan_remarks
@@ -61,6 +62,8 @@ def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets
     facts = msgspec.structs.replace(before_modules, modules=modules)
     environment = plan_environment(request, context, shape, binding, facts, box.settings if box else ())
     launch = launch_arguments(request, context, shape, binding, facts, container, environment)
+    directives = batch_directives(request, context, shape, binding, facts)
+    refuse_forbidden(users_arguments((*directives, *launch)), context.forbidden)
     secrets = _secrets(request, command, environment)
     remarks = [*shape.remarks, *context.remarks, *_nested_launcher(command, shape), *(box.remarks if box else ())]
     remarks += [*binding_remarks(binding, context.topology), *plan_remarks(request, context, shape, facts, environment)]
@@ -79,7 +82,7 @@ def make_plan(request: Request, context: PlanningContext) -> tuple[Plan, Secrets
         command=mask_argv(command),
         interpreter_because=_interpreter_because(request, context),
         secret_words=tuple(secrets.words),
-        directives=batch_directives(request, context, shape, binding, facts),
+        directives=directives,
         launch=launch,
         modules_use=modules_use,
         modules=modules,

@@ -13,6 +13,7 @@ import msgspec
 from windlass.backends.schedulers import get_scheduler
 from windlass.backends.schedulers.base import Scheduler
 from windlass.base.procs.command import run_command, which
+from windlass.base.settings import ConfigFolders
 from windlass.errors import MachineError, UsageError, WindlassError, os_errors
 from windlass.model.request import Allocation
 from windlass.model.site import Site
@@ -45,20 +46,20 @@ class AdoptedSite:
 
 
 def adopt_site(
-    name: str, environ: Mapping[str, str], *, config_dir: Path, target: Path | None = None, replace: bool = False
+    name: str, environ: Mapping[str, str], *, folders: ConfigFolders, target: Path | None = None, replace: bool = False
 ) -> AdoptedSite:
     """Measure this cluster and write a site file of it, into the user's configuration or to `target`."""
     if not _NAME.fullmatch(name):
         raise UsageError(f"a site cannot be called {name!r}", hint="letters, digits and . _ - inside")
     if catalog_path("site", name):
         raise UsageError(f"{name} is in the catalog already", hint="choose another name")
-    path = target or config_dir / "sites" / f"{name}.toml"
+    path = target or folders["user"] / "sites" / f"{name}.toml"
     if path.exists() and not replace:
         raise UsageError(f"{path} is there already", hint="--force replaces it; --output FILE writes elsewhere")
     seen = measure_cluster(name, environ)
     text = site_file_text(seen)
     problems = check_text(
-        text, file=str(path), stem=name, known=lambda kind: catalog_names(kind, config_dir), builtin=False
+        text, file=str(path), stem=name, known=lambda kind: catalog_names(kind, folders), builtin=False
     )
     if problems:
         raise MachineError(f"what was measured makes no site file: {problems[0].sentence()}", hint="please report this")

@@ -1,12 +1,14 @@
 """Nodes that failed, remembered between jobs with a reason and an end, so that the next job is not sent there again.
 
 One JSON file in the user's state folder. A node is bad for this user on this site until its time is over or it is
-forgiven (`windlass nodes forgive`). Nothing here decides that a node is bad; supervision does.
+forgiven (`windlass nodes forgive`). Nothing here decides that a node is bad; supervision does. A file that another
+user could have written is not believed: for all users counts only the list of the computing centre.
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -14,11 +16,14 @@ from pathlib import Path
 
 import msgspec
 
+from windlass.base.notation.hostlist import expand_hostlist
+from windlass.base.settings import Settings
 from windlass.errors import os_errors
 from windlass.model.jsontext import from_json, to_json
 from windlass.node.sys.atomic import replace_file
+from windlass.node.sys.folders import open_own
 from windlass.node.sys.locks import take_lock
-from windlass.node.sys.reading import read_bytes
+from windlass.node.sys.reading import MAX_BYTES
 
 FILE = "nodes.json"
 KEEP_S = 24 * 3600.0
@@ -37,6 +42,8 @@ class BadNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     until: float
     times: int = 1
     run: str = ""
+    by: str = ""
+    """`centre`: on the list of the computing centre."""
 
 
 class _BadNodesFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -54,19 +61,32 @@ def read_nodes(state_dir: Path, *, now: float | None = None) -> tuple[BadNode, .
 
 def _read(state_dir: Path, at: float) -> _BadNodesFile:
     try:
-        found = from_json(read_bytes(state_dir / FILE), _BadNodesFile)
+        with os.fdopen(open_own(state_dir / FILE), "rb") as file:
+            found = from_json(file.read(MAX_BYTES), _BadNodesFile)
     except (OSError, msgspec.DecodeError):
         return _BadNodesFile()
     nodes, suspects = (tuple(one for one in part if one.until > at) for part in (found.nodes, found.suspects))
     return _BadNodesFile(nodes=nodes, suspects=suspects)
 
 
-def bad_hosts(state_dir: Path, site: str, *, now: float | None = None) -> tuple[str, ...]:
+def avoided_nodes(settings: Settings, *, now: float | None = None) -> tuple[BadNode, ...]:
+    """Nodes that the centre's list names, then those of the user's own list."""
+    at = time.time() if now is None else now
+    return (*(node for node in _centre_nodes(settings) if node.until > at), *read_nodes(settings.state_dir, now=at))
+
+
+def _centre_nodes(settings: Settings) -> Iterator[BadNode]:
+    for entry in settings.centre.bad_nodes if settings.centre else ():
+        end = datetime.datetime.combine(entry.until, datetime.time(23, 59)).timestamp()
+        for host in expand_hostlist(entry.hosts):
+            yield BadNode(site=entry.site, host=host, reason=entry.because, since=0.0, until=end, by="centre")
+
+
+def bad_hosts(settings: Settings, site: str, *, now: float | None = None) -> tuple[str, ...]:
     """Hosts of a site that are to be avoided now: the worst, where there are very many."""
-    nodes = sorted(
-        (node for node in read_nodes(state_dir, now=now) if node.site == site), key=lambda n: (-n.times, -n.since)
-    )
-    return tuple(sorted(node.host for node in nodes[:_MAX_EXCLUDED]))
+    found = (node for node in avoided_nodes(settings, now=now) if node.site == site)
+    nodes = sorted(found, key=lambda n: (n.by != "centre", -n.times, -n.since))
+    return tuple(sorted({node.host for node in nodes[:_MAX_EXCLUDED]}))
 
 
 def remember_node(

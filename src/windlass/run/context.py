@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -11,8 +11,9 @@ from string import Template
 import msgspec
 
 from windlass.backends.schedulers import get_scheduler, scheduler_of_job
+from windlass.base.centre import ForbiddenOption
 from windlass.base.procs.command import run_command, which
-from windlass.base.settings import JobDefaults, Settings, job_keys
+from windlass.base.settings import Settings, job_keys
 from windlass.errors import UsageError, WindlassError, os_errors
 from windlass.model.finding import Finding
 from windlass.model.request import Allocation, PartitionOffer, Request
@@ -28,6 +29,7 @@ from windlass.plan.environment.modules import (
     parse_environment,
     users_variables,
 )
+from windlass.plan.forbidden import refuse_forbidden, request_options
 from windlass.plan.inputs import PlanningContext
 from windlass.plan.shape import VISIBILITY
 from windlass.plan.show import OWN_PATHS
@@ -85,18 +87,29 @@ def choose_site(
     the user's defaults for that site, whose partition decides what the site has."""
     file = Path(request.site_file) if request.site_file else settings.site_file
     files = (file,) if file is not None else ()
-    name = request.site or (site_of_file(files[0], settings.config_dir) if files else None) or settings.site
+    name = request.site or (site_of_file(files[0], settings.folders) if files else None) or settings.site
     detection = None
     if name is None:
-        detection = detect_site(config_dir=settings.config_dir, environ=environ)
+        detection = detect_site(folders=settings.folders, environ=environ)
         name = detection.name
 
     def load(partition: str | None) -> Site:
-        return load_site(name, partition=partition, config_dir=settings.config_dir, user_files=files)
+        return load_site(name, partition=partition, folders=settings.folders, user_files=files)
 
     site = load(request.partition)
     filled = with_job_defaults(request, settings, site, environ)
+    refuse_forbidden(_said(filled, settings, site.name), forbidden_at(settings, site.name))
     return filled, site if filled.partition == request.partition else load(filled.partition), detection
+
+
+def forbidden_at(settings: Settings, site: str) -> tuple[ForbiddenOption, ...]:
+    return settings.centre.forbidden_at(site) if settings.centre else ()
+
+
+def _said(request: Request, settings: Settings, site: str) -> Iterator[tuple[str, str]]:
+    """The options of the request, but for defaults of the centre itself."""
+    its = {(f"--{key}", settings.centre_default(site, key)) for key in job_keys()}
+    return (option for option in request_options(request) if option not in its)
 
 
 def runs_here(request: Request, site: Site, settings: Settings, environ: Mapping[str, str]) -> bool:
@@ -108,15 +121,15 @@ def runs_here(request: Request, site: Site, settings: Settings, environ: Mapping
         return False
     if request.site is None and request.site_file is None:
         return True
-    if any(signs.name == site.name and signs.detect != DetectSpec() for signs in catalog_signs(settings.config_dir)):
-        return detect_site(config_dir=settings.config_dir, environ=environ).site == site.name
+    if any(signs.name == site.name and signs.detect != DetectSpec() for signs in catalog_signs(settings.folders)):
+        return detect_site(folders=settings.folders, environ=environ).site == site.name
     return inside or not site.file.node.domains
 
 
 def _is_elsewhere(site: Site, settings: Settings, environ: Mapping[str, str]) -> bool:
     """Whether this is another machine than the site that was named, as far as that can be recognised."""
-    known = any(s.name == site.name and s.detect != DetectSpec() for s in catalog_signs(settings.config_dir))
-    return known and detect_site(config_dir=settings.config_dir, environ=environ).site != site.name
+    known = any(s.name == site.name and s.detect != DetectSpec() for s in catalog_signs(settings.folders))
+    return known and detect_site(folders=settings.folders, environ=environ).site != site.name
 
 
 def _own_paths(request: Request, python: str, site: Site) -> Finding:
@@ -129,9 +142,15 @@ def _own_paths(request: Request, python: str, site: Site) -> Finding:
 
 
 def _foreign_files(request: Request, settings: Settings) -> list[Finding]:
-    """A warning for each place of site files that belongs to another user: their lines run in the job."""
+    """A warning for each place of site files that belongs to another user: their lines run in the job. Another for a
+    folder of the centre that others could have changed, which is not used."""
     chosen = request.site_file or settings.site_file
     found = []
+    if settings.centre and settings.centre.why_not:
+        text = f"the centre's files in {settings.centre.folder} are not used: {settings.centre.why_not}"
+        found.append(
+            Finding("centre-unused", "warning", text, "tell your centre; WINDLASS_SITE_CONFIG names the folder")
+        )
     for path in (settings.config_dir, settings.config_dir / "sites", *((Path(chosen),) if chosen else ())):
         with contextlib.suppress(OSError):
             if is_foreign(path):
@@ -143,13 +162,12 @@ def _foreign_files(request: Request, settings: Settings) -> list[Finding]:
 
 
 def with_job_defaults(request: Request, settings: Settings, site: Site, environ: Mapping[str, str]) -> Request:
-    """The request with the account, partition and so on of the user's `config.toml` where it names none. Inside a job,
-    and where no scheduler is asked, there is nothing to choose."""
+    """The request with the account, partition and so on of the user's or the centre's `config.toml` where it names
+    none. Inside a job, and where no scheduler is asked, there is nothing to choose."""
     ruled = (request.scheduler or site.file.scheduler.kind) != "none"
     if not ruled or scheduler_of_job(environ) is not None:
         return request
-    here = settings.job_at.get(site.name, JobDefaults())
-    found = {key: getattr(request, key) or getattr(here, key) or getattr(settings.job, key) for key in job_keys()}
+    found = {key: getattr(request, key) or settings.job_default(site.name, key) for key in job_keys()}
     return msgspec.structs.replace(request, **found)
 
 
@@ -200,7 +218,8 @@ def gather_context(
         activate_kind=activate_kind(request),
         cache_roots=roots,
         cache_environments=_cache_environments(request, python, environ) if roots else (),
-        bad_hosts=bad_hosts(settings.state_dir, site.name) if site.file.scheduler.kind != "none" or allocation else (),
+        bad_hosts=bad_hosts(settings, site.name) if site.file.scheduler.kind != "none" or allocation else (),
+        forbidden=forbidden_at(settings, site.name),
         busy_hosts=busy_hosts(request, allocation, environ) if allocation else (),
         seen_paths=seen_paths(request, site, environ) if on_node else None,
         on_node=on_node,

@@ -9,6 +9,7 @@ from windlass.base.settings import read_settings
 from windlass.errors import UsageError
 from windlass.model.plan import Plan
 from windlass.model.request import Request
+from windlass.plan.forbidden import refuse_forbidden
 from windlass.plan.inputs import PlanningContext, Secrets
 from windlass.plan.plan import make_plan
 from windlass.run.context import gather_context
@@ -35,7 +36,9 @@ def plan_to_run(request: Request, environ: Mapping[str, str], *, allow_login: bo
     """The plan of a request that is to run from here, now. Raises `UsageError` on a login node."""
     settings = read_settings(environ)
     request, context = gather_context(request, settings, environ=environ, here=True)
-    _refuse_login(context, request, allowed=allow_login or settings.allow_login)
+    allowed = allow_login or settings.allow_login
+    refuse_forbidden([("--allow-login", "")] if allowed else (), context.forbidden)
+    _refuse_login(context, request, allowed=allowed)
     return _planned(request, context)
 
 

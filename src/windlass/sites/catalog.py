@@ -1,7 +1,7 @@
 """The catalog: names of sites, and one site after the merge of its scopes.
 
-Scopes, lowest first: builtin < hardware < network < site < partition < user file. The values of the schema itself are
-the builtin scope. Reads only the files that one site needs: this is on the way of every command.
+Scopes, lowest first: builtin < hardware < network < site < partition < centre < user file. The values of the schema
+itself are the builtin scope. Reads only the files that one site needs: this is on the way of every command.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ from typing import Any, Literal
 
 import msgspec
 
+from windlass.base.settings import NO_FOLDERS, ConfigFolders
 from windlass.errors import ConfigError, unknown_name
 from windlass.model.origin import BUILTIN, Origin, Scope
 from windlass.model.site import Site, SiteFile
-from windlass.sites.folders import catalog_names, catalog_path, read_builtin, user_path
+from windlass.sites.folders import catalog_names, catalog_path, own_paths, read_builtin
 from windlass.sites.merge import Layer, Merged, merge_layers
 
 
-def site_names(config_dir: Path | None = None) -> tuple[str, ...]:
-    """Names of all sites, those of the user's folder included."""
-    return catalog_names("site", config_dir)
+def site_names(folders: ConfigFolders = NO_FOLDERS) -> tuple[str, ...]:
+    """Names of all sites, those of the centre and of the user included."""
+    return catalog_names("site", folders)
 
 
-def site_of_file(path: Path, config_dir: Path | None = None) -> str:
+def site_of_file(path: Path, folders: ConfigFolders = NO_FOLDERS) -> str:
     """The site that a file given with --site stands for: its own name, or the one that it extends."""
-    data = _read_user(path, config_dir)
+    data = _read_own(path, folders)
     name = data.get("name") or data.get("extends")
     if not name:
         raise ConfigError(f"{path}: says neither `name` nor `extends`", hint='add a line such as extends = "frontier"')
@@ -37,32 +38,33 @@ def load_site(
     name: str,
     *,
     partition: str | None = None,
-    config_dir: Path | None = None,
+    folders: ConfigFolders = NO_FOLDERS,
     user_files: Sequence[Path] = (),
 ) -> Site:
-    """The site of this name with everything that its files, `partition` and the user's files say.
+    """The site of this name with everything that its files, `partition`, the centre and the user say.
 
-    A file `<config_dir>/sites/<name>.toml` overlays the catalog's or is a site of its own; `user_files` come last and
-    count where they are about this site. Raises `UsageError` for an unknown name, `ConfigError` for a bad file.
+    A file `sites/<name>.toml` of one of `folders` overlays the catalog's or is a site of its own; `user_files` come
+    last and count where they are about this site. Raises `UsageError` for an unknown name, `ConfigError` for a bad
+    file.
     """
-    own = tuple((str(path), _read_user(path, config_dir)) for path in user_files)
-    chain = _chain(name, config_dir, own, ())
+    own = tuple((str(path), _read_own(path, folders)) for path in user_files)
+    chain = _chain(name, folders, own, ())
     merged_partition = partition or _last(chain, "scheduler", "default_partition")
-    layers = [*_base_layers(chain, merged_partition, config_dir), *_with_partitions(chain, merged_partition)]
+    layers = [*_base_layers(chain, merged_partition, folders), *_with_partitions(chain, merged_partition)]
     return _site(name, merge_layers(layers), chain)
 
 
-def sites_of_file(path: Path, config_dir: Path | None = None) -> tuple[Site, ...]:
+def sites_of_file(path: Path, folders: ConfigFolders = NO_FOLDERS) -> tuple[Site, ...]:
     """What a file makes of its site: without a partition, and with each one that the file names. A file of hardware or
     of a network is taken alone. Raises `ConfigError` for a bad file."""
-    data = _read_user(path, config_dir)
+    data = _read_own(path, folders)
     if data.get("kind", "site") in ("hardware", "network"):
         layer = _layer("user", str(path), data)
         return (_site(str(data.get("name", "")), merge_layers([layer]), [layer]),)
-    in_folder = user_path("site", path.stem, config_dir)
-    name = path.stem if in_folder and in_folder.samefile(path) else site_of_file(path, config_dir)
+    in_folder = own_paths("site", path.stem, folders).values()
+    name = path.stem if any(each.samefile(path) for each in in_folder) else site_of_file(path, folders)
     partitions = (None, *data.get("partitions", {}))
-    return tuple(load_site(name, partition=p, config_dir=config_dir, user_files=(path,)) for p in partitions)
+    return tuple(load_site(name, partition=p, folders=folders, user_files=(path,)) for p in partitions)
 
 
 def _site(name: str, merged: Merged, chain: Sequence[Layer]) -> Site:
@@ -93,9 +95,9 @@ def _defaults(file: SiteFile, data: Mapping[str, Any]) -> dict[str, Origin]:
 
 
 def _chain(
-    name: str, config_dir: Path | None, own: Sequence[tuple[str, Mapping[str, Any]]], seen: tuple[str, ...]
+    name: str, folders: ConfigFolders, own: Sequence[tuple[str, Mapping[str, Any]]], seen: tuple[str, ...]
 ) -> list[Layer]:
-    """The files about a site, lowest first: what it extends, the catalog's, the user's folder's, the given ones."""
+    """The files about a site, lowest first: what it extends, the catalog's, the centre's, the user's, the given."""
     if name in seen:
         raise ConfigError(
             f"sites extend each other in a circle: {' -> '.join((*seen, name))}",
@@ -105,47 +107,45 @@ def _chain(
     builtin = catalog_path("site", name)
     if builtin:
         found.append(_layer("site", name, read_builtin(builtin)))
-    users = user_path("site", name, config_dir)
-    if users:
-        found.append(_layer("user", str(users), _read_user(users, config_dir)))
+    for scope, path in own_paths("site", name, folders).items():
+        found.append(_layer(scope, str(path), _read_own(path, folders)))
     for path_text, data in own:
         about = data.get("name") or data.get("extends") or name
         if about == name or (not seen and data.get("extends") == name):
             found.append(_layer("user", path_text, data))
     if not found:
-        known = {*site_names(config_dir), *(str(d["name"]) for _, d in own if d.get("name"))}
+        known = {*site_names(folders), *(str(d["name"]) for _, d in own if d.get("name"))}
         raise unknown_name("site", name, known)
     bases = [layer.data["extends"] for layer in found if layer.data.get("extends") not in (None, name)]
-    base = _chain(bases[0], config_dir, own, (*seen, name)) if bases else []
+    base = _chain(bases[0], folders, own, (*seen, name)) if bases else []
     listed = {layer.file for layer in base}
     return base + [layer for layer in found if layer.file not in listed]
 
 
-def _base_layers(chain: Sequence[Layer], partition: str | None, config_dir: Path | None) -> Iterator[Layer]:
+def _base_layers(chain: Sequence[Layer], partition: str | None, folders: ConfigFolders) -> Iterator[Layer]:
     """Hardware and network of the site; the highest scope that names one decides which."""
     spoken = [data for layer in chain for data in (layer.data, layer.data.get("partitions", {}).get(partition, {}))]
     kinds: tuple[Literal["hardware", "network"], ...] = ("hardware", "network")
     for kind in kinds:
         names = [data[kind] for data in spoken if data.get(kind)]
         if names:
-            yield _part(kind, names[-1], config_dir)
+            yield _part(kind, names[-1], folders)
 
 
-def _part(kind: Literal["hardware", "network"], name: str, config_dir: Path | None) -> Layer:
-    users = user_path(kind, name, config_dir)
-    if users:
-        return _layer(kind, str(users), _read_user(users, config_dir))
+def _part(kind: Literal["hardware", "network"], name: str, folders: ConfigFolders) -> Layer:
+    for own in reversed(own_paths(kind, name, folders).values()):
+        return _layer(kind, str(own), _read_own(own, folders))
     path = catalog_path(kind, name)
     if path is None:
-        raise unknown_name(kind, name, catalog_names(kind, config_dir))
+        raise unknown_name(kind, name, catalog_names(kind, folders))
     return _layer(kind, name, read_builtin(path))
 
 
 def _with_partitions(chain: Sequence[Layer], partition: str | None) -> Iterator[Layer]:
-    """Each file's layer; after the catalog's files their partition, after a user's file its own."""
+    """Each file's layer; after the catalog's files their partition, after a file of centre or user its own."""
     waiting: list[Layer] = []
     for layer in chain:
-        if layer.scope == "user":
+        if layer.scope != "site":
             yield from waiting
             waiting = []
         yield layer
@@ -159,7 +159,7 @@ def _partition_layer(layer: Layer, spec: Mapping[str, Any]) -> Layer:
     data = {key: value for key, value in spec.items() if key not in ("hardware", "directives", "note")}
     if spec.get("directives"):
         data["scheduler"] = {"directives": spec["directives"]}
-    scope: Scope = "user" if layer.scope == "user" else "partition"
+    scope: Scope = "partition" if layer.scope == "site" else layer.scope
     return Layer(scope=scope, file=layer.file, data=data, sources=layer.sources)
 
 
@@ -172,11 +172,11 @@ def _last(chain: Sequence[Layer], table: str, key: str) -> str | None:
     return str(values[-1]) if values else None
 
 
-def _read_user(path: Path, config_dir: Path | None) -> Mapping[str, Any]:
-    """A file of the user, checked; all its problems are in the error."""
+def _read_own(path: Path, folders: ConfigFolders) -> Mapping[str, Any]:
+    """A file of the centre or of the user, checked; all its problems are in the error."""
     from windlass.sites.check import check_file, read_table  # here: most runs have no such file
 
-    problems = check_file(path, config_dir=config_dir)
+    problems = check_file(path, folders=folders)
     if problems:
         lines = "\n".join(f"  {problem.sentence()}" for problem in problems)
         word = "problem" if len(problems) == 1 else "problems"

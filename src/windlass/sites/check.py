@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
+from windlass.base.settings import NO_FOLDERS, ConfigFolders
 from windlass.base.tables import tomllib
 from windlass.errors import ConfigError, nearest
 from windlass.model.finding import Finding
@@ -34,7 +35,7 @@ Known = Callable[[CatalogKind], Sequence[str]]
 """From a kind of file to the names that a file may refer to."""
 
 
-def check_file(path: FilePath, *, config_dir: FilePath | None = None) -> tuple[Finding, ...]:
+def check_file(path: FilePath, *, folders: ConfigFolders = NO_FOLDERS) -> tuple[Finding, ...]:
     """All problems of a file, by line. A file that cannot be read is one problem."""
     try:
         text = read_text(path, follow=True)
@@ -46,7 +47,7 @@ def check_file(path: FilePath, *, config_dir: FilePath | None = None) -> tuple[F
         text,
         file=path.name if builtin else str(path),
         stem=path.stem,
-        known=lambda kind: catalog_names(kind, config_dir),
+        known=lambda kind: catalog_names(kind, folders),
         builtin=builtin,
     )
 

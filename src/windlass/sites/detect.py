@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from windlass.base.settings import NO_FOLDERS, ConfigFolders
 from windlass.model.site import DetectSpec
 from windlass.sites.evidence import Evidence, gather_evidence
-from windlass.sites.folders import catalog_names, catalog_path, read_builtin, read_detect, user_path
+from windlass.sites.folders import catalog_names, catalog_path, own_paths, read_builtin, read_detect
 
 _ENOUGH = 3
 _WEIGHTS = {"cluster": 3, "variable": 3, "domain": 3, "file": 2, "host": 1}
@@ -81,14 +81,14 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def detect_site(
-    config_dir: Path | None = None,
+    folders: ConfigFolders = NO_FOLDERS,
     *,
     environ: Mapping[str, str],
     ask_scheduler: bool = False,
     vendor: str | None = None,
 ) -> Detection:
     """Look at this machine and decide. Takes milliseconds unless the scheduler may be asked."""
-    catalog = catalog_signs(config_dir)
+    catalog = catalog_signs(folders)
     evidence = gather_evidence(
         environ=environ,
         variables=[name for signs in catalog for name in signs.detect.variables],
@@ -99,17 +99,16 @@ def detect_site(
     return detect(evidence, catalog)
 
 
-def catalog_signs(config_dir: Path | None = None) -> tuple[Signs, ...]:
+def catalog_signs(folders: ConfigFolders = NO_FOLDERS) -> tuple[Signs, ...]:
     """Signs of every site. Reads only the part of each catalog file that says them."""
     found: list[Signs] = []
-    for name in catalog_names("site", config_dir):
-        path = user_path("site", name, config_dir) or catalog_path("site", name)
-        if path is None or name in _GENERIC.values() or name == "workstation":
-            continue
-        head = read_detect(path)
+    for name in catalog_names("site", folders):
         builtin = catalog_path("site", name)
-        if not head.detect and builtin is not None:
-            head = read_detect(builtin)
+        paths = (*reversed(own_paths("site", name, folders).values()), *((builtin,) if builtin else ()))
+        if not paths or name in _GENERIC.values() or name == "workstation":
+            continue
+        heads = [read_detect(path) for path in paths]
+        head = next((each for each in heads if each.detect), heads[-1])
         hardware = catalog_path("hardware", head.hardware) if head.hardware else None
         node = read_builtin(hardware) if hardware else {}
         found.append(

@@ -1,4 +1,4 @@
-"""Where catalog files lie: those of the package, and those of the user beside them."""
+"""Where catalog files lie: those of the package, of the computing centre and of the user."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from windlass.base.settings import NO_FOLDERS, ConfigFolders, ConfigScope
 from windlass.base.tables import tomllib
 from windlass.node.sys.reading import read_text
 
@@ -25,19 +26,16 @@ def catalog_path(kind: CatalogKind, name: str) -> Path | None:
     return path if path.is_file() else None
 
 
-def user_path(kind: CatalogKind, name: str, config_dir: Path | None) -> Path | None:
-    """The user's file of this name, or None."""
-    path = config_dir / _FOLDERS[kind] / f"{name}.toml" if config_dir is not None else None
-    return path if path is not None and path.is_file() else None
+def own_paths(kind: CatalogKind, name: str, folders: ConfigFolders) -> dict[ConfigScope, Path]:
+    """The files of this name of the centre and of the user, as far as they exist."""
+    paths = {scope: folder / _FOLDERS[kind] / f"{name}.toml" for scope, folder in folders.items()}
+    return {scope: path for scope, path in paths.items() if path.is_file()}
 
 
-def catalog_names(kind: CatalogKind, config_dir: Path | None = None) -> tuple[str, ...]:
-    """Names of all catalog files of a kind, the user's own included. Reads folders, not files."""
-    folder = _FOLDERS[kind]
-    names = {path.stem for path in (DATA_DIR / folder).glob("*.toml")}
-    if config_dir is not None and (config_dir / folder).is_dir():
-        names |= {path.stem for path in (config_dir / folder).glob("*.toml")}
-    return tuple(sorted(names))
+def catalog_names(kind: CatalogKind, folders: ConfigFolders = NO_FOLDERS) -> tuple[str, ...]:
+    """Names of all catalog files of a kind, those of the centre and of the user included. Reads folders, not files."""
+    places = (DATA_DIR, *folders.values())
+    return tuple(sorted({path.stem for place in places for path in (place / _FOLDERS[kind]).glob("*.toml")}))
 
 
 @lru_cache(maxsize=64)

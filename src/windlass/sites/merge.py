@@ -94,7 +94,8 @@ def origin_for(layer: Layer, key: str | None) -> Origin:
     """The origin of something in this layer that names this source."""
     spec = layer.sources.get(key) if key else None
     if spec is None:
-        return Origin(scope=layer.scope, file=layer.file, where="your own choice" if key == OWN_SOURCE else "")
+        who = "the centre's choice" if layer.scope == "centre" else "your own choice"
+        return Origin(scope=layer.scope, file=layer.file, where=who if key == OWN_SOURCE else "")
     return Origin(
         scope=layer.scope,
         file=layer.file,

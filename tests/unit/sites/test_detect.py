@@ -302,7 +302,7 @@ def test_a_controller_that_does_not_answer_is_no_evidence(tmp_path: Path) -> Non
 
 
 def test_this_machine_is_looked_at_without_asking_anybody(tmp_path: Path) -> None:
-    detection = detect_site(tmp_path, environ={"PATH": "/usr/bin:/bin"})
+    detection = detect_site({"user": tmp_path}, environ={"PATH": "/usr/bin:/bin"})
     assert detection.site is None
     assert detection.evidence.hostname
     assert detection.name.startswith(("generic-", "workstation"))
@@ -312,16 +312,16 @@ def test_a_site_of_the_user_is_recognised_by_its_own_signs(tmp_path: Path) -> No
     (tmp_path / "sites").mkdir()
     text = 'name = "ours"\nextends = "generic-slurm"\n[detect]\nvariables = { OUR_CLUSTER = "blue.*" }\n'
     (tmp_path / "sites/ours.toml").write_text(text)
-    assert detect(Evidence(variables={"OUR_CLUSTER": "blue7"}), catalog_signs(tmp_path)).site == "ours"
+    assert detect(Evidence(variables={"OUR_CLUSTER": "blue7"}), catalog_signs({"user": tmp_path})).site == "ours"
 
 
 def test_an_overlay_without_signs_keeps_those_of_the_catalog(tmp_path: Path) -> None:
     (tmp_path / "sites").mkdir()
     (tmp_path / "sites/lumi.toml").write_text('extends = "lumi"\nhardware = "cray-ex-mi250x"\n')
-    assert detect(Evidence(cluster_name="lumi"), catalog_signs(tmp_path)).site == "lumi"
+    assert detect(Evidence(cluster_name="lumi"), catalog_signs({"user": tmp_path})).site == "lumi"
 
 
 def test_a_broken_file_of_the_user_does_not_break_detection(tmp_path: Path) -> None:
     (tmp_path / "sites").mkdir()
     (tmp_path / "sites/broken.toml").write_text("[detect\n")
-    assert detect(Evidence(cluster_name="lumi"), catalog_signs(tmp_path)).site == "lumi"
+    assert detect(Evidence(cluster_name="lumi"), catalog_signs({"user": tmp_path})).site == "lumi"

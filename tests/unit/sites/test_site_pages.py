@@ -49,7 +49,7 @@ def test_a_page_and_the_catalog_tell_what_makes_a_step_fast(name: str) -> None:
 @each("path", sorted(PAGES.glob("*.md")), ids=lambda path: path.stem)
 def test_site_files_in_the_pages_pass_the_check(path: Path) -> None:
     blocks = re.findall(r"```toml\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL)
-    for block in blocks:
+    for block in (text for text in blocks if not text.startswith("# config.toml")):
         text = block if "[sources.guide]" in block else block.replace('source = "guide"', 'source = "own"')
         assert check_text(text, file=path.name, stem="x", known=catalog_names) == ()
 

@@ -43,7 +43,7 @@ source = "own"
 
 def test_a_file_with_the_name_of_a_catalog_site_overlays_it(tmp_path: Path) -> None:
     path = write(tmp_path / "sites", "frontier", OVERLAY)
-    site = load_site("frontier", config_dir=tmp_path)
+    site = load_site("frontier", folders={"user": tmp_path})
     assert site.file.scheduler.default_partition == "extended"
     assert variables(site)["NCCL_CROSS_NIC"] == "0"
     assert variables(site)["FI_MR_CACHE_MONITOR"] == "kdreg2", "the rest of the catalog's entry stays"
@@ -60,15 +60,15 @@ def test_a_site_file_given_by_hand_overlays_and_wins_over_the_folder(tmp_path: P
     write(tmp_path / "config" / "sites", "frontier", OVERLAY)
     given = write(tmp_path, "given", OVERLAY.replace('value = "0"', 'value = "2"'))
     assert site_of_file(given) == "frontier"
-    site = load_site("frontier", config_dir=tmp_path / "config", user_files=[given])
+    site = load_site("frontier", folders={"user": tmp_path / "config"}, user_files=[given])
     assert variables(site)["NCCL_CROSS_NIC"] == "2"
 
 
 def test_a_new_name_is_a_new_site_that_may_extend_another(tmp_path: Path) -> None:
     text = 'name = "crusher"\ntitle = "Crusher"\nextends = "frontier"\nlargest_nodes = 128\nsource = "own"\n'
     write(tmp_path / "sites", "crusher", text)
-    assert "crusher" in site_names(tmp_path)
-    site = load_site("crusher", config_dir=tmp_path)
+    assert "crusher" in site_names({"user": tmp_path})
+    site = load_site("crusher", folders={"user": tmp_path})
     assert (site.name, site.file.name, site.file.largest_nodes) == ("crusher", "crusher", 128)
     assert site.file.hardware == "cray-ex-mi250x"
     assert variables(site)["FI_MR_CACHE_MONITOR"] == "kdreg2"
@@ -77,7 +77,7 @@ def test_a_new_name_is_a_new_site_that_may_extend_another(tmp_path: Path) -> Non
 def test_an_overlay_of_the_base_also_reaches_the_site_that_extends_it(tmp_path: Path) -> None:
     write(tmp_path / "sites", "frontier", OVERLAY)
     write(tmp_path / "sites", "crusher", 'name = "crusher"\nextends = "frontier"\n')
-    assert variables(load_site("crusher", config_dir=tmp_path))["NCCL_CROSS_NIC"] == "0"
+    assert variables(load_site("crusher", folders={"user": tmp_path}))["NCCL_CROSS_NIC"] == "0"
 
 
 def test_a_file_given_by_hand_may_be_a_whole_site(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ devices = [0, 1]
 """,
     )
     write(tmp_path / "sites", "box", 'name = "box"\nhardware = "two-cards"\n')
-    site = load_site("box", config_dir=tmp_path)
+    site = load_site("box", folders={"user": tmp_path})
     assert site.file.node.cores == 8
     assert site.origin_of("node.cores").scope == "hardware"
 
@@ -168,8 +168,8 @@ directives = [{ words = ["-C", "old"], because = "x", source = "own" }]
 settings = [{ name = "A", value = "partition", because = "x", source = "own" }]
 """
     write(tmp_path / "sites", "two-kinds", text)
-    plain = load_site("two-kinds", config_dir=tmp_path)
-    old = load_site("two-kinds", partition="old", config_dir=tmp_path)
+    plain = load_site("two-kinds", folders={"user": tmp_path})
+    old = load_site("two-kinds", partition="old", folders={"user": tmp_path})
     assert (plain.file.node.cores, old.file.node.cores) == (288, 32)
     assert (variables(plain)["A"], variables(old)["A"]) == ("site", "partition")
     assert [argument.words for argument in old.file.scheduler.directives] == [("-C", "old")]
@@ -178,7 +178,7 @@ settings = [{ name = "A", value = "partition", because = "x", source = "own" }]
         "over",
         'extends = "two-kinds"\n[[settings]]\nname = "A"\nvalue = "user"\nbecause = "x"\nsource = "own"\n',
     )
-    both = load_site("two-kinds", partition="old", config_dir=tmp_path, user_files=[over])
+    both = load_site("two-kinds", partition="old", folders={"user": tmp_path}, user_files=[over])
     assert variables(both)["A"] == "user"
 
 
@@ -206,7 +206,7 @@ def test_an_unknown_site_names_the_nearest(tmp_path: Path) -> None:
 def test_a_bad_user_file_is_refused_with_all_its_problems(tmp_path: Path) -> None:
     path = write(tmp_path / "sites", "mine", 'name = "mine"\ntilte = "x"\n\n[scheduler]\nkind = "slrum"\n')
     with pytest.raises(ConfigError) as caught:
-        load_site("mine", config_dir=tmp_path)
+        load_site("mine", folders={"user": tmp_path})
     assert caught.value.message == (
         f"{path} has 2 problems:\n"
         f"  {path}:2: tilte: unknown key 'tilte' (did you mean 'title'?)\n"
@@ -218,7 +218,7 @@ def test_sites_that_extend_each_other_in_a_circle_are_refused(tmp_path: Path) ->
     write(tmp_path / "sites", "a", 'name = "a"\nextends = "b"\n')
     write(tmp_path / "sites", "b", 'name = "b"\nextends = "a"\n')
     with pytest.raises(ConfigError, match="a -> b -> a"):
-        load_site("a", config_dir=tmp_path)
+        load_site("a", folders={"user": tmp_path})
 
 
 def test_a_file_that_says_neither_name_nor_extends_is_refused_by_hand(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from planning import PLAIN, plan_for
 from unit.cli.typed import in_process
+from windlass.base.settings import Settings
 from windlass.errors import UsageError
 from windlass.model.request import Allocation
 from windlass.plan.inputs import PlanningContext
@@ -109,7 +110,7 @@ def test_a_run_without_a_batch_script_cannot_be_sent_again(tmp_path: Path) -> No
 def test_a_suspect_is_avoided_only_after_a_second_run_had_trouble_with_it(tmp_path: Path) -> None:
     def suspect(run: str) -> tuple[str, ...]:
         remember_node(tmp_path, site="x", host="n1", reason="died twice", run=run, proven=False)
-        return bad_hosts(tmp_path, "x")
+        return bad_hosts(Settings(state_dir=tmp_path), "x")
 
     assert suspect("a") == ()
     assert suspect("a") == (), "the same run again says nothing new"
@@ -123,9 +124,9 @@ def test_a_suspect_is_avoided_only_after_a_second_run_had_trouble_with_it(tmp_pa
 
 def test_bad_nodes_are_remembered_for_a_time_and_longer_when_they_come_back(tmp_path: Path) -> None:
     remember_node(tmp_path, site="x", host="n1", reason="lost", keep_s=100, now=1000)
-    assert bad_hosts(tmp_path, "x", now=1099) == ("n1",)
-    assert bad_hosts(tmp_path, "y", now=1099) == ()
-    assert bad_hosts(tmp_path, "x", now=1101) == ()
+    assert bad_hosts(Settings(state_dir=tmp_path), "x", now=1099) == ("n1",)
+    assert bad_hosts(Settings(state_dir=tmp_path), "y", now=1099) == ()
+    assert bad_hosts(Settings(state_dir=tmp_path), "x", now=1101) == ()
     remember_node(tmp_path, site="x", host="n1", reason="lost again", keep_s=100, now=1050)
     (node,) = read_nodes(tmp_path, now=1060)
     assert (node.times, node.until, node.reason) == (2, 1250, "lost again")
@@ -135,7 +136,7 @@ def test_a_damaged_list_of_nodes_stops_nobody(tmp_path: Path) -> None:
     (tmp_path / "nodes.json").write_text("{ torn")
     assert read_nodes(tmp_path) == ()
     remember_node(tmp_path, site="x", host="n1", reason="lost")
-    assert bad_hosts(tmp_path, "x") == ("n1",)
+    assert bad_hosts(Settings(state_dir=tmp_path), "x") == ("n1",)
 
 
 def test_nodes_are_listed_and_forgiven_by_command(tmp_path: Path) -> None:

@@ -60,10 +60,12 @@ def test_the_default_space_fits_the_devices() -> None:
 
 
 def test_the_winner_is_an_overlay_that_the_next_plan_uses_and_explains(tmp_path: Path) -> None:
-    path = write_overlay(tmp_path, "frontier", {"NCCL_ALGO": "Tree"}, "tuned: 9 ms -> 7 ms", several_nodes=True)
-    write_overlay(tmp_path, "frontier", {"NCCL_CROSS_NIC": "unset"}, "tuned again", several_nodes=True)
+    path = write_overlay(
+        {"user": tmp_path}, "frontier", {"NCCL_ALGO": "Tree"}, "tuned: 9 ms -> 7 ms", several_nodes=True
+    )
+    write_overlay({"user": tmp_path}, "frontier", {"NCCL_CROSS_NIC": "unset"}, "tuned again", several_nodes=True)
     assert path.read_text().count("[[settings]]") == 2
-    assert load_site("frontier", config_dir=tmp_path)
+    assert load_site("frontier", folders={"user": tmp_path})
     env = {"WINDLASS_CONFIG": str(tmp_path)}
     said = in_process("explain", "NCCL_ALGO", "--site", "frontier", "--nodes", "4", cwd=tmp_path, env=env).stdout
     assert "NCCL_ALGO=Tree" in said
@@ -78,7 +80,7 @@ def test_an_overlay_keeps_what_is_there_and_refuses_a_broken_file(tmp_path: Path
     (tmp_path / "sites").mkdir()
     (tmp_path / "sites" / "lumi.toml").write_text("kind = ")
     with pytest.raises(MachineError, match="cannot take the settings"):
-        write_overlay(tmp_path, "lumi", {"A": "1"}, "b", several_nodes=False)
+        write_overlay({"user": tmp_path}, "lumi", {"A": "1"}, "b", several_nodes=False)
     assert (tmp_path / "sites" / "lumi.toml").read_text() == "kind = "
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from windlass.base.settings import ConfigFolders
 from windlass.bench.tune.space import UNSET
 from windlass.errors import MachineError
 from windlass.node.sys.atomic import replace_file
 from windlass.node.sys.reading import read_text
 from windlass.sites.check import check_text
-from windlass.sites.folders import catalog_names, catalog_path
+from windlass.sites.folders import catalog_names
 
 
 def overlay_text(old: str, site: str, settings: dict[str, str], because: str, *, several_nodes: bool) -> str:
@@ -26,14 +27,16 @@ def overlay_text(old: str, site: str, settings: dict[str, str], because: str, *,
     return "\n".join(parts)
 
 
-def write_overlay(config_dir: Path, site: str, settings: dict[str, str], because: str, *, several_nodes: bool) -> Path:
+def write_overlay(
+    folders: ConfigFolders, site: str, settings: dict[str, str], because: str, *, several_nodes: bool
+) -> Path:
     """Write it, checked; what was there stays. Raises `MachineError` where it would make no valid file."""
-    path = config_dir / "sites" / f"{site}.toml"
+    path = folders["user"] / "sites" / f"{site}.toml"
     try:
         old = read_text(path, follow=True) if path.exists() else ""
         text = overlay_text(old, site, settings, because, several_nodes=several_nodes)
         problems = check_text(
-            text, file=str(path), stem=site, known=lambda kind: catalog_names(kind, config_dir), builtin=False
+            text, file=str(path), stem=site, known=lambda kind: catalog_names(kind, folders), builtin=False
         )
         if problems:
             hint = "mend it with `windlass sites check`, or set the variables by hand"
@@ -43,8 +46,3 @@ def write_overlay(config_dir: Path, site: str, settings: dict[str, str], because
     except OSError as error:
         raise MachineError(f"cannot write {path}: {error.strerror}", hint="set WINDLASS_CONFIG") from error
     return path
-
-
-def may_overlay(site: str, config_dir: Path) -> bool:
-    """Whether there is a site of this name to lay something over."""
-    return catalog_path("site", site) is not None or (config_dir / "sites" / f"{site}.toml").exists()

@@ -71,7 +71,7 @@ def site_text(settings: Settings, environ: Mapping[str, str]) -> str:
     """Which machine this is taken for, and by which evidence."""
     said = [f"named by you: {settings.site}"] if settings.site else []
     said += [f"site file of yours: {settings.site_file}"] if settings.site_file else []
-    found = detect_site(config_dir=settings.config_dir, environ=environ)
+    found = detect_site(folders=settings.folders, environ=environ)
     return "\n".join((*said, f"detected: {found.name} ({found.because})", *found.lines()))
 
 

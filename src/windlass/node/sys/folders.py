@@ -9,7 +9,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -164,6 +164,26 @@ def is_foreign(path: str | os.PathLike[str]) -> bool:
 
 def _is_foreign(status: os.stat_result) -> bool:
     return status.st_uid not in (os.geteuid(), 0)
+
+
+def require_owner(folder: str | os.PathLike[str], below: Iterable[Path], owner: int | None = None) -> None:
+    """Return where only one user and the system can change a folder and the paths `below` it. The user is `owner`, else
+    the owner of the folder. `UntrustedError` names the first path that others can change or that is a link."""
+    os.close(open_folder(folder))
+    top = Path(folder).resolve()
+    owners = {0, top.stat().st_uid if owner is None else owner}
+    if _in_user_namespace():
+        owners.add(_OVERFLOW_UID)
+    for path in (*top.parents, top, *below):
+        status = path.lstat()
+        above = path in top.parents
+        opened = status.st_mode & (stat.S_IWOTH if above else _OTHERS_WRITE)
+        if stat.S_ISLNK(status.st_mode):
+            raise UntrustedError(path, "is a link")
+        if status.st_uid not in owners:
+            raise UntrustedError(path, f"belongs to uid {status.st_uid}")
+        if opened and not (above and status.st_mode & stat.S_ISVTX):
+            raise UntrustedError(path, "can be changed by other users")
 
 
 @contextlib.contextmanager
