@@ -25,6 +25,8 @@ from windlass.plan.queues import QueueChoice, choose_queue
 from windlass.sites.topology.binding_request import preset_for_ranks
 
 VISIBILITY = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "ROCR_VISIBLE_DEVICES", "intel": "ZE_AFFINITY_MASK"}
+_TILE_SHARES = (1, 2, 4)
+"""Ranks that may share a tile of an Intel GPU: it has four command streamers."""
 _LAUNCHER_OF = {"slurm": "srun", "pbs": "hydra", "flux": "flux", "none": "local"}
 
 
@@ -88,12 +90,14 @@ def decide_shape(request: Request, context: PlanningContext) -> Shape:
     offer = None if topology.cores or allocation else choose_offer(request, site, context.offers)
     visible, told = _devices(request, device_numbers(topology, unit, site.file.node.tiles_per_card), topology, offer)
     ranks_per_device = request.ranks_per_device or 1
-    if ranks_per_device < 1:
-        raise UsageError(f"--ranks-per-device {ranks_per_device}", hint="give 1 or more")
+    vendor = topology.devices[0].vendor if topology.devices else site.file.devices.vendor
+    allowed = _TILE_SHARES if vendor == "intel" and unit == "tile" else ()
+    if ranks_per_device < 1 or (allowed and ranks_per_device not in allowed):
+        hint = "a tile can be split into 1, 2 or 4 parts" if allowed else "give 1 or more"
+        raise UsageError(f"--ranks-per-device {ranks_per_device}", hint=hint)
     ranks, remarks = _ranks_per_node(request, visible, ranks_per_device, allocation, site)
     if allocation is None and not site.file.queues:
         check_limits(request, site, context.queues, context.accounts, nodes + request.spares)
-    vendor = topology.devices[0].vendor if topology.devices else site.file.devices.vendor
     queue = _queue(request, site, allocation, scheduler, nodes + request.spares)
     if offer is not None:
         check_size(offer, nodes + request.spares, ranks, request)

@@ -74,6 +74,11 @@ def plan_environment(
                 because="since Slurm 22.05 an srun inside the job does not inherit --cpus-per-task",
             )
         )
+    if shape.vendor == "intel" and shape.device_unit == "tile" and shape.ranks_per_device > 1:
+        share = shape.ranks_per_device
+        parts = ",".join(f"{device}:{share}" for device in shape.all_devices)
+        because = f"splits every tile into {share} parts, one for each of its ranks (--ranks-per-device)"
+        builtin.append(Setting(name="ZEX_NUMBER_OF_CCS", value=parts, because=because))
     if request.comm_log is not None:
         builtin += _comm_log(shape)
     preset = next((p for p in site.file.binding.presets if p.name == binding.preset), None)

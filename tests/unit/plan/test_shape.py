@@ -110,3 +110,16 @@ def test_short_names_of_hosts_stand_for_the_full_ones_of_the_allocation() -> Non
     allocation = Allocation(scheduler="slurm", job_id="7", hosts=names)
     plan, _ = plan_for("generic-slurm", allocation=allocation, topology=PLAIN, hosts="n3,n1.site.org")
     assert plan.hosts is not None and expand_hostlist(plan.hosts) == ("n1.site.org", "n3.site.org")
+
+
+@each("share", [1, 2, 4])
+def test_tiles_that_several_ranks_share_are_split_for_them(share: int) -> None:
+    plan, _ = plan_for("aurora", "train.py", nodes=2, ranks_per_device=share)
+    assert plan.ranks_per_node == 12 * share
+    split = {setting.value for setting in plan.environment if setting.name == "ZEX_NUMBER_OF_CCS"}
+    assert split == ({",".join(f"{tile}:{share}" for tile in range(12))} if share > 1 else set())
+
+
+def test_a_tile_cannot_be_split_into_three() -> None:
+    with pytest.raises(UsageError, match="--ranks-per-device 3"):
+        plan_for("aurora", "train.py", nodes=2, ranks_per_device=3)
