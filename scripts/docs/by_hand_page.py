@@ -26,13 +26,12 @@ KINDS = {
 
 
 _HEAD = """\
-Steps of five documents that people learn from today, and where each is seen with windlass. The left column quotes the
-document; the right one says what the command above the table shows. `plan` shows what `run` and `submit` do with the
-same options. Each heading names its document; the date is that of the last check ([sources](../reference/sources.md)),
-as the documents carry none."""
+Steps of five documents, and the same with windlass. The left column quotes the document. The right column is output of
+the command above the table. `plan` shows what `run` and `submit` do with the same options. The date is that of the last
+check ([sources](../reference/sources.md)), because the documents have none."""
 _CHECKED = """\
-A test runs every command on this page and compares: {checked} rows are checked in this way. {unchecked} rows cannot be
-checked, and say why."""
+A test runs every command on this page and compares {checked} rows. {unchecked} rows cannot be checked and give the
+reason."""
 
 
 class Row(NamedTuple):
@@ -78,20 +77,20 @@ def by_hand_page() -> str:
     rows = by_hand_rows()
     unchecked = sum(1 for row in rows if row.unchecked)
     checked = _CHECKED.format(checked=len(rows) - unchecked, unchecked=unchecked)
-    lines = ["# By hand, and with windlass", "", _HEAD, "", checked]
+    lines = ["# Site tutorials, and the same with windlass", "", _HEAD, "", checked]
     for document in _documents():
         lines += ["", f"## {document['title']}", "", document["about"]]
         for step in document["steps"]:
             lines += ["", f"**{step['under']}.** " + _about(step), ""]
             cells = [(_code(quoted), _seen(step, rest)) for quoted, *rest in step["rows"]]
-            lines += table(("by hand", "with windlass" if "unchecked" in step else "seen"), cells)
+            lines += table(("in the document", "with windlass"), cells)
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _about(step: dict[str, str]) -> str:
     if "unchecked" in step:
         return f"Not checked: {step['unchecked']}."
-    with_log = f" with a log that says {_code(step['log'])}" if "log" in step else ""
+    with_log = f" with a log that contains {_code(step['log'])}" if "log" in step else ""
     refused = ", which is refused" if step.get("fails") else ""
     return f"{_code(step['command'])}{with_log}{refused}"
 
@@ -100,7 +99,7 @@ def _seen(step: dict[str, str], rest: list[str]) -> str:
     if "unchecked" in step:
         return rest[0]
     parts = [each.split(" ", 1) for each in rest]
-    return "; ".join(_code(words) + (f" ({KINDS[kind]})" if KINDS[kind] else "") for kind, words in parts)
+    return ", ".join(_code(words) + (f" ({KINDS[kind]})" if KINDS[kind] else "") for kind, words in parts)
 
 
 def _code(text: str) -> str:

@@ -65,16 +65,15 @@ def overview(sites: Sequence[Site]) -> str:
         (
             "# Sites",
             "",
-            "The machines of the catalog. Each page says how to start there, what windlass does without being asked,",
-            "where the ranks go, and which document of the site says so. `windlass sites show NAME` prints the entry.",
+            "The machines of the catalog. Each page has the first commands, the defaults, the binding and the sources.",
+            "`windlass sites show NAME` prints the entry.",
             "",
             *table(head, rows),
             "",
-            "A machine that is not here: [my cluster is not in the list](generic.md). A site file of your own:",
+            "Other machines: [a machine that is not in the catalog](generic.md). Your own site file:",
             "[writing a site file](writing-a-site-file.md).",
             "",
-            "What is known of these machines was read in their documents. Nothing of it was run on them yet; every",
-            "plan says so.",
+            "The facts come from the sites' documents. No entry was run on its machine yet, and every plan says so.",
             "",
         )
     )
@@ -128,18 +127,18 @@ def _size(queue: QueueSpec) -> str:
 
 
 def _time(queue: QueueSpec) -> str:
-    bins = "; ".join(f"{step.time_max} to {step.nodes_max} nodes" for step in queue.bins)
-    return f"{bins}; else {queue.time_max}" if bins else queue.time_max or ""
+    bins = ", ".join(f"{step.time_max} to {step.nodes_max} nodes" for step in queue.bins)
+    return f"{bins}, otherwise {queue.time_max}" if bins else queue.time_max or ""
 
 
 def _remark(queue: QueueSpec) -> str:
     said = (
         queue.note,
         "" if queue.devices else "no accelerators",
-        "only where you name it" if queue.by_name and queue.devices else "",
-        "" if queue.firm else "reported, not confirmed: beyond it you are warned",
+        "only if you name it" if queue.by_name and queue.devices else "",
+        "" if queue.firm else "not confirmed, windlass only warns",
     )
-    return "; ".join(dict.fromkeys(part for part in said if part))
+    return ". ".join(dict.fromkeys(part for part in said if part))
 
 
 def _storage(file: SiteFile) -> list[str]:
@@ -148,11 +147,11 @@ def _storage(file: SiteFile) -> list[str]:
     rows = (
         ("home", _code(store.home)),
         ("large and shared", _code(store.scratch)),
-        ("downloads (`HF_HOME` and the like)", _code(store.downloads)),
+        ("downloads (`HF_HOME` and others)", _code(store.downloads)),
         ("JIT caches, one per node", f"`{store.local}`{kind}"),
         ("`windlass stage` puts things into", _code(store.stage)),
-        ("seen by all nodes", ", ".join(f"`{path}`" for path in store.shared)),
-        ("worth knowing", store.note),
+        ("visible on all nodes", ", ".join(f"`{path}`" for path in store.shared)),
+        ("notes", store.note),
     )
     known = [row for row in rows if row[1]]
     return table(("what", "where"), known) if len(known) > 1 else []
@@ -162,7 +161,7 @@ def _environments(file: SiteFile) -> list[str]:
     python = file.python
     if not python.because:
         return []
-    beneath = {"nothing": "", "module": ", the module's packages beneath", "image": ", the image's packages beneath"}
+    beneath = {"nothing": "", "module": " on top of the module's packages", "image": " on top of the image's packages"}
     rows = (
         ("how", f"{python.kind}{beneath[python.beneath]}"),
         ("why", python.because),
@@ -171,7 +170,7 @@ def _environments(file: SiteFile) -> list[str]:
         ("mpi4py", _code(f'MPICC="{python.mpicc}"') if python.mpicc and python.beneath != "image" else ""),
         ("where", _code(python.place)),
         ("quotas", ", ".join(f"`{path}`: {text}" for path, text in python.quotas.items())),
-        ("worth knowing", python.note),
+        ("notes", python.note),
     )
     lines = table(("what", ""), [row for row in rows if row[1]])
     return [*lines, "", f"All steps: `windlass env plan --site {file.name}` ([how to](../howto/environment.md))."]
@@ -198,7 +197,7 @@ def _settings(site: Site) -> list[str]:
     if not rows:
         return []
     lead = [
-        "Your own value always wins; `windlass explain NAME --site " + site.name + "` tells the story of one variable.",
+        "Your own value always wins. `windlass explain NAME --site " + site.name + "` explains one variable.",
         "",
     ]
     return lead + table(("what", "value", "when", "because", "source"), rows)
