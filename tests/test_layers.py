@@ -87,7 +87,7 @@ READS_ENVIRONMENT = (
 STARTS_PROCESSES = (
     "base/procs/command.py",
     "base/procs/children.py",
-    "run/guard.py",  # a fork that outlives a windlass which was killed
+    "run/signals.py",  # a fork that outlives a windlass which was killed
     "run/jobs.py",
     "agents/step.py",  # a step that goes on beside the ranks
     "bench/start/machine.py",  # nodes on one machine

@@ -15,7 +15,7 @@ import pytest
 from attacks.record import record
 from attacks.stranger import as_stranger, common_place, require_stranger
 from unit.cli.typed import Ended, environment, in_process, run_here, windlass
-from windlass.plan.render.jit_cache_lines import _unpack_lines
+from windlass.plan.render.rank_lines import _unpack_lines
 from windlass.run.folder import make_folder
 from windlass.run.trust import carry_file_key, key_digest
 

@@ -22,8 +22,8 @@ from planning import plan_for
 from windlass.errors import WindlassError
 from windlass.model.plan import CacheDir, CachePlan, CacheRoot, Plan, plan_from_json, plan_to_json
 from windlass.plan.render.batch_script import batch_script, launch_script, standalone_script
-from windlass.plan.render.job_facts import JobFacts
 from windlass.plan.render.rank_script import rank_script
+from windlass.plan.render.variables import JobFacts
 
 SHELL_BY_DESIGN = ("prologue.line", "container.activate")
 """A line of shell that the site or the user wrote for the job."""

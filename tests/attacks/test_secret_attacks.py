@@ -16,9 +16,8 @@ from secret_corpus import ORDINARY, SECRETS, S
 from windlass.model.plan import plan_to_json
 from windlass.model.secrets import MASK, is_secret, is_secret_name, mask_argv, mask_text
 from windlass.node.agent.diagnostics import command_text
-from windlass.plan.render.job_facts import JobFacts
 from windlass.plan.render.rank_script import rank_script
-from windlass.plan.render.variables import secrets_text
+from windlass.plan.render.variables import JobFacts, secrets_text
 from windlass.plan.show import plan_text
 
 

@@ -26,8 +26,7 @@ from requirements import hydra_mpiexec, require, require_mpi
 from standins.sites import flux_site, pbs_site
 from windlass.backends.launchers import get_launcher
 from windlass.backends.launchers.base import LaunchSpec, LineReader
-from windlass.model.argument import ArgumentSpec
-from windlass.model.origin import argv_of
+from windlass.model.origin import ArgumentSpec, argv_of
 from windlass.model.site import LauncherSpec
 
 TIMEOUT_S = 60

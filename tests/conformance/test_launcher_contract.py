@@ -11,8 +11,7 @@ from looping import each
 from windlass.backends.launchers import get_launcher, launcher_names
 from windlass.backends.launchers.base import Launcher, LaunchSpec
 from windlass.errors import UsageError
-from windlass.model.argument import ArgumentSpec, argument_key
-from windlass.model.origin import Argument, argv_of
+from windlass.model.origin import Argument, ArgumentSpec, argument_key, argv_of
 from windlass.model.site import LauncherSpec
 
 pytestmark = pytest.mark.parametrize("name", launcher_names())

@@ -12,8 +12,7 @@ from looping import each
 from windlass.backends.schedulers import get_scheduler, scheduler_names
 from windlass.backends.schedulers.base import JobSpec, JobState, Scheduler
 from windlass.errors import UsageError, WindlassError
-from windlass.model.argument import ArgumentSpec, argument_key
-from windlass.model.origin import Argument
+from windlass.model.origin import Argument, ArgumentSpec, argument_key
 from windlass.model.site import SchedulerSpec
 
 pytestmark = pytest.mark.parametrize("name", scheduler_names())

@@ -23,7 +23,7 @@ from windlass.backends.schedulers.base import JobSpec, JobState, JobStatus
 from windlass.base.notation.shell import quote_words
 from windlass.base.procs.command import Done, run_command
 from windlass.errors import UsageError
-from windlass.model.argument import ArgumentSpec
+from windlass.model.origin import ArgumentSpec
 from windlass.model.site import SchedulerSpec
 
 OVER = {JobState.DONE, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT}

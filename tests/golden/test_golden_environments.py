@@ -11,7 +11,7 @@ from looping import each
 from requirements import missing_programs, require
 from windlass.build.envs.plan import EnvPlan, EnvRequest, MachineFacts, plan_env
 from windlass.build.envs.render import plan_text, script_text
-from windlass.model.finding_text import finding_lines
+from windlass.model.finding import finding_lines
 from windlass.sites.catalog import load_site, site_names
 
 FOLDER = Path(__file__).with_name("environments")

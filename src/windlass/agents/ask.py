@@ -19,7 +19,7 @@ from windlass.base.notation.hostlist import expand_hostlist
 from windlass.errors import CommandError, WindlassError
 from windlass.model.plan import Plan
 from windlass.node.sys.messages import read_messages
-from windlass.plan.node_step import plan_node_step
+from windlass.plan.agents import plan_node_step
 from windlass.run.folder import RunFolder
 
 ALONE_S = 10.0

@@ -10,7 +10,7 @@ from windlass.bench.cases import charts, table_text
 from windlass.bench.record import BenchRecord
 from windlass.bench.reference import References
 from windlass.bench.verdict import judge
-from windlass.model.finding_text import findings_html
+from windlass.model.finding import findings_html
 
 
 def about_lines(record: BenchRecord) -> list[str]:

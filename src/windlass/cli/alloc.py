@@ -8,8 +8,8 @@ from windlass.base.notation.shell import quote_words
 from windlass.base.settings import current_environ
 from windlass.cli.option_groups import JOB, add_request_options
 from windlass.cli.options import parse_allocation_options, request_from, warn
-from windlass.cli.result import Result
-from windlass.run.allocate import enter_allocation, plan_allocation
+from windlass.cli.show import Result
+from windlass.run.submit import enter_allocation, plan_allocation
 
 _PLACE = ("--site", "--nodes", "--scheduler")
 _RANKS = ("--ranks-per-node", "--gpus-per-node", "--device", "--ranks-per-device")

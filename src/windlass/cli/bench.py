@@ -10,7 +10,7 @@ from typing import Any
 from windlass.cli.benches.launching import add_run_options
 from windlass.cli.main import take_shared
 from windlass.cli.options import join_values
-from windlass.cli.result import Result
+from windlass.cli.show import Result
 from windlass.cli.typed_words import refuse_removed
 from windlass.errors import unknown_name
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import argparse
 
 from windlass.base.settings import current_environ
-from windlass.cli.result import Result
-from windlass.cli.working import tell
+from windlass.cli.show import Result, tell
 from windlass.diagnose.bugreport.gather import write_report
 
 

@@ -19,11 +19,11 @@ from windlass.base.settings import current_environ, read_settings
 from windlass.cli.main import shared_text, take_shared
 from windlass.cli.option_groups import PLACE, add_request_options
 from windlass.cli.options import join_values, request_from
-from windlass.cli.result import Result
+from windlass.cli.show import Result
 from windlass.cli.trusting import asking_for_trust
 from windlass.errors import UsageError
 from windlass.plan.cache import VIEW_VARIABLE
-from windlass.run.sidecars.cache_status import status_text, totals
+from windlass.run.sidecars.cache_service import status_text, totals
 from windlass.run.sidecars.detached import find_detached, start_detached, status_of, stop_detached
 from windlass.run.sidecars.traces import drop_trace, list_traces, record_trace, show_trace
 

@@ -13,7 +13,7 @@ from windlass.backends.launchers import launcher_names
 from windlass.backends.schedulers import scheduler_names
 from windlass.base.settings import current_environ, read_settings
 from windlass.cli.main import command_names, command_parser
-from windlass.cli.result import Result
+from windlass.cli.show import Result
 from windlass.run.folder import RunFolder
 from windlass.run.supervise.runs import find_runs
 from windlass.sites.catalog import site_names

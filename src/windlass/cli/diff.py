@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from windlass.cli.result import Result
+from windlass.cli.show import Result
 from windlass.plan.show import diff_lines
 from windlass.run.folder import read_plan
 

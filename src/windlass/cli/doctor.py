@@ -13,13 +13,10 @@ from windlass.base.notation.counts import counted
 from windlass.base.settings import current_environ
 from windlass.cli.option_groups import OWN_RANKS, add_request_options
 from windlass.cli.options import join_values, request_from, split_command
-from windlass.cli.result import Result
-from windlass.cli.working import tell
+from windlass.cli.show import Result, tell
 from windlass.diagnose.doctor.examine import examine
-from windlass.diagnose.doctor.health import Health
-from windlass.diagnose.doctor.patient import Level
-from windlass.model.finding import Severity, worst_first
-from windlass.model.finding_text import finding_lines
+from windlass.diagnose.doctor.health import Health, Level
+from windlass.model.finding import Severity, finding_lines, worst_first
 
 _FAILED = 1
 

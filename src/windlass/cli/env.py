@@ -18,11 +18,9 @@ from windlass.build.envs.pack import pack_env
 from windlass.build.envs.plan import EnvPlan, EnvRequest, MachineFacts, plan_env
 from windlass.build.envs.render import command_lines, plan_text, script_text
 from windlass.build.envs.wheels import wheel_table
-from windlass.cli.result import Result
-from windlass.cli.show import say
+from windlass.cli.show import Result, say
 from windlass.errors import UsageError
-from windlass.model.finding import SERIOUS
-from windlass.model.finding_text import check_text, finding_lines
+from windlass.model.finding import SERIOUS, check_text, finding_lines
 from windlass.model.site import Site
 from windlass.node.sys.mounts import mount_of, mounts
 from windlass.sites.catalog import load_site

@@ -7,7 +7,7 @@ import sys
 
 from windlass.base.settings import current_environ, read_settings
 from windlass.cli import terminal
-from windlass.cli.result import Result
+from windlass.cli.show import Result
 from windlass.cli.trusting import asking_for_trust
 from windlass.errors import UsageError
 from windlass.run.supervise.runs import find_run

@@ -17,7 +17,7 @@ from windlass.base.notation.style import width_of
 from windlass.base.settings import current_environ, read_settings
 from windlass.cli.option_groups import add_here, add_request_options
 from windlass.cli.options import PLACEHOLDER_COMMAND, join_values, option_action, request_from
-from windlass.cli.result import Result
+from windlass.cli.show import Result
 from windlass.errors import UsageError, WindlassError
 from windlass.model.plan import Plan
 from windlass.plan.explain import find_name, occurrences_text

@@ -9,10 +9,9 @@ import argparse
 from pathlib import Path
 
 from windlass.base.notation.counts import counted
-from windlass.cli.result import Result
-from windlass.cli.working import tell
+from windlass.cli.show import Result, tell
 from windlass.diagnose.doctor.explain_log import LogReport, amount_text, explain_files
-from windlass.model.finding_text import INDENT, finding_lines
+from windlass.model.finding import INDENT, finding_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

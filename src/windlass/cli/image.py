@@ -16,10 +16,9 @@ from windlass.build.images.recipe import Recipe, make_recipe
 from windlass.build.images.render import containerfile_text, edf_text, singularity_text
 from windlass.build.images.spec import EXTRAS, load_spec, spec_names
 from windlass.build.images.unpack import inspect_image
-from windlass.cli.result import Result
-from windlass.cli.show import say
+from windlass.cli.show import Result, say
 from windlass.errors import UsageError
-from windlass.model.finding_text import check_text
+from windlass.model.finding import check_text
 from windlass.model.site import Site
 from windlass.node.libs.closure import SystemRoot
 from windlass.node.libs.decide import ImageFacts

@@ -17,11 +17,10 @@ from pathlib import Path
 
 from windlass.backends.schedulers.walltime import parse_walltime
 from windlass.base.settings import ConfigFolders, Settings, current_environ, job_keys, read_settings
-from windlass.cli.result import Result
-from windlass.cli.site_text import adopted_text
+from windlass.cli.show import Result
+from windlass.cli.sites import adopted_text
 from windlass.errors import UsageError
-from windlass.run.adopt import AdoptedSite, adopt_site
-from windlass.run.user_config import write_config
+from windlass.run.adopt import AdoptedSite, adopt_site, write_config
 from windlass.sites.catalog import site_names
 from windlass.sites.detect import Detection, detect_site
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from windlass.backends.launchers import get_launcher
 from windlass.base.notation.style import table_lines
 from windlass.base.settings import current_environ, read_settings
-from windlass.cli.result import Result
+from windlass.cli.show import Result
 from windlass.errors import UsageError
 from windlass.model.plan import Plan
 from windlass.run.failure.ends import read_seats

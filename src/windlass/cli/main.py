@@ -15,9 +15,7 @@ from typing import Any
 import windlass
 from windlass.base.notation.style import filled, width_of
 from windlass.base.settings import current_environ
-from windlass.cli.result import Result
-from windlass.cli.show import for_stream, say
-from windlass.cli.working import working
+from windlass.cli.show import Result, for_stream, say, working
 from windlass.errors import CommandError, MachineError, UsageError, WindlassError, nearest
 from windlass.node.sys.folders import UntrustedError
 from windlass.node.sys.reading import UnreadableError

@@ -8,7 +8,7 @@ from windlass.base.notation.counts import local_time
 from windlass.base.notation.hostlist import expand_hostlist
 from windlass.base.notation.style import table_lines
 from windlass.base.settings import current_environ, read_settings
-from windlass.cli.result import Result
+from windlass.cli.show import Result
 from windlass.errors import UsageError
 from windlass.run.bad_nodes import BadNode, avoided_nodes, forgive
 

@@ -13,7 +13,7 @@ from windlass.base.notation.style import in_colour, width_of
 from windlass.base.settings import current_environ
 from windlass.cli.option_groups import add_here, add_request_options
 from windlass.cli.options import PLACEHOLDER_COMMAND, parse_with_command, request_from
-from windlass.cli.result import Result
+from windlass.cli.show import Result
 from windlass.errors import UsageError
 from windlass.model.plan import Plan
 from windlass.node.sys.atomic import replace_text

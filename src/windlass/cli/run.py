@@ -9,7 +9,7 @@ from windlass import api
 from windlass.base.settings import current_environ
 from windlass.cli.option_groups import ALL, COMMON, JOB, add_request_options, rare
 from windlass.cli.options import parse_with_command, request_from
-from windlass.cli.result import Result
+from windlass.cli.show import Result
 from windlass.cli.trusting import asking_for_trust
 from windlass.cli.watch_view import WatchView, watch_view
 from windlass.errors import UsageError

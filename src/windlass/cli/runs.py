@@ -15,11 +15,11 @@ from windlass.base.notation.counts import local_time
 from windlass.base.notation.shell import quote
 from windlass.base.notation.style import table_lines
 from windlass.base.settings import Settings, current_environ, read_settings
-from windlass.cli.result import Result
+from windlass.cli.show import Result
 from windlass.cli.trusting import asking_for_trust, can_ask, confirm_trust
 from windlass.diagnose.watch.figures import ms_text
 from windlass.errors import UsageError
-from windlass.model.finding_text import finding_lines
+from windlass.model.finding import finding_lines
 from windlass.run.failure.ends import read_ledger
 from windlass.run.failure.verdict import Verdict, attempt_folders, read_verdict
 from windlass.run.folder import COMMAND_FILE, PLAN_FILE, RunFolder, is_run

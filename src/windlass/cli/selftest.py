@@ -12,9 +12,8 @@ from windlass import api
 from windlass.base.settings import current_environ
 from windlass.cli.option_groups import CONTAINER, PLACE, add_request_options
 from windlass.cli.options import join_values, request_from
-from windlass.cli.result import Result
-from windlass.model.finding import worst_severity
-from windlass.model.finding_text import finding_lines
+from windlass.cli.show import Result
+from windlass.model.finding import finding_lines, worst_severity
 
 _ENVIRONMENT = ("--python", "--env", "--module", "--activate", "--with")
 

@@ -1,14 +1,63 @@
-"""How the text of a command reaches its reader: a terminal gets it folded and in colour, a pipe as it is."""
+"""The result of a command, and how it reaches its reader: folded and in colour on a terminal, unchanged in a pipe.
+
+Also the progress line of the running command.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TextIO
 
 from windlass.base.notation.style import folded, for_terminal, in_colour, painted, width_of
 from windlass.base.settings import current_environ
-from windlass.cli.working import clear
+from windlass.run.progress import Working
+
+_lines: list[Working] = []
+"""That of the running command; a list, so that a command may run another one."""
+
+
+@contextmanager
+def working(text: str | None) -> Iterator[None]:
+    """Show this and how long it takes, on a terminal and after two seconds; None: the command shows itself."""
+    if text is None:
+        yield
+        return
+    with Working(sys.stderr, text) as line:
+        _lines.append(line)
+        try:
+            yield
+        finally:
+            _lines.pop()
+
+
+def tell(text: str) -> None:
+    """What the command does now."""
+    if _lines:
+        _lines[-1].tell(text)
+
+
+def clear() -> None:
+    """Make room for a line of words; the progress is drawn again below it."""
+    if _lines:
+        _lines[-1].clear()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """`text` for people, `data` for `--json` (anything msgspec can encode), and the exit code."""
+
+    text: str = ""
+    data: object = None
+    exit_code: int = 0
+    coloured: bool = False
+    """The text holds colours of our own, for a terminal."""
+    foreign: bool = False
+    """Others wrote the text (a log, a script): none of its words are ours to colour or its lines ours to fold."""
+    verbatim: frozenset[str] = frozenset()
+    """Lines of the text that stay whole: commands to copy."""
 
 
 def for_stream(

@@ -15,7 +15,7 @@ from windlass.base.notation.style import width_of
 from windlass.base.settings import current_environ
 from windlass.cli.option_groups import PLACE, add_request_options
 from windlass.cli.options import request_from, warn
-from windlass.cli.result import Result
+from windlass.cli.show import Result
 from windlass.plan.show import plan_text
 from windlass.run.progress import Progress
 from windlass.run.stage.push import Staging, plan_staging, stage

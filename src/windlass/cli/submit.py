@@ -9,7 +9,7 @@ from windlass.base.notation.shell import quote_words
 from windlass.base.settings import current_environ
 from windlass.cli.option_groups import add_request_options
 from windlass.cli.options import parse_with_command, request_from, warn
-from windlass.cli.result import Result
+from windlass.cli.show import Result
 from windlass.model.plan import Plan
 from windlass.run.submit import prepare_submission, print_submission, submit, why_never_starts
 

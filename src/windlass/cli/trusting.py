@@ -12,7 +12,7 @@ import msgspec
 from windlass.backends.schedulers import scheduler_of_job
 from windlass.base.notation.style import for_terminal
 from windlass.base.settings import read_settings
-from windlass.cli.working import clear
+from windlass.cli.show import clear
 from windlass.model.plan import Plan
 from windlass.plan.show import plan_text
 from windlass.run.folder import PLAN_FILE, plan_of, read_plan_file

@@ -23,8 +23,7 @@ from windlass.bench.tune.space import UNSET, Choice, TunedSetting, default_space
 from windlass.bench.tune.trials import Objective, Trials
 from windlass.cli.option_groups import OWN_RANKS, add_request_options
 from windlass.cli.options import PLACEHOLDER_COMMAND, join_values, request_from, split_command
-from windlass.cli.result import Result
-from windlass.cli.show import say
+from windlass.cli.show import Result, say
 from windlass.errors import UsageError
 from windlass.model.jsontext import to_json
 from windlass.model.plan import Plan

@@ -14,12 +14,11 @@ from pathlib import Path
 from windlass.base.notation.style import for_terminal, in_colour
 from windlass.base.settings import current_environ, read_settings
 from windlass.cli import terminal
-from windlass.cli.metrics_port import MetricsPort
-from windlass.cli.result import Result
+from windlass.cli.show import Result
 from windlass.diagnose.watch.demo import demo_job
 from windlass.diagnose.watch.findings import find
 from windlass.diagnose.watch.job import Job
-from windlass.diagnose.watch.prometheus import exposition_text
+from windlass.diagnose.watch.prometheus import MetricsPort, exposition_text
 from windlass.diagnose.watch.screen import screen_text
 from windlass.errors import MachineError, UsageError
 from windlass.model.finding import Finding

@@ -11,10 +11,9 @@ from typing import Literal
 
 import msgspec
 
-from windlass.model.argument import ArgumentSpec
 from windlass.model.condition import ALWAYS, Table, When
 from windlass.model.hardware import DeviceSpec, FabricSpec, NodeSpec, PeakSpec, ReferenceSpec
-from windlass.model.origin import Grade, Origin
+from windlass.model.origin import ArgumentSpec, Grade, Origin
 
 
 class SourceSpec(Table, frozen=True, kw_only=True):

@@ -15,9 +15,8 @@ from windlass.backends.schedulers import get_scheduler
 from windlass.backends.schedulers.base import JobSpec
 from windlass.base.notation.shell import NAME
 from windlass.errors import UsageError, nearest
-from windlass.model.argument import ArgumentSpec, argument_key
 from windlass.model.condition import Facts, holds
-from windlass.model.origin import BUILTIN, Argument, Origin
+from windlass.model.origin import BUILTIN, Argument, ArgumentSpec, Origin, argument_key
 from windlass.model.plan import Binding, ContainerPlan, Setting
 from windlass.model.request import Request
 from windlass.model.site import Site

@@ -16,7 +16,7 @@ from windlass.model.origin import BUILTIN, Argument
 from windlass.model.plan import Plan
 from windlass.model.site import SettingSpec, Site
 from windlass.plan.environment.ranks import FOLDER_VARIABLES, RANK_VARIABLES
-from windlass.plan.render.container import wrap_spec
+from windlass.plan.render.rank_lines import wrap_spec
 from windlass.plan.show import argument_text, setting_line
 
 

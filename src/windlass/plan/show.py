@@ -8,8 +8,7 @@ from windlass.backends.launchers.base import RUN_MARK
 from windlass.base.notation.counts import counted
 from windlass.base.notation.cpulist import format_cpulist
 from windlass.base.notation.shell import expandable, quote, quote_words
-from windlass.model.finding import SERIOUS
-from windlass.model.finding_text import finding_lines
+from windlass.model.finding import SERIOUS, finding_lines
 from windlass.model.jsontext import one_line_json
 from windlass.model.origin import Argument
 from windlass.model.plan import Plan, Setting
@@ -17,8 +16,8 @@ from windlass.model.request import Request
 from windlass.node.cache.config import state_folder
 from windlass.plan.cache import agents_folder
 from windlass.plan.render.batch_script import has_prologue, prologue_lines
-from windlass.plan.render.job_facts import JobFacts
 from windlass.plan.render.rank_script import rank_script
+from windlass.plan.render.variables import JobFacts
 from windlass.sites.topology.draw import draw_node
 
 RUN_DIR = "RUN_DIR"

@@ -20,19 +20,25 @@ from windlass.model.plan import Plan
 from windlass.model.record import RankFailure
 from windlass.node.agent.diagnostics import oom_kills
 from windlass.plan.render.batch_script import launch_script
-from windlass.plan.render.job_facts import JobFacts
-from windlass.plan.render.live_lines import LIVE_FOLDER
+from windlass.plan.render.rank_lines import LIVE_FOLDER
 from windlass.plan.render.rank_script import rank_script
+from windlass.plan.render.variables import JobFacts
 from windlass.run.failure.ends import End
 from windlass.run.folder import RunFolder
-from windlass.run.guard import guarded
 from windlass.run.jit_caches import claim_caches, finish_caches, may_unpack, remove_caches
-from windlass.run.jobs import RUN_DIR_VARIABLE, LauncherJob, LocalJob, StartedJob
-from windlass.run.launch_files import kill_step, write_container_files, write_host_file
+from windlass.run.jobs import (
+    RUN_DIR_VARIABLE,
+    LauncherJob,
+    LocalJob,
+    StartedJob,
+    kill_step,
+    write_container_files,
+    write_host_file,
+)
 from windlass.run.meeting import Meeting
 from windlass.run.rendezvous import is_this_host
 from windlass.run.run import Run
-from windlass.run.signals import Heard, listening
+from windlass.run.signals import Heard, guarded, listening
 
 _TICK_S = 0.1
 _DRAIN_S = 0.5

@@ -20,10 +20,9 @@ from windlass.build.images.unpack import inspect_image
 from windlass.errors import CommandError, MachineError, UsageError
 from windlass.model.plan import ContainerPlan, HostLibs, Plan
 from windlass.node.libs.decide import BEHIND, FRONT, ImageFacts, facts_as_json
-from windlass.plan.node_step import plan_node_step
-from windlass.plan.render.container import container_script
-from windlass.plan.render.jit_cache_lines import cache_parent
-from windlass.plan.render.job_facts import JobFacts
+from windlass.plan.agents import plan_node_step
+from windlass.plan.render.rank_lines import cache_parent, container_script
+from windlass.plan.render.variables import JobFacts
 from windlass.run.rendezvous import plan_hosts
 from windlass.run.run import Run
 

@@ -20,9 +20,9 @@ from windlass.model.plan import Plan
 from windlass.node.sys.atomic import create_file, replacing
 from windlass.node.sys.identity import start_of
 from windlass.node.sys.reading import read_text
-from windlass.plan.node_step import plan_node_step
-from windlass.plan.render.jit_cache_lines import cache_parent, kept_folder
-from windlass.plan.render.job_facts import JobFacts
+from windlass.plan.agents import plan_node_step
+from windlass.plan.render.rank_lines import cache_parent, kept_folder
+from windlass.plan.render.variables import JobFacts
 from windlass.run.folder import RunFolder
 from windlass.run.output import OutputView
 from windlass.run.rendezvous import is_this_host

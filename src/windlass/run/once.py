@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from windlass.base.settings import read_settings
 from windlass.model.record import RunRecord
 from windlass.model.request import Request
-from windlass.plan.render.job_facts import JobFacts
+from windlass.plan.render.variables import JobFacts
 from windlass.run.execute import Sidecar, execute, prepare
 from windlass.run.failure.verdict import verdict_lines
 from windlass.run.folder import RunFolder, make_folder

@@ -11,7 +11,7 @@ from windlass.backends.launchers.base import NodeStepSpec
 from windlass.errors import MachineError, WindlassError
 from windlass.model.site import LauncherSpec
 from windlass.model.topology import Topology
-from windlass.sites.topology.probe import topology_of
+from windlass.sites.topology.described import topology_of
 
 _PROBE_S = 60.0
 

@@ -17,7 +17,7 @@ from windlass.base.notation.hostlist import expand_hostlist
 from windlass.base.procs.command import run_command
 from windlass.errors import MachineError, WindlassError
 from windlass.model.plan import Plan
-from windlass.plan.render.job_facts import JobFacts
+from windlass.plan.render.variables import JobFacts
 
 if TYPE_CHECKING:
     from windlass.run.run import Run  # `windlass plan` comes by here and has no run

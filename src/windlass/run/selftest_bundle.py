@@ -23,7 +23,7 @@ from windlass.run.failure.ends import read_seats
 from windlass.run.failure.rank_logs import rank_logs
 from windlass.run.folder import RunFolder, read_plan
 from windlass.sites.detect import detect_site
-from windlass.sites.topology.probe import probe_topology
+from windlass.sites.topology.described import probe_topology
 
 
 def reports(plan: Plan, folder: RunFolder) -> list[dict[str, object]]:

@@ -1,12 +1,21 @@
-"""Signals that reach windlass while a run goes on: requests to stop, and those that are meant for the ranks."""
+"""Signals that reach windlass while a run goes on: requests to stop, and those that are meant for the ranks.
+
+Also the guard, which cleans up after a windlass that was killed (SIGKILL, no memory). The kernel then ends the ranks
+(`pdeathsig`), but not their children: loader workers, servers, daemons with a session of their own. The guard is a fork
+that reads a pipe. When the pipe closes without a byte, windlass has died, and the guard kills every process with the
+run's mark in its environment.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+
+from windlass.node.sys.identity import kill_marked
 
 _STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM)
 _NOT_A_PERSON = (signal.SIGHUP, signal.SIGALRM)
@@ -70,3 +79,49 @@ def listening() -> Iterator[Heard]:
             signal.signal(sig, handler)
         os.close(reader)
         os.close(writer)
+
+
+_ORDERLY_END = b"."
+
+
+@contextlib.contextmanager
+def guarded(mark: str, clean: Callable[[], None]) -> Iterator[None]:
+    """While the block runs, a guard waits for our death; then it kills all processes of this user whose environment
+    holds `mark` (as in NAME=value), and calls `clean`. To be entered before there are threads or children."""
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    guard = os.fork()
+    if guard == 0:
+        os.close(writer)
+        _wait_and_clear(reader, os.fsencode(mark), clean)
+    os.close(reader)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(BrokenPipeError):  # somebody has killed it
+            os.write(writer, _ORDERLY_END)
+        os.close(writer)
+        _collect(guard)
+
+
+def _collect(pid: int) -> None:
+    end = time.monotonic() + 1.0
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < end:
+            time.sleep(0.005)
+
+
+def _wait_and_clear(reader: int, mark: bytes, clean: Callable[[], None]) -> None:
+    """The guard's whole life. It must hold none of our streams: who reads them waits for their end."""
+    try:
+        for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(sig, signal.SIG_IGN)
+        os.setsid()
+        os.chdir("/")
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(nothing, descriptor)
+        if os.read(reader, 1) != _ORDERLY_END:
+            kill_marked(mark)
+            clean()
+    finally:
+        os._exit(0)

@@ -1,4 +1,6 @@
-"""Submissions: the batch script in its run folder, handed to the scheduler."""
+"""Submissions: the batch script in its run folder, handed to the scheduler. Also interactive allocations, which ask for
+the nodes of the same plan.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +8,17 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
 from windlass.backends.schedulers import get_scheduler
 from windlass.backends.schedulers.base import JobState
 from windlass.base.notation.shell import quote
-from windlass.base.procs.command import own_argv, run_command
+from windlass.base.procs.command import become, own_argv, run_command
 from windlass.base.settings import read_settings
 from windlass.errors import UsageError, WindlassError
+from windlass.model.origin import Argument, argv_of
 from windlass.model.plan import Plan, plan_to_json
 from windlass.model.request import Request
 from windlass.plan.queues import refuse_incomplete
@@ -25,7 +29,12 @@ from windlass.run.folder import BATCH_FILE, RunFolder, folder_path, make_folder
 from windlass.run.interpreter import check_activate
 from windlass.run.jit_caches import KEEP_FILE
 from windlass.run.planning import PlannedRequest, plan_request
-from windlass.run.scheduler_commands import ask_status, require_submit_program, scheduler_environ
+from windlass.run.scheduler_commands import (
+    ask_status,
+    require_interactive_program,
+    require_submit_program,
+    scheduler_environ,
+)
 from windlass.run.trust import carry_file_key, key_digest, plan_digest
 
 _SUBMIT_TIMEOUT_S = 60.0
@@ -179,3 +188,42 @@ def _script(plan: Plan, run_dir: str, standalone: bool, signed_by: str = "") -> 
     if standalone:
         return standalone_script(plan, run_dir)
     return batch_script(plan, run_dir, own_argv(), signed_by)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InteractiveAllocation:
+    """A plan of one's nodes and the command that asks for them."""
+
+    plan: Plan
+    arguments: tuple[Argument, ...]
+    """The scheduler's command and its options, each with its reason."""
+    command: tuple[str, ...] = ()
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        return (*argv_of(self.arguments), *self.command)
+
+
+def plan_allocation(
+    request: Request, environ: Mapping[str, str], command: tuple[str, ...] = ()
+) -> InteractiveAllocation:
+    """The allocation of a request, which is not asked for yet. `command` runs in the place of a shell."""
+    plan = plan_job(request, environ).plan
+    scheduler = get_scheduler(plan.scheduler)
+    return InteractiveAllocation(
+        plan=plan,
+        arguments=scheduler.interactive_arguments(plan.directives),
+        command=scheduler.interactive_command(command),
+    )
+
+
+def enter_allocation(allocation: InteractiveAllocation, environ: Mapping[str, str]) -> NoReturn:
+    """Turn this process into the scheduler's command: the terminal is its own, and its exit code is ours."""
+    scheduler = get_scheduler(allocation.plan.scheduler)
+    if scheduler.in_allocation(environ) and not scheduler.nests:
+        raise UsageError(
+            f"this is job {environ.get(scheduler.job_id_variable, '')} already",
+            hint="`windlass run` uses its nodes; leave it first to get others",
+        )
+    require_interactive_program(allocation.plan, environ)
+    become(allocation.argv, scheduler_environ(scheduler, environ))

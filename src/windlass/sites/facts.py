@@ -8,7 +8,7 @@ from typing import Any
 
 from windlass.base.notation.cpulist import format_cpulist, parse_cpulist
 from windlass.errors import ConfigError, nearest
-from windlass.model.argument import argument_key
+from windlass.model.origin import argument_key
 from windlass.sites.shape import Misfit, Path
 
 RUNTIMES = ("apptainer", "singularity", "podman-hpc", "shifter", "edf", "charliecloud")

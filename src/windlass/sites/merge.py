@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from windlass.model.argument import argument_key
-from windlass.model.origin import Origin, Scope
+from windlass.model.origin import Origin, Scope, argument_key
 from windlass.model.site import Dropped
 
 Table = dict[str, Any]

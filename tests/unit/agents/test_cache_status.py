@@ -2,8 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from windlass.run.sidecars.cache_service import figures_text
-from windlass.run.sidecars.cache_status import status_text, totals
+from windlass.run.sidecars.cache_service import figures_text, status_text, totals
 
 
 def node(number: int, **more: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from planning import plan_for
 from windlass.agents import start
 from windlass.agents.start import OUT_FILE, Agents
 from windlass.node.sys.messages import message_lines
-from windlass.plan.render.job_facts import JobFacts
+from windlass.plan.render.variables import JobFacts
 from windlass.run.folder import make_folder
 from windlass.run.sidecars.compose import agents_spec
 

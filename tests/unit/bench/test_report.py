@@ -8,7 +8,7 @@ from unit.bench.made import collectives_record, told
 from windlass.bench import report
 from windlass.bench.reference import load_references, reference_lines
 from windlass.bench.verdict import judge
-from windlass.model.finding_text import finding_lines
+from windlass.model.finding import finding_lines
 
 REFERENCES = load_references()
 

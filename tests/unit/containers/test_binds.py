@@ -13,7 +13,7 @@ from windlass.backends.containers.binds import combine, needed_path, parse_bind,
 from windlass.errors import MachineError, UsageError
 from windlass.model.origin import Origin
 from windlass.model.plan import Mount
-from windlass.plan.render.container import wrap_lines
+from windlass.plan.render.rank_lines import wrap_lines
 
 SITE = Origin(scope="site", where="lumi")
 

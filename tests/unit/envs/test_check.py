@@ -17,8 +17,7 @@ from unit.cli.typed import windlass
 from windlass.build.envs.check import EnvCheck, EnvLocation, HostFacts, check_env, parse_nvidia_version
 from windlass.build.envs.inspect import inspect_env
 from windlass.errors import UsageError
-from windlass.model.finding import Finding
-from windlass.model.finding_text import verdict_text
+from windlass.model.finding import Finding, verdict_text
 from windlass.sites.catalog import load_site
 
 HOST = HostFacts(machine="x86_64", glibc="2.36")

@@ -13,7 +13,7 @@ from windlass.build.envs.plan import EnvPlan, EnvRequest, MachineFacts, plan_env
 from windlass.build.envs.render import plan_text, script_text
 from windlass.build.envs.wheels import choose_wheel, parse_torch, wheel_table
 from windlass.errors import UsageError
-from windlass.model.finding_text import finding_lines
+from windlass.model.finding import finding_lines
 from windlass.sites.catalog import load_site, site_names
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from unit.cli.typed import run_here, script
-from windlass.run.failure.last_lines import complains_of_peers, died_of, excerpt
+from windlass.run.failure.signs import complains_of_peers, died_of, excerpt
 
 _LOST = ("Traceback (most recent call last):", '  File "a.py"', "RuntimeError: Connection closed by peer [10.0.0.1]:5")
 _NAN = ("Traceback (most recent call last):", '  File "a.py"', "ValueError: loss is nan")

@@ -10,9 +10,9 @@ from looping import each
 from windlass.model.record import RankFailure
 from windlass.plan.render.rank_script import EXIT_BROKEN
 from windlass.run.failure.ends import End
-from windlass.run.failure.last_lines import error_line, traceback_of
 from windlass.run.failure.rank_states import RankState
 from windlass.run.failure.root_cause import RESUME_ME, SCRIPT_BROKEN, Cause, Observed, find_cause
+from windlass.run.failure.signs import error_line, traceback_of
 from windlass.runtime import RESUME_ME as RUNTIME_RESUME_ME
 
 _LOST_PEER = (

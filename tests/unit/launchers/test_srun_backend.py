@@ -10,8 +10,7 @@ from windlass.backends.launchers.base import LaunchSpec, NodeStepSpec
 from windlass.backends.launchers.srun import Srun
 from windlass.base.notation.cpulist import parse_bindings
 from windlass.errors import UsageError
-from windlass.model.argument import ArgumentSpec
-from windlass.model.origin import argv_of
+from windlass.model.origin import ArgumentSpec, argv_of
 from windlass.model.site import LauncherSpec
 
 SITE = LauncherSpec(kind="srun")

@@ -5,8 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from windlass.model.finding import SEVERITIES, Finding, count_text, decode_findings, worst_first, worst_severity
-from windlass.model.finding_text import finding_lines
+from windlass.model.finding import (
+    SEVERITIES,
+    Finding,
+    count_text,
+    decode_findings,
+    finding_lines,
+    worst_first,
+    worst_severity,
+)
 
 
 def _findings(*severities: str) -> list[Finding]:

@@ -19,8 +19,8 @@ from windlass.model.request import Request
 from windlass.plan.cache import declared_roots
 from windlass.plan.inputs import PlanningContext
 from windlass.plan.plan import make_plan
-from windlass.plan.render.job_facts import JobFacts
 from windlass.plan.render.rank_script import rank_script
+from windlass.plan.render.variables import JobFacts
 from windlass.plan.show import plan_text
 from windlass.sites.catalog import load_site
 

@@ -20,9 +20,8 @@ from planning import plan_for
 from windlass.base.notation.shell import fillable, quote
 from windlass.model.condition import When
 from windlass.model.plan import Plan, Setting, plan_to_json
-from windlass.plan.render.job_facts import JobFacts
 from windlass.plan.render.rank_script import EXIT_BROKEN, rank_script
-from windlass.plan.render.variables import secrets_text
+from windlass.plan.render.variables import JobFacts, secrets_text
 
 SHELLS = [shell for shell in ("dash", "bash", "busybox") if shutil.which(shell)]
 SHOW = (

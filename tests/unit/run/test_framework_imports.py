@@ -9,8 +9,8 @@ from pathlib import Path
 from looping import each
 from unit.cli.typed import in_process, run_here
 from windlass.model.plan import plan_from_json
-from windlass.plan.render.job_facts import JobFacts
 from windlass.plan.render.rank_script import rank_script
+from windlass.plan.render.variables import JobFacts
 
 SHOW = "import os, sys\nif len(sys.argv) > 2:\n    import MODULE\nprint(os.environ.get(sys.argv[1]))\n"
 

@@ -14,7 +14,7 @@ from windlass.run import context
 from windlass.run.interpreter import check_python, find_python, missing_imports
 from windlass.run.remote import NodeProbe
 from windlass.sites.catalog import load_site
-from windlass.sites.topology.probe import probe_topology
+from windlass.sites.topology.described import probe_topology
 
 PLAIN = {"PATH": "/usr/bin:/bin"}
 

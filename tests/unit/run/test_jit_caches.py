@@ -17,8 +17,8 @@ from planning import plan_for
 from unit.cli.typed import run_here
 from windlass.backends.launchers import get_launcher
 from windlass.model.plan import Plan
-from windlass.plan.render.job_facts import JobFacts
 from windlass.plan.render.rank_script import rank_script
+from windlass.plan.render.variables import JobFacts
 from windlass.run.folder import make_folder
 from windlass.run.jit_caches import claim_caches, finish_caches, local_parent, remove_caches
 from windlass.run.output import OutputView

@@ -9,8 +9,8 @@ import msgspec
 from planning import plan_for
 from windlass.agents.step import run_node_step
 from windlass.model.plan import Prologue
+from windlass.plan.agents import plan_node_step
 from windlass.plan.environment.modules import activation_lines
-from windlass.plan.node_step import plan_node_step
 
 
 def test_a_launcher_that_only_the_activated_environment_has_is_found(tmp_path: Path) -> None:

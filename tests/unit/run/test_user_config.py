@@ -9,9 +9,9 @@ import pytest
 from windlass.base.settings import JobDefaults, Settings, read_settings
 from windlass.errors import ConfigError, MachineError
 from windlass.model.request import Request
+from windlass.run.adopt import with_keys, write_config
 from windlass.run.context import choose_site
 from windlass.run.planning import plan_request
-from windlass.run.user_config import with_keys, write_config
 
 OLD = """# mine
 account = "old"  # who pays

@@ -12,8 +12,7 @@ from looping import each
 from windlass.backends.schedulers.base import JobSpec, JobState
 from windlass.backends.schedulers.pbs import Pbs
 from windlass.errors import UsageError
-from windlass.model.argument import ArgumentSpec
-from windlass.model.origin import argv_of
+from windlass.model.origin import ArgumentSpec, argv_of
 from windlass.model.site import SchedulerSpec
 
 REFUSALS = captured.captures("openpbs/refusals.json")

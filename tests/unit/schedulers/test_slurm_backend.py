@@ -10,8 +10,7 @@ from windlass.backends.schedulers.base import JobSpec, JobState
 from windlass.backends.schedulers.slurm import Slurm
 from windlass.base.notation.counts import parse_counts
 from windlass.errors import UsageError
-from windlass.model.argument import ArgumentSpec
-from windlass.model.origin import argv_of
+from windlass.model.origin import ArgumentSpec, argv_of
 from windlass.model.site import SchedulerSpec
 
 MESSAGES = captured.captures("slurm/messages.json")

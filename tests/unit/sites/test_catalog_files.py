@@ -14,7 +14,7 @@ from windlass.backends.containers import runtime_names
 from windlass.backends.launchers import launcher_names
 from windlass.backends.schedulers import scheduler_names
 from windlass.base.notation.cpulist import parse_bindings, parse_cpulist
-from windlass.model.argument import argument_key
+from windlass.model.origin import argument_key
 from windlass.model.site import Site
 from windlass.sites import facts
 from windlass.sites.catalog import load_site, site_names

@@ -14,7 +14,7 @@ import pytest
 from planning import plan_for
 from windlass.build.envs.plan import EnvRequest, MachineFacts, plan_env
 from windlass.build.envs.render import script_text
-from windlass.cli.site_text import site_text
+from windlass.cli.sites import site_text
 from windlass.errors import UsageError
 from windlass.model.condition import Table
 from windlass.model.request import Request

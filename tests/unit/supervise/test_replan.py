@@ -20,8 +20,7 @@ from windlass.run.bad_nodes import bad_hosts, forgive, read_nodes, remember_node
 from windlass.run.failure.ends import newest_step, read_ledger
 from windlass.run.folder import RunFolder
 from windlass.run.supervise.attempts import Owner, own, read_owner
-from windlass.run.supervise.replan import in_job, next_plan, spare_hosts
-from windlass.run.supervise.resubmit import resubmit, with_excluded
+from windlass.run.supervise.replan import in_job, next_plan, resubmit, spare_hosts, with_excluded
 from windlass.run.supervise.runs import RunState, cleanable
 from windlass.sites.catalog import load_site
 

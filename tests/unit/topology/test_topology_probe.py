@@ -29,7 +29,7 @@ from windlass.node.probe.cpus import AllowedBy
 from windlass.sites.topology.bind import bind
 from windlass.sites.topology.binding_request import BindingRequest
 from windlass.sites.topology.check import problems_of
-from windlass.sites.topology.probe import probe_topology
+from windlass.sites.topology.described import probe_topology
 
 
 def probed(tree: MachineTree, allowed_by: AllowedBy = "mask") -> Topology:
@@ -129,7 +129,7 @@ def test_this_machine_agrees_with_lscpu() -> None:
 
 
 def test_probe_imports_no_heavy_library() -> None:
-    code = "import sys, windlass.sites.topology.probe; print([m for m in ('numpy', 'torch') if m in sys.modules])"
+    code = "import sys, windlass.sites.topology.described; print([m for m in ('numpy', 'torch') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
 

@@ -21,10 +21,9 @@ from windlass.backends.containers.host_libs import (
     strategy_note,
 )
 from windlass.errors import UsageError, unknown_name
-from windlass.model.argument import argument_key
 from windlass.model.condition import Facts, holds
 from windlass.model.finding import Finding
-from windlass.model.origin import BUILTIN, Argument, Origin
+from windlass.model.origin import BUILTIN, Argument, Origin, argument_key
 from windlass.model.plan import ContainerPlan, Mount, Setting, setting_of
 from windlass.model.site import ContainerSpec, HostLibrariesSpec, SettingSpec, StorageSpec
 

@@ -20,8 +20,7 @@ from windlass.backends.launchers.base import (
 )
 from windlass.base.notation.counts import counted
 from windlass.base.notation.cpulist import format_cpulist
-from windlass.model.argument import with_site
-from windlass.model.origin import Argument
+from windlass.model.origin import Argument, with_site
 from windlass.model.record import RankFailure
 from windlass.model.site import LauncherSpec
 

@@ -21,8 +21,7 @@ from windlass.backends.launchers.base import (
     one_line_alone,
 )
 from windlass.base.notation.hostlist import expand_hostlist
-from windlass.model.argument import with_site
-from windlass.model.origin import Argument
+from windlass.model.origin import Argument, with_site
 from windlass.model.record import RankFailure
 from windlass.model.site import LauncherSpec
 

@@ -16,8 +16,7 @@ from windlass.backends.launchers.base import (
     own_message,
 )
 from windlass.base.notation.cpulist import format_bindings
-from windlass.model.argument import with_site
-from windlass.model.origin import Argument
+from windlass.model.origin import Argument, with_site
 from windlass.model.record import RankFailure
 from windlass.model.site import LauncherSpec
 

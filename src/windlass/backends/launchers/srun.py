@@ -19,10 +19,8 @@ from windlass.backends.launchers.base import (
 )
 from windlass.base.notation.counts import counted
 from windlass.base.notation.cpulist import cpu_mask
-from windlass.base.notation.hostlist import fold_hostlist
-from windlass.base.notation.slurm import gpu_option, log_path
-from windlass.model.argument import with_site
-from windlass.model.origin import Argument
+from windlass.base.notation.hostlist import fold_hostlist, gpu_option, log_path
+from windlass.model.origin import Argument, with_site
 from windlass.model.record import RankFailure
 from windlass.model.site import LauncherSpec
 

@@ -21,8 +21,7 @@ from windlass.backends.schedulers.queue_limits import parse_flux_queues
 from windlass.backends.schedulers.walltime import parse_walltime, unit_text
 from windlass.base.notation.hostlist import expand_hostlist, fold_hostlist
 from windlass.errors import UsageError
-from windlass.model.argument import with_site
-from windlass.model.origin import Argument
+from windlass.model.origin import Argument, with_site
 from windlass.model.request import Allocation, PartitionOffer
 from windlass.model.site import QueueSpec, SchedulerSpec
 

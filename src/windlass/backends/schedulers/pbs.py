@@ -21,8 +21,7 @@ from windlass.backends.schedulers.queue_limits import parse_pbs_queues
 from windlass.backends.schedulers.walltime import clock_text, parse_walltime
 from windlass.base.notation.counts import counted
 from windlass.errors import UsageError, os_errors
-from windlass.model.argument import with_site
-from windlass.model.origin import Argument
+from windlass.model.origin import Argument, with_site
 from windlass.model.request import Allocation, PartitionOffer
 from windlass.model.site import QueueSpec, SchedulerSpec
 

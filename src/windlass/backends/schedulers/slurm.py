@@ -20,11 +20,9 @@ from windlass.backends.schedulers.base import (
 from windlass.backends.schedulers.queue_limits import parse_slurm_partitions
 from windlass.backends.schedulers.walltime import day_clock_text, parse_walltime
 from windlass.base.notation.counts import counted, parse_counts
-from windlass.base.notation.hostlist import expand_hostlist, fold_hostlist
-from windlass.base.notation.slurm import gpu_option, log_path
+from windlass.base.notation.hostlist import expand_hostlist, fold_hostlist, gpu_option, log_path
 from windlass.errors import UsageError
-from windlass.model.argument import with_site
-from windlass.model.origin import Argument
+from windlass.model.origin import Argument, with_site
 from windlass.model.request import Allocation, PartitionOffer
 from windlass.model.site import QueueSpec, SchedulerSpec
 

@@ -14,8 +14,7 @@ import msgspec
 
 from windlass.base.notation.shell import quote
 from windlass.build.envs.place import place_findings
-from windlass.build.envs.step import EnvStep, other_rocm, shell_path, site_modules, with_account
-from windlass.build.envs.use import use_steps
+from windlass.build.envs.step import EnvStep, other_rocm, shell_path, site_modules, use_steps, with_account
 from windlass.build.envs.wheels import Extra, Wheel, choose_wheel, find_extra
 from windlass.errors import UsageError
 from windlass.model.finding import Finding

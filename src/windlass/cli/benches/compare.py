@@ -6,7 +6,7 @@ import argparse
 
 from windlass.bench import compare
 from windlass.bench.reading import read_record, showing
-from windlass.cli.result import Result
+from windlass.cli.show import Result
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,9 +16,8 @@ from windlass.bench.runner import Bench, RankError
 from windlass.bench.verdict import judge
 from windlass.cli.option_groups import OWN_RANKS, add_request_options
 from windlass.cli.options import request_from
-from windlass.cli.result import Result
-from windlass.cli.show import say
-from windlass.model.finding_text import finding_lines
+from windlass.cli.show import Result, say
+from windlass.model.finding import finding_lines
 from windlass.model.secrets import mask_argv
 from windlass.run.folder import folder_path
 

@@ -9,9 +9,8 @@ from windlass.bench.imported import Known
 from windlass.bench.reading import read_record, showing
 from windlass.bench.reference import CASES, load_references, reference_lines
 from windlass.bench.verdict import judge
-from windlass.cli.result import Result
-from windlass.model.finding import worst_severity
-from windlass.model.finding_text import finding_lines
+from windlass.cli.show import Result
+from windlass.model.finding import finding_lines, worst_severity
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,9 +13,9 @@ from windlass.bench.record import write_record
 from windlass.bench.reference import load_references
 from windlass.bench.report import page
 from windlass.bench.verdict import judge
-from windlass.cli.result import Result
+from windlass.cli.show import Result
 from windlass.errors import UsageError, os_errors
-from windlass.model.finding_text import finding_lines
+from windlass.model.finding import finding_lines
 from windlass.node.sys.atomic import replace_text
 
 

@@ -8,7 +8,7 @@ from windlass.bench import scale
 from windlass.bench.options import add_options, asked
 from windlass.bench.scale import SCALED, parse_counts, run
 from windlass.cli.benches.launching import RUN_OPTIONS, finish, open_bench
-from windlass.cli.result import Result
+from windlass.cli.show import Result
 from windlass.errors import UsageError, unknown_name
 
 __doc__ = scale.__doc__

@@ -26,7 +26,7 @@ from windlass.bench.start.rows import start_record
 from windlass.bench.start.shared import Limits
 from windlass.bench.start.stages import costs_text
 from windlass.bench.start.workfolder import work_folder
-from windlass.cli.result import Result
+from windlass.cli.show import Result
 from windlass.errors import MachineError, UsageError, unknown_name
 from windlass.run.progress import Progress
 

@@ -6,9 +6,8 @@ import shutil
 from collections.abc import Mapping
 
 from windlass.diagnose.doctor.examine import rendezvous
-from windlass.diagnose.doctor.health import failing_hosts, fold
+from windlass.diagnose.doctor.health import Patient, failing_hosts, fold
 from windlass.diagnose.doctor.nodes import check_nodes
-from windlass.diagnose.doctor.patient import Patient
 from windlass.diagnose.doctor.plan_checks import check_plan
 from windlass.diagnose.doctor.ranks import examine_ranks
 from windlass.errors import MachineError

@@ -11,9 +11,8 @@ import msgspec
 
 from windlass.backends.schedulers import scheduler_of_job
 from windlass.base.settings import read_settings
-from windlass.diagnose.doctor.health import Health, failing_hosts, fold
+from windlass.diagnose.doctor.health import Health, Level, Patient, failing_hosts, fold
 from windlass.diagnose.doctor.nodes import check_nodes
-from windlass.diagnose.doctor.patient import Level, Patient
 from windlass.diagnose.doctor.plan_checks import check_plan
 from windlass.diagnose.doctor.ranks import examine_ranks
 from windlass.errors import MachineError

@@ -24,8 +24,7 @@ from windlass.diagnose.doctor.comm_log import CommLog, Transport, leads_nowhere,
 from windlass.errors import UsageError
 from windlass.model.finding import Finding, Severity, worst_first, worst_severity
 from windlass.node.sys.reading import UnreadableError, open_plain
-from windlass.run.failure.last_lines import ERROR_LINE, LOST_PEERS
-from windlass.run.failure.signs import Sign, SignClass, log_signs
+from windlass.run.failure.signs import ERROR_LINE, LOST_PEERS, Sign, SignClass, log_signs
 
 _LABEL = re.compile(
     rb"(?:\[\d{1,4},(\d{1,6})\]<std(?:out|err)>: ?)?(?:[ \t]{0,16}(\d{1,6}):(?: |\r?\Z))?"

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from windlass.agents.ship import script_text
+from windlass.diagnose.doctor.bandwidth import check_slowness
 from windlass.diagnose.doctor.comm_log import parse_comm_log
-from windlass.diagnose.doctor.patient import Level, Patient
+from windlass.diagnose.doctor.health import Level, Patient
 from windlass.diagnose.doctor.rank_checks import Reports, check_ranks
-from windlass.diagnose.doctor.slowness import check_slowness
 from windlass.errors import WindlassError
 from windlass.model.finding import Finding
 from windlass.model.plan import Plan

@@ -9,7 +9,7 @@ from windlass.base.pages.svg import Chart, Series, figures, heat_map, line_chart
 from windlass.diagnose.report.gather import RunReport
 from windlass.diagnose.report.measured import HeatMap, Span
 from windlass.diagnose.report.text import command_text, figures_of, size_text, slowest, state_text
-from windlass.model.finding_text import findings_html
+from windlass.model.finding import findings_html
 
 _RANKS = 20
 

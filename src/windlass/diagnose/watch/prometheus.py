@@ -1,10 +1,15 @@
-"""The job in Prometheus' text form: figures with the names of nodes, devices and ranks, and no command line. Pure."""
+"""The job in Prometheus' text form, with the names of nodes, devices and ranks and no command line, and a port that
+serves it on this machine.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from windlass.diagnose.watch.job import Job
+from windlass.errors import MachineError
 from windlass.model.finding import Finding
 
 Samples = Iterable[tuple[dict[str, str], float | None]]
@@ -73,3 +78,44 @@ def _escaped(value: str) -> str:
 
 def _s(ms: float | None) -> float | None:
     return None if ms is None else ms / 1000
+
+
+class MetricsPort:
+    """Serves `text()` on 127.0.0.1 while it is entered; does nothing where no port is wanted."""
+
+    def __init__(self, port: int | None, text: Callable[[], str]) -> None:
+        self._port = port
+        self._text = text
+        self._server: ThreadingHTTPServer | None = None
+
+    def __enter__(self) -> MetricsPort:
+        if self._port is None:
+            return self
+        text = self._text
+
+        class Handler(BaseHTTPRequestHandler):
+            timeout = 10
+
+            def do_GET(self) -> None:
+                body = text().encode("utf-8", "backslashreplace")
+                self.send_response(200 if self.path == "/metrics" else 404)
+                self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+                self.end_headers()
+                self.wfile.write(body if self.path == "/metrics" else b"")
+
+            def log_message(self, *_: object) -> None:
+                """Nothing is printed over the screen."""
+
+        try:
+            self._server = ThreadingHTTPServer(("127.0.0.1", self._port), Handler)
+        except OSError as error:
+            raise MachineError(
+                f"cannot listen on port {self._port}: {error.strerror}", hint="choose another port with --prometheus"
+            ) from error
+        threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()

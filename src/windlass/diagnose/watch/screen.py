@@ -8,8 +8,7 @@ from windlass.base.notation.counts import counted, local_time, size_text
 from windlass.base.notation.style import for_terminal
 from windlass.diagnose.watch.figures import ms_text, step_ms, wait_share
 from windlass.diagnose.watch.job import Job, RankRow
-from windlass.model.finding import SERIOUS, Finding, Severity
-from windlass.model.finding_text import INDENT, finding_lines
+from windlass.model.finding import INDENT, SERIOUS, Finding, Severity, finding_lines
 from windlass.node.sys.text import listed
 
 _COLOURS: dict[Severity, str] = {"error": "1;37;41", "warning": "30;43", "note": "36", "ok": "30;42"}

@@ -26,7 +26,7 @@ def main(settings: dict[str, Any]) -> int:
 def read_node(
     roots: tuple[str, str, str] = ROOTS, *, allowed_by: AllowedBy, vendor: Vendor | None = None
 ) -> dict[str, Any]:
-    """The fields of `model.topology.Topology`, from /sys, /proc and /dev. `sites.topology.probe` makes the value."""
+    """The fields of `model.topology.Topology`, from /sys, /proc and /dev. See `sites.topology.described`."""
     sys, proc, dev = map(SysReader, roots)
     return {
         "arch": os.uname().machine,

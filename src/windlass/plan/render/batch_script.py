@@ -20,12 +20,11 @@ from windlass.base.notation.shell import comment, expandable, quote, quote_words
 from windlass.errors import UsageError
 from windlass.model.origin import Argument, argv_of
 from windlass.model.plan import Plan
+from windlass.plan.agents import plan_node_step
 from windlass.plan.environment.modules import module_lines
-from windlass.plan.node_step import plan_node_step
-from windlass.plan.render.container import wrap_spec
-from windlass.plan.render.jit_cache_lines import cache_parent
-from windlass.plan.render.job_facts import JobFacts
+from windlass.plan.render.rank_lines import cache_parent, wrap_spec
 from windlass.plan.render.rank_script import JOB_FILE, rank_script
+from windlass.plan.render.variables import JobFacts
 
 RUN_DIR = "{run_dir}"
 """Stands for the run folder in the words of a plan."""

@@ -17,11 +17,8 @@ from windlass.plan.cache import agents_folder, command_lines, view_folder_lines,
 from windlass.plan.environment.modules import rank_activation_lines
 from windlass.plan.environment.ranks import RANK_VARIABLES
 from windlass.plan.profile import profile_lines
-from windlass.plan.render.container import container_lines
-from windlass.plan.render.jit_cache_lines import cache_lines
-from windlass.plan.render.job_facts import JobFacts
-from windlass.plan.render.live_lines import LIVE_END, live_command, live_start
-from windlass.plan.render.variables import environment_lines
+from windlass.plan.render.rank_lines import LIVE_END, cache_lines, container_lines, live_command, live_start
+from windlass.plan.render.variables import JobFacts, environment_lines
 
 _NO_ALARM = (
     "# At its time limit the launcher sends SIGALRM to all processes: the rank hears it as SIGTERM.",

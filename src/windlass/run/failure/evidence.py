@@ -11,9 +11,9 @@ from pathlib import Path
 from windlass.model.record import RankFailure
 from windlass.node.sys.atomic import copy_file, replace_file
 from windlass.run.failure.ends import End, read_ends, read_seats
-from windlass.run.failure.last_lines import LOST_PEERS, died_of, excerpt, traceback_of
 from windlass.run.failure.rank_logs import RankLogs
 from windlass.run.failure.root_cause import Cause, Observed, is_secondary
+from windlass.run.failure.signs import LOST_PEERS, died_of, excerpt, traceback_of
 
 EVIDENCE = "evidence"
 _LINES = 60

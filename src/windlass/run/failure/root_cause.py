@@ -16,16 +16,19 @@ import msgspec
 
 from windlass.model.record import RankFailure
 from windlass.run.failure.ends import End
-from windlass.run.failure.last_lines import (
+from windlass.run.failure.rank_states import RankState
+from windlass.run.failure.signs import (
     LOST_PEERS,
+    Origin,
     complains_of_peers,
     died_of,
     error_line,
+    first_sign_line,
+    kernel_proof,
     lost_peer_line,
+    sign_of,
     traceback_of,
 )
-from windlass.run.failure.rank_states import RankState
-from windlass.run.failure.signs import Origin, first_sign_line, kernel_proof, sign_of
 
 CauseKind = Literal["stopped", "resume", "walltime", "preempted", "hang", "node", "memory", "disk", "user", "transient"]
 """`stopped`: somebody asked. `resume`: the ranks saved and left ("resume me"). `walltime`: the same, or not, because

@@ -16,7 +16,7 @@ from windlass.errors import UsageError
 from windlass.model.plan import Plan
 from windlass.plan.agents import agents_step
 from windlass.plan.cache import agents_folder
-from windlass.plan.render.job_facts import JobFacts
+from windlass.plan.render.variables import JobFacts
 from windlass.run.execute import Sidecar
 from windlass.run.folder import RunFolder
 from windlass.run.rendezvous import host_addresses, named_hosts

@@ -31,12 +31,12 @@ from windlass.model.request import Request
 from windlass.node.cache.config import state_folder
 from windlass.node.sys.identity import start_of
 from windlass.node.sys.reading import read_bytes
+from windlass.plan.agents import plan_node_step
 from windlass.plan.cache import agents_folder
 from windlass.plan.inputs import Secrets
-from windlass.plan.node_step import plan_node_step
-from windlass.plan.render.job_facts import JobFacts
+from windlass.plan.render.variables import JobFacts
 from windlass.run.folder import PLAN_FILE, RunFolder, make_folder, open_folder, read_plan
-from windlass.run.launch_files import write_host_file
+from windlass.run.jobs import write_host_file
 from windlass.run.planning import plan_request
 from windlass.run.rendezvous import plan_hosts
 from windlass.run.sidecars.cache_service import STATUS_ENTRY

@@ -14,8 +14,8 @@ from windlass.errors import DeadlineError, MachineError
 from windlass.model.plan import Plan
 from windlass.node.sys.reading import open_plain
 from windlass.plan.cache import agents_folder
-from windlass.plan.render.job_facts import JobFacts
 from windlass.plan.render.rank_script import place_mark
+from windlass.plan.render.variables import JobFacts
 from windlass.run.execute import Sidecar
 from windlass.run.folder import RunFolder
 from windlass.run.output import OutputView

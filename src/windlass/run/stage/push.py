@@ -22,9 +22,9 @@ from windlass.model.request import Request
 from windlass.node.stage.unpacking import archive_of
 from windlass.node.sys.reading import open_plain
 from windlass.plan.cache import declared_roots
-from windlass.plan.render.job_facts import JobFacts
+from windlass.plan.render.variables import JobFacts
 from windlass.run.folder import RunFolder, make_folder
-from windlass.run.launch_files import write_host_file
+from windlass.run.jobs import write_host_file
 from windlass.run.planning import plan_request
 from windlass.run.rendezvous import plan_hosts
 from windlass.run.sidecars.compose import agents_spec

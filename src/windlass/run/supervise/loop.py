@@ -21,8 +21,7 @@ from windlass.model.plan import Plan
 from windlass.model.record import RunRecord
 from windlass.node.sys.reading import read_bytes
 from windlass.plan.inputs import Secrets
-from windlass.plan.render.job_facts import JobFacts
-from windlass.plan.render.variables import SECRETS_FILE
+from windlass.plan.render.variables import SECRETS_FILE, JobFacts
 from windlass.run.bad_nodes import forgive, remember_node
 from windlass.run.execute import execute, prepare
 from windlass.run.failure.decide import Decision, Past, RestartOptions
@@ -39,8 +38,7 @@ from windlass.run.signals import listening
 from windlass.run.supervise.attempts import own, release
 from windlass.run.supervise.evidence import Ended, NodeReport, diagnose_nodes, gather, nodes_that_answer
 from windlass.run.supervise.heartbeat_monitor import HeartbeatMonitor, margin_s
-from windlass.run.supervise.replan import next_plan, spare_hosts
-from windlass.run.supervise.resubmit import BATCH_FILE, resubmit
+from windlass.run.supervise.replan import BATCH_FILE, next_plan, resubmit, spare_hosts
 from windlass.run.verdict import Judgement, finished, good_end, judge_attempt, save_record
 
 _NEEDED_S = 120.0

@@ -22,8 +22,7 @@ from windlass.run.planning import plan_to_run
 from windlass.run.run import Run
 from windlass.run.submit import Submission, submit_script, write_batch_file
 from windlass.run.supervise.attempts import refuse_running
-from windlass.run.supervise.replan import in_job, on_node
-from windlass.run.supervise.resubmit import BATCH_FILE
+from windlass.run.supervise.replan import BATCH_FILE, in_job, on_node
 from windlass.run.supervise.runs import state_of
 from windlass.run.trust import require_plan_digest, require_plan_trust, require_trust
 

@@ -18,7 +18,7 @@ from windlass.base.settings import read_settings
 from windlass.errors import MachineError, UsageError
 from windlass.model.plan import Plan
 from windlass.node.sys.reading import open_plain
-from windlass.plan.node_step import plan_node_step
+from windlass.plan.agents import plan_node_step
 from windlass.run.failure.ends import read_seats
 from windlass.run.folder import RunFolder, read_plan
 from windlass.run.supervise.attempts import read_owner
