@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from looping import each
 from windlass.node.sampler import host
+from windlass.node.sampler.sampler import Sampler
 
 
 def _write(root: Path, files: dict[str, str]) -> str:
@@ -120,3 +122,38 @@ def test_this_machine_tells_of_its_cpus_and_memory() -> None:
     assert used is not None
     assert limit is not None
     assert 0 < used <= limit
+
+
+def test_a_kernel_that_does_not_count_the_wait_for_a_core_is_told_from_one_without_any(tmp_path: Path) -> None:
+    root = _write(tmp_path, {"proc/7/task/7/schedstat": "0 0 1\n", "proc/8/task/8/schedstat": "5000 2000000000 3\n"})
+    assert host.run_delay_s(7, root) is None
+    assert host.run_delay_s(8, root) == 2.0
+
+
+@each(
+    ("used", "idle", "stolen", "taken"),
+    [
+        (50, 0, 0, 0.5),
+        (100, 0, 0, 0.0),
+        (50, 20, 0, 0.0),  # a core was free
+        (50, 0, 50, 0.0),  # the hypervisor took it
+        (0, 0, 0, None),  # the processes of the rank are not below it
+    ],
+)
+def test_what_others_take_of_the_ranks_cores_is_what_the_ranks_did_not_use(
+    tmp_path: Path, used: int, idle: int, stolen: int, taken: float | None
+) -> None:
+    """Two looks, 100 ticks apart on every core of this process; a core that it may not use counts for nothing."""
+    ticks, me = os.sysconf("SC_CLK_TCK"), os.getpid()
+    cpus = os.sched_getaffinity(0)
+    sampler = Sampler(str(tmp_path), str(tmp_path))
+    found = None
+    for look in (0, 1):
+        busy = (100 - idle - stolen) * look
+        lines = [f"cpu{cpu} {busy} 0 0 {idle * look} 0 0 0 {stolen * look} 0 0" for cpu in sorted(cpus)]
+        _write(
+            tmp_path, {"proc/stat": "\n".join(["cpu  1 2 3 4 5 6 7 8", *lines, f"cpu9999 0 0 0 {99 * look} 0 0 0 0"])}
+        )
+        spent = 1.0 + used * look * len(cpus) / ticks
+        found = sampler._taken([me], {me: host.ProcessUsage(1, spent, 0)})
+    assert found == taken

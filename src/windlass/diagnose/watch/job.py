@@ -107,7 +107,8 @@ class RankRow(msgspec.Struct, frozen=True, array_like=True):
     phases_s: tuple[float, float, float, float, float, float] | None = None
     """Start-up, warm-up, steps, evaluation, save, other pauses."""
     run_delay: float | None = None
-    """Share of the time in which its main thread was ready and had no core."""
+    """Share of the time in which its main thread was ready and had no core; mean of the samples with steps. Where the
+    kernel does not count that, the share of its cores that other processes used while all of them were busy."""
     slow_share: float | None = None
     """Share of the compared samples in which it was slower than the others by itself."""
 

@@ -19,11 +19,13 @@ _LEAST_SAMPLES = 5
 _PARTS, _PART_SAMPLES = 6, 2
 _GROWN, _GROWN_BYTES, _STEADY = 0.05, 128 << 20, 0.5
 """A leak grows by more than a twentieth and than what allocators keep back, at a speed that does not fall by half."""
+_OWN_SHARE = 0.9
+"""Of the cores of a node. Ranks that use as much themselves wait for each other."""
 
 
 class Past:
-    """What the rules need of all samples: who was slow among the ranks, how busy devices were, how memory grew. Only
-    samples in which ranks took steps count."""
+    """What the rules need of all samples: who was slow among the ranks, how busy devices were, how memory grew, how
+    long ranks waited for a core. Only samples in which ranks took steps count."""
 
     def __init__(self) -> None:
         self._steps: dict[int, int] = {}
@@ -32,6 +34,7 @@ class Past:
         self._recent: deque[tuple[int, ...]] = deque(maxlen=_RECENT)
         self._busy: dict[tuple[int, int], list[float]] = {}
         self._throttled: dict[tuple[int, int], list[float]] = {}
+        self._delays: dict[int, list[float]] = {}
         self._peak: dict[int, int] = {}
         self._memory: dict[int, GrowingSeries] = {}
 
@@ -51,6 +54,13 @@ class Past:
         for number, node in enumerate(job.nodes):
             if node.memory_bytes is not None:
                 self._memory.setdefault(number, GrowingSeries()).add(job.at, node.memory_bytes)
+        used = [0.0] * len(job.nodes)
+        for rank in job.ranks:
+            used[rank.node] += rank.cpu or 0.0
+        for rank in moved:
+            if rank.run_delay is not None:
+                own = job.cores and used[rank.node] >= _OWN_SHARE * job.cores
+                _add(self._delays.setdefault(rank.rank, [0, 0]), 0.0 if own else rank.run_delay)
         steady = [rank for rank in moved if rank.steps >= ENOUGH_STEPS]
         if len(steady) > 1:
             slow = slow_ranks({rank.rank: own_ms(rank) for rank in steady})
@@ -85,7 +95,11 @@ class Past:
                 for device in job.devices
             ),
             ranks=tuple(
-                replace(rank, slow_share=_short(times[rank.rank] / compared) if compared else None)
+                replace(
+                    rank,
+                    slow_share=_short(times[rank.rank] / compared) if compared else None,
+                    run_delay=_mean_of(self._delays.get(rank.rank)),
+                )
                 for rank in job.ranks
             ),
         )

@@ -341,9 +341,8 @@ def _busy_node(job: Job) -> Finding | None:
     """Ranks that are ready and get no core, although they keep few of them busy themselves."""
     found = []
     for number, node in enumerate(job.nodes):
-        mine = [rank for rank in stepping(job) if rank.node == number]
-        delay, used = middle(rank.run_delay for rank in mine), sum(rank.cpu or 0.0 for rank in mine)
-        if delay is not None and delay >= thresholds.DELAY_WARN and job.cores and used < 0.9 * job.cores:
+        delay = middle(rank.run_delay for rank in stepping(job) if rank.node == number)
+        if delay is not None and delay >= thresholds.DELAY_WARN:
             found.append((delay, node.host))
     if not found:
         return None

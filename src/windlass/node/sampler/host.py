@@ -36,6 +36,7 @@ class HostCounters(NamedTuple):
 class ProcessUsage(NamedTuple):
     parent: int
     cpu_s: float
+    """With that of its children that have ended."""
     memory_bytes: int
 
 
@@ -209,15 +210,38 @@ def processes(root: str = "/") -> dict[int, ProcessUsage]:
             text = text_of(os.path.join(proc, name, "stat"))
             fields = text.rpartition(")")[2].split() if text else []
             if len(fields) > 21:
-                ticks = float(fields[11]) + float(fields[12])
+                ticks = sum(float(field) for field in fields[11:15])
                 found[int(name)] = ProcessUsage(int(fields[1]), ticks / _TICKS, int(fields[21]) * _PAGE)
     return found
 
 
 def run_delay_s(pid: int, root: str = "/") -> float | None:
-    """How long the process's first thread was ready and waited for a core, in all."""
+    """How long the process's first thread was ready and waited for a core, in all. None: this kernel does not count."""
     fields = text_of(os.path.join(root, "proc/%d/task/%d/schedstat" % (pid, pid))).split()
-    return int(fields[1]) / 1e9 if len(fields) == 3 else None
+    return int(fields[1]) / 1e9 if len(fields) == 3 and fields[0] != "0" else None
+
+
+def allowed_cpus(pids: list[int]) -> frozenset[int]:
+    """CPUs on which any of these processes may run."""
+    found: set[int] = set()
+    for pid in pids:
+        try:
+            found |= os.sched_getaffinity(pid)
+        except OSError:
+            continue
+    return frozenset(found)
+
+
+def core_seconds(cpus: frozenset[int], text: str) -> tuple[float, float]:
+    """Busy and all seconds of these CPUs, from `/proc/stat`; what a hypervisor took away is not busy."""
+    busy = whole = 0
+    for line in text.splitlines():
+        name, *fields = line.split()
+        if name[:3] == "cpu" and name[3:].isdigit() and int(name[3:]) in cpus:
+            ticks = [int(field) for field in fields[:8]]
+            whole += sum(ticks)
+            busy += sum(ticks[:3]) + sum(ticks[5:7])
+    return busy / _TICKS, whole / _TICKS
 
 
 def tree(first: int, all_of_them: dict[int, ProcessUsage]) -> list[int]:

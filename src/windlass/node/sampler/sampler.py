@@ -78,6 +78,7 @@ _PARTS = ("python", "steps", "pids")
 _FIRST_S = 0.2
 _MAX_PATH = 80
 _NO_RECORD = (None, None, None, None, None, None, "", None, None, None, None)
+_SEEN, _FULL = 0.02, 0.95
 _SENT = DeviceReading._fields.index("throttled")
 """Numbers of a device that go out; the texts behind them do not."""
 
@@ -157,6 +158,7 @@ class Sampler:
         self._before: tuple[float, host.HostCounters] | None = None
         self._ranks: dict[int, RankSteps] = {}
         self._cpu: dict[int, tuple[float, float, float | None]] = {}
+        self._cores: tuple[frozenset[int], float, float, float] | None = None
         self._saved: dict[int, tuple[str, int]] = {}
         self._noted: set[str] = set()
 
@@ -211,9 +213,11 @@ class Sampler:
         follow(os.path.join(self._folder, "steps"), self._ranks)
         running = host.processes(self._root)
         now = time.monotonic()
+        trees = {rank: host.tree(pid, running) for rank, pid in pids.items()}
+        taken = self._taken([pid for mine in trees.values() for pid in mine], running)
         rows = []
         for rank in sorted({*pids, *self._ranks}):
-            mine = host.tree(pids[rank], running) if rank in pids else []
+            mine = trees.get(rank, [])
             cpu_s = sum(running[pid].cpu_s for pid in mine)
             delay_s = host.run_delay_s(max(mine, key=lambda pid: running[pid].cpu_s), self._root) if mine else None
             before = self._cpu.get(rank)
@@ -221,12 +225,28 @@ class Sampler:
             cores = delay = None
             if before and now > before[0] and mine:
                 cores = max(0.0, (cpu_s - before[1]) / (now - before[0]))
+                delay = taken
                 if delay_s is not None and before[2] is not None:
                     delay = min(1.0, max(0.0, (delay_s - before[2]) / (now - before[0])))
             memory = sum(running[pid].memory_bytes for pid in mine) if mine else None
             gone = rank in pids and not mine
             rows.append([*rank_row(rank, self._ranks.get(rank), gone, cores, memory), _short(delay)])
         return _packed("R", rows)
+
+    def _taken(self, mine: list[int], running: dict[int, host.ProcessUsage]) -> float | None:
+        """Share of the ranks' cores that other processes have used since the last look, 0 where a core was free: for
+        kernels that do not count how long a process waits for one. None where it cannot be told: a container's
+        processes may not be below the rank."""
+        cpus = host.allowed_cpus(mine)
+        own = sum(running[pid].cpu_s for pid in mine)
+        busy, whole = host.core_seconds(cpus, text_of(os.path.join(self._root, "proc/stat")))
+        before, self._cores = self._cores, (cpus, own, busy, whole)
+        if before is None or before[0] != cpus or whole <= before[3] or own <= before[1]:
+            return None
+        own, busy, whole = own - before[1], busy - before[2], whole - before[3]
+        if own < _SEEN * whole:
+            return None
+        return max(0.0, busy - own) / whole if busy > _FULL * whole else 0.0
 
     def _saves(self) -> list[str]:
         """Files that ranks have begun to save since the last look. The key is the same for two ranks only where they
