@@ -57,7 +57,7 @@ class Seen:
 def standin_executable(kind: str, folder: Path) -> str:
     """A program of that kind in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / ("srun" if kind == "edf" else kind)
+    path = folder / ("srun" if kind in {"edf", "pyxis"} else kind)
     path.write_text(f'#!/bin/sh\nexec {quote(sys.executable)} {quote(str(STANDIN))} {kind} "$@"\n')
     path.chmod(0o755)
     return str(path)
@@ -150,7 +150,7 @@ def hostile(runtime: str) -> tuple[str, ...]:
 
 
 def container(runtime: str, executable: str, **fields: object) -> ContainerPlan:
-    image = {"edf": "nvcr.io#x/y:1", "charliecloud": "/images/x"}.get(runtime, "name:1")
+    image = {"edf": "nvcr.io#x/y:1", "pyxis": "nvcr.io#x/y:1", "charliecloud": "/images/x"}.get(runtime, "name:1")
     if runtime in {"apptainer", "singularity"}:
         image = "/images/x.sif"
     return ContainerPlan(runtime=runtime, executable=executable, **{"image": image, **fields})  # type: ignore[arg-type]

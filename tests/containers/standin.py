@@ -239,9 +239,42 @@ def engine(words: list[str]) -> None:
     become(rest, host, expand(edf["workdir"]) if "workdir" in edf else None, {"mounts": mounts, "edf": edf})
 
 
+def pyxis(words: list[str]) -> None:
+    """srun with the Pyxis plugin: the options that it registers, none of them twice, and enroot's rule that the image's
+    variables win."""
+    flags = {"--container-mount-home", "--no-container-mount-home", "--container-writable", "--container-readonly"}
+    flags |= {
+        "--container-remap-root",
+        "--no-container-remap-root",
+        "--container-entrypoint",
+        "--no-container-entrypoint",
+    }
+    named = {"--container-image", "--container-mounts", "--container-workdir", "--container-name", "--container-env"}
+    given, rest = options(words, flags, named)
+    if len({name for name, _ in given}) != len(given):
+        fail("an option of pyxis was specified multiple times")
+    values = dict(given)
+    if values["--container-image"].startswith((".", "/")) and not Path(values["--container-image"]).exists():
+        fail("no such image")
+    host = {**host_env(), **image_env()}
+    host |= {name: host_env()[name] for name in values.get("--container-env", "").split(",") if name in host_env()}
+    mounts = [mount.split(":") for mount in values.get("--container-mounts", "").split(",") if mount]
+    for mount in mounts:
+        if len(mount) not in {2, 3} or not Path(mount[0]).exists():
+            fail(f"invalid format or missing source: {mount}")
+    become(rest, host, values.get("--container-workdir"), {"mounts": mounts, "image": values["--container-image"]})
+
+
 if __name__ == "__main__":
     kind, *arguments = sys.argv[1:]
     if kind in {"apptainer", "singularity"}:
         apptainer(arguments, kind.upper())
     else:
-        {"podman-hpc": podman_hpc, "shifter": shifter, "charliecloud": charliecloud, "edf": engine}[kind](arguments)
+        kinds = {
+            "podman-hpc": podman_hpc,
+            "shifter": shifter,
+            "charliecloud": charliecloud,
+            "edf": engine,
+            "pyxis": pyxis,
+        }
+        kinds[kind](arguments)

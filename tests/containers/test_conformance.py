@@ -220,12 +220,14 @@ def test_a_path_with_a_colon_cannot_be_bound_and_the_error_says_so(name: str, tm
     with pytest.raises(UsageError, match=r"cannot bind .*/data:old.*':'"):
         get_runtime(name).wrap(spec)
         get_runtime(name).files(spec)
+        get_runtime(name).launcher_arguments(spec)
 
 
 def test_a_run_folder_named_like_a_variable_is_refused(name: str, tmp_path: Path) -> None:
     if get_runtime(name).starts_task:
         with pytest.raises(UsageError, match="form of a variable"):
             get_runtime(name).files(_spec(name, tmp_path, run_dir="/x/${HOME}"))
+            get_runtime(name).launcher_arguments(_spec(name, tmp_path, run_dir="/x/${HOME}"))
     else:
         with pytest.raises(UsageError, match="form of a variable"):
             get_runtime(name).wrap(_spec(name, tmp_path, run_dir="/x/${HOME}"))

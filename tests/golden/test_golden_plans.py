@@ -65,6 +65,18 @@ def test_container_plans_are_as_reviewed(site: str, image: str, nodes: int) -> N
     compare(FOLDER, f"{site}-{nodes}-container.txt", plan_text(plan, explain=True, script=True) + "\n")
 
 
+def test_a_plan_with_pyxis_is_as_reviewed() -> None:
+    plan, _ = plan_for(
+        *("generic-slurm", "python", "train.py"),
+        nodes=2,
+        container="nvcr.io/nvidia/pytorch:25.06-py3",
+        runtime="pyxis",
+        binds=("/data:/data:ro",),
+        name="train",
+    )
+    compare(FOLDER, "generic-slurm-2-pyxis.txt", plan_text(plan, explain=True, script=True) + "\n")
+
+
 AGENTS = {"restarts": {"restarts": 2}, "cache": {"cache": ("/shared/env",)}}
 WITH_AGENTS = ("aurora", "frontier", "lumi", "perlmutter")
 
@@ -82,5 +94,5 @@ def test_no_reviewed_plan_is_left_over() -> None:
     expected = {f"{site}-{nodes}.txt" for site, nodes in CASES}
     expected |= {f"{site}-2-{kind}.sh" for site in MAIN for kind in ("batch", "standalone")}
     expected |= {f"{site}-{n}-container.txt" for site in ("lumi", "frontier", "hpe-gh200", "elcapitan") for n in (1, 2)}
-    expected |= {f"{site}-2-{kind}.txt" for site in WITH_AGENTS for kind in AGENTS}
+    expected |= {f"{site}-2-{kind}.txt" for site in WITH_AGENTS for kind in AGENTS} | {"generic-slurm-2-pyxis.txt"}
     assert {path.name for path in FOLDER.iterdir()} == expected

@@ -103,7 +103,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "help": "a named remedy of the site (`windlass sites show`); independent: the ranks are separate programs",
     },
     "--container": {"metavar": "IMAGE", "help": "run the ranks in this container image"},
-    "--runtime": {"metavar": "NAME", "help": "apptainer, singularity, podman-hpc, shifter, edf, charliecloud"},
+    "--runtime": {"metavar": "NAME", "help": "apptainer, singularity, podman-hpc, shifter, edf, pyxis, charliecloud"},
     "--bind": {"action": "append", "metavar": "SRC[:DST[:ro]]", "help": "mount a folder in the container"},
     "--container-arg": {"action": "append", "metavar": "ARG", "help": "argument for the container runtime"},
     "--host-libs": {

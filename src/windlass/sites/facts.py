@@ -11,7 +11,7 @@ from windlass.errors import ConfigError, nearest
 from windlass.model.origin import argument_key
 from windlass.sites.shape import Misfit, Path
 
-RUNTIMES = ("apptainer", "singularity", "podman-hpc", "shifter", "edf", "charliecloud")
+RUNTIMES = ("apptainer", "singularity", "podman-hpc", "shifter", "edf", "pyxis", "charliecloud")
 SCHEDULERS = ("slurm", "pbs", "flux", "none")
 LAUNCHERS = ("srun", "pals", "hydra", "openmpi", "flux", "local")
 """What conditions and containers may name. These axes stand above this layer; a test keeps the lists the same."""

@@ -13,6 +13,7 @@ _BACKENDS = {
     "podman-hpc": ("windlass.backends.containers.podman_hpc", "PodmanHpc"),
     "shifter": ("windlass.backends.containers.shifter", "Shifter"),
     "edf": ("windlass.backends.containers.edf", "ContainerEngine"),
+    "pyxis": ("windlass.backends.containers.pyxis", "Pyxis"),
     "charliecloud": ("windlass.backends.containers.charliecloud", "Charliecloud"),
 }
 

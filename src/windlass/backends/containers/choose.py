@@ -33,10 +33,10 @@ INSIDE_ONLY = frozenset({"LD_LIBRARY_PATH", "LD_PRELOAD", "PATH"})
 _BY_KIND: dict[ImageKind, tuple[str, ...]] = {
     "sif": ("apptainer", "singularity"),
     "uri": ("apptainer", "singularity"),
-    "squashfs": ("charliecloud", "edf", "apptainer"),
+    "squashfs": ("charliecloud", "edf", "pyxis", "apptainer"),
     "directory": ("charliecloud", "apptainer", "singularity"),
     "edf": ("edf",),
-    "registry": ("podman-hpc", "shifter", "edf"),
+    "registry": ("podman-hpc", "shifter", "edf", "pyxis"),
 }
 
 
