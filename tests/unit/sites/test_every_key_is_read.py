@@ -92,7 +92,7 @@ def _use(site: Site) -> None:
             find_name("NCCL_NET", plan, site)
         except UsageError:
             continue  # no container of this kind, no job of this size, no such variable
-    script_text(plan_env(EnvRequest(extras=("mpi4py",)), site, MachineFacts()))
+    script_text(plan_env(EnvRequest(extras=("mpi4py", "deepspeed")), site, MachineFacts()))
     python_module(Request(command=("train.py",), kind="script"), site)
     refuse_incomplete(Request(command=("true",), account="a", time="1h"), site)
 
