@@ -24,4 +24,4 @@ B
 env -i PATH="$prefix/bin:$PATH" HOME="$HOME" USER="${USER:-root}" LOGNAME="${USER:-root}" SHELL=/bin/bash LANG=C.UTF-8 \
   TERM=dumb FLUX_IPADDR_INTERFACE=lo GLOO_SOCKET_IFNAME=lo WINDLASS_TEST_REAL=flux \
   "$prefix/bin/flux" start --test-size=4 --test-hosts='node[1-4]' --wrap="$folder/broker" \
-  --config-path="$folder/flux.toml" sh -c 'flux queue start --all --quiet && exec "$@"' sh "$@"
+  -o,--config-path="$folder/flux.toml" sh -c 'flux queue start --all --quiet && exec "$@"' sh "$@"

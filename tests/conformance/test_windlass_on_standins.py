@@ -241,13 +241,14 @@ def test_until_done_goes_on_in_another_job_of_the_same_flux(tmp_path: Path) -> N
 
 
 def test_a_step_of_flux_is_killed_without_another_run_of_the_same_name(tmp_path: Path) -> None:
-    """Two runs in one instance; the ranks of the first do not listen to SIGTERM."""
+    """Two runs in one instance; the second finds the node that is free. The ranks of the first do not listen to
+    SIGTERM."""
     script = "trap '' TERM; touch started.$1; while [ ! -e go ]; do sleep 0.1; done"
     with flux_machine(tmp_path / "site") as machine:
         home = machine.site.home
 
-        def run(name: str, host: str) -> subprocess.Popen[bytes]:
-            size = ("--hosts", host, "--ranks-per-node", "1", "--name", "same", "--grace", "1", "--run-dir", name)
+        def run(name: str) -> subprocess.Popen[bytes]:
+            size = ("--nodes", "1", "--ranks-per-node", "1", "--name", "same", "--grace", "1", "--run-dir", name)
             argv = (
                 sys.executable,
                 "-m",
@@ -264,12 +265,14 @@ def test_a_step_of_flux_is_killed_without_another_run_of_the_same_name(tmp_path:
             )
             return subprocess.Popen(argv, env=machine.site.env, cwd=home, stdin=subprocess.DEVNULL)
 
-        with run("one", "node1") as one, run("two", "node2") as two:
-            wait_until(lambda: len(list(home.glob("started.*"))) == 2, timeout_s=100, what="both run")
-            one.send_signal(signal.SIGTERM)
-            assert one.wait(timeout=100) == 128 + signal.SIGTERM
-            (home / "go").touch()
-            assert two.wait(timeout=100) == 0
+        with run("one") as one:
+            wait_until((home / "started.one").exists, timeout_s=100, what="the first runs")
+            with run("two") as two:
+                wait_until((home / "started.two").exists, timeout_s=100, what="the second runs")
+                one.send_signal(signal.SIGTERM)
+                assert one.wait(timeout=100) == 128 + signal.SIGTERM
+                (home / "go").touch()
+                assert two.wait(timeout=100) == 0
 
 
 def test_last_lines_without_their_end_stay_apart_under_flux(tmp_path: Path) -> None:

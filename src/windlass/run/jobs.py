@@ -107,6 +107,8 @@ class LauncherJob(StartedJob):
         self._logs: NodeLogs | None = None
         self._tail: Tail | None = None
         self._bars: LiveBars | None = None
+        self._env: dict[str, str] = {}
+        self._senders: list[subprocess.Popen[bytes]] = []
         if self.launcher.output == "files":
             self._bars = LiveBars(folder.part(LIVE_FOLDER), view.live_ranks(plan.world_size), view)
             self._tail = Tail(plan, folder.part("out"), self.launcher, view)
@@ -115,6 +117,7 @@ class LauncherJob(StartedJob):
 
     def start(self, env: Mapping[str, str]) -> None:
         self.folder.part(SIGNAL_FILE).unlink(missing_ok=True)  # of an earlier start
+        self._env = dict(env)
         self._log = open_append(self.folder.part("launcher.log"), fresh=True)
         self._child = start_child(rank_argv(self.plan, self.folder), env=env, death=signal.SIGTERM)
         for stream in (self._child.stdout, self._child.stderr):
@@ -153,7 +156,7 @@ class LauncherJob(StartedJob):
             self.messages.append(text)
         if self.launcher.parse_failure([text], 1) is not None:
             self.failing = True
-        elif not self.failing and text.strip():
+        elif not self.failing and text.strip() and not self.launcher.is_noise(text):
             self.view.note(text)
 
     def poll(self) -> None:
@@ -195,15 +198,25 @@ class LauncherJob(StartedJob):
         for ranks that save hands it on instead, where all are up: before that they have nothing to save."""
         if self._child and self.launcher.hurries and not self.failing and self._all_up():
             self._carry(signal.SIGTERM)
-        elif self._child:
+        elif self._child and not self._send(signal.SIGTERM):
             signal_group(self._child, signal.SIGTERM)
 
     def pass_on(self, sig: signal.Signals) -> None:
         """srun forwards any signal to every rank; the others one that stands for it."""
         if self._child and self.launcher.carrier is not None:
             self._carry(sig)
-        elif self._child:
+        elif self._child and not self._send(sig):
             self._child.send_signal(sig)
+
+    def _send(self, sig: signal.Signals) -> bool:
+        """By a command of its own, where the launcher has one, which nobody waits for."""
+        assert self._child is not None
+        argv = self.launcher.signal_argv(step_name(self.plan, str(self.folder.path)), sig, self._child.pid)
+        if argv is None:
+            return False
+        nowhere = subprocess.DEVNULL
+        self._senders.append(subprocess.Popen(argv, env=self._env, stdin=nowhere, stdout=nowhere, stderr=nowhere))
+        return True
 
     def _carry(self, sig: signal.Signals) -> None:
         """Have the rank scripts send this signal to their ranks. Those that leave then look well to the launcher, which

@@ -32,6 +32,7 @@ _COMMANDS: dict[SchedulerKind, str] = {"slurm": "sbatch", "pbs": "qsub", "flux":
 _SLURM_CONF = ("etc/slurm/slurm.conf", "run/slurm/conf/slurm.conf", "etc/slurm-llnl/slurm.conf")
 _CLUSTER_NAME = re.compile(r"^\s*ClusterName\s*=\s*(\S+)", re.IGNORECASE | re.MULTILINE)
 _PBS_SERVER = re.compile(r"^\s*PBS_SERVER\s*=\s*(\S+)", re.MULTILINE)
+_PBS_EXEC = re.compile(r"^[ \t]*PBS_EXEC=[\"']?(/[^\s\"']*)", re.MULTILINE)
 _READ_BYTES = 1 << 20
 
 
@@ -123,10 +124,19 @@ def _schedulers(env: Mapping[str, str], job: SchedulerKind | None, root: Path) -
     if job is not None:
         seen[job] = f"this is a {job} job"
     for kind, command in _COMMANDS.items():
-        path = which(command, env)
-        if path and kind not in seen and _configured(kind, env, root):
+        if kind in seen or not _configured(kind, env, root):
+            continue
+        if which(command, env):
             seen[kind] = f"{command} is in PATH and configured"
+        elif kind == "pbs" and os.access(root / (place := _pbs_qsub(env, root)).lstrip("/"), os.X_OK):
+            seen[kind] = f"{place} is there and configured"
     return seen
+
+
+def _pbs_qsub(env: Mapping[str, str], root: Path) -> str:
+    """Where qsub is by PBS's own configuration, which often leaves it out of PATH."""
+    conf = env.get("PBS_CONF_FILE")
+    return f"{_match(_PBS_EXEC, _read(Path(conf) if conf else root / 'etc/pbs.conf')) or '/opt/pbs'}/bin/qsub"
 
 
 def _configured(kind: SchedulerKind, env: Mapping[str, str], root: Path) -> bool:

@@ -140,6 +140,13 @@ def test_a_shared_line_read_alone_loses_nothing() -> None:
     assert Hydra().parse_line("own[windlass 1] b") == (None, "own[windlass 1] b")
 
 
+def test_open_mpi_words_that_tell_nothing_are_noise() -> None:
+    openmpi = OpenMpi()
+    assert openmpi.is_noise('[vm:31281] Warning: could not find environment variable "PYTHONPATH"')
+    assert openmpi.is_noise("mpirun: Forwarding signal 14 to job")
+    assert not openmpi.is_noise("mpirun was unable to find the specified executable file")
+
+
 def test_open_mpi_passes_on_the_variables_that_must_travel() -> None:
     spec = LaunchSpec(nodes=1, ranks_per_node=2, environment_names=("MASTER_ADDR", "PATH"))
     made = words(OpenMpi(), spec)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from looping import each
 from planning import plan_for
+from windlass.backends.launchers import get_launcher
 from windlass.base.notation.shell import fillable, quote
 from windlass.model.condition import When
 from windlass.model.plan import Plan, Setting, plan_to_json
@@ -298,6 +299,54 @@ def test_a_parent_script_reports_code_and_forwards_signals(tmp_path: Path) -> No
         shutil.rmtree(f"/tmp/windlass-{os.getuid()}-p{os.getpid()}", ignore_errors=True)
     when, rank, _, code = (tmp_path / "ends" / "0").read_text().split("\t")
     assert (rank, code.strip()) == ("0", "41") and abs(float(when) - time.time()) < 60
+
+
+@each("launcher", ["flux", "hydra", "openmpi"])
+def test_a_signal_to_all_of_a_rank_is_heard_once_and_prints_no_stacks(tmp_path: Path, launcher: str) -> None:
+    body = (
+        "import faulthandler, signal, sys, time; faulthandler.register(signal.SIGUSR1)\n"
+        "signal.signal(signal.SIGUSR2, lambda *a: print('heard', flush=True))\n"
+        "signal.signal(signal.SIGTERM, lambda *a: sys.exit())\n"
+        "print('up', flush=True)\n"
+        "while True: time.sleep(0.1)"
+    )
+    plan, _ = plan_for("workstation", sys.executable, "-c", body)
+    request = msgspec.structs.replace(plan.request, cwd=str(tmp_path))
+    plan = msgspec.structs.replace(plan, parent=True, launcher=launcher, request=request)
+    for part in ("where", "ends"):
+        (tmp_path / part).mkdir(exist_ok=True)
+    facts = JobFacts(run_dir=str(tmp_path), run_id=f"g{os.getpid()}", uid=os.getuid(), master_addr="a", master_port=1)
+    (tmp_path / "rank.sh").write_text(rank_script(plan, facts))
+    backend = get_launcher(launcher)
+    env = {"PATH": os.environ["PATH"], backend.variables.rank[0]: "0"}
+    argv = ["sh", str(tmp_path / "rank.sh")]
+    with (tmp_path / "stderr").open("w") as errors:
+        child = subprocess.Popen(
+            argv, env=env, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+        )
+    try:
+        assert child.stdout is not None and child.stdout.readline() == "up\n"
+        (tmp_path / "signal").write_text("USR2\n")
+        os.killpg(child.pid, backend.carrier or signal.SIGUSR2)
+        assert child.stdout.readline() == "heard\n"
+        time.sleep(0.2)  # a second one would be on its way
+        os.killpg(child.pid, signal.SIGTERM)
+        assert child.stdout.read().strip("\n\x1e") == ""
+    finally:
+        child.kill()
+        child.wait(timeout=30)
+        shutil.rmtree(f"/tmp/windlass-{os.getuid()}-g{os.getpid()}", ignore_errors=True)
+    assert (tmp_path / "stderr").read_text().strip("\n\x1e") == ""
+
+
+@each("shell", SHELLS)
+def test_the_shell_says_nothing_of_a_rank_that_a_signal_ended(tmp_path: Path, shell: str) -> None:
+    for name in ("KILL", "TERM"):
+        plan, _ = plan_for("workstation", "sh", "-c", f"echo mine >&2; kill -{name} $$")
+        request = msgspec.structs.replace(plan.request, cwd=str(tmp_path))
+        done = run_script(msgspec.structs.replace(plan, parent=True, request=request), tmp_path, shell=shell)
+        assert (done.stdout, done.stderr) == ("", "mine\n"), name
+        assert done.returncode == 128 + signal.Signals[f"SIG{name}"]
 
 
 def test_rank_says_where_it_really_is(tmp_path: Path) -> None:

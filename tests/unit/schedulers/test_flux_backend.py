@@ -136,3 +136,9 @@ def test_a_request_that_no_node_satisfies_never_starts() -> None:
     status = Flux().parse_status(json.dumps(job), 0, "1")
     assert (status.state, status.never) == (JobState.FAILED, True) and "unsatisfiable" in status.reason
     assert not Flux().parse_status(json.dumps({**job, "t_run": 1.5}), 0, "1").never
+
+
+def test_nodes_that_another_run_holds_are_told_apart_from_its_own() -> None:
+    said = "ƒwNNfQT node1\nƒ3HP6sUs node[3-4]\nƒ3HP7 \n"
+    assert Flux().parse_busy(said, {}) == ("node1", "node3", "node4")
+    assert Flux().parse_busy(said, {"FLUX_JOB_ID": "f3HP6sUs"}) == ("node1",)

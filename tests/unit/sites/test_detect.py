@@ -256,6 +256,19 @@ def test_a_job_is_noticed_by_its_variables(variables: dict[str, str], job: str |
     assert list(seen.schedulers) == ([job] if job else [])
 
 
+@each("folder", ["opt/pbs", "sw/pbs-2022"])
+def test_a_qsub_outside_of_path_is_found_by_the_configuration_of_pbs(tmp_path: Path, folder: str) -> None:
+    root = tmp_path / folder.replace("/", "-")
+    qsub = root / folder / "bin/qsub"
+    qsub.parent.mkdir(parents=True)
+    (root / "etc").mkdir()
+    qsub.touch(mode=0o755)
+    assert gather_evidence(environ={"PATH": "/nowhere"}, hostname="n", root=root).schedulers == {}
+    (root / "etc/pbs.conf").write_text("PBS_SERVER=head\n" + (f"PBS_EXEC=/{folder}\n" if "sw" in folder else ""))
+    seen = gather_evidence(environ={"PATH": "/nowhere"}, hostname="n", root=root)
+    assert seen.schedulers == {"pbs": f"/{folder}/bin/qsub is there and configured"}
+
+
 def test_the_variable_of_the_cluster_wins_over_files(tmp_path: Path) -> None:
     conf = tmp_path / "slurm.conf"
     conf.write_text("ClusterName = other\n")

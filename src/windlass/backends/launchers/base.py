@@ -176,6 +176,8 @@ class Launcher(ABC):
     carrier: ClassVar[signal.Signals | None] = None
     """The one signal that it hands on to the ranks, to their whole groups; `SIGNAL_FILE` of the run folder says which
     one is meant, and the rank script reads it. None: it hands on any signal as it is."""
+    reaches_groups: ClassVar[bool] = False
+    """A signal reaches the rank script and its rank alike, which then does not need it from the script."""
     hurries: ClassVar[bool] = False
     """It kills the ranks soon after SIGTERM, whatever time they were to have: they are asked through the `carrier`."""
     again: ClassVar[tuple[str, ...]] = ()
@@ -209,8 +211,17 @@ class Launcher(ABC):
         once, be it half a line, give more than one; see `LineReader`."""
         return (self.parse_line(line),)
 
+    def is_noise(self, message: str) -> bool:
+        """Words of the launcher that tell the user nothing; they stay in its log."""
+        return False
+
     def parse_failure(self, messages: Iterable[str], exit_code: int) -> RankFailure | None:
         """The first failed rank according to the launcher's own messages, or None where they do not say."""
+        return None
+
+    def signal_argv(self, step_name: str, sig: signal.Signals, pid: int) -> tuple[str, ...] | None:
+        """A command that sends a signal to every rank of the step, and ends the launcher `pid` where SIGTERM finds no
+        step; None where the launcher itself hands signals on."""
         return None
 
     def lost_place(self, message: str, argv: tuple[str, ...]) -> int | None:

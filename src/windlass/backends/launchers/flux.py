@@ -4,6 +4,7 @@ when a rank fails: exit-on-error loses the last words of that rank, and judges o
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterable, Iterator
 
 from windlass.backends.launchers.base import (
@@ -35,6 +36,12 @@ _STAMP = re.compile(r"\A\d+\.\d+s: (?:flux-shell\[|job\.)|\Aflux-(?:job|shell|ru
 _EXEC_LOST = re.compile(r"\Aflux-exec: Error: rank (\d{1,9}): ")
 _STEP = "windlass-step"
 _NOT_FOUND = 127
+# `flux job attach`, which waits below `flux run`, hands signals on since 0.73 alone; a job that waits has no tasks yet.
+_SIGNAL_STEP = (
+    'ids=$(flux jobs --no-header --filter=pending,running --format="{id}" --name="$1"); '
+    'for id in $ids; do flux job kill --signal="$2" "$id" || [ "$2" != SIGTERM ] || flux cancel "$id"; done; '
+    '[ -n "$ids" ] || [ "$2" != SIGTERM ] || kill -TERM "$3"'
+)
 # A task of `flux exec` knows the rank of its broker alone; `$1` are the brokers of the step, in the order of its hosts.
 _FIND_PLACE = (
     "r=$(flux getattr rank) || exit 3; n=0; IFS=,; "
@@ -59,6 +66,7 @@ class FluxRun(Launcher):
     sends_alarm = True
     glues_last_lines = True
     unwatched = ("-o", "exit-on-error")
+    reaches_groups = True
 
     def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:
         return with_site(_defaults(spec, site.executable or self.executable), site.arguments)
@@ -77,6 +85,9 @@ class FluxRun(Launcher):
     def parse_line(self, line: str) -> tuple[int | None, str]:
         """`3: text`; lines of the shells and of flux-job begin with a time or their name."""
         return own_message(line) if _STAMP.match(line) else parse_label(line)
+
+    def signal_argv(self, step_name: str, sig: signal.Signals, pid: int) -> tuple[str, ...] | None:
+        return ("sh", "-c", _SIGNAL_STEP, "sh", step_name, sig.name, str(pid))
 
     def lost_place(self, message: str, argv: tuple[str, ...]) -> int | None:
         """`flux-exec: Error: rank 3: sh: No route to host`, as soon as a broker is lost; by rank of the broker."""

@@ -37,7 +37,7 @@ class Hydra(Launcher):
     binds_lists = False
     names_failed_rank = False
     ends_others = False
-    carrier = signal.SIGUSR1  # it dies of SIGUSR2 and SIGHUP
+    carrier = signal.SIGALRM  # it dies of SIGUSR2 and SIGHUP
 
     def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:
         return with_site(_defaults(spec, site.executable or self.executable), site.arguments)

@@ -35,6 +35,8 @@ _SIGNAL = re.compile(
     r"noticed that process rank (?P<rank>\d{1,9}) with PID \d{1,9} on node (?P<host>\S{1,255}) "
     r"exited on\s{1,9}signal (?P<signal>\d{1,9}) \((?P<said>[^)]{0,300})\)"
 )
+# Of variables that are named but not set, and of the signal that stands for another.
+_NOISE = re.compile(r"Warning: could not find environment variable|\Ampirun: Forwarding signal \d+ to job")
 
 
 class OpenMpi(Launcher):
@@ -50,7 +52,7 @@ class OpenMpi(Launcher):
     binds_lists = False
     finds_hosts = False  # Debian's is built without PBS
     names_failed_rank = False
-    carrier = signal.SIGUSR1
+    carrier = signal.SIGALRM
     hurries = True  # it kills a second after SIGTERM, and all others where one of them then leaves with a code
 
     def arguments(self, spec: LaunchSpec, site: LauncherSpec) -> tuple[Argument, ...]:
@@ -78,6 +80,9 @@ class OpenMpi(Launcher):
 
     def segments(self, line: str) -> tuple[tuple[int | None, str], ...]:
         return labelled_pieces(_LABEL, line)
+
+    def is_noise(self, message: str) -> bool:
+        return _NOISE.search(message) is not None
 
     def parse_failure(self, messages: Iterable[str], exit_code: int) -> RankFailure | None:
         """ "The first process to do so was", or the process that a signal ended. 5.x breaks its lines anywhere."""

@@ -146,6 +146,15 @@ class Flux(Scheduler):
     def parse_offers(self, output: str) -> tuple[PartitionOffer, ...]:
         return offers_of(_node_groups(output))
 
+    def busy_argv(self, environ: Mapping[str, str]) -> tuple[str, ...]:
+        return ("flux", "jobs", "--no-header", "--filter=running", "--format={id} {nodelist}")
+
+    def parse_busy(self, output: str, environ: Mapping[str, str]) -> tuple[str, ...]:
+        own = environ.get("FLUX_JOB_ID", "")[1:]  # `ƒ2E1W` or, where the locale has no ƒ, `f2E1W`
+        found = (line.split() for line in output.splitlines())
+        held = (fields[1] for fields in found if len(fields) == 2 and fields[0][1:] != own)
+        return tuple(host for hosts in held for host in expand_hostlist(hosts))
+
     def queues_argv(self) -> tuple[tuple[str, ...], ...]:
         # Inside `flux alloc` the queues are those of the instance around it; outside, --parent means nothing.
         columns = "{queuem}|{limits.timelimit}|{limits.min.nnodes}|{limits.max.nnodes}"

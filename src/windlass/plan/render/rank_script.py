@@ -296,7 +296,11 @@ def _traps(plan: Plan) -> list[str]:
         return []
     sent = {"HUP": "HUP", "INT": "TERM", "TERM": "TERM", "USR1": "USR1", "USR2": "USR2"}
     carrier = _carrier(plan)
-    forward = [f"trap 'w_forward {send}' {got}" for got, send in sent.items() if got != carrier]
+    # Who has heard it itself is not told again: only an interrupt, which it ignores, or what came before it was there.
+    told = '[ -n "$w_child" ] || ' if get_launcher(plan.launcher).reaches_groups else ""
+    forward = [
+        f"trap '{told if got == send else ''}w_forward {send}' {got}" for got, send in sent.items() if got != carrier
+    ]
     lines = [
         "",
         "# This script stays the parent and reports the end: nobody else can wait for the rank.",
@@ -343,14 +347,17 @@ def _start(plan: Plan, *, watched: bool, live: bool) -> list[str]:
         *(_ALARM if alarm else ()),
         "# A signal that came before there was a rank; what has not become its program yet would not hear it.",
         'if [ -n "$w_early" ]; then (PATH=$w_path; sleep 1); w_forward "$w_early"; fi',
+        "# The shell itself has nothing to say: it would write of a rank that a signal ended.",
+        "exec 9>&2 2>/dev/null",
         'wait "$w_child"; w_code=$?',
         'while kill -0 "$w_child" 2>/dev/null; do wait "$w_child"; w_code=$?; done',
         "# A wait that a signal ended says so, even where the rank was gone by then: its own code is asked for again.",
         'if [ "$w_code" -gt 128 ]; then wait "$w_child"; w_last=$?; [ "$w_last" -eq 127 ] || w_code=$w_last; fi',
         'printf \'%s\\t%s\\t%s\\t%s\\n\' "$(PATH=$w_path; date +%s.%N)" "$w_rank" "$w_host" "$w_code"'
         ' >> "$WINDLASS_RUN_DIR/ends/$w_node_rank" 2>/dev/null || :',
-        *(_LAST_LINE if launcher.glues_last_lines and watched else ()),
         *(_LATE_END if launcher.hurries and carrier and watched else ()),
+        "exec 2>&9 9>&-",
+        *(_LAST_LINE if launcher.glues_last_lines and watched else ()),
         *(LIVE_END if live else ()),
         "trap - HUP INT TERM USR1 USR2",
         *(['[ -z "$w_asked" ] || exit 0'] if carrier else []),
