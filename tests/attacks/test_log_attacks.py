@@ -17,7 +17,9 @@ from regex_steps import example
 from unit.cli.typed import argv, environment, in_process
 from windlass.backends.launchers import get_launcher, launcher_names
 from windlass.backends.launchers.base import NodeLogReader
-from windlass.diagnose.doctor.explain_log import LogReader, LogReport, _whole_lines, candidate_signs, explain_files
+from windlass.diagnose.doctor.explain_log import LogReader, explain_files
+from windlass.diagnose.doctor.log_findings import LogReport
+from windlass.diagnose.doctor.log_lines import candidate_signs, whole_lines
 from windlass.run.failure.signs import Sign, log_signs
 
 SEEDS = (
@@ -90,7 +92,7 @@ def test_a_long_line_is_cut_and_its_ends_are_still_read() -> None:
     assert read(b"3: OSError: Too many open files" + middle).verdict.startswith("rank 3: open-files")
     assert read(middle + b" OSError: Too many open files\n").verdict.startswith("open-files")
     assert read(middle + b"\n" + middle).lines == 2
-    assert sum(map(len, _whole_lines(io.BytesIO(middle), len(middle)))) < 1 << 14, "constant memory"
+    assert sum(map(len, whole_lines(io.BytesIO(middle), len(middle)))) < 1 << 14, "constant memory"
 
 
 @pytest.mark.parametrize("label", ["9" * 5000, "9" * 7, "262144", "٣"])

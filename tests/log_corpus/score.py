@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from log_corpus.noise import Case, Log, Shape, broken_log, cases, healthy, healthy_log
-from windlass.diagnose.doctor.explain_log import LogReader, LogReport
+from windlass.diagnose.doctor.explain_log import LogReader
+from windlass.diagnose.doctor.log_findings import LogReport
 
 
 class Answer(NamedTuple):

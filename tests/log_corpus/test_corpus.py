@@ -9,7 +9,7 @@ import pytest
 from log_corpus.noise import SHAPES, Case, broken_log, cases, healthy, healthy_log
 from log_corpus.score import PAGE, Answer, answer, page_text, read
 from looping import each
-from windlass.diagnose.doctor.explain_log import kind_of
+from windlass.diagnose.doctor.log_findings import kind_of
 from windlass.run.failure.signs import log_signs
 
 SEEDS = range(3)

@@ -21,8 +21,8 @@ from windlass.build.images.build import Built
 from windlass.build.images.check import ImageCheck
 from windlass.build.images.inject import Injection
 from windlass.build.images.recipe import Recipe
-from windlass.diagnose.doctor.explain_log import LogReport
 from windlass.diagnose.doctor.health import Health
+from windlass.diagnose.doctor.log_findings import LogReport
 from windlass.diagnose.report.gather import RunReport
 from windlass.diagnose.watch.job import Job
 from windlass.model.finding import Finding

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from windlass.base.notation.counts import counted
 from windlass.cli.show import Result, tell
-from windlass.diagnose.doctor.explain_log import LogReport, amount_text, explain_files
+from windlass.diagnose.doctor.explain_log import amount_text, explain_files
+from windlass.diagnose.doctor.log_findings import LogReport
 from windlass.model.finding import INDENT, finding_lines
 
 

@@ -10,7 +10,9 @@ from looping import each
 from unit.cli.typed import in_process
 from unit.doctor.test_comm_log import FOUND, INFINIBAND, LOOPBACK, NOT_FOUND
 from windlass.cli.explain_log import report_lines
-from windlass.diagnose.doctor.explain_log import LogReader, LogReport, candidate_signs, explain_files, kind_of
+from windlass.diagnose.doctor.explain_log import LogReader, explain_files
+from windlass.diagnose.doctor.log_findings import LogReport, kind_of
+from windlass.diagnose.doctor.log_lines import candidate_signs
 from windlass.model.finding import SERIOUS
 from windlass.run.failure.signs import Sign, log_signs
 

@@ -141,6 +141,14 @@ def test_torn_files_make_a_partial_report(run: Path, file: str, content: bytes, 
     assert jobreport_text(report)
 
 
+def test_rules_without_evidence_are_one_line_and_a_list_in_json(run: Path) -> None:
+    write_samples(run)
+    report = report_of(run)
+    lines = [line for line in report_text(report, []).splitlines() if "not checked" in line]
+    assert len(report.not_checked) > 1 and len(lines) == 1, lines
+    assert f"{len(report.not_checked)} rules not checked: " in lines[0]
+
+
 def test_a_history_of_other_columns_than_its_head_says_is_passed_over(run: Path) -> None:
     write_samples(run, nodes=2)
     lines = (run / "watch/history.jsonl").read_bytes().splitlines()

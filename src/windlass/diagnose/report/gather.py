@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 import msgspec
@@ -107,6 +108,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     against: Against | None = None
     notes: tuple[str, ...] = ()
     """What this report could not know, and why."""
+    not_checked: tuple[str, ...] = ()
+    """`straggler: all ranks share one node`, one for each rule without its evidence."""
 
 
 def gather(folder: RunFolder, environ: Mapping[str, str], *, against: RunFolder | None = None) -> RunReport:
@@ -117,6 +120,7 @@ def gather(folder: RunFolder, environ: Mapping[str, str], *, against: RunFolder 
     job, findings = watched(folder, environ)
     measured = _measured(folder, job, notes)
     figures = pace(job)
+    not_checked = check(job).not_checked if figures.steps else ()
     state = state_of(folder, environ)
     last = ends[-1] if ends else None
     seconds = sum(record.seconds for record in ends) if ends else None
@@ -156,9 +160,17 @@ def gather(folder: RunFolder, environ: Mapping[str, str], *, against: RunFolder 
         ranks=_ranks(job),
         measured=measured,
         profiles=_profiles(folder),
-        notes=(*notes, *(f"not checked: {why}" for why in check(job).not_checked if figures.steps)),
+        not_checked=not_checked,
+        notes=(*notes, *_unchecked_note(not_checked)),
     )
     return msgspec.structs.replace(report, against=_against(report, against, environ)) if against else report
+
+
+def _unchecked_note(not_checked: tuple[str, ...]) -> list[str]:
+    """All rules without their evidence in one line, by reason."""
+    reasons = Counter(rule.partition(": ")[2] for rule in not_checked)
+    listed = ", ".join(f"{why} ({count})" for why, count in reasons.most_common())
+    return [f"{counted(len(not_checked), 'rule')} not checked: {listed}; `report --json` lists them"] if listed else []
 
 
 def _against(report: RunReport, other: RunFolder, environ: Mapping[str, str]) -> Against | None:
