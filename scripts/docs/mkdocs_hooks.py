@@ -1,8 +1,8 @@
-"""What mkdocs does not do by itself: navigation and overviews from the folders, and links to files outside docs/.
+"""Hooks of mkdocs: navigation and overviews from the folders, search weights, and links to files outside docs/.
 
-A new page is in the navigation as soon as it lies in its folder; its title is its first heading. Files of the
-repository that a page links to (records, examples, code) are put below `project/` of the site, so that it is whole
-without a network.
+A page is in the navigation because of its folder. Its title is its first heading. How-to pages are grouped by topic.
+Files of the repository that a page links to (records, examples, code) are copied below `project/` of the site, so that
+the site is complete without a network.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from mkdocs.structure.files import File, Files
 
 sys.path.insert(0, str(Path(__file__).parent))
 from markdown_links import DOCS, LINK, ROOT, lead_of, title_of, without_code
+from topics import TOPICS, pages_without_one_topic
 
 _OUTSIDE = "project"
 _TABLE_LINE = re.compile(r"^\|.*\|$", re.MULTILINE)
@@ -31,7 +32,12 @@ _SECTIONS = (
     ("Decisions", "adr"),
 )
 _FIRST = ("first-run", "ten-minutes", "first-cluster-run", "commands", "generic", "writing-a-site-file")
-"""Pages that do not stand in the order of their titles: these come first, in this order."""
+"""Pages that come first, in this order. All others are sorted by title."""
+_BOOST = {"howto": 4.0, "tutorial": 3.0, "sites": 0.8, "reference": 1.0, "explanation": 0.7, "adr": 0.2}
+"""Weight of a page in the search by its folder: users look for a task first, and for a decision last."""
+_SMALL = 0.1
+"""Weight of long generated pages and of files outside docs/, which contain almost every word."""
+_LONG_PAGES = ("reference/json.md", "reference/sources.md", "explanation/by-hand.md", "reference/site-schema.md")
 
 
 def on_config(config: Any) -> Any:
@@ -40,13 +46,20 @@ def on_config(config: Any) -> Any:
 
 
 def navigation() -> list[dict[str, Any]]:
-    """The sections in the order in which a newcomer needs them. A folder that nobody named here comes last."""
+    """The sections in the order in which a new user needs them. Folders without a name here come last."""
     known = [folder for _, folder in _SECTIONS]
     others = sorted({path.parent.name for path in DOCS.glob("*/*.md")} - set(known))
     nav: list[dict[str, Any]] = [{"Home": "README.md"}]
     for name, folder in (*_SECTIONS, *((other.capitalize(), other) for other in others)):
-        nav.append({name: [f"{folder}/README.md", *(f"{folder}/{page.name}" for page in _pages_in(folder))]})
+        pages = _by_topic() if folder == "howto" else [f"{folder}/{page.name}" for page in _pages_in(folder)]
+        nav.append({name: [f"{folder}/README.md", *pages]})
     return nav
+
+
+def _by_topic() -> list[Any]:
+    if pages_without_one_topic():
+        raise ValueError(f"give each page of docs/howto one topic in topics.py: {pages_without_one_topic()}")
+    return [{topic: [f"howto/{page}.md" for page in pages]} for topic, pages in TOPICS.items()]
 
 
 def _pages_in(folder: str) -> list[Path]:
@@ -60,15 +73,20 @@ def _pages_in(folder: str) -> list[Path]:
 
 
 def _overview(name: str, folder: str) -> str:
-    rows = (
-        f"- [{title_of(page)}]({page.name})" + (f": {lead_of(page)}" if lead_of(page) else "")
-        for page in _pages_in(folder)
-    )
-    return "\n".join((f"# {name}", "", *rows, ""))
+    if folder == "howto":
+        parts = [(topic, [DOCS / folder / f"{page}.md" for page in pages]) for topic, pages in TOPICS.items()]
+        rows = [line for topic, pages in parts for line in ("", f"## {topic}", "", *map(_entry, pages))]
+    else:
+        rows = ["", *(_entry(page) + (f": {lead_of(page)}" if lead_of(page) else "") for page in _pages_in(folder))]
+    return "\n".join((f"# {name}", *rows, ""))
+
+
+def _entry(page: Path) -> str:
+    return f"- [{title_of(page)}]({page.name})"
 
 
 def on_files(files: Files, *, config: Any) -> Files:
-    """Adds an overview of each section that has none, what pages link to outside docs/, and what those link to."""
+    """Add an overview to each section without one, the files outside docs/ that pages link to, and their links."""
     for name, folder in _SECTIONS:
         if not (DOCS / folder / "README.md").exists():
             files.append(File.generated(config, f"{folder}/README.md", content=_overview(name, folder)))
@@ -91,10 +109,11 @@ def on_files(files: Files, *, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> str:
-    """Links between files of the repository become links between pages of the site; and a bar in code in a table,
-    which GitHub wants escaped, is shown without its backslash."""
-    markdown = _TABLE_LINE.sub(lambda line: _CODE.sub(lambda code: code[0].replace("\\|", "|"), line[0]), markdown)
+    """Turn links between files into links between pages, unescape bars in code in tables, and set the search weight."""
     place = page.file.src_uri
+    long = place.startswith(f"{_OUTSIDE}/") or place in _LONG_PAGES
+    page.meta["search"] = {"boost": _SMALL if long else _BOOST.get(place.partition("/")[0], 1.0)}
+    markdown = _TABLE_LINE.sub(lambda line: _CODE.sub(lambda code: code[0].replace("\\|", "|"), line[0]), markdown)
     origin = ROOT / place.removeprefix(f"{_OUTSIDE}/") if place.startswith(f"{_OUTSIDE}/") else DOCS / place
     blanked = without_code(markdown)
     out, at = [], 0
@@ -111,7 +130,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
 
 
 def _target(page: Path, link: str) -> Path | None:
-    """The file or folder that a link means; a folder's own page where it has one; None for anything else."""
+    """The file or folder of a link, or the README.md of a folder. None for other links."""
     path = link.partition("#")[0]
     if not path or "://" in path or path.startswith(("mailto:", "/")):
         return None
@@ -122,7 +141,7 @@ def _target(page: Path, link: str) -> Path | None:
 
 
 def _place(target: Path) -> str:
-    """Where a file of the repository is in the site's sources."""
+    """The path of a repository file in the site's sources."""
     if target.is_relative_to(DOCS):
         place = target.relative_to(DOCS).as_posix()
         return f"{place}/README.md" if target.is_dir() else place

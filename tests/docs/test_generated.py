@@ -12,6 +12,7 @@ from markdown_links import DOCS
 from schema_page import schema_page
 from site_pages import catalog_sites, site_part, site_picture
 from sources_page import SEEN, dates_of_links, linked_addresses
+from topics import pages_without_one_topic
 from windlass.model.site import Site
 from windlass.node.wire import wire
 from wire_page import REPLIES, REQUESTS
@@ -88,3 +89,7 @@ def test_the_schema_has_every_table_and_every_key() -> None:
     assert "| `origin` |" not in page  # the merge fills it in; a file may not
     assert "`slurm`, `pbs`, `flux`, `none`" in page
     assert "How the allocation asks for devices" in page
+
+
+def test_every_how_to_page_has_one_topic_in_the_menu() -> None:
+    assert pages_without_one_topic() == []
