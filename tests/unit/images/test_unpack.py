@@ -33,7 +33,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     library(folder / "usr/lib64/libnccl-net-ofi.so")
     (folder / "usr/lib64/libnccl-net.so").symlink_to("libnccl-net-ofi.so")
     (folder / "lib64").symlink_to("usr/lib64")
-    (folder / "etc").mkdir()
+    debian = folder / "usr/lib/x86_64-linux-gnu"
+    library(debian / "openmpi/lib/libmpi.so.40.30.4")
+    (debian / "libmpi.so.40").symlink_to("/etc/alternatives/libmpi.so.40-x86_64-linux-gnu")
+    (folder / "etc/alternatives").mkdir(parents=True)
+    target = "/usr/lib/x86_64-linux-gnu/openmpi/lib/libmpi.so.40.30.4"
+    (folder / "etc/ld.so.conf").write_text("/usr/lib/x86_64-linux-gnu\n")
+    (folder / "etc/alternatives/libmpi.so.40-x86_64-linux-gnu").symlink_to(target)
     (folder / "etc/os-release").write_text('PRETTY_NAME="Toy 1"\n')
     (folder / "usr/share/doc").mkdir(parents=True)
     (folder / "usr/share/doc/large").write_bytes(Random(1).randbytes(300_000))
@@ -97,13 +103,29 @@ def _oci(path: Path, layers: list[bytes], env: list[str]) -> Path:
     return path
 
 
-def test_a_folder_a_squashfs_and_a_sif_say_the_same(root: Path, squashfs: Path, tmp_path: Path) -> None:
+def _whole(root: Path) -> bytes:
+    """The tree as one layer."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        archive.add(root, ".")
+    return stream.getvalue()
+
+
+def test_every_form_of_an_image_says_the_same(root: Path, squashfs: Path, tmp_path: Path) -> None:
+    """With libraries behind links, as Debian's alternatives are."""
+    archive = _oci(tmp_path / "image.tar", [_whole(root)], [])
+    layout = tmp_path / "layout"
+    with tarfile.open(archive) as packed:
+        packed.extractall(layout, filter="data")
+    (layout / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
     seen = {}
-    for image in (root, squashfs, _sif(tmp_path / "image.sif", squashfs)):
+    for image in (root, squashfs, _sif(tmp_path / "image.sif", squashfs), archive, layout):
         report, facts = inspect_image(str(image), os.environ)
         seen[report.kind] = (report.libfabric, report.providers, report.plugins, report.system, facts.libraries)
-    assert set(seen) == {"directory", "squashfs", "sif"}
-    assert seen["directory"] == seen["squashfs"] == seen["sif"]
+    assert set(seen) == {"directory", "squashfs", "sif", "oci-archive", "oci-layout"}
+    for kind, said in seen.items():
+        assert said == seen["directory"], kind
+    assert seen["sif"][4]["libmpi.so.40"].versions is not None, "it was found behind the links and read"
     assert seen["sif"][1] == ("cxi", "tcp")
     assert len(seen["sif"][2]) == 1, "a link is no second plugin"
 

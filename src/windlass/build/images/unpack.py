@@ -45,11 +45,11 @@ MAX_READ = 64 << 30
 """Members and uncompressed bytes of all layers together."""
 _TIMEOUT_S = 900.0
 _LIBRARY = re.compile(
-    r"(usr/|usr/local/|container/hpc/|opt/[^/]+/(?:[^/]+/)?)?(lib|lib64)(/[\w.-]+-linux-gnu\w*)?(/[^/]+)?/[^/]*\.so[^/]*\Z"
+    r"(usr/|usr/local/|container/hpc/|opt/[^/]+/(?:[^/]+/)?)?(lib|lib64)(/[\w.-]+-linux-gnu\w*)?(/[^/]+){0,2}/[^/]*\.so[^/]*\Z"
     r"|container/host-libs/[^/]*\.so[^/]*\Z|usr/local/cuda[^/]*/compat/(lib(\.real)?/)?libcuda\.so[^/]*\Z|lib/ld-musl-[^/]*\Z"
 )
 _OTHER = re.compile(
-    r"(usr/)?etc/(ld\.so\.conf(\.d/[^/]+)?|os-release)\Z|usr/lib/os-release\Z|(usr/)?bin/(sh|env|bash|dash|busybox)\Z"
+    r"etc/alternatives/[^/]+\Z|(usr/)?etc/(ld\.so\.conf(\.d/[^/]+)?|os-release)\Z|usr/lib/os-release\Z|(usr/)?bin/(sh|env|bash|dash|busybox)\Z"
     r"|ch/environment\Z|\.singularity\.d/env/[^/]+\Z"
 )
 _LISTED = re.compile(r"([-dlbcps])\S{9}\s+\S+\s+(\d+)\s+\S+\s+\S+\s+squashfs-root/(.*)\Z")
