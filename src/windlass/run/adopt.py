@@ -32,12 +32,13 @@ from windlass.run.scheduler_commands import scheduler_environ
 from windlass.sites.adopted import Measurements, site_file_text
 from windlass.sites.catalog import load_site
 from windlass.sites.check import check_text
-from windlass.sites.detect import generic_site
-from windlass.sites.evidence import gather_evidence
+from windlass.sites.detect import detect_site, generic_site
+from windlass.sites.evidence import Evidence
 from windlass.sites.folders import catalog_names, catalog_path
 from windlass.sites.topology.described import probe_topology, spec_of_topology
 
 _ASK_TIMEOUT_S = 15.0
+_LAUNCHERS = {"slurm": ("srun", "--version"), "flux": ("flux", "--version"), "pbs": ("mpiexec", "--version")}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -60,7 +61,7 @@ def adopt_site(
     path = target or folders["user"] / "sites" / f"{name}.toml"
     if path.exists() and not replace:
         raise UsageError(f"{path} is there already", hint="--force replaces it; --output FILE writes elsewhere")
-    seen = measure_cluster(name, environ)
+    seen = measurements(name, ask_cluster(environ))
     text = site_file_text(seen)
     problems = check_text(
         text, file=str(path), stem=name, known=lambda kind: catalog_names(kind, folders), builtin=False
@@ -73,29 +74,62 @@ def adopt_site(
     return AdoptedSite(path=path, seen=seen)
 
 
-def measure_cluster(name: str, environ: Mapping[str, str]) -> Measurements:
+class ClusterAnswers(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a cluster showed on one day, as it showed it. `measurements` makes a site file's facts of it anywhere."""
+
+    date: str
+    """As in 2026-08-19."""
+    evidence: Evidence
+    answers: dict[str, str] = {}
+    """Output of each command that is here; empty where it failed or did not answer in time."""
+    allocation: Allocation | None = None
+    topology: Topology | None = None
+    """A compute node: the allocation's first, or this machine where there is no scheduler."""
+    modules: tuple[str, ...] = ()
+
+
+def ask_cluster(environ: Mapping[str, str]) -> ClusterAnswers:
     """What can be seen from here. Inside an allocation its first node is looked at; a node outside of one is not known.
     Raises `MachineError` where the node of the allocation cannot be looked at."""
-    evidence = gather_evidence(environ=environ, ask_scheduler=True)
-    generic = generic_site(evidence)
-    site = load_site(generic)
+    evidence = detect_site(environ=environ, ask_scheduler=True).evidence
+    site = load_site(generic_site(evidence))
     scheduler = get_scheduler(site.file.scheduler.kind)
     allocation = find_allocation(environ)
-    with_commands = scheduler_environ(scheduler, environ)
-    queues = tuple(text for argv in scheduler.queues_argv() if (text := _asked(argv, with_commands)))
-    offers = scheduler.offers_argv()
-    seen = Measurements(
-        name=name,
+    found = scheduler_environ(scheduler, environ)
+    return ClusterAnswers(
         date=datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
-        extends=generic,
-        scheduler=scheduler.name,
-        cluster_name=evidence.cluster_name if scheduler.name == "slurm" else None,
-        queues=scheduler.parse_queues("\n".join(queues)) if queues else (),
-        offers=scheduler.parse_offers(_asked(offers, with_commands)) if offers else (),
-        launcher=_launcher(scheduler, environ),
+        evidence=evidence,
+        answers={" ".join(argv): _asked(argv, found) for argv in _questions(scheduler) if which(argv[0], found)},
+        allocation=allocation,
+        topology=_look(site, allocation, environ),
         modules=loaded_modules(environ),
     )
-    return _with_node(seen, _look(site, allocation, environ), allocation)
+
+
+def measurements(name: str, seen: ClusterAnswers) -> Measurements:
+    """The facts of a site file in what a cluster showed. Pure."""
+    generic = generic_site(seen.evidence)
+    scheduler = get_scheduler(load_site(generic).file.scheduler.kind)
+    queues = "\n".join(filter(None, (seen.answers.get(" ".join(argv)) for argv in scheduler.queues_argv())))
+    offers = seen.answers.get(" ".join(scheduler.offers_argv() or ()), "")
+    facts = Measurements(
+        name=name,
+        date=seen.date,
+        extends=generic,
+        scheduler=scheduler.name,
+        cluster_name=seen.evidence.cluster_name if scheduler.name == "slurm" else None,
+        queues=scheduler.parse_queues(queues) if queues else (),
+        offers=scheduler.parse_offers(offers) if offers else (),
+        launcher=_launcher(scheduler, seen.answers),
+        modules=seen.modules,
+    )
+    return _with_node(facts, seen.topology, seen.allocation)
+
+
+def _questions(scheduler: Scheduler) -> tuple[tuple[str, ...], ...]:
+    """Commands that say what a cluster is, and which launcher it has."""
+    offers, launcher = scheduler.offers_argv(), _LAUNCHERS.get(scheduler.name)
+    return (*scheduler.queues_argv(), *((offers,) if offers else ()), *((launcher,) if launcher else ()))
 
 
 def _look(site: Site, allocation: Allocation | None, environ: Mapping[str, str]) -> Topology | None:
@@ -135,20 +169,20 @@ def fabric_of(nics: tuple[Nic, ...]) -> str | None:
     return None
 
 
-def _launcher(scheduler: Scheduler, environ: Mapping[str, str]) -> str | None:
+def _launcher(scheduler: Scheduler, answers: Mapping[str, str]) -> str | None:
     """The launcher of this cluster, where it can be told: PBS has none of its own, and `mpiexec` says whose it is."""
-    own = {"slurm": ("srun", "srun"), "flux": ("flux", "flux")}.get(scheduler.name)
-    if own is not None:
-        return own[0] if which(own[1], environ) else None
-    said = _asked(("mpiexec", "--version"), environ) if scheduler.name == "pbs" else ""
+    argv = _LAUNCHERS.get(scheduler.name)
+    said = answers.get(" ".join(argv)) if argv else None
+    if argv is None or said is None:
+        return None
+    if argv[0] != "mpiexec":
+        return argv[0]
     known = (("HYDRA", "hydra"), ("Open MPI", "openmpi"), ("OpenRTE", "openmpi"), ("PALS", "pals"))
     return next((launcher for word, launcher in known if word in said), None)
 
 
 def _asked(argv: tuple[str, ...], environ: Mapping[str, str]) -> str:
-    """What a command says; nothing where it is not here, fails or does not answer in time."""
-    if not which(argv[0], environ):
-        return ""
+    """What a command says; nothing where it fails or does not answer in time."""
     try:
         return run_command(argv, timeout_s=_ASK_TIMEOUT_S, env=environ, check=True).stdout
     except WindlassError:

@@ -7,6 +7,7 @@ What a self-test showed: the plan held against what its ranks saw.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -14,16 +15,16 @@ import msgspec
 
 import windlass
 from windlass.base.notation.cpulist import format_cpulist, parse_cpulist
+from windlass.errors import WindlassError
 from windlass.model.finding import Finding
 from windlass.model.plan import Plan, plan_to_json
 from windlass.node.sys.messages import read_messages
 from windlass.node.sys.reading import read_text
+from windlass.run.adopt import ClusterAnswers, ask_cluster
 from windlass.run.bundle import plan_for_strangers, scrubber, write_archive
 from windlass.run.failure.ends import read_seats
 from windlass.run.failure.rank_logs import rank_logs
 from windlass.run.folder import RunFolder, read_plan
-from windlass.sites.detect import detect_site
-from windlass.sites.topology.described import probe_topology
 
 
 def reports(plan: Plan, folder: RunFolder) -> list[dict[str, object]]:
@@ -81,13 +82,15 @@ def write_bundle(
     """One archive with the plan, the scripts, what ranks said and what was made of it. Secrets of `environ` and `given`
     (--env) are nowhere in it, whoever said them: a library's error may hold any variable."""
     plan = read_plan(folder.path)
-    about = {
+    about: dict[str, object] = {
         "windlass": windlass.__version__,
         "findings": msgspec.to_builtins(findings),
         "reports": reports(plan, folder),
-        "detection": detect_site(environ=environ).lines(),
-        "topology": json.loads(msgspec.json.encode(probe_topology())),
     }
+    try:
+        about["seen"] = msgspec.to_builtins(_without_people(ask_cluster(environ)))
+    except WindlassError as error:  # what the ranks said is worth sending without it
+        about["not_seen"] = str(error)
     files = {
         "report.json": json.dumps(about, indent=1),
         "plan.json": plan_to_json(plan_for_strangers(plan)).decode(),
@@ -97,7 +100,27 @@ def write_bundle(
             files[name] = _text(folder.part(name), folder.path)
     for part in ("where", "comm"):
         files |= {f"{part}/{file.name}": _text(file, folder.path) for file in sorted(folder.part(part).iterdir())}
-    write_archive(bundle, "selftest", files, scrubber(environ, given, plan), option="--bundle")
+    write_archive(
+        bundle, "selftest", files, scrubber(environ, given, plan, home=environ.get("HOME", "")), option="--bundle"
+    )
+
+
+_PEOPLE = re.compile(
+    r"""\b((?:Allow|Deny)(?:Accounts|Groups)=)(?!ALL\b)\S+"""
+    r"""|("(?:acl_users|acl_groups|acl_hosts|acl_roots|managers|operators|mail_from|comment)"\s*:\s*)"(?:[^"\\]|\\.)*\""""
+)
+"""In answers of schedulers: who may use a queue."""
+
+
+def _without_people(seen: ClusterAnswers) -> ClusterAnswers:
+    """What a cluster showed, without the names of accounts, groups and users."""
+
+    def hide(found: re.Match[str]) -> str:
+        return f"{found[1]}hidden" if found[1] else f'{found[2]}"hidden"'
+
+    answers = {argv: _PEOPLE.sub(hide, text) for argv, text in seen.answers.items()}
+    job = msgspec.structs.replace(seen.allocation, account=None) if seen.allocation else None
+    return msgspec.structs.replace(seen, answers=answers, allocation=job)
 
 
 def _text(path: Path, within: Path) -> str:

@@ -32,7 +32,7 @@ def test_the_bundle_holds_plan_scripts_places_and_a_verdict(tmp_path: Path) -> N
         assert all(b"correct-horse-battery" not in text.read() for text in texts if text)
     assert {"plan.json", "result.json", "rank.sh", "launch.sh", "report.json"} <= names
     assert [entry["rank"] for entry in report["reports"]] == [0, 1]
-    assert report["topology"]["cores"]
+    assert report["seen"]["topology"]["cores"]
 
 
 def test_a_bundle_that_cannot_be_written_is_an_error_in_words(tmp_path: Path) -> None:

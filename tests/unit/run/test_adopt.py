@@ -8,7 +8,7 @@ import pytest
 
 from captured import FOLDER
 from windlass.model.topology import Nic
-from windlass.run.adopt import fabric_of, measure_cluster
+from windlass.run.adopt import ask_cluster, fabric_of, measurements
 
 
 def commands(folder: Path, **texts: str) -> dict[str, str]:
@@ -34,7 +34,9 @@ def test_a_pbs_cluster_is_measured_with_the_mpi_that_is_there(tmp_path: Path) ->
         pbsnodes=said("openpbs/pbsnodes_a_json.out"),
         mpiexec="HYDRA build details:\n    Version: 4.2\n",
     )
-    seen = measure_cluster("bluebox", {**environ, "PBS_CONF_FILE": "/dev/null", "LOADEDMODULES": "gcc/13:cuda/12"})
+    seen = measurements(
+        "bluebox", ask_cluster({**environ, "PBS_CONF_FILE": "/dev/null", "LOADEDMODULES": "gcc/13:cuda/12"})
+    )
     assert (seen.scheduler, seen.extends, seen.launcher) == ("pbs", "generic-pbs", "hydra")
     assert [queue.name for queue in seen.queues] == ["workq", "debug"]
     assert seen.offers and seen.modules == ("gcc/13", "cuda/12")
@@ -42,7 +44,7 @@ def test_a_pbs_cluster_is_measured_with_the_mpi_that_is_there(tmp_path: Path) ->
 
 
 def test_a_flux_cluster_is_measured(tmp_path: Path) -> None:
-    seen = measure_cluster("bluebox", commands(tmp_path / "bin", flux=said("flux/queue-list.stdout")))
+    seen = measurements("bluebox", ask_cluster(commands(tmp_path / "bin", flux=said("flux/queue-list.stdout"))))
     assert (seen.scheduler, seen.extends, seen.launcher) == ("flux", "generic-flux", "flux")
     assert [(queue.name, queue.time_max) for queue in seen.queues] == [("batch", "08:00:00"), ("debug", "00:30:00")]
     assert seen.node is None
@@ -51,7 +53,7 @@ def test_a_flux_cluster_is_measured(tmp_path: Path) -> None:
 def test_a_scheduler_that_does_not_answer_leaves_its_facts_out(tmp_path: Path) -> None:
     environ = commands(tmp_path / "bin", qsub="", qstat="")
     (tmp_path / "bin" / "qstat").write_text("#!/bin/sh\necho cannot connect >&2\nexit 15\n")
-    seen = measure_cluster("bluebox", {**environ, "PBS_CONF_FILE": "/dev/null"})
+    seen = measurements("bluebox", ask_cluster({**environ, "PBS_CONF_FILE": "/dev/null"}))
     assert (seen.scheduler, seen.queues, seen.offers, seen.launcher) == ("pbs", (), (), None)
 
 

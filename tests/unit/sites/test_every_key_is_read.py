@@ -56,7 +56,8 @@ OTHERWISE = {
 
 def _tables(base: type = Table) -> Iterator[type]:
     for sub in base.__subclasses__():
-        yield sub
+        if sub.__module__.startswith("windlass.model."):  # other files than those of sites have tables too
+            yield sub
         yield from _tables(sub)
 
 
