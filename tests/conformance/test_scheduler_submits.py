@@ -125,7 +125,7 @@ def test_the_allocation_is_read_inside_the_job(queue: Queue) -> None:
     scheduler = get_scheduler(queue.name)
     seen = queue.folder / "seen"
     argv = scheduler.allocation_argv({"FLUX_URI": "x"}) or ("true",)
-    body = f"env -0 > '{seen}.env'\n" + quote_words(argv) + f" > '{seen}.out'\n"
+    body = "\n".join(scheduler.first_lines) + f"\nenv -0 > '{seen}.env'\n" + quote_words(argv) + f" > '{seen}.out'\n"
     body += f"cp \"${{PBS_NODEFILE:-/dev/null}}\" '{seen}.nodes'\n"
     queue.wait(queue.submit(small(queue), body), {JobState.DONE})
     pairs = (entry.split("=", 1) for entry in Path(f"{seen}.env").read_text().split("\0") if "=" in entry)

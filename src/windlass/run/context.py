@@ -10,6 +10,7 @@ from string import Template
 
 import msgspec
 
+from windlass.backends.launchers import mpiexec_kind
 from windlass.backends.schedulers import get_scheduler, scheduler_of_job
 from windlass.base.centre import ForbiddenOption
 from windlass.base.procs.command import run_command, which
@@ -187,7 +188,7 @@ def gather_context(
     # Inside a job a shell may be bound to one core of it (`srun --pty bash`): what counts is the cgroup.
     seen = probe_topology(allowed_by="cgroup" if allocation else "mask") if on_node else None
     if here and allocation is not None and not on_node:
-        launcher = request.launcher or site.file.launcher.kind
+        launcher = request.launcher or with_seen_mpi(request, site, environ)[0].file.launcher.kind
         look = probe_node(allocation.hosts[0], launcher, site.file.launcher, environ)
         seen, taken = look.topology, look.taken_ports
     topology, remarks = choose_topology(site, seen)
@@ -195,6 +196,7 @@ def gather_context(
     ruled = (request.scheduler or site.file.scheduler.kind) != "none"
     unseen = allocation is None and not topology.cores
     said = ask_scheduler(site, request, environ) if unseen else SchedulerAnswers()
+    site, mpi_note = said.seen_mpi or with_seen_mpi(request, site, environ)
     remarks += [*said.remarks, *_foreign_files(request, settings)]
     roots = cache_roots(request) if here else ()
     script = read_script(request)
@@ -224,8 +226,32 @@ def gather_context(
         on_node=on_node,
         taken_ports=taken,
         detection=detection,
-        remarks=(*remarks, *((note,) if note else ())),
+        remarks=(*remarks, *(one for one in (mpi_note, note) if one)),
     )
+
+
+def with_seen_mpi(request: Request, site: Site, environ: Mapping[str, str]) -> tuple[Site, Finding | None]:
+    """The site with the launcher of the mpiexec that is here, where nobody has said which MPI a PBS cluster has."""
+    guessed = site.origin_of("launcher.kind").grade == "derived" and not request.launcher
+    if not guessed or (request.scheduler or site.file.scheduler.kind) != "pbs":
+        return site, None
+    hint = "name it with --launcher openmpi, hydra (MPICH, Intel MPI) or pals (HPE Cray)"
+    folders = f"{request.activate}/bin:" if request.activate else ""
+    path = which("mpiexec", {**environ, "PATH": folders + environ.get("PATH", "")})
+    if path is None:
+        return site, Finding("mpi-unknown", "warning", "which MPI starts the ranks is not known: no mpiexec here", hint)
+    try:
+        done = run_command((path, "--version"), timeout_s=_CHECK_TIMEOUT_S, env=environ, check=False)
+        said = done.stdout + done.stderr
+    except WindlassError as error:
+        said = str(error)
+    kind = mpiexec_kind(str(Path(path).resolve()), said)
+    if kind is None:
+        first = next(iter(said.splitlines()), "nothing")
+        return site, Finding("mpi-unknown", "warning", f"which MPI {path} is of is not known: it says {first!r}", hint)
+    launcher = msgspec.structs.replace(site.file.launcher, kind=kind)
+    site = msgspec.structs.replace(site, file=msgspec.structs.replace(site.file, launcher=launcher))
+    return site, Finding("mpi-seen", "note", f"{path} is the launcher of {kind}: the nodes need the same one")
 
 
 def _check_paths(request: Request, site: Site, environ: Mapping[str, str], *, here: bool, ours: bool) -> list[Finding]:
@@ -286,11 +312,13 @@ class SchedulerAnswers:
     queues: tuple[QueueSpec, ...] = ()
     accounts: tuple[str, ...] = ()
     remarks: tuple[Finding, ...] = ()
+    seen_mpi: tuple[Site, Finding | None] | None = None
+    """As `with_seen_mpi` says, where it was asked meanwhile."""
 
 
 def ask_scheduler(site: Site, request: Request, environ: Mapping[str, str]) -> SchedulerAnswers:
-    """Ask the scheduler for nodes, limits and accounts, all at the same time. A question that is not answered leaves
-    its part empty, and a remark where it matters."""
+    """Ask the scheduler for nodes, limits and accounts, and mpiexec for its version, all at the same time. A question
+    that is not answered leaves its part empty, and a remark where it matters."""
     scheduler = get_scheduler(request.scheduler or site.file.scheduler.kind)
     found = scheduler_environ(scheduler, environ)
     offers_argv = scheduler.offers_argv()
@@ -311,6 +339,7 @@ def ask_scheduler(site: Site, request: Request, environ: Mapping[str, str]) -> S
     from concurrent.futures import ThreadPoolExecutor  # here: rarely needed, and not free
 
     with ThreadPoolExecutor() as pool:
+        mpi = pool.submit(with_seen_mpi, request, site, environ)
         offers = pool.submit(ask, offers_argv, _ASK_TIMEOUT_S)
         queues = [pool.submit(ask, argv, _CHECK_TIMEOUT_S) for argv in scheduler.queues_argv()]
         accounts = pool.submit(ask, accounts_argv, _CHECK_TIMEOUT_S)
@@ -329,6 +358,7 @@ def ask_scheduler(site: Site, request: Request, environ: Mapping[str, str]) -> S
         queues=scheduler.parse_queues("\n".join(each for each in limits if isinstance(each, str))),
         accounts=scheduler.parse_accounts(known) if isinstance(known, str) else (),
         remarks=tuple(remarks),
+        seen_mpi=mpi.result(),
     )
 
 

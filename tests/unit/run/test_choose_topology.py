@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
+from looping import each
+from windlass.model.request import Request
 from windlass.model.topology import Topology
-from windlass.run.context import choose_topology
+from windlass.run.context import choose_topology, with_seen_mpi
 from windlass.sites.catalog import load_site
 from windlass.sites.topology.described import topology_from_spec
 
@@ -56,3 +60,37 @@ def test_a_confirmed_map_stays_with_its_reserved_cores() -> None:
     described = topology_from_spec(load_site("frontier").file.node, load_site("frontier").file.devices)
     assert chosen.devices == described.devices and chosen.reserved == described.reserved
     assert remarks == []
+
+
+MPIEXECS = [
+    ("bin", "mpiexec (OpenRTE) 4.1.4", "openmpi"),
+    ("bin", "mpirun (Open MPI) 5.0.6", "openmpi"),
+    ("bin", "HYDRA build details:\n    Version: 4.2.0", "hydra"),
+    ("bin", "Intel(R) MPI Library for Linux* OS, Version 2021.11", "hydra"),
+    ("opt/cray/pals/1.4/bin", "mpiexec version 1.4", "pals"),
+    ("bin", "something else", None),
+]
+
+
+@each(("folder", "version", "kind"), MPIEXECS)
+def test_the_mpiexec_of_a_pbs_cluster_that_nobody_described_is_asked_whose_it_is(
+    tmp_path: Path, folder: str, version: str, kind: str | None
+) -> None:
+    place = tmp_path / str(len(version)) / folder
+    place.mkdir(parents=True)
+    (place / "mpiexec").write_text(f"#!/bin/sh\n[ \"$1\" = --version ] && echo '{version}'\n")
+    (place / "mpiexec").chmod(0o755)
+    environ, site = {"PATH": f"{place}:/usr/bin:/bin"}, load_site("generic-pbs")
+    found, note = with_seen_mpi(Request(command=()), site, environ)
+    assert note is not None
+    assert (found.file.launcher.kind, note.kind) == (kind or "hydra", "mpi-seen" if kind else "mpi-unknown")
+    asked = Request(command=(), launcher="pals")
+    assert with_seen_mpi(asked, site, environ) == (site, None), "the user said it"
+    aurora = load_site("aurora")
+    assert with_seen_mpi(Request(command=()), aurora, environ) == (aurora, None), "the catalog says it"
+
+
+def test_no_mpiexec_is_told() -> None:
+    found, note = with_seen_mpi(Request(command=()), load_site("generic-pbs"), {"PATH": "/nowhere"})
+    assert note is not None
+    assert (found.file.launcher.kind, note.kind) == ("hydra", "mpi-unknown")

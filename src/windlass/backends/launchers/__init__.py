@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 
 from windlass.backends.launchers.base import Launcher
@@ -15,6 +16,17 @@ _BACKENDS = {
     "flux": ("windlass.backends.launchers.flux", "FluxRun"),
     "local": ("windlass.backends.launchers.local", "Local"),
 }
+
+_MPIEXEC = (
+    ("pals", re.compile(r"/pals/|\bPALS\b")),
+    ("openmpi", re.compile(r"Open ?RTE|Open MPI|PRRTE")),
+    ("hydra", re.compile(r"HYDRA|Intel\(R\) MPI")),  # Intel's is hydra with its own version text
+)
+
+
+def mpiexec_kind(path: str, version: str) -> str | None:
+    """The launcher of an mpiexec by its path, links followed, and by what it prints with --version."""
+    return next((name for name, sign in _MPIEXEC if sign.search(f"{path}\n{version}")), None)
 
 
 def launcher_names() -> tuple[str, ...]:

@@ -107,6 +107,8 @@ class Scheduler(ABC):
     """Prefix of a directive line, `#SBATCH`."""
     job_id_variable: ClassVar[str]
     shebang: ClassVar[str] = "#!/bin/bash"
+    first_lines: ClassVar[tuple[str, ...]] = ()
+    """Lines of shell with which every batch script begins."""
     host_lines: ClassVar[str]
     """A shell command that prints the hosts of the job, one per line, rank 0's first, each once."""
     submit_command: ClassVar[tuple[str, ...]]

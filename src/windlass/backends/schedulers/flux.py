@@ -59,6 +59,10 @@ class Flux(Scheduler):
     name = "flux"
     directive = "# flux:"
     job_id_variable = "FLUX_ENCLOSING_ID"
+    first_lines = (
+        "# Flux before 0.71 does not set this.",
+        'export FLUX_ENCLOSING_ID="${FLUX_ENCLOSING_ID:-$(flux getattr jobid 2>/dev/null)}"',
+    )
     host_lines = "flux hostlist --expand local | tr ' ' '\\n' | awk 'NF && !seen[$1]++'"
     submit_command = ("flux", "batch")
     job_id = re.compile(r"([ƒf][1-9A-HJ-NP-Za-km-z]+|\d+)")  # `f2E1Wbrw` where the locale has no ƒ

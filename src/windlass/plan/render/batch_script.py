@@ -113,7 +113,7 @@ def _head_lines(plan: Plan, run_dir: str | None, about: Sequence[str] = ()) -> l
     lines = [scheduler.shebang, *map(scheduler.directive_line, kept), "", *about, "# Why these directives:"]
     for argument in kept:
         lines += comment(f"  {quote_words(argument.words)}: {argument.because} ({argument.origin.text()})")
-    return [*lines, ""]
+    return [*lines, "", *scheduler.first_lines]
 
 
 def batch_script(plan: Plan, run_dir: str, windlass_words: tuple[str, ...], signed_by: str = "") -> str:
