@@ -24,9 +24,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
+from fast_llama.loop import FastLlmOptions, train_fast_llm  # noqa: E402
+from fast_resnet.loop import FastResNetOptions, train_fast_resnet  # noqa: E402
 from windlass.bench.rank import software  # noqa: E402
 from windlass.bench.train.device import Device, find_device  # noqa: E402
-from windlass.bench.train.options import LlmOptions, ResNetOptions  # noqa: E402
 
 Note = Callable[[dict[str, Any]], None]
 
@@ -81,20 +82,17 @@ PAIR_MODES: tuple[tuple[str, str, dict[str, Any], float], ...] = (
 
 def run_one(case: str, device: str, toy: bool, changes: dict[str, Any]) -> tuple[float, ...]:
     """The losses of one run: fp32, eager and alone but for the changes."""
-    from fast_resnet.loop import FastResNetOptions, train_fast_resnet
-    from windlass.bench.train.loop import train_llm
-
     base = {"precision": "fp32", "compile": False, "tf32": False, "device": device}
     if case == "llm":
-        return train_llm(LlmOptions(**{**(LLM_TOY if toy else LLM), **base, **changes})).losses
+        return train_fast_llm(FastLlmOptions(**{**(LLM_TOY if toy else LLM), **base, **changes})).losses
     base |= {"graphs": False, "norm": "torch"}
     return train_fast_resnet(FastResNetOptions(**{**(RESNET_TOY if toy else RESNET), **base, **changes})).losses
 
 
 def as_rank(text: str) -> int:
     """This process as one of two ranks on one device: its collectives are gloo's."""
+    from fast_llama import loop
     from fast_resnet import loop as resnet_loop
-    from windlass.bench.train import loop
 
     asked = json.loads(text)
 
@@ -209,8 +207,8 @@ def main() -> int:
         "device": {"kind": device.kind, "name": device.name},
         "software": software() | ({"commit": arguments.commit} if arguments.commit else {}),
         "options": {
-            "llm": asdict(LlmOptions(**(LLM_TOY if arguments.toy else LLM))),
-            "resnet": asdict(ResNetOptions(**(RESNET_TOY if arguments.toy else RESNET))),
+            "llm": asdict(FastLlmOptions(**(LLM_TOY if arguments.toy else LLM))),
+            "resnet": asdict(FastResNetOptions(**(RESNET_TOY if arguments.toy else RESNET))),
         },
     }
 

@@ -141,10 +141,10 @@ def micro(size: str, out: Path) -> None:
     sys.path.insert(0, str(ROOT / "src"))
     import torch
 
+    from fast_llama.pieces import make_pieces
     from windlass.bench.matmul.product import measure_matmul
     from windlass.bench.train.device import StepClock, find_device
     from windlass.bench.train.llama import ATTENTION
-    from windlass.bench.train.pieces import make_pieces
 
     device = find_device(None)
     toy = size == "toy"
@@ -243,15 +243,15 @@ CURVE = {"model": "llama-160m", "sequence": 512, "micro_batch": 8, "steps": 200,
 def curves(out: Path) -> None:
     """The same model, data and seed in fp32, bf16 and fp8: how far apart are the losses?"""
     sys.path.insert(0, str(ROOT / "src"))
+    from fast_llama.loop import FastLlmOptions
     from train_step import record_of, trained_by
     from windlass.bench.rank import about_torch
     from windlass.bench.record import write_record
     from windlass.bench.train.device import find_device
-    from windlass.bench.train.options import LlmOptions
 
     losses = {}
     for precision in ("fp32", "bf16", "fp8"):
-        trained = trained_by(LlmOptions(**CURVE, precision=precision))  # type: ignore[arg-type]
+        trained = trained_by(FastLlmOptions(**CURVE, precision=precision))  # type: ignore[arg-type]
         command = ("python3", "bench/h200.py", "--micro", "curves")
         write_record(out / f"curve-{precision}.json", record_of(trained, about_torch(find_device(None), None), command))
         losses[precision] = trained["losses"]
@@ -291,7 +291,7 @@ def norm_sweep(only: int | None, out: Path) -> None:
     import torch
 
     from fast_resnet import norm
-    from windlass.bench.train.breakdown import kind_of, profiled
+    from step_profile import kind_of, profiled
     from windlass.bench.train.device import find_device
 
     device = find_device(None)

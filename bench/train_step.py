@@ -3,7 +3,7 @@
     python bench/train_step.py llm --model llama2-7b --sequence 4096 --accumulation 16 --precision fp8
     python bench/train_step.py resnet --model resnet50 --batch 96
 
-`llm` is the step of `windlass bench llm`. `resnet` is `fast_resnet`, which is faster than the published method of
+`llm` is `fast_llama` and `resnet` is `fast_resnet`: faster than the plain PyTorch of `windlass bench llm` and
 `windlass bench ddp`. Under a launcher it reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
 """
 
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import windlass
+from fast_llama.loop import FastLlmOptions, train_fast_llm
 from fast_resnet.loop import FastResNetOptions, train_fast_resnet
 from windlass.bench.cases import table_text
 from windlass.bench.options import add_options, asked
@@ -24,9 +25,7 @@ from windlass.bench.rank import about_torch, leave, read_world, write_error
 from windlass.bench.record import BenchRecord, Where, new_record, write_record
 from windlass.bench.runner import checkout_commit
 from windlass.bench.train.device import find_device
-from windlass.bench.train.loop import train_llm
 from windlass.bench.train.messages import train_message
-from windlass.bench.train.options import LlmOptions
 from windlass.bench.train.rows import train_measurement
 from windlass.errors import WindlassError
 from windlass.model.jsontext import to_json
@@ -37,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python bench/train_step.py", description="Measure a training step.")
     cases = top.add_subparsers(dest="case", required=True)
     kinds = {
-        "llm": (LlmOptions, "a Llama-style language model"),
+        "llm": (FastLlmOptions, "a Llama-style language model"),
         "resnet": (FastResNetOptions, "a ResNet on random images"),
     }
     for name, (kind, text) in kinds.items():
@@ -69,9 +68,9 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def trained_by(options: LlmOptions | FastResNetOptions) -> dict[str, Any]:
+def trained_by(options: FastLlmOptions | FastResNetOptions) -> dict[str, Any]:
     """The message of one run."""
-    loop: Any = train_llm if isinstance(options, LlmOptions) else train_fast_resnet
+    loop: Any = train_fast_llm if isinstance(options, FastLlmOptions) else train_fast_resnet
     return train_message(loop(options))
 
 

@@ -9,20 +9,20 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fast_llama.kernels import kernels_available
 from fast_resnet.exchange import FlatGradients
 from fast_resnet.graph import captured, rehearsed
-from fast_resnet.model import ResNet
+from fast_resnet.model import ResNet, to_bf16
 from fast_resnet.norm import NormTable
+from fast_resnet.optimizer import MasterSgd
+from step_profile import profiled
 from windlass.bench.options import option
 from windlass.bench.rank import World, read_world
 from windlass.bench.train import parallel
 from windlass.bench.train.data import RandomImages
 from windlass.bench.train.device import Device, allow_tf32, find_device
 from windlass.bench.train.interruption import out_of_memory_explained
-from windlass.bench.train.kernels import kernels_available
-from windlass.bench.train.optimizer import MasterSgd
-from windlass.bench.train.options import ResNetOptions, resnet_blocks
-from windlass.bench.train.resnet import to_bf16
+from windlass.bench.train.options import Precision, ResNetOptions, resnet_blocks
 from windlass.bench.train.steps import MeasuredRun, SoFar, TrainResult
 from windlass.errors import MachineError, UsageError
 
@@ -31,6 +31,8 @@ from windlass.errors import MachineError, UsageError
 class FastResNetOptions(ResNetOptions):
     """The options of the plain step, and the choices that make it fast. None: what suits the device."""
 
+    precision: Precision | None = option(None, "default: what suits the device", choices=("fp32", "bf16", "amp"))
+    profile: bool = option(False, "one more step under the profiler")
     compile: bool | None = option(None, "default: on accelerators")
     graphs: bool | None = None
     channels_last: bool = True
@@ -59,8 +61,8 @@ def train_fast_resnet(options: FastResNetOptions, so_far: SoFar | None = None) -
 
 def resolve(options: FastResNetOptions, device: Device) -> FastResNetOptions:
     """The options with every None replaced by what suits the device."""
-    graphs = device.graphs if options.graphs is None else options.graphs
-    if graphs and not device.graphs:
+    graphs = device.kind == "cuda" if options.graphs is None else options.graphs
+    if graphs and device.kind != "cuda":
         raise MachineError(f"{device.name} has no graphs", hint="leave --graphs out")
     norm = options.norm
     if norm == "by-hand" and not (device.kind == "cuda" and kernels_available()):
@@ -142,7 +144,14 @@ def _train(options: FastResNetOptions, device: Device, world: World, so_far: SoF
 
     with rehearsed((*optimizer.state(), *plain.buffers()), bool(options.graphs)):
         step_on = _whole_step(forward_backward, update, exchange, data.batch(0, world.rank), bool(options.graphs))
-    run = MeasuredRun(options=options, device=device, world=world, parameters=parameters, so_far=so_far)
+    run = MeasuredRun(
+        options=options,
+        device=device,
+        world=world,
+        parameters=parameters,
+        so_far=so_far,
+        profile=profiled if options.profile else None,
+    )
 
     def one_step(step: int) -> None:
         run.losses.append(step_on(*data.batch(step, world.rank)).clone())

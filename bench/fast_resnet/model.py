@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from compiling import compiled
 from fast_resnet.norm import NormTable, TableNorm, TorchNorm
-from windlass.bench.train.device import compiled
 
 
 class Pointwise(nn.Conv2d):  # type: ignore[misc]
@@ -133,3 +133,10 @@ def _norm(table: NormTable | None, channels: int, *, zero: bool = False) -> Torc
     if zero:
         torch.nn.init.zeros_(norm.weight)
     return norm
+
+
+def to_bf16(model: nn.Module) -> None:
+    """Convolutions and classifier in bf16; norms stay fp32, as their sums over pixels need."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            module.to(torch.bfloat16)

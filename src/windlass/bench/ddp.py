@@ -31,7 +31,7 @@ class DdpOptions:
     image: int = option(224, "side of the images in pixels")
     steps: int = 10
     warmup: int = 5
-    precision: Precision = option("fp32", "default: fp32", choices=("fp32", "bf16", "amp"))
+    precision: Precision = option("fp32", "default: fp32", choices=("fp32", "bf16"))
     tf32: bool | None = option(None, "default: yes, as the published tables")
     fp16_allreduce: bool = option(False, "send gradients as fp16, as in Horovod's benchmark")
     device: Literal["cuda", "xpu", "cpu"] | None = None

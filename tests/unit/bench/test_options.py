@@ -38,9 +38,9 @@ def test_a_rank_gets_the_same_value(kind: type) -> None:
 
 
 def test_numbers_and_switches_survive_the_way_to_a_rank() -> None:
-    words = ("--no-compile", "--learning-rate", "1e-3", "--precision", "fp8")
+    words = ("--no-compile", "--learning-rate", "1e-3", "--precision", "bf16")
     found = LlmOptions(**_parsed(LlmOptions, *words))  # type: ignore[arg-type]
-    assert (found.compile, found.learning_rate, found.precision) == (False, 1e-3, "fp8")
+    assert (found.compile, found.learning_rate, found.precision) == (False, 1e-3, "bf16")
     assert from_values(LlmOptions, json.loads(to_argument(found))) == found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,7 +26,6 @@ class Device:
     memory_bytes: int
     precision: Precision
     compile: bool
-    graphs: bool
     collective: str
     fp8: tuple[torch.dtype, torch.dtype] | None  # (forward, gradients)
 
@@ -66,7 +64,6 @@ def _cpu() -> Device:
         memory_bytes=memory,
         precision="fp32",
         compile=False,
-        graphs=False,
         collective="gloo",
         # torch multiplies fp8 on the CPU too: slow, but the same numbers, which is what the tests need.
         fp8=(torch.float8_e4m3fn, torch.float8_e5m2),
@@ -83,7 +80,6 @@ def _intel(index: int) -> Device:
         memory_bytes=properties.total_memory,
         precision="bf16",
         compile=True,
-        graphs=False,
         collective="xccl",
         fp8=None,
     )
@@ -100,7 +96,6 @@ def _cuda(index: int) -> Device:
         memory_bytes=properties.total_memory,
         precision="bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32",
         compile=True,
-        graphs=True,
         collective="nccl",
         fp8=_fp8_types(properties, amd=amd),
     )
@@ -171,10 +166,3 @@ class StepClock:
         if self._device.kind == "cpu":
             return tuple(after - before for before, after in pairs)
         return tuple(before.elapsed_time(after) / 1e3 for before, after in pairs)
-
-
-def compiled(function: Callable[..., Any], on: bool, **options: Any) -> Callable[..., Any]:
-    """The function through torch.compile with fixed shapes, or as it is."""
-    if not on:
-        return function
-    return torch.compile(function, dynamic=False, **options)  # type: ignore[no-any-return]

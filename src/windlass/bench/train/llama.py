@@ -1,20 +1,19 @@
-"""A Llama-style model: embedding, blocks of attention and SwiGLU with RMSNorm before each, and an untied head.
+"""A Llama-style model in plain PyTorch: embedding, blocks of attention and SwiGLU with RMSNorm, and a head.
 
-`forward` takes tokens and targets and returns the mean loss, because the head and the loss are computed together.
+`forward` takes tokens and targets and returns the mean loss. The repository's `bench/fast_llama` has a tuned step.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from windlass.bench.train.device import Device, Vendor
-from windlass.bench.train.loss import chunked_loss
+from windlass.bench.train.device import Vendor
 from windlass.bench.train.options import Checkpointing, LlamaSize
-from windlass.bench.train.pieces import Pieces, rotary_table
-from windlass.bench.train.product import Accumulation, Linear, ProductRules, embed
 
 # Best first; torch takes the first that can run the case. cuDNN's attention is the fastest on Hopper.
 ATTENTION: dict[Vendor, tuple[SDPBackend, ...]] = {
@@ -31,107 +30,97 @@ ATTENTION: dict[Vendor, tuple[SDPBackend, ...]] = {
 
 
 class Block(nn.Module):  # type: ignore[misc]
-    """One layer. It takes the residual stream and the last branch still to be added to it, so that the sum and the norm
-    that follows it are one kernel."""
+    """One layer. Checkpointing is inside, so that a compiled block has it too."""
 
-    def __init__(
-        self, size: LlamaSize, rules: ProductRules, pieces: Pieces, accumulation: Accumulation, vendor: Vendor
-    ) -> None:
+    def __init__(self, size: LlamaSize, checkpointing: Checkpointing) -> None:
         super().__init__()
         self.size = size
-        self.pieces = pieces
-        self.attention_order = ATTENTION[vendor]
-        head_rows = size.head_width * (size.heads + 2 * size.kv_heads)
+        self.checkpointing = checkpointing
         self.attention_norm = nn.Parameter(torch.empty(size.width))
-        self.qkv = Linear(size.width, head_rows, rules, pieces, accumulation)
-        self.attention_out = Linear(size.head_width * size.heads, size.width, rules, pieces, accumulation)
+        self.qkv = nn.Linear(size.width, size.head_width * (size.heads + 2 * size.kv_heads), bias=False)
+        self.attention_out = nn.Linear(size.head_width * size.heads, size.width, bias=False)
         self.mlp_norm = nn.Parameter(torch.empty(size.width))
-        self.gate_up = Linear(size.width, 2 * size.hidden, rules, pieces, accumulation)
-        self.down = Linear(size.hidden, size.width, rules, pieces, accumulation)
+        self.gate_up = nn.Linear(size.width, 2 * size.hidden, bias=False)
+        self.down = nn.Linear(size.hidden, size.width, bias=False)
 
-    def forward(self, stream: Tensor, branch: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        stream, normed = self.pieces.add_rms_norm(stream, branch, self.attention_norm, self.size.norm_eps)
-        branch = self.attention_out(self._attend(self.qkv(normed), cos, sin))
-        stream, normed = self.pieces.add_rms_norm(stream, branch, self.mlp_norm, self.size.norm_eps)
-        return stream, self.down(self.pieces.swiglu(self.gate_up(normed)))
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        if self.checkpointing == "none":
+            return self._layer(x, cos, sin)
+        keep = partial(create_selective_checkpoint_contexts, _keep_products)
+        extra = {} if self.checkpointing == "full" else {"context_fn": keep}
+        result: Tensor = checkpoint(self._layer, x, cos, sin, use_reentrant=False, preserve_rng_state=False, **extra)
+        return result
 
-    def _attend(self, qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _layer(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x = x + self._attend(_rms_norm(x, self.attention_norm, self.size.norm_eps), cos, sin)
+        gate, up = self.gate_up(_rms_norm(x, self.mlp_norm, self.size.norm_eps)).chunk(2, -1)
+        return x + self.down(nn.functional.silu(gate) * up)
+
+    def _attend(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         size = self.size
-        batch, positions, _ = qkv.shape
-        parts = qkv.view(batch, positions, size.heads + 2 * size.kv_heads, size.head_width)
-        q, k, v = self.pieces.rotate(parts, cos, sin, size.heads, size.kv_heads)
-        with sdpa_kernel(list(self.attention_order), set_priority=True):
-            mixed = nn.functional.scaled_dot_product_attention(
-                q.transpose(1, 2),
-                k.transpose(1, 2),
-                v.transpose(1, 2),
-                is_causal=True,
-                enable_gqa=size.kv_heads != size.heads,
-            )
-        return mixed.transpose(1, 2).reshape(batch, positions, size.heads * size.head_width)
+        batch, positions, _ = x.shape
+        qkv = self.qkv(x).view(batch, positions, -1, size.head_width).transpose(1, 2)
+        q, k, v = qkv.split((size.heads, size.kv_heads, size.kv_heads), dim=1)
+        mixed = nn.functional.scaled_dot_product_attention(
+            _rotated(q, cos, sin), _rotated(k, cos, sin), v, is_causal=True, enable_gqa=size.kv_heads != size.heads
+        )
+        return self.attention_out(mixed.transpose(1, 2).reshape(batch, positions, -1))
 
 
 class Llama(nn.Module):  # type: ignore[misc]
     """The whole model, on the meta device until `initialize`."""
 
     def __init__(
-        self,
-        size: LlamaSize,
-        *,
-        rules: ProductRules,
-        pieces: Pieces,
-        accumulation: Accumulation,
-        device: Device,
-        checkpointing: Checkpointing,
-        loss_chunk: int,
+        self, size: LlamaSize, *, vendor: Vendor, compute_type: torch.dtype, checkpointing: Checkpointing
     ) -> None:
         super().__init__()
         self.size = size
-        self.pieces = pieces
-        self.checkpointing = checkpointing
-        self.loss_chunk = loss_chunk
-        self.accumulation = accumulation
-        self.compute_type = torch.float32 if rules.precision == "fp32" else torch.bfloat16
-        head_rules = rules if rules.precision != "fp8" else _in_bf16(rules)
+        self.vendor: Vendor = vendor
+        self.compute_type = compute_type
         with torch.device("meta"):
             self.embedding = nn.Parameter(torch.empty(size.vocabulary, size.width))
-            self.blocks = nn.ModuleList(
-                Block(size, rules, pieces, accumulation, device.vendor) for _ in range(size.layers)
-            )
+            self.blocks = nn.ModuleList(Block(size, checkpointing) for _ in range(size.layers))
             self.norm = nn.Parameter(torch.empty(size.width))
-            self.head = Linear(size.width, size.vocabulary, head_rules, pieces, accumulation)
-        self._rotary: tuple[Tensor, Tensor] | None = None
+            self.head = nn.Linear(size.width, size.vocabulary, bias=False)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        cos, sin = self._rotary_of(tokens)
-        stream = embed(tokens, self.embedding, self.accumulation).to(self.compute_type)
-        branch = torch.zeros_like(stream)
-        for block in self.blocks:
-            stream, branch = _call(self.checkpointing, block, stream, branch, cos, sin)
-        _, normed = self.pieces.add_rms_norm(stream, branch, self.norm, self.size.norm_eps)
-        return chunked_loss(normed, self.head, targets, self.pieces, self.loss_chunk)
+        cos, sin = rotary_table(tokens.shape[1], self.size.head_width, self.size.rope_theta, tokens.device)
+        x = nn.functional.embedding(tokens, self.embedding).to(self.compute_type)
+        with sdpa_kernel(list(ATTENTION[self.vendor]), set_priority=True):
+            for block in self.blocks:
+                x = block(x, cos, sin)
+        logits = self.head(_rms_norm(x, self.norm, self.size.norm_eps))
+        return nn.functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
-    def _rotary_of(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        if self._rotary is None or len(self._rotary[0]) != tokens.shape[1]:
-            self._rotary = rotary_table(tokens.shape[1], self.size.head_width, self.size.rope_theta, tokens.device)
-        return self._rotary
 
-    def refresh(self) -> None:
-        """Bring the low-precision copies up to date with the masters."""
-        for module in self.modules():
-            if isinstance(module, Linear):
-                module.refresh()
+def rotary_table(positions: int, head_width: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """cos and sin of shape (positions, head_width / 2), in fp32: bf16 cannot tell position 4001 from 4002."""
+    inverse = theta ** (-torch.arange(0, head_width, 2, device=device, dtype=torch.float32) / head_width)
+    angles = torch.outer(torch.arange(positions, device=device, dtype=torch.float32), inverse)
+    return angles.cos(), angles.sin()
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
-def initialize(module: nn.Module, prefix: str, *, layers: int, seed: int, device: torch.device) -> None:
+def initialize(
+    module: nn.Module, prefix: str, *, layers: int, seed: int, device: torch.device, recurse: bool = True
+) -> None:
     """Materialise a module's meta parameters on `device` with values that depend on the seed and their names alone.
 
     So a block can be made and sharded before the next one is made, and every way to split the model starts equal.
     Standard deviation 0.02, smaller by √(2·layers) for the two products that write to the residual stream.
     """
-    module.to_empty(device=device)
-    for name, parameter in module.named_parameters():
+    module.to_empty(device=device, recurse=recurse)
+    for name, parameter in module.named_parameters(recurse=recurse):
         full = f"{prefix}{name}"
         generator = torch.Generator(device=device).manual_seed(_stable_hash(full) ^ seed)
         if full.endswith("norm"):
@@ -150,13 +139,8 @@ def _stable_hash(text: str) -> int:
     return value
 
 
-def _in_bf16(rules: ProductRules) -> ProductRules:
-    return ProductRules(precision="bf16", standing_copies=rules.standing_copies)
-
-
-_KEPT = {
+KEPT = {
     torch.ops.aten.mm.default,
-    torch.ops.aten._scaled_mm.default,
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
@@ -165,15 +149,4 @@ _KEPT = {
 
 
 def _keep_products(_ctx: object, op: object, *_args: object, **_kwargs: object) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if op in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-def _call(mode: Checkpointing, block: nn.Module, *arguments: Tensor) -> tuple[Tensor, Tensor]:
-    """The block, with all, some (products and attention) or none of its inner values kept for backward."""
-    result: tuple[Tensor, Tensor]
-    if mode == "none":
-        result = block(*arguments)
-        return result
-    extra = {} if mode == "full" else {"context_fn": lambda: create_selective_checkpoint_contexts(_keep_products)}
-    result = checkpoint(block, *arguments, use_reentrant=False, preserve_rng_state=False, **extra)
-    return result
+    return CheckpointPolicy.MUST_SAVE if op in KEPT else CheckpointPolicy.PREFER_RECOMPUTE

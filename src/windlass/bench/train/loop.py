@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -13,15 +14,13 @@ from windlass.bench.train.data import RandomTokens
 from windlass.bench.train.device import Device, allow_tf32, find_device
 from windlass.bench.train.interruption import out_of_memory_explained
 from windlass.bench.train.llama import Llama
-from windlass.bench.train.optimizer import AdamW, warm_learning_rate
 from windlass.bench.train.options import LlmOptions, learning_rate_for, llama_size, state_bytes
-from windlass.bench.train.pieces import make_pieces
-from windlass.bench.train.product import Accumulation, ProductRules
 from windlass.bench.train.steps import MeasuredRun, SoFar, TrainResult
 from windlass.errors import MachineError
 
 _WEIGHT_DECAY = 0.1
 _CLIP = 1.0
+Options = TypeVar("Options", bound=LlmOptions)
 
 
 def train_llm(options: LlmOptions, so_far: SoFar | None = None) -> TrainResult:
@@ -44,15 +43,12 @@ def smaller(options: LlmOptions) -> str:
     return ", ".join(words[:-1]) + f", or {words[-1]}"
 
 
-def resolve(options: LlmOptions, device: Device) -> LlmOptions:
-    """The options with every None replaced by what suits the device; an error where the device lacks what was asked."""
-    precision = options.precision or device.precision
-    if precision == "fp8" and device.fp8 is None:
-        raise MachineError(f"{device.name} has no fp8 matrix products", hint="use --precision bf16")
+def resolve(options: Options, device: Device) -> Options:
+    """The options with every None replaced by what suits the device."""
     return replace(
         options,
         device=device.kind,
-        precision=precision,
+        precision=options.precision or device.precision,
         compile=device.compile if options.compile is None else options.compile,
         tf32=False if options.tf32 is None else options.tf32,
         learning_rate=options.learning_rate or learning_rate_for(llama_size(options.model)),
@@ -64,9 +60,10 @@ def _train(options: LlmOptions, device: Device, world: World, so_far: SoFar | No
     assert options.learning_rate is not None
     peak = options.learning_rate
     check_memory(options, device, world.size)
-    accumulation = Accumulation(in_place=False)
-    model = _model(options, device, accumulation)
-    optimizer = AdamW(model, weight_decay=_WEIGHT_DECAY, clip=_CLIP, compile=bool(options.compile))
+    model = _model(options, device)
+    optimizer = _optimizer(model, device)
+    # FSDP casts the weights that it gathers.
+    low = options.precision == "bf16" and options.parallel != "fsdp"
     data = RandomTokens(
         vocabulary=size.vocabulary,
         sequence=options.sequence,
@@ -80,32 +77,48 @@ def _train(options: LlmOptions, device: Device, world: World, so_far: SoFar | No
         total = torch.zeros((), device=device.torch)
         for micro in range(options.accumulation):
             last = micro == options.accumulation - 1
-            # DDP's hooks and FSDP's reduction must see the gradient that they send.
-            accumulation.in_place = options.parallel == "none" or (options.parallel == "ddp" and not last)
             tokens, targets = data.batch(step, world.rank * options.accumulation + micro)
             with parallel.micro_step(model, options.parallel, last=last):
-                loss = model(tokens, targets) / options.accumulation
+                with torch.autocast(device.kind, torch.bfloat16, enabled=low):
+                    loss = model(tokens, targets) / options.accumulation
                 loss.backward()
                 total += loss.detach()
-        run.norms.append(optimizer.step(warm_learning_rate(peak, step)))
-        model.zero_grad(set_to_none=True)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), _CLIP)
+        run.norms.append(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+        for group in optimizer.param_groups:
+            group["lr"] = warm_learning_rate(peak, step)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         run.losses.append(total)
 
     return run.measure(one_step)
 
 
-def _model(options: LlmOptions, device: Device, accumulation: Accumulation) -> nn.Module:
-    assert options.precision is not None
-    plain = Llama(
+def _model(options: LlmOptions, device: Device) -> nn.Module:
+    model = Llama(
         llama_size(options.model),
-        rules=ProductRules(precision=options.precision, fp8=device.fp8, standing_copies=options.parallel != "fsdp"),
-        pieces=make_pieces(compile=bool(options.compile)),
-        accumulation=accumulation,
-        device=device,
+        vendor=device.vendor,
+        compute_type=torch.float32 if options.precision == "fp32" else torch.bfloat16,
         checkpointing=options.checkpointing,
-        loss_chunk=options.loss_chunk,
     )
-    return parallel.spread_llama(plain, options.parallel, device, options.seed)
+    if options.compile:
+        for block in model.blocks:
+            block.compile(dynamic=False)
+    return parallel.spread_llama(model, options.parallel, device, options.seed)
+
+
+def _optimizer(model: nn.Module, device: Device) -> torch.optim.Optimizer:
+    """AdamW; norms do not decay."""
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": _WEIGHT_DECAY},
+        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95), fused=device.kind != "cpu")
+
+
+def warm_learning_rate(peak: float, step: int, *, warmup: int = 10) -> float:
+    """Rises linearly over the first steps, then stays: a cold Adam takes steps of full size on noise."""
+    return peak * min(1.0, (step + 1) / warmup)
 
 
 def check_memory(options: LlmOptions, device: Device, ranks: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from windlass.bench.rank import World
 from windlass.bench.train.device import Device
-from windlass.bench.train.llama import Llama, initialize
+from windlass.bench.train.llama import initialize
 from windlass.bench.train.options import Parallel
 from windlass.errors import UsageError
 
@@ -43,38 +44,24 @@ def process_group(world: World, parallel: Parallel, device: Device) -> Iterator[
         dist.destroy_process_group()
 
 
-def spread_llama(model: Llama, parallel: Parallel, device: Device, seed: int) -> nn.Module:
-    """The model with its weights on the device, wrapped for the parallel mode. Made and sharded block by block under
-    FSDP."""
+def spread_llama(model: Any, parallel: Parallel, device: Device, seed: int) -> nn.Module:
+    """The model (blocks, a head, and parameters of its own) with its weights on the device, wrapped for the parallel
+    mode. Made and sharded block by block under FSDP."""
+    make = partial(initialize, layers=model.size.layers, seed=seed, device=device.torch)
     if parallel != "fsdp":
-        initialize(model, "", layers=model.size.layers, seed=seed, device=device.torch)
-        model.refresh()
+        make(model, "")
         return _ddp(model, device) if parallel == "ddp" else model
     low = None if model.compute_type == torch.float32 else torch.bfloat16
     # Inputs are not cast: the rotary tables must stay fp32.
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32, cast_forward_inputs=False)
     mesh = dist.device_mesh.init_device_mesh(device.kind, (dist.get_world_size(),))
     for index, block in enumerate(model.blocks):
-        initialize(block, f"blocks.{index}.", layers=model.size.layers, seed=seed, device=device.torch)
+        make(block, f"blocks.{index}.")
         fully_shard(block, mesh=mesh, mp_policy=policy)
-    rest = _Rest(model)
-    initialize(rest, "", layers=model.size.layers, seed=seed, device=device.torch)
-    rest.give_back(model)
+    make(model.head, "head.")
+    make(model, "", recurse=False)
     sharded: nn.Module = fully_shard(model, mesh=mesh, mp_policy=policy)
     return sharded
-
-
-class _Rest(nn.Module):  # type: ignore[misc]
-    """The parameters outside the blocks, as one module that can be materialised alone."""
-
-    def __init__(self, model: Llama) -> None:
-        super().__init__()
-        self.embedding = model.embedding
-        self.norm = model.norm
-        self.head = model.head
-
-    def give_back(self, model: Llama) -> None:
-        model.embedding, model.norm = self.embedding, self.norm
 
 
 def _ddp(model: nn.Module, device: Device) -> nn.Module:

@@ -67,7 +67,7 @@ def _ceiling(precision: str, device: Any, seconds: float, out: MessageWriter) ->
     if device.kind != "cpu":
         getattr(torch, device.kind).empty_cache()
     side = default_side(device, 0)
-    kind: Any = {"fp8": "fp8_fast", "amp": "bf16"}.get(precision, precision)
+    kind: Any = precision
     try:
         found = measure_matmul(kind, (side, side, side), device=device.kind, seconds=seconds)
     except WindlassError as error:

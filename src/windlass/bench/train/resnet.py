@@ -15,7 +15,6 @@ from windlass.bench.train import parallel
 from windlass.bench.train.data import RandomImages
 from windlass.bench.train.device import Device, allow_tf32, find_device
 from windlass.bench.train.interruption import out_of_memory_explained
-from windlass.bench.train.optimizer import MasterSgd
 from windlass.bench.train.options import ResNetOptions, resnet_blocks
 from windlass.bench.train.steps import MeasuredRun, SoFar, TrainResult
 
@@ -97,23 +96,16 @@ def train_resnet(options: ResNetOptions, so_far: SoFar | None = None) -> TrainRe
 def _train(options: ResNetOptions, device: Device, world: World, so_far: SoFar | None) -> TrainResult:
     torch.manual_seed(options.seed)
     plain = ResNet(resnet_blocks(options.model), options.classes).to(device.torch)
-    if options.precision == "bf16":
-        to_bf16(plain)
     model = parallel.spread_resnet(plain, options.parallel, device, fp16=options.fp16_allreduce)
-    # The masters are taken after all ranks were made equal.
-    optimizer = MasterSgd(
-        list(model.parameters()),
-        learning_rate=options.learning_rate,
-        momentum=options.momentum,
-        decay=options.weight_decay,
-        compile=False,
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=options.learning_rate, momentum=options.momentum, weight_decay=options.weight_decay
     )
     data = RandomImages(
         image=options.image,
         classes=options.classes,
         batch=options.batch,
         seed=options.seed,
-        dtype=torch.bfloat16 if options.precision == "bf16" else torch.float32,
+        dtype=torch.float32,
         device=device.torch,
     )
     parameters = sum(p.numel() for p in plain.parameters())
@@ -121,18 +113,11 @@ def _train(options: ResNetOptions, device: Device, world: World, so_far: SoFar |
 
     def one_step(step: int) -> None:
         images, labels = data.batch(step, world.rank)
-        optimizer.zero_grad()
-        with torch.autocast(device.kind, torch.bfloat16, enabled=options.precision == "amp"):
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device.kind, torch.bfloat16, enabled=options.precision == "bf16"):
             loss: Tensor = model(images, labels)
         loss.backward()
         optimizer.step()
         run.losses.append(loss.detach())
 
     return run.measure(one_step)
-
-
-def to_bf16(model: nn.Module) -> None:
-    """Convolutions and classifier in bf16; norms stay fp32, as their sums over pixels need."""
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            module.to(torch.bfloat16)

@@ -6,12 +6,12 @@ import gc
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
 from windlass.bench.rank import World
 from windlass.bench.train import parallel
-from windlass.bench.train.breakdown import Breakdown, profiled
 from windlass.bench.train.device import Device, StepClock, peak_memory_bytes, synchronize
 from windlass.bench.train.interruption import Pace, stop_kept
 from windlass.bench.train.options import LlmOptions, ResNetOptions
@@ -31,7 +31,8 @@ class TrainResult:
     losses: tuple[float, ...]
     gradient_norms: tuple[float, ...]
     peak_memory_bytes: int
-    breakdown: Breakdown | None
+    breakdown: Any = None
+    """What `MeasuredRun.profile` returned."""
 
 
 SoFar = Callable[[TrainResult], None]
@@ -40,13 +41,14 @@ SoFar = Callable[[TrainResult], None]
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRun:
     """One run. The step appends to `losses` and, where it has them, to `norms`. `so_far` is called on the first rank
-    now and then with what was measured until then: a run that is stopped has sent it."""
+    now and then with what was measured until then: a run that is stopped has sent it. `profile` runs one more step."""
 
     options: LlmOptions | ResNetOptions
     device: Device
     world: World
     parameters: int
     so_far: SoFar | None
+    profile: Callable[[Callable[[], None], Device], Any] | None = None
     losses: list[Tensor] = field(default_factory=list)
     norms: list[Tensor] = field(default_factory=list)
 
@@ -72,14 +74,14 @@ class MeasuredRun:
                     if self.so_far is not None and self.world.first and pace.due():
                         self.so_far(self._result(clock, [float(loss) for loss in self.losses]))
             breakdown = None
-            if options.profile:
-                breakdown = profiled(lambda: one_step(options.warmup + options.steps), device)
+            if self.profile is not None:
+                breakdown = self.profile(lambda: one_step(options.warmup + options.steps), device)
         finally:
             gc.enable()
         mean = [parallel.mean_over_ranks(float(loss), self.world, options.parallel, device) for loss in self.losses]
         return self._result(clock, mean, breakdown)
 
-    def _result(self, clock: StepClock, losses: list[float], breakdown: Breakdown | None = None) -> TrainResult:
+    def _result(self, clock: StepClock, losses: list[float], breakdown: Any = None) -> TrainResult:
         return TrainResult(
             options=self.options,
             device=self.device,

@@ -28,8 +28,8 @@ import torch
 torch.set_default_device(sys.argv[1])
 import torch.nn.functional as F
 from fast_resnet import norm
-from windlass.bench.train import kernels
-from windlass.bench.train.pieces import _swiglu
+from fast_llama import kernels
+from fast_llama.pieces import _swiglu
 torch.manual_seed(0)
 def last(t):
     return t.contiguous(memory_format=torch.channels_last).requires_grad_()

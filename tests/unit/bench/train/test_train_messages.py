@@ -14,9 +14,9 @@ from requirements import require_torch
 
 require_torch()
 
+from step_profile import busy_us, kind_of  # noqa: E402
 from train_step import run, without_json  # noqa: E402
 from unit.bench.train.training import short_run  # noqa: E402
-from windlass.bench.train.breakdown import busy_us, kind_of  # noqa: E402
 from windlass.bench.train.messages import check_loss, train_message  # noqa: E402
 
 

@@ -10,7 +10,9 @@ require_torch()
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
-from windlass.bench.train.optimizer import AdamW, MasterSgd, warm_learning_rate  # noqa: E402
+from fast_llama.optimizer import AdamW  # noqa: E402
+from fast_resnet.optimizer import MasterSgd  # noqa: E402
+from windlass.bench.train.loop import warm_learning_rate  # noqa: E402
 
 
 def _pair() -> tuple[nn.Module, nn.Module]:

@@ -28,20 +28,11 @@ def test_the_counted_parameters_are_those_of_the_model(name: str) -> None:
     from requirements import require_torch
 
     require_torch()
-    from windlass.bench.train.device import find_device
-    from windlass.bench.train.llama import Llama
-    from windlass.bench.train.pieces import make_pieces
-    from windlass.bench.train.product import Accumulation, ProductRules
+    import torch
 
-    model = Llama(
-        llama_size(name),
-        rules=ProductRules(precision="bf16"),
-        pieces=make_pieces(compile=False),
-        accumulation=Accumulation(False),
-        device=find_device("cpu"),
-        checkpointing="none",
-        loss_chunk=1,
-    )
+    from windlass.bench.train.llama import Llama
+
+    model = Llama(llama_size(name), vendor="cpu", compute_type=torch.bfloat16, checkpointing="none")
     assert sum(p.numel() for p in model.parameters()) == llama_size(name).parameters
 
 
@@ -57,11 +48,9 @@ def test_an_unknown_model_names_the_nearest() -> None:
         (LlmOptions, {"steps": 0}, "--steps is 0"),
         (LlmOptions, {"warmup": -1}, "--warmup is -1"),
         (LlmOptions, {"micro_batch": 0}, "--micro-batch is 0"),
-        (LlmOptions, {"precision": "fp8", "sequence": 30}, "divisible by 16"),
         (ResNetOptions, {"model": "resnet5O"}, "unknown model"),
         (ResNetOptions, {"batch": 0}, "--batch is 0"),
         (ResNetOptions, {"image": 100}, "--image is 100"),
-        (ResNetOptions, {"precision": "fp8"}, "no fp8 convolutions"),
         (ResNetOptions, {"parallel": "fsdp"}, "ddp only"),
     ],
 )

@@ -64,7 +64,8 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "ddp bf16": ("llm", {**LLM, "parallel": "ddp", "precision": "bf16"}),
     "fsdp fp32": ("llm", {**LLM, "parallel": "fsdp", "precision": "fp32"}),
     "fsdp bf16": ("llm", {**LLM, "parallel": "fsdp", "precision": "bf16"}),
-    "fsdp fp8": ("llm", {**LLM, "parallel": "fsdp", "precision": "fp8"}),
+    "fsdp fp8": ("tuned llm", {**LLM, "parallel": "fsdp", "precision": "fp8"}),
+    "tuned ddp": ("tuned llm", {**LLM, "parallel": "ddp", "precision": "bf16"}),
     "fsdp selective": ("llm", {**LLM, "parallel": "fsdp", "checkpointing": "selective"}),
     "resnet": ("resnet", RESNET),
     "tuned resnet": ("tuned", RESNET),
@@ -73,13 +74,14 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
 _RANK = """
 import json, os, sys
 import torch
+from fast_llama.loop import FastLlmOptions, train_fast_llm
 from fast_resnet.loop import FastResNetOptions, train_fast_resnet
 from windlass.bench.train.loop import train_llm
 from windlass.bench.train.options import LlmOptions, ResNetOptions
 from windlass.bench.train.resnet import train_resnet
 torch.set_num_threads(1)
 loops = {"llm": (LlmOptions, train_llm), "resnet": (ResNetOptions, train_resnet),
-         "tuned": (FastResNetOptions, train_fast_resnet)}
+         "tuned": (FastResNetOptions, train_fast_resnet), "tuned llm": (FastLlmOptions, train_fast_llm)}
 for name, port, kind, values in json.loads(sys.argv[1]):
     os.environ["MASTER_PORT"] = str(port)
     if kind == "program":
@@ -137,6 +139,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Curves:
         ("fsdp fp32", 2e-5),
         ("fsdp bf16", 2e-3),
         ("fsdp fp8", 4e-3),
+        ("tuned ddp", 1e-3),
         ("fsdp selective", 2e-5),
     ],
 )

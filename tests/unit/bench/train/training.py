@@ -10,6 +10,7 @@ require_torch()
 
 import torch  # noqa: E402
 
+from fast_llama.loop import FastLlmOptions, train_fast_llm  # noqa: E402
 from windlass.bench.train.loop import train_llm  # noqa: E402
 from windlass.bench.train.options import LlmOptions  # noqa: E402
 from windlass.bench.train.steps import TrainResult  # noqa: E402
@@ -33,6 +34,11 @@ REFERENCE = LlmOptions(
 def short_run(**changes: object) -> TrainResult:
     """The reference run with some options changed."""
     return train_llm(dataclasses.replace(REFERENCE, **changes))  # type: ignore[arg-type]
+
+
+def tuned_run(**changes: object) -> TrainResult:
+    """The same run by the tuned step."""
+    return train_fast_llm(FastLlmOptions(**{**dataclasses.asdict(REFERENCE), **changes}))
 
 
 def largest_distance(one: tuple[float, ...], other: tuple[float, ...]) -> float:

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fast_llama.pieces import Pieces
 from windlass.bench.train.options import Precision
-from windlass.bench.train.pieces import Pieces
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

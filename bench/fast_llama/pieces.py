@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from windlass.bench.train.device import compiled
-from windlass.bench.train.kernels import kernels_available, swiglu_by_hand
+from compiling import compiled
+from fast_llama.kernels import kernels_available, swiglu_by_hand
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,13 +50,6 @@ def make_pieces(*, compile: bool) -> Pieces:
         add_into=compiled(_add_into, compile),
         add_scaled_into=compiled(_add_scaled_into, compile),
     )
-
-
-def rotary_table(positions: int, head_width: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """cos and sin of shape (positions, head_width / 2), in fp32: bf16 cannot tell position 4001 from 4002."""
-    inverse = theta ** (-torch.arange(0, head_width, 2, device=device, dtype=torch.float32) / head_width)
-    angles = torch.outer(torch.arange(positions, device=device, dtype=torch.float32), inverse)
-    return angles.cos(), angles.sin()
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from windlass.bench.train.pieces import Pieces
-from windlass.bench.train.product import Linear, add_product, new_product
+from fast_llama.pieces import Pieces
+from fast_llama.product import Linear, add_product, new_product
 
 
 def chunked_loss(x: Tensor, head: Linear, targets: Tensor, pieces: Pieces, chunk: int) -> Tensor:
