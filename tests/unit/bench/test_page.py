@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from requirements import missing_programs, require
 from unit.bench.made import GH200, collectives_record, ddp_record, told, training_rowed
-from windlass.base.pages.svg import Bar, Chart, Series, bar_chart, line_chart, nice_ticks
+from windlass.base.pages.svg import Bar, Chart, Series, bar_chart, line_chart, nice_ticks, whole_page
 from windlass.bench.measure import Figure
 from windlass.bench.record import BenchRecord, Measurement, new_record
 from windlass.bench.reference import load_references
@@ -149,3 +149,9 @@ def test_a_browser_shows_the_page(tmp_path: Path) -> None:
     assert int.from_bytes(data[16:20], "big") == 1100
     assert len(data) > 60_000, "a page of text and charts is no blank picture"
     assert "CONSOLE" not in said.stderr
+
+
+def test_tables_of_a_page_scroll_in_themselves_and_not_the_page() -> None:
+    style = re.search(r"\btable \{([^}]*)\}", whole_page("a title", ()))
+    assert style
+    assert {"display: block", "max-width: 100%", "overflow-x: auto"} <= {part.strip() for part in style[1].split(";")}
