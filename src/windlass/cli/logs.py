@@ -17,7 +17,7 @@ from windlass.errors import UsageError
 from windlass.model.plan import Plan
 from windlass.run.failure.ends import read_seats
 from windlass.run.failure.rank_logs import rank_logs
-from windlass.run.failure.verdict import attempt_folders
+from windlass.run.failure.verdict import attempt_folders, ending_lines, read_verdict
 from windlass.run.folder import PLAN_FILE, RESULT_FILE, RunFolder, read_plan
 from windlass.run.output import OutputView, Tail, show_ranks
 from windlass.run.supervise.runs import RunState, find_run, state_of
@@ -50,12 +50,15 @@ def main(args: argparse.Namespace) -> Result:
     ranks = show_ranks(args.rank, plan.world_size, flag="--rank")
     if args.follow:
         return _follow(folder, plan, ranks, environ)
-    single = ranks is not None and len(ranks) == 1
-    lines = [{"rank": rank, "text": text} for rank, text in rank_logs(plan, start).lines(ranks)]
-    text = "\n".join(str(line["text"]) if single else f"[{line['rank']}] {line['text']}" for line in lines)
-    if not lines and start == folder.path and not args.json:
-        text = _waiting(state_of(folder, environ)) or ""
-    return Result(text=text.encode("utf-8", "surrogateescape").decode("utf-8", "replace"), data=lines, foreign=True)
+    lines = rank_logs(plan, start).lines(ranks)
+    if args.json:
+        return Result(data=[{"rank": rank, "text": text} for rank, text in lines], foreign=True)
+    view, shown = _view(plan, ranks, environ), False
+    for rank, text in lines:  # a log may be larger than the memory
+        view.line(rank, text)
+        shown = True
+    waiting = not shown and start == folder.path and _waiting(state_of(folder, environ))
+    return Result(text=waiting or "", foreign=True)
 
 
 def _attempt(folder: RunFolder, number: int) -> Path:
@@ -75,16 +78,7 @@ def _waiting(state: RunState) -> str | None:
 
 def _follow(folder: RunFolder, plan: Plan, ranks: frozenset[int] | None, environ: Mapping[str, str]) -> Result:
     """Show lines until the run has ended, or somebody interrupts. A run that is started again is followed on."""
-    single = ranks is not None and len(ranks) == 1
-    view = OutputView(
-        ranks,
-        sys.stdout,
-        sys.stderr,
-        width=len(str(plan.world_size - 1)),
-        labels=not single,
-        foreign=True,
-        environ=environ,
-    )
+    view = _view(plan, ranks, environ)
     starts, said = -1, ""
     with contextlib.ExitStack() as stack:
         while True:
@@ -95,15 +89,36 @@ def _follow(folder: RunFolder, plan: Plan, ranks: frozenset[int] | None, environ
                 said = waiting
             begun = len(attempt_folders(folder.path))
             if begun != starts:
-                starts = begun
                 stack.close()
+                if starts >= 0:
+                    _tell(folder, attempt_folders(folder.path)[starts:], plan, view)
+                starts = begun
                 tail = Tail(read_plan(folder.path), folder.part("out"), get_launcher(plan.launcher), view)
                 stack.callback(tail.close)
                 stack.callback(tail.poll)  # what came last before the files were put aside
             ended = state.state not in {"running", "waiting"} and not state.may_live
             _show_for(0.0 if ended else _ASK_S, tail, folder)
             if ended:
+                stack.close()
+                _tell(folder, [folder.path], plan, view)
                 return Result()
+
+
+def _tell(folder: RunFolder, starts: list[Path], plan: Plan, view: OutputView) -> None:
+    """The lines about the end of these starts that the terminal of the run shows."""
+    for start in starts:
+        verdict, record = read_verdict(start), RunFolder(start).result()
+        if verdict is not None and record is not None:
+            supervised = plan.request.supervised
+            for line in ending_lines(verdict, record, folder.path, shown=view.shows, supervised=supervised):
+                view.note(line)
+
+
+def _view(plan: Plan, ranks: frozenset[int] | None, environ: Mapping[str, str]) -> OutputView:
+    """Lines of these ranks on the standard output, with labels unless it is one rank."""
+    single = ranks is not None and len(ranks) == 1
+    width = len(str(plan.world_size - 1))
+    return OutputView(ranks, sys.stdout, sys.stderr, width=width, labels=not single, foreign=True, environ=environ)
 
 
 def _show_for(seconds: float, tail: Tail, folder: RunFolder) -> None:

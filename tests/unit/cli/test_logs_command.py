@@ -74,6 +74,17 @@ def test_a_run_is_followed_to_its_end(tmp_path: Path) -> None:
     assert (follower.returncode, said) == (0, "done\n")
 
 
+@each("words", [(), ("--restarts", "1")])
+def test_who_follows_a_run_reads_the_cause_that_its_terminal_shows(tmp_path: Path, words: tuple[str, ...]) -> None:
+    ended = run_here("-q", *words, "--", "sh", "-c", "echo last words; exit 9", cwd=tmp_path)
+    told = ended.stderr.splitlines()
+    last = [line for line in told if line.startswith("windlass: rank 0")][-1]
+    followed = in_process("logs", "-f", cwd=tmp_path)
+    assert (ended.code, followed.code) == (9, 0)
+    assert followed.stdout == "last words\n"
+    assert followed.stderr.splitlines() == told[len(told) - told[::-1].index(last) - 1 :], told
+
+
 def test_a_queued_job_is_said_to_wait_and_for_what(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "queued-1"
     words = ("--scheduler", "slurm", "--site", "generic-slurm", "--json", "--", "true")

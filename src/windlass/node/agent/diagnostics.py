@@ -53,7 +53,8 @@ def stacks(out: MessageWriter, run_dir: str, node: str) -> None:
     folder = os.path.join(run_dir, "evidence")
     os.makedirs(folder, mode=0o700, exist_ok=True)
     found = {rank: rank_process(pid) for rank, pid in seats(run_dir, node)}
-    beats = {pid: beat_of(pid) for pid in found.values() if pid and state_of(pid) not in "TtZX"}
+    seen = {pid: (state_of(pid), describe(pid)) for pid in found.values() if pid}  # before the signals wake them
+    beats = {pid: beat_of(pid) for pid, (state, _) in seen.items() if state not in "TtZX"}
     asked = {pid: ask_for_stack(pid, beat) for pid, beat in beats.items()}
     recording = [pid for pid, beat in beats.items() if ask_for_record(beat)]
     records = [os.path.join(run_dir, "flight", "rank_%d" % rank) for rank, pid in found.items() if pid in recording]
@@ -63,12 +64,12 @@ def stacks(out: MessageWriter, run_dir: str, node: str) -> None:
         if not pid:
             out.send(rank=rank, state="gone")
             continue
-        text = describe(pid)
+        state, text = seen[pid]
         if pid in asked:
             text += (py_spy(spy, pid) if spy else "") or written_stack(*asked[pid])
         with open(os.path.join(folder, "stack-rank-%d.txt" % rank), "w", encoding="utf-8") as file:
             file.write("rank %d on %s, process %d\n%s" % (rank, host_name(), pid, text))
-        out.send(rank=rank, state=state_of(pid), pid=pid)
+        out.send(rank=rank, state=state, pid=pid)
     while time.monotonic() < until and not all(os.path.exists(path) for path in records):
         time.sleep(0.1)
 

@@ -165,6 +165,26 @@ def verdict_lines(verdict: Verdict, record: RunRecord, run_dir: Path, *, shown: 
     return [*lines, f"windlass: settings and their reasons: windlass explain {run}"]
 
 
+def ending_lines(
+    verdict: Verdict, record: RunRecord, run_dir: Path, *, shown: Callable[[int], bool], supervised: bool
+) -> list[str]:
+    """`verdict_lines`, and for a supervised run what is done about it."""
+    lines, decision = verdict_lines(verdict, record, run_dir, shown=shown), verdict.decision
+    if not supervised or verdict.cause.kind == "stopped":
+        return lines
+    step = newest_step(read_ledger(run_dir))
+    since = f" from the snapshot of step {step}" if step is not None else " from the beginning"
+    if decision.action == "restart":
+        return [*lines, f"windlass: {decision.why}; starting again{since}"]
+    if decision.action == "resubmit":
+        return [*lines, f"windlass: {decision.why}; the rest goes into another job"]
+    return [
+        *lines,
+        f"windlass: not starting again: {decision.why}" + (f" ({decision.hint})" if decision.hint else ""),
+        f"windlass: evidence is in {run_dir}/evidence; all attempts: windlass runs show {quote(str(run_dir))}",
+    ]
+
+
 def log_cause(log: Path) -> tuple[str, str]:
     """What helps against the first cause that a log of a launcher or of a batch script names, and the line; empty for
     none, or where it cannot be read."""

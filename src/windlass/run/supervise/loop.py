@@ -25,9 +25,8 @@ from windlass.plan.render.variables import SECRETS_FILE, JobFacts
 from windlass.run.bad_nodes import forgive, remember_node
 from windlass.run.execute import execute, prepare
 from windlass.run.failure.decide import Decision, Past, RestartOptions
-from windlass.run.failure.ends import newest_step, read_ledger
 from windlass.run.failure.root_cause import RESUME_ME, Cause, Observed
-from windlass.run.failure.verdict import Attempt, Verdict, attempt_folders, past_attempts, past_of, verdict_lines
+from windlass.run.failure.verdict import Attempt, attempt_folders, ending_lines, past_attempts, past_of
 from windlass.run.folder import RunFolder, restart
 from windlass.run.jit_caches import finish_caches
 from windlass.run.rendezvous import plan_hosts, resolve_rendezvous
@@ -101,7 +100,8 @@ def _keep_alive(live: Supervised, last: list[RunRecord]) -> RunRecord:
         if verdict is None:
             return record
         past.append(past_of(verdict))
-        _tell(live, verdict, record)
+        for line in ending_lines(verdict, record, live.folder.path, shown=live.view.shows, supervised=True):
+            live.view.note(line)
         bad = _remember(live, verdict.decision, bad)
         if verdict.decision.action == "resubmit":
             return _resubmitted(live, plan, record, bad)
@@ -199,27 +199,6 @@ def _remember(live: Supervised, decision: Decision, bad: frozenset[str]) -> froz
     except WindlassError as error:
         live.view.note(f"windlass: {error.message}")
     return (bad - set(decision.lifted)) | ({decision.bad} if decision.bad is not None else set())
-
-
-def _tell(live: Supervised, verdict: Verdict, record: RunRecord) -> None:
-    """For a person: the root cause as any run tells it, with the rank's last lines where it ends here; then what is
-    done about it."""
-    cause, decision, note = verdict.cause, verdict.decision, live.view.note
-    for line in verdict_lines(verdict, record, live.folder.path, shown=live.view.shows):
-        note(line)
-    if cause.kind == "stopped":
-        return
-    step = newest_step(read_ledger(live.folder.path))
-    since = f" from the snapshot of step {step}" if step is not None else " from the beginning"
-    if decision.action == "restart":
-        note(f"windlass: {decision.why}; starting again{since}")
-        return
-    if decision.action == "resubmit":
-        note(f"windlass: {decision.why}; the rest goes into another job")
-        return
-    note(f"windlass: not starting again: {decision.why}" + (f" ({decision.hint})" if decision.hint else ""))
-    path = str(live.folder.path)
-    note(f"windlass: evidence is in {path}/evidence; all attempts: windlass runs show {quote(path)}")
 
 
 def _resubmitted(live: Supervised, plan: Plan, record: RunRecord, bad: frozenset[str]) -> RunRecord:
