@@ -18,7 +18,7 @@ from mkdocs.structure.files import File, Files
 
 sys.path.insert(0, str(Path(__file__).parent))
 from markdown_links import DOCS, LINK, ROOT, lead_of, title_of, without_code
-from topics import TOPICS, pages_without_one_topic
+from topics import pages_by_topic
 
 _OUTSIDE = "project"
 _TABLE_LINE = re.compile(r"^\|.*\|$", re.MULTILINE)
@@ -57,9 +57,7 @@ def navigation() -> list[dict[str, Any]]:
 
 
 def _by_topic() -> list[Any]:
-    if pages_without_one_topic():
-        raise ValueError(f"give each page of docs/howto one topic in topics.py: {pages_without_one_topic()}")
-    return [{topic: [f"howto/{page}.md" for page in pages]} for topic, pages in TOPICS.items()]
+    return [{topic: [f"howto/{page}.md" for page in pages]} for topic, pages in pages_by_topic().items()]
 
 
 def _pages_in(folder: str) -> list[Path]:
@@ -74,7 +72,7 @@ def _pages_in(folder: str) -> list[Path]:
 
 def _overview(name: str, folder: str) -> str:
     if folder == "howto":
-        parts = [(topic, [DOCS / folder / f"{page}.md" for page in pages]) for topic, pages in TOPICS.items()]
+        parts = [(topic, [DOCS / folder / f"{page}.md" for page in pages]) for topic, pages in pages_by_topic().items()]
         rows = [line for topic, pages in parts for line in ("", f"## {topic}", "", *map(_entry, pages))]
     else:
         rows = ["", *(_entry(page) + (f": {lead_of(page)}" if lead_of(page) else "") for page in _pages_in(folder))]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from markdown_links import DOCS
 
 TOPICS: dict[str, tuple[str, ...]] = {
@@ -12,6 +10,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
         "containers",
         "arguments",
         "my-cluster-is-not-in-the-list",
+        "send-a-selftest",
         "no-internet-on-compute-nodes",
     ),
     "Failures": ("nccl-hangs", "ranks-do-not-find-each-other", "doctor", "keep-a-run-alive", "snapshots"),
@@ -27,8 +26,9 @@ TOPICS: dict[str, tuple[str, ...]] = {
 }
 
 
-def pages_without_one_topic() -> list[str]:
-    """Names of how-to pages that have no topic or several, and of pages in `TOPICS` that do not exist."""
-    named = Counter(page for pages in TOPICS.values() for page in pages)
+def pages_by_topic() -> dict[str, list[str]]:
+    """Names of the how-to pages by topic. A page that `TOPICS` does not name is in the last topic, "More"."""
     found = {page.stem for page in (DOCS / "howto").glob("*.md") if page.name != "README.md"}
-    return sorted(found.symmetric_difference(named) | {page for page, count in named.items() if count > 1})
+    rest = found.difference(*TOPICS.values())
+    topics = {topic: [page for page in pages if page in found] for topic, pages in TOPICS.items()}
+    return topics | ({"More": sorted(rest)} if rest else {})
