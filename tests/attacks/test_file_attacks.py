@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+import venv
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from attacks.record import record
 from attacks.stranger import as_stranger, common_place, require_stranger
-from unit.cli.typed import Ended, windlass
+from unit.cli.typed import Ended, in_process, windlass
 from windlass.build.envs.archive import write_archive
 from windlass.node.agent import host
 from windlass.node.sys.atomic import copy_file, create_file, open_append, replace_file
@@ -126,3 +128,38 @@ def test_an_archive_is_not_written_through_a_link_that_waits_for_it(group_place:
         (group_place / f".env.tar.{pid % 4194304}").symlink_to(tmp_path / "keys")
     write_archive([], group_place / "env.tar", {})
     assert (tmp_path / "keys").read_text() == "ours" and not (group_place / "env.tar").is_symlink()
+
+
+WRITING = {
+    "kept/caches.tar": ("run", "-q", "--keep-caches", "PLACE/kept", "--run-dir", "run", "--", "sh", "-c", "true"),
+    "env.tar": ("env", "pack", "env", "--force", "-o", "PLACE/env.tar"),
+    "page.html": ("report", "run", "--output", "PLACE/page.html"),
+    "figures.prom": ("watch", "--once", "--prometheus", "PLACE/figures.prom", "run"),
+    "image/Containerfile": ("image", "plan", "pytorch-rocm", "--output", "PLACE/image"),
+}
+"""By the file that they write. The first one makes the run that others read."""
+
+
+def test_no_command_writes_through_links_that_a_colleague_laid(group_place: Path, tmp_path: Path) -> None:
+    """At the file itself, and at the name that earlier versions gave to a partial file."""
+    keys = tmp_path / "authorized_keys"
+    keys.write_text("ours")
+    venv.create(tmp_path / "env", with_pip=False)
+
+    def trap(file: Path, first: int) -> None:
+        file.symlink_to(keys)
+        for pid in range(first, first + 200):
+            (file.parent / f".{file.name}.{pid}").symlink_to(keys)
+
+    for name, words in WRITING.items():
+        file = group_place / name
+        file.parent.mkdir(exist_ok=True)
+        os.chown(file.parent, 0, 65534)
+        file.parent.chmod(0o2775)
+        as_stranger(partial(trap, file, os.getpid()))
+        start = windlass if words[0] == "run" else in_process
+        done = start(*(word.replace("PLACE", str(group_place)) for word in words), cwd=tmp_path)
+        assert done.code == 0, done.text
+        assert keys.read_text() == "ours", name
+        assert file.is_file() and not file.is_symlink() and not is_foreign(file), name
+    record("links where commands write", expected="replaced", seen="replaced", commands=len(WRITING), links=1005)
