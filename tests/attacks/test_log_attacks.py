@@ -17,6 +17,7 @@ from regex_steps import example
 from unit.cli.typed import argv, environment, in_process
 from windlass.backends.launchers import get_launcher, launcher_names
 from windlass.backends.launchers.base import NodeLogReader
+from windlass.diagnose.doctor import explain_log
 from windlass.diagnose.doctor.explain_log import LogReader, explain_files
 from windlass.diagnose.doctor.log_findings import LogReport
 from windlass.diagnose.doctor.log_lines import candidate_signs, whole_lines
@@ -85,6 +86,21 @@ def test_a_hostile_log_is_kept_in_tables_of_fixed_size_and_matched_in_part(kind:
     assert reader._matches_left > -(1 << 20) and allowed == 1 << 23, "patterns read no more than their share"
     assert kind not in {"different lines", "numbers"} or report.unmatched
     record(f"a log of hostile {kind}", expected="constant memory", seen="constant memory", bytes=len(data))
+
+
+SHORT = ("\n", "7: \n", "Traceback (most recent call last):\nx\n", " x\n", "errno 7\n")
+
+
+@pytest.mark.parametrize("line", SHORT)
+def test_a_log_of_short_lines_is_read_in_part_and_to_its_end(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line costs more than its bytes, so that a log of empty lines took minutes for each GB."""
+    monkeypatch.setattr(explain_log, "_FREE_WORK", 0)
+    reader, data = LogReader(), line.encode() * ((1 << 20) // len(line)) + b"OSError: Too many open files\n"
+    reader.read("log", io.BytesIO(data), len(data))
+    report = reader.report()
+    assert report.lines == data.count(b"\n") and report.unmatched > report.lines / 20
+    assert reader._work_left > -(1 << 24), "no more than one block above its share"
+    assert "open-files" in [one.kind for one in report.findings]
 
 
 def test_a_long_line_is_cut_and_its_ends_are_still_read() -> None:

@@ -43,6 +43,8 @@ def report_lines(report: LogReport, *, everything: bool = False) -> list[str]:
         total = sum(one.facts["count"] for one in quiet)
         lines.append(f"harmless: {counted(total, 'line')} ({', '.join(one.kind for one in quiet)}); --all shows them")
     if report.unmatched:
-        lines.append(f"not matched: {counted(report.unmatched, 'line')}; there are too many different errors")
+        lines.append(
+            f"not matched: {counted(report.unmatched, 'line')}; there are too many different errors or short lines"
+        )
     ranks = f", {counted(report.ranks, 'rank')}" if report.ranks else ""
     return [*lines, f"read {amount_text(report.files, report.lines)}{ranks}"]

@@ -75,6 +75,11 @@ _MAX_SHAPES, _MAX_SHAPE_BYTES = 50_000, 512
 """The table of shapes is emptied when it is full; longer lines do not enter it."""
 _FREE_MATCHES, _BYTES_PER_MATCH = 1 << 23, 32
 """Patterns may read so many characters at once, and one more for so many bytes of the log."""
+_FREE_WORK, _BYTES_PER_WORK = 1 << 25, 2.5
+"""The same for all work. A line costs 1, about 0.1 µs. Lines of a new shape and errors cost `_MATCH_WORK`, and those
+with a label, or in a traceback, `_LINE_WORK`. A log of many short lines is read in part: the ends of each block."""
+_LINE_WORK, _MATCH_WORK = 14, 60
+_BYTES_PER_SAMPLE = 256
 
 _TIMED_OUT = "collective timed out"
 
@@ -97,7 +102,7 @@ class LogReader:
         """The number of the first line that was read last, and the lines."""
         self._comm: CommLog | None = None
         self._meanings: dict[bytes, Meaning] = {}
-        self._matches_left = _FREE_MATCHES
+        self._matches_left, self._work_left = _FREE_MATCHES, _FREE_WORK
 
     def read(self, name: str, stream: BinaryIO, size_bytes: int) -> None:
         """Read so many bytes of one file."""
@@ -109,10 +114,12 @@ class LogReader:
         if own is not None and size_bytes:
             self._ranks[own] = 1
         number = 0
-        for block in whole_lines(stream, size_bytes):
-            self._matches_left += len(block) // _BYTES_PER_MATCH
+        for left_out, block in self._affordable(whole_lines(stream, size_bytes)):
+            number += left_out
+            self.unmatched += left_out
             lines, shapes = block.split(b"\n"), block.translate(None, DIGITS).split(b"\n")
             self._block = (number + 1, lines)
+            self._work_left -= len(lines)
             get, tracing = self._meanings.get, self._tracing
             for number, (line, shape) in enumerate(zip(lines, shapes, strict=True), start=number + 1):  # noqa: B020
                 meaning = get(shape)
@@ -122,8 +129,23 @@ class LogReader:
         self.lines += number
         self._lengths.append(number)
 
+    def _affordable(self, blocks: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+        """The blocks; of those for which no work is left, their ends. With the number of lines left out before each."""
+        for block in blocks:
+            self._matches_left += len(block) // _BYTES_PER_MATCH
+            self._work_left += int(len(block) / _BYTES_PER_WORK)
+            few = max(1, len(block) // _BYTES_PER_SAMPLE)
+            if self._work_left >= 0 or block.count(b"\n") <= 2 * few:
+                yield 0, block
+            else:
+                *begin, rest = block.split(b"\n", few)
+                middle, *end = rest.rsplit(b"\n", few)
+                yield 0, b"\n".join(begin)
+                yield middle.count(b"\n") + 1, b"\n".join(end)
+
     def _line(self, name: str, number: int, own: int | None, line: bytes, shape: bytes, known: Meaning | None) -> None:
         rank, labelled = own, None
+        self._work_left -= _LINE_WORK
         label = LABEL.match(line)
         if label and label.end():
             labelled = rank_number(label[1] or label[2] or label[3])
@@ -158,6 +180,7 @@ class LogReader:
         inner = trace.inner(text)
         if not inner or inner.startswith(INSIDE):
             return True
+        self._work_left -= _LINE_WORK
         ends = self._matches_left >= 0 and ERROR_LINE.match(decode(inner))
         if not ends:
             trace.foreign += 1
@@ -172,6 +195,7 @@ class LogReader:
         if self._matches_left < 0:  # a log of nothing but different errors is not read whole
             self.unmatched += 1
             return NOTHING
+        self._work_left -= _MATCH_WORK
         words = found_words(text)
         if not words:
             return self._keep(key, NOTHING)
@@ -200,6 +224,7 @@ class LogReader:
 
     def _error(self, where: str, rank: int | None, text: bytes, spot: Spot) -> bool:
         """Note the line in which a traceback ends, where no sign knows it: an error of the script."""
+        self._work_left -= _MATCH_WORK
         key = decode(text.translate(None, DIGITS)[:MAX_TEXT])
         if ("script", key) not in self._seen:
             if len(self._seen) > _MAX_ERRORS + len(log_signs()):

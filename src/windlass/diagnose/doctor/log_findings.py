@@ -42,7 +42,7 @@ class LogReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     lines: int
     ranks: int
     unmatched: int = 0
-    """Lines that were not matched: the log has too many different errors."""
+    """Lines that were not matched: the log has too many different errors, or too many short lines."""
     verdict: str
     findings: tuple[Finding, ...] = ()
     """Facts: `count` of lines, folded `ranks`, `where` the first one is, this `line`, and for causes its `origin`."""
