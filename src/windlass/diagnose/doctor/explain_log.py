@@ -75,7 +75,7 @@ _MAX_SHAPES, _MAX_SHAPE_BYTES = 50_000, 512
 """The table of shapes is emptied when it is full; longer lines do not enter it."""
 _FREE_MATCHES, _BYTES_PER_MATCH = 1 << 23, 32
 """Patterns may read so many characters at once, and one more for so many bytes of the log."""
-_FREE_WORK, _BYTES_PER_WORK = 1 << 25, 2.5
+_FREE_WORK, _BYTES_PER_WORK = 1 << 25, 3
 """The same for all work. A line costs 1, about 0.1 µs. Lines of a new shape and errors cost `_MATCH_WORK`, and those
 with a label, or in a traceback, `_LINE_WORK`. A log of many short lines is read in part: the ends of each block."""
 _LINE_WORK, _MATCH_WORK = 14, 60
@@ -133,7 +133,7 @@ class LogReader:
         """The blocks; of those for which no work is left, their ends. With the number of lines left out before each."""
         for block in blocks:
             self._matches_left += len(block) // _BYTES_PER_MATCH
-            self._work_left += int(len(block) / _BYTES_PER_WORK)
+            self._work_left += len(block) // _BYTES_PER_WORK
             few = max(1, len(block) // _BYTES_PER_SAMPLE)
             if self._work_left >= 0 or block.count(b"\n") <= 2 * few:
                 yield 0, block
