@@ -356,9 +356,10 @@ def test_a_batch_job_waits_until_its_nodes_are_free(site: Site) -> None:
 
 
 def test_resources_are_listed_by_state_and_summed_where_nothing_else_tells_lines_apart(site: Site) -> None:
-    asked = "flux resource list --states=free,down,allocated --no-header --format='{queue}|{nnodes}|{ncores}|{ngpus}'"
+    columns = "{queue}|{nnodes}|{ncores}|{ngpus}|{propertiesx}"
+    asked = f"flux resource list --states=free,down,allocated --no-header --format='{columns}'"
     (line,) = run(site, asked).stdout.splitlines()
-    queue, nodes, cores, _ = line.split("|")
+    queue, nodes, cores, *_ = line.split("|")
     assert (queue, int(cores) > int(nodes) > 1) == ("", True)
     assert run(site, "flux resource list -n -s down -o '{state} {nnodes}'").stdout == "down 0\n"
     refused = run(site, "flux resource list --states=bogus")

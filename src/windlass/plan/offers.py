@@ -26,11 +26,13 @@ _OPTIONS = {"--ntasks-per-node": "--ranks-per-node", "--nodes": "--nodes", "-N":
 _OVERCOMMIT = {"--overcommit", "-O", "--oversubscribe", "-s"}
 
 
-def choose_offer(request: Request, site: Site, offers: Sequence[PartitionOffer]) -> PartitionOffer | None:
+def choose_offer(
+    request: Request, site: Site, offers: Sequence[PartitionOffer], queues: Sequence[QueueSpec] = ()
+) -> PartitionOffer | None:
     """The job's partition with the kinds of nodes that the request may get, all with devices of one type. None where
     the scheduler says nothing of it. Raises `UsageError` where the request leaves open what is meant."""
     name = request.partition or site.file.scheduler.default_partition
-    offer = _partition(name, offers)
+    offer = _partition(name or next((queue.name for queue in queues if queue.default), None), offers)
     if name is None and request.gpus_per_node != 0 and (offer is None or not offer.gpus_per_node):
         _ask_for_partition(offer, offers)
     if offer is None:
@@ -106,7 +108,7 @@ def _ask_for_partition(offer: PartitionOffer | None, offers: Iterable[PartitionO
     rich = [other for other in offers if other.gpus_per_node and other.name]
     if not rich:
         return
-    text = f"the default partition {offer.name} has no GPUs" if offer else "this cluster has no default partition"
+    text = f"the default partition {offer.name}".rstrip() + " has no GPUs" if offer else "there is no default partition"
     choices = ", ".join(f"--partition {other.name} ({_kinds_text(other.kinds)})" for other in rich)
     raise UsageError(f"{text}, and others have", hint=f"say {choices}, or --device cpu for nodes without")
 

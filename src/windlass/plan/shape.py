@@ -87,7 +87,7 @@ def decide_shape(request: Request, context: PlanningContext) -> Shape:
     unit = request.device_unit or site.file.devices.unit
     if scheduler != "none":
         refuse_planned_directives(request.directives)
-    offer = None if topology.cores or allocation else choose_offer(request, site, context.offers)
+    offer = None if topology.cores or allocation else choose_offer(request, site, context.offers, context.queues)
     visible, told = _devices(request, device_numbers(topology, unit, site.file.node.tiles_per_card), topology, offer)
     ranks_per_device = request.ranks_per_device or 1
     vendor = topology.devices[0].vendor if topology.devices else site.file.devices.vendor

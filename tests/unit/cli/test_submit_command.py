@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
+import captured
 from looping import each
 from unit.cli.typed import in_process, script
 
@@ -92,6 +94,32 @@ def test_a_job_that_will_never_start_is_told_after_it_was_submitted(tmp_path: Pa
     assert (ended.code, ended.stdout) == (0, "4711\n"), "the job is in the queue all the same"
     assert (f"never-starts: job 4711 will not start: {reason}" in ended.stderr) is said, ended.stderr
     assert ("scancel 4711" in ended.stderr) is said
+
+
+DENIED = {"occurred": True, "severity": 0, "type": "alloc", "note": 'alloc denied due to type="unsatisfiable"'}
+UNSATISFIABLE = json.dumps({"id": 1, "state": "INACTIVE", "result": "FAILED", "exception": DENIED})
+
+
+@each(
+    ("site", "tools", "reason"),
+    [
+        ("polaris", {"qsub": "51.head", "qstat": captured.text("openpbs/qstat_f_json_too_many.out")}, "Can Never Run"),
+        ("tuolumne", {"flux": UNSATISFIABLE}, "unsatisfiable"),
+    ],
+)
+def test_pbs_and_flux_jobs_that_can_never_start_are_told(
+    tmp_path: Path, site: str, tools: dict[str, str], reason: str
+) -> None:
+    (tmp_path / "bin").mkdir()
+    for name, answer in tools.items():
+        (tmp_path / "bin" / f"{name}.said").write_text(answer)
+        first = '[ "$1" = batch ] && echo f123 && exit\n' if name == "flux" else ""
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{first}cat {tmp_path}/bin/{name}.said\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    words = ("submit", "--site", site, "--account", "a", "--time", "30", "--", "true")
+    ended = in_process(*words, cwd=tmp_path, env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin"})
+    assert ended.code == 0, ended.stderr
+    assert "never-starts: job" in ended.stderr and reason in ended.stderr
 
 
 def test_a_refused_job_is_told_and_its_secrets_are_forgotten(tmp_path: Path) -> None:

@@ -144,11 +144,17 @@ class Flux(Scheduler):
         return ("flux", "cancel", job_id)
 
     def offers_argv(self) -> tuple[str, ...]:
-        columns = "{queue}|{nnodes}|{ncores}|{ngpus}"
+        columns = "{queue}|{nnodes}|{ncores}|{ngpus}|{propertiesx}"
         return ("flux", "resource", "list", "--states=free,down,allocated", "--no-header", f"--format={columns}")
 
     def parse_offers(self, output: str) -> tuple[PartitionOffer, ...]:
         return offers_of(_node_groups(output))
+
+    def accounts_argv(self, user: str) -> tuple[str, ...]:
+        return ("flux", "account", "view-user", user, "--list-banks")
+
+    def parse_accounts(self, output: str) -> tuple[str, ...]:
+        return tuple(output.split())
 
     def busy_argv(self, environ: Mapping[str, str]) -> tuple[str, ...]:
         return ("flux", "jobs", "--no-header", "--filter=running", "--format={id} {nodelist}")
@@ -179,13 +185,14 @@ def _end_time_s(line: str) -> float | None:
 
 
 def _node_groups(output: str) -> Iterator[NodeGroup]:
-    """Lines of `flux resource list`, each with the sums of some nodes."""
+    """Lines of `flux resource list`, each with the sums of the nodes that have the same queues and properties."""
     for line in output.splitlines():
-        queue, *counts = line.strip().split("|")
+        queues, *counts = line.strip().split("|")[:4]
         if len(counts) == 3 and all(count.isdecimal() for count in counts) and int(counts[0]):
             nodes, cores, gpus = (int(count) for count in counts)
             each = (("", gpus // nodes),) if gpus // nodes else ()
-            yield NodeGroup(partition=queue, nodes=nodes, cpus=cores // nodes, gpus=each, default=not queue)
+            for queue in queues.split(","):
+                yield NodeGroup(partition=queue, nodes=nodes, cpus=cores // nodes, gpus=each, default=not queue)
 
 
 def _directives(spec: JobSpec) -> Iterator[Argument]:

@@ -164,7 +164,7 @@ class Pbs(Scheduler):
         return ("pbsnodes", "-a", "-F", "json")
 
     def parse_offers(self, output: str) -> tuple[PartitionOffer, ...]:
-        """PBS ties nodes to queues in ways that only its administrator sees: one offer, without a name."""
+        """Nodes with the attribute `queue` take jobs of that queue alone. The others are one offer without a name."""
         return offers_of(_node_groups(output))
 
     def queues_argv(self) -> tuple[tuple[str, ...], ...]:
@@ -195,17 +195,20 @@ def _node_groups(output: str) -> Iterator[NodeGroup]:
         nodes = json.loads(output[start : end + 1])["nodes"].values()
     except (ValueError, KeyError, AttributeError, TypeError):
         return
-    hosts: dict[str, tuple[int, int]] = {}  # several entries may be parts of one host: PBS calls them vnodes
+    hosts: dict[
+        tuple[str, str], tuple[int, int]
+    ] = {}  # several entries may be parts of one host: PBS calls them vnodes
     for number, node in enumerate(nodes):
         has = node.get("resources_available") if isinstance(node, dict) else None
         cpus, gpus = (has.get("ncpus"), has.get("ngpus", 0)) if isinstance(has, dict) else (None, 0)
         if isinstance(has, dict) and isinstance(cpus, int) and isinstance(gpus, int):
-            host = str(has.get("host") or number)
-            before = hosts.get(host, (0, 0))
-            hosts[host] = (before[0] + cpus, before[1] + gpus)
-    for cpus, gpus in hosts.values():
+            key = str(node.get("queue") or ""), str(has.get("host") or number)
+            before = hosts.get(key, (0, 0))
+            hosts[key] = (before[0] + cpus, before[1] + gpus)
+    for (queue, _), (cpus, gpus) in hosts.items():
         if cpus:
-            yield NodeGroup(partition="", nodes=1, cpus=cpus, gpus=(("", gpus),) if gpus else (), default=True)
+            each = (("", gpus),) if gpus else ()
+            yield NodeGroup(partition=queue, nodes=1, cpus=cpus, gpus=each, default=not queue)
 
 
 def _directives(spec: JobSpec, site: SchedulerSpec) -> Iterator[Argument]:

@@ -50,7 +50,7 @@ def parse_pbs_queues(output: str) -> tuple[QueueSpec, ...]:
     queues = _table(next((table for table in found if "Queue" in table), {}), "Queue")
     servers = _table(next((table for table in found if "Server" in table), {}), "Server")
     default = next((s["default_queue"] for s in servers.values() if isinstance(s, dict) and "default_queue" in s), None)
-    return tuple(_pbs_queue(name, said, default) for name, said in queues.items() if _pbs_takes_jobs(said))
+    return tuple(_pbs_queue(name, queues, default) for name, said in queues.items() if _pbs_takes_jobs(said))
 
 
 def _pbs_takes_jobs(said: object) -> bool:
@@ -58,16 +58,21 @@ def _pbs_takes_jobs(said: object) -> bool:
     return isinstance(said, dict) and said.get("enabled") == "True" and said.get("from_route_only") != "True"
 
 
-def _pbs_queue(name: str, said: Mapping[str, Any], default: object) -> QueueSpec:
-    most, least = _table(said, "resources_max"), _table(said, "resources_min")
+def _pbs_queue(name: str, queues: Mapping[str, Any], default: object) -> QueueSpec:
+    """A queue with its own limits. A routing queue takes what one of its destinations takes."""
+    said = queues[name]
     acl = ("acl_user_enable", "acl_group_enable", "acl_host_enable")
-    smallest = _count(least.get("nodect"))
+    named = str(said.get("route_destinations") or "").split(",") if said.get("queue_type") == "Route" else [name]
+    rows = [_table(queues, place.partition("@")[0].strip()) for place in named]
+    least = [_count(_table(row, "resources_min").get("nodect")) or 1 for row in rows]
+    most = [_count(_table(row, "resources_max").get("nodect")) for row in rows]
+    times = [_clock(_table(row, "resources_max").get("walltime")) for row in rows]
     return QueueSpec(
         name=name,
         kind="queue",
-        nodes_min=smallest if smallest and smallest > 1 else None,
-        nodes_max=_count(most.get("nodect")),
-        time_max=_clock(most.get("walltime")),
+        nodes_min=min(least) if min(least) > 1 else None,
+        nodes_max=None if None in most else max(count for count in most if count is not None),
+        time_max=None if None in times else max((text for text in times if text), key=parse_walltime),
         default=name == default,
         by_name=any(said.get(key) == "True" for key in acl),
     )
