@@ -187,9 +187,9 @@ def test_parts_import_only_what_stands_lower() -> None:
 
 
 def test_nothing_but_its_command_imports_the_bench_of_several_nodes_on_one_machine() -> None:
-    """The rest of `bench` finds its table and charts by name. `cli/documents.py` names the type of its `--json`; only
+    """The rest of `bench` finds its table and charts by name; only
     the documentation and tests import that."""
-    own = ("bench/start/", "cli/benches/start.py", "cli/documents.py")
+    own = ("bench/start/", "cli/benches/start.py")
     wrong = [
         str(found)
         for found in ALL_IMPORTS

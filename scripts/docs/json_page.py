@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
+from json_documents import DOCUMENTS
 from markdown_table import table
-from windlass.cli.documents import DOCUMENTS
 
 _HEAD = """# What `--json` prints
 
-Made from the types in `windlass.cli.documents`. Each command prints one document. Its version grows when a key goes
-away or changes its meaning. New keys may come at any time. A document with a key `version` holds its version there.
+Made from the types in `scripts/docs/json_documents.py`. Each command prints one document. Its version grows when a key
+goes away or changes its meaning. New keys may appear. A document with a key `version` holds its version there.
 Programs decide on `kind` and `severity` of a [finding](#finding), because its sentences may change. A key with a
 default may be missing.
 """

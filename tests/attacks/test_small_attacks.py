@@ -17,7 +17,9 @@ import pytest
 
 from attacks.record import record
 from unit.cli.typed import in_process
-from windlass.cli.completion import _BASH, _beginning
+from windlass.base.tables import packaged_text
+from windlass.cli import completion
+from windlass.cli.completion import _beginning
 from windlass.diagnose.watch.demo import demo_job
 from windlass.diagnose.watch.screen import screen_text
 from windlass.model.finding import Finding
@@ -34,7 +36,7 @@ def test_bash_completion_quotes_every_name(tmp_path: Path) -> None:
     stand_in = "windlass() { cat names; }\n"
     show = 'COMP_WORDS=(windlass runs show ""); COMP_CWORD=3; _windlass; printf "%s\\n" "${COMPREPLY[@]}"'
     (tmp_path / "names").write_text("".join(f"{name}\n" for name in names))
-    argv = ["bash", "--norc", "-c", f"{stand_in}{_BASH}{show}"]
+    argv = ["bash", "--norc", "-c", f"{stand_in}{packaged_text(completion.__file__, 'completion.bash')}{show}"]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
     quoted = done.stdout.splitlines()
     assert len(quoted) == len(names)

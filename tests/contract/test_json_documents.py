@@ -10,9 +10,9 @@ import msgspec
 
 from contract.pinned import hold
 from contract.test_command_line import SITE, SUB_COMMANDS
+from json_documents import DOCUMENTS
 from json_page import components, json_page, type_text
 from unit.cli.typed import in_process, script
-from windlass.cli.documents import DOCUMENTS
 from windlass.cli.main import command_names
 
 ROOT = Path(__file__).parents[2]

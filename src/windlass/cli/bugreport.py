@@ -12,6 +12,8 @@ from windlass.base.settings import current_environ
 from windlass.cli.show import Result, tell
 from windlass.diagnose.bugreport.gather import write_report
 
+PROGRESS = "gathering"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", nargs="?", metavar="RUN", help="a run folder or its name (default: the last run)")
@@ -26,10 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="leave out the output of the run, or the quick checks",
     )
     parser.add_argument("--json", action="store_true")
-
-
-def progress(args: argparse.Namespace) -> str | None:
-    return "gathering"
 
 
 def main(args: argparse.Namespace) -> Result:

@@ -12,48 +12,25 @@ from windlass.backends.containers import runtime_names
 from windlass.backends.launchers import launcher_names
 from windlass.backends.schedulers import scheduler_names
 from windlass.base.settings import current_environ, read_settings
+from windlass.base.tables import packaged_text
 from windlass.cli.main import command_names, command_parser
 from windlass.cli.show import Result
 from windlass.run.folder import RunFolder
 from windlass.run.supervise.runs import find_runs
 from windlass.sites.catalog import site_names
 
-_BASH = r"""_windlass() {
-    local word
-    COMPREPLY=()
-    while IFS= read -r word; do
-        COMPREPLY+=("$(printf %q "$word")")
-    done < <(windlass completion words -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
-}
-complete -o default -F _windlass windlass
-"""
-_ZSH = r"""_windlass() {
-    local -a found
-    found=(${(f)"$(windlass completion words -- "${(@)words[2,CURRENT]}" 2>/dev/null)"})
-    if (( ${#found} )); then compadd -a found; else _files; fi
-}
-(( $+functions[compdef] )) || { autoload -Uz compinit && compinit; }
-compdef _windlass windlass
-"""
-_FISH = r"""function __windlass_find
-    set -l words (commandline -opc) (commandline -ct)
-    set -g __windlass_found (windlass completion words -- $words[2..-1] 2>/dev/null)
-    test (count $__windlass_found) -gt 0
-end
-complete -c windlass -n __windlass_find -f -a '$__windlass_found'
-"""
-_SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
+_SHELLS = ("bash", "zsh", "fish")
 _RUN_ARGUMENTS = ("run", "runs")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=(*_SCRIPTS, "words"), help="words: what may stand at the end of these words")
+    parser.add_argument("shell", choices=(*_SHELLS, "words"), help="words: what may stand at the end of these words")
     parser.add_argument("words", nargs="*", metavar="WORD", help=argparse.SUPPRESS)
 
 
 def main(args: argparse.Namespace) -> Result:
     if args.shell != "words":
-        return Result(text=_SCRIPTS[args.shell], foreign=True)
+        return Result(text=packaged_text(__file__, f"completion.{args.shell}"), foreign=True)
     return Result(text="\n".join(candidates(args.words)), foreign=True)
 
 

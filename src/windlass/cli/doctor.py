@@ -19,6 +19,7 @@ from windlass.diagnose.doctor.health import Health, Level
 from windlass.model.finding import Severity, finding_lines, worst_first
 
 _FAILED = 1
+PROGRESS = "checking"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,10 +37,6 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
     args = parser.parse_args(join_values(options))
     args.kind, args.command = kind if command else "none", command
     return args
-
-
-def progress(args: argparse.Namespace) -> str | None:
-    return "checking"
 
 
 def main(args: argparse.Namespace) -> Result:

@@ -26,6 +26,8 @@ from windlass.node.sys.mounts import mount_of, mounts
 from windlass.sites.catalog import load_site
 from windlass.sites.detect import detect_site
 
+PROGRESS = {"pack": "packing", "check": "reading the environment"}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true")
@@ -57,10 +59,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pack.add_argument("--output", "-o", metavar="FILE", help=".tar.gz (default), .tar.zst, .tar, .sqsh or .squashfs")
     pack.add_argument("--with-python", action="store_true", help="pack the interpreter of a venv too")
     pack.add_argument("--force", action="store_true", help="replace an archive of that name")
-
-
-def progress(args: argparse.Namespace) -> str | None:
-    return {"pack": "packing", "check": "reading the environment"}.get(args.action)
 
 
 def main(args: argparse.Namespace) -> Result:

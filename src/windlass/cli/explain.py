@@ -33,6 +33,7 @@ _CHOOSING = (
     *("--env", "--arg", "--directive", "--with", "--container"),
 )
 """Options that choose a plan. With others: save it with `windlass plan --json` and give its file as RUN."""
+PROGRESS = "planning"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,10 +71,6 @@ def _find(parser: argparse.ArgumentParser, argv: list[str]) -> int | None:
             return at - 1  # an option of ours that has no value here
         at += 1
     return None
-
-
-def progress(args: argparse.Namespace) -> str | None:
-    return "planning"
 
 
 def main(args: argparse.Namespace) -> Result:

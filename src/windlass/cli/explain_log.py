@@ -14,15 +14,13 @@ from windlass.diagnose.doctor.explain_log import amount_text, explain_files
 from windlass.diagnose.doctor.log_findings import LogReport
 from windlass.model.finding import INDENT, finding_lines
 
+PROGRESS = "reading the logs"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", metavar="FILE", help="log files or run folders; - is the standard input")
     parser.add_argument("--all", action="store_true", help="explain the harmless lines too")
     parser.add_argument("--json", action="store_true")
-
-
-def progress(args: argparse.Namespace) -> str | None:
-    return "reading the logs"
 
 
 def main(args: argparse.Namespace) -> Result:

@@ -26,6 +26,7 @@ from windlass.node.libs.variables import driver_version
 from windlass.sites.catalog import load_site
 
 FORMATS = ("containerfile", "singularity", "edf")
+PROGRESS = {"build": "building the image", "check": "reading the image", "inject": "reading the image"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,10 +63,6 @@ def _add_recipe_options(sub: Any) -> None:
     )
     build.add_argument("--sif", metavar="FILE", help="write it as a SIF file too")
     build.add_argument("--log", metavar="FILE", help="where to keep the builder's output")
-
-
-def progress(args: argparse.Namespace) -> str | None:
-    return {"build": "building the image", "check": "reading the image", "inject": "reading the image"}.get(args.action)
 
 
 def main(args: argparse.Namespace) -> Result:

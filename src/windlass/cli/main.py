@@ -200,6 +200,15 @@ def _overview() -> str:
     return overview_text()
 
 
+def _progress(command: Any, args: argparse.Namespace) -> str | None:
+    """What the progress line of a command says: the same always, or by its sub-command; None: it shows none."""
+    if hasattr(command, "progress"):
+        text: str | None = command.progress(args)
+        return text
+    said: str | dict[str, str] | None = getattr(command, "PROGRESS", None)
+    return said.get(args.action) if isinstance(said, dict) else said
+
+
 def main(argv: list[str]) -> int:
     """Run one command line and return its exit code."""
     if argv and argv[0] in {"-h", "--help", "help"}:
@@ -218,7 +227,7 @@ def main(argv: list[str]) -> int:
             return _show(Result(text=_overview()), as_json=False)
         command, parser = command_parser(argv[0])
         args = command.parse(parser, argv[1:]) if hasattr(command, "parse") else parser.parse_args(argv[1:])
-        with working(command.progress(args) if hasattr(command, "progress") else None):
+        with working(_progress(command, args)):
             result = command.main(args)
     except WindlassError as error:
         return _complain(error)

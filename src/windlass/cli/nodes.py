@@ -12,6 +12,8 @@ from windlass.cli.show import Result
 from windlass.errors import UsageError
 from windlass.run.bad_nodes import BadNode, avoided_nodes, forgive
 
+PROGRESS = "reading"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--site", metavar="NAME", help="only nodes of this machine")
@@ -21,10 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pardon = sub.add_parser("forgive", help="use these nodes again")
     pardon.add_argument("hosts", nargs="*", metavar="HOSTS", help="as in nid[0001-0004]")
     pardon.add_argument("--all", action="store_true", help="all of them")
-
-
-def progress(args: argparse.Namespace) -> str | None:
-    return "reading"
 
 
 def main(args: argparse.Namespace) -> Result:

@@ -20,6 +20,8 @@ from windlass.node.sys.atomic import replace_text
 from windlass.plan.show import headline, plan_text
 from windlass.run.planning import plan_request
 
+PROGRESS = "planning"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_request_options(parser)
@@ -36,10 +38,6 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
         args.kind, args.command = "command", [PLACEHOLDER_COMMAND]
     args.script_may_be_missing = True
     return args
-
-
-def progress(args: argparse.Namespace) -> str | None:
-    return "planning"
 
 
 def main(args: argparse.Namespace) -> Result:

@@ -21,6 +21,7 @@ from windlass.node.sys.atomic import replace_text
 from windlass.run.supervise.runs import find_run
 
 PAGE_FILE = "report.html"
+PROGRESS = "reading the run"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,10 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"where the page goes (default: {PAGE_FILE} in the run folder, or here if it is not yours)",
     )
     parser.add_argument("--json", action="store_true")
-
-
-def progress(args: argparse.Namespace) -> str | None:
-    return "reading the run"
 
 
 def main(args: argparse.Namespace) -> Result:

@@ -16,6 +16,7 @@ from windlass.cli.show import Result
 from windlass.model.finding import finding_lines, worst_severity
 
 _ENVIRONMENT = ("--python", "--env", "--module", "--activate", "--with")
+PROGRESS = "running the self-test"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,10 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(join_values(argv))
-
-
-def progress(args: argparse.Namespace) -> str | None:
-    return "running the self-test"
 
 
 def main(args: argparse.Namespace) -> Result:

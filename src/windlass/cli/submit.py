@@ -13,6 +13,8 @@ from windlass.cli.show import Result
 from windlass.model.plan import Plan
 from windlass.run.submit import prepare_submission, print_submission, submit, why_never_starts
 
+PROGRESS = "submitting"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_request_options(parser)
@@ -23,10 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
     return parse_with_command(parser, argv)
-
-
-def progress(args: argparse.Namespace) -> str | None:
-    return "submitting"
 
 
 def main(args: argparse.Namespace) -> Result:

@@ -35,6 +35,7 @@ from windlass.sites.catalog import site_names
 RECORD_FILE = "tune.json"
 _OWN = ("--objective", "--space", "--repeats", "--most-trials", "--timeout", "--run-dir")
 _OWN_FLAGS = ("--keep", "--json")
+PROGRESS = "trying settings"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,10 +78,6 @@ def _without_own(options: list[str]) -> list[str]:
         elif word not in _OWN_FLAGS and not word.startswith(tuple(f"{name}=" for name in _OWN)):
             kept.append(word)
     return kept
-
-
-def progress(args: argparse.Namespace) -> str | None:
-    return "trying settings"
 
 
 def main(args: argparse.Namespace) -> Result:

@@ -16,6 +16,7 @@ from windlass.model.origin import Origin
 from windlass.model.plan import CachePlan, CacheRoot, ContainerPlan, Mount, Plan
 from windlass.model.request import Request
 from windlass.node.cache.config import state_folder
+from windlass.plan.render.parts import part
 
 VIEW_VARIABLE = "WINDLASS_VIEW"
 REDIRECTED = (
@@ -114,29 +115,9 @@ def view_lines(plan: Plan, uid: int, run_id: str) -> list[str]:
     ]
     if not cache.variables:
         return lines
-    return [
-        *lines,
-        "w_swap() {  # a path below a root, as this node's view has it, into w_answer; any other path as it is",
-        "  w_answer=$1",
-        "  case $1 in",
-        *(f"    {line}" for root in cache.roots for line in _patterns(root)),
-        "  esac",
-        "}",
-        "w_swap_list() {  # the same for paths with colons between them",
-        "  w_rest=$1: w_list=",
-        '  while [ -n "$w_rest" ]; do',
-        '    w_swap "${w_rest%%:*}"; w_rest=${w_rest#*:}; w_list=$w_list:$w_answer',
-        "  done",
-        "  w_list=${w_list#:}",
-        "}",
-        f"for w_name in {' '.join(cache.variables)}; do",
-        '  eval "w_value=\\${$w_name-}"',
-        '  [ -n "$w_value" ] && w_swap_list "$w_value" && eval "export $w_name=\\$w_list"',
-        "done",
-        *(_front_line(index, prefix) for index, prefix in enumerate(cache.environments)),
-        "# Python takes from the view, too, what .pth files and editable installs name by its path.",
-        '[ ! -d "$w_front/python" ] || export PYTHONPATH="$w_front/python${PYTHONPATH:+:$PYTHONPATH}"',
-    ]
+    patterns = [f"    {line}" for root in cache.roots for line in _patterns(root)]
+    fronts = [_front_line(index, prefix) for index, prefix in enumerate(cache.environments)]
+    return [*lines, *part("view", patterns=patterns, variables=" ".join(cache.variables), fronts=fronts)]
 
 
 def _patterns(root: CacheRoot) -> list[str]:

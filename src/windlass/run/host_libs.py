@@ -15,7 +15,7 @@ from windlass.backends.containers import get_runtime
 from windlass.backends.containers.base import image_kind, looked_up
 from windlass.backends.containers.binds import expanded
 from windlass.base.notation.counts import counted
-from windlass.build.images.probe import PROBE, parse_probe
+from windlass.build.images.probe import parse_probe, probe_text
 from windlass.build.images.unpack import inspect_image
 from windlass.errors import CommandError, MachineError, UsageError
 from windlass.model.plan import ContainerPlan, HostLibs, Plan
@@ -110,7 +110,7 @@ def _image_facts(run: Run, facts: JobFacts) -> ImageFacts:
 def _probed(run: Run, facts: JobFacts, container: ContainerPlan) -> ImageFacts:
     bare = msgspec.structs.replace(container, settings=(), activate="", host_libs=None)
     plan = msgspec.structs.replace(run.plan, container=bare, environment=())
-    text = container_script(plan, facts.run_dir, ("sh", "-c", PROBE))
+    text = container_script(plan, facts.run_dir, ("sh", "-c", probe_text()))
     path = run.folder.write(PROBE_FILE, text, mode=0o700)
     step = plan_node_step(run.plan, "image", hosts=_one_host(run.plan), nodes=1, host_file="probe-hosts")
     try:

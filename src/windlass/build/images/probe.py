@@ -8,50 +8,20 @@ from __future__ import annotations
 
 import re
 
+from windlass.base.tables import packaged_text
 from windlass.build.images.facts import LOADING, PLUGIN_FOLDERS
 from windlass.node.libs.decide import ImageFacts, ImageLibrary
 from windlass.node.libs.plugins import ImagePlugin, plugin_family
 
 MARK = "windlass-image"
-_SAY_VARIABLES = "\n".join(f'echo "{MARK} variable {name}=${{{name}-}}"' for name in LOADING)
-PROBE = f"""
-for f in /lib/*-linux-gnu*/libc.so.6 /lib64/libc.so.6 /usr/lib64/libc.so.6 /usr/lib/libc.so.6; do
-  [ -x "$f" ] && "$f" 2>/dev/null && break
-done
-for f in /lib/ld-musl-*; do [ -e "$f" ] && echo "{MARK} musl"; done
-IFS=:
-set -f
-folders=${{LD_LIBRARY_PATH-}}
-set +f
-unset IFS
-for f in /etc/ld.so.conf /etc/ld.so.conf.d/*.conf; do
-  [ -r "$f" ] || continue
-  while read -r line; do case $line in /*) folders=$folders:$line ;; esac; done <"$f"
-done
-folders=$folders:/usr/local/lib
-for f in /lib/*-linux-gnu* /usr/lib/*-linux-gnu* /lib64 /usr/lib64 /lib /usr/lib; do folders=$folders:$f; done
-IFS=:
-for d in $folders; do
-  unset IFS
-  for f in "$d"/lib*.so*; do [ -e "$f" ] && echo "{MARK} library $f"; done
-  IFS=:
-done
-folders=$folders:{":".join(PLUGIN_FOLDERS)}
-for d in $folders; do
-  unset IFS
-  for f in "$d"/lib?ccl-net*.so*; do
-    [ -e "$f" ] || continue
-    real=$(readlink -f "$f" 2>/dev/null) || real=$f
-    grep -q libfabric.so "$f" 2>/dev/null
-    echo "{MARK} plugin $? $real $f"
-  done
-  IFS=:
-done
-unset IFS
-{_SAY_VARIABLES}
-echo "{MARK} end"
-"""
 _GLIBC = re.compile(r"GNU C Library .*?version (\d+\.\d+)")
+
+
+def probe_text() -> str:
+    """The lines of `sh` that look at an image from the inside."""
+    variables = "\n".join(f'echo "{MARK} variable {name}=${{{name}-}}"' for name in LOADING)
+    text = packaged_text(__file__, "probe.sh")
+    return "\n" + text.replace("@plugin_folders@", ":".join(PLUGIN_FOLDERS)).replace("@variables@", variables)
 
 
 def parse_probe(text: str, machine: str) -> ImageFacts | None:

@@ -22,6 +22,7 @@ from windlass.model.origin import Argument, argv_of
 from windlass.model.plan import Plan
 from windlass.plan.agents import plan_node_step
 from windlass.plan.environment.modules import module_lines
+from windlass.plan.render.parts import part
 from windlass.plan.render.rank_lines import cache_parent, wrap_spec
 from windlass.plan.render.rank_script import JOB_FILE, rank_script
 from windlass.plan.render.variables import JobFacts
@@ -235,21 +236,8 @@ def _launch_lines(plan: Plan, run_dir: str, command: list[str]) -> list[str]:
     lines = [*command, "w_code=$?"]
     launcher = get_launcher(plan.launcher)
     if not launcher.ends_others and not launcher.unwatched:
-        lines = [
-            *command[:-1],
-            f"{command[-1]} &",
-            "w_launcher=$!",
-            "# When a rank has failed the others are ended: this launcher lets them wait for it.",
-            'while kill -0 "$w_launcher" 2>/dev/null; do',
-            f'  if [ -n "$({failed})" ]; then',
-            '    sleep 2; kill -TERM "$w_launcher" 2>/dev/null',
-            f'    sleep {plan.grace_s:g}; kill -KILL "$w_launcher" 2>/dev/null',
-            "    break",
-            "  fi",
-            "  sleep 1",
-            "done",
-            'wait "$w_launcher"; w_code=$?',
-        ]
+        waited = [*command[:-1], f"{command[-1]} &"]
+        lines = part("end_launcher", command=waited, failed=failed, grace=f"{plan.grace_s:g}")
     return [*lines, f"w_failed=$({failed}); w_code=${{w_failed:-$w_code}}"]
 
 
@@ -326,14 +314,4 @@ def rendezvous_lines(plan: Plan, job_id_variable: str, host_lines: str, run_dir:
         lines.append(f"export WINDLASS_MASTER_ADDR=$w_first{quote(rule.suffix) if rule.suffix else ''}")
     if rule.fixed_port is not None:
         return [*lines, f"export WINDLASS_MASTER_PORT={rule.fixed_port}"]
-    return [
-        *lines,
-        "w_digits=${WINDLASS_JOB_ID%%[!0-9]*}",
-        "# An id that is no number (Flux), or is larger than a shell counts: its checksum.",
-        '[ -n "$w_digits" ] && [ ${#w_digits} -le 18 ] ||'
-        ' w_digits=$(printf %s "$WINDLASS_JOB_ID" | cksum | cut -d " " -f 1)',
-        f"w_port=$(({rule.port_base} + 10#$w_digits % {rule.port_span}))",
-        "while cat /proc/net/tcp /proc/net/tcp6 2>/dev/null |"
-        ' grep -qi "^ *[0-9]*: [0-9A-F]*:$(printf %04X "$w_port") [0-9A-F:]* 0A"; do w_port=$((w_port + 1)); done',
-        "export WINDLASS_MASTER_PORT=$w_port",
-    ]
+    return [*lines, *part("port", base=str(rule.port_base), span=str(rule.port_span))]

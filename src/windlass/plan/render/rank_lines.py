@@ -17,6 +17,7 @@ from windlass.model.origin import Argument
 from windlass.model.plan import Plan
 from windlass.plan.environment.caches import CACHE_DIR_VARIABLE
 from windlass.plan.environment.ranks import rank_variable_names
+from windlass.plan.render.parts import part
 from windlass.plan.render.variables import JobFacts, setting_lines
 
 
@@ -36,35 +37,15 @@ def _same_path(plan: Plan, job: JobFacts) -> tuple[list[str], list[str]]:
     if job.jit_folder is not None or not plan.keep_caches:
         return [], []
     name = hashlib.sha256(plan.keep_caches.encode("utf-8", "surrogateescape")).hexdigest()[:8]
-    first = [
-        f"  w_kept={expandable(kept_folder(plan, job))}",
-        '  mkdir -m 700 "$w_kept" 2>/dev/null',
-        f'  if [ -O "$w_kept" ] && [ ! -L "$w_kept" ] && [ ! -d "$w_kept/{name}-n$w_node_rank" ]; then',
-        f'    rm -f "$w_kept/{name}-n$w_node_rank"; ln -s "${CACHE_DIR_VARIABLE}" "$w_kept/{name}-n$w_node_rank"',
-        "  fi",
-    ]
-    every = [
-        "# Build tools write down the path of what they built, and build again where it is another one.",
-        f"w_kept={expandable(kept_folder(plan, job))}",
-        f'if [ -O "$w_kept" ] && [ ! -L "$w_kept" ] && [ "$w_kept/{name}-n$w_node_rank" -ef "${CACHE_DIR_VARIABLE}" ]; '
-        f"then {CACHE_DIR_VARIABLE}=$w_kept/{name}-n$w_node_rank; fi",
-    ]
-    return first, every
+    kept = expandable(kept_folder(plan, job))
+    return part("same_path_first", kept=kept, name=name), part("same_path", kept=kept, name=name)
 
 
 def _unpack_lines(keep: str) -> list[str]:
     """Unpack an archive that only this user could have written. What is checked is the open file, so that another user
     cannot put a file of theirs in its place. `tar` keeps no owners and, without -P, leaves no folder."""
     archive = quote(keep.rstrip("/") + "/caches.tar")
-    return [
-        f"  if [ -f {archive} ]; then (",
-        f'    umask 077; exec 3< {archive}; [ -O /proc/self/fd/3 ] || {{ echo "windlass: not yours" >&2; exit 1; }}',
-        "    case $(LC_ALL=C ls -lnL /proc/self/fd/3) in -????-??-*) ;;",
-        '    *) echo "windlass: other users can write it" >&2; exit 1 ;; esac',
-        f'    tar -C "${CACHE_DIR_VARIABLE}" -x -o -f - <&3; w_code=$?',
-        f'    chmod -R ug-s,go-rwx "${CACHE_DIR_VARIABLE}"; exit "$w_code"',
-        f'  ) || echo "windlass: cannot unpack" {archive}", going on without" >&2; fi',
-    ]
+    return part("unpack", archive=archive)
 
 
 def cache_lines(plan: Plan, job: JobFacts) -> list[str]:
@@ -72,78 +53,27 @@ def cache_lines(plan: Plan, job: JobFacts) -> list[str]:
     if not plan.caches:
         return []
     subdirs = " ".join(f'"${CACHE_DIR_VARIABLE}"/{quote(entry.subdir)}' for entry in plan.caches)
-    lines = [
-        "",
-        "# Caches of compilers and libraries: on this node, for this run, made before any rank needs them.",
-        f"w_parent={expandable(cache_parent(plan, job))}",
-        f"export {CACHE_DIR_VARIABLE}=$w_parent/n$w_node_rank",
-        'mkdir -m 700 "$w_parent" 2>/dev/null || [ -d "$w_parent" ] || w_fail "cannot make $w_parent"',
-        '[ -O "$w_parent" ] && [ ! -L "$w_parent" ] || w_fail "$w_parent belongs to somebody else"',
-    ]
+    kept: list[str] = []
     if plan.keep_caches:
         first, every = _same_path(plan, job)
-        lines += [
-            "# Saved caches of an earlier job: the first rank of the node unpacks them, the others wait for it.",
-            'if [ "$w_local_rank" = 0 ]; then',
-            f'  mkdir -p "${CACHE_DIR_VARIABLE}"',
-            *(_unpack_lines(plan.keep_caches) if job.kept_caches else ()),
-            *first,
-            f'  : > "${CACHE_DIR_VARIABLE}/.ready"',
-            "else",
-            "  w_tries=0",
-            f'  until [ -e "${CACHE_DIR_VARIABLE}/.ready" ] || [ $w_tries -ge 600 ]; do'
-            " sleep 0.2; w_tries=$((w_tries + 1)); done",
-            "fi",
-            *every,
-        ]
-    return [*lines, f'mkdir -p {subdirs} || w_fail "cannot make the caches in ${CACHE_DIR_VARIABLE}"']
+        unpack = _unpack_lines(plan.keep_caches) if job.kept_caches else ()
+        kept = part("kept_caches", unpack=unpack, first=first, every=every)
+    return part("caches", parent=expandable(cache_parent(plan, job)), kept=kept, folders=subdirs)
 
 
 LIVE_FOLDER = "live"
 """In the run folder while a run goes on: one file for each of these ranks."""
 
-LIVE_END = (
-    "# All of its output is handed on before this script ends; a process that it left behind may hold it for ever.",
-    'if [ -n "$w_tee" ]; then',
-    "  exec >/dev/null 2>&1",
-    '  (sleep 2; kill -KILL "$w_tee") & w_limit=$!',
-    '  wait "$w_tee"; kill "$w_limit"',
-    "fi",
-)
-
 
 def live_start(ranks: tuple[int, ...]) -> list[str]:
     """Sends the output of these ranks through `tee`; `w_tee` is empty in all others."""
-    if not ranks:
-        return []
-    return [
-        "",
-        "# Somebody watches these ranks on a terminal: a copy of what they write shows progress bars while they grow.",
-        f'w_tee= w_live="$WINDLASS_RUN_DIR/{LIVE_FOLDER}/$w_rank"',
-        f'case "$w_rank" in {"|".join(map(str, ranks))})',
-        '  if command -v tee >/dev/null && mkfifo -m 600 "$w_live.pipe" 2>/dev/null; then',
-        '    (trap \'\' HUP INT TERM USR1 USR2; exec tee "$w_live") < "$w_live.pipe" &',
-        '    w_tee=$!; exec > "$w_live.pipe" 2>&1; rm -f "$w_live.pipe"',
-        "  fi ;;",
-        "esac",
-    ]
+    return part("live_start", folder=LIVE_FOLDER, ranks="|".join(map(str, ranks))) if ranks else []
 
 
 def live_command(ranks: tuple[int, ...]) -> list[str]:
     """Runs the command of such a rank where this script would not stay its parent otherwise. Signals reach all
     processes of a rank; the script waits, and ends as the command did."""
-    if not ranks:
-        return []
-    return [
-        'if [ -n "$w_tee" ]; then',
-        "  trap : HUP INT TERM USR1 USR2",
-        '  "$@"; w_code=$?',
-        *(f"  {line}" for line in LIVE_END),
-        "  trap - HUP INT TERM USR1 USR2",
-        '  if [ "$w_code" -gt 128 ]; then kill -"$((w_code - 128))" $$; fi',
-        '  exit "$w_code"',
-        "fi",
-    ]
+    return part("live_command", live_end=[f"  {line}" for line in part("live_end")]) if ranks else []
 
 
 def wrap_spec(plan: Plan, run_dir: str) -> WrapSpec:

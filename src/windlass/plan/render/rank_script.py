@@ -8,7 +8,7 @@ failed. Pure text; `tests` run it through real shells.
 from __future__ import annotations
 
 from windlass.backends.launchers import get_launcher
-from windlass.backends.launchers.base import LAST_LINE, SIGNAL_FILE
+from windlass.backends.launchers.base import SIGNAL_FILE
 from windlass.base.notation.counts import counted
 from windlass.base.notation.cpulist import format_cpulist
 from windlass.base.notation.shell import comment, expandable, fillable, quote
@@ -17,26 +17,10 @@ from windlass.plan.cache import agents_folder, command_lines, view_folder_lines,
 from windlass.plan.environment.modules import rank_activation_lines
 from windlass.plan.environment.ranks import RANK_VARIABLES
 from windlass.plan.profile import profile_lines
-from windlass.plan.render.rank_lines import LIVE_END, cache_lines, container_lines, live_command, live_start
+from windlass.plan.render.parts import part
+from windlass.plan.render.rank_lines import cache_lines, container_lines, live_command, live_start
 from windlass.plan.render.variables import JobFacts, environment_lines
 
-_NO_ALARM = (
-    "# At its time limit the launcher sends SIGALRM to all processes: the rank hears it as SIGTERM.",
-    "trap '' ALRM",
-)
-_LAST_LINE = (
-    "# The end of the output: a last line without its own end would run into the next rank's.",
-    f"printf '\\{ord(LAST_LINE):03o}\\n'; printf '\\{ord(LAST_LINE):03o}\\n' >&2",
-)
-_ALARM = ("trap 'w_forward TERM' ALRM",)
-_LATE_END = (
-    "# The launcher kills the other ranks soon after it sees this one fail: windlass, which reads the line above, may",
-    "# ask them first. Then all leave without a code, and none is hurried.",
-    "w_tries=0",
-    'while [ "$w_code" -ne 0 ] && [ -z "$w_asked" ] && [ "$w_tries" -lt 30 ]; do',
-    "  (PATH=$w_path; sleep 0.1); w_tries=$((w_tries + 1))",
-    "done",
-)
 EXIT_BROKEN = 70
 """Exit code of a rank script that cannot start the command for a reason of its own."""
 
@@ -78,11 +62,7 @@ def _head(plan: Plan) -> list[str]:
             f"windlass {plan.windlass} rank script: {plan.name} on {plan.site}, {counted(plan.nodes, 'node')} x "
             f"{counted(plan.ranks_per_node, 'rank')}. Made from plan.json beside it, for every task."
         ),
-        "w_fail() {",
-        '  echo "windlass: rank ${w_rank:-?} on $w_host: $*" >&2',
-        f"  exit {EXIT_BROKEN}",
-        "}",
-        "w_host=${SLURMD_NODENAME:-$(uname -n)}; w_host=${w_host%%.*}",
+        *part("fail", code=str(EXIT_BROKEN)),
         *([f"trap '' {_carrier(plan)}  # a request that comes before there is a rank"] if _carrier(plan) else []),
         *(["w_path=$PATH  # for commands of this script, whatever the plan sets for yours"] if plan.parent else []),
         "",
@@ -172,13 +152,7 @@ def _seat(plan: Plan) -> list[str]:
             "esac",
         ]
     if any(rank.cpus for rank in binding.ranks) and not binding.by_launcher:
-        lines += [
-            "if command -v taskset >/dev/null 2>&1; then",
-            '  taskset -pc "$w_cpus" $$ >/dev/null 2>&1 || echo "windlass: rank $w_rank cannot have cpus $w_cpus" >&2',
-            "else",
-            '  [ "$w_rank" = 0 ] && echo "windlass: no taskset on this node, ranks are not bound" >&2',
-            "fi",
-        ]
+        lines += part("taskset")
     return lines
 
 
@@ -186,26 +160,7 @@ def _workers(plan: Plan) -> list[str]:
     """Addresses of all ranks as JSON texts, for TF_CONFIG: each has a port of its own above the master's."""
     if not any("${w_workers}" in (setting.value or "") for setting in plan.environment):
         return []
-    hosts = ["w_hosts=$w_master_addr"]
-    if plan.nodes > 1:
-        hosts = [
-            "w_hosts=",
-            'while read -r w_line; do w_line=${w_line%% *}; w_hosts="$w_hosts ${w_line%%:*}"; done '
-            '< "$WINDLASS_RUN_DIR/hosts" || w_fail "TF_CONFIG needs the file hosts of the run folder"',
-        ]
-    return [
-        "",
-        "# All workers of TensorFlow.",
-        *hosts,
-        "w_workers= w_at=0",
-        "for w_line in $w_hosts; do",
-        "  w_end=$((w_at + w_ranks_per_node))",
-        '  while [ "$w_at" -lt "$w_end" ]; do',
-        "    w_at=$((w_at + 1))",
-        '    w_workers="$w_workers${w_workers:+, }\\"$w_line:$((w_master_port + w_at % 16000))\\""',
-        "  done",
-        "done",
-    ]
+    return part("workers", hosts=part("worker_hosts") if plan.nodes > 1 else "w_hosts=$w_master_addr")
 
 
 def _rank_variables() -> list[str]:
@@ -245,16 +200,7 @@ def hook_lines(plan: Plan, job: JobFacts) -> list[str]:
     if plan.agents is None or "sampler" not in plan.agents.services:
         return []
     folder = f"{agents_folder(plan, job.uid, job.run_id)}/{HOOK_FOLDER}/{job.run_id}."
-    return [
-        "",
-        "# For windlass watch: Python finds a start-up hook, and writes its steps into a folder of this node.",
-        f'w_hook={expandable(folder)}"$w_node_rank"',
-        'if [ -d "$w_hook/python" ]; then',
-        '  echo "$$" > "$w_hook/pids/$w_rank"',
-        "  export WINDLASS_STEPS=$w_hook/steps",
-        '  export PYTHONPATH="$w_hook/python${PYTHONPATH:+:$PYTHONPATH}"',
-        "fi",
-    ]
+    return part("hook", folder=expandable(folder))
 
 
 def _command(plan: Plan, job: JobFacts) -> list[str]:
@@ -279,15 +225,7 @@ def _command(plan: Plan, job: JobFacts) -> list[str]:
 
 def _where(plan: Plan) -> list[str]:
     """One line per rank in one file per node: where it really is, for `windlass plan` to be held against."""
-    return [
-        "",
-        "# What this rank really got, one line in one file per node.",
-        "w_got=",
-        'while read -r w_key w_value; do [ "$w_key" = Cpus_allowed_list: ] && { w_got=$w_value; break; }; done'
-        " < /proc/$$/status",
-        'printf \'%s\\t%s\\t%s\\t%s\\t%s\\n\' "$w_rank" "$w_host" "$w_got" "$w_device" "$$"'
-        ' >> "$WINDLASS_RUN_DIR/where/$w_node_rank" 2>/dev/null || :',
-    ]
+    return part("where")
 
 
 def _traps(plan: Plan) -> list[str]:
@@ -301,29 +239,8 @@ def _traps(plan: Plan) -> list[str]:
     forward = [
         f"trap '{told if got == send else ''}w_forward {send}' {got}" for got, send in sent.items() if got != carrier
     ]
-    lines = [
-        "",
-        "# This script stays the parent and reports the end: nobody else can wait for the rank.",
-        "# A shell starts background commands with SIGINT ignored, so an interrupt is passed on as SIGTERM.",
-        "w_child= w_early=",
-        'w_forward() { if [ -n "$w_child" ]; then kill -"$1" "$w_child" 2>/dev/null; else w_early=$1; fi; }',
-        *forward,
-    ]
-    if carrier is None:
-        return lines
-    return [
-        *lines,
-        f"# {plan.launcher} hands on SIG{carrier} alone, to all processes of the rank; the file says what is meant.",
-        "# A rank that leaves when it was asked to must look well: others may need longer, and are not to be ended.",
-        "w_asked=",
-        "w_carried() {",
-        f'  {{ read -r w_meant < "$WINDLASS_RUN_DIR/{SIGNAL_FILE}"; }} 2>/dev/null || w_meant={carrier}',
-        "  case $w_meant in TERM|USR2) w_asked=1 ;; esac",
-        """  if [ "$w_meant" != TERM ] || [ -z "$w_child" ]; then w_forward "$w_meant"; return; fi""",
-        "  trap '' TERM; kill -TERM 0",
-        "}",
-        f"trap w_carried {carrier}",
-    ]
+    carried = part("carrier", launcher=plan.launcher, carrier=carrier, file=SIGNAL_FILE) if carrier else []
+    return part("traps", forward=[*forward, *carried])
 
 
 def _carrier(plan: Plan) -> str | None:
@@ -339,27 +256,16 @@ def _start(plan: Plan, *, watched: bool, live: bool) -> list[str]:
     carrier = _carrier(plan)
     launcher = get_launcher(plan.launcher)
     alarm = launcher.sends_alarm
-    return [
-        "",
-        *(_NO_ALARM if alarm else ()),
-        f"(trap '' {carrier}; exec \"$@\") <&0 &" if carrier else '"$@" <&0 &',
-        "w_child=$!",
-        *(_ALARM if alarm else ()),
-        "# A signal that came before there was a rank; what has not become its program yet would not hear it.",
-        'if [ -n "$w_early" ]; then (PATH=$w_path; sleep 1); w_forward "$w_early"; fi',
-        "# The shell itself has nothing to say: it would write of a rank that a signal ended.",
-        "exec 9>&2 2>/dev/null",
-        'wait "$w_child"; w_code=$?',
-        'while kill -0 "$w_child" 2>/dev/null; do wait "$w_child"; w_code=$?; done',
-        "# A wait that a signal ended says so, even where the rank was gone by then: its own code is asked for again.",
-        'if [ "$w_code" -gt 128 ]; then wait "$w_child"; w_last=$?; [ "$w_last" -eq 127 ] || w_code=$w_last; fi',
-        'printf \'%s\\t%s\\t%s\\t%s\\n\' "$(PATH=$w_path; date +%s.%N)" "$w_rank" "$w_host" "$w_code"'
-        ' >> "$WINDLASS_RUN_DIR/ends/$w_node_rank" 2>/dev/null || :',
-        *(_LATE_END if launcher.hurries and carrier and watched else ()),
-        "exec 2>&9 9>&-",
-        *(_LAST_LINE if launcher.glues_last_lines and watched else ()),
-        *(LIVE_END if live else ()),
-        "trap - HUP INT TERM USR1 USR2",
-        *(['[ -z "$w_asked" ] || exit 0'] if carrier else []),
-        'exit "$w_code"',
+    end = [
+        *(part("last_line") if launcher.glues_last_lines and watched else ()),
+        *(part("live_end") if live else ()),
     ]
+    return part(
+        "start",
+        no_alarm=part("no_alarm") if alarm else (),
+        child=f"(trap '' {carrier}; exec \"$@\") <&0 &" if carrier else '"$@" <&0 &',
+        alarm=part("alarm") if alarm else (),
+        late_end=part("late_end") if launcher.hurries and carrier and watched else (),
+        end=end,
+        asked=part("asked") if carrier else (),
+    )
