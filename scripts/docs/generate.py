@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from by_hand_page import by_hand_page
 from json_page import json_page
 from markdown_links import DOCS, ROOT
+from options_part import options_part
 from runtime_page import runtime_page
 from schema_page import schema_page
 from site_pages import catalog_sites, overview, site_part, site_picture
@@ -31,6 +32,7 @@ def generated() -> Iterator[tuple[Path, str]]:
     yield reference / "site-schema.md", schema_page()
     yield reference / "json.md", json_page()
     yield reference / "runtime.md", runtime_page()
+    yield reference / "commands.md", _with_part(reference / "commands.md", options_part())
     yield reference / "wire-protocol.md", _with_part(reference / "wire-protocol.md", wire_part())
     yield DOCS / "explanation" / "by-hand.md", by_hand_page()
     sites = catalog_sites()
