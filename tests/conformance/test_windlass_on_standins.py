@@ -59,11 +59,29 @@ def test_a_failing_rank_ends_the_job_with_its_own_code(machine: Machine, how: st
     assert "last words" in machine.log()
 
 
-def test_a_cancelled_job_leaves_nothing(machine: Machine) -> None:
+SSH = """#!/bin/sh
+[ "$1 $2 $3 $4 $5" = "-o BatchMode=yes -o ConnectTimeout=10 --" ] || exit 255
+echo "$6" >> "$HOME/ssh.hosts"; shift 6; exec sh -c "$*"
+"""
+
+
+def test_a_cancelled_job_leaves_nothing_and_a_running_one_is_entered(machine: Machine) -> None:
+    ssh = machine.site.home / "ssh" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(SSH)
+    ssh.chmod(0o755)
+    machine.site.env["PATH"] = f"{ssh.parent}:{machine.site.env['PATH']}"
     job_id = machine.submit("sh", "-c", "touch started.$RANK; exec sleep 60")
     wait_until(
         lambda: len(list(machine.site.home.glob("started.*"))) == 4, timeout_s=40, what="all run", state=machine.log
     )
+    said = machine.windlass(
+        "exec", "run", "--rank", "2", "--", "sh", "-c", 'cat "/proc/$WINDLASS_RANK_PID/comm"; exit 4'
+    )
+    assert (said.returncode, said.stdout) == (4, "sleep\n"), said.stderr
+    if machine.scheduler == "pbs":  # a Flux instance around the job reaches its nodes itself
+        assert (machine.site.home / "ssh.hosts").read_text() == "node2.cluster.test\n"
+    assert machine.windlass("exec", "run", "--timeout", "1", "--", "sleep", "77").returncode == 124
     argv = get_scheduler(machine.scheduler).cancel_argv(job_id)
     assert subprocess.run(argv, env=machine.site.env, timeout=30).returncode == 0
     assert machine.wait(job_id, OVER)[0] is not JobState.DONE
@@ -218,7 +236,7 @@ def test_at_the_time_limit_of_flux_the_ranks_save_and_leave(tmp_path: Path) -> N
         assert len(list(home.glob("saved.*"))) == 4, machine.log()
         verdict = json.loads((home / "run" / "verdict.json").read_text())
         assert verdict["cause"]["kind"] == "walltime", machine.log()
-        assert "time of this allocation is up" in machine.log()
+        assert "the allocation's time is up" in machine.log(), "Flux before 0.73 sends SIGHUP alone"
 
 
 def test_until_done_goes_on_in_another_job_of_the_same_flux(tmp_path: Path) -> None:

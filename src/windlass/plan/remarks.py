@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
+from windlass.backends.schedulers import get_scheduler
 from windlass.model.condition import Facts, holds
 from windlass.model.finding import Finding
 from windlass.model.hardware import PluginSpec, ReferenceSpec
@@ -25,6 +26,11 @@ _IMPORT_CALLS = 9_000
 """Of `import torch` on a cold node; results/start/torch.json."""
 _LIBRARIES = {"nvidia": "NCCL", "amd": "RCCL"}
 _PLUGIN = re.compile(r"ofi|nccl|rccl", re.IGNORECASE)
+_STEERS = re.compile(
+    r"(?:NCCL|RCCL|CCL|FI|MPICH|UCX|OMP|MKL|CUDA|HIP|ROCR|HSA|ZE|TORCH\w*|PYTORCH|TRITON|MIOPEN|XLA|JAX|TF|HF|WANDB|DS)_"
+    r"|PYTHON(?!UNBUFFERED)|LD_(?:LIBRARY_PATH|PRELOAD)\Z"
+)
+"""Variables that libraries of the ranks read."""
 INDEPENDENT = "independent"
 """Of --with, at every site: the ranks are separate programs."""
 _PATHS = frozenset({"PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "PYTHONPATH", "MODULEPATH", "PKG_CONFIG_PATH"})
@@ -47,6 +53,8 @@ def plan_remarks(
         *_over_tcp(request, context, shape, facts, environment),
         *_settings(environment),
         *_replaced_paths(request),
+        *_not_carried(context, shape, environment),
+        *_crowded(context, shape),
     )
 
 
@@ -69,6 +77,24 @@ def _trains_alone(request: Request, context: PlanningContext, shape: Shape) -> I
             "call windlass.init() or torch.distributed.init_process_group and wrap the model in DDP; "
             f"--with {INDEPENDENT}: the ranks are separate programs",
         )
+
+
+def _not_carried(context: PlanningContext, shape: Shape, environment: tuple[Setting, ...]) -> Iterator[Finding]:
+    """Variables that a job of this scheduler does not get from the shell that submits it."""
+    if context.allocation is not None or get_scheduler(shape.scheduler).carries_environment:
+        return
+    planned = {setting.name for setting in environment}
+    names = sorted(name for name in context.users_environment if _STEERS.match(name) and name not in planned)
+    if names:
+        text = f"{shape.scheduler} does not carry variables of your shell into the job: {', '.join(names)}"
+        yield Finding("not-carried", "note", text, "give those that the ranks need with --env NAME=VALUE")
+
+
+def _crowded(context: PlanningContext, shape: Shape) -> Iterator[Finding]:
+    cpus = sum(len(core.cpus) for core in context.topology.usable_cores())
+    if 0 < 2 * cpus < shape.ranks_per_node:
+        text = f"{shape.ranks_per_node} ranks share the {cpus} CPUs of a node"
+        yield Finding("crowded", "warning", text, "--ranks-per-node sets the number of ranks")
 
 
 def _told_notes(site: Site, facts: Facts) -> Iterator[Finding]:

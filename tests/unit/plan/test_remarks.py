@@ -153,3 +153,16 @@ def test_what_the_catalog_and_the_look_say_is_one_remark() -> None:
     python = "/lus/flare/projects/p/venv/bin/python"
     text = remarks("aurora", nodes=8192, interpreter=python, place=SHARED)
     assert text.count("the environment is on") == 1 and "took 1020 s" in text and "a stat takes 1 ms" in text
+
+
+def test_variables_that_pbs_does_not_carry_are_named_and_others_are_not() -> None:
+    users = {"NCCL_DEBUG": "INFO", "WANDB_API_KEY": "secret", "EDITOR": "vi", "CCL_ALLREDUCE": "ring"}
+    text = remarks("aurora", nodes=2, users=users, env=(("CCL_ALLREDUCE", "topo"),))
+    assert "does not carry variables of your shell into the job: NCCL_DEBUG, WANDB_API_KEY (" in text
+    assert "secret" not in text
+    assert "does not carry" not in remarks("lumi", nodes=2, users=users)
+
+
+def test_many_more_ranks_than_cpus_are_warned_about() -> None:
+    assert "warning: 64 ranks share the 4 CPUs of a node" in remarks("workstation", ranks_per_node=64)
+    assert "share the" not in remarks("workstation", ranks_per_node=8)

@@ -120,6 +120,8 @@ class Scheduler(ABC):
     """Directives that mean nothing to `interactive_program`, or that it does not know."""
     nests: ClassVar[bool] = False
     """A job may ask for an allocation out of its own nodes."""
+    carries_environment: ClassVar[bool] = True
+    """A job gets the variables of the shell that submits it."""
     can_exclude: ClassVar[bool] = True
     """Takes `exclude_hosts`. Otherwise a job has to ask for spare nodes and leave the bad ones out itself."""
 

@@ -76,6 +76,7 @@ class Pbs(Scheduler):
     interactive_program = ("qsub", "-I")
     batch_options = frozenset({"-j", "-k", "-o", "-e"})
     can_exclude = False
+    carries_environment = False  # -V would, damaged: see the captured output
 
     def in_allocation(self, environ: Mapping[str, str]) -> bool:
         return bool(environ.get("PBS_JOBID"))

@@ -12,10 +12,14 @@ from dataclasses import dataclass
 import msgspec
 
 from windlass.agents.step import start_node_step
+from windlass.backends.launchers.base import NodeStep
 from windlass.backends.schedulers import get_scheduler
 from windlass.base.notation.hostlist import expand_hostlist
+from windlass.base.notation.shell import quote, quote_words
+from windlass.base.procs.command import which
 from windlass.base.settings import read_settings
 from windlass.errors import MachineError, UsageError
+from windlass.model.origin import Argument
 from windlass.model.plan import Plan
 from windlass.node.sys.reading import open_plain
 from windlass.plan.agents import plan_node_step
@@ -34,6 +38,11 @@ _FIND_RANK = (
     'p=$1; shift; for i in 1 2 3 4 5 6 7 8; do c=; read -r c w < "/proc/$p/task/$p/children" 2>/dev/null; '
     '[ -n "$c" ] || break; p=$c; read -r n < "/proc/$p/comm" 2>/dev/null; case $n in *python*) break ;; esac; done; '
     f'[ -d "/proc/$p" ] && export {RANK_PID}="$p"; exec "$@"'
+)
+
+# What ssh starts does not hear that ssh was ended, but sees the end of its input.
+_UNTIL_HUNG_UP = "sh -c " + quote(
+    'exec 3<&0; "$@" < /dev/null & p=$!; (cat <&3; kill "$p") > /dev/null 2>&1 & exec 3<&-; wait "$p"'
 )
 
 
@@ -91,15 +100,16 @@ def look(
     _refuse_ended(folder, environ)
     place = find_place(plan, folder, node=node, rank=rank)
     inside = _job_environ(plan, folder, environ)
-    step = plan_node_step(plan, "exec", hosts=(place.host,), host_file=f"exec-hosts-{os.getpid()}", devices=True)
-    step = msgspec.structs.replace(
-        step, follows_stdin=False
-    )  # a command of the user's may never read it: it ends by signal
     if place.script_pid is not None:
         command = ("/bin/sh", "-c", _FIND_RANK, "windlass", str(place.script_pid), *command)
+    if inside is None:
+        step, command = _over_ssh(place.host), (f"{_UNTIL_HUNG_UP} sh {quote_words(command)}",)
+    else:
+        step = plan_node_step(plan, "exec", hosts=(place.host,), host_file=f"exec-hosts-{os.getpid()}", devices=True)
+        step = msgspec.structs.replace(step, follows_stdin=False)  # the command may never read it: it ends by signal
     out, log = f"exec-{os.getpid()}.out", f"exec-{os.getpid()}.log"
     try:
-        running = start_node_step(step, command, environ=inside, folder=folder, out=out, log=log)
+        running = start_node_step(step, command, environ=inside or environ, folder=folder, out=out, log=log)
         deadline = time.monotonic() + timeout_s
         read = {out: 0, log: 0}
         try:
@@ -138,8 +148,15 @@ def _refuse_ended(folder: RunFolder, environ: Mapping[str, str]) -> None:
         )
 
 
-def _job_environ(plan: Plan, folder: RunFolder, environ: Mapping[str, str]) -> Mapping[str, str]:
-    """The environment in which a launcher finds the job: ours inside of it, else what its scheduler offers."""
+def _over_ssh(host: str) -> NodeStep:
+    options = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--", host)
+    because = "nodes of a running job let its user in"
+    return NodeStep(arguments=(Argument(words=("ssh", *options), because=because),), place=(), follows_stdin=True)
+
+
+def _job_environ(plan: Plan, folder: RunFolder, environ: Mapping[str, str]) -> Mapping[str, str] | None:
+    """The environment in which a launcher finds the job: ours inside of it, else what its scheduler offers. None: it
+    offers none, and the node is reached by ssh."""
     owner = read_owner(folder)
     if plan.scheduler == "none":
         here = socket.gethostname()
@@ -151,8 +168,11 @@ def _job_environ(plan: Plan, folder: RunFolder, environ: Mapping[str, str]) -> M
     offered = scheduler.job_environ(job_id) if job_id else None
     if offered is not None:
         return {**environ, **offered}
-    if not scheduler.in_allocation(environ):
+    if scheduler.in_allocation(environ):
+        return environ
+    if not which("ssh", environ):
         raise UsageError(
-            f"{plan.scheduler} lets nobody into job {job_id} from outside", hint="do it in a shell of that job"
+            f"{plan.scheduler} lets nobody into job {job_id} from outside, and there is no ssh here",
+            hint="do it in a shell of that job",
         )
-    return environ
+    return None
