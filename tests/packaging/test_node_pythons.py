@@ -11,7 +11,7 @@ from interpreters import NODE, interpreters
 
 from test_layers import SRC, TRAVELS
 from windlass.agents.ship import script_text
-from windlass.diagnose.doctor.nodes import decoded
+from windlass.model.finding import decode_findings
 from windlass.node.sys.messages import read_messages
 
 HERE = interpreters(NODE)
@@ -56,7 +56,7 @@ def test_the_checks_of_a_node_run(version: str) -> None:
         "meeting": None, "place": ["NOT_SET"],
     }  # fmt: skip
     text = said(python(version), "-I", "-S", "-c", script_text("windlass.node.checks.main:main", spec))
-    found = decoded(read_messages(text.splitlines())[0]["findings"])
+    found = decode_findings(read_messages(text.splitlines())[0]["findings"])
     assert found and not [finding for finding in found if "could not be checked" in finding.evidence]
 
 

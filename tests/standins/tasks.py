@@ -127,7 +127,7 @@ def start(
         mine, theirs = socket.socketpair()
         mine.close()
         child = subprocess.Popen(
-            list(argv),
+            [*_fault_argv(task.host), *argv],
             env=dict(task.env),
             cwd=cwd,
             stdin=theirs,
@@ -166,6 +166,12 @@ def enter(task: Task) -> Callable[[], None]:
             os.sched_setaffinity(0, possible)
 
     return prepare
+
+
+def _fault_argv(host: str) -> list[str]:
+    """The script that plants a fault on this host and then runs the task, where the test has one."""
+    path = Path(os.environ.get("STANDIN_FAULTS", "/nonexistent")) / host
+    return ["sh", str(path)] if path.exists() else []
 
 
 def lost(host: str) -> bool:

@@ -6,6 +6,7 @@ A node that does not answer while the others do is itself the finding.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +23,7 @@ from windlass.node.sys.messages import read_messages
 from windlass.plan.agents import plan_node_step
 from windlass.run.folder import RunFolder
 
-ALONE_S = 10.0
+ALONE_S = 8.0
 _MAX_ALONE = 16
 
 
@@ -70,8 +71,10 @@ def ask(
     if not missing or len(hosts) < 2 or len(missing) > _MAX_ALONE or not question.alone:
         return said
     messages, answered = list(said.messages), set(said.answered)
-    for number in missing:
-        alone = _ask(plan, folder, environ, question, hosts, range(number, number + 1))
+    with ThreadPoolExecutor(len(missing)) as pool:  # at once: each may take until its deadline
+        ranges = [range(number, number + 1) for number in missing]
+        again = list(pool.map(lambda one: _ask(plan, folder, environ, question, hosts, one), ranges))
+    for alone in again:
         messages += alone.messages
         answered |= alone.answered
     return msgspec.structs.replace(said, answered=frozenset(answered), messages=tuple(messages))
@@ -87,7 +90,7 @@ def _ask(
 ) -> Answers:
     asked = hosts[numbers.start : numbers.stop]
     try:
-        step = plan_node_step(plan, question.purpose, hosts=asked, host_file=f"{question.purpose}-hosts")
+        step = plan_node_step(plan, question.purpose, hosts=asked, host_file=f"{question.purpose}-hosts{numbers.start}")
     except WindlassError as error:
         return Answers(answered=frozenset(), messages=(), complaint=error.message)
     first = numbers.start if len(asked) < len(hosts) else None

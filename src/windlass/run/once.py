@@ -11,7 +11,7 @@ from windlass.base.settings import read_settings
 from windlass.model.record import RunRecord
 from windlass.model.request import Request
 from windlass.plan.render.variables import JobFacts
-from windlass.run.execute import Sidecar, execute, prepare
+from windlass.run.execute import Sidecar, Watch, execute, prepare
 from windlass.run.failure.verdict import verdict_lines
 from windlass.run.folder import RunFolder, make_folder
 from windlass.run.output import OutputView, ViewMaker
@@ -25,7 +25,7 @@ SidecarMaker = Callable[[Run, JobFacts, tuple[str, ...]], Sidecar | None]
 """Makes what runs beside the ranks on these hosts, from a layer above; None where the plan needs nothing."""
 
 
-def run_once(run: Run, make_sidecar: SidecarMaker = lambda *_: None) -> RunRecord:
+def run_once(run: Run, make_sidecar: SidecarMaker = lambda *_: None, watch: Watch | None = None) -> RunRecord:
     """Start a run, show its ranks, note how it ended. Returns its record, which is saved in the folder."""
     plan, folder = run.plan, run.folder
     try:
@@ -40,7 +40,7 @@ def run_once(run: Run, make_sidecar: SidecarMaker = lambda *_: None) -> RunRecor
         raise
     sidecar = make_sidecar(run, facts, hosts)
     with listening():  # until the record is written: a second request to stop must not cost it
-        end = execute(run, facts, hosts, sidecar)
+        end = execute(run, facts, hosts, sidecar, watch)
         judged = judge_once(run, end, facts.deadline_s)
     record = judged.record
     if judged.verdict is not None:

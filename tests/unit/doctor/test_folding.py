@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
+import pytest
+
 from windlass.cli.doctor import health_lines
 from windlass.diagnose.doctor.health import Health, failing_hosts, fold
-from windlass.diagnose.doctor.nodes import decoded
-from windlass.model.finding import Finding, Severity, worst_severity
+from windlass.diagnose.doctor.nodes import odd_hardware
+from windlass.model.finding import Finding, Severity, decode_findings, worst_severity
 from windlass.node.checks.finding import ok
 
 HOSTS = tuple(f"nid{number:04d}" for number in range(1, 1001))
@@ -59,7 +62,25 @@ def test_a_node_is_to_blame_where_the_others_are_well_and_the_plan_where_all_fai
 
 
 def test_findings_of_another_form_are_no_findings() -> None:
-    found = decoded([ok(f"check {n}", f"seen {n}", free=n) for n in range(3)])
-    assert found is not None and [finding.kind for finding in found] == ["check 0", "check 1", "check 2"]
+    found = decode_findings([ok(f"check {n}", f"seen {n}", free=n) for n in range(3)])
+    assert [finding.kind for finding in found] == ["check 0", "check 1", "check 2"]
     assert found[0].facts == {"free": 0}
-    assert decoded(None) is None and decoded([{"kind": 1}]) is None
+    for other in (None, [{"kind": 1}]):
+        with pytest.raises(msgspec.ValidationError):
+            decode_findings(other)
+
+
+def test_a_node_of_another_type_stands_out_and_small_differences_of_memory_do_not() -> None:
+    def node(cpus: str = "64 x A", memory: int = 256 << 30, driver: str = "570.1") -> list[Finding]:
+        facts = {"CPUs": cpus, "links": "", "memory": memory}
+        return [Finding("hardware", "ok", facts=facts), Finding("devices", "ok", facts={"driver": driver})]
+
+    unchecked = [Finding("hardware", "warning", "could not be checked")]
+    alike = {"n1": node(), "n2": node(memory=250 << 30), "n3": node(driver=""), "n4": unchecked}
+    assert odd_hardware(alike) == {}
+    odd = odd_hardware({**alike, "n5": node(cpus="32 x A"), "n6": node(memory=128 << 30), "n7": node(driver="550.1")})
+    assert {host: finding.evidence for host, finding in odd.items()} == {
+        "n5": "CPUs: 32 x A, on most nodes 64 x A",
+        "n6": "memory: 128 GiB, on most nodes 256 GiB",
+        "n7": "driver: 550.1, on most nodes 570.1",
+    }

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from windlass.node.checks import machine, meeting, space
 from windlass.node.checks import main as leftovers
-from windlass.node.checks import meeting, space
 from windlass.node.checks import meeting as interfaces
 from windlass.node.checks import space as limits
 from windlass.node.checks.finding import Finding, ok
@@ -138,12 +138,12 @@ def test_a_temporary_folder_that_is_not_there_is_found(tmp_path: Path) -> None:
 
 
 def test_a_home_is_looked_at_on_every_node(tmp_path: Path) -> None:
-    assert space.check_home_mount({"HOME": str(tmp_path)})["severity"] == "ok"
-    assert space.check_home_mount({"HOME": "/sys/kernel/security/none"})["severity"] == "warning"
+    assert space.check_home({"HOME": str(tmp_path)}, os.getuid(), first=False)["severity"] == "ok"
+    assert space.check_home({"HOME": "/sys/kernel/security/none"}, os.getuid(), first=False)["severity"] == "warning"
     for line in Path("/proc/mounts").read_text().splitlines():
         _, place, kind, options, *_ = line.split()
         if "ro" in options.split(",") and kind not in {"autofs"} and Path(place).is_dir():
-            assert space.check_home_mount({"HOME": place})["severity"] == "error"
+            assert space.check_home({"HOME": place}, os.getuid(), first=False)["severity"] == "error"
             break
 
 
@@ -151,6 +151,31 @@ def test_a_home_that_cannot_be_written_is_found(tmp_path: Path) -> None:
     found = space.check_home({"HOME": "/proc"}, os.getuid())
     assert found["severity"] in {"error", "warning"}
     assert space.check_home({"HOME": str(tmp_path)}, os.getuid())["severity"] != "error"
+
+
+def test_a_process_of_another_user_is_named_where_it_runs_all_the_time(tmp_path: Path) -> None:
+    def process(state: str) -> None:
+        (tmp_path / str(os.getpid())).mkdir(exist_ok=True)
+        (tmp_path / str(os.getpid()) / "stat").write_text(f"1 (sh) {state} 0 0")
+        os.chown(tmp_path / str(os.getpid()), 1234, -1)
+
+    if os.getuid() != 0:
+        pytest.skip("only root can give a file away")
+    process("R")
+    found = machine.check_busy("7", str(tmp_path))
+    assert found["severity"] == "warning" and "user 1234" in found["evidence"]
+    assert machine.check_busy("", str(tmp_path))["severity"] == "skipped"
+    process("S")
+    assert machine.check_busy("7", str(tmp_path))["severity"] == "ok"
+
+
+def test_a_lock_is_stale_only_after_an_hour(tmp_path: Path) -> None:
+    lock = tmp_path / "py311" / "mine" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    environ = {"TORCH_EXTENSIONS_DIR": str(tmp_path)}
+    assert space.check_locks(environ, time.time())["severity"] == "ok"
+    assert f"rm {lock}" in space.check_locks(environ, time.time() + 7200)["advice"]
 
 
 def test_a_leftover_rank_of_another_job_is_named() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from planning import plan_for
@@ -9,6 +11,7 @@ from windlass.diagnose.doctor.plan_checks import (
     check_nesting,
     check_proxies,
     check_settings,
+    check_shadowed,
     check_workers,
     loader_workers,
 )
@@ -85,3 +88,19 @@ def test_more_workers_than_cores_are_told(workers: str, severity: str) -> None:
     plan, _ = plan_for("frontier", *command, kind="script", nodes=2, account="A")
     found = check_workers(plan.request, plan)
     assert found.severity == severity and f"{workers} workers" in found.evidence
+
+
+def test_a_file_beside_the_script_that_hides_a_module_of_python_is_found(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    for name in ("train.py", "setup.py", "model.py"):
+        (tmp_path / name).touch()
+    asked = (Request(command=(str(script),), kind="script"), Request(command=("python", str(script))))
+    assert [check_shadowed(request).severity for request in asked] == ["ok", "ok"]
+    (tmp_path / "queue").mkdir()
+    (tmp_path / "queue" / "__init__.py").touch()
+    (tmp_path / "random.py").touch()
+    for request in asked:
+        found = check_shadowed(request)
+        assert found.severity == "warning"
+        assert f"{tmp_path}/queue/__init__.py, {tmp_path}/random.py is imported" in found.evidence
+    assert check_shadowed(Request(command=("torch.distributed.run",), kind="module")).severity == "skipped"

@@ -199,7 +199,17 @@ def test_another_environment_on_one_node_is_found() -> None:
     }
     (found,) = rank_checks._same_everywhere(first, _node)
     assert (found.subject, found.severity) == ("n2", "error")
-    assert "torch 2.4.0, where most nodes have Python 3.11.2, torch 2.9.0" in found.evidence
+    assert found.evidence == "torch: 2.4.0, on most nodes 2.9.0"
+
+
+def test_a_variable_that_only_one_node_has_is_found() -> None:
+    first = {
+        rank: {"variables": {"NCCL_DEBUG": "WARN"} | ({"LD_PRELOAD": "x.so"} if rank == 8 else {})}
+        for rank in (0, 8, 16)
+    }
+    (found,) = rank_checks._same_everywhere(first, _node)
+    assert (found.subject, found.severity) == ("n1", "warning")
+    assert "LD_PRELOAD: x.so, on most nodes none" in found.evidence and "--env LD_PRELOAD=" in found.advice
 
 
 def test_a_look_at_files_is_timed(tmp_path: Path) -> None:
@@ -223,8 +233,6 @@ def test_a_rank_is_blamed_on_the_host_that_it_reports() -> None:
     for rank, report in reports.items():  # the launcher has the nodes the other way round
         report["host"] = "n2.site" if rank < plan.ranks_per_node else "n1.site"
     reports[0]["import_error"] = "ImportError: libtorch.so"
-    found = rank_checks.check_ranks(
-        plan, plan.request, _context("frontier", plan), reports, parse_comm_log([]), "quick", {}
-    )
+    found = rank_checks.check_ranks(plan, _context("frontier", plan), reports, parse_comm_log([]), "quick", {})
     broken = [f.subject for f in found if f.kind == "torch" and "cannot be imported" in f.evidence]
     assert broken == ["n2"]

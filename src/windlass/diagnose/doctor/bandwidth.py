@@ -16,12 +16,17 @@ LOW = 0.5
 _REFERENCE = "all_reduce at 128 MB"
 
 
-def check_all_reduce(plan: Plan, site: Site, reports: Mapping[int, Mapping[str, Any]], way: Transport) -> list[Finding]:
-    """Result, bandwidth and transport of the all-reduce over all ranks."""
+def check_all_reduce(
+    plan: Plan, site: Site, reports: Mapping[int, Mapping[str, Any]], way: Transport, silent_s: float = 0.0
+) -> list[Finding]:
+    """Result, bandwidth and transport of the all-reduce over all ranks. `silent_s`: how long they were silent before
+    they were ended."""
     said = [report for report in reports.values() if "backend" in report or "all_reduce_error" in report]
-    if not said:
-        return [Finding("all-reduce", "skipped", "not tried: the ranks have no torch")]
-    broken = next((report["all_reduce_error"] for report in said if "all_reduce_error" in report), None)
+    imported = sum("import_s" in report for report in reports.values())
+    if not said and imported < plan.world_size:
+        return [Finding("all-reduce", "skipped", f"not tried: {imported} of {plan.world_size} ranks imported torch")]
+    hung = f"has not ended after {silent_s:.0f} s" if silent_s else None
+    broken = next((report["all_reduce_error"] for report in said if "all_reduce_error" in report), hung)
     if broken is not None:
         remedy = "see the library's own log: windlass doctor --run-dir DIR, then windlass explain-log DIR/ranks/comm/*"
         return [Finding("all-reduce", "error", str(broken), remedy)]

@@ -19,6 +19,7 @@ from windlass.errors import MachineError
 from windlass.model.finding import Finding, worst_severity
 from windlass.model.plan import Plan
 from windlass.model.request import Request
+from windlass.node.sys.text import listed
 from windlass.plan.inputs import PlanningContext
 from windlass.plan.plan import make_plan
 from windlass.run.bad_nodes import remember_node
@@ -94,7 +95,10 @@ def findings_of(patient: Patient, level: Level, tell: Tell) -> list[Finding]:
     meeting, trouble = (None, []) if patient.login else rendezvous(patient)
     findings += trouble
     findings += check_nodes(patient.plan, patient.context, patient.folder, patient.environ, patient.hosts, meeting)
-    if patient.login:
+    silent = [finding.subject for finding in findings if finding.kind == "answer"]
+    if silent:  # its ranks would keep the others waiting
+        findings.append(Finding("ranks", "skipped", f"not started: {listed(silent)} does not answer"))
+    if patient.login or silent:
         return findings
     tell("starting ranks" if level == "quick" else "timing all-reduces")
     return findings + examine_ranks(patient, level)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -39,6 +40,7 @@ class Patient:
 
 _ASKED_ONE = frozenset({"home", "port"})
 """Kinds that the first node reports for all nodes. They do not make that node a bad one."""
+_Where = TypeVar("_Where", int, str)
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
@@ -81,6 +83,18 @@ def _folded(same: list[Finding]) -> Finding:
     if not hosts:
         return same[0]
     return msgspec.structs.replace(same[0], subject=fold_hostlist(hosts), facts={"nodes": len(hosts)})
+
+
+def odd_values(said: Mapping[_Where, Mapping[str, str | None]]) -> dict[_Where, dict[str, str]]:
+    """By node or rank: values that most of the others do not have, in words. None is no value and not odd."""
+    odd: dict[_Where, dict[str, str]] = {}
+    for name in dict.fromkeys(name for values in said.values() for name in values):
+        known = {where: value for where, values in said.items() if (value := values.get(name)) is not None}
+        usual = Counter(known.values()).most_common(1)[0][0] if known else ""
+        for where, value in known.items():
+            if value != usual:
+                odd.setdefault(where, {})[name] = f"{name}: {value or 'none'}, on most nodes {usual or 'none'}"
+    return odd
 
 
 def failing_hosts(findings: Iterable[Finding], hosts: tuple[str, ...]) -> Mapping[str, str]:

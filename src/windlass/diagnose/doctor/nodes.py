@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Mapping
 from typing import Any
@@ -9,16 +10,20 @@ from typing import Any
 import msgspec
 
 from windlass.agents.ask import Question, ask
+from windlass.diagnose.doctor.health import odd_values
 from windlass.model.finding import Finding, decode_findings
 from windlass.model.plan import Plan
+from windlass.node.sys.text import binary_size
 from windlass.plan.inputs import PlanningContext
 from windlass.run.folder import RunFolder
 
 _CHECK_S = 6.0
 _MEETING_S = 4.0
-_STEP_S = 30.0
-_PER_NODE_S = 0.01
+_STEP_S = 11.0
+_PER_NODE_S = 0.02
 _MAX_STEP_S = 120.0
+_SAME = 0.1
+"""Nodes of one type differ by less than this in the memory that the kernel reports."""
 INTERFACE_VARIABLES = (
     *("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "RCCL_SOCKET_IFNAME"),
     *("FI_TCP_IFACE", "UCX_NET_DEVICES"),
@@ -72,20 +77,35 @@ def check_nodes(
     found: dict[str, list[Finding] | None] = dict.fromkeys(hosts)
     for message in answers.messages:
         if "findings" in message:
-            found[str(message.get("host", ""))] = decoded(message["findings"])
-    findings: list[Finding] = []
-    for host, named in found.items():
-        shown = [_silent(host)] if named is None else named
-        findings += [msgspec.structs.replace(one, subject=host if len(hosts) > 1 else "") for one in shown]
-    return findings
+            with contextlib.suppress(msgspec.ValidationError):
+                found[str(message.get("host", ""))] = decode_findings(message["findings"])
+    nodes = {host: [_silent(host)] if named is None else named for host, named in found.items()}
+    if any(one.kind in {"answer", "port"} and one.severity == "error" for one in nodes[hosts[0]]):
+        # The others cannot reach the first node, which is no fault of theirs.
+        nodes = {host: [one for one in named if one.kind != "rendezvous"] for host, named in nodes.items()}
+    odd = odd_hardware(nodes)
+    return [
+        msgspec.structs.replace(odd.get(host, one) if one.kind == "hardware" else one, subject=host * (len(hosts) > 1))
+        for host, named in nodes.items()
+        for one in named
+    ]
 
 
-def decoded(findings: object) -> list[Finding] | None:
-    """The findings of one node; None where they are none."""
-    try:
-        return decode_findings(findings)
-    except msgspec.ValidationError:
-        return None
+def odd_hardware(nodes: Mapping[str, list[Finding]]) -> dict[str, Finding]:
+    """Nodes whose CPUs, memory, links or driver are not those of most others."""
+    said: dict[str, dict[str, Any]] = {}
+    for host, named in nodes.items():
+        facts = {one.kind: one.facts for one in named}
+        if "memory" in facts.get("hardware", {}):
+            said[host] = {**facts["hardware"], "driver": facts.get("devices", {}).get("driver") or None}
+    sizes = sorted(values["memory"] for values in said.values())
+    for values in said.values():
+        usual = sizes[len(sizes) // 2]
+        values["memory"] = binary_size(usual if abs(values["memory"] - usual) < _SAME * usual else values["memory"])
+    remedy = "leave the node out, or ask for nodes of one type (--constraint): the slowest node sets the pace"
+    return {
+        host: Finding("hardware", "warning", "; ".join(odd.values()), remedy) for host, odd in odd_values(said).items()
+    }
 
 
 def _silent(host: str) -> Finding:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from windlass.base.notation.counts import counted
 from windlass.model.finding import Finding, Severity
 from windlass.model.plan import Plan
 from windlass.model.request import Request
 from windlass.model.site import Site
+from windlass.node.sys.text import listed
 from windlass.plan.command import nested_launcher
 
 _MISSPELT = {
@@ -24,6 +27,7 @@ _PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy
 _WORKERS = re.compile(r"\A-{0,2}(?:data[._-]?loader[._-])?(?:num[_-]?)?(?:data[_-])?workers(?:=(\d+))?\Z")
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "WANDB_MODE")
 _MIN_CORES = 2
+_STDLIB = sys.stdlib_module_names - {"__main__", "__init__", "setup"}
 
 
 def rank_environ(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
@@ -45,6 +49,7 @@ def check_plan(plan: Plan, request: Request, site: Site, environ: Mapping[str, s
         check_nesting(request, variables, plan.ranks_per_node),
         check_proxies(variables, site.file.offline),
         check_workers(request, plan),
+        check_shadowed(request),
     ]
 
 
@@ -124,6 +129,24 @@ def loader_workers(words: tuple[str, ...]) -> int | None:
         if text.isdecimal():
             return int(text)
     return None
+
+
+def check_shadowed(request: Request) -> Finding:
+    """Files beside the script that Python imports in the place of a module of its own."""
+    name = "shadowed-modules"
+    scripts = [word for word in request.command[:2] if word.endswith(".py")]
+    if request.kind not in {"script", "command"} or not scripts:
+        return Finding(name, "skipped", "no script is named")
+    folder = Path(scripts[0]).parent
+    found = sorted(path for path in (*folder.glob("*.py"), *folder.glob("*/__init__.py")) if _module(path) in _STDLIB)
+    if not found:
+        return Finding(name, "ok", "no file beside the script has the name of a module of Python")
+    seen = f"{listed([str(path) for path in found])} is imported in the place of Python's own module"
+    return Finding(name, "warning", seen, "rename it: libraries that import the module get this file")
+
+
+def _module(path: Path) -> str:
+    return path.parent.name if path.name == "__init__.py" else path.stem
 
 
 def check_workers(request: Request, plan: Plan) -> Finding:

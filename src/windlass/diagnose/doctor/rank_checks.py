@@ -13,9 +13,9 @@ from windlass.base.notation.cpulist import format_cpulist
 from windlass.base.notation.hostlist import expand_hostlist
 from windlass.diagnose.doctor.bandwidth import check_all_reduce
 from windlass.diagnose.doctor.comm_log import Transport
+from windlass.diagnose.doctor.health import odd_values
 from windlass.model.finding import Finding, Severity
 from windlass.model.plan import Plan
-from windlass.model.request import Request
 from windlass.node.checks.space import judge_limits
 from windlass.node.sys.reading import open_plain
 from windlass.node.sys.text import listed
@@ -32,33 +32,43 @@ _DRIVER_FOR_CUDA = {11: 450, 12: 525, 13: 580}
 """Lowest driver that runs a torch built for this major version of CUDA."""
 
 
+def rank_hosts(plan: Plan, reports: Reports) -> tuple[str, ...]:
+    """The host of each node of the ranks, by what its ranks report: a launcher may order the nodes otherwise than the
+    plan. Nodes that report nothing get the hosts that are left, in their order."""
+    planned = expand_hostlist(plan.hosts) if plan.hosts else ("",)
+    named = {host.partition(".")[0]: host for host in planned}
+    found: dict[int, str] = {}
+    for rank, report in reports.items():
+        own = named.get(str(report.get("host", "")).partition(".")[0])
+        if own is not None and rank < len(planned) * plan.ranks_per_node:
+            found[rank // plan.ranks_per_node] = own
+    if len(set(found.values())) < len(found):  # stand-ins and containers may all have one name
+        return planned
+    left = [host for host in planned if host not in found.values()]
+    return tuple(found[node] if node in found else left.pop(0) for node in range(len(planned)))
+
+
 def check_ranks(
     plan: Plan,
-    request: Request,
     context: PlanningContext,
     reports: Reports,
     way: Transport,
     level: str,
     environ: Mapping[str, str],
+    silent_s: float = 0.0,
 ) -> list[Finding]:
-    """All checks of the ranks' own words."""
-    hosts = expand_hostlist(plan.hosts) if plan.hosts else ()
+    """All checks of the ranks' own words. `silent_s`: how long they were silent before they were ended."""
+    hosts = rank_hosts(plan, reports)
     first = {rank: report for rank, report in reports.items() if report.get("local_rank") == 0}
 
-    named = {host.partition(".")[0]: host for host in hosts}
-
     def host_of(rank: int) -> str:
-        """The host that the rank itself reports: a launcher may order the nodes otherwise than the plan."""
-        node = rank // plan.ranks_per_node
-        planned = hosts[node] if node < len(hosts) else ""
-        own = str(reports[rank].get("host", "")).partition(".")[0]
-        return named.get(own, planned) if len(hosts) > 1 else ""
+        return hosts[rank // plan.ranks_per_node] if len(hosts) > 1 else ""
 
     findings = check_affinity(plan, reports, host_of)
     for rank, report in first.items():
         found = [
             check_python(plan, report, environ),
-            check_torch(plan, report),
+            check_torch(plan, report, silent_s),
             check_place(report, plan.nodes, level),
             check_plugin(plan, context, report),
             check_providers(plan, context, report),
@@ -68,7 +78,7 @@ def check_ranks(
         findings += [_at(finding, host_of(rank)) for finding in found]
     findings += _same_everywhere(first, host_of)
     if level != "quick":
-        findings += check_all_reduce(plan, context.site, reports, way)
+        findings += check_all_reduce(plan, context.site, reports, way, silent_s)
     return findings
 
 
@@ -152,12 +162,19 @@ def _is_script(path: str) -> bool:
         return False
 
 
-def check_torch(plan: Plan, report: Mapping[str, Any]) -> Finding:
+def check_torch(plan: Plan, report: Mapping[str, Any], silent_s: float = 0.0) -> Finding:
     """The torch of the ranks: there, and built for these devices and their driver."""
     torch = report.get("torch") or {}
     if "import_error" in report:
         remedy = "install it anew for this machine, in a fresh environment"
+        if report.get("hiding"):
+            remedy = f"unset {report['hiding']} or take the folder out of it: without it torch can be imported"
         return Finding("torch", "error", f"cannot be imported: {report['import_error']}", remedy)
+    if report.get("importing") and silent_s:
+        remedy = (
+            "leave the node out; where all nodes are slow: `windlass run --cache ENVIRONMENT` reads it once for all"
+        )
+        return Finding("torch", "error", f"`import torch` has not ended after {silent_s:.0f} s", remedy)
     if not torch:
         remedy = "install it there, or name another interpreter with --python, --activate or --module"
         severity: Severity = "error" if plan.topology.devices else "warning"
@@ -268,23 +285,20 @@ def _limits(report: Mapping[str, Any]) -> Finding:
 
 
 def _same_everywhere(first: Reports, host_of: HostOf) -> list[Finding]:
-    """Python and torch of all nodes must be one: another version on one node is a hang later."""
-    seen: dict[str, list[int]] = {}
+    """Python, torch and variables of all nodes must be the same: a difference on one node is a hang later."""
+    versions, variables = {}, {}
+    names = {name for report in first.values() for name in report.get("variables", {})}
     for rank, report in first.items():
         python, torch = report.get("python", {}), report.get("torch") or {}
-        seen.setdefault(f"Python {python.get('version')}, torch {torch.get('version', 'none')}", []).append(rank)
-    if len(seen) < 2:
-        return []
-    usual = max(seen, key=lambda text: len(seen[text]))
-    return [
-        Finding(
-            "same-environment",
-            "error",
-            f"{text}, where most nodes have {usual}",
-            "use one environment that all nodes see, or stage it anew",
-            subject=host_of(rank),
-        )
-        for text, ranks in seen.items()
-        if text != usual
-        for rank in ranks
+        versions[rank] = {"Python": python.get("version"), "torch": torch.get("version", "")}
+        variables[rank] = {name: report.get("variables", {}).get(name, "") for name in sorted(names)}
+    remedy = "use one environment that all nodes see, or stage it anew"
+    findings = [
+        Finding("same-environment", "error", "; ".join(odd.values()), remedy, subject=host_of(rank))
+        for rank, odd in odd_values(versions).items()
     ]
+    for rank, odd in odd_values(variables).items():
+        remedy = f"a profile or module of this node differs: give all ranks one value (--env {next(iter(odd))}=…)"
+        seen = listed(list(odd.values()), 4, "; ")
+        findings.append(Finding("same-environment", "warning", seen, remedy, subject=host_of(rank)))
+    return findings

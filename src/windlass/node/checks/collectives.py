@@ -33,7 +33,7 @@ class CheckedRank:
         self.ranks_per_node: int = spec["ranks_per_node"]
         self.nodes: int = spec["nodes"]
         self.node = rank // self.ranks_per_node
-        self.backend, self.device, self.sync = _device(torch, local_rank)
+        self.backend, self.device, self.sync = pick_device(torch, local_rank)
         size = _HOST_BYTES if self.backend == "gloo" else _DEVICE_BYTES
         self.dist.init_process_group(self.backend, timeout=timedelta(seconds=spec["seconds"]))
         self.tensor = torch.ones(size // 4, dtype=torch.float32, device=self.device)
@@ -65,7 +65,8 @@ class CheckedRank:
         return [item.tolist() for item in everyone]
 
 
-def _device(torch: Any, local: int) -> tuple[str, Any, Callable[[], None]]:
+def pick_device(torch: Any, local: int) -> tuple[str, Any, Callable[[], None]]:
+    """The backend, the device of this rank, which is made the current one, and what waits for it."""
     for name, backend in (("cuda", "nccl"), ("xpu", "xccl")):
         module = getattr(torch, name, None)
         if module is not None and module.is_available():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 Finding = dict[str, Any]
@@ -32,8 +31,3 @@ def fail(kind: str, evidence: str, advice: str, **facts: Any) -> Finding:
 
 def not_applicable(kind: str, evidence: str) -> Finding:
     return _finding(kind, "skipped", evidence, "", {})
-
-
-def expanded(path: str) -> str:
-    """A path with `${NAME}` filled in from this node's environment."""
-    return os.path.expandvars(path)

@@ -16,11 +16,12 @@ from typing import Any
 
 from windlass.node.checks.devices import check_devices
 from windlass.node.checks.finding import Finding, fail, not_applicable, ok, warn
+from windlass.node.checks.machine import JOB_VARIABLES, check_busy, check_hardware, check_memory
 from windlass.node.checks.meeting import check_meeting, check_named, check_nics, has_rdma, states
 from windlass.node.checks.space import (
     check_home,
-    check_home_mount,
     check_local_space,
+    check_locks,
     check_tmpdir,
     judge_limits,
     read_limits,
@@ -29,7 +30,6 @@ from windlass.node.sys.identity import own_environ
 from windlass.node.sys.messages import node_writer, place_of
 from windlass.node.sys.text import listed
 
-JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "FLUX_JOB_ID")
 _RANK = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
 
 Process = tuple[int, str, dict[str, str]]
@@ -78,21 +78,22 @@ Check = Callable[[], Sequence[Finding]]
 
 def node_checks(spec: Spec, node: int) -> list[tuple[str, Check]]:
     """The checks of a node, with the name under which one that hangs is reported."""
-    interfaces = states()
+    interfaces, environ = states(), dict(own_environ())
     meeting = None if spec.get("alone") else spec.get("meeting")
     checks: list[tuple[str, Check]] = [
         ("devices", lambda: check_devices(spec.get("devices") or {})),
         ("network-interfaces", lambda: [check_nics(spec["nics"], interfaces)]),
         ("interface-variables", lambda: [check_named(spec["interfaces"], interfaces, spec["nodes"] == 1)]),
         ("local-space", lambda: [check_local_space(spec["folders"])]),
-        ("tmpdir", lambda: [check_tmpdir(dict(own_environ()))]),
+        ("tmpdir", lambda: [check_tmpdir(environ)]),
         ("ulimits", lambda: [judge_limits(read_limits(), has_rdma())]),
         ("leftover-processes", lambda: [check_leftovers(processes_of(os.getuid()), spec["job"])]),
+        ("busy-node", lambda: [check_busy(spec["job"])]),
+        ("hardware", lambda: [check_hardware(spec["nics"])]),
+        ("memory", lambda: [check_memory(spec["job"])]),
+        ("home", lambda: [check_home(environ, os.getuid(), node == 0)]),
+        ("extension-lock", lambda: [check_locks(environ, time.time())]),
     ]
-    if node == 0:
-        checks.append(("home", lambda: [check_home(dict(own_environ()), os.getuid())]))
-    else:
-        checks.append(("home", lambda: [check_home_mount(dict(own_environ()))]))
     if meeting:
         there, port, word = meeting["address"], meeting["port"], meeting["word"]
         checks.append(("rendezvous", lambda: check_meeting(node, spec["nodes"], there, port, word, meeting["seconds"])))

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import selectors
 import socket
 import time
 from collections.abc import Callable, Sequence
 
 from windlass.node.checks.finding import Finding, fail, not_applicable, ok, warn
+from windlass.node.sampler.readings import listed as names_in
 from windlass.node.sys.text import listed
 from windlass.node.sys.tools import text_of
 
@@ -172,7 +172,7 @@ def states(net: str = NET) -> dict[str, str]:
     """Interfaces of this node and whether they are up; `unknown` counts as up where there is a carrier (loopback and
     virtual ones never say)."""
     found = {}
-    for name in sorted(_names(net)):
+    for name in names_in(net):
         state = text_of("%s/%s/operstate" % (net, name))
         carrier = text_of("%s/%s/carrier" % (net, name))
         found[name] = "up" if state == "up" or (state == "unknown" and carrier == "1") else state or "unknown"
@@ -180,7 +180,7 @@ def states(net: str = NET) -> dict[str, str]:
 
 
 def has_rdma() -> bool:
-    return any(_names(folder) for folder in RDMA)
+    return any(names_in(folder) for folder in RDMA)
 
 
 def check_nics(expected: Sequence[str], found: dict[str, str]) -> Finding:
@@ -229,11 +229,4 @@ def matching(variable: str, value: str, found: dict[str, str]) -> list[str]:
 
 
 def _is_rdma(name: str) -> bool:
-    return any(name in _names(folder) for folder in RDMA)
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
+    return any(name in names_in(folder) for folder in RDMA)

@@ -14,10 +14,10 @@ import contextlib
 import faulthandler
 import importlib
 import importlib.util
+import itertools
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -25,15 +25,27 @@ from typing import Any
 
 from windlass.node.checks import collectives
 from windlass.node.checks.space import read_limits
+from windlass.node.sampler.readings import listed as names_in
 from windlass.node.sys.identity import own_environ
-from windlass.node.sys.messages import MessageWriter
+from windlass.node.sys.messages import MessageWriter, host_name
 from windlass.node.sys.mounts import MountPoint, mount_of, mounts
 from windlass.node.sys.tools import MissingError, output_of, text_of
 
 _NAME = re.compile(r"\Alib(?:nccl|rccl)-net(?:-[\w-]+)?\.so(?:\.[\d.]+)?\Z")
 _PROVIDER = re.compile(r"^(\w[\w;]*):\s*$", re.MULTILINE)
-_LOAD_S = 20.0
-_FI_INFO_S = 8.0
+_LOAD_S = 8.0
+_FI_INFO_S = 5.0
+_OTHERS_S = 3.0
+"""A rank that fails ends the others. Before that they have this long to report what is wrong with them."""
+_HIDING = ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME")
+_TRY_S = 10.0
+_COMPARED = re.compile(
+    r"\A(?:(?:NCCL|RCCL|CCL|FI|UCX|GLOO|HSA|ROCR|HIP|CUDA|ZE|MIOPEN|OMP|KMP|MKL|TORCH)_\w+|PYTHON(?:PATH|HOME|STARTUP)"
+    r"|LD_PRELOAD|LD_LIBRARY_PATH|(?:https?|all)_proxy)\Z"
+)
+_OWN = re.compile(r"(?:_FILE|_DIR|_PATH|_HOME|RANK|_ID)\Z|_(?:DEBUG|LOG)(?:_|\Z)")
+"""Variables that differ between healthy nodes. `--comm-log` switches logs on for one rank."""
+_IMPORT = "import sys; sys.path[:] = filter(None, sys.path); import torch"
 _LOAD = "import ctypes, sys; ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_LOCAL | 2)"
 
 
@@ -44,7 +56,7 @@ def find_plugins(environ: dict[str, str]) -> list[str]:
     named = environ.get("NCCL_NET_PLUGIN", "")
     candidates = [named] if "/" in named else []
     for folder in environ.get("LD_LIBRARY_PATH", "").split(":"):
-        for name in sorted(_names(folder), key=lambda name: (len(name), name)):
+        for name in sorted(names_in(folder), key=lambda name: (len(name), name)):
             if _NAME.match(name):
                 candidates.append(os.path.join(folder, name))
     for path in candidates:
@@ -90,13 +102,6 @@ def parse_providers(text: str) -> list[str]:
     return sorted(set(_PROVIDER.findall(text)))
 
 
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder) if folder else []
-    except OSError:
-        return []
-
-
 _VERSION = re.compile(r"^(\w+)\s*(?::[^=\n]*)?=\s*'([^'\n]*)'", re.MULTILINE)
 _LOOKS = 300
 _LOOK_S = 1.5
@@ -113,8 +118,8 @@ def torch_facts() -> dict[str, Any]:
         spec = importlib.util.find_spec("torch")
     except (ImportError, ValueError):
         spec = None
-    if spec is None or not spec.submodule_search_locations:
-        return {}
+    if spec is None or spec.origin is None or not spec.submodule_search_locations:
+        return {}  # none, or an empty folder of that name
     folder = next(iter(spec.submodule_search_locations))
     return {"folder": folder, **parse_torch_version(text_of(os.path.join(folder, "version.py")))}
 
@@ -140,19 +145,48 @@ def place_facts(path: str, table: list[MountPoint] | None = None) -> dict[str, A
 
 
 def look_us(path: str) -> float:
-    """Microseconds of one stat among the files of this folder, each looked at for the first time by this process; 0
-    where there are none."""
-    began = time.perf_counter()
-    looks = 0
-    for folder, names, files in os.walk(path):
-        names.sort()
-        for name in files:
-            with contextlib.suppress(OSError):
-                os.stat(os.path.join(folder, name))
-            looks += 1
-            if looks >= _LOOKS or time.perf_counter() - began > _LOOK_S:
-                return round((time.perf_counter() - began) / looks * 1e6, 1)
-    return round((time.perf_counter() - began) / looks * 1e6, 1) if looks else 0.0
+    """Microseconds of the median stat among the files of this folder, each looked at for the first time by this
+    process; 0 where there are none. Not the mean: on busy cores a few looks take a time slice."""
+    until = time.perf_counter() + _LOOK_S
+    took: list[float] = []
+    files = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
+    for file in itertools.islice(files, _LOOKS):
+        began = time.perf_counter()
+        with contextlib.suppress(OSError):
+            os.stat(file)
+        took.append(time.perf_counter() - began)
+        if time.perf_counter() > until:
+            break
+    return round(sorted(took)[len(took) // 2] * 1e6, 1) if took else 0.0
+
+
+def compared_variables(environ: dict[str, str]) -> dict[str, str]:
+    """Variables that must be the same on all nodes: not those that name the node or its devices."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if _COMPARED.match(name)
+        and (name == "LD_LIBRARY_PATH" or not _OWN.search(name))
+        and not any(part in value for part in ("GPU-", "MIG-", host_name()))
+    }
+
+
+def hiding_variable(environ: dict[str, str], try_s: float = _TRY_S) -> str:
+    """The variable without which torch can be imported; empty where none is to blame."""
+    for name in _HIDING:
+        if not environ.get(name):
+            continue
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            subprocess.run(
+                [sys.executable, "-c", _IMPORT],
+                env={key: value for key, value in environ.items() if key != name},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=try_s,
+                check=True,
+            )
+            return name
+    return ""
 
 
 def driver_version() -> str:
@@ -171,7 +205,7 @@ def facts(spec: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "rank": int(environ.get("RANK", "0")),
         "local_rank": int(environ.get("LOCAL_RANK", "0")),
-        "host": socket.gethostname(),
+        "host": host_name(),
         "cpus": sorted(os.sched_getaffinity(0)),
         "omp_threads": environ.get("OMP_NUM_THREADS", ""),
     }
@@ -183,22 +217,29 @@ def facts(spec: dict[str, Any]) -> dict[str, Any]:
         found["limits"] = read_limits()
         found["driver"] = driver_version()
         found["network"] = plugin_facts(environ)
+        found["variables"] = compared_variables(environ)
     return found
 
 
 def main(spec: dict[str, Any]) -> int:
+    """Report first what needs no torch, then the import, then the collectives: whoever hangs has said where."""
     faulthandler.dump_traceback_later(spec["seconds"], exit=True)  # a rank that hangs must not hold up the doctor
     found = facts(spec)
-    if spec["level"] != "quick":
+    out = MessageWriter(found["rank"])
+    importing = spec["level"] != "quick"
+    out.send(**found, importing=importing)
+    if importing:
         began = time.perf_counter()
         try:
             torch = importlib.import_module("torch")  # the user's own, where there is one
         except Exception as error:  # a broken installation raises anything
-            found["import_error"] = "%s: %s" % (type(error).__name__, error)
-        else:
-            found["import_s"] = round(time.perf_counter() - began, 3)
-            found.update(collectives.measure(torch, found["rank"], found["local_rank"], spec))
-    sys.stdout.flush()
-    MessageWriter(found["rank"]).send(**found)
+            out.send(importing=False, import_error="%s: %s" % (type(error).__name__, error))
+            if found["local_rank"] == 0:
+                out.send(hiding=hiding_variable(dict(own_environ())))
+            time.sleep(_OTHERS_S)
+            os._exit(1)  # the others wait for this rank
+        out.send(importing=False, import_s=round(time.perf_counter() - began, 3))
+        sys.stdout.flush()
+        out.send(**collectives.measure(torch, found["rank"], found["local_rank"], spec))
     faulthandler.cancel_dump_traceback_later()
     os._exit(0)  # leaving by way of a collective library may hang, and has nothing more to say

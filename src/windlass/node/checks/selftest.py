@@ -17,6 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from windlass.node.checks.collectives import pick_device
 from windlass.node.sys.identity import own_environ
 from windlass.node.sys.messages import MessageWriter
 
@@ -67,7 +68,7 @@ def torch_report(local_rank: int) -> dict[str, Any]:
     except ImportError as error:
         return {"missing": str(error)}
     answer: dict[str, Any] = {"version": torch.__version__}
-    backend, device = _device(torch, local_rank)
+    backend, device, _ = pick_device(torch, local_rank)
     answer |= {"backend": backend, "device": str(device)}
     try:
         dist.init_process_group(backend, timeout=timedelta(seconds=300))
@@ -84,16 +85,6 @@ def torch_report(local_rank: int) -> dict[str, Any]:
     except Exception as error:  # a report of what went wrong is the purpose
         answer["failed"] = f"{type(error).__name__}: {error}"
     return answer
-
-
-def _device(torch: Any, local: int) -> tuple[str, Any]:
-    for name, backend in (("cuda", "nccl"), ("xpu", "xccl")):
-        module = getattr(torch, name, None)
-        if module is not None and module.is_available():
-            index = local if module.device_count() > local else 0
-            module.set_device(index)
-            return backend, torch.device(name, index)
-    return "gloo", torch.device("cpu")
 
 
 def main(_: dict[str, Any]) -> int:

@@ -5,13 +5,15 @@ Limits of a process: open files, locked memory, processes, addresses. The launch
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import os
 import resource
 import tempfile
 from collections.abc import Sequence
 
-from windlass.node.checks.finding import Finding, expanded, fail, ok, warn
-from windlass.node.sys.text import binary_size
+from windlass.node.checks.finding import Finding, fail, ok, warn
+from windlass.node.sys.text import binary_size, listed
 
 LOW_BYTES = 2 << 30
 FULL_BYTES = 64 << 20
@@ -38,7 +40,7 @@ def check_local_space(folders: Sequence[str]) -> Finding:
     """Room in node-local folders, and that a file can be made there."""
     rooms: dict[str, Room | None] = {}
     refused: dict[str, str] = {}
-    for folder in dict.fromkeys(expanded(name) for name in folders):
+    for folder in dict.fromkeys(os.path.expandvars(name) for name in folders):
         there = _existing(folder)
         rooms[folder] = room_of(there)
         error = _write_error(there)
@@ -95,41 +97,45 @@ def _write_error(folder: str) -> str:
         return os.strerror(error.errno or 0)
 
 
-def check_home(environ: dict[str, str], uid: int) -> Finding:
-    """The user's home can be written: caches and histories go there unless somebody says otherwise."""
+def check_home(environ: dict[str, str], uid: int, first: bool = True) -> Finding:
+    """The user's home can be written: caches and histories go there unless somebody says otherwise. Only the first
+    node writes, because a shared home does not like a thousand writers."""
     home = environ.get("HOME") or ""
     if not os.path.isdir(home):
-        return warn(
-            "home", "%s does not exist on this node" % (home or "$HOME"), "set HOME to a folder that nodes have"
-        )
-    if os.stat(home).st_uid != uid and not os.access(home, os.W_OK):
+        seen = "%s does not exist on this node" % (home or "$HOME")
+        return warn("home", seen, "set HOME to a folder that nodes have")
+    if os.statvfs(home).f_flag & os.ST_RDONLY:
+        return fail("home", "%s is mounted read-only on this node" % home, "leave the node out, and tell the site")
+    if first and os.stat(home).st_uid != uid and not os.access(home, os.W_OK):
         return warn("home", "%s is not ours" % home, "set HOME to a folder of yours")
-    error = _write_error(home)
+    clear = "clear ~/.cache (pip, huggingface, torch), or point HF_HOME, TORCH_HOME and XDG_CACHE_HOME to scratch"
+    error = _write_error(home) if first else ""
     if error:
-        remedy = "clear ~/.cache (pip, huggingface, torch), or point HF_HOME, TORCH_HOME and XDG_CACHE_HOME to scratch"
-        return fail("home", "no file can be written to %s: %s" % (home, error), remedy)
+        return fail("home", "no file can be written to %s: %s" % (home, error), clear)
     inside = [name for name in CACHES if _below(environ.get(name) or _default(name, home), home)]
     room = room_of(home)
     if room and room[0] < FULL_BYTES:
-        return fail("home", "%s has %s free" % (home, binary_size(room[0])), "clear ~/.cache, or get a larger quota")
+        return fail("home", "%s has %s free on this node" % (home, binary_size(room[0])), clear)
     if room and room[0] < LOW_BYTES and inside:
         remedy = "point %s to scratch: models fill a home quickly" % ", ".join(inside)
         return warn("home", "%s has %s free" % (home, binary_size(room[0])), remedy)
     return ok("home", "%s can be written%s" % (home, ", %s free" % binary_size(room[0]) if room else ""))
 
 
-def check_home_mount(environ: dict[str, str]) -> Finding:
-    """For every node but the first: whether the home is there and mounted for writing. Writes nothing, because a
-    shared home does not like a thousand writers."""
-    home = environ.get("HOME") or ""
-    try:
-        read_only = bool(os.statvfs(home).f_flag & os.ST_RDONLY)
-    except OSError as error:
-        text = "%s cannot be used on this node: %s" % (home or "$HOME", os.strerror(error.errno or 0))
-        return warn("home", text, "set HOME to a folder that nodes have")
-    if read_only:
-        return fail("home", "%s is mounted read-only on this node" % home, "leave the node out, and tell the site")
-    return ok("home", "%s is mounted for writing" % home)
+def check_locks(environ: dict[str, str], now: float) -> Finding:
+    """Locks that a build of a torch extension left when it was killed. Every later import waits for them."""
+    folder = environ.get("TORCH_EXTENSIONS_DIR") or "%s/torch_extensions" % (
+        environ.get("XDG_CACHE_HOME") or "%s/.cache" % environ.get("HOME", "")
+    )
+    old = []
+    for path in (*glob.glob(folder + "/*/lock"), *glob.glob(folder + "/*/*/lock")):
+        with contextlib.suppress(OSError):
+            if now - os.stat(path).st_mtime > STALE_LOCK_S:
+                old.append(path)
+    if old:
+        remedy = "unless a build runs, remove it: rm %s" % " ".join(old[:4])
+        return warn("extension-lock", "left by a build that died: %s" % listed(old), remedy)
+    return ok("extension-lock", "no build of an extension left a lock")
 
 
 def check_tmpdir(environ: dict[str, str]) -> Finding:
@@ -154,62 +160,51 @@ def _below(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-MIN_FILES = 1024
-GOOD_FILES = 4096
-MIN_LOCKED = 64 << 20
-MIN_ADDRESSES = 64 << 30
-"""Drivers of devices reserve address space for all memory of the node and its devices; importing torch takes 10 GiB."""
-MIN_PROCESSES = 512
-GOOD_PROCESSES = 4096
+STALE_LOCK_S = 3600.0
 
 Limits = dict[str, int]
+_LIMITS = (
+    ("files", resource.RLIMIT_NOFILE, "n", "open files", 1024, 4096),
+    ("processes", resource.RLIMIT_NPROC, "u", "processes", 512, 4096),
+    ("locked", resource.RLIMIT_MEMLOCK, "l", "of locked memory", 64 << 20, 0),
+    # Drivers reserve addresses for all memory of the node and its devices. Importing torch takes 10 GiB.
+    ("addresses", resource.RLIMIT_AS, "v", "of address space", 64 << 30, 0),
+    ("data", resource.RLIMIT_DATA, "d", "of data segment", 64 << 30, 0),
+    ("written", resource.RLIMIT_FSIZE, "f", "in one file", 64 << 30, 0),
+    ("cpu_s", resource.RLIMIT_CPU, "t", "seconds of CPU time", 30 * 86400, 0),
+    ("stack", resource.RLIMIT_STACK, "s", "of stack", 1 << 20, 0),
+)
+"""Name, number, letter of `ulimit`, in words, below which runs fail, below which large runs fail (0: same)."""
+_COUNTS = frozenset("nut")
+_ENOUGH = {"n": "4096", "u": "4096", "s": "8192"}
 
 
 def read_limits() -> Limits:
     """Soft limits of this process; -1 is none."""
-    names = {
-        "files": resource.RLIMIT_NOFILE,
-        "locked": resource.RLIMIT_MEMLOCK,
-        "processes": resource.RLIMIT_NPROC,
-        "addresses": resource.RLIMIT_AS,
-    }
-    found = {}
-    for name, number in names.items():
-        soft, _ = resource.getrlimit(number)
-        found[name] = -1 if soft == resource.RLIM_INFINITY else soft
-    return found
+    soft = {name: resource.getrlimit(number)[0] for name, number, *_ in _LIMITS}
+    return {name: -1 if value == resource.RLIM_INFINITY else value for name, value in soft.items()}
 
 
 def judge_limits(limits: Limits, rdma: bool) -> Finding:
     """`rdma`: there are devices whose memory has to be locked."""
-    bad: list[tuple[str, str]] = []
-    poor: list[tuple[str, str]] = []
-    files, locked, processes = limits["files"], limits["locked"], limits["processes"]
-    if 0 <= files < GOOD_FILES:
-        text = ("%d open files (ulimit -n)" % files, "ulimit -n %d" % GOOD_FILES)
-        (bad if files < MIN_FILES else poor).append(text)
-    if 0 <= processes < GOOD_PROCESSES:
-        text = ("%d processes (ulimit -u)" % processes, "ulimit -u %d" % GOOD_PROCESSES)
-        (bad if processes < MIN_PROCESSES else poor).append(text)
-    if rdma and 0 <= locked < MIN_LOCKED:
-        bad.append(("%s of locked memory (ulimit -l)" % binary_size(locked), "ulimit -l unlimited"))
-    addresses = limits.get("addresses", -1)
-    if 0 <= addresses < MIN_ADDRESSES:
-        bad.append(("%s of address space (ulimit -v)" % binary_size(addresses), "ulimit -v unlimited"))
-    wrong = bad + poor
+    wrong: list[str] = []
+    remedies: list[str] = []
+    bad = False
+    for name, _, letter, text, least, good in _LIMITS:
+        value = limits.get(name, -1)
+        if 0 <= value < max(least, good) and (rdma or name != "locked"):
+            wrong.append("%s (ulimit -%s)" % (_limit_text(letter, value, text), letter))
+            remedies.append("ulimit -%s %s" % (letter, _ENOUGH.get(letter, "unlimited")))
+            bad = bad or value < least
     if not wrong:
-        return ok("ulimits", "files %s, locked memory %s, processes %s" % _texts(limits), **limits)
-    seen = ", ".join(seen for seen, _ in wrong)
+        shown = [_limit_text(letter, limits.get(name, -1), text) for name, _, letter, text, *_ in _LIMITS[:3]]
+        return ok("ulimits", ", ".join(shown), **limits)
     remedy = "raise it before the job starts (%s in the shell that submits; Slurm hands limits on)" % "; ".join(
-        remedy for _, remedy in wrong
+        remedies
     )
-    return (fail if bad else warn)("ulimits", "too low: %s" % seen, remedy, **limits)
+    return (fail if bad else warn)("ulimits", "too low: %s" % ", ".join(wrong), remedy, **limits)
 
 
-def _texts(limits: Limits) -> tuple[str, str, str]:
-    locked = limits["locked"]
-    return _text(limits["files"]), "unlimited" if locked < 0 else binary_size(locked), _text(limits["processes"])
-
-
-def _text(limit: int) -> str:
-    return "unlimited" if limit < 0 else str(limit)
+def _limit_text(letter: str, value: int, text: str) -> str:
+    amount = "unlimited" if value < 0 else str(value) if letter in _COUNTS else binary_size(value)
+    return "%s %s" % (amount, text)
