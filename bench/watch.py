@@ -3,6 +3,8 @@
 The hook is measured in one process, in blocks that alternate between on and off: an optimizer's step over one small
 tensor, and the next batch of a DataLoader. The refresh is what `windlass watch` does: read the file, find what is
 worst, draw; beside it what the windlass of the run does: take the texts of all nodes, write the file and the history.
+Then the processor time that recorder and sampler take of a step of 10 ms: the recorder with a clock that advances by
+10 ms a step, so that it writes as often as in such a run, and the looks of a sampler at one and at eight real ranks.
     python bench/watch.py [--blocks 40] [--steps 2000] [--nodes 10000] [--repeats 9] [--json FILE]
 """
 
@@ -22,10 +24,10 @@ from typing import Any
 
 from windlass.diagnose.watch.demo import demo_job
 from windlass.diagnose.watch.findings import find
-from windlass.diagnose.watch.fold import JobFiles, JobFold
+from windlass.diagnose.watch.fold import JobFiles, JobFold, interval_s
 from windlass.diagnose.watch.job import Job, read_job
 from windlass.diagnose.watch.screen import screen_text
-from windlass.node.sampler import recorder, sitecustomize
+from windlass.node.sampler import on_request, recorder, sampler, sitecustomize
 
 _HOOKED = """
 import json, sys, time
@@ -67,13 +69,69 @@ print(json.dumps([[block(True), block(False)] if n % 2 else [block(False), block
 def hook_cost(blocks: int, steps: int) -> list[list[list[float]]]:
     """Microseconds per step (elapsed, and of a processor) with the hook and without it, block by block."""
     with tempfile.TemporaryDirectory() as folder:
-        for source, name in ((sitecustomize, "sitecustomize.py"), (recorder, "windlass_recorder.py")):
-            Path(folder, name).write_text(Path(str(source.__file__)).read_text())
+        for source in (sitecustomize, recorder, on_request):
+            name = Path(str(source.__file__)).name
+            target = name if source is sitecustomize else f"windlass_{name}"
+            Path(folder, target).write_text(Path(str(source.__file__)).read_text())
         Path(folder, "steps").mkdir()
         environ = {**os.environ, "PYTHONPATH": folder, "WINDLASS_STEPS": f"{folder}/steps", "RANK": "0"}
         argv = [sys.executable, "-c", _HOOKED, str(blocks), str(steps)]
         done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=900, check=True)
         return list(json.loads(done.stdout))
+
+
+_STEP_S, _LOOKS = 0.010, 20
+_RANK = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from windlass.node.sampler.recorder import Recorder
+steps = Recorder(sys.argv[2])
+while True:
+    time.sleep(0.01)
+    steps.step()
+"""
+
+
+def recorder_cost(blocks: int, steps: int) -> list[float]:
+    """Processor microseconds per step of 10 ms, block by block: each waits for a batch, ends, and is written."""
+    now = [0.0]
+    with tempfile.TemporaryDirectory() as folder:
+        record = recorder.Recorder(f"{folder}/0", clock=lambda: now[0])
+        costs = []
+        for _ in range(blocks):
+            begin = time.process_time()
+            for _ in range(steps):
+                now[0] += _STEP_S
+                record.waited(0.001)
+                record.step()
+            costs.append((time.process_time() - begin) / steps * 1e6)
+        assert record.on, "the record has ended"
+        return costs
+
+
+def sampler_cost(count: int) -> list[float]:
+    """Processor seconds of each look at a node with so many ranks that take steps of 10 ms, two seconds apart."""
+    source = str(Path(str(sampler.__file__)).parents[3])
+    with tempfile.TemporaryDirectory() as folder:
+        for part in ("steps", "pids"):
+            Path(folder, part).mkdir()
+        ranks = []
+        try:
+            for rank in range(count):
+                ranks.append(subprocess.Popen([sys.executable, "-c", _RANK, source, f"{folder}/steps/{rank}"]))
+                Path(folder, "pids", str(rank)).write_text(str(ranks[-1].pid))
+            looking = sampler.Sampler(folder)
+            costs = []
+            for _ in range(_LOOKS):
+                time.sleep(interval_s(1))
+                begin = time.process_time()
+                looking.look()
+                costs.append(time.process_time() - begin)
+            return costs
+        finally:
+            for child in ranks:
+                child.kill()
+                child.wait()
 
 
 def texts_of(job: Job) -> list[tuple[int, str]]:
@@ -140,6 +198,14 @@ def main() -> None:
         costs = sorted(on[at] - off[at] for on, off in pairs)
         spread = f"from {costs[0]:.2f} to {costs[-1]:.2f}, {len(costs)} pairs"
         print(f"hook: {statistics.median(costs):.2f} us per step, {kind} ({spread})")
+    recording = recorder_cost(args.blocks, args.steps)
+    recorder_us = statistics.median(recording)
+    looks = {ranks: sampler_cost(ranks) for ranks in (1, 8)}
+    for ranks, costs in looks.items():
+        sampler_us = 1e6 * statistics.median(costs) * _STEP_S / interval_s(1) / ranks
+        share = (recorder_us + sampler_us) / (1e6 * _STEP_S)
+        print(f"processor time per rank and step of 10 ms, {ranks} ranks on the node: recorder {recorder_us:.1f} us,")
+        print(f"    sampler {sampler_us:.1f} us, together {share:.2%} of the step")
     seconds = screen_cost(args.nodes, args.repeats)
     for name, values in seconds.items():
         for at, kind in enumerate(("elapsed", "processor")):
@@ -151,6 +217,9 @@ def main() -> None:
             "nodes": args.nodes,
             "steps_per_block": args.steps,
             "hook_us": [{"on": on, "off": off} for on, off in pairs],
+            "step_s": _STEP_S,
+            "recorder_us": recording,
+            "looks_s": looks,
             "columns": ["elapsed", "processor"],
             "seconds": seconds,
         }

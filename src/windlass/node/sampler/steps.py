@@ -19,8 +19,10 @@ RECENT = 32
 _MAX_NUMBER = 1 << 53
 _MAX_NOTES = 100
 _BINS = 1.02
+_LOG_BIN = math.log(_BINS)
 """Steps are counted in bins of 2 per cent, for quantiles of all of them."""
 PHASES = ("start", "warm-up", "steps", "evaluation", "save", "pause")
+_STEPS, _SAVE = PHASES.index("steps"), PHASES.index("save")
 _WARM_STEPS, _WARM = 16, 1.5
 """The first of so many steps that take this much longer than the later half compile and fill caches."""
 _PAUSE = 3.0
@@ -137,8 +139,8 @@ class RankSteps:
             self._seen = first + offset + 1
             self.steps += 1
             if us is not None:
-                save = min(us, saves.get(offset, 0))
-                self.phase_s[PHASES.index("save")] += save / 1e6
+                save = min(us, saves[offset]) if offset in saves else 0
+                self.phase_s[_SAVE] += save / 1e6
                 self._interval(us - save, wait, int(_number(fetched[offset])) if fetched else 1)
         self._middle = self._quantile(0.5) or self._middle
         if "gil_us" in batch:
@@ -163,7 +165,7 @@ class RankSteps:
             return
         phase = "evaluation" if evaluates else "pause"
         self.phase_s[PHASES.index(phase)] += (us - middle) / 1e6
-        self.phase_s[PHASES.index("steps")] += middle / 1e6
+        self.phase_s[_STEPS] += middle / 1e6
 
     def _end_warm_up(self) -> None:
         """Longer intervals at the beginning are the warm-up; what follows is judged as any other."""
@@ -179,7 +181,7 @@ class RankSteps:
 
     def _step(self, us: int, wait: int | None) -> None:
         self._count(us)
-        self.phase_s[PHASES.index("steps")] += us / 1e6
+        self.phase_s[_STEPS] += us / 1e6
         self._recent.append((us, wait))
         if wait is not None:
             self._wait_us = (self._wait_us or 0) + wait
@@ -271,7 +273,7 @@ def _number(value: Any) -> Any:
 
 
 def _bin(us: int) -> int:
-    return int(math.log(max(1, us)) / math.log(_BINS))
+    return int(math.log(max(1, us)) / _LOG_BIN)
 
 
 def _share(pairs: list[tuple[int, int]]) -> float | None:
