@@ -16,6 +16,7 @@ from windlass.node.cache.keys import (
     digest,
     directory_key,
     parse_key,
+    runs,
     stripe_of,
 )
 
@@ -75,3 +76,12 @@ def test_the_stripe_does_not_depend_on_the_version() -> None:
 def test_a_large_file_is_spread_over_all_readers() -> None:
     pin = Pin(1 << 30, 1, 1)
     assert {stripe_of(chunk_key(b"/f", pin, index), 4) for index in range(64)} == {0, 1, 2, 3}
+
+
+def test_runs_are_neighbouring_chunks_of_one_version_of_one_file() -> None:
+    one, other = Pin(100, 1, 2), Pin(100, 9, 2)
+    keys = [chunk_key(b"/a", one, n) for n in (0, 1, 2, 4, 5)]
+    keys += [chunk_key(b"/a", other, 6), chunk_key(b"/b", other, 7), directory_key(b"/c"), directory_key(b"/d")]
+    assert [len(run) for run in runs(keys, 8)] == [3, 2, 1, 1, 1, 1]
+    assert [len(run) for run in runs(keys[:3], 2)] == [2, 1]
+    assert [key for run in runs(keys, 8) for key in run] == keys

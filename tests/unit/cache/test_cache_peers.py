@@ -124,7 +124,7 @@ def test_an_error_ends_the_wait_for_every_chunk_of_a_run(tmp_path: Path) -> None
             with pytest.raises(OSError) as caught:
                 fetch(peer, key)
             assert caught.value.errno == errno.ESTALE
-        wait_for(lambda: not peer.fetcher._fetcher, what="nobody waits for ever")
+        wait_for(lambda: not peer.fetcher.arrivals.flights, what="nobody waits for ever")
 
 
 def test_several_readers_share_the_reading_of_a_large_file(tmp_path: Path) -> None:
@@ -336,7 +336,7 @@ def test_a_quick_read_is_done_by_the_thread_that_was_asked(tmp_path: Path, tree:
     with peers(tmp_path / "c", 1, tree, chunk_bytes=CHUNK) as (peer,):
         keys = [keys_of(peer, tree / f"f{n}")[0] for n in range(4)]
         fetch(peer, keys[0])
-        peer.fetcher._last_read_s = 0.0
+        peer.fetcher.reader._last_read_s = 0.0
         names: list[str] = []
         plain = peer._source.read_run
 
@@ -348,7 +348,7 @@ def test_a_quick_read_is_done_by_the_thread_that_was_asked(tmp_path: Path, tree:
         peer._source.read_run = noted  # type: ignore[method-assign]
         link = local_link(peer)
         for key in keys[1:]:
-            peer.fetcher._last_read_s = 0.0
+            peer.fetcher.reader._last_read_s = 0.0
             reply = Collect()
             link.ask(wire.GET, key, reply)
             assert reply.wait(30.0)[0] == wire.HAVE

@@ -6,7 +6,7 @@ from pathlib import Path
 from fuse.caches import peers, wait_for
 from windlass.node.cache.keys import directory_key, parse_key
 from windlass.node.cache.listing import Listing
-from windlass.node.cache.read_ahead import chunks_of, follow
+from windlass.node.cache.read_ahead import follow
 from windlass.node.cache.roots import declare_roots
 from windlass.node.cache.source import Source
 
@@ -29,11 +29,6 @@ def package(folder: Path, code: dict[str, int]) -> Path:
 
 def names(keys: list[bytes]) -> list[str]:
     return [Path(os.fsdecode(parse_key(key).path)).name for key in keys]
-
-
-def test_ranges_that_a_damaged_file_states_end_where_it_does() -> None:
-    assert chunks_of([(0, 2**64 - 1), (5, 3), (2**63, 9)], 25, 10) == [0, 1, 2]
-    assert chunks_of([(9, 2), (24, 1)], 25, 10) == [0, 1, 2] and chunks_of([(30, 1)], 25, 10) == []
 
 
 def test_a_folder_with_byte_code_is_followed_by_it(tmp_path: Path) -> None:

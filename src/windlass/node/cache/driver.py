@@ -76,6 +76,10 @@ class Driver:
         if own:
             self._log.offer(*(key for key, _ in own))
 
+    def became_slow(self) -> None:
+        if self._read_ahead is not None:
+            self._read_ahead.became_slow()
+
     def looked_into(self, path: bytes) -> None:
         if self._read_ahead is not None:
             self._read_ahead.looked_into(path)
@@ -124,7 +128,7 @@ class Driver:
 
     def _folders_ahead(self) -> int:
         """With a pack nothing else has to be asked for: listings are all that the push waits for."""
-        return _FOLDERS_IF_SLOW if self._pack is not None or self._fetcher.is_slow else _FOLDERS_AHEAD
+        return _FOLDERS_IF_SLOW if self._pack is not None or self._fetcher.reader.is_slow else _FOLDERS_AHEAD
 
     def _begin(self, unit: list[tuple[Touch, int]]) -> list[tuple[bytes | None, Landing]]:
         """Starts to fetch neighbouring objects: those of the pack with others that lie beside them there, the rest, as
@@ -149,11 +153,11 @@ class Driver:
         return begun
 
     def _begin_others(self, keys: list[bytes], landings: dict[bytes, Landing]) -> None:
-        claimed = {flight.key: flight for flight in self._fetcher.claim(keys)}
+        claimed = {flight.key: flight for flight in self._fetcher.reader.claim(keys)}
         for key in keys:
             self._fetcher.obtain(key, landings[key])
         for run in runs(list(claimed), len(keys)):
-            self._fetcher.submit_run([claimed[key] for key in run])
+            self._fetcher.reader.submit_run([claimed[key] for key in run])
 
     def _log_first(self, under_way: deque[tuple[bytes | None, Landing]]) -> None:
         """Logs the first object and all that have come after it: many wake the children once."""

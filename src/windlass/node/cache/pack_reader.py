@@ -102,7 +102,7 @@ class PackReader:
             log.warning("the pack of the trace cannot be read: %s", error)
             right = False
         if right:
-            self._fetcher.landed_from_pack(objects, data)
+            self._fetcher.reader.landed_from_pack(objects, data)
             return
         if not self._damaged:
             self._damaged = True
@@ -112,5 +112,5 @@ class PackReader:
         self._read_files(objects)
 
     def _read_files(self, objects: list[tuple[bytes, bytes, int]]) -> None:
-        for flight in self._fetcher.claim(key for key, _, _ in objects):
-            self._fetcher.read_run([flight])
+        for flight in self._fetcher.reader.claim(key for key, _, _ in objects):
+            self._fetcher.reader.read_run([flight])

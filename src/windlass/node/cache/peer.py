@@ -11,6 +11,7 @@ import time
 from time import perf_counter
 from typing import Any
 
+from windlass.node.cache.arrivals import Arrivals
 from windlass.node.cache.barrier import Barrier
 from windlass.node.cache.config import NodeConfig
 from windlass.node.cache.fetcher import Fetcher
@@ -20,9 +21,11 @@ from windlass.node.cache.limits import NodeHealth
 from windlass.node.cache.saver import TraceSaver
 from windlass.node.cache.server import MAX_CONNECTIONS, Inbound
 from windlass.node.cache.source import Source
+from windlass.node.cache.source_reader import SourceReader
 from windlass.node.cache.stages import STAGES, thread_figures
 from windlass.node.cache.store import Store
 from windlass.node.cache.stream import Streams
+from windlass.node.cache.streamlog import StreamLog
 from windlass.node.wire import wire
 from windlass.node.wire.accept import Acceptor
 from windlass.node.wire.link import Collect
@@ -51,8 +54,11 @@ class Peer:
         self._store = Store(config.store, config.budget_bytes)
         self._store.on_gone = self._segment_gone
         self._links = Links(config, key, self._health)
-        self.fetcher = Fetcher(config, self._source, self._store, self._links, self._health, self._timers)
-        self._streams = Streams(config, self.fetcher, self._store, self._links, self._health)
+        arrivals = Arrivals(config, self._store, self._health)
+        reader = SourceReader(config, self._source, arrivals)
+        logs = [StreamLog() for _ in range(config.stripes)]
+        self.fetcher = Fetcher(config, reader, arrivals, self._links, self._timers, logs)
+        self._streams = Streams(config, self.fetcher, self._links, logs)
         self._barrier = Barrier(config, self._links, self._health)
         self._saver = TraceSaver(config, self._store, self._streams.planned)
         self._mount_status: dict[str, Any] = {}
@@ -200,7 +206,7 @@ class Peer:
 
     def status(self) -> dict[str, Any]:
         """This node, as JSON values."""
-        counts = self.fetcher.counts
+        counts = self.fetcher.arrivals.counts
         mount_alive = self._mount_link is not None and not self._mount_link.closed
         return {
             "node": self.config.node,

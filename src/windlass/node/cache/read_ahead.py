@@ -6,8 +6,6 @@
 - It also looks into most of the packages below: their listings and those of their byte code come too, and nothing of
   their content until somebody looks into them.
 - A program that looks for entry points reads them of every distribution.
-- A library that is opened is relocated before a line of it runs: its tables and its data are read from end to end, and
-  so are those of the libraries that it needs (`elf`).
 
 So an import finds things on the way instead of asking for each in turn, which is what costs the time.
 """
@@ -15,25 +13,18 @@ So an import finds things on the way instead of asking for each in turn, which i
 from __future__ import annotations
 
 import contextlib
-import posixpath
 import stat
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from windlass.node.cache.config import NodeConfig
-from windlass.node.cache.elf import HEAD_BYTES as ELF_HEAD_BYTES
-from windlass.node.cache.elf import Range, Segments, names_of, parse_dynamic, parse_segments, written
 from windlass.node.cache.fetcher import Fetcher
 from windlass.node.cache.keys import (
     DIRECTORY,
     HEAD_BYTES,
-    chunk_count,
-    chunk_index,
     chunk_key,
     directory_key,
-    file_size,
     runs,
-    sibling_key,
 )
 from windlass.node.cache.listing import Listing, attr_pin
 from windlass.node.cache.store import Store
@@ -44,22 +35,11 @@ _PACKAGE = b"__init__.py"
 _METADATA = b".dist-info"
 _MAX_BYTES = 4 << 20
 _MAX_BELOW = 100
-_MAX_LIBRARY_BYTES = 256 << 20
-_MAX_EACH_BYTES = 32 << 20
-_SMALL_LIBRARY_BYTES = 1 << 20
 _THREADS = 4
 _LISTERS = 2
 _THREADS_IF_SLOW = 32
 _RUN_BYTES = 1 << 20
 _FILES_EACH = 4
-
-
-def chunks_of(ranges: Iterable[Range], size: int, chunk_bytes: int) -> list[int]:
-    """The chunks of a file in which ranges of it lie; what a damaged file says of its tables may be anything."""
-    found: set[int] = set()
-    for offset, length in ranges:
-        found.update(range(offset // chunk_bytes, chunk_count(min(offset + length, size), chunk_bytes)))
-    return sorted(found)
 
 
 class ReadAhead:
@@ -76,13 +56,9 @@ class ReadAhead:
         self._askers = Pool(_THREADS, "ahead")
         # What nobody has looked into yet must not stand before what somebody has.
         self._listers = Pool(_LISTERS, "lister")
-        fetcher.on_slow.append(lambda: self._askers.allow(_THREADS_IF_SLOW))
-        fetcher.on_slow.append(lambda: self._listers.allow(_THREADS_IF_SLOW))
         self._lock = threading.Lock()
         self._not_looked_into: set[bytes] = set()
-        self._libraries: set[bytes] = set()
         self._metadata: dict[bytes, int] = {}
-        self._left = min(_MAX_LIBRARY_BYTES, config.budget_bytes // 4)
 
     def were_read(self, objects: Iterable[tuple[bytes, bytes | memoryview]]) -> None:
         for key, data in objects:
@@ -90,9 +66,11 @@ class ReadAhead:
                 path = key[HEAD_BYTES:]
                 if path not in self._not_looked_into:
                     self._follow(path, Listing(bytes(data)))
-            elif chunk_index(key) == 0 and data[:4] == b"\x7fELF":
-                head = bytes(data[:ELF_HEAD_BYTES])
-                self._submit(lambda key=key, head=head: self._load(key, head))  # type: ignore[misc]
+
+    def became_slow(self) -> None:
+        """Reads are mostly waiting: many should be under way."""
+        self._askers.allow(_THREADS_IF_SLOW)
+        self._listers.allow(_THREADS_IF_SLOW)
 
     def looked_into(self, path: bytes) -> None:
         """A folder whose listing came unasked is used after all."""
@@ -157,81 +135,12 @@ class ReadAhead:
     def _read(self, keys: Sequence[bytes]) -> None:
         """Neighbouring chunks of a file in one piece, all else one by one."""
         for run in runs(keys, max(1, _RUN_BYTES // self._chunk_bytes)):
-            flights = self._fetcher.claim(run)
+            flights = self._fetcher.reader.claim(run)
             if len(flights) == len(run):
-                self._fetcher.read_run(flights)
+                self._fetcher.reader.read_run(flights)
             else:  # another thread has some of them in hand
                 for flight in flights:
-                    self._fetcher.read_run([flight])
-
-    # Libraries
-
-    def _load(self, key: bytes, head: bytes) -> None:
-        segments = parse_segments(head)
-        with self._lock:
-            is_new = key not in self._libraries
-            self._libraries.add(key)
-        if segments is None or not is_new:
-            return
-        if file_size(key) <= _SMALL_LIBRARY_BYTES:
-            self._fetch(key, [(0, file_size(key))])
-        self._fetch(key, written(segments))
-        self._load_tables(key, segments)
-
-    def _load_tables(self, key: bytes, segments: Segments) -> None:
-        offset, length = segments.dynamic
-        loading = parse_dynamic(segments, self._bytes(key, offset, length))
-        self._fetch(key, loading.tables)
-        needed, search = names_of(loading, lambda offset, length: self._bytes(key, offset, length))
-        origin = posixpath.dirname(key[HEAD_BYTES:])
-        folders = [folder.replace(b"${ORIGIN}", b"$ORIGIN").replace(b"$ORIGIN", origin) for folder in search]
-        missing = set(needed)
-        for folder in dict.fromkeys(posixpath.normpath(each) for each in folders if each.startswith(b"/")):
-            if not missing:
-                break
-            listing = self._listing(folder)
-            for name in [name for name in missing if listing is not None and listing.place(name) is not None]:
-                missing.discard(name)
-                self._open_library(folder, name, listing)
-
-    def _open_library(self, folder: bytes, name: bytes, listing: Listing | None) -> None:
-        """Its first chunk: when that is read, the rest follows as for any other."""
-        for _ in range(4):  # names of versions point to each other
-            place = listing.place(name) if listing is not None else None
-            if listing is None or place is None:
-                return
-            if stat.S_ISREG(listing.mode_at(place)):
-                pin = attr_pin(listing.attr_at(place))
-                if pin.size:
-                    key = chunk_key(folder + b"/" + name, pin, 0)
-                    self._submit(lambda key=key: self._read([key]))  # type: ignore[misc]
-                return
-            name = listing.target_at(place)
-
-    def _fetch(self, key: bytes, ranges: Iterable[Range]) -> None:
-        """Ranges of a file, in runs, by several threads."""
-        wanted = chunks_of(ranges, file_size(key), self._chunk_bytes)
-        keys = [sibling_key(key, index) for index in wanted]
-        if len(keys) * self._chunk_bytes > _MAX_EACH_BYTES:
-            return
-        with self._lock:
-            self._left -= len(keys) * self._chunk_bytes
-            if self._left < 0:
-                return
-        for run in runs(keys, max(1, _RUN_BYTES // self._chunk_bytes)):
-            self._submit(lambda run=run: self._read(run))  # type: ignore[misc]
-
-    def _bytes(self, key: bytes, offset: int, length: int) -> bytes:
-        """Bytes of a file through its chunks, fewer where they cannot be had."""
-        end = min(offset + length, file_size(key))
-        found = b""
-        while offset + len(found) < end:
-            index, start = divmod(offset + len(found), self._chunk_bytes)
-            data = self._object(sibling_key(key, index))
-            if data is None or start >= len(data):
-                break
-            found += data[start : start + end - offset - len(found)]
-        return found
+                    self._fetcher.reader.read_run([flight])
 
     def _listing(self, path: bytes) -> Listing | None:
         data = self._object(directory_key(path))

@@ -12,7 +12,7 @@ import os
 import stat
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 
@@ -54,7 +54,6 @@ class Source:
         self._mine = threading.local()
         self._executor: ThreadPoolExecutor | None = None
         self._looks: deque[float] = deque(maxlen=16)
-        self.on_slow: Callable[[], None] = lambda: None
         self.calls = 0
         self.bytes = 0
 
@@ -145,8 +144,6 @@ class Source:
 
     def _note_look(self, seconds: float) -> None:
         self._looks.append(seconds)
-        if seconds >= _SLOW_LOOK_S and self.is_slow:
-            self.on_slow()
 
     def _lookers(self) -> ThreadPoolExecutor:
         with self._lock:

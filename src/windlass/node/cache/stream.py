@@ -10,16 +10,16 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Sequence
 from time import perf_counter
 
 from windlass.node.cache.config import NodeConfig
 from windlass.node.cache.driver import Driver
 from windlass.node.cache.fetcher import Fetcher
-from windlass.node.cache.keys import digest, stripe_of
-from windlass.node.cache.limits import NodeHealth
+from windlass.node.cache.keys import digest
 from windlass.node.cache.server import Inbound
 from windlass.node.cache.stages import STAGES
-from windlass.node.cache.store import HeldObject, Store
+from windlass.node.cache.store import HeldObject
 from windlass.node.cache.streamlog import StreamLog, dump_plan, parse_plan
 from windlass.node.wire import wire
 from windlass.node.wire.links import Links
@@ -31,18 +31,18 @@ _GATHER_S = 0.002
 class Streams:
     """All stripes of one node: drives the ones it is the reader of, follows the others, feeds its children."""
 
-    def __init__(self, config: NodeConfig, fetcher: Fetcher, store: Store, links: Links, health: NodeHealth) -> None:
+    def __init__(self, config: NodeConfig, fetcher: Fetcher, links: Links, logs: Sequence[StreamLog]) -> None:
         self._config = config
         self._fetcher = fetcher
-        self._store = store
+        self._arrivals = fetcher.arrivals
+        self._store = fetcher.arrivals.store
         self._links = links
-        self._health = health
+        self._health = fetcher.arrivals.health
         self._closed = threading.Event()
-        self.logs = [StreamLog() for _ in range(config.stripes)]
+        self.logs = logs
         self._driver: Driver | None = None
         self.pushed_bytes = 0
         self._first_at: dict[int, float] = {}
-        fetcher.coming = self.coming
 
     def start(self) -> None:
         config = self._config
@@ -52,7 +52,7 @@ class Streams:
                 threading.Thread(target=self._follow, args=(stripe, route), name="follow", daemon=True).start()
             else:
                 driver = Driver(config, self._fetcher, self._store, stripe, self.logs[stripe])
-                self._fetcher.were_read = driver.were_read  # a node is the reader of one stripe at most
+                self._fetcher.reader.subscribe(driver)  # a node is the reader of one stripe at most
                 self._driver = driver
                 threading.Thread(target=driver.run, name="drive", daemon=True).start()
 
@@ -62,9 +62,6 @@ class Streams:
             self._driver.close()
         for each in self.logs:
             each.close()
-
-    def coming(self, key: bytes) -> bool:
-        return self.logs[stripe_of(key, self._config.stripes)].awaits(key)
 
     def looked_into(self, path: bytes) -> None:
         """A program of this node looks into a folder that came before it was asked for."""
@@ -201,11 +198,9 @@ class Streams:
             right = digest(key, data) == stated
             STAGES.add("digest of the push", began)
             if not right:
-                self._fetcher.wrong_bytes(node)
+                self._arrivals.wrong_bytes(node)
                 return False
-            self._fetcher.count_pushed(node, key, len(data))
-            self.pushed_bytes += len(data)
-            self._fetcher.landed(key, stated, data)
+            self._keep(node, [(key, stated, len(data))], data)
         mine.add(key)
         self._note_end(mine)
         return True
@@ -227,7 +222,7 @@ class Streams:
             if not right:
                 self._keep(node, run, body[start:end])
                 mine.add(*(key for key, _, _ in objects[:position]))
-                self._fetcher.wrong_bytes(node)
+                self._arrivals.wrong_bytes(node)
                 return False
             run.append((key, stated, len(data)))
             end += len(data)
@@ -245,11 +240,9 @@ class Streams:
 
     def _keep(self, node: int, run: list[tuple[bytes, bytes, int]], data: memoryview) -> None:
         """Objects (key, digest, size) whose bytes follow each other in `data`."""
-        for key, _, size in run:
-            self._fetcher.count_pushed(node, key, size)
-            self.pushed_bytes += size
         if run:
-            self._fetcher.landed_run(run, data)
+            self.pushed_bytes += len(data)
+            self._arrivals.pushed(node, run, data)
 
 
 def _wait_and_gather(source: StreamLog, position: int) -> None:
