@@ -42,8 +42,6 @@ class Variant:
 _WARMING = ("config.py", "    warm: bool = True", "    warm: bool = False")
 _PACK = ("pack_reader.py", "        path = pack_path(config.trace_in)\n", "        return None\n")
 _AHEAD = ("driver.py", "if config.placement == REPLICATE and not config.trace_in:", "if False:")
-_PACKAGES = ("read_ahead.py", "        code = path.rstrip(b", "        return\n        code = path.rstrip(b")
-_LIBRARIES = ("read_ahead.py", "        segments = parse_segments(head)\n", "        return\n")
 _SWEEPS = ("neighbours.py", "            if found is None:", "            found = None\n            if found is None:")
 _NEIGHBOURS = ("neighbours.py", "        index = chunk_index(key)\n", "        return range(0)\n")
 _HINTS = (
@@ -53,26 +51,25 @@ _HINTS = (
 )
 _FOLDERS = ("backend.py", "            self.will_want(key, 0)", "            pass")
 
+OTHER = "other tree"
 VARIANTS = (
     Variant(name="all"),
     Variant(name="no live push", edits=(("config.py", "live: bool = True", "live: bool = False"),)),
     Variant(name="no kernel warming", edits=(_WARMING,)),
     Variant(name="no pack", edits=(_PACK,), cases=("cache+trace",)),
     Variant(name="no read-ahead", edits=(_AHEAD,), cases=("cache",)),
-    Variant(name="no read-ahead of packages", edits=(_PACKAGES,), cases=("cache",)),
-    Variant(name="no read-ahead of libraries", edits=(_LIBRARIES,), cases=("cache",)),
     Variant(name="no sweeps", edits=(_SWEEPS,)),
     Variant(name="no neighbours", edits=(_NEIGHBOURS,)),
     Variant(name="no hints", edits=(_HINTS,)),
     Variant(name="no hints of folders", edits=(_FOLDERS,), cases=("cache",)),
-    Variant(name="none of libraries, sweeps, hints", edits=(_LIBRARIES, _SWEEPS, _HINTS)),
-    Variant(name="none of libraries, neighbours, hints", edits=(_LIBRARIES, _NEIGHBOURS, _HINTS)),
+    Variant(name="no neighbours, no hints", edits=(_NEIGHBOURS, _HINTS)),
+    Variant(name=OTHER),
 )
 
 
-def make_tree(variant: Variant, folder: Path) -> Path:
+def make_tree(variant: Variant, source: Path, folder: Path) -> Path:
     """The node tree without the speculation."""
-    shutil.copytree(ship._NODE, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("__pycache__"))
     for file, old, new in variant.edits:
         path = folder / "cache" / file
         text = path.read_text()
@@ -111,17 +108,25 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--within", type=float, default=500.0, metavar="S", help="begin no measurement after this")
     parser.add_argument("--only", default="", metavar="NAME;…", help="variants beside `all`")
+    parser.add_argument("--other", metavar="DIR", help="the folder `windlass/node` of another version, as a variant")
     parser.add_argument("--cases", default="native,cache,cache+trace", metavar="CASE,…")
     parser.add_argument("--work", metavar="DIR", help="folder for copies (default: a temporary one)")
     parser.add_argument("--record", required=True)
     args = parser.parse_args()
     end = time.monotonic() + args.within
     rows: list[dict[str, Any]] = []
-    chosen = [each for each in VARIANTS if each.name == "all" or not args.only or each.name in args.only.split(";")]
+    names = set(args.only.split(";")) if args.only else {each.name for each in VARIANTS} - {OTHER}
+    names |= {"all"} | ({OTHER} if args.other else set())
+    chosen = [each for each in VARIANTS if each.name in names]
     with work_folder(args.work) as work:
         limits = Limits(latency_s=args.latency / 1000)
         setup = StartSetup(env=Path(args.env), module=args.module, work=work, limits=limits, environ=current_environ())
-        trees = {each.name: make_tree(each, work / "trees" / each.name.replace(" ", "-")) for each in chosen}
+        trees = {
+            each.name: make_tree(
+                each, Path(args.other) if each.name == OTHER else ship._NODE, work / "trees" / each.name
+            )
+            for each in chosen
+        }
         ship._NODE = trees["all"]
         native(setup, 1, 1)
         for turn in range(args.rounds):
