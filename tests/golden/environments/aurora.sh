@@ -7,9 +7,9 @@
 # (import torch from Lustre: 1020 s on 8192 nodes). windlass run --cache ENV reads it once for all nodes; or windlass
 # env pack and windlass stage
 # note: /lus/flare holds 1 TB a project; an environment with torch has more than 20,000 files
-# note: packages of the module need no cache; those of the venv do beyond some hundred nodes (--cache, or the site's
+# note: packages of the module need no cache. Those of the venv do beyond some hundred nodes (--cache, or the site's
 # Copper)
-# note: jobs start from /lus/flare, not from home; DAOS with daos_user_fs; an own environment on flare beyond 1000 nodes
+# note: jobs start from /lus/flare, not from home. DAOS with daos_user_fs. An own environment on flare beyond 1000 nodes
 # needs a cache (--cache, or the site's Copper)
 set -eo pipefail  # no -u: the scripts of modules and conda read unset variables
 

@@ -8,7 +8,7 @@
 # nodes; or windlass env pack and windlass stage
 # note: Orion is purged after 90 days: keep a packed copy elsewhere. Import mpi4py before torch. For MPI without GPU
 # support unload rocm before mpi4py is built
-# note: NVMe at /mnt/bb/$USER only after --with nvme; start of 8 nodes: 2 s from NVMe, 51 s from Orion, 236 s from NFS;
+# note: NVMe at /mnt/bb/$USER only after --with nvme. Start of 8 nodes: 2 s from NVMe, 51 s from Orion, 236 s from NFS.
 # Orion is purged after 90 days
 set -eo pipefail  # no -u: the scripts of modules and conda read unset variables
 

@@ -6,7 +6,7 @@
 # note: /projappl holds 50 GB; an environment with torch has more than 20,000 files
 # note: thousands of small files cost quota and time here: pack the venv into a squashfs file and bind that
 # note: no local disk: /tmp is memory and counts against the job's (about 460 GB on standard-g, 64 GB on small-g without
-# --mem=0 --exclusive); home holds 20 GB and 100,000 files; flash is about ten times faster than scratch and billed more
+# --mem=0 --exclusive). Home holds 20 GB and 100,000 files. Flash is about ten times faster than scratch and billed more
 set -eo pipefail  # no -u: the scripts of modules and conda read unset variables
 
 if [ -z "${ENV:-}" ]; then
@@ -52,7 +52,7 @@ echo '== step 4 of 7: keep torch as it is'
 py -m pip list --format=freeze | grep -iE '^(torch|pytorch-triton[a-z-]*)==' >"$ENV/constraints.txt" || true
 
 # 5. mpi4py: compiled against the image's MPI: a wheel brings another one, which cannot talk to the launcher
-# OLCF user documentation, software/analytics/pytorch_frontier.rst; taken for all machines with Cray's compiler
+# OLCF user documentation, software/analytics/pytorch_frontier.rst. Taken for all machines with Cray's compiler
 # wrappers, 2026-07-22
 echo '== step 5 of 7: mpi4py'
 MPICC=mpicc py -m pip install -c "$ENV/constraints.txt" --no-cache-dir --no-binary=mpi4py mpi4py

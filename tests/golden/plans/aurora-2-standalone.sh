@@ -146,7 +146,7 @@ if [ -e /lus/flare/projects/ACCOUNT ]; then export HF_DATASETS_CACHE=/lus/flare/
 # and daos/daos-overview.md, checked 2026-08-19)
 if [ -e /lus/flare/projects/ACCOUNT ]; then export TORCH_HOME=/lus/flare/projects/ACCOUNT/"${USER-}"/.cache/torch; fi
 # Gloo would otherwise take whatever interface the host name resolves to (network slingshot-11: Gloo takes exact
-# interface names, no prefixes and no exclusion lists; hsn0 is the first fabric interface, checked 2026-11-15)
+# interface names, no prefixes and no exclusion lists. hsn0 is the first fabric interface, checked 2026-11-15)
 if [ -e /sys/class/net/hsn0 ]; then export GLOO_SOCKET_IFNAME=hsn0; fi
 # every tile is a torch device: 12 per node (site aurora: ALCF user guide,
 # aurora/data-science/frameworks/pytorch.md, checked 2026-08-19)

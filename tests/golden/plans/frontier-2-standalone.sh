@@ -149,7 +149,7 @@ export SRUN_CPUS_PER_TASK=7
 # ccl_env.sh, nccl/nccl_tuning_guide.md, rccl/rccl_tuning_guide.md, checked 2026-04-30)
 export NCCL_CROSS_NIC=1
 # Gloo would otherwise take whatever interface the host name resolves to (network slingshot-11: Gloo takes exact
-# interface names, no prefixes and no exclusion lists; hsn0 is the first fabric interface, checked 2026-11-15)
+# interface names, no prefixes and no exclusion lists. hsn0 is the first fabric interface, checked 2026-11-15)
 if [ -e /sys/class/net/hsn0 ]; then export GLOO_SOCKET_IFNAME=hsn0; fi
 # the provider's own registrations of host memory can deadlock with the device runtime (network slingshot-11:
 # HewlettPackard/shs-ccl-docs: ccl_env.sh, nccl/nccl_tuning_guide.md, rccl/rccl_tuning_guide.md, checked 2026-04-30)
