@@ -6,13 +6,11 @@ allows; only a text that has some pays for the slower way.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from windlass.errors import ConfigError
-from windlass.node.sys.reading import MAX_BYTES, UnreadableError, loads, read_bytes
+from windlass.node.sys.reading import loads
 
 T = TypeVar("T")
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -59,22 +57,3 @@ def from_json(data: bytes, kind: type[T]) -> T:
         return msgspec.convert(found, kind)
     except ValueError as error:
         raise msgspec.DecodeError(str(error)) from error
-
-
-def read_json(
-    path: Path, kind: type[T], *, limit: int = MAX_BYTES, within: Path | None = None, follow: bool = False, hint: str
-) -> T:
-    """The value in a file of at most `limit` bytes that another user may have written; see `reading.plain_descriptor`.
-
-    Raises `FileNotFoundError` where there is none, and a `ConfigError` with this hint where it cannot be used.
-    """
-    try:
-        return from_json(read_bytes(path, limit, within=within, follow=follow), kind)
-    except FileNotFoundError:
-        raise
-    except UnreadableError as error:
-        raise ConfigError(str(error), hint=hint) from None
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}", hint=hint) from error
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{path}: {error}", hint=hint) from error

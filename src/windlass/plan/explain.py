@@ -13,7 +13,7 @@ from windlass.base.notation.shell import quote_words
 from windlass.errors import UsageError, nearest
 from windlass.model.condition import ALWAYS, When
 from windlass.model.origin import BUILTIN, Argument
-from windlass.model.plan import Plan
+from windlass.model.plan import AgentsPlan, Mount, Plan, Setting
 from windlass.model.site import SettingSpec, Site
 from windlass.plan.environment.ranks import FOLDER_VARIABLES, RANK_VARIABLES
 from windlass.plan.render.rank_lines import wrap_spec
@@ -80,70 +80,53 @@ def _elsewhere(name: str, plan: Plan, others: Iterable[Site]) -> list[Occurrence
 
 
 def _in_plan(name: str, plan: Plan) -> list[Occurrence]:
-    inside = plan.container.settings if plan.container else ()
-    around = get_runtime(plan.container.runtime).host_settings(wrap_spec(plan, "RUN_DIR")) if plan.container else ()
+    box, agents = plan.container, plan.agents
+    settings: tuple[tuple[str, tuple[Setting, ...]], ...] = (
+        ("variable", plan.environment),
+        ("variable inside the container", box.settings if box else ()),
+        (
+            "variable for the container",
+            get_runtime(box.runtime).host_settings(wrap_spec(plan, "RUN_DIR")) if box else (),
+        ),
+    )
     out = [
-        Occurrence(
-            where=where,
-            text=setting_line(setting),
-            because=setting.because,
-            source=setting.origin.text(),
-            active=True,
-            note=setting.note,
-            when=setting.when.text() if setting.when.at_run_time else "",
-        )
-        for where, settings in (
-            ("variable", plan.environment),
-            ("variable inside the container", inside),
-            ("variable for the container", around),
-        )
-        for setting in settings
-        if setting.name == name
+        _active(where, setting_line(one), one, note=one.note, when=one.when.text() if one.when.at_run_time else "")
+        for where, group in settings
+        for one in group
+        if one.name == name
     ]
     out += [
         Occurrence(where=where, text=text, because=because, source=BUILTIN.text(), active=True, note=note)
         for where, text, because, note in _of_ranks(name, plan)
     ]
-    groups: tuple[tuple[str, tuple[Argument, ...]], ...] = (
+    arguments: tuple[tuple[str, tuple[Argument, ...]], ...] = (
         ("launcher argument", plan.launch),
         ("batch directive", plan.directives),
         ("limit", plan.limits),
-        ("container argument", plan.container.arguments if plan.container else ()),
-        ("agents' argument", plan.agents.launch if plan.agents else ()),
+        ("container argument", box.arguments if box else ()),
+        ("agents' argument", agents.launch if agents else ()),
     )
-    for where, arguments in groups:
-        out += [
-            Occurrence(
-                where=where,
-                text=argument_text(argument),
-                because=argument.because,
-                source=argument.origin.text(),
-                active=True,
-            )
-            for argument in arguments
-            if argument.name == name or argument.name.lstrip("-") == name.lstrip("-") or name in argument.words
-        ]
-    if plan.agents and name in {"agent", "agents", *plan.agents.services}:
-        cpus = f"cpus {format_cpulist(plan.agents.cpus)} {plan.agents.cpus_because}"
-        out.append(
-            Occurrence(
-                where="agents",
-                text=f"one on every node: {', '.join(plan.agents.services)}",
-                because=plan.agents.because,
-                source=plan.agents.origin.text(),
-                active=True,
-                note=cpus if plan.agents.cpus else plan.agents.cpus_because,
-            )
-        )
-    if plan.container:
-        out += [
-            Occurrence(
-                where="mount", text=f"{m.source} -> {m.target}", because=m.because, source=m.origin.text(), active=True
-            )
-            for m in plan.container.mounts
-            if name in {m.source, m.target}
-        ]
+    out += [
+        _active(where, argument_text(one), one)
+        for where, group in arguments
+        for one in group
+        if one.name == name or one.name.lstrip("-") == name.lstrip("-") or name in one.words
+    ]
+    if agents and name in {"agent", "agents", *agents.services}:
+        cpus = f"cpus {format_cpulist(agents.cpus)} {agents.cpus_because}" if agents.cpus else agents.cpus_because
+        out.append(_active("agents", f"one on every node: {', '.join(agents.services)}", agents, note=cpus))
+    mounts = box.mounts if box else ()
+    out += [_active("mount", f"{m.source} -> {m.target}", m) for m in mounts if name in {m.source, m.target}]
     return out
+
+
+def _active(
+    where: str, text: str, of: Setting | Argument | AgentsPlan | Mount, *, note: str = "", when: str = ""
+) -> Occurrence:
+    """A part of the plan, with its own reason and source."""
+    return Occurrence(
+        where=where, text=text, because=of.because, source=of.origin.text(), active=True, note=note, when=when
+    )
 
 
 def _of_ranks(name: str, plan: Plan) -> Iterator[tuple[str, str, str, str]]:

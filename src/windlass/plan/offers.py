@@ -15,7 +15,7 @@ from windlass.base.notation.counts import counted
 from windlass.errors import UsageError, nearest
 from windlass.model.request import NodeOffer, PartitionOffer, Request
 from windlass.model.site import QueueSpec, Site
-from windlass.plan.queues import check_queue, is_slip
+from windlass.plan.queues import check_queue, refuse_slip
 
 _CONSTRAINT = re.compile(r"(?:--constraint[= ]|-C ?)\s*([\w.&,-]+)")
 _PLANNED = re.compile(
@@ -32,7 +32,7 @@ def choose_offer(
     """The job's partition with the kinds of nodes that the request may get, all with devices of one type. None where
     the scheduler says nothing of it. Raises `UsageError` where the request leaves open what is meant."""
     name = request.partition or site.file.scheduler.default_partition
-    offer = _partition(name or next((queue.name for queue in queues if queue.default), None), offers)
+    offer = _partition(name, offers) if name else _default(offers, queues)
     if name is None and request.gpus_per_node != 0 and (offer is None or not offer.gpus_per_node):
         _ask_for_partition(offer, offers)
     if offer is None:
@@ -91,17 +91,17 @@ def refuse_planned_directives(directives: Iterable[str]) -> None:
         )
 
 
-def _partition(name: str | None, offers: Sequence[PartitionOffer]) -> PartitionOffer | None:
-    if name is None:
-        return next((offer for offer in offers if offer.default), offers[0] if len(offers) == 1 else None)
-    found = next((offer for offer in offers if offer.name == name), None)
-    names = [offer.name for offer in offers if offer.name]
-    close = nearest(name, names)
-    if found is None and close and is_slip(name, close):
-        raise UsageError(
-            f"--partition {name}: there is no such partition", hint=f"did you mean {close}? known: {', '.join(names)}"
-        )
-    return found or next((offer for offer in offers if not offer.name), None)
+def _default(offers: Sequence[PartitionOffer], queues: Sequence[QueueSpec]) -> PartitionOffer | None:
+    names = {queue.name for queue in queues if queue.default}
+    found = [*(offer for offer in offers if offer.name in names), *(offer for offer in offers if offer.default)]
+    return next(iter(found), offers[0] if len(offers) == 1 else None)
+
+
+def _partition(name: str, offers: Sequence[PartitionOffer]) -> PartitionOffer | None:
+    by_name = {offer.name: offer for offer in offers}
+    if name not in by_name and "" not in by_name:  # where nodes belong to no queue, others may have that name
+        refuse_slip(name, tuple(by_name))
+    return by_name.get(name, by_name.get(""))
 
 
 def _ask_for_partition(offer: PartitionOffer | None, offers: Iterable[PartitionOffer]) -> None:

@@ -66,11 +66,8 @@ def check_queue(request: Request, queues: Sequence[QueueSpec], nodes: int, defau
     names = [queue.name for queue in queues]
     name = request.partition or default
     queue = next((q for q in queues if q.name == name or (name is None and q.default)), None)
-    close = nearest(name, names) if name and queue is None else None
-    if name and close and is_slip(name, close):
-        raise UsageError(
-            f"--partition {name}: there is no such partition", hint=f"did you mean {close}? known: {', '.join(names)}"
-        )
+    if name and queue is None:
+        refuse_slip(name, names)
     seconds = parse_walltime(request.time) if request.time else None
     _refuse_account(queue, request.account)
     problem = _problem(queue, nodes, seconds) if queue else None
@@ -78,6 +75,15 @@ def check_queue(request: Request, queues: Sequence[QueueSpec], nodes: int, defau
         fitting = [q.name for q in queues if q is not queue and not q.by_name and _problem(q, nodes, seconds) is None]
         hint = f"these take it: {', '.join(fitting)}" if fitting else "change --nodes or --time"
         raise UsageError(f"{queue.kind} {queue.name} {problem}", hint=hint)
+
+
+def refuse_slip(name: str, names: Sequence[str]) -> None:
+    """Raise `UsageError` for a partition that is almost one of these."""
+    close = nearest(name, names)
+    if close and is_slip(name, close):
+        raise UsageError(
+            f"--partition {name}: there is no such partition", hint=f"did you mean {close}? known: {', '.join(names)}"
+        )
 
 
 def _refuse_account(queue: QueueSpec | None, account: str | None) -> None:
