@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from windlass.backends.launchers import launcher_names
 from windlass.backends.schedulers import scheduler_names
 from windlass.base.notation.counts import parse_size
 from windlass.base.notation.cpulist import parse_ranks
-from windlass.base.notation.shell import NAME, quote_words
+from windlass.base.notation.shell import NAME, literal, quote_words
 from windlass.base.procs.command import which
 from windlass.cli.option_groups import USAGE, default_options
 from windlass.cli.show import say
@@ -24,6 +25,8 @@ from windlass.plan.command import nested_launcher
 
 CommandKind = Literal["script", "module", "command", "none"]
 _SHELL_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".pbs")
+_PYTHON = re.compile(r"python[\d.]*\Z")
+_TYPED_BYTES = 100_000  # Linux takes words of 128 KiB
 _MAX_RANKS_PER_NODE = 4096
 _MAX_SCRIPT_BYTES = 1 << 20
 _MAX_PROFILE_STEPS = 100_000
@@ -133,6 +136,7 @@ def request_from(args: argparse.Namespace, environ: Mapping[str, str]) -> Reques
     command = tuple(args.command)
     if not command and kind != "none":
         raise UsageError("nothing to run", hint=f"add what to run: {USAGE.removeprefix('[options] ')}")
+    command = _with_typed_script(command, fills=not args.no_placeholders)
     kind = _check_command(kind, command, args, environ)
     _refuse_impossible(args)
     same = {name: getattr(args, name) for name in _AS_WRITTEN}
@@ -236,6 +240,18 @@ def _working_folder() -> str:
         return str(Path.cwd())
     except FileNotFoundError:
         raise MachineError("the folder that you are in does not exist any more", hint="cd to one that does") from None
+
+
+def _with_typed_script(command: tuple[str, ...], *, fills: bool) -> tuple[str, ...]:
+    """`python -` with what standard input holds in its place: ranks have no input of their own."""
+    at = command.index("-") if "-" in command else 0
+    if not at or not _PYTHON.match(Path(command[0]).name) or not all(word[:1] == "-" for word in command[1:at]):
+        return command
+    text = sys.stdin.buffer.read(_TYPED_BYTES + 1)
+    if len(text) > _TYPED_BYTES:
+        raise UsageError("standard input is too long for a command line", hint="write the script to a file")
+    script = text.decode("utf-8", "surrogateescape")
+    return (*command[:at], "-c", literal(script) if fills else script, *command[at + 1 :])
 
 
 def _refuse_empty(args: argparse.Namespace) -> None:

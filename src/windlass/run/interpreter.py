@@ -5,8 +5,10 @@ Where the ranks' environment lies and what a look at it costs. Bounded: a file s
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import re
 import sys
 import threading
 import time
@@ -17,6 +19,7 @@ from pathlib import Path
 
 from windlass.base.procs.command import which
 from windlass.errors import UsageError
+from windlass.model.plan import Plan
 from windlass.model.request import AUTO, Request
 from windlass.model.site import Site
 from windlass.node.sys.mounts import mount_of, mounts
@@ -24,6 +27,8 @@ from windlass.node.sys.reading import open_plain
 from windlass.plan.cache import is_below
 from windlass.plan.inputs import EnvironmentPlace
 from windlass.run.script import script_imports
+
+_NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '(\w{1,100})")
 
 
 def check_python(request: Request, node_local: tuple[str, ...] = ()) -> None:
@@ -107,6 +112,26 @@ def missing_imports(request: Request) -> tuple[str, ...]:
     if names is None:
         names = ("torch",)
     return tuple(name for name in names if not _has(name))
+
+
+def missing_module_hint(plan: Plan, said: tuple[str, ...], environ: Mapping[str, str]) -> str | None:
+    """Which Python lacked the module that a rank complained of in its last lines, and which one here has it."""
+    found = next((match for line in said if (match := _NO_MODULE.search(line))), None)
+    if found is None or not plan.interpreter_because:
+        return None
+    name, used = found[1], plan.command[0]
+    near = [environ.get("VIRTUAL_ENV"), environ.get("CONDA_PREFIX"), f"{plan.request.cwd}/.venv", sys.prefix]
+    near += [str(Path(path).parent.parent) for path in (which("python3", environ), which("python", environ)) if path]
+    pythons = (f"{prefix}/bin/python3" for prefix in near if prefix and _holds(Path(prefix), name))
+    other = next((path for path in pythons if path != used and os.access(path, os.X_OK)), None)
+    has = f"{other} has it: --python {other}" if other else "install it there, or name another one with --python"
+    return f"the ranks used {used} ({plan.interpreter_because}), which has no {name}; {has}"
+
+
+def _holds(prefix: Path, name: str) -> bool:
+    with contextlib.suppress(OSError):
+        return any(True for folder in ("site", "dist") for _ in prefix.glob(f"lib*/python3*/{folder}-packages/{name}"))
+    return False
 
 
 def _has(name: str) -> bool:

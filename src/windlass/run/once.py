@@ -14,6 +14,7 @@ from windlass.plan.render.variables import JobFacts
 from windlass.run.execute import Sidecar, Watch, execute, prepare
 from windlass.run.failure.verdict import verdict_lines
 from windlass.run.folder import RunFolder, make_folder
+from windlass.run.interpreter import missing_module_hint
 from windlass.run.output import OutputView, ViewMaker
 from windlass.run.planning import PlannedRequest, plan_to_run
 from windlass.run.rendezvous import plan_hosts, resolve_rendezvous
@@ -46,6 +47,9 @@ def run_once(run: Run, make_sidecar: SidecarMaker = lambda *_: None, watch: Watc
     if judged.verdict is not None:
         for line in verdict_lines(judged.verdict, record, folder.path, shown=run.view.shows):
             run.view.note(line)
+        said = record.failure.last_lines if record.failure else ()
+        if hint := missing_module_hint(plan, tuple(said), run.environ):
+            run.view.note(f"windlass: hint: {hint}")
     elif not run.quiet:
         for line in good_end(plan, record, folder):
             run.view.note(line)

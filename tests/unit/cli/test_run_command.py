@@ -309,6 +309,25 @@ def test_the_input_of_ranks_is_empty(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, b"")
 
 
+def test_python_with_a_dash_runs_what_standard_input_holds_as_it_is(tmp_path: Path) -> None:
+    words = ("run", "-q", "-r", "2", "--show", "all", "--", sys.executable, "-u", "-", "{rank}")
+    typed = b"import sys\nprint('{rank}', '{{rank}}', sys.argv[1], sep='|')\n"
+    done = subprocess.run(argv(*words), cwd=tmp_path, env=environment(tmp_path), input=typed, capture_output=True)
+    said = sorted(line.split(b"] ")[-1] for line in done.stdout.splitlines())
+    assert (done.returncode, said) == (0, [b"{rank}|{{rank}}|0", b"{rank}|{{rank}}|1"]), done.stderr
+
+
+def test_a_python_without_the_module_is_named_with_one_that_has_it(tmp_path: Path) -> None:
+    (tmp_path / "s.py").write_text("import rare\n")
+    plain = run_here("s.py", cwd=tmp_path)
+    assert "which has no rare; install it there, or name another one" in plain.stderr
+    mine = tmp_path / ".venv"
+    (mine / "lib/python3.11/site-packages/rare").mkdir(parents=True)
+    (mine / "bin").mkdir()
+    (mine / "bin/python3").symlink_to(sys.executable)
+    assert f"{mine}/bin/python3 has it: --python {mine}/bin/python3" in run_here("s.py", cwd=tmp_path).stderr
+
+
 def test_a_path_of_the_users_choice_does_not_break_the_rank_script(tmp_path: Path) -> None:
     ended = run_here("--env", "PATH=/nowhere", "--", "/bin/sh", "-c", "echo $PATH", cwd=tmp_path)
     assert ended.code == 0

@@ -353,6 +353,10 @@ def test_rank_says_where_it_really_is(tmp_path: Path) -> None:
     run_script(local_plan(tmp_path), tmp_path)
     rank, _, cpus, _, pid = (tmp_path / "where" / "0").read_text().rstrip("\n").split("\t")
     assert rank == "0" and cpus and pid.isdecimal()
+    plan, _ = plan_for("workstation", "sh", "-c", "echo $$")
+    request = msgspec.structs.replace(plan.request, cwd=str(tmp_path))
+    done = run_script(msgspec.structs.replace(plan, parent=True, request=request), tmp_path)
+    assert (tmp_path / "where" / "0").read_text().split()[-1] == done.stdout.strip(), "of the rank, not of its script"
 
 
 @given(st.lists(st.text(st.characters(blacklist_characters="\0", blacklist_categories=()), max_size=12), max_size=6))

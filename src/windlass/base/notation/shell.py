@@ -90,6 +90,11 @@ def fillable(text: str, *, expand: bool = False) -> str:
     return "".join(out)
 
 
+def literal(text: str) -> str:
+    """The text with its placeholders doubled: `fillable` gives it back as it is."""
+    return re.sub(r"\{(" + "|".join(PLACEHOLDERS) + r")\}", r"{{\1}}", text)
+
+
 def comment(text: str) -> list[str]:
     """Text as comment lines. Control characters are shown escaped, so that no line of it can ever be executed."""
     safe = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

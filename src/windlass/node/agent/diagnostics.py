@@ -75,7 +75,7 @@ def stacks(out: MessageWriter, run_dir: str, node: str) -> None:
 
 
 def seats(run_dir: str, node: str) -> list[tuple[int, int]]:
-    """Rank and process of its script, as the ranks of this node wrote them down."""
+    """Rank and its first process, as the ranks of this node wrote them down."""
     found: dict[int, int] = {}
     try:
         with open(os.path.join(run_dir, "where", node), encoding="utf-8", errors="replace") as file:
@@ -88,19 +88,16 @@ def seats(run_dir: str, node: str) -> list[tuple[int, int]]:
     return sorted(found.items())
 
 
-def rank_process(script: int) -> int:
-    """The process that does the rank's work: the only child of the rank script, through wrappers (a container, a
-    profiler) down to the first one that is Python, or else the last one. 0: gone."""
-    if not os.path.exists("/proc/%d" % script):
+def rank_process(pid: int) -> int:
+    """The process that does the rank's work: from its first one through wrappers (a container, a profiler) down to the
+    first one that is Python, or else the last one. 0: gone."""
+    if not os.path.exists("/proc/%d" % pid):
         return 0
-    pid = script
     for _ in range(8):
         below = children(pid)
-        if not below:
+        if not below or "python" in name_of(pid):
             break
         pid = below[0]
-        if "python" in name_of(pid):
-            break
     return pid
 
 

@@ -225,7 +225,7 @@ def _command(plan: Plan, job: JobFacts) -> list[str]:
 
 def _where(plan: Plan) -> list[str]:
     """One line per rank in one file per node: where it really is, for `windlass plan` to be held against."""
-    return part("where")
+    return part("where", seat=() if plan.parent else part("seat", pid="$$"))
 
 
 def _traps(plan: Plan) -> list[str]:
@@ -264,6 +264,7 @@ def _start(plan: Plan, *, watched: bool, live: bool) -> list[str]:
         "start",
         no_alarm=part("no_alarm") if alarm else (),
         child=f"(trap '' {carrier}; exec \"$@\") <&0 &" if carrier else '"$@" <&0 &',
+        seat=part("seat", pid="$w_child"),
         alarm=part("alarm") if alarm else (),
         late_end=part("late_end") if launcher.hurries and carrier and watched else (),
         end=end,

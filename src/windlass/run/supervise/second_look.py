@@ -33,10 +33,11 @@ RANK_PID = "WINDLASS_RANK_PID"
 _POLL_S = 0.05
 _STOP_S = 2.0
 
-# The process of the rank: below its script, through wrappers, to the first Python or else the last one.
+# The process of the rank: from its first one through wrappers to the first Python, or else the last one.
 _FIND_RANK = (
-    'p=$1; shift; for i in 1 2 3 4 5 6 7 8; do c=; read -r c w < "/proc/$p/task/$p/children" 2>/dev/null; '
-    '[ -n "$c" ] || break; p=$c; read -r n < "/proc/$p/comm" 2>/dev/null; case $n in *python*) break ;; esac; done; '
+    'p=$1; shift; for i in 1 2 3 4 5 6 7 8; do n=; read -r n < "/proc/$p/comm" 2>/dev/null; '
+    'case $n in *python*) break ;; esac; c=; read -r c w < "/proc/$p/task/$p/children" 2>/dev/null; '
+    '[ -n "$c" ] || break; p=$c; done; '
     f'[ -d "/proc/$p" ] && export {RANK_PID}="$p"; exec "$@"'
 )
 
@@ -52,8 +53,8 @@ class Place:
 
     host: str
     rank: int | None = None
-    script_pid: int | None = None
-    """Of the rank's script, where the rank said so."""
+    first_pid: int | None = None
+    """Of the rank, where it said so."""
 
 
 def find_place(plan: Plan, folder: RunFolder, *, node: str | None, rank: int | None) -> Place:
@@ -66,7 +67,7 @@ def find_place(plan: Plan, folder: RunFolder, *, node: str | None, rank: int | N
                 hint="`windlass logs --where` lists them",
             )
         seat = next((seat for seat in read_seats(folder.part("where")) if seat.rank == rank), None)
-        return Place(host=hosts[rank // plan.ranks_per_node], rank=rank, script_pid=seat.pid if seat else None)
+        return Place(host=hosts[rank // plan.ranks_per_node], rank=rank, first_pid=seat.pid if seat else None)
     if node is None:
         return Place(host=hosts[0])
     if node.isdigit() and node not in hosts:
@@ -100,8 +101,8 @@ def look(
     _refuse_ended(folder, environ)
     place = find_place(plan, folder, node=node, rank=rank)
     inside = _job_environ(plan, folder, environ)
-    if place.script_pid is not None:
-        command = ("/bin/sh", "-c", _FIND_RANK, "windlass", str(place.script_pid), *command)
+    if place.first_pid is not None:
+        command = ("/bin/sh", "-c", _FIND_RANK, "windlass", str(place.first_pid), *command)
     if inside is None:
         step, command = _over_ssh(place.host), (f"{_UNTIL_HUNG_UP} sh {quote_words(command)}",)
     else:

@@ -40,7 +40,9 @@ fi
 # What this rank really got, one line in one file per node.
 w_got=
 while read -r w_key w_value; do [ "$w_key" = Cpus_allowed_list: ] && { w_got=$w_value; break; }; done < /proc/$$/status
-printf '%s\t%s\t%s\t%s\t%s\n' "$w_rank" "$w_host" "$w_got" "$w_device" "$$" >> "$WINDLASS_RUN_DIR/where/$w_node_rank" 2>/dev/null || :
+@seat@
+#: seat
+printf '%s\t%s\t%s\t%s\t%s\n' "$w_rank" "$w_host" "$w_got" "$w_device" "@pid@" >> "$WINDLASS_RUN_DIR/where/$w_node_rank" 2>/dev/null || :
 #: traps
 
 # This script stays the parent and reports the end: nobody else can wait for the rank.
@@ -69,6 +71,7 @@ trap 'w_forward TERM' ALRM
 @no_alarm@
 @child@
 w_child=$!
+@seat@
 @alarm@
 # A signal that came before there was a rank; what has not become its program yet would not hear it.
 if [ -n "$w_early" ]; then (PATH=$w_path; sleep 1); w_forward "$w_early"; fi
