@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from windlass.base.notation.cpulist import format_cpulist, parse_cpulist
+from windlass.base.notation.counts import format_cpulist, parse_cpulist
 from windlass.errors import WindlassError
 from windlass.model.finding import Finding, Severity, finding_lines, worst_first
 from windlass.model.plan import Plan, plan_from_json

@@ -26,9 +26,8 @@ from windlass.run import once, planning, submit
 from windlass.run.folder import RunFolder, make_folder, open_folder, read_plan
 from windlass.run.once import run_once
 from windlass.run.output import OutputView, ViewMaker, terminal_view
-from windlass.run.planning import PlannedRequest
+from windlass.run.planning import PlannedRequest, Run
 from windlass.run.rendezvous import plan_hosts
-from windlass.run.run import Run
 from windlass.run.submit import Submission
 from windlass.run.supervise import saved
 from windlass.run.supervise.attempts import own

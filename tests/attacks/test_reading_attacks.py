@@ -22,8 +22,7 @@ import pytest
 from attacks.record import record
 from planning import plan_for
 from waiting import wait_until
-from windlass.base.notation.counts import parse_counts
-from windlass.base.notation.cpulist import parse_cpulist, parse_ranks
+from windlass.base.notation.counts import parse_counts, parse_cpulist, parse_ranks
 from windlass.base.notation.hostlist import expand_hostlist
 from windlass.base.notation.style import for_terminal
 from windlass.bench.reading import read_record

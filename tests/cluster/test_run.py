@@ -12,7 +12,7 @@ from cluster.command import SHOW, TRAIN, Allocation, Run, allocated, json_lines,
 from cluster.slurm import SlurmCluster
 from requirements import require_torch
 from waiting import wait_until
-from windlass.base.notation.cpulist import format_cpulist
+from windlass.base.notation.counts import format_cpulist
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(180)]
 

@@ -12,7 +12,7 @@ import pytest
 
 from conformance.running import Machine, machine
 from planning import plan_for
-from windlass.agents.ask import Question, ask
+from windlass.agents.step import Question, ask
 from windlass.backends.launchers import get_launcher
 from windlass.model.origin import Argument
 from windlass.model.plan import Plan

@@ -12,8 +12,7 @@ from typing import Any, Literal
 
 from windlass.backends.launchers import launcher_names
 from windlass.backends.schedulers import scheduler_names
-from windlass.base.notation.counts import parse_size
-from windlass.base.notation.cpulist import parse_ranks
+from windlass.base.notation.counts import parse_ranks, parse_size
 from windlass.base.notation.shell import NAME, literal, quote_words
 from windlass.base.procs.command import which
 from windlass.cli.option_groups import USAGE, default_options

@@ -13,8 +13,7 @@ from pathlib import Path
 from windlass.base.settings import current_environ, read_settings
 from windlass.cli.show import Result
 from windlass.diagnose.report.gather import RunReport, gather
-from windlass.diagnose.report.page import report_page
-from windlass.diagnose.report.text import jobreport_text, report_text
+from windlass.diagnose.report.page import jobreport_text, report_page, report_text
 from windlass.errors import os_errors
 from windlass.model.finding import finding_lines
 from windlass.node.sys.atomic import replace_text

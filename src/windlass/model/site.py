@@ -12,8 +12,8 @@ from typing import Literal
 import msgspec
 
 from windlass.model.condition import ALWAYS, Table, When
-from windlass.model.hardware import DeviceSpec, FabricSpec, NodeSpec, PeakSpec, ReferenceSpec
 from windlass.model.origin import ArgumentSpec, Grade, Origin
+from windlass.model.topology import DeviceSpec, FabricSpec, NodeSpec, PeakSpec, ReferenceSpec
 
 
 class SourceSpec(Table, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from windlass.backends.containers import get_runtime
-from windlass.base.notation.cpulist import format_cpulist
+from windlass.base.notation.counts import format_cpulist
 from windlass.base.notation.shell import quote_words
 from windlass.errors import UsageError, nearest
 from windlass.model.condition import ALWAYS, When

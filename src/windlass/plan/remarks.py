@@ -9,11 +9,10 @@ from fnmatch import fnmatchcase
 from windlass.backends.schedulers import get_scheduler
 from windlass.model.condition import Facts, holds
 from windlass.model.finding import Finding
-from windlass.model.hardware import PluginSpec, ReferenceSpec
 from windlass.model.plan import Binding, Setting
 from windlass.model.request import Request
 from windlass.model.site import Site
-from windlass.model.topology import Topology
+from windlass.model.topology import PluginSpec, ReferenceSpec, Topology
 from windlass.plan.inputs import EnvironmentPlace, PlanningContext
 from windlass.plan.shape import Shape
 from windlass.sites.topology.check import problems_of

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from windlass.backends.launchers.base import RUN_MARK
-from windlass.base.notation.counts import counted
-from windlass.base.notation.cpulist import format_cpulist
+from windlass.base.notation.counts import counted, format_cpulist
 from windlass.base.notation.shell import expandable, quote, quote_words
 from windlass.model.finding import SERIOUS, finding_lines
 from windlass.model.jsontext import one_line_json

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from windlass.base.notation.cpulist import format_cpulist, parse_cpulist
+from windlass.base.notation.counts import format_cpulist, parse_cpulist
 from windlass.errors import WindlassError
 from windlass.model.site import PresetSpec, Site, SiteFile
 from windlass.model.topology import Topology, Vendor

@@ -20,9 +20,8 @@ from windlass.base.notation.hostlist import expand_hostlist
 from windlass.base.settings import Settings
 from windlass.errors import os_errors
 from windlass.model.jsontext import from_json, to_json
-from windlass.node.sys.atomic import replace_file
+from windlass.node.sys.atomic import replace_file, take_lock
 from windlass.node.sys.folders import open_own
-from windlass.node.sys.locks import take_lock
 from windlass.node.sys.reading import MAX_BYTES
 
 FILE = "nodes.json"

@@ -51,7 +51,7 @@ from windlass.run.script import read_script
 from windlass.sites.catalog import load_site, site_of_file
 from windlass.sites.detect import Detection, catalog_signs, detect_site
 from windlass.sites.topology.described import complete_probe, probe_topology, topology_from_spec
-from windlass.sites.topology.units import in_unit
+from windlass.sites.topology.split import in_unit
 
 _BUILTIN = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", *VISIBILITY.values(), *cache_variable_names())
 """What a plan sets on every site and a module may have set before."""

@@ -36,8 +36,8 @@ from windlass.run.jobs import (
     write_host_file,
 )
 from windlass.run.meeting import Meeting
+from windlass.run.planning import Run
 from windlass.run.rendezvous import is_this_host
-from windlass.run.run import Run
 from windlass.run.signals import Heard, guarded, listening
 
 _TICK_S = 0.1

@@ -9,13 +9,12 @@ from typing import Any
 
 import msgspec
 
-from windlass.agents.ask import Question, ask
-from windlass.agents.step import run_node_step
+from windlass.agents.step import Question, ask, run_node_step
 from windlass.backends.containers import get_runtime
 from windlass.backends.containers.base import image_kind, looked_up
 from windlass.backends.containers.binds import expanded
 from windlass.base.notation.counts import counted
-from windlass.build.images.probe import parse_probe, probe_text
+from windlass.build.images.facts import parse_probe, probe_text
 from windlass.build.images.unpack import inspect_image
 from windlass.errors import CommandError, MachineError, UsageError
 from windlass.model.plan import ContainerPlan, HostLibs, Plan
@@ -23,8 +22,8 @@ from windlass.node.libs.decide import BEHIND, FRONT, ImageFacts, facts_as_json
 from windlass.plan.agents import plan_node_step
 from windlass.plan.render.rank_lines import cache_parent, container_script
 from windlass.plan.render.variables import JobFacts
+from windlass.run.planning import Run
 from windlass.run.rendezvous import plan_hosts
-from windlass.run.run import Run
 
 SPEC_FILE, RECORD_FILE, PROBE_FILE = "image.json", "host-libs.json", "image-probe.sh"
 _PROBE_S = 300.0

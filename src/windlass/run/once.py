@@ -16,9 +16,8 @@ from windlass.run.failure.verdict import verdict_lines
 from windlass.run.folder import RunFolder, make_folder
 from windlass.run.interpreter import missing_module_hint
 from windlass.run.output import OutputView, ViewMaker
-from windlass.run.planning import PlannedRequest, plan_to_run
+from windlass.run.planning import PlannedRequest, Run, plan_to_run
 from windlass.run.rendezvous import plan_hosts, resolve_rendezvous
-from windlass.run.run import Run
 from windlass.run.signals import listening
 from windlass.run.verdict import good_end, judge_once
 

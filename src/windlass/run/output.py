@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 from windlass.backends.launchers.base import Launcher, NodeLogReader, decode, label_line
-from windlass.base.notation.cpulist import parse_ranks
+from windlass.base.notation.counts import parse_ranks
 from windlass.base.notation.style import columns_of, folded, for_terminal, in_colour, painted
 from windlass.model.plan import Plan
 from windlass.node.sys.atomic import append_descriptor

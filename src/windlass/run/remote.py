@@ -25,7 +25,7 @@ class NodeProbe(msgspec.Struct, frozen=True, kw_only=True):
 
 def probe_node(host: str, launcher: str, site: LauncherSpec, environ: Mapping[str, str]) -> NodeProbe:
     """Run the probe on that node, which need not have windlass. Raises `MachineError` where it cannot."""
-    from windlass.agents.ask import Question, ask_step  # here: most plans look at no other node
+    from windlass.agents.step import Question, ask_step  # here: most plans look at no other node
 
     question = Question(entry="windlass.node.probe.main:main", purpose="look", deadline_s=_PROBE_S)
     spec = NodeStepSpec(

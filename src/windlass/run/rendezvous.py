@@ -20,7 +20,7 @@ from windlass.model.plan import Plan
 from windlass.plan.render.variables import JobFacts
 
 if TYPE_CHECKING:
-    from windlass.run.run import Run  # `windlass plan` comes by here and has no run
+    from windlass.run.planning import Run  # `windlass plan` comes by here and has no run
 
 _RESOLVE_TIMEOUT_S = 5.0
 _PORT_TRIES = 200

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 import windlass
-from windlass.base.notation.cpulist import format_cpulist, parse_cpulist
+from windlass.base.notation.counts import format_cpulist, parse_cpulist
 from windlass.errors import WindlassError
 from windlass.model.finding import Finding
 from windlass.model.plan import Plan, plan_to_json

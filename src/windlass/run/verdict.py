@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from windlass.base.notation.cpulist import format_cpulist
+from windlass.base.notation.counts import format_cpulist
 from windlass.base.notation.shell import quote
 from windlass.diagnose.watch.figures import pace
 from windlass.diagnose.watch.job import read_job
@@ -30,7 +30,7 @@ from windlass.run.failure.rank_logs import rank_logs
 from windlass.run.failure.root_cause import RESUME_ME, Cause, Observed, end_code, first_end
 from windlass.run.failure.verdict import VERDICT_FILE, Attempt, Verdict, attempt_folders, judge, past_attempts
 from windlass.run.folder import RunFolder
-from windlass.run.run import Run
+from windlass.run.planning import Run
 
 _LATE_S = 5.0
 """Schedulers look at the clock only now and then: an end this close to the limit may be because of it."""

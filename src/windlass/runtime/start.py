@@ -21,7 +21,7 @@ from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
-from windlass.base.notation.cpulist import parse_cpulist
+from windlass.base.notation.counts import parse_cpulist
 from windlass.errors import MachineError, UsageError
 from windlass.node.sampler.on_request import dump_on_request, stacks_by_hand, stacks_on_request, switch_on
 from windlass.node.sys.identity import own_environ

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from windlass.model.hardware import DeviceSpec, NodeSpec
 from windlass.model.request import PartitionOffer
 from windlass.model.site import QueueSpec
+from windlass.model.topology import DeviceSpec, NodeSpec
 
 _SOURCE = "measured"
 

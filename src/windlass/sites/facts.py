@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from windlass.base.notation.cpulist import format_cpulist, parse_cpulist
+from windlass.base.notation.counts import format_cpulist, parse_cpulist
 from windlass.errors import ConfigError, nearest
 from windlass.model.origin import argument_key
 from windlass.sites.shape import Misfit, Path

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from windlass.base.notation.cpulist import format_cpulist
+from windlass.base.notation.counts import format_cpulist
 
 
 class MachineTree:

@@ -16,9 +16,8 @@ from looping import each
 from requirements import missing_programs, require
 from unit.cli.typed import argv, environment, in_process, windlass
 from unit.envs.test_check import PACKAGES, bare, put
-from windlass.build.envs.archive import hint_for
+from windlass.build.envs.archive import hint_for, interpreter_of, portable_script
 from windlass.build.envs.pack import Packed, pack_env
-from windlass.build.envs.relocate import interpreter_of, portable_script
 from windlass.errors import MachineError, UsageError
 
 

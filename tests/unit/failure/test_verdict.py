@@ -26,7 +26,7 @@ from windlass.run.failure.ends import End
 from windlass.run.failure.root_cause import Cause
 from windlass.run.failure.verdict import Attempt, Times, Verdict, read_verdict, verdict_lines
 from windlass.run.folder import RunFolder, make_folder
-from windlass.run.run import Run
+from windlass.run.planning import Run
 from windlass.run.supervise.evidence import Ended, gather
 from windlass.run.verdict import Judgement, good_end, judge_attempt, judge_once
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from windlass.build.images.probe import MARK, parse_probe
-from windlass.node.libs.plugins import ImagePlugin, choose_plugins, plugin_family
+from windlass.build.images.facts import MARK, parse_probe
+from windlass.node.libs.closure import ImagePlugin, choose_plugins, plugin_family
 
 OFI = ImagePlugin(("/opt/amazon/ofi-nccl/lib/libnccl-net-ofi.so",), True)
 HPCX = ImagePlugin(("/opt/hpcx/nccl_rdma_sharp_plugin/lib/libnccl-net.so",), False)

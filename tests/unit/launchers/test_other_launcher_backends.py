@@ -14,7 +14,7 @@ from windlass.backends.launchers.hydra import Hydra
 from windlass.backends.launchers.local import Local
 from windlass.backends.launchers.openmpi import OpenMpi
 from windlass.backends.launchers.pals import Pals
-from windlass.base.notation.cpulist import parse_bindings
+from windlass.base.notation.counts import parse_bindings
 from windlass.errors import UsageError
 from windlass.model.origin import argv_of
 from windlass.model.site import LauncherSpec

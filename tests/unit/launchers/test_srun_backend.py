@@ -8,7 +8,7 @@ import captured
 from looping import each
 from windlass.backends.launchers.base import LaunchSpec, NodeStepSpec
 from windlass.backends.launchers.srun import Srun
-from windlass.base.notation.cpulist import parse_bindings
+from windlass.base.notation.counts import parse_bindings
 from windlass.errors import UsageError
 from windlass.model.origin import ArgumentSpec, argv_of
 from windlass.model.site import LauncherSpec

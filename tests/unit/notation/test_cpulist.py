@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from looping import each
-from windlass.base.notation.cpulist import cpu_mask, format_bindings, format_cpulist, parse_bindings, parse_cpulist
+from windlass.base.notation.counts import cpu_mask, format_bindings, format_cpulist, parse_bindings, parse_cpulist
 from windlass.errors import ConfigError
 
 _cpus = st.sets(st.integers(0, 600), max_size=80)

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from windlass.node.sys.atomic import copy_file, create_file, open_append, replace_file
+from windlass.node.sys.atomic import copy_file, create_file, is_locked, open_append, replace_file, take_lock
 from windlass.node.sys.folders import UntrustedError
-from windlass.node.sys.locks import is_locked, take_lock
 
 HOLD = """
 import sys
-from windlass.node.sys.locks import take_lock
+from windlass.node.sys.atomic import take_lock
 take_lock(sys.argv[1])
 print("held", flush=True)
 input()

@@ -15,8 +15,7 @@ from unit.cli.typed import in_process, script, windlass
 from unit.report.samples import write_samples
 from windlass.base.notation.counts import duration_text
 from windlass.diagnose.report.gather import RunReport, gather
-from windlass.diagnose.report.page import report_page
-from windlass.diagnose.report.text import jobreport_text, report_text
+from windlass.diagnose.report.page import jobreport_text, report_page, report_text
 from windlass.run.folder import RunFolder
 
 

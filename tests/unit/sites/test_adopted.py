@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from windlass.model.hardware import DeviceSpec, DomainSpec, NodeSpec
 from windlass.model.request import NodeOffer, PartitionOffer
 from windlass.model.site import QueueSpec
+from windlass.model.topology import DeviceSpec, DomainSpec, NodeSpec
 from windlass.sites.adopted import Measurements, queues_of, site_file_text
 from windlass.sites.catalog import load_site
 from windlass.sites.check import check_file

@@ -13,7 +13,7 @@ from unit.sites.loading import SLINGSHOT, directives, launcher_words, variables
 from windlass.backends.containers import runtime_names
 from windlass.backends.launchers import launcher_names
 from windlass.backends.schedulers import scheduler_names
-from windlass.base.notation.cpulist import parse_bindings, parse_cpulist
+from windlass.base.notation.counts import parse_bindings, parse_cpulist
 from windlass.model.origin import argument_key
 from windlass.model.site import Site
 from windlass.sites import facts
@@ -21,7 +21,7 @@ from windlass.sites.catalog import load_site, site_names
 from windlass.sites.check import check_file
 from windlass.sites.folders import DATA_DIR, catalog_path, read_builtin, read_detect
 from windlass.sites.topology.described import topology_from_spec
-from windlass.sites.topology.units import in_unit
+from windlass.sites.topology.split import in_unit
 
 FILES = sorted(DATA_DIR.glob("*/*.toml"))
 SITES = site_names()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from looping import each
 from planning import plan_for
 from unit.sites.loading import binds, directives, launcher_words, variables
-from windlass.base.notation.cpulist import parse_bindings
+from windlass.base.notation.counts import parse_bindings
 from windlass.sites.catalog import load_site
 
 RDZV = {"FI_CXI_RDZV_THRESHOLD": "0", "FI_CXI_RDZV_GET_MIN": "0", "FI_CXI_RDZV_EAGER_SIZE": "0"}

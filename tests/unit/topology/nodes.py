@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from windlass.model.hardware import DeviceSpec, DomainSpec, NodeSpec
 from windlass.model.site import PresetSpec
-from windlass.model.topology import Topology
+from windlass.model.topology import DeviceSpec, DomainSpec, NodeSpec, Topology
 from windlass.sites.topology.described import topology_from_spec
 
 

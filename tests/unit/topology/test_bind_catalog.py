@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from looping import each
-from windlass.base.notation.cpulist import format_bindings
+from windlass.base.notation.counts import format_bindings
 from windlass.sites.catalog import load_site, site_names
 from windlass.sites.topology.bind import bind
 from windlass.sites.topology.binding_request import binding_request_from_site, effective_unit
 from windlass.sites.topology.check import problems_of
 from windlass.sites.topology.described import topology_from_spec
-from windlass.sites.topology.units import in_unit
+from windlass.sites.topology.split import in_unit
 
 PRESETS = [(name, preset.name) for name in site_names() for preset in load_site(name).file.binding.presets]
 

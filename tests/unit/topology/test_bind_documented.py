@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from looping import each
 from unit.topology.nodes import AURORA_48, AURORA_PRESETS, aurora, gh200, juwels, lumi, perlmutter, polaris
-from windlass.base.notation.cpulist import cpu_mask, format_bindings, format_cpulist
+from windlass.base.notation.counts import cpu_mask, format_bindings, format_cpulist
 from windlass.model.plan import Binding
 from windlass.sites.topology.bind import bind
 from windlass.sites.topology.binding_request import BindingRequest, effective_unit
 from windlass.sites.topology.check import problems_of
-from windlass.sites.topology.units import in_unit
+from windlass.sites.topology.split import in_unit
 
 
 def lists(binding: Binding) -> str:

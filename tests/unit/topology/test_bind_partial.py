@@ -17,12 +17,11 @@ from unit.topology.nodes import (
     polaris,
     workstation,
 )
-from windlass.base.notation.cpulist import format_bindings, parse_cpulist
+from windlass.base.notation.counts import format_bindings, parse_cpulist
 from windlass.errors import ConfigError, UsageError
-from windlass.model.hardware import DeviceSpec, DomainSpec, NodeSpec
 from windlass.model.plan import Binding
 from windlass.model.site import PresetSpec
-from windlass.model.topology import Topology
+from windlass.model.topology import DeviceSpec, DomainSpec, NodeSpec, Topology
 from windlass.sites.topology.bind import bind
 from windlass.sites.topology.binding_request import BindingRequest
 from windlass.sites.topology.check import problems_of

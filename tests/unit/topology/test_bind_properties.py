@@ -11,7 +11,7 @@ from windlass.sites.topology.bind import bind
 from windlass.sites.topology.binding_request import BindingRequest
 from windlass.sites.topology.check import problems_of
 from windlass.sites.topology.draw import draw_node
-from windlass.sites.topology.units import in_unit
+from windlass.sites.topology.split import in_unit
 
 
 @st.composite

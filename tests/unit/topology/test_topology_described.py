@@ -7,14 +7,14 @@ import pytest
 
 from looping import each
 from unit.topology.nodes import AURORA_NODE, MAX_1550, MI250X, MI250X_NODE, aurora, gh200, lumi, perlmutter, workstation
-from windlass.base.notation.cpulist import format_bindings
+from windlass.base.notation.counts import format_bindings
 from windlass.errors import ConfigError
-from windlass.model.hardware import DeviceSpec, DomainSpec, NodeSpec
 from windlass.model.site import BindingSpec
+from windlass.model.topology import DeviceSpec, DomainSpec, NodeSpec
 from windlass.sites.topology.bind import bind
 from windlass.sites.topology.binding_request import BindingRequest, binding_request_from_site
 from windlass.sites.topology.described import complete_probe, topology_from_spec
-from windlass.sites.topology.units import in_unit
+from windlass.sites.topology.split import in_unit
 
 
 def test_second_threads_are_paired_with_their_core() -> None:

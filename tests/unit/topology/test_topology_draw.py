@@ -8,12 +8,12 @@ import msgspec
 
 from looping import each
 from unit.topology.nodes import AURORA_PRESETS, aurora, gh200, juwels, lumi, perlmutter, workstation
-from windlass.base.notation.cpulist import parse_cpulist
+from windlass.base.notation.counts import parse_cpulist
 from windlass.model.topology import Topology
 from windlass.sites.topology.bind import bind
 from windlass.sites.topology.binding_request import BindingRequest, effective_unit
 from windlass.sites.topology.draw import draw_node
-from windlass.sites.topology.units import in_unit
+from windlass.sites.topology.split import in_unit
 
 
 def drawn(topology: Topology, asked: BindingRequest, *, width: int = 100, color: bool = False) -> str:

@@ -22,7 +22,7 @@ from data.sysfs.machines import (
     polaris_node,
 )
 from looping import each
-from windlass.base.notation.cpulist import format_bindings, format_cpulist
+from windlass.base.notation.counts import format_bindings, format_cpulist
 from windlass.model.plan import Binding
 from windlass.model.topology import Topology
 from windlass.node.probe.cpus import AllowedBy

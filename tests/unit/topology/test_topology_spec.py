@@ -8,7 +8,7 @@ from looping import each
 from windlass.model.topology import Core, Device, Nic, Topology
 from windlass.sites.catalog import load_site, site_names
 from windlass.sites.topology.described import spec_of_topology, topology_from_spec
-from windlass.sites.topology.units import in_unit
+from windlass.sites.topology.split import in_unit
 
 WITH_NODE = [name for name in site_names() if load_site(name).file.node.domains]
 

@@ -19,8 +19,7 @@ from windlass.backends.launchers.base import (
     parse_label,
     signal_number,
 )
-from windlass.base.notation.counts import counted
-from windlass.base.notation.cpulist import format_cpulist
+from windlass.base.notation.counts import counted, format_cpulist
 from windlass.model.origin import Argument, with_site
 from windlass.model.record import RankFailure
 from windlass.model.site import LauncherSpec

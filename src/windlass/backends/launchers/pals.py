@@ -15,7 +15,7 @@ from windlass.backends.launchers.base import (
     binding_argument,
     own_message,
 )
-from windlass.base.notation.cpulist import format_bindings
+from windlass.base.notation.counts import format_bindings
 from windlass.model.origin import Argument, with_site
 from windlass.model.record import RankFailure
 from windlass.model.site import LauncherSpec

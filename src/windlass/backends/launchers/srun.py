@@ -17,8 +17,7 @@ from windlass.backends.launchers.base import (
     parse_label,
     signal_number,
 )
-from windlass.base.notation.counts import counted
-from windlass.base.notation.cpulist import cpu_mask
+from windlass.base.notation.counts import counted, cpu_mask
 from windlass.base.notation.hostlist import fold_hostlist, gpu_option, log_path
 from windlass.model.origin import Argument, with_site
 from windlass.model.record import RankFailure

@@ -11,8 +11,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from windlass.node.sys.atomic import is_locked, take_lock
 from windlass.node.sys.folders import new_folder
-from windlass.node.sys.locks import is_locked, take_lock
 
 _PREFIX = "windlass-bench."
 _LOCK = ".lock"

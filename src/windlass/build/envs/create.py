@@ -20,15 +20,13 @@ from typing import IO
 import msgspec
 
 from windlass.base.procs.children import adopt_orphans, signal_group, start_child
-from windlass.build.envs.archive import hint_for, room_hint
+from windlass.build.envs.archive import hint_for, move_names, room_hint
 from windlass.build.envs.plan import EnvPlan
-from windlass.build.envs.relocate import move_names
 from windlass.build.envs.render import STEP_MARK, script_text
 from windlass.errors import CommandError, DeadlineError, MachineError, UsageError, os_errors
 from windlass.model.jsontext import to_json
-from windlass.node.sys.atomic import open_append, replace_file
+from windlass.node.sys.atomic import open_append, replace_file, take_lock
 from windlass.node.sys.identity import kill_marked
-from windlass.node.sys.locks import take_lock
 from windlass.node.sys.reading import read_text
 
 RECORD = "windlass-env.json"

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from windlass.build.envs.archive import interpreter_of, own_files, read_text_file, site_packages
 from windlass.build.envs.create import RECORD
-from windlass.build.envs.relocate import interpreter_of, own_files, read_text_file, site_packages
 from windlass.build.envs.requirements import Unmet, normal_name, unmet
 from windlass.errors import UsageError
 from windlass.node.libs.closure import SystemRoot, newest, version_key

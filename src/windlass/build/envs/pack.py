@@ -19,9 +19,15 @@ import msgspec
 
 from windlass.agents.ship import LEFT_OUT
 from windlass.base.tables import packaged_text
-from windlass.build.envs.archive import SUFFIXES, ArchiveMember, refuse_unreadable, write_archive
+from windlass.build.envs.archive import (
+    SUFFIXES,
+    ArchiveMember,
+    portable_script,
+    read_text_file,
+    refuse_unreadable,
+    write_archive,
+)
 from windlass.build.envs.inspect import EnvFacts, inspect_env
-from windlass.build.envs.relocate import portable_script, read_text_file
 from windlass.errors import UsageError
 from windlass.node.libs.closure import GLIBC
 from windlass.node.libs.elf import Elf, ElfError, is_elf, parse_elf, read_elf

@@ -14,8 +14,8 @@ from windlass.errors import MachineError
 from windlass.model.finding import Finding
 from windlass.run.bad_nodes import remember_node
 from windlass.run.folder import make_folder
+from windlass.run.planning import Run
 from windlass.run.rendezvous import plan_hosts
-from windlass.run.run import Run
 
 FOLDER = "check"
 

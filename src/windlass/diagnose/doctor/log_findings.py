@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from windlass.base.notation.cpulist import format_cpulist
+from windlass.base.notation.counts import format_cpulist
 from windlass.diagnose.doctor.comm_log import Transport, leads_nowhere, transport_text
 from windlass.diagnose.doctor.log_lines import MAX_RANKS
 from windlass.model.finding import Finding, Severity

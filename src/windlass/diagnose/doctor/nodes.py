@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from windlass.agents.ask import Question, ask
+from windlass.agents.step import Question, ask
 from windlass.diagnose.doctor.health import odd_values
 from windlass.model.finding import Finding, decode_findings
 from windlass.model.plan import Plan

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from windlass.base.notation.cpulist import format_cpulist
+from windlass.base.notation.counts import format_cpulist
 from windlass.base.notation.hostlist import expand_hostlist
 from windlass.diagnose.doctor.bandwidth import check_all_reduce
 from windlass.diagnose.doctor.comm_log import Transport

@@ -30,7 +30,7 @@ from windlass.run.folder import RunFolder, make_folder
 from windlass.run.jobs import StartedJob
 from windlass.run.once import run_once
 from windlass.run.output import OutputView
-from windlass.run.run import Run
+from windlass.run.planning import Run
 
 SCRIPT = "doctor_rank.py"
 _SECONDS = {"quick": 60.0, "default": 180.0, "full": 480.0}

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from windlass.base.notation.cpulist import format_cpulist
+from windlass.base.notation.counts import format_cpulist
 from windlass.base.notation.hostlist import fold_hostlist
 from windlass.diagnose.watch import thresholds
 from windlass.diagnose.watch.job import Job, RankRow

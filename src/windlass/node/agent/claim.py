@@ -22,9 +22,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from windlass.node.sys.atomic import replace_file
+from windlass.node.sys.atomic import is_locked, replace_file, take_lock
 from windlass.node.sys.folders import private_folder
-from windlass.node.sys.locks import is_locked, take_lock
 
 _GATE_S = 60.0
 _LEAVE_S = 2.0

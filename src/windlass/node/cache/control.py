@@ -19,9 +19,8 @@ from typing import Any
 
 from windlass.node.cache.config import ConfigFileError, NodeConfig, dump_config, read_config, read_key
 from windlass.node.cache.mounting import unmount
-from windlass.node.sys.atomic import open_append, replace_file
+from windlass.node.sys.atomic import is_locked, open_append, replace_file, take_lock
 from windlass.node.sys.folders import private_folder
-from windlass.node.sys.locks import is_locked, take_lock
 from windlass.node.sys.mounts import mounts, real_place
 from windlass.node.sys.reading import open_plain, read_object, read_tail
 from windlass.node.wire import wire

@@ -22,9 +22,8 @@ from windlass.node.cache.mounting import mount, unmount
 from windlass.node.cache.peer import Peer
 from windlass.node.cache.view import View
 from windlass.node.cache.warm import Warmer
-from windlass.node.sys.atomic import replace_file
+from windlass.node.sys.atomic import replace_file, take_lock
 from windlass.node.sys.identity import start_of
-from windlass.node.sys.locks import take_lock
 from windlass.node.sys.reading import read_object
 
 log = logging.getLogger("windlass.cache")

@@ -10,8 +10,7 @@ from __future__ import annotations
 import fnmatch
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from windlass.node.libs.closure import GLIBC, Closure, Library, newest, version_key
-from windlass.node.libs.plugins import ImagePlugin, PluginLink
+from windlass.node.libs.closure import GLIBC, Closure, ImagePlugin, Library, PluginLink, newest, version_key
 from windlass.node.libs.variables import Variable
 
 NETWORK = ("libfabric.so*", "libcxi.so*", "libcxiutils.so*", "libmpi*.so*", "libpmi*.so*", "lib*ccl-net*.so*")

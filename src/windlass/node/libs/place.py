@@ -20,7 +20,7 @@ import platform
 import shutil
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Tuple
 
-from windlass.node.libs.closure import Closure, SystemRoot, closure, version_key
+from windlass.node.libs.closure import FABRIC, Closure, SystemRoot, choose_plugins, closure, version_key
 from windlass.node.libs.decide import (
     BEHIND,
     FRONT,
@@ -34,7 +34,6 @@ from windlass.node.libs.decide import (
     facts_from_json,
     too_new_for,
 )
-from windlass.node.libs.plugins import FABRIC, choose_plugins
 from windlass.node.libs.variables import (
     UNSET,
     Variable,

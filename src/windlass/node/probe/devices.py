@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from windlass.node.probe.sysfs import SysReader, human_order, pci_order, properties
+from windlass.node.probe.cpus import SysReader, human_order, pci_order, properties
 
 Vendor = Literal["nvidia", "amd", "intel"]
 Device = dict[str, Any]

@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from windlass.node.probe.cpus import AllowedBy, probe_allowed, probe_cores
+from windlass.node.probe.cpus import AllowedBy, SysReader, probe_allowed, probe_cores, properties
 from windlass.node.probe.devices import SysReaders, Vendor, probe_devices, probe_nics
-from windlass.node.probe.sysfs import SysReader, properties
 from windlass.node.sys.messages import node_writer
 
 ROOTS = ("/sys", "/proc", "/dev")

@@ -2,13 +2,17 @@
 
 A reader sees the old file or the new one. No link is followed at the name of a file, and none in its path that another
 user made. Node code and the user's process import this module: standard library, Python 3.9.
+
+Also locks on files.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import stat
+import time
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -105,3 +109,34 @@ def _parent(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
         yield parent, name
     finally:
         os.close(parent)
+
+
+def take_lock(path: str | os.PathLike[str], timeout_s: float = 0.0) -> int:
+    """A descriptor that holds the file's lock until it is closed; the file is made if need be. `BlockingIOError` where
+    another process still holds it after `timeout_s`, another `OSError` where there are no locks."""
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    end = time.monotonic() + timeout_s
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except OSError as error:
+            if not isinstance(error, BlockingIOError) or time.monotonic() >= end:
+                os.close(lock)
+                raise
+        time.sleep(0.01)
+
+
+def is_locked(path: str | os.PathLike[str]) -> bool | None:
+    """Whether a process holds the file's lock; None where there is no such file, or none that we may open."""
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False

@@ -104,7 +104,7 @@ def read_messages(lines: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def node_writer(settings: dict[str, Any]) -> MessageWriter:
-    """The writer of a program that `agents.ask` started: its messages have the node's number and name."""
+    """The writer of a program that `agents.step` started: its messages have the node's number and name."""
     node = place_of(settings["place"]) + int(settings["first"])
     return MessageWriter(node, node=node, host=host_name())
 

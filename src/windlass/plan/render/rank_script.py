@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from windlass.backends.launchers import get_launcher
 from windlass.backends.launchers.base import SIGNAL_FILE
-from windlass.base.notation.counts import counted
-from windlass.base.notation.cpulist import format_cpulist
+from windlass.base.notation.counts import counted, format_cpulist
 from windlass.base.notation.shell import comment, expandable, fillable, quote
 from windlass.model.plan import Plan
 from windlass.plan.cache import agents_folder, command_lines, view_folder_lines, view_lines

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from windlass.base.notation.cpulist import format_cpulist
+from windlass.base.notation.counts import format_cpulist
 from windlass.node.sys.reading import read_text
 from windlass.run.failure.rank_logs import RankLogs
 

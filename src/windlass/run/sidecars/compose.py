@@ -19,8 +19,8 @@ from windlass.plan.cache import agents_folder
 from windlass.plan.render.variables import JobFacts
 from windlass.run.execute import Sidecar
 from windlass.run.folder import RunFolder
+from windlass.run.planning import Run
 from windlass.run.rendezvous import host_addresses, named_hosts
-from windlass.run.run import Run
 from windlass.run.sidecars.cache_service import CacheSidecar, cache_service
 from windlass.run.sidecars.heartbeat import HeartbeatSidecar, heartbeat_service
 from windlass.run.sidecars.sampler import SamplerSidecar, sampler_service

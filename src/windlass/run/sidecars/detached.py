@@ -18,10 +18,9 @@ from typing import Any
 
 import msgspec
 
-from windlass.agents.ask import Question, ask_step
 from windlass.agents.ship import ARCHIVE, agent_file, stop_argv
 from windlass.agents.start import BUNDLE_FILE, Agents
-from windlass.agents.step import run_node_step
+from windlass.agents.step import Question, ask_step, run_node_step
 from windlass.base.notation.hostlist import expand_hostlist
 from windlass.base.settings import read_settings
 from windlass.errors import MachineError, UsageError, WindlassError

@@ -19,7 +19,7 @@ from typing import Literal
 
 import msgspec
 
-from windlass.agents.ask import Answers, Question, ask
+from windlass.agents.step import Answers, Question, ask
 from windlass.backends.schedulers import get_scheduler
 from windlass.backends.schedulers.base import JobState, JobStatus
 from windlass.base.notation.hostlist import expand_hostlist

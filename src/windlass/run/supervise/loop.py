@@ -29,8 +29,8 @@ from windlass.run.failure.root_cause import RESUME_ME, Cause, Observed
 from windlass.run.failure.verdict import Attempt, attempt_folders, ending_lines, past_attempts, past_of
 from windlass.run.folder import RunFolder, restart
 from windlass.run.jit_caches import finish_caches
+from windlass.run.planning import Run
 from windlass.run.rendezvous import plan_hosts, resolve_rendezvous
-from windlass.run.run import Run
 from windlass.run.sidecars.compose import compose_sidecars
 from windlass.run.sidecars.heartbeat import heartbeats_folder
 from windlass.run.signals import listening

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from windlass.backends.schedulers import get_scheduler, scheduler_of_job
-from windlass.base.notation.cpulist import format_cpulist
+from windlass.base.notation.counts import format_cpulist
 from windlass.base.notation.hostlist import fold_hostlist
 from windlass.base.settings import read_settings
 from windlass.errors import UsageError
@@ -18,8 +18,7 @@ from windlass.run.context import find_allocation, gather_context
 from windlass.run.folder import RunFolder, is_run, make_folder, open_folder, plan_of, read_plan, read_plan_file, restart
 from windlass.run.once import planned_run
 from windlass.run.output import ViewMaker
-from windlass.run.planning import plan_to_run
-from windlass.run.run import Run
+from windlass.run.planning import Run, plan_to_run
 from windlass.run.submit import Submission, submit_script, write_batch_file
 from windlass.run.supervise.attempts import refuse_running
 from windlass.run.supervise.replan import BATCH_FILE, in_job, on_node

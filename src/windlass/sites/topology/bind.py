@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from windlass.base.notation.cpulist import parse_bindings, parse_cpulist
+from windlass.base.notation.counts import parse_bindings, parse_cpulist
 from windlass.errors import ConfigError, UsageError
 from windlass.model.finding import Finding
 from windlass.model.origin import BUILTIN, Origin
@@ -27,10 +27,11 @@ from windlass.sites.topology.split import (
     device_homes,
     even_runs,
     first_core_of,
+    in_unit,
+    nearest_nics,
     share_among_devices,
     share_among_ranks,
 )
-from windlass.sites.topology.units import in_unit, nearest_nics
 
 _FLAG = Origin(scope="flag", where="--cpu-bind")
 _PARTIAL = frozenset({"missing", "not-allowed", "device"})

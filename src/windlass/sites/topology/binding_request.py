@@ -6,13 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from windlass.base.notation.cpulist import parse_bindings, parse_cpulist
+from windlass.base.notation.counts import parse_bindings, parse_cpulist
 from windlass.base.notation.shell import NAME
 from windlass.errors import UsageError, unknown_name
-from windlass.model.hardware import DeviceSpec
 from windlass.model.origin import BUILTIN, Origin
 from windlass.model.site import BindingSpec, PresetSpec
-from windlass.model.topology import DeviceUnit, Topology
+from windlass.model.topology import DeviceSpec, DeviceUnit, Topology
 
 _LIST_CHARACTERS = frozenset("0123456789,:- ")
 

@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Literal
 
-from windlass.base.notation.cpulist import format_cpulist
+from windlass.base.notation.counts import format_cpulist
 from windlass.model.finding import Finding
 from windlass.model.plan import Binding, RankBinding
 from windlass.model.topology import Topology
-from windlass.sites.topology.split import device_homes
-from windlass.sites.topology.units import in_unit
+from windlass.sites.topology.split import device_homes, in_unit
 
 BrokenInvariant = Literal["numbering", "missing", "not-allowed", "reserved", "overlap", "set-aside", "far", "device"]
 

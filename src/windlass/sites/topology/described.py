@@ -7,13 +7,12 @@ from typing import Any
 
 import msgspec
 
-from windlass.base.notation.cpulist import format_cpulist, parse_cpulist
+from windlass.base.notation.counts import format_cpulist, parse_cpulist
 from windlass.errors import ConfigError
-from windlass.model.hardware import DeviceSpec, DomainSpec, NodeSpec
-from windlass.model.topology import Core, Device, DeviceUnit, Nic, Topology, Vendor
+from windlass.model.topology import Core, Device, DeviceSpec, DeviceUnit, DomainSpec, Nic, NodeSpec, Topology, Vendor
 from windlass.node.probe.cpus import AllowedBy
 from windlass.node.probe.main import read_node
-from windlass.sites.topology.units import fabric_nics, in_unit
+from windlass.sites.topology.split import fabric_nics, in_unit
 
 _GB = 1_000_000_000
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from textwrap import wrap
 
-from windlass.base.notation.counts import counted
-from windlass.base.notation.cpulist import format_cpulist
+from windlass.base.notation.counts import counted, format_cpulist
 from windlass.model.plan import Binding, RankBinding
 from windlass.model.topology import Core, Device, Topology
-from windlass.sites.topology.units import in_unit
+from windlass.sites.topology.split import in_unit
 
 _MARKS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _RESERVED, _AGENT, _COMM, _IDLE, _FOREIGN, _SHARED, _MANY = "#", "@", "~", ".", "-", "!", "*"

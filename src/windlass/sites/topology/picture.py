@@ -10,13 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from windlass.base.notation.counts import counted
-from windlass.base.notation.cpulist import format_cpulist
+from windlass.base.notation.counts import counted, format_cpulist
 from windlass.base.tables import packaged_text
 from windlass.model.plan import Binding
 from windlass.model.topology import Core, Device, Topology
 from windlass.sites.topology.draw import MEANING, cell_text, core_marks, node_title, rank_mark, runs_of_cores, unit_word
-from windlass.sites.topology.units import in_unit
+from windlass.sites.topology.split import in_unit
 
 _WIDTH, _LEFT, _RIGHT = 860, 26, 596
 _CELL, _STEP, _RUNS_IN_A_ROW, _RUN_GAP = 17, 20, 3, 10
