@@ -97,15 +97,10 @@ def test_a_line_without_a_reason_is_refused() -> None:
         load().parse_rerun_list("# head\ntests/a.py\n")
 
 
-def test_every_line_of_the_list_has_a_reason() -> None:
-    assert load().parse_rerun_list((Path(__file__).with_name("rerun.txt")).read_text())
-
-
-def test_a_pattern_is_a_test_with_or_without_its_parameters_or_files() -> None:
-    allowed = load().may_run_twice
-    listed = {"tests/a.py::test_x": "", "tests/b/test_*.py": ""}
-    assert allowed("tests/a.py::test_x", listed)
-    assert allowed("tests/a.py::test_x[1-b]", listed)
-    assert not allowed("tests/a.py::test_xy", listed)
-    assert allowed("tests/b/test_any.py::test_y[2]", listed)
-    assert not allowed("tests/c/test_any.py::test_y", listed)
+def test_the_list_has_at_most_ten_exact_names_of_tests_that_exist() -> None:
+    folder = Path(__file__).parent
+    listed = load().parse_rerun_list((folder / "rerun.txt").read_text())
+    assert 0 < len(listed) <= 10
+    for node_id in listed:
+        file, _, name = node_id.partition("::")
+        assert f"def {name}(" in (folder.parent / file).read_text(), node_id
