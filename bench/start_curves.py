@@ -16,13 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import windlass
-from windlass.base.notation.counts import parse_size
-from windlass.base.settings import current_environ
-from windlass.bench.reading import read_record
-from windlass.bench.record import BenchRecord, Measurement, Where, new_record, write_record
-from windlass.bench.runner import checkout_commit
-from windlass.bench.start.cases import StartSetup, load_average
-from windlass.bench.start.curves import (
+from startup.curves import (
     AXES,
     WAYS,
     Sweep,
@@ -32,6 +26,12 @@ from windlass.bench.start.curves import (
     plot_name,
     sweep,
 )
+from windlass.base.notation.counts import parse_size
+from windlass.base.settings import current_environ
+from windlass.bench.reading import read_record
+from windlass.bench.record import BenchRecord, Measurement, Where, new_record, write_record
+from windlass.bench.runner import checkout_commit
+from windlass.bench.start.cases import StartSetup, load_average
 from windlass.bench.start.shared import Limits
 from windlass.bench.start.workfolder import work_folder
 from windlass.errors import UsageError, WindlassError

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from windlass.base.notation.counts import counted
-from windlass.base.pages.svg import Bar, bar_chart, line_chart
+from windlass.base.pages.svg import Bar, bar_chart
 from windlass.bench.record import BenchRecord, Measurement
 from windlass.bench.reference import References
-from windlass.bench.start.curves import AXES, curves_chart, curves_text
 
-# Heading, figure, and how it is written. A case without the figure leaves the cell empty.
-_Column = tuple[str, str, Callable[[float], str]]
-_IMPORT: tuple[_Column, ...] = (
+# Heading, figure, and how it is written. A figure that no row has gets no column.
+_COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("before", "ready_seconds", "{:.2f}".format),
     ("shared calls", "shared_calls", "{:,.0f}".format),
     ("by agents", "agent_calls", lambda value: f"{value:,.0f}" if value else ""),
     ("shared MB", "shared_bytes", lambda value: f"{value / 1e6:,.1f}"),
-    ("CPU s", "cpu_seconds", "{:.1f}".format),
-)
-_PUSH: tuple[_Column, ...] = (
     ("MB/s a node", "rate", lambda value: f"{value / 1e6:,.1f}"),
     ("of the link", "link_share", "{:.2f}".format),
     ("MB/s all hops", "hop_rate", lambda value: f"{value / 1e6:,.1f}"),
     ("of raw", "of_raw", "{:.2f}".format),
     ("CPU s", "cpu_seconds", "{:.1f}".format),
 )
+
+_LIMITS = ("latency_ms", "calls_per_s", "bytes_per_s")
+"""Labels of the rows of `bench/start_curves.py`."""
 
 
 def is_push(row: Measurement) -> bool:
@@ -35,16 +32,15 @@ def is_push(row: Measurement) -> bool:
 
 def text(record: BenchRecord) -> str:
     """A line for each case and number of nodes: the median, the whole range, and what it cost."""
-    if record.options.get("curves"):
-        return curves_text(record)
-    columns = _PUSH if is_push(record.rows[0]) else _IMPORT
+    columns = [column for column in _COLUMNS if any(column[1] in row.figures for row in record.rows)]
     body = [("case", "nodes", "ranks", "seconds", "range", *(heading for heading, _, _ in columns))]
     for row in record.rows:
         (samples,) = row.samples.values()
         cells = (shown(row.figures[name].value) if name in row.figures else "" for _, name, shown in columns)
         seconds = f"{row.figures['seconds'].value:.2f}"
-        names = tuple(str(row.labels[name]) for name in ("case", "nodes", "ranks"))
-        body.append((*names, seconds, f"{min(samples):.2f}-{max(samples):.2f}", *cells))
+        case = " ".join((str(row.labels["case"]), *(f"{n}={row.labels[n]:g}" for n in _LIMITS if row.labels.get(n))))
+        names = (str(row.labels["nodes"]), str(row.labels["ranks"]))
+        body.append((case, *names, seconds, f"{min(samples):.2f}-{max(samples):.2f}", *cells))
     return _aligned(body)
 
 
@@ -59,10 +55,6 @@ def _aligned(body: Sequence[tuple[str, ...]]) -> str:
 
 
 def charts(record: BenchRecord, references: References) -> list[tuple[str, str]]:
-    if record.options.get("curves"):
-        return [
-            (chart.title, drawn) for chart in map(partial(curves_chart, record), AXES) if (drawn := line_chart(chart))
-        ]
     bars = [
         Bar(
             name=f"{row.labels['case']}, {counted(row.labels['nodes'], 'node')}",
