@@ -149,7 +149,7 @@ def _load(candidate: Found, manifest: Manifest, parts: Parts, peers: Peers) -> L
             raise failed
     wanted = loadable(target, stored)
     own = rank_key(peers.rank) if rank_key(peers.rank) in stored else rank_key(0)
-    wanted[own] = _empty_bytes(stored[own], candidate.path, own=reader.fs.all_own)
+    wanted[own] = _empty_bytes(stored[own], candidate.path, own=reader.files.all_own)
     try:
         dcp.load(
             wanted,

@@ -28,6 +28,54 @@ _MAX_INDEX = 2 << 30
 Agree = Callable[[list[str], WindlassError | None], None]
 
 
+class SnapshotFiles:
+    """The files of one snapshot, and how far their content is believed."""
+
+    def __init__(self, snapshot: Path) -> None:
+        self.snapshot = snapshot
+        self.all_own = True
+        """Whether every file that was opened so far could only have been written by us."""
+
+    @contextlib.contextmanager
+    def open(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
+        target = Path(path)
+        if mode != "rb" or target.parent != self.snapshot:
+            raise CorruptError(f"{self.snapshot}: its index leads out of the snapshot, to {target}")
+        try:
+            stream = open_plain(target)
+        except UnreadableError as error:
+            raise CorruptError(str(error)) from None
+        with stream:
+            if not is_own(os.fstat(stream.fileno())):
+                self.all_own = False  # never set back: several threads open files
+            yield stream
+
+    def read_index(self) -> Any:
+        """torch's list of what lies where."""
+        with self.open(self.snapshot / INDEX, "rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if size > _MAX_INDEX:
+                raise CorruptError(f"{self.snapshot}: its index has {size} bytes, more than {_MAX_INDEX}")
+            return self.unpickle(stream.read(size))
+
+    def unpickle(self, data: bytes) -> Any:
+        if self.all_own:
+            return pickle.loads(data)
+        try:
+            return load_plain(data)
+        except ForeignCodeError as error:
+            raise foreign(self.snapshot, error.message) from None
+
+    def unpickle_file(self, stream: Any) -> Any:
+        """A value that `torch.save` wrote."""
+        import torch
+
+        try:
+            return torch.load(stream, weights_only=not self.all_own)
+        except pickle.UnpicklingError:
+            raise foreign(self.snapshot, "it holds more than tensors and plain values") from None
+
+
 def make_reader(snapshot: Path, entries: Sequence[FileEntry], agree: Agree) -> Any:
     """torch's reader of one snapshot. `unpickle(bytes)` on it reads a value that came out of these files.
 
@@ -35,46 +83,30 @@ def make_reader(snapshot: Path, entries: Sequence[FileEntry], agree: Agree) -> A
     files or went wrong here, and raises on every rank where something did. Before it no value is unpickled.
     """
     from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader
+    from torch.distributed.checkpoint.metadata import StorageMeta
+
+    files = SnapshotFiles(snapshot)
 
     class OwnFileSystem(FileSystem):  # type: ignore[misc]
-        all_own = True
-        """Whether every file that was opened so far could only have been written by us."""
-
-        @contextlib.contextmanager
-        def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
-            target = Path(path)
-            if mode != "rb" or target.parent != snapshot:
-                raise CorruptError(f"{snapshot}: its index leads out of the snapshot, to {target}")
-            try:
-                stream = open_plain(target)
-            except UnreadableError as error:
-                raise CorruptError(str(error)) from None
-            with stream:
-                if not is_own(os.fstat(stream.fileno())):
-                    self.all_own = False  # never set back: several threads open files
-                yield stream
+        def create_stream(self, path: str | os.PathLike[str], mode: str) -> Any:
+            return files.open(path, mode)
 
     class Reader(FileSystemReader):  # type: ignore[misc]
+        unpickle = staticmethod(files.unpickle)
+        unpickle_file = staticmethod(files.unpickle_file)
+
         def __init__(self) -> None:
             super().__init__(snapshot)
             self.fs = OwnFileSystem()
+            self.files = files
             self._dtypes: dict[str, Any] = {}
 
         def read_metadata(self, *_: Any, **__: Any) -> Any:
-            from torch.distributed.checkpoint.metadata import StorageMeta
-
-            with self.fs.create_stream(snapshot / INDEX, "rb") as stream:
-                size = os.fstat(stream.fileno()).st_size
-                if size > _MAX_INDEX:
-                    raise CorruptError(f"{snapshot}: its index has {size} bytes, more than {_MAX_INDEX}")
-                metadata = self.unpickle(stream.read(size))
+            metadata = files.read_index()
             if getattr(metadata, "storage_meta", None) is None and hasattr(metadata, "storage_meta"):
                 metadata.storage_meta = StorageMeta()
-            self._dtypes = {
-                name: meta.properties.dtype
-                for name, meta in metadata.state_dict_metadata.items()
-                if hasattr(meta, "properties")
-            }
+            found = metadata.state_dict_metadata.items()
+            self._dtypes = {name: meta.properties.dtype for name, meta in found if hasattr(meta, "properties")}
             if hasattr(self, "load_id") and getattr(metadata, "storage_meta", None) is not None:
                 metadata.storage_meta.load_id = self.load_id
             return metadata
@@ -93,23 +125,6 @@ def make_reader(snapshot: Path, entries: Sequence[FileEntry], agree: Agree) -> A
             done: Any = Future()
             done.set_result(None)
             return done
-
-        def unpickle(self, data: bytes) -> Any:
-            if self.fs.all_own:
-                return pickle.loads(data)
-            try:
-                return load_plain(data)
-            except ForeignCodeError as error:
-                raise foreign(snapshot, error.message) from None
-
-        def unpickle_file(self, stream: Any) -> Any:
-            """A value that `torch.save` wrote."""
-            import torch
-
-            try:
-                return torch.load(stream, weights_only=not self.fs.all_own)
-            except pickle.UnpicklingError:
-                raise foreign(snapshot, "it holds more than tensors and plain values") from None
 
     return Reader()
 

@@ -195,4 +195,4 @@ def test_a_foreign_file_stays_foreign_while_other_threads_open_our_own(
     monkeypatch.setattr("windlass.runtime.reader.is_own", judged)
     with reader.fs.create_stream(ours, "rb"):
         pass
-    assert opened and not reader.fs.all_own
+    assert opened and not reader.files.all_own
