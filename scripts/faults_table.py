@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Puts the table of faults into docs/explanation/supervision.md, from what a test run wrote down.
+"""Put the table of faults into docs/explanation/supervision.md, from the record of a test run.
 
 WINDLASS_FAULTS=results/supervise/faults.jsonl pytest tests/cluster/test_supervise*.py
 scripts/faults_table.py results/supervise/faults.jsonl
@@ -17,7 +17,7 @@ BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
 
 
 def rows(file: Path) -> list[dict[str, Any]]:
-    """The last line of each fault, in the order in which they first appeared."""
+    """Return the last line of each fault, in the order of first appearance."""
     found: dict[str, dict[str, Any]] = {}
     for line in file.read_text().splitlines():
         row = json.loads(line)
@@ -26,10 +26,10 @@ def rows(file: Path) -> list[dict[str, Any]]:
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    lines = ["| fault | named as | then | again | losses |", "|---|---|---|---|---|"]
+    lines = ["| fault | named as | then | repeated | losses |", "|---|---|---|---|---|"]
     for row in found:
-        named = "; ".join(row["causes"]) or "(nothing to report)"
-        then = "; ".join(row["actions"]) or "the run goes on"
+        named = ", then ".join(row["causes"]) or "(nothing to report)"
+        then = ", then ".join(row["actions"]) or "the run continues"
         limit = f" (at most {row['allowed_steps']})" if row["allowed_steps"] is not None else ""
         cells = (row["fault"], named, then, f"{row['repeated_steps']} steps{limit}", row["losses"])
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")

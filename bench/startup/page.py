@@ -69,7 +69,7 @@ def _cold_lines(costs: StageCosts) -> list[str]:
     """Where a cold start's seconds go, with every assumption in the middle of its range."""
     middle = Draw(**{name: getattr(Machine(), name).middle for name in Draw.__slots__})
     lines = [
-        "A cold start without a trace by what takes its seconds, every assumption in the middle of its range:",
+        "Parts of a cold start without a trace in seconds, with every assumption in the middle of its range:",
         "",
         "| nodes | depth | import | shared file system | misses on the reader | levels of the tree | together |",
         "|---|---|---|---|---|---|---|",
@@ -84,11 +84,11 @@ def _cold_lines(costs: StageCosts) -> list[str]:
 def _stage_lines(costs: StageCosts) -> list[str]:
     rows = [
         ("one rank's import, every byte in memory", f"{costs.native_s:.2f} s"),
-        ("misses that somebody waits for, of one node", f"{costs.misses:,.0f}"),
+        ("misses of one node that a reader waits for", f"{costs.misses:,.0f}"),
         *((f"one miss: {name}", f"{1000 * seconds:.3f} ms") for name, seconds in costs.parts_s),
         ("one miss: all of that", f"{1000 * costs.miss_s:.3f} ms"),
         ("one miss, for each level of the tree more", f"{1000 * costs.level_s:.3f} ms"),
-        ("calls of the one reader; for each object", f"{costs.calls:,.0f}; {costs.calls_per_object:.1f}"),
+        ("calls of the one reader, for each object", f"{costs.calls:,.0f}, {costs.calls_per_object:.1f}"),
         ("bytes pushed with a trace", f"{costs.bytes / 1e6:,.0f} MB"),
         (
             "processor seconds of the push: one node alone, the reader with children, another node",
@@ -96,13 +96,13 @@ def _stage_lines(costs: StageCosts) -> list[str]:
         ),
         ("rate of one hop of the push, by that", f"{costs.hop_bytes_per_s / 1e9:.2f} GB/s"),
     ]
-    what = "What was measured; stages of a miss that overlap are told as shares of the wait:"
+    what = "Measured stages of a miss. Overlapping stages are shares of the wait:"
     return [what, "", "| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
 
 
 def _replay_lines(costs: StageCosts) -> list[str]:
     lines = [
-        "The model held against the record that it is made from (its sizes, one rank a node, its shared file system):",
+        "The model compared with its own record (its sizes, one rank a node, its shared file system):",
         "",
         "| | nodes | measured | simulated |",
         "|---|---|---|---|",
