@@ -50,7 +50,7 @@ def site_text(site: Site) -> str:
         ("storage", _storage(site)),
         ("Python environments", _python(site)),
         ("peak rates of one device", [_peak(p) + _layer(site, f"peaks.{p.precision}") for p in file.peaks]),
-        ("measured by others", [_reference(reference) for reference in file.references]),
+        ("measured by others", [_reference(reference, site) for reference in file.references]),
         ("notes", _flat(_note(n, _layer(site, f"notes.{n.topic}")) for n in file.notes)),
         ("node", _node(site)),
         ("sources", [_source(key, spec) for key, spec in file.sources.items()]),
@@ -139,11 +139,12 @@ def _peak(peak: PeakSpec) -> str:
     return f"{peak.precision:<6}{peak.tflops:g} TFLOP/s" + (f"  ({peak.note})" if peak.note else "")
 
 
-def _reference(reference: ReferenceSpec) -> str:
+def _reference(reference: ReferenceSpec, site: Site) -> str:
     nodes = f" on {counted(reference.nodes, 'node')}" if reference.nodes else ""
     ranks = f" x {counted(reference.ranks_per_node, 'rank')}" if reference.nodes and reference.ranks_per_node else ""
     note = f"  ({reference.note})" if reference.note else ""
-    return f"{reference.what}{nodes}{ranks}: {reference.value:g} {reference.unit}{note}"
+    layer = _layer(site, f"references.{reference.what} {reference.nodes}x{reference.ranks_per_node}")
+    return f"{reference.what}{nodes}{ranks}: {reference.value:g} {reference.unit}{note}{layer}"
 
 
 def _devices(devices: DeviceSpec) -> str:

@@ -43,6 +43,7 @@ from windlass.run.interpreter import (
     check_python,
     environment_place,
     find_python,
+    is_here,
 )
 from windlass.run.remote import probe_node
 from windlass.run.rendezvous import is_this_host
@@ -135,7 +136,7 @@ def _is_elsewhere(site: Site, settings: Settings, environ: Mapping[str, str]) ->
 def _own_paths(request: Request, python: str, site: Site) -> Finding:
     """The paths of this machine that a plan for another one holds."""
     named = (python, request.cwd, request.activate, *request.cache, request.container)
-    paths = [path for path in dict.fromkeys(named) if path and path.startswith("/") and Path(path).exists()]
+    paths = [path for path in dict.fromkeys(named) if path and path.startswith("/") and is_here(path)]
     text = f"{' and '.join(paths)} are of this machine; the plan is for {site.name}"
     hint = "plan on a login node there, or say --python and --activate as they are there"
     return Finding(OWN_PATHS, "note", text, hint, facts={"paths": paths})
@@ -264,13 +265,13 @@ def _check_paths(request: Request, site: Site, environ: Mapping[str, str], *, he
         check_activate(request, node_local)
         return []
     node_local = node_local_folders(site, environ)
-    if request.activate and Path(request.activate).exists():
+    if request.activate and is_here(request.activate):
         check_activate(request, node_local)
     named = [("--activate", request.activate or ""), *(("--cache", path) for path in request.cache)]
     return [
         Finding("path-missing", "warning", f"{flag} {path} does not exist here", "it has to be on the nodes")
         for flag, path in named
-        if path and not Path(path).exists() and not any(is_below(path, folder) for folder in node_local)
+        if path and not is_here(path) and not any(is_below(path, folder) for folder in node_local)
     ]
 
 
@@ -415,7 +416,7 @@ def restrict_devices(topology: Topology, environ: Mapping[str, str]) -> Topology
 def cache_roots(request: Request) -> tuple[tuple[str, str], ...]:
     """The roots of --cache with links followed. A root that is not there is a `UsageError`."""
     for path in request.cache:
-        if not Path(path).exists():
+        if not is_here(path):
             raise UsageError(f"--cache {path} does not exist", hint="give a folder that every node can read")
     return tuple((path, str(Path(path).resolve())) for path in request.cache)
 

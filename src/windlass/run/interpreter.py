@@ -38,8 +38,13 @@ def check_python(request: Request, node_local: tuple[str, ...] = ()) -> None:
     if path is not None and any(is_below(path, folder) for folder in node_local):
         return
     if path is not None and "/" in path and not os.access(path, os.X_OK):
-        what = "cannot be executed" if Path(path).exists() else "does not exist"
+        what = "cannot be executed" if is_here(path) else "does not exist"
         raise UsageError(f"--python {path} {what}", hint="give the path of an interpreter, as in .venv/bin/python")
+
+
+def is_here(path: str | Path) -> bool:
+    """Whether a path exists, as far as this user may look."""
+    return os.access(path, os.F_OK)
 
 
 def activate_kind(request: Request) -> str | None:
@@ -47,9 +52,9 @@ def activate_kind(request: Request) -> str | None:
     if request.activate is None:
         return None
     folder = Path(request.activate)
-    if (folder / "conda-meta").exists():
+    if is_here(folder / "conda-meta"):
         return "conda"
-    return "venv" if (folder / "bin" / "activate").exists() else "unseen"
+    return "venv" if is_here(folder / "bin" / "activate") else "unseen"
 
 
 def check_activate(request: Request, node_local: tuple[str, ...] = ()) -> None:
@@ -57,7 +62,7 @@ def check_activate(request: Request, node_local: tuple[str, ...] = ()) -> None:
     path = request.activate
     if path is None or activate_kind(request) != "unseen" or any(is_below(path, folder) for folder in node_local):
         return
-    what = "neither a virtual environment nor a conda environment" if Path(path).exists() else "does not exist here"
+    what = "neither a virtual environment nor a conda environment" if is_here(path) else "does not exist here"
     raise UsageError(f"--activate {path}: {what}", hint="give the folder that has bin/python in it")
 
 
@@ -73,10 +78,10 @@ def find_python(request: Request, site: Site, environ: Mapping[str, str]) -> tup
     for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         prefix = environ.get(variable)
         candidate = Path(prefix or "/nonexistent") / "bin" / "python"
-        if candidate.exists() and not _same(prefix, own):
+        if is_here(candidate) and not _same(prefix, own):
             return str(candidate), f"of the active environment ({variable})"
     for root in (root for root in request.cache if root != AUTO):
-        if (Path(root) / "pyvenv.cfg").exists() or (Path(root) / "conda-meta").exists():
+        if is_here(Path(root) / "pyvenv.cfg") or is_here(Path(root) / "conda-meta"):
             return str(Path(root) / "bin" / "python"), "of the environment that --cache names"
     missing = missing_imports(request) if own else ()
     has = ", which has what the script imports" if own and script_imports(request) is not None else ""

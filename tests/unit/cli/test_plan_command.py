@@ -128,6 +128,15 @@ def test_picture_writes_the_map_of_a_node_and_says_what_is_missing(tmp_path: Pat
     assert "cannot be written" in nowhere.text
 
 
+def test_a_path_that_cannot_be_looked_at_is_not_here(tmp_path: Path) -> None:
+    script(tmp_path)
+    odd = "/" + "x" * 300  # longer than a name may be: refused as a folder is that the user may not enter
+    named = ("--activate", f"{odd}/env", "--cache", odd, "--container", f"{odd}/a.sif")
+    ended = in_process("plan", "--site", "frontier", *named, "place.py", cwd=tmp_path)
+    assert ended.code == 0, ended.text
+    assert f"path-missing: --cache {odd} does not exist here" in ended.stdout
+
+
 def test_what_is_named_for_another_machine_need_not_be_here(tmp_path: Path) -> None:
     script(tmp_path)
     named = ("--activate", "/lustre/no-such/env", "--cache", "/lustre/no-such/data")

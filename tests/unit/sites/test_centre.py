@@ -12,6 +12,7 @@ import pytest
 from looping import each
 from windlass.base.settings import Settings, read_settings
 from windlass.cli.main import main
+from windlass.cli.sites import site_text
 from windlass.errors import ConfigError, UsageError
 from windlass.model.request import Request
 from windlass.model.site import Site
@@ -129,6 +130,21 @@ def test_sites_show_names_the_layer_of_each_value(
     assert main(["nodes", "list"]) == 0
     assert "ECC errors, ticket 4711 [centre]" in capsys.readouterr().out
     assert main(["nodes", "forgive", "frontier00001"]) == 2
+
+
+@each("name", ["frontier", "aurora", "hpe-gh200", "generic-slurm"])
+def test_every_value_that_sites_show_prints_has_its_layer(name: str) -> None:
+    """Two sections are no values of the site: the map of a node and the sources themselves."""
+    section, bare = "", []
+    lines = site_text(load_site(name)).splitlines()
+    for line, after in zip(lines, [*lines[1:], ""], strict=True):
+        section = line if line and not line.startswith(" ") else section
+        value = line.startswith("  ") and not line.startswith("   ") and section not in {"node", "sources", lines[0]}
+        told = f"{line} {after}" if after.startswith("     ") else line
+        told += lines[lines.index(line) + 2] if section == "binding presets" and value else ""
+        if value and "  [" not in told and not line.startswith("  all steps"):
+            bare.append(line)
+    assert bare == []
 
 
 @each(
