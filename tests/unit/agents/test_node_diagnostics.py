@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from looping import each
 from waiting import wait_until
 from windlass.node.agent import diagnostics
 from windlass.node.agent.heartbeat import ALIVE, WatchService, read_beats, sweep, work_done, written_bytes
@@ -45,11 +48,35 @@ load()
     with subprocess.Popen([sys.executable, "-c", code, beat], stdout=subprocess.PIPE, text=True) as child:
         try:
             assert child.stdout is not None and child.stdout.readline() == "up\n"
-            assert "line 6 in load" in diagnostics.written_stack(*diagnostics.ask_for_stack(child.pid, beat))
+            assert " in load\n" in diagnostics.written_stack(*diagnostics.ask_for_stack(child.pid, beat))
             assert diagnostics.ask_for_stack(child.pid, "") == ("", 0), "a rank without a heartbeat is left alone"
         finally:
             child.kill()
         assert child.stdout.read() == ""
+
+
+@each(("greeting", "kept"), [(b"SERVER PROTOCOL 2\n", "rank 3 does not respond\n"), (b"220 mail\n", "")])
+def test_the_report_of_ncclras_is_kept_and_other_services_are_left_alone(greeting: bytes, kept: str) -> None:
+    """A stand-in that speaks the text protocol of NCCL's own client."""
+    heard = []
+
+    def serve() -> None:
+        connection, _ = listening.accept()
+        with connection, connection.makefile("rwb") as stream:
+            for reply in (greeting, b"OK\n", b"rank 3 does not respond\n"):
+                heard.append(stream.readline())
+                if heard[-1]:
+                    stream.write(reply)
+                    stream.flush()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert diagnostics.nccl_ras(f"127.0.0.1:{listening.getsockname()[1]}") == kept
+        thread.join(30)
+    asked = [b"CLIENT PROTOCOL 2\n", b"TIMEOUT 3\n", b"VERBOSE STATUS\n"]
+    assert heard == (asked if kept else [asked[0], b"", b""])
+    assert diagnostics.nccl_ras("127.0.0.1:nonsense") == ""
 
 
 def test_beats_are_read_and_torn_ones_passed_over(tmp_path: Path) -> None:

@@ -155,6 +155,14 @@ def test_a_log_without_anything_wrong_says_so() -> None:
     assert report.verdict == "nothing here says that anything is wrong" and report.lines == 3
 
 
+@each("line", ["step {} loss: nan", "{{'loss': nan, 'epoch': {}}}", "Epoch {}: train_loss=nan", "iter {}: loss nan"])
+def test_a_loss_that_is_printed_as_no_number_to_the_end_is_a_cause(line: str) -> None:
+    report = _read("step 1 loss: 2.5", *(line.format(number) for number in range(9)))
+    assert report.verdict.startswith("loss-not-finite"), report
+    once = _read(line.format(1), *(f"step {number} loss: 2.5 nano loss: info" for number in range(60)))
+    assert once.verdict == "nothing here says that anything is wrong", "scaled losses overflow once and recover"
+
+
 def test_what_the_machine_did_says_more_than_the_error_of_the_script() -> None:
     trace = ["Traceback (most recent call last):", '  File "a.py", line 1', "ValueError: nan"]
     report = _read(*trace, SAMPLES["out of memory (the kernel's)"])

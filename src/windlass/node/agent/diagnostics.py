@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import subprocess
 import time
 from typing import Any
@@ -28,6 +29,7 @@ _KERNEL = re.compile(
 _STACK_S, _WRITTEN_S, _RECORD_S = 10.0, 3.0, 6.0
 """The first flight record of a process takes seconds: torch looks up the lines of its stacks."""
 _MAX_LINES = 40
+_RAS_S, _MAX_RAS = 6.0, 256
 
 
 def main(settings: dict[str, Any]) -> int:
@@ -54,7 +56,7 @@ def stacks(out: MessageWriter, run_dir: str, node: str) -> None:
     os.makedirs(folder, mode=0o700, exist_ok=True)
     found = {rank: rank_process(pid) for rank, pid in seats(run_dir, node)}
     seen = {pid: (state_of(pid), describe(pid)) for pid in found.values() if pid}  # before the signals wake them
-    beats = {pid: beat_of(pid) for pid, (state, _) in seen.items() if state not in "TtZX"}
+    beats = {pid: variable(pid, "WINDLASS_HEARTBEAT") for pid, (state, _) in seen.items() if state not in "TtZX"}
     asked = {pid: ask_for_stack(pid, beat) for pid, beat in beats.items()}
     recording = [pid for pid, beat in beats.items() if ask_for_record(beat)]
     records = [os.path.join(run_dir, "flight", "rank_%d" % rank) for rank, pid in found.items() if pid in recording]
@@ -70,6 +72,10 @@ def stacks(out: MessageWriter, run_dir: str, node: str) -> None:
         with open(os.path.join(folder, "stack-rank-%d.txt" % rank), "w", encoding="utf-8") as file:
             file.write("rank %d on %s, process %d\n%s" % (rank, host_name(), pid, text))
         out.send(rank=rank, state=state, pid=pid)
+    ras = nccl_ras(variable(next(iter(beats)), "NCCL_RAS_ADDR")) if beats else ""
+    if ras:
+        with open(os.path.join(folder, "nccl-ras-node-%s.txt" % node), "w", encoding="utf-8") as file:
+            file.write(ras)
     while time.monotonic() < until and not all(os.path.exists(path) for path in records):
         time.sleep(0.1)
 
@@ -139,10 +145,31 @@ def command_text(pid: int) -> str:
     return "command: %s%s" % (" ".join(shown)[:300], " (and %d more words)" % more if more else "")
 
 
-def beat_of(pid: int) -> str:
-    """The file in which the rank shows signs of life; empty for none."""
+def variable(pid: int, name: str) -> str:
+    """A variable with which the process was started; empty for none."""
     environ = text_of("/proc/%d/environ" % pid).split("\0")
-    return next((entry.partition("=")[2] for entry in environ if entry.startswith("WINDLASS_HEARTBEAT=")), "")
+    return next((entry.partition("=")[2] for entry in environ if entry.startswith(name + "=")), "")
+
+
+def nccl_ras(address: str) -> str:
+    """What the RAS service of NCCL (2.24 and newer) reports of the whole job; empty where none answers in time. It may
+    report a healthy job during a hang, so it is kept for people, and no verdict rests on it."""
+    host, _, port = (address or "localhost:28028").rpartition(":")
+    pieces: list[bytes] = []
+    until = time.monotonic() + _RAS_S
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), 1.0) as service:
+            service.settimeout(_RAS_S)
+            for request, reply in ((b"CLIENT PROTOCOL 2", b"SERVER PROTOCOL "), (b"TIMEOUT 3", b"OK")):
+                service.sendall(request + b"\n")
+                if not service.recv(1024).upper().startswith(reply):
+                    return ""
+            service.sendall(b"VERBOSE STATUS\n")
+            while len(pieces) < _MAX_RAS and time.monotonic() < until and (piece := service.recv(1 << 16)):
+                pieces.append(piece)
+    except (OSError, ValueError):
+        pass
+    return b"".join(pieces).decode("utf-8", "replace")
 
 
 def ask_for_stack(pid: int, beat: str) -> tuple[str, int]:
