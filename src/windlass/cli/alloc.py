@@ -7,8 +7,8 @@ import argparse
 from windlass.base.notation.shell import quote_words
 from windlass.base.settings import current_environ
 from windlass.cli.option_groups import JOB, add_request_options
-from windlass.cli.options import parse_allocation_options, request_from, warn
-from windlass.cli.show import Result
+from windlass.cli.options import parse_allocation_options, request_from
+from windlass.cli.show import Result, say
 from windlass.run.submit import enter_allocation, plan_allocation
 
 _PLACE = ("--site", "--nodes", "--scheduler")
@@ -32,7 +32,7 @@ def main(args: argparse.Namespace) -> Result:
     allocation = plan_allocation(request_from(args, environ), environ, inside)
     for remark in allocation.plan.remarks:
         if remark.severity == "warning":
-            warn(f"windlass: warning: {remark.line()}")
+            say(f"windlass: warning: {remark.line()}")
     if not args.dry_run:
         enter_allocation(allocation, environ)
     data = {"argv": allocation.argv, "arguments": allocation.arguments}

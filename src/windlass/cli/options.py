@@ -62,7 +62,7 @@ def parse_with_command(
         if option in refused:
             line = quote_words((*parser.prog.split(), *options, option, *(word for word in command if word != option)))
             raise UsageError(f"{option} is among the arguments of {command[0]}", hint=f"write {line}")
-        warn(f"windlass: {option} stands after the script and goes to it; for windlass, put it before {command[0]}")
+        say(f"windlass: {option} stands after the script and goes to it; for windlass, put it before {command[0]}")
     return args
 
 
@@ -169,9 +169,9 @@ def request_from(args: argparse.Namespace, environ: Mapping[str, str]) -> Reques
             for path in args.cache
         ),
         **_cache_options(args.cache_set),
-        restarts=None if args.restarts is None else _at_least_zero(args.restarts, "--restarts"),
-        spares=_at_least_zero(args.spares, "--spares"),
-        hang_after_s=_hang_after(args.hang_after),
+        restarts=args.restarts,
+        spares=args.spares,
+        hang_after_s=args.hang_after,
     )
 
 
@@ -188,6 +188,12 @@ def _refuse_impossible(args: argparse.Namespace) -> None:
         raise UsageError(f"--grace {args.grace}", hint="give seconds, 0 or more")
     if args.threads is not None and args.threads < 1:
         raise UsageError(f"--threads {args.threads}", hint="give 1 or more")
+    for name in ("restarts", "spares"):
+        if (getattr(args, name) or 0) < 0:
+            raise UsageError(f"--{name} {getattr(args, name)}", hint="give 0 or more")
+    if args.hang_after is not None and not 1 <= args.hang_after < float("inf"):
+        hint = "give seconds, 1 or more: longer than any step of yours"
+        raise UsageError(f"--hang-after {args.hang_after:g}", hint=hint)
     for name in ("bind", "runtime", "container_arg", "host_libs"):
         if getattr(args, name) and not args.container:
             raise UsageError(f"--{name.replace('_', '-')} without --container", hint="add --container IMAGE")
@@ -220,18 +226,6 @@ def _host_libs(text: str | None) -> str | None:
     if not folders:
         raise UsageError("--host-libs: no folder", hint="give the folder that has libfabric.so.1, or none")
     return ":".join(folders)
-
-
-def _at_least_zero(number: int, flag: str) -> int:
-    if number < 0:
-        raise UsageError(f"{flag} {number}", hint="give 0 or more")
-    return number
-
-
-def _hang_after(seconds: float | None) -> float | None:
-    if seconds is not None and not 1 <= seconds < float("inf"):
-        raise UsageError(f"--hang-after {seconds:g}", hint="give seconds, 1 or more: longer than any step of yours")
-    return seconds
 
 
 def _working_folder() -> str:
@@ -274,7 +268,7 @@ def _check_command(
         raise UsageError(f"{first} is a folder", hint="give a script, -m MODULE, or -- COMMAND")
     if first.endswith((".py", ".pyz")) or path.is_dir():
         if not path.exists() and getattr(args, "script_may_be_missing", False):
-            warn(f"windlass: script {first} does not exist here; the plan shows what would be around it")
+            say(f"windlass: script {first} does not exist here; the plan shows what would be around it")
         elif not path.exists():
             raise UsageError(f"script {first} does not exist", hint=f"looked in {Path.cwd()}")
         return kind
@@ -401,8 +395,3 @@ def _ranks(text: str | None) -> str | None:
     if text is None or text == "all":
         return text
     return ",".join(map(str, dict.fromkeys(parse_ranks(text, "--comm-log"))))
-
-
-def warn(text: str) -> None:
-    """A remark to the person at the terminal, outside of the result."""
-    say(text)

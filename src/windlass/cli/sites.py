@@ -14,8 +14,8 @@ from windlass.cli.show import Result
 from windlass.errors import WindlassError
 from windlass.model.condition import ALWAYS, When
 from windlass.model.finding import Finding
-from windlass.model.origin import ArgumentSpec, Origin
-from windlass.model.site import ModuleSpec, NoteSpec, QueueSpec, Site, SourceSpec
+from windlass.model.origin import ArgumentSpec, Origin, SourceSpec
+from windlass.model.site import ModuleSpec, NoteSpec, QueueSpec, Site
 from windlass.model.topology import DeviceSpec, FabricSpec, PeakSpec, ReferenceSpec
 from windlass.plan.site_check import site_misfits
 from windlass.run.adopt import adopt_site

@@ -14,8 +14,8 @@ from windlass.base.notation.counts import counted, size_text
 from windlass.base.notation.style import width_of
 from windlass.base.settings import current_environ
 from windlass.cli.option_groups import PLACE, add_request_options
-from windlass.cli.options import request_from, warn
-from windlass.cli.show import Result
+from windlass.cli.options import request_from
+from windlass.cli.show import Result, say
 from windlass.plan.show import plan_text
 from windlass.run.progress import Progress
 from windlass.run.stage.push import Staging, plan_staging, stage
@@ -56,7 +56,7 @@ def main(args: argparse.Namespace) -> Result:
         rate = done.bytes_per_node / max(done.seconds, 1e-3)
         text += f" ({size_text(done.bytes_per_node)} a node, {size_text(rate)}/s)"
     for warning in done.warnings:
-        warn(f"windlass: warning: {warning}, what was staged there included")
+        say(f"windlass: warning: {warning}, what was staged there included")
     if done.mounted:
         text += f"\nmounted until: windlass cache stop {done.folder.path}"
     data = {"to": args.to, "nodes": done.plan.nodes, "seconds": round(done.seconds, 3)}

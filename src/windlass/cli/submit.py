@@ -8,8 +8,8 @@ from windlass.backends.schedulers import get_scheduler
 from windlass.base.notation.shell import quote_words
 from windlass.base.settings import current_environ
 from windlass.cli.option_groups import add_request_options
-from windlass.cli.options import parse_with_command, request_from, warn
-from windlass.cli.show import Result
+from windlass.cli.options import parse_with_command, request_from
+from windlass.cli.show import Result, say
 from windlass.model.plan import Plan
 from windlass.run.submit import prepare_submission, print_submission, submit, why_never_starts
 
@@ -39,10 +39,10 @@ def main(args: argparse.Namespace) -> Result:
     _warn(plan)
     submitted = submit(prepared, environ)
     job_id = submitted.job_id
-    warn(f"windlass: {plan.name} is job {job_id} of {plan.scheduler}; run folder {folder.path}")
+    say(f"windlass: {plan.name} is job {job_id} of {plan.scheduler}; run folder {folder.path}")
     if why := why_never_starts(submitted, environ):
         cancel = quote_words(get_scheduler(plan.scheduler).cancel_argv(job_id or ""))
-        warn(f"windlass: warning: never-starts: job {job_id} will not start: {why} (cancel it: {cancel})")
+        say(f"windlass: warning: never-starts: job {job_id} will not start: {why} (cancel it: {cancel})")
     return Result(
         text=str(job_id), data={"job_id": job_id, "run_dir": str(folder.path), "script": str(prepared.script)}
     )
@@ -50,4 +50,4 @@ def main(args: argparse.Namespace) -> Result:
 
 def _warn(plan: Plan) -> None:
     for remark in plan.remarks:
-        warn(f"windlass: {remark.severity}: {remark.line()}")
+        say(f"windlass: {remark.severity}: {remark.line()}")

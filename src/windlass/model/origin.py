@@ -85,6 +85,14 @@ def argument_key(words: tuple[str, ...]) -> str:
     return f"{first} {value.split('=', 1)[0]}".strip()
 
 
+class SourceSpec(Table, frozen=True, kw_only=True):
+    """Where facts were read. `checked` is the date of the copy, `grade` how far to trust it."""
+
+    where: str
+    checked: str
+    grade: Grade = "site"
+
+
 class ArgumentSpec(Table, frozen=True, kw_only=True):
     """Words of a batch directive or of the launcher's command line."""
 

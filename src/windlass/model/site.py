@@ -12,16 +12,8 @@ from typing import Literal
 import msgspec
 
 from windlass.model.condition import ALWAYS, Table, When
-from windlass.model.origin import ArgumentSpec, Grade, Origin
+from windlass.model.origin import ArgumentSpec, Origin, SourceSpec
 from windlass.model.topology import DeviceSpec, FabricSpec, NodeSpec, PeakSpec, ReferenceSpec
-
-
-class SourceSpec(Table, frozen=True, kw_only=True):
-    """Where facts were read. `checked` is the date of the copy, `grade` how far to trust it."""
-
-    where: str
-    checked: str
-    grade: Grade = "site"
 
 
 class SettingSpec(Table, frozen=True, kw_only=True):

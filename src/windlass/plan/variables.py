@@ -5,7 +5,7 @@ Which variables a plan has: candidates of all scopes, conditions decided, the us
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 
 import msgspec
@@ -51,34 +51,11 @@ def plan_environment(
         *_offline(site),
     ]
     if shape.nodes * shape.ranks_per_node > 1:
+        one = shape.devices == "one"
         builtin += ranks.framework_settings(
-            context.imports,
-            binding,
-            shape.launcher,
-            one_device=shape.devices == "one",
-            all_devices=shape.all_devices,
+            context.imports, binding, shape.launcher, one_device=one, all_devices=shape.all_devices
         )
-    if shape.scheduler == "none" and shape.nodes == 1:
-        builtin.append(
-            Setting(
-                name="GLOO_SOCKET_IFNAME",
-                value="lo",
-                because="one machine: gloo would otherwise look up the host name, which may not resolve",
-            )
-        )
-    if shape.launcher == "srun" and shape.cpus_per_rank(binding):
-        builtin.append(
-            Setting(
-                name="SRUN_CPUS_PER_TASK",
-                value=str(shape.cpus_per_rank(binding)),
-                because="since Slurm 22.05 an srun inside the job does not inherit --cpus-per-task",
-            )
-        )
-    if shape.vendor == "intel" and shape.device_unit == "tile" and shape.ranks_per_device > 1:
-        share = shape.ranks_per_device
-        parts = ",".join(f"{device}:{share}" for device in shape.all_devices)
-        because = f"splits every tile into {share} parts, one for each of its ranks (--ranks-per-device)"
-        builtin.append(Setting(name="ZEX_NUMBER_OF_CCS", value=parts, because=because))
+    builtin += _of_shape(shape, binding)
     if request.comm_log is not None:
         builtin += _comm_log(shape)
     preset = next((p for p in site.file.binding.presets if p.name == binding.preset), None)
@@ -93,6 +70,21 @@ def plan_environment(
     chosen = with_users_values(made, context.users_environment)
     own = flag_settings(request.env, request.unset, request.env_prepend, request.env_append, fill=request.placeholders)
     return layer(chosen, own)
+
+
+def _of_shape(shape: Shape, binding: Binding) -> Iterator[Setting]:
+    """What follows from the launcher, the nodes and the devices."""
+    if shape.scheduler == "none" and shape.nodes == 1:
+        because = "one machine: gloo would otherwise look up the host name, which may not resolve"
+        yield Setting(name="GLOO_SOCKET_IFNAME", value="lo", because=because)
+    if shape.launcher == "srun" and (cpus := shape.cpus_per_rank(binding)):
+        because = "since Slurm 22.05 an srun inside the job does not inherit --cpus-per-task"
+        yield Setting(name="SRUN_CPUS_PER_TASK", value=str(cpus), because=because)
+    if shape.vendor == "intel" and shape.device_unit == "tile" and shape.ranks_per_device > 1:
+        share = shape.ranks_per_device
+        parts = ",".join(f"{device}:{share}" for device in shape.all_devices)
+        because = f"splits every tile into {share} parts, one for each of its ranks (--ranks-per-device)"
+        yield Setting(name="ZEX_NUMBER_OF_CCS", value=parts, because=because)
 
 
 def _visibility(site: Site, shape: Shape, binding: Binding, topology: Topology) -> tuple[Setting, ...]:

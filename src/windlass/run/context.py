@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
 import msgspec
 
-from windlass.backends.launchers import mpiexec_kind
 from windlass.backends.schedulers import get_scheduler, scheduler_of_job
 from windlass.base.centre import ForbiddenOption
 from windlass.base.procs.command import run_command, which
 from windlass.base.settings import Settings, job_keys
 from windlass.errors import UsageError, WindlassError, os_errors
 from windlass.model.finding import Finding
-from windlass.model.request import Allocation, PartitionOffer, Request
-from windlass.model.site import DetectSpec, QueueSpec, Site
+from windlass.model.request import Allocation, Request
+from windlass.model.site import DetectSpec, Site
 from windlass.model.topology import Topology
 from windlass.node.sys.folders import is_foreign
 from windlass.node.sys.reading import read_text
@@ -47,7 +45,13 @@ from windlass.run.interpreter import (
 )
 from windlass.run.remote import probe_node
 from windlass.run.rendezvous import is_this_host
-from windlass.run.scheduler_commands import scheduler_environ
+from windlass.run.scheduler_commands import (
+    SchedulerAnswers,
+    ask_scheduler,
+    busy_hosts,
+    scheduler_environ,
+    with_seen_mpi,
+)
 from windlass.run.script import read_script
 from windlass.sites.catalog import load_site, site_of_file
 from windlass.sites.detect import Detection, catalog_signs, detect_site
@@ -58,8 +62,6 @@ _BUILTIN = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", *VISIBILITY.values(), *cach
 """What a plan sets on every site and a module may have set before."""
 _MODULES_TIMEOUT_S = 20.0
 _ASK_TIMEOUT_S = 15.0
-_CHECK_TIMEOUT_S = 2.0
-"""Of a question whose answer only saves the user a refusal."""
 
 
 def find_allocation(environ: Mapping[str, str], wanted: str | None = None) -> Allocation | None:
@@ -231,30 +233,6 @@ def gather_context(
     )
 
 
-def with_seen_mpi(request: Request, site: Site, environ: Mapping[str, str]) -> tuple[Site, Finding | None]:
-    """The site with the launcher of the mpiexec that is here, where nobody has said which MPI a PBS cluster has."""
-    guessed = site.origin_of("launcher.kind").grade == "derived" and not request.launcher
-    if not guessed or (request.scheduler or site.file.scheduler.kind) != "pbs":
-        return site, None
-    hint = "name it with --launcher openmpi, hydra (MPICH, Intel MPI) or pals (HPE Cray)"
-    folders = f"{request.activate}/bin:" if request.activate else ""
-    path = which("mpiexec", {**environ, "PATH": folders + environ.get("PATH", "")})
-    if path is None:
-        return site, Finding("mpi-unknown", "warning", "which MPI starts the ranks is not known: no mpiexec here", hint)
-    try:
-        done = run_command((path, "--version"), timeout_s=_CHECK_TIMEOUT_S, env=environ, check=False)
-        said = done.stdout + done.stderr
-    except WindlassError as error:
-        said = str(error)
-    kind = mpiexec_kind(str(Path(path).resolve()), said)
-    if kind is None:
-        first = next(iter(said.splitlines()), "nothing")
-        return site, Finding("mpi-unknown", "warning", f"which MPI {path} is of is not known: it says {first!r}", hint)
-    launcher = msgspec.structs.replace(site.file.launcher, kind=kind)
-    site = msgspec.structs.replace(site, file=msgspec.structs.replace(site.file, launcher=launcher))
-    return site, Finding("mpi-seen", "note", f"{path} is the launcher of {kind}: the nodes need the same one")
-
-
 def _check_paths(request: Request, site: Site, environ: Mapping[str, str], *, here: bool, ours: bool) -> list[Finding]:
     """Environments that the request names must be here, unless they lie on the nodes themselves and this is none of
     those (`ours`). For a plan of another machine, a warning for each that is not."""
@@ -288,79 +266,6 @@ def _many_read_it(request: Request, allocation: Allocation | None) -> bool:
     """Whether several nodes will each read the environment for themselves."""
     nodes = request.nodes or (len(allocation.hosts) if allocation else 1)
     return nodes > 1 and request.kind in {"script", "module"} and not request.cache and not request.container
-
-
-def busy_hosts(request: Request, allocation: Allocation, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Nodes of the allocation on which another run is, where the request leaves a choice: a step that shares a node
-    would wait for it. None where the scheduler does not answer."""
-    if request.hosts or not request.nodes or request.nodes >= len(allocation.hosts):
-        return ()
-    scheduler = get_scheduler(allocation.scheduler)
-    argv = scheduler.busy_argv(environ)
-    if argv is None:
-        return ()
-    try:
-        return scheduler.parse_busy(run_command(argv, timeout_s=_ASK_TIMEOUT_S, env=environ).stdout, environ)
-    except WindlassError:
-        return ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SchedulerAnswers:
-    """What the scheduler says of a cluster of which no file tells it."""
-
-    offers: tuple[PartitionOffer, ...] = ()
-    queues: tuple[QueueSpec, ...] = ()
-    accounts: tuple[str, ...] = ()
-    remarks: tuple[Finding, ...] = ()
-    seen_mpi: tuple[Site, Finding | None] | None = None
-    """As `with_seen_mpi` says, where it was asked meanwhile."""
-
-
-def ask_scheduler(site: Site, request: Request, environ: Mapping[str, str]) -> SchedulerAnswers:
-    """Ask the scheduler for nodes, limits and accounts, and mpiexec for its version, all at the same time. A question
-    that is not answered leaves its part empty, and a remark where it matters."""
-    scheduler = get_scheduler(request.scheduler or site.file.scheduler.kind)
-    found = scheduler_environ(scheduler, environ)
-    offers_argv = scheduler.offers_argv()
-    if offers_argv is None:
-        return SchedulerAnswers()
-    user = environ.get("USER") or environ.get("LOGNAME")
-    accounts_argv = scheduler.accounts_argv(user) if user and request.account else None
-
-    def ask(argv: tuple[str, ...] | None, timeout_s: float) -> str | WindlassError | None:
-        """What a command prints, or its failure; None where it is not here."""
-        if argv is None or not which(argv[0], found):
-            return None
-        try:
-            return run_command(argv, timeout_s=timeout_s, env=found).stdout
-        except WindlassError as error:
-            return error
-
-    from concurrent.futures import ThreadPoolExecutor  # here: rarely needed, and not free
-
-    with ThreadPoolExecutor() as pool:
-        mpi = pool.submit(with_seen_mpi, request, site, environ)
-        offers = pool.submit(ask, offers_argv, _ASK_TIMEOUT_S)
-        queues = [pool.submit(ask, argv, _CHECK_TIMEOUT_S) for argv in scheduler.queues_argv()]
-        accounts = pool.submit(ask, accounts_argv, _CHECK_TIMEOUT_S)
-    said, limits, known = offers.result(), [each.result() for each in queues], accounts.result()
-    remarks = []
-    silent = next((each for each in (*limits, known) if isinstance(each, WindlassError)), None)
-    if not isinstance(said, str):
-        why = f"did not answer: {said}" if said else "is not here"
-        text = f"what the nodes have is not known: {offers_argv[0]} {why}"
-        hint = "say --gpus-per-node and --ranks-per-node yourself, or describe the cluster in a site file"
-        remarks.append(Finding("offers-unknown", "warning", text, hint))
-    elif silent:
-        remarks.append(Finding("limits-unknown", "note", f"limits and accounts were not all checked: {silent}"))
-    return SchedulerAnswers(
-        offers=scheduler.parse_offers(said) if isinstance(said, str) else (),
-        queues=scheduler.parse_queues("\n".join(each for each in limits if isinstance(each, str))),
-        accounts=scheduler.parse_accounts(known) if isinstance(known, str) else (),
-        remarks=tuple(remarks),
-        seen_mpi=mpi.result(),
-    )
 
 
 _DOUBTED = frozenset({"unconfirmed", "community", "derived"})

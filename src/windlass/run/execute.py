@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -153,27 +154,7 @@ def execute(
     with guard, listening() as heard:  # to the very end: who loses patience while we clear up would get half of it
         claim_caches(plan, facts, environ)
         _place_libraries(run, facts)
-        try:
-            with adopt_orphans():
-                try:
-                    if sidecar is None or sidecar.start(lambda: bool(heard.stops)):
-                        stopped_by = drive(
-                            job,
-                            heard,
-                            environ,
-                            lambda: kill_step(plan, folder, environ),
-                            sidecar,
-                            _Looks(meeting, watch),
-                        )
-                    else:
-                        stopped_by = heard.stopped_by
-                finally:
-                    job.kill()
-                    if sidecar is not None:
-                        sidecar.stop()
-        finally:
-            job.close()
-            folder.forget_secrets()
+        stopped_by = _run_ranks(run, job, heard, sidecar, _Looks(meeting, watch))
         if last:
             finish_caches(plan, folder, facts, environ, view, in_haste=stopped_by is not None)
     failed = job.failing and stopped_by is None
@@ -190,6 +171,26 @@ def execute(
         ended=time.time(),
         remarks=() if met else (_never_met(plan, facts),),
     )
+
+
+def _run_ranks(
+    run: Run, job: StartedJob, heard: Heard, sidecar: Sidecar | None, looks: _Looks
+) -> signal.Signals | None:
+    """Start the sidecar and the ranks, and end both. Returns the signal that stopped the run, if one did."""
+    try:
+        with adopt_orphans():
+            try:
+                if sidecar is not None and not sidecar.start(lambda: bool(heard.stops)):
+                    return heard.stopped_by
+                kill = partial(kill_step, run.plan, run.folder, run.environ)
+                return drive(job, heard, run.environ, kill, sidecar, looks)
+            finally:
+                job.kill()
+                if sidecar is not None:
+                    sidecar.stop()
+    finally:
+        job.close()
+        run.folder.forget_secrets()
 
 
 def _this_host() -> str:

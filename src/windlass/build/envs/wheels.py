@@ -15,7 +15,7 @@ import msgspec
 from windlass.base.tables import packaged_table
 from windlass.errors import UsageError, nearest
 from windlass.model.condition import Table
-from windlass.model.site import SourceSpec
+from windlass.model.origin import SourceSpec
 from windlass.node.libs.closure import version_key
 
 _TORCH = re.compile(r"(\d+(?:\.\d+)*(?:(?:a|b|rc)\d+)?)?(?:\+([a-z0-9.]+))?\Z")
