@@ -291,17 +291,21 @@ def test_a_terminal_is_asked_once(tmp_path: Path, answer: str, code: int) -> Non
         assert (b"rank 0" in out) == (code == 0)
 
 
-def test_a_command_in_a_job_never_asks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [("runs", "resume", "RUN"), ("run", "--plan", "RUN", "--signed-by", "0" * 64)])
+def test_a_command_in_a_job_never_asks(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """The second one is the line of a batch script, as `--until-done` submits it again."""
     run = cloned(tmp_path, tmp_path / "ran", os.getpid())
     ours, theirs = os.openpty()
-    argv = [sys.executable, "-m", "windlass", "runs", "resume", str(run)]
+    argv = [sys.executable, "-m", "windlass", *(str(run) if word == "RUN" else word for word in words)]
     env = {**environment(tmp_path), "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1"}
     os.write(ours, b"y\n")
-    with subprocess.Popen(argv, cwd=tmp_path, env=env, stdin=theirs, stderr=subprocess.PIPE) as child:
+    with subprocess.Popen(argv, cwd=tmp_path, env=env, stdin=theirs, stdout=theirs, stderr=theirs) as child:
         os.close(theirs)
-        assert b"windlass runs trust" in child.communicate(timeout=60)[1]
+        child.wait(timeout=60)
+    said = os.read(ours, 1 << 16)
     os.close(ours)
-    assert child.returncode == 2 and not (tmp_path / "ran").exists()
+    assert child.returncode == 2 and b"windlass runs trust" in said and b"[y/N]" not in said, said
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_trusted_run_folder_of_an_earlier_version_works_again(tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ def main(args: argparse.Namespace) -> Result:
                 quiet=args.quiet,
             ),
             environ,
+            in_jobs=not args.signed_by,  # a batch script: nobody would answer
         )
     else:
         request = request_from(args, environ)
