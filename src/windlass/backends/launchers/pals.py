@@ -23,7 +23,8 @@ from windlass.model.site import LauncherSpec
 _LABEL = re.compile(r"\A[^\s:]+ (\d{1,9}):(?: (.*))?\Z", re.DOTALL)
 # Two of these may stand on one line, because PALS leaves out the newline after "and dumped core".
 _ENDED = re.compile(
-    r"(?P<host>[A-Za-z0-9][\w.\-]{0,254}): (?:(?P<shepherd>shepherd)|rank (?P<rank>\d{1,9})) "
+    r"(?:(?<![\w.\-])|(?<=dumped core))(?P<host>[A-Za-z0-9][\w.\-]{0,254}): "
+    r"(?:(?P<shepherd>shepherd)|rank (?P<rank>\d{1,9})) "
     r"(?P<said>exited with code (?P<code>\d{1,9})|died from signal (?P<signal>\d{1,9})(?: and dumped core)?)"
 )
 _SIGTERM = 15
