@@ -167,7 +167,6 @@ LIMITS = [
         "ulimits",
         "ulimit -l unlimited",
         "mkdir /sys/class/infiniband; mkdir /sys/class/infiniband/mlx5_0; ulimit -S -l 64",
-        "ulimit -H -l unlimited; ulimit -S -l unlimited",
         beside=RANK_LIMITS,
         vendor="nvidia",
     ),
@@ -514,7 +513,7 @@ SETTINGS = [
         "leave it out",
         node="",
         words=("--", "srun", "python3", "train.py"),
-        mended_words=("--", "python3", "train.py"),
+        mended_words=("--", "{python}", "train.py"),
     ),
     Fault(
         "windlass inside torchrun",
@@ -719,6 +718,20 @@ NODE = [
         beside=("rendezvous",),
     ),
     Fault("ranks hang on one node", "ranks", "node", 'case "$*" in *rank.sh*) sleep 300; exit 1;; esac', "avoid"),
+    Fault(
+        "a rank crashes in its first collective on one node",
+        "ranks",
+        "node",
+        "mkdir /run/m; printf 'import os, torch.distributed as d\\nd.all_reduce = lambda *_, **__: os.abort()\\n' "
+        "> /run/m/crash.py\n"
+        "printf 'import sys, threading, time\\ndef late():\\n'"
+        '\'    while not hasattr(sys.modules.get("torch.distributed"), "all_reduce"): time.sleep(0.01)\\n\''
+        "'    import crash\\nthreading.Thread(target=late, daemon=True).start()\\n' > /run/m/sitecustomize.py\n"
+        "export PYTHONPATH=/run/m:$PYTHONPATH",
+        "avoid",
+        level="",
+        beside=("all-reduce", "same-environment"),
+    ),
     Fault("ranks die on one node", "ranks", "node", 'case "$*" in *rank.sh*) kill -9 $$; exit 137;; esac', "avoid"),
 ]
 

@@ -20,7 +20,8 @@ def node_table() -> str:
     ]
     return "\n".join(
         (
-            f"Named on the right node with the expected advice, and nothing else: {named} of {len(rows)}. "
+            "Named on the right node with the expected advice, and no other finding than its consequences: "
+            f"{named} of {len(rows)}. "
             f"After the advice was followed the check was clean: {applied.count('applied')} of {len(applied)}.",
             "",
             "| fault | finding | named | remedy |",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -74,7 +75,7 @@ def test_faults_are_named_on_their_node_and_their_remedies_work(cluster: Nodes, 
     for fault in GROUPS[group]:
         if fault.prepare:
             subprocess.run(["sh", "-c", fault.prepare], cwd=cluster.site.home, check=True, timeout=60)
-        words = tuple(word.format(home=cluster.site.home) for word in fault.words)
+        words = _filled(cluster, fault.words)
         plants = {fault.node: fault.plant} if fault.node else {}
         found = cluster.doctor(plants, words=words, level=fault.level, vendor=fault.vendor, env=fault.env)
         missed = _named(fault, found)
@@ -88,6 +89,10 @@ def test_faults_are_named_on_their_node_and_their_remedies_work(cluster: Nodes, 
     assert len(bad) <= len(rows) // 20, json.dumps(bad, indent=1)
 
 
+def _filled(cluster: Nodes, words: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(word.format(home=cluster.site.home, python=sys.executable) for word in words)
+
+
 def _mended(cluster: Nodes, fault: Fault, words: tuple[str, ...]) -> str:
     """Do what the advice says: nothing is left to say."""
     if fault.mend == "avoid":
@@ -96,7 +101,7 @@ def _mended(cluster: Nodes, fault: Fault, words: tuple[str, ...]) -> str:
         return ""
     after = cluster.doctor(
         {fault.node: f"{fault.plant}\n{fault.mend}"} if fault.mend else {},
-        words=words if fault.mended_words is None else fault.mended_words,
+        words=words if fault.mended_words is None else _filled(cluster, fault.mended_words),
         level=fault.level,
         vendor=fault.vendor,
         env=fault.env if fault.mended_env is None else fault.mended_env,

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from planning import plan_for
-from windlass.diagnose.doctor import rank_checks
+from windlass.diagnose.doctor import bandwidth, rank_checks
 from windlass.diagnose.doctor.comm_log import parse_comm_log
 from windlass.model.plan import Plan
 from windlass.node.checks import rank as environment
@@ -236,3 +236,30 @@ def test_a_rank_is_blamed_on_the_host_that_it_reports() -> None:
     found = rank_checks.check_ranks(plan, _context("frontier", plan), reports, parse_comm_log([]), "quick", {})
     broken = [f.subject for f in found if f.kind == "torch" and "cannot be imported" in f.evidence]
     assert broken == ["n2"]
+
+
+def test_a_node_whose_ranks_are_silent_gets_the_host_that_is_left() -> None:
+    plan = msgspec.structs.replace(_plan(nodes=3), hosts="n[1-3]")
+    reports = {rank: {"host": "n3" if rank < plan.ranks_per_node else "n1"} for rank in range(2 * plan.ranks_per_node)}
+    assert rank_checks.rank_hosts(plan, reports) == ("n3", "n1", "n2")
+    same_name = {rank: {"host": "n1"} for rank in reports}
+    assert rank_checks.rank_hosts(plan, same_name) == ("n1", "n2", "n3")
+
+
+def test_an_import_that_hangs_is_told_only_where_the_ranks_were_ended_for_their_silence() -> None:
+    plan = _plan()
+    hung = rank_checks.check_torch(plan, {"torch": {"version": "2.9.0"}, "importing": True}, 20.0)
+    assert (hung.severity, hung.evidence) == ("error", "`import torch` has not ended after 20 s")
+    ended = rank_checks.check_torch(plan, {"torch": {"version": "2.9.0", "hip": "6.3"}, "importing": True})
+    assert ended.severity == "ok"
+
+
+def test_an_all_reduce_that_hangs_is_an_error_and_one_that_was_not_tried_is_none() -> None:
+    plan, site = _plan(), load_site("frontier")
+    imported = {rank: {"import_s": 2.0} for rank in range(plan.world_size)}
+    (found,) = bandwidth.check_all_reduce(plan, site, imported, parse_comm_log([]), 20.0)
+    assert (found.severity, found.evidence) == ("error", "has not ended after 20 s")
+    (found,) = bandwidth.check_all_reduce(plan, site, imported, parse_comm_log([]))
+    assert (found.severity, found.evidence) == ("error", "a rank died in it")
+    (found,) = bandwidth.check_all_reduce(plan, site, {**imported, 3: {}}, parse_comm_log([]), 20.0)
+    assert (found.severity, found.evidence) == ("skipped", "not tried: 15 of 16 ranks imported torch")

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
+from node_corpus.table import node_table
 from unit.observe.corpus import ASIDE, FAULTS, Asked, Case, make_case
 from windlass.diagnose.watch.findings import find
 from windlass.diagnose.watch.rules import check
@@ -120,6 +121,7 @@ def _page(developed: list[Judged], aside: list[Judged], healthy: list[Judged]) -
     missed = [one for one in (*developed, *aside) if not one.good]
     lines = [f"- {one.case.fault}, seed {one.case.seed}, {one.asked}: {'; '.join(one.said)}" for one in missed]
     return _TEXT.format(
+        nodes=node_table(),
         rows="\n".join(rows),
         healthy=_count(healthy),
         real_healthy=real.get("", "none"),
@@ -155,6 +157,14 @@ Healthy runs without a warning: {healthy} simulated, {real_healthy} real.
 ## Missed
 
 {missed}
+
+## Nodes: `windlass doctor`
+
+Every row is a fault that was planted on one of four pretended nodes (`tests/node_corpus`): each has mounts, limits,
+processes and variables of its own, and the doctor, its node programs and its ranks are real. Tools of the vendors of
+devices are stand-ins. Where the remedy is `applied`, the check was clean after it.
+
+{nodes}
 
 ## What the figures come from
 

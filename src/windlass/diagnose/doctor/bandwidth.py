@@ -25,8 +25,8 @@ def check_all_reduce(
     imported = sum("import_s" in report for report in reports.values())
     if not said and imported < plan.world_size:
         return [Finding("all-reduce", "skipped", f"not tried: {imported} of {plan.world_size} ranks imported torch")]
-    hung = f"has not ended after {silent_s:.0f} s" if silent_s else None
-    broken = next((report["all_reduce_error"] for report in said if "all_reduce_error" in report), hung)
+    ended = f"has not ended after {silent_s:.0f} s" if silent_s else None if said else "a rank died in it"
+    broken = next((report["all_reduce_error"] for report in said if "all_reduce_error" in report), ended)
     if broken is not None:
         remedy = "see the library's own log: windlass doctor --run-dir DIR, then windlass explain-log DIR/ranks/comm/*"
         return [Finding("all-reduce", "error", str(broken), remedy)]

@@ -75,15 +75,11 @@ def check_ranks(
             _limits(report),
             check_threads(report),
         ]
-        findings += [_at(finding, host_of(rank)) for finding in found]
+        findings += [msgspec.structs.replace(finding, subject=host_of(rank)) for finding in found]
     findings += _same_everywhere(first, host_of)
     if level != "quick":
         findings += check_all_reduce(plan, context.site, reports, way, silent_s)
     return findings
-
-
-def _at(finding: Finding, host: str) -> Finding:
-    return msgspec.structs.replace(finding, subject=host)
 
 
 def check_affinity(plan: Plan, reports: Reports, host_of: HostOf) -> list[Finding]:
@@ -100,11 +96,9 @@ def _affinity_of(
 ) -> Finding:
     wrong: list[str] = []
     narrow = False
-    masks: dict[tuple[int, ...], list[int]] = {}
     for rank in ranks:
         got = tuple(reports[rank].get("cpus", ()))
         local = rank % plan.ranks_per_node
-        masks.setdefault(got, []).append(local)
         wanted = planned.get(local)
         if wanted is not None and set(got) != wanted:
             wrong.append(f"local rank {local} is on CPUs {format_cpulist(got)} instead of {format_cpulist(wanted)}")
@@ -117,10 +111,6 @@ def _affinity_of(
         remedy = "the launcher binds otherwise than planned: allocate whole nodes (--exclusive), unset SLURM_CPU_BIND"
         severity: Severity = "error" if narrow else "warning"
         return Finding("affinity", severity, listed(wrong, 3, "; "), remedy, subject=host)
-    shared = [locals_ for locals_ in masks.values() if len(locals_) > 1]
-    if shared and planned:
-        seen = f"local ranks {', '.join(map(str, shared[0]))} share the same CPUs, as the plan says"
-        return Finding("affinity", "ok", seen, subject=host)
     seen = "every rank is on the CPUs of the plan" if planned else "ranks are not bound"
     return Finding("affinity", "ok", seen, subject=host)
 
@@ -211,14 +201,12 @@ def check_place(report: Mapping[str, Any], nodes: int, level: str) -> Finding:
     if slow:
         guess = f", so `import torch` takes about {look_us * _LOOKS_OF_IMPORT / 1e6:.0f} s" if seconds is None else ""
         seen += guess
+    remedy = ""
     if kind == "shared" and (slow or nodes > 1):
-        mount = worst.get("path")
-        remedy = f"read it once for all nodes: windlass run --cache {mount} …; or push it: windlass stage"
-        return Finding("environment", "warning", seen, remedy, facts={"import_s": seconds})
-    if slow:
+        remedy = f"read it once for all nodes: windlass run --cache {worst.get('path')} …; or push it: windlass stage"
+    elif slow:
         remedy = "the disk of this node is slow or busy: put the environment into memory (windlass stage), or cache it"
-        return Finding("environment", "warning", seen, remedy, facts={"import_s": seconds})
-    return Finding("environment", "ok", seen, facts={"import_s": seconds})
+    return Finding("environment", "warning" if remedy else "ok", seen, remedy, facts={"import_s": seconds})
 
 
 def needs_plugin(plan: Plan, context: PlanningContext) -> bool:

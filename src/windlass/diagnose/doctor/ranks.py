@@ -172,11 +172,12 @@ def _came_up(
 ) -> list[Finding]:
     """Whether every rank of the plan started and answered. Blames the node of the first that failed, or, where they
     were ended because they hung, the nodes of those that did not answer."""
-    if len(reports) == plan.world_size:
+    failure = record.failure
+    died = failure is not None and failure.rank is not None and "import_error" not in reports.get(failure.rank, {})
+    if len(reports) == plan.world_size and (silent_s or not died):
         return [Finding("ranks", "ok", f"all {plan.world_size} started as planned")]
     seen = f"{len(reports)} of {plan.world_size} answered"
     silent = [rank for rank in range(plan.world_size) if rank not in reports]
-    failure = record.failure
     if silent_s:
         seen += f" within {silent_s:.0f} s, none of this node"
     elif failure is not None and failure.rank is not None:
