@@ -40,7 +40,7 @@ class Counts:
 class Flight:
     """An object that is on its way to this node, and who waits for it."""
 
-    __slots__ = ("asked", "began", "deadline", "done", "generation", "key", "position", "route", "waiters")
+    __slots__ = ("began", "deadline", "done", "generation", "key", "position", "route", "waiters")
 
     def __init__(self, key: bytes, route: tuple[int, ...], deadline: float) -> None:
         self.key = key
@@ -49,7 +49,6 @@ class Flight:
         self.waiters: list[Done] = []
         self.deadline = deadline
         self.done = False
-        self.asked = -1
         self.began = perf_counter()
         self.generation = 0
 
