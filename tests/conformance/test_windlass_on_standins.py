@@ -186,7 +186,7 @@ def test_a_hang_is_seen_diagnosed_on_the_nodes_and_survived(machine: Machine) ->
     script = (
         "if [ ! -e hung.$RANK ]; then touch hung.$RANK; [ $RANK = 2 ] && kill -STOP $$; exec sleep 100; fi; echo moved"
     )
-    job_id = machine.submit("sh", "-c", script, options=("--restarts", "1", "--hang-after", "2"))
+    job_id = machine.submit("sh", "-c", script, options=("--restarts", "1", "--hang-after", "4"))
     assert machine.wait(job_id, OVER) == (JobState.DONE, 0), machine.log()
     assert [machine.lines(rank)[-1] for rank in range(4)] == ["moved"] * 4
     assert "rank 2" in machine.log() and "stopped" in machine.log(), machine.log()
