@@ -1,1 +1,1 @@
-"""What every layer uses: settings, notation, running commands, HTML pages."""
+"""Code that every layer uses: settings, notation, running commands, HTML pages."""

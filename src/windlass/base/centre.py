@@ -1,7 +1,8 @@
-"""The layer of a computing centre, between the catalog and the user's files: a folder that only the centre can change.
+"""The layer of a computing centre, between the catalog and the user's files.
 
-Read only where such a folder exists. It contains site files, and a `config.toml` with defaults, forbidden options and
-bad nodes. It guides users and is no barrier: the scheduler enforces what must hold.
+It is a folder that only the centre can change, and windlass reads it only if it exists. It contains site files, and a
+`config.toml` with defaults, forbidden options and bad nodes. It guides users but does not enforce anything. The
+scheduler enforces the rules.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from windlass.errors import ConfigError
 from windlass.node.sys.folders import require_owner
 
 TABLES = ("forbidden", "bad_nodes")
-"""Of `config.toml`, for a centre only."""
+"""Tables of `config.toml` that only a centre may use."""
 _BELOW = ("*.toml", "sites", "hardware", "networks", "*/*.toml")
 
 
 class ForbiddenOption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options that the centre refuses: of windlass, of the scheduler, of the launcher. A value may follow the name."""
+    """Options that the centre refuses: of windlass, the scheduler or the launcher. A value may follow the name."""
 
     options: tuple[str, ...]
     because: str
     site: str | None = None
-    """Only here. None: at all sites."""
+    """Only at this site. None: at all sites."""
 
 
 class NodesToAvoid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Nodes that no job should get, with the evidence and the day on which the entry ends."""
+    """Nodes that no job should get, with the evidence and the day on which the entry expires."""
 
     site: str
     hosts: str
@@ -40,7 +41,7 @@ class NodesToAvoid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Centre(msgspec.Struct, frozen=True, kw_only=True):
-    """What the centre says. Empty where its folder is not used."""
+    """The centre's configuration. It is empty if windlass does not use the folder."""
 
     folder: Path
     why_not: str = ""
@@ -53,7 +54,7 @@ class Centre(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def why_not_used(folder: Path, owner: int | None) -> str:
-    """Why windlass does not believe what is in this folder; empty where only one user (`owner`) can change it."""
+    """Return why windlass does not trust this folder. Empty if only one user (`owner`) can change it."""
     try:
         require_owner(folder, [path for pattern in _BELOW for path in folder.glob(pattern)], owner)
     except OSError as error:
@@ -62,7 +63,7 @@ def why_not_used(folder: Path, owner: int | None) -> str:
 
 
 def read_centre(folder: Path, table: Mapping[str, Any], file: Path) -> Centre:
-    """The centre of a folder whose `config.toml` has this table. Raises `ConfigError` for a wrong entry."""
+    """Return the centre of a folder whose `config.toml` has this table. Raises `ConfigError` for an invalid entry."""
     try:
         found = {name: table[name] for name in TABLES if name in table}
         return msgspec.convert({"folder": folder, **found}, Centre)

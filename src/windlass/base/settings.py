@@ -1,8 +1,8 @@
-"""What the user says to windlass once: the only reader of `WINDLASS_*` variables, with the one list of them, and of
-`config.toml` in the configuration folder.
+"""Read the user's settings from `WINDLASS_*` variables and from `config.toml`.
 
-Everything else gets a `Settings` value. Variables that windlass hands *to* a rank (`WINDLASS_RANK` and so on) are
-written by the rank script and are not settings.
+Only this module reads the `WINDLASS_*` variables, and it has the one list of them. `config.toml` is in the
+configuration folder. All other code gets a `Settings` value. The variables that windlass passes *to* a rank
+(`WINDLASS_RANK` and so on) are not settings. The rank script writes them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CONFIG_FILE = "config.toml"
 SYSTEM_DIR = Path("/etc/windlass")
 ConfigScope = Literal["centre", "user"]
 ConfigFolders = Mapping[ConfigScope, Path]
-"""Folders of site files by their scope, lowest first."""
+"""Folders of site files by scope, lowest scope first."""
 NO_FOLDERS: ConfigFolders = {}
 _CONFIG_KEYS = ("site", "runs")
 
@@ -52,7 +52,7 @@ class JobDefaults:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """What the environment and the user's configuration say to windlass itself."""
+    """Settings of windlass itself, from the environment and the user's configuration."""
 
     site: str | None = None
     site_file: Path | None = None
@@ -63,7 +63,7 @@ class Settings:
     allow_login: bool = False
     job: JobDefaults = JobDefaults()
     job_at: Mapping[str, JobDefaults] = field(default_factory=dict)
-    """By the site's name; what it says counts more than `job`."""
+    """By site name. These values take precedence over `job`."""
     centre: Centre | None = None
     centre_job: JobDefaults = JobDefaults()
     centre_job_at: Mapping[str, JobDefaults] = field(default_factory=dict)
@@ -74,11 +74,11 @@ class Settings:
         return {**({"centre": self.centre.folder} if self.centre and used else {}), "user": self.config_dir}
 
     def centre_default(self, site: str, key: str) -> str | None:
-        """What the centre says for a job option that the user does not name."""
+        """Return the centre's value for a job option that the user does not name."""
         return _first(key, self.centre_job_at.get(site), self.centre_job)
 
     def job_default(self, site: str, key: str) -> str | None:
-        """The user's own default for a job option, else the centre's."""
+        """Return the user's default for a job option, otherwise the centre's."""
         return _first(key, self.job_at.get(site), self.job) or self.centre_default(site, key)
 
 
@@ -87,14 +87,16 @@ def _first(key: str, *layers: JobDefaults | None) -> str | None:
 
 
 def current_environ() -> dict[str, str]:
-    """A copy of this process's environment: taken once by a command, then handed on as a value."""
+    """Return a copy of this process's environment. A command takes it once and passes it on as a value."""
     return dict(os.environ)
 
 
 def read_settings(env: Mapping[str, str], *, system_dir: Path = SYSTEM_DIR) -> Settings:
-    """Settings from an environment and the configuration that it names. A variable that cannot be understood is a
-    `UsageError`, a file a `ConfigError`. A variable counts more than the user's file, which counts more than the
-    centre's."""
+    """Read the settings from an environment and from the configuration that it names.
+
+    A variable takes precedence over the user's file, and the user's file over the centre's. Raises `UsageError` for an
+    invalid variable and `ConfigError` for an invalid file.
+    """
     config = env.get("WINDLASS_CONFIG") or (
         str(Path(env["XDG_CONFIG_HOME"]) / "windlass") if env.get("XDG_CONFIG_HOME") else "~/.config/windlass"
     )
@@ -128,12 +130,15 @@ def _job(table: Mapping[str, Any]) -> JobDefaults:
 
 
 def _read_centre(named: str | None, system_dir: Path) -> tuple[Centre | None, dict[str, Any]]:
-    """The centre and its `config.toml`. The system's folder must be root's. A folder that a variable names may have
-    another owner."""
+    """Return the centre and its `config.toml`.
+
+    Root must own the system's folder. A folder that a variable names may have another owner.
+    """
     folder = Path(named) if named else system_dir
     if not named and not folder.is_dir():
         return None, {}
-    from windlass.base.centre import TABLES, Centre, read_centre, why_not_used  # here: most machines have none
+    # imported here: most machines have no such folder
+    from windlass.base.centre import TABLES, Centre, read_centre, why_not_used
 
     why_not = why_not_used(folder, None if named else 0)
     if why_not:
@@ -144,14 +149,18 @@ def _read_centre(named: str | None, system_dir: Path) -> tuple[Centre | None, di
 
 
 def read_config(path: Path, more: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The tables of a `config.toml`, checked but for those named `more`; empty where there is no such file."""
+    """Return the tables of a `config.toml`, or an empty dict if there is no such file.
+
+    The tables named in `more` are not checked.
+    """
     try:
         text = read_text(path, follow=True).lstrip("\ufeff")
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}", hint="mend it, or move it away") from error
-    from windlass.base.tables import tomllib  # here: most users have no such file, and `--help` needs no parser
+    # imported here: most users have no such file, and `--help` needs no parser
+    from windlass.base.tables import tomllib
 
     try:
         table: dict[str, Any] = tomllib.loads(text)
@@ -164,7 +173,7 @@ def read_config(path: Path, more: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def job_keys() -> tuple[str, ...]:
-    """Options of a job that `config.toml` may hold, for all sites and for each."""
+    """Return the job options that `config.toml` may contain, for all sites and for each site."""
     return tuple(each.name for each in fields(JobDefaults))
 
 
@@ -187,5 +196,5 @@ def _check_config(path: Path, table: dict[str, Any]) -> None:
 
 
 def known_settings() -> dict[str, str]:
-    """Name and meaning of every variable that is read here."""
+    """Return the name and meaning of every variable that this module reads."""
     return dict(_KNOWN)

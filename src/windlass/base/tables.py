@@ -1,4 +1,4 @@
-"""The TOML parser of every Python, and the files that come with the package, each in a folder `data` of its room."""
+"""The TOML parser for every Python version, and the files of the package (folder `data` of each room)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["packaged_table", "packaged_text", "tomllib"]
 
 
 def packaged_text(module_file: str, name: str) -> str:
-    """The text of the file `data/NAME` next to the module of this `__file__`."""
+    """Return the text of the file `data/NAME` next to the module with this `__file__`."""
     return read_text(Path(module_file).parent / "data" / name, follow=True)
 
 
 @cache
 def packaged_table(module_file: str, name: str) -> dict[str, Any]:
-    """The same for a TOML file. Each is read once: nobody may change what this returns."""
+    """Return the table of a TOML file. Each file is read once, so callers must not change the result."""
     table: dict[str, Any] = tomllib.loads(packaged_text(module_file, name))
     return table

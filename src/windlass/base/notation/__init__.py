@@ -1,4 +1,4 @@
-"""How the field writes things down: host lists, CPU lists, counts, text for a shell.
+"""Text formats of the field: host lists, CPU lists, counts, text for a shell.
 
-Pure; imports the standard library and the errors only.
+The modules here are pure. They import only the standard library and the errors.
 """

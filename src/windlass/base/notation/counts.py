@@ -1,8 +1,6 @@
-"""Counts as people read them and as Slurm writes them.
+"""Parse and format counts, sizes, durations, rank lists and CPU lists.
 
-Sizes in bytes, as people write and read them.
-
-Also lists of CPUs as Linux writes them (`0-3,8`).
+Counts per node use Slurm's format (`2(x3),1`). CPU lists use the format of Linux (`0-3,8`).
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from windlass.node.sys.text import CpuListError, cpus_of
 
 
 def parse_cpulist(text: str) -> tuple[int, ...]:
-    """`"0-3,8"` as sorted numbers. Empty text is no CPU; anything else that does not parse is a `ConfigError`."""
+    """Return the sorted numbers of `"0-3,8"`. Empty text means no CPU. Raises `ConfigError` for invalid text."""
     try:
         return cpus_of(text)
     except CpuListError as error:
@@ -24,7 +22,7 @@ def parse_cpulist(text: str) -> tuple[int, ...]:
 
 
 def format_cpulist(cpus: Iterable[int]) -> str:
-    """Numbers as the shortest list of ranges, ascending: `0-3,8`."""
+    """Format numbers as the shortest ascending list of ranges: `0-3,8`."""
     parts: list[str] = []
     run: list[int] = []
     for cpu in [*sorted(set(cpus)), None]:
@@ -37,7 +35,7 @@ def format_cpulist(cpus: Iterable[int]) -> str:
 
 
 def cpu_mask(cpus: Iterable[int], *, digits: int = 0) -> str:
-    """A hexadecimal mask as Slurm takes it: `0xfe` for CPUs 1-7, padded with zeros to `digits`."""
+    """Return the hexadecimal mask that Slurm accepts: `0xfe` for CPUs 1-7, zero-padded to `digits`."""
     value = 0
     for cpu in cpus:
         value |= 1 << cpu
@@ -45,7 +43,7 @@ def cpu_mask(cpus: Iterable[int], *, digits: int = 0) -> str:
 
 
 def parse_bindings(text: str) -> tuple[tuple[int, ...], ...]:
-    """`"4-7:8-11"`, one list per local rank separated by colons, as `--cpu-bind=list:` of PALS takes it."""
+    """Parse `"4-7:8-11"`: one CPU list per local rank, separated by colons, as for `--cpu-bind=list:` of PALS."""
     return tuple(parse_cpulist(part) for part in text.split(":"))
 
 
@@ -59,8 +57,11 @@ _PART = re.compile(r"\s*([0-9]{1,9})(?:-([0-9]{1,9}))?\s*\Z")
 
 
 def parse_ranks(text: str, flag: str, *, world_size: int | None = None, words: str = "all") -> tuple[int, ...]:
-    """The ranks of a list, in its order. `UsageError` for what is no list, for a range that goes down or begins beyond
-    `world_size` (it may end there), and for more ranks than a list can name."""
+    """Return the ranks of a list, in its order.
+
+    Raises `UsageError` for text that is not a list, for a range that goes down or begins beyond `world_size` (it may
+    end there), and for more than `MAX_RANKS` ranks.
+    """
     ranks: list[int] = []
     for part in text.split(","):
         match = _PART.match(part)
@@ -91,7 +92,7 @@ def counted(count: object, noun: str) -> str:
 
 
 def parse_counts(text: str, what: str = "tasks of each node") -> tuple[int, ...]:
-    """`2(x3),1` as (2, 2, 2, 1): one number per node, as Slurm writes them. Anything else is a `UsageError`."""
+    """Parse `2(x3),1` as (2, 2, 2, 1): one number per node, in Slurm's format. Raises `UsageError` for other text."""
     counts: list[int] = []
     for part in text.split(","):
         match = _COUNT.match(part.strip())
@@ -105,7 +106,7 @@ def parse_counts(text: str, what: str = "tasks of each node") -> tuple[int, ...]
 
 
 def local_time(at: float, pattern: str) -> str:
-    """A point in time as people here write it; `?` for one that no calendar has."""
+    """Format a point in time in the local time zone. Returns `?` for a time outside the calendar's range."""
     try:
         return time.strftime(pattern, time.localtime(at))
     except (OverflowError, ValueError, OSError):
@@ -113,7 +114,7 @@ def local_time(at: float, pattern: str) -> str:
 
 
 def parse_size(text: str, what: str) -> int:
-    """Bytes of `512M`, `2G` or a plain number; powers of 1024. Anything else is a `UsageError` that names `what`."""
+    """Return the bytes of `512M`, `2G` or a plain number, in powers of 1024. The `UsageError` names `what`."""
     match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if match is None:
         raise UsageError(f"{what} {text[:80]!r} is not a size", hint="write 512M or 2G")
@@ -121,7 +122,7 @@ def parse_size(text: str, what: str) -> int:
 
 
 def size_text(count: float) -> str:
-    """`512 B`, `2.5 MB`: three figures and a unit; powers of 1000, as storage and networks count."""
+    """Format a size with one decimal and a unit: `512 B`, `2.5 MB`. Powers of 1000, as for storage and networks."""
     if count < 1000:
         return f"{count:.0f} B"
     for unit in ("kB", "MB", "GB"):

@@ -1,8 +1,8 @@
-"""Host lists of thousands of nodes: `nid[0001-0004,0010]`, expanded and folded without a scheduler's tools.
+"""Expand and fold host lists such as `nid[0001-0004,0010]`, for thousands of nodes. Pure.
 
-Containers have no `scontrol`, and a login node may not either, so the expansion is ours. Pure.
+windlass expands them itself, because `scontrol` is missing in containers and on some login nodes.
 
-Also the options that `sbatch` and `srun` write in the same way.
+The module also formats the options that `sbatch` and `srun` share.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NUMBER = re.compile(r"\A(.*?)(\d+)([^\d]*)\Z")
 
 
 def expand_hostlist(text: str) -> tuple[str, ...]:
-    """Every host of a list, in the list's order. A list that does not parse is a `UsageError` that shows the place."""
+    """Return every host of a list, in its order. Raises `UsageError` with the position of the syntax error."""
     hosts: list[str] = []
     for item in _split_outside_brackets(text):
         hosts.extend(_expand_item(item, text))
@@ -87,7 +87,7 @@ def _expand_ranges(text: str, whole: str) -> list[str]:
 
 
 def fold_hostlist(hosts: Iterable[str]) -> str:
-    """The shortest list for these hosts, keeping their order: runs of consecutive numbers become ranges."""
+    """Fold hosts into the shortest list that keeps their order. Runs of consecutive numbers become ranges."""
     groups: list[tuple[str, str, list[str]]] = []
     for host in hosts:
         match = _NUMBER.match(host)
@@ -115,7 +115,7 @@ def _fold_group(prefix: str, suffix: str, numbers: list[str]) -> str:
 def gpu_option(
     request: str, *, gpus_per_node: int, nodes: int, ranks_per_node: int, gpu_type: str | None = None
 ) -> str:
-    """The option that asks for devices, as the site does (`scheduler.gpu_request`)."""
+    """Return the option that requests devices, in the site's form (`scheduler.gpu_request`)."""
     kind = f"{gpu_type}:" if gpu_type else ""
     return {
         "gpus-per-node": f"--gpus-per-node={kind}{gpus_per_node}",
@@ -126,7 +126,10 @@ def gpu_option(
 
 
 def log_path(path: str) -> str:
-    """Slurm reads `%` in a path as a pattern; a backslash switches patterns off, so a path with one is refused."""
+    """Escape a log path for Slurm.
+
+    Slurm reads `%` in a path as a pattern. A backslash turns patterns off, so a path with a backslash is an error.
+    """
     if "\\" in path:
         raise UsageError(
             f"Slurm cannot write logs to {path!r}: a backslash in a path means something else to it",

@@ -1,8 +1,8 @@
-"""Text for a POSIX shell: the one place where words are quoted.
+"""Quote text for a POSIX shell. No other module quotes arguments.
 
-Three kinds of word: literal (`quote`), with `${NAME}` that the node expands (`expandable`), and with `{rank}`-like
-placeholders that the rank script fills in (`fillable`). All three survive spaces, quotes, newlines, `$(…)`, globs and
-bytes that are not UTF-8 (as surrogate escapes); a NUL cannot be in an argument at all and is refused.
+There are three kinds of argument. `quote` makes a literal one. `expandable` keeps `${NAME}` for the node to expand.
+`fillable` keeps `{rank}`-like placeholders that the rank script fills in. All three preserve spaces, quotes, newlines,
+`$(…)`, globs and bytes that are not UTF-8 (as surrogate escapes). An argument cannot contain a NUL, so NUL is an error.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _COMMENT_WIDTH = 116
 _SAFE = re.compile(r"[A-Za-z0-9_@%+=:,./-]+\Z")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-"""What a variable's name looks like."""
+"""Pattern of a variable's name."""
 
 
 def quote(text: str) -> str:
-    """The word for a shell, as itself where that is safe and readable, else in single quotes."""
+    """Quote one argument for a shell. Safe text stays unquoted and readable. Other text gets single quotes."""
     if "\0" in text:
         raise UsageError(f"an argument holds a NUL character: {text[:40]!r}", hint="no command line can carry it")
     if _SAFE.match(text):
@@ -41,12 +41,12 @@ def quote(text: str) -> str:
 
 
 def quote_words(words: tuple[str, ...]) -> str:
-    """Several words, separated by spaces."""
+    """Quote several arguments, separated by spaces."""
     return " ".join(quote(word) for word in words)
 
 
 def expandable(text: str) -> str:
-    """The word with each `${NAME}` left for the shell; an unset variable expands to nothing."""
+    """Quote one argument but leave each `${NAME}` to the shell. An unset variable expands to the empty string."""
     out = []
     at = 0
     for match in _VARIABLE.finditer(text):
@@ -60,7 +60,7 @@ def expandable(text: str) -> str:
 
 
 def variable_names(text: str) -> tuple[str, ...]:
-    """Names of the `${NAME}` in a text, as `expandable` finds them."""
+    """Return the names of each `${NAME}` in a text, with the pattern of `expandable`."""
     return tuple(match.group(1) for match in _VARIABLE.finditer(text))
 
 
@@ -74,8 +74,11 @@ _PLACEHOLDER_OR_DEVICE = _pattern((*PLACEHOLDERS, "device"))
 
 
 def fillable(text: str, *, expand: bool = False) -> str:
-    """The word with `{rank}` and the like taken from the rank script's variables `w_rank`, …; `{{rank}}` is a literal
-    `{rank}`. Other braces stay as they are. With `expand`, `${NAME}` is left for the shell and `{device}` is known."""
+    """Quote one argument and fill `{rank}` and the like from the rank script's variables `w_rank`, ….
+
+    `{{rank}}` is a literal `{rank}`. Other braces do not change. With `expand`, the shell expands `${NAME}`, and
+    `{device}` is a placeholder too.
+    """
     pattern = _PLACEHOLDER_OR_DEVICE if expand else _PLACEHOLDER
     literal = expandable if expand else quote
     out = []
@@ -91,12 +94,12 @@ def fillable(text: str, *, expand: bool = False) -> str:
 
 
 def literal(text: str) -> str:
-    """The text with its placeholders doubled: `fillable` gives it back as it is."""
+    """Double the placeholders of a text, so that `fillable` returns the original text."""
     return re.sub(r"\{(" + "|".join(PLACEHOLDERS) + r")\}", r"{{\1}}", text)
 
 
 def comment(text: str) -> list[str]:
-    """Text as comment lines. Control characters are shown escaped, so that no line of it can ever be executed."""
+    """Format text as comment lines. Control characters are escaped, so that the shell can execute no line of it."""
     safe = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
     lines: list[str] = []
     line = ""

@@ -1,8 +1,8 @@
-"""Text of windlass as a person at a terminal sees it: folded to the width, status words and headings in colour. Pure.
+"""Format text for a terminal: fold it to the width and colour status words and headings. Pure.
 
-Commands make plain text; this is the one place that knows how it looks. Pipes and files get the plain text.
+Commands produce plain text. Only this module decides on the layout and the colours. Pipes and files get the plain text.
 
-Text that others may have written, as a terminal may show it.
+The module also escapes control characters in text from other sources, before a terminal shows it.
 """
 
 from __future__ import annotations
@@ -33,24 +33,26 @@ _SECOND = re.compile(
 _ENDED = re.compile(r"^(?P<before>windlass: .*?\b)(?P<word>finished|failed|died|killed)\b")
 _MARK = re.compile(r"^(?P<before>\s*)(?P<word>→|->|hint:|try:|note:|warning:|error:)(?= )")
 _SOURCE = re.compile(r"\[[^\[\]]+,\s+checked\s+\d{4}-\d\d-\d\d\]$|\[builtin:\s+windlass\]$", re.MULTILINE)
-"""Where a fact is from; may have been folded."""
+"""The source of a fact. The text may already be folded."""
 _MARK_KIND = {"note:": "faint", "warning:": "warn", "error:": "bad"}
 _COLUMN = re.compile(r"^(?P<indent> *)(?P<key>\S.{0,22}?(?: {2,}|: ))(?=\S)")
 _ALREADY = re.compile(r"^\s*(?:\||[#│┌└├])|\\$|\x1b")
-"""Lines that are laid out already: drawings, comments of scripts, command lines that go on, those with colours."""
+"""Lines that already have a layout: drawings, script comments, continued command lines, lines with colours."""
 _COMMAND = re.compile(r"^\s+(?:\$ |windlass )")
-"""A line to copy."""
+"""A command line for the user to copy."""
 _QUOTED = re.compile(r"`[^`\n]+`")
 _BLANK = "\0"
-"""Stands for a blank between backquotes while lines are folded: what they quote is copied, too."""
+"""Replaces blanks between backquotes while lines are folded. Users copy the quoted text, so it must stay whole."""
 _SCRIPT = "rank script"
-"""The heading from which on a plan is a script, which nobody may fold."""
+"""Heading of a plan's script. Lines from here on must not be folded."""
 _MAX_HEADING = 60
 
 
 def in_colour(is_terminal: bool, environ: Mapping[str, str]) -> bool:
-    """Whether to colour: on a terminal that can. NO_COLOR says not to, FORCE_COLOR and CLICOLOR_FORCE to do it in a
-    pipe too."""
+    """Return whether to use colours: on a terminal that supports them.
+
+    NO_COLOR turns colours off. FORCE_COLOR and CLICOLOR_FORCE turn them on in a pipe too.
+    """
     if environ.get("NO_COLOR"):
         return False
     if any(environ.get(name, "0") not in {"", "0"} for name in ("FORCE_COLOR", "CLICOLOR_FORCE")):
@@ -63,14 +65,14 @@ def colour(text: str, kind: str) -> str:
 
 
 def painted(text: str) -> str:
-    """Status words at the beginning of lines, marks of hints, headings and sources in colour."""
+    """Colour the status words at the beginning of lines, the marks of hints, the headings and the sources."""
     lines = _SOURCE.sub(lambda match: _each_line(match[0], "faint"), text).split("\n")
     after = [*lines[1:], ""]
     return "\n".join(_painted_line(line, following) for line, following in zip(lines, after, strict=True))
 
 
 def _each_line(text: str, kind: str) -> str:
-    """Every line of it coloured by itself, but for the blanks before it."""
+    """Colour every line separately, without its leading blanks."""
     lines = text.split("\n")
     return "\n".join(line[: len(line) - len(line.lstrip())] + colour(line.lstrip(), kind) for line in lines)
 
@@ -86,8 +88,10 @@ def _painted_line(line: str, following: str) -> str:
 
 
 def filled(text: str, columns: int) -> str:
-    """Paragraphs of prose with their lines joined and broken anew at so many columns. Indented lines, drawings and
-    commands stay as they are."""
+    """Join the lines of each prose paragraph and break them at `columns`.
+
+    Indented lines, drawings and commands do not change.
+    """
     lines: list[str] = []
     open_paragraph = False
     for line in text.split("\n"):
@@ -103,8 +107,11 @@ def filled(text: str, columns: int) -> str:
 
 
 def folded(text: str, columns: int, verbatim: Collection[str] = ()) -> str:
-    """No line longer than so many columns, as far as words allow: broken at spaces, and continued below the text that
-    it continues. Lines of `verbatim`, commands and what stands between backquotes stay whole."""
+    """Break lines at spaces so that no line is longer than `columns`, except for a longer word.
+
+    A continuation line is indented to the text that it continues. Lines of `verbatim`, commands and text between
+    backquotes stay whole.
+    """
     lines = text.split("\n")
     end = lines.index(_SCRIPT) if _SCRIPT in lines else len(lines)
     pieces = (piece for line in lines[:end] for piece in ([line] if line in verbatim else _pieces(line, columns)))
@@ -116,7 +123,7 @@ def _pieces(line: str, columns: int) -> list[str]:
         return [line]
     match = _COLUMN.match(line)
     indent = match.end() if match and match.end() <= columns // 2 else len(line) - len(line.lstrip()) + 2
-    # The blanks of the first line are what aligns it: they are no place to break, and stay as they are.
+    # The blanks of the first line align it. They must not be a place to break, and they must not change.
     head, rest = line[:indent], line[indent:]
     pieces = _wrapped(rest, columns - indent)
     if not pieces:
@@ -133,7 +140,7 @@ def _wrapped(text: str, columns: int) -> list[str]:
 
 
 def table_lines(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list[str]:
-    """Rows of a table with its columns aligned, two spaces between them; those of `right` to the right."""
+    """Align the columns of a table, with two spaces between them. The columns of `right` are right-aligned."""
     if not rows:
         return []
     widths = [max(len(row[column]) for row in rows) for column in range(max(map(len, rows)))]
@@ -151,22 +158,27 @@ _CONTROL_BUT_COLOURS = re.compile(rf"(?!\x1b\[[0-9;]{{1,20}}m){_CONTROL.pattern}
 
 
 def for_terminal(text: str, *, coloured: bool = False) -> str:
-    """Text of plans and logs. What would move the cursor or change the terminal is shown as `\\x1b` and the like; lines
-    and tabs stay, with `coloured` also colours. Files and pipes get every byte as it was."""
+    """Escape control characters in text of plans and logs, for a terminal.
+
+    A character that would move the cursor or change the terminal is shown as `\\x1b` and the like. Line breaks and tabs
+    stay, and with `coloured` colours stay too. Files and pipes get every byte unchanged.
+    """
     pattern = _CONTROL_BUT_COLOURS if coloured else _CONTROL
     return pattern.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def columns_of(stream: TextIO) -> int:
-    """Columns of a terminal; 80 where nobody knows."""
+    """Return the columns of a terminal, or 80 if they are unknown."""
     with contextlib.suppress(OSError, ValueError):
         return os.get_terminal_size(stream.fileno()).columns or 80
     return 80
 
 
 def width_of(stream: TextIO, environ: Mapping[str, str], *, pipe: bool = False) -> int | None:
-    """How many columns text for this stream may take: COLUMNS, else those of its terminal. None: a pipe, whose reader
-    may look for a line as it is; with `pipe` COLUMNS counts there, too."""
+    """Return how many columns text for this stream may use: COLUMNS, otherwise those of its terminal.
+
+    Returns None for a pipe, because its reader may search for a whole line. With `pipe`, COLUMNS applies to pipes too.
+    """
     if not stream.isatty() and not pipe:
         return None
     said = environ.get("COLUMNS", "")

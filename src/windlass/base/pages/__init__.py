@@ -1,1 +1,1 @@
-"""Self-contained HTML pages and their charts: no library, no script, nothing loaded from anywhere. Pure."""
+"""Self-contained HTML pages and their charts, without libraries, scripts or downloads. Pure."""

@@ -1,9 +1,10 @@
-"""Line and bar charts as SVG text: no library, no script, readable on paper and in the dark. Pure.
+"""Line charts, bar charts and heat maps as SVG text, and the HTML page around them. Pure.
 
-Colours are classes (`s0`, `s1`, …) that the page's style gives values for, so that light and dark need one drawing.
-Series are told apart by colour, by marker and by a label at their end, never by colour alone.
+Charts need no library and no script. They are readable in print and in dark mode. Colours are classes (`s0`, `s1`, …).
+The page's style assigns their values, so that one drawing serves light and dark mode. Series differ by colour, by
+marker and by a label at their end, never by colour alone.
 
-The frame of a page: its style in light, dark and print, and figures with captions.
+A page has a style for light mode, dark mode and print, and figures with captions.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chart:
-    """What to draw. `ticks` are the labelled places on the x axis; `level` is a horizontal line with words."""
+    """One chart. `ticks` are the labelled positions on the x axis. `level` is a horizontal line with a label."""
 
     title: str
     x_name: str
@@ -49,7 +50,7 @@ class Chart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bar:
-    """One bar: its label, its length, and where given a mark on it (a ceiling, a need)."""
+    """One bar: its label, its length, and an optional mark on it (a ceiling, a need)."""
 
     name: str
     value: float
@@ -58,14 +59,14 @@ class Bar:
 
 
 def sample_series(name: str, values: Sequence[float]) -> Series:
-    """Samples in the order in which they were taken."""
+    """Return a series of samples in the order in which they were taken."""
     return Series(name=name, points=tuple((float(number), value) for number, value in enumerate(values)))
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round values that cover low to high, about `count` of them."""
+    """Return about `count` round values that cover low to high."""
     span = high - low
-    if not 1e-300 < span < 1e300 or span <= max(abs(low), abs(high)) * 1e-9:  # flat, as far as a float can tell
+    if not 1e-300 < span < 1e300 or span <= max(abs(low), abs(high)) * 1e-9:  # flat within the precision of a float
         return [low, low + (abs(low) or 1.0)]
     raw = span / count
     power = 10.0 ** math.floor(math.log10(raw))
@@ -78,7 +79,7 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def tick_text(value: float) -> str:
-    """A number on an axis, as short as it can be."""
+    """Format a number on an axis as short as possible."""
     if value == 0:
         return "0"
     if abs(value) >= 1e3:
@@ -87,7 +88,7 @@ def tick_text(value: float) -> str:
 
 
 def line_chart(chart: Chart) -> str:
-    """The chart as one <svg> element."""
+    """Return the chart as one <svg> element."""
     points = [point for series in chart.series for point in series.points]
     if not points:
         return ""
@@ -189,7 +190,7 @@ def _marker(number: int, x: float, y: float, kind: str) -> str:
 
 
 def _end_labels(labels: Sequence[tuple[float, int, Series]]) -> list[str]:
-    """The series' names at the right, moved apart where they would lie upon each other."""
+    """Draw the names of the series at the right, and move them apart if they would overlap."""
     body, last = [], -1e9
     x = _WIDTH - _RIGHT + 10
     for y, number, series in sorted(labels, key=lambda label: (round(label[0] / 12), label[1])):
@@ -200,7 +201,7 @@ def _end_labels(labels: Sequence[tuple[float, int, Series]]) -> list[str]:
 
 
 def bar_chart(title: str, unit: str, bars: Sequence[Bar], mark_name: str = "") -> str:
-    """Horizontal bars with their values written out."""
+    """Draw horizontal bars with their values as text."""
     if not bars:
         return ""
     high = max([bar.value for bar in bars] + [bar.mark or 0.0 for bar in bars]) or 1.0
@@ -237,8 +238,10 @@ def heat_map(
     top: float,
     unit: str,
 ) -> str:
-    """One coloured cell per row and column, the stronger the nearer to `top`; hatched where nobody measured. Cells of
-    one value that stand side by side are one element."""
+    """Draw one coloured cell per row and column. The colour is stronger near `top`.
+
+    Cells without a measurement are hatched. Adjacent cells with the same value are one element.
+    """
     left, right, room = 150, 20, max(1, len(columns))
     height = 14 if len(rows) <= 24 else 8
     width = (_WIDTH - left - right) / room
@@ -269,7 +272,7 @@ def heat_map(
 
 
 def _runs(row: Sequence[float | None]) -> list[tuple[int, int, float | None]]:
-    """Neighbours of (nearly) the same value as one: begin, end, value."""
+    """Merge neighbours of (nearly) the same value. Returns begin, end and value of each run."""
     runs: list[tuple[int, int, float | None]] = []
     for number, value in enumerate(row):
         rounded = None if value is None else float(f"{value:.2g}")
@@ -289,7 +292,7 @@ def _svg(title: str, height: int, body: Sequence[str]) -> str:
 
 
 def standalone(title: str, svg: str) -> str:
-    """A chart as a file of its own: with its style, its title and its paper."""
+    """Return a chart as a separate file, with its style, title and background."""
     head, body = svg.split("\n", 1)
     height = _HEIGHT + 28
     head = head.replace(f'viewBox="0 0 {_WIDTH} {_HEIGHT}"', f'viewBox="0 -28 {_WIDTH} {height}"')
@@ -299,7 +302,7 @@ def standalone(title: str, svg: str) -> str:
 
 
 def whole_page(title: str, parts: Sequence[str]) -> str:
-    """The page as one file. `title` is text, `parts` are HTML."""
+    """Return the page as one file. `title` is text, `parts` are HTML."""
     style = packaged_text(__file__, "chart.css") + "\n" + packaged_text(__file__, "page.css")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -310,5 +313,5 @@ def whole_page(title: str, parts: Sequence[str]) -> str:
 
 
 def figures(drawn: Sequence[tuple[str, str]]) -> list[str]:
-    """Figures of caption and drawing."""
+    """Return figures from pairs of caption and drawing."""
     return [f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>" for caption, svg in drawn]

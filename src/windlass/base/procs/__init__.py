@@ -1,1 +1,1 @@
-"""Processes of this machine: run a command to its end, start a child that ends with us, find one by its mark."""
+"""Processes of this machine: run a command and wait for it, or start a child that ends with windlass."""

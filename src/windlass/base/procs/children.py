@@ -1,8 +1,8 @@
-"""Processes that live as long as a run: started so that they end with windlass, ended without leaving anything.
+"""Processes that live as long as a run. They end with windlass and leave no process behind.
 
-Each child leads a process group of its own and is asked by the kernel to end when windlass dies, even by SIGKILL.
-windlass adopts orphans of its children (subreaper), so that a worker which lost its parent is still found. Where
-windlass is used as a library, children that the process had before it started a run are left alone.
+Each child leads its own process group. The kernel sends it a signal when windlass dies, even by SIGKILL. windlass
+adopts orphans of its children (subreaper), so that it still finds a worker that lost its parent. If windlass is used as
+a library, it does not touch children that the process had before the run.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 @contextlib.contextmanager
 def adopt_orphans() -> Iterator[None]:
-    """While the block runs, processes that lose their parent below us become our children. At its end all processes
-    below us are killed and reaped, but for those that were there before."""
-    import ctypes  # here: `windlass plan` does not need to pay for it
+    """Adopt orphaned descendants while the block runs, and kill all descendants at its end.
+
+    Processes below this one that lose their parent become its children. At the end of the block, all processes below
+    this one are killed and reaped, except those that existed before.
+    """
+    import ctypes  # imported here: `windlass plan` does not need it
 
     others = frozenset(descendants())
     prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -45,7 +48,7 @@ def start_child(
     death: signal.Signals,
     merge: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Start a long-lived child with pipes that do not block. Raises `CommandError` where it cannot start."""
+    """Start a long-lived child with non-blocking pipes. Raises `CommandError` if it cannot start."""
     try:
         child = subprocess.Popen(
             argv,
@@ -54,7 +57,7 @@ def start_child(
             stderr=subprocess.STDOUT if merge else subprocess.PIPE,
             env=dict(env),
             start_new_session=True,
-            preexec_fn=pdeathsig(death),  # noqa: PLW1509  one system call, and windlass has no threads here
+            preexec_fn=pdeathsig(death),  # noqa: PLW1509 one system call, and windlass has no threads here
         )
     except OSError as error:
         raise CommandError(
@@ -70,13 +73,13 @@ def start_child(
 
 
 def signal_group(child: subprocess.Popen[bytes], sig: signal.Signals) -> None:
-    """Send a signal to a child and all of its group."""
+    """Send a signal to a child and its process group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, sig)
 
 
 def descendants(others: frozenset[int] = frozenset()) -> set[int]:
-    """Every process below this one, but for the `others` and what is below them."""
+    """Return every process below this one, except the `others` and their descendants."""
     found: set[int] = set()
     todo = [os.getpid()]
     while todo:
@@ -97,7 +100,7 @@ def _tasks(pid: int) -> list[Path]:
 
 
 def sweep(others: frozenset[int], deadline_s: float = 5.0) -> None:
-    """Kill and reap whatever lives below us, but for the `others`. None is left, or the time is up."""
+    """Kill and reap every process below this one, except the `others`. Returns when none is left or at the deadline."""
     end = time.monotonic() + deadline_s
     while (alive := descendants(others)) and time.monotonic() < end:
         for pid in alive:

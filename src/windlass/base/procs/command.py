@@ -1,8 +1,10 @@
-"""The one place that runs a command to its end and reads its output. Every call has a deadline and keeps its argv.
+"""Run a command, wait for it and read its output. Every call has a deadline and keeps its argv.
 
-Long-lived children (launchers, ranks) are the business of `launch.children`, which builds on `pdeathsig` here.
+No other module does this. Long-lived children (launchers, ranks) are started by `base.procs.children`, which uses
+`pdeathsig` from here.
 
-How windlass starts itself again: in a job, on a node, in a process that can be ended.
+The module also builds the argv with which windlass starts itself again: in a job, on a node, or in a process that can
+be ended.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _STOP_S = 3.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Done:
-    """A command that ended."""
+    """A command that has ended."""
 
     argv: tuple[str, ...]
     code: int
@@ -48,9 +50,12 @@ def run_command(
     cwd: str | None = None,
     stop_with: signal.Signals | None = None,
 ) -> Done:
-    """Run a command to its end. Raises `CommandError` where it cannot start or (with `check`) fails, `DeadlineError`
-    with what it has said where it is still running after `timeout_s`; then it and its children have been killed.
-    `stop_with` is sent first, to commands that have something to end elsewhere; also where somebody interrupts us."""
+    """Run a command and wait for it.
+
+    Raises `CommandError` if it cannot start or (with `check`) fails. Raises `DeadlineError` with its output if it still
+    runs after `timeout_s`. The command and its children have then been killed. `stop_with` is a signal that is sent
+    first, for commands that must end something elsewhere. It is also sent when windlass is interrupted.
+    """
     try:
         child = subprocess.Popen(
             argv,
@@ -102,11 +107,13 @@ def _cannot_run(argv: tuple[str, ...], error: OSError) -> CommandError:
 
 
 def become(argv: tuple[str, ...], environ: Mapping[str, str]) -> NoReturn:
-    """Turn this process into the command: terminal, signals and exit code are the command's own from here on. Raises
-    `CommandError` where it cannot start."""
+    """Replace this process with the command, which then owns the terminal, the signals and the exit code.
+
+    Raises `CommandError` if the command cannot start.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
-    # Python ignores these two, and what is ignored stays so in every program that a shell starts.
+    # Python ignores these two signals. A program that a shell starts inherits an ignored signal.
     for sig in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(sig, signal.SIG_DFL)
     try:
@@ -117,7 +124,7 @@ def become(argv: tuple[str, ...], environ: Mapping[str, str]) -> NoReturn:
 
 
 def _end(child: subprocess.Popen[str], stop_with: signal.Signals | None) -> str:
-    """Stop the command and its children; returns what it had written to its standard output."""
+    """Stop the command and its children. Returns what the command wrote to its standard output."""
     said = ""
     for sig, patience_s in ((stop_with, _STOP_S), (signal.SIGKILL, 1.0)):
         if sig is None:
@@ -143,10 +150,11 @@ def _kill_group(child: subprocess.Popen[str]) -> None:
 
 
 def pdeathsig(sig: signal.Signals) -> Callable[[], None]:
-    """A `preexec_fn` that asks the kernel to send `sig` to the child when its parent dies, even by SIGKILL.
+    """Return a `preexec_fn` that asks the kernel to send `sig` to the child when its parent dies, even by SIGKILL.
 
-    The library is loaded before the fork: nothing but the system call happens in the child."""
-    import ctypes  # here: 10 ms that `windlass plan` does not need to pay
+    The library is loaded before the fork, so that the child executes only the system call.
+    """
+    import ctypes  # imported here: takes 10 ms, and `windlass plan` does not need it
 
     libc = ctypes.CDLL(None, use_errno=True)
     parent = os.getpid()
@@ -161,12 +169,14 @@ def pdeathsig(sig: signal.Signals) -> Callable[[], None]:
 
 
 ZIP_MARK = "windlass-zipapp"
-"""A file beside the package where a zip application unpacked itself; only its own `__main__.py` finds its modules."""
+"""A file next to an unpacked zip application. Only the application's own `__main__.py` finds its modules."""
 
 
 def own_argv(module: str = "windlass") -> tuple[str, ...]:
-    """The argv that runs a module of windlass; its arguments follow. Unlike `python -m`, it imports nothing from the
-    current folder."""
+    """Return the argv that runs a module of windlass. The caller appends the arguments.
+
+    Unlike `python -m`, this argv imports nothing from the current folder.
+    """
     package = os.path.dirname(os.path.abspath(windlass.__file__))
     folder = os.path.dirname(package)
     if os.path.exists(os.path.join(folder, ZIP_MARK)):
