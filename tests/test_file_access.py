@@ -37,6 +37,10 @@ ALLOWED: dict[tuple[str, str], str] = {
         "node/agent/diagnostics.py",
         "open(os.path.join(folder, 'stack-rank-%d.txt' % rank), 'w', encoding='utf-8')",
     ): _ALONE,
+    (
+        "node/agent/diagnostics.py",
+        "open(os.path.join(folder, 'nccl-ras-node-%s.txt' % node), 'w', encoding='utf-8')",
+    ): _ALONE,
     ("node/checks/space.py", "import tempfile"): _UNNAMED,
     ("node/libs/place.py", "open(os.path.join(partial, ENVIRONMENT), 'w', encoding='utf-8')"): _ALONE,
     ("node/libs/place.py", "shutil.copyfile(source, target)"): _ALONE,
