@@ -1,1 +1,1 @@
-"""Frozen values that the rest of windlass passes around. Pure: nothing here reads a file, a variable or a clock."""
+"""Frozen values that all parts of windlass exchange. Pure: nothing here reads a file, a variable or a clock."""

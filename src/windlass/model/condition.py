@@ -1,9 +1,11 @@
-"""Conditions as data: "more than one node", "inside a container", "only if the plugin is there".
+"""Conditions as data: "more than one node", "inside a container", "only if the plugin exists".
 
-A condition is a set of tests that must all hold. Those that planning can decide are decided by `holds`; those that only
-the compute node can decide (`exists`, `found`) stay with the setting and become a test in the rank script.
+A condition is a set of tests that must all hold. `holds` decides the tests that can be decided during planning. The
+tests that only the compute node can decide (`exists`, `found`) stay in the setting and become a test in the rank
+script.
 
-What every table of a catalog file is: frozen, and closed to keys that nobody knows.
+The module also defines `Table`, the base class of every table of a catalog file. Tables are frozen and refuse unknown
+keys.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import msgspec
 
 
 class When(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """All given tests must hold. An empty condition always holds."""
+    """A set of tests that must all hold. An empty condition always holds."""
 
     nodes_min: int | None = None
     nodes_max: int | None = None
@@ -28,22 +30,22 @@ class When(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     device_unit: Literal["tile", "card"] | None = None
     preset: tuple[str, ...] = ()
     option: str | None = None
-    """Holds only when the user asks for it by name (`--with NAME`): remedies and experiments."""
+    """Holds only if the user requests it by name (`--with NAME`): for remedies and experiments."""
     module: str | None = None
-    """Holds when the plan loads a module of this name (any version)."""
+    """Holds if the plan loads a module of this name (any version)."""
     exists: str | None = None
     """On the compute node: this path exists. `${NAME}` is expanded there."""
     found: str | None = None
-    """On the compute node: a library of this name lies in `LD_LIBRARY_PATH` or in `found_in`."""
+    """On the compute node: a library of this name is in `LD_LIBRARY_PATH` or in `found_in`."""
     found_in: tuple[str, ...] = ()
 
     @property
     def at_run_time(self) -> bool:
-        """True where the compute node has the last word."""
+        """True if the compute node makes the final decision."""
         return self.exists is not None or self.found is not None
 
     def text(self) -> str:
-        """The condition in words, for people."""
+        """Return the condition as text for people."""
         parts: list[str] = []
         if self.nodes_min == 2 and self.nodes_max is None:
             parts.append("multi-node")
@@ -86,7 +88,7 @@ ALWAYS = When()
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What planning knows when it decides a condition."""
+    """The facts that planning uses to decide a condition."""
 
     nodes: int
     ranks_per_node: int
@@ -102,7 +104,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def holds(when: When, facts: Facts) -> bool:
-    """Whether every test that planning can decide holds; tests of the compute node do not count here."""
+    """Return whether every test that planning can decide holds. Tests of the compute node are ignored here."""
     tests = (
         when.nodes_min is None or facts.nodes >= when.nodes_min,
         when.nodes_max is None or facts.nodes <= when.nodes_max,
@@ -122,4 +124,4 @@ def holds(when: When, facts: Facts) -> bool:
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A TOML table that refuses keys it does not know."""
+    """A TOML table that refuses unknown keys."""

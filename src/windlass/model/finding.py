@@ -2,7 +2,7 @@
 
 Code decides on `kind` and `severity`. `evidence` and `advice` are sentences for people and may change at any time.
 
-The only renderer of findings, as text and as HTML, is here too.
+This module is also the only renderer of findings, as text and as HTML.
 """
 
 from __future__ import annotations
@@ -24,64 +24,64 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
     """One observation and what to do about it."""
 
     kind: str
-    """What was observed, in lower case with hyphens: `loader-workers`. Stable: programs decide on it."""
+    """The observation, in lower case with hyphens: `loader-workers`. Stable: programs decide on it."""
     severity: Severity
     evidence: str = ""
-    """What was seen, for people."""
+    """The observation, for people."""
     advice: str = ""
-    """What to do, for people."""
+    """The recommended action, for people."""
     subject: str = ""
-    """The object: a folded host list, `rank 3`, `my.toml:12`. Empty: the run, plan, image or environment as a whole."""
+    """The object: a folded host list, `rank 3`, `my.toml:12`. Empty: the whole run, plan, image or environment."""
     facts: dict[str, Any] = {}
     """The figures behind the evidence, for programs."""
 
     def text(self) -> str:
-        """Subject and evidence on one line."""
+        """Return subject and evidence on one line."""
         return f"{self.subject}: {self.evidence}" if self.subject else self.evidence
 
     def sentence(self) -> str:
-        """Subject, evidence and advice on one line, for error messages."""
+        """Return subject, evidence and advice on one line, for error messages."""
         return self.text() + (f" ({self.advice})" if self.advice else "")
 
     def line(self) -> str:
-        """The whole finding on one line, for logs."""
+        """Return the whole finding on one line, for logs."""
         return f"{self.kind}: {self.sentence()}"
 
 
 def decode_findings(data: object, *, subject: str = "") -> list[Finding]:
-    """The findings that a node program printed as JSON. `subject` is the node, for findings that name no subject.
+    """Decode the findings that a node program printed as JSON.
 
-    Raises `msgspec.ValidationError` for anything else.
+    `subject` is the node, for findings that name no subject. Raises `msgspec.ValidationError` for other data.
     """
     found = msgspec.convert(data, list[Finding])
     return [one if one.subject else msgspec.structs.replace(one, subject=subject) for one in found]
 
 
 def worst_severity(findings: Iterable[Finding]) -> Severity:
-    """The worst severity of these. `ok` where there is no finding or all are skipped."""
+    """Return the worst severity. `ok` if there is no finding or all are skipped."""
     found = {finding.severity for finding in findings} - {"skipped"}
     return min(found, key=SEVERITIES.index, default="ok")
 
 
 def worst_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Sorted by severity, otherwise in the given order."""
+    """Sort by severity. Findings of the same severity keep their order."""
     return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
 def count_text(findings: Iterable[Finding]) -> str:
-    """`1 error, 2 notes`: how many findings need attention. Empty for none."""
+    """Return how many findings need attention: `1 error, 2 notes`. Empty if no finding does."""
     severities = [finding.severity for finding in findings]
     return ", ".join(counted(severities.count(one), one) for one in SEVERITIES[:3] if one in severities)
 
 
 _WIDTH = len("warning")
 INDENT = " " * (_WIDTH + 2)
-"""Below the text of a finding."""
+"""Indentation of lines below the text of a finding."""
 _CLASSES = {"error": "bad", "warning": "low", "ok": "normal"}
 
 
 def finding_lines(findings: Iterable[Finding]) -> list[str]:
-    """One line per finding with its severity and kind, and the advice below it."""
+    """Return one line per finding with its severity and kind, and the advice below it."""
     lines: list[str] = []
     for finding in findings:
         lines.append(f"{finding.severity:<{_WIDTH}}  {finding.kind}: {finding.text()}")
@@ -91,8 +91,8 @@ def finding_lines(findings: Iterable[Finding]) -> list[str]:
 
 
 def findings_html(findings: Iterable[Finding]) -> str:
-    """The same as a list of an HTML page."""
-    from html import escape  # here: only pages need it, and it is not free
+    """Return the findings as a list of an HTML page."""
+    from html import escape  # imported here: only pages need it, and the import takes time
 
     items = []
     for finding in findings:
@@ -105,13 +105,13 @@ def findings_html(findings: Iterable[Finding]) -> str:
 
 
 def check_text(title: str, findings: Sequence[Finding], site: str) -> str:
-    """The check of an image or an environment: all findings, then whether it should work on the site."""
+    """Return the check of an image or an environment: all findings, then whether it should work on the site."""
     where = f" on {site}" if site else ""
     return "\n".join([title, "", *finding_lines(findings), "", f"verdict{where}: {verdict_text(findings)}"])
 
 
 def verdict_text(findings: Sequence[Finding]) -> str:
-    """`should work, 1 note`, or `will not work as it is: 1 error, 2 notes`."""
+    """Return `should work, 1 note`, or for an error the failure verdict with its counts."""
     counts = count_text(findings)
     if worst_severity(findings) == "error":
         return f"will not work as it is: {counts}"

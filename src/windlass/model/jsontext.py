@@ -1,7 +1,7 @@
-"""JSON of plans and records. Words that are not UTF-8 (a file name, an argument, a line of a rank) survive it.
+"""JSON of plans and records, which preserves text that is not UTF-8 (a file name, an argument, a line of a rank).
 
-Python carries such bytes as lone surrogates, which msgspec refuses. They are written as `\\udcXX` escapes, which JSON
-allows; only a text that has some pays for the slower way.
+Python represents such bytes as lone surrogates, which msgspec refuses. They are written as `\\udcXX` escapes, which
+JSON allows. Only text with such bytes uses this slower encoder.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 
 
 class Versioned(msgspec.Struct, frozen=True):
-    """Only the version of a text, whatever else is in it: to be looked at first."""
+    """Only the version of a document, to check it before the rest is decoded."""
 
     version: int = 1
 
 
 def to_json(value: Any) -> bytes:
-    """Indented JSON that `from_json` reads back as the same value; equal values give equal bytes."""
+    """Return indented JSON that `from_json` decodes to the same value. Equal values give equal bytes."""
     return (one_line_json(value, indent=1) + "\n").encode()
 
 
 def one_line_json(value: Any, *, indent: int | None = None) -> str:
-    """The same JSON in one line."""
+    """Return the same JSON on one line."""
     try:
         found = _encoder.encode(value)
         return (msgspec.json.format(found, indent=indent) if indent else found).decode()
     except UnicodeEncodeError:
-        import json  # here: rarely needed, and not free
+        import json  # imported here: rarely needed, and the import takes time
 
         return json.dumps(msgspec.to_builtins(value, order="deterministic"), indent=indent)
 
 
 def from_json(data: bytes, kind: type[T]) -> T:
-    """The value in `data`. Raises `msgspec.DecodeError` for a torn text and for one that is not of this kind."""
+    """Decode `data`. Raises `msgspec.DecodeError` for truncated text and for text of another type."""
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError:
@@ -53,7 +53,8 @@ def from_json(data: bytes, kind: type[T]) -> T:
 
     try:
         found = loads(data)
-        json.dumps(found, ensure_ascii=False).encode("utf-8", "surrogateescape")  # bytes, and no other surrogates
+        # accept only surrogates that encode bytes
+        json.dumps(found, ensure_ascii=False).encode("utf-8", "surrogateescape")
         return msgspec.convert(found, kind)
     except ValueError as error:
         raise msgspec.DecodeError(str(error)) from error

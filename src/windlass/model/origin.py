@@ -1,6 +1,6 @@
-"""Where a decision comes from. Everything in a plan can say its reason and its source.
+"""The source of a decision, so that a plan can show a reason and a source for each entry.
 
-Arguments of launchers and batch directives in catalog files, and how they replace defaults, are here too.
+The module also defines arguments of launchers and batch directives in catalog files, and how they replace defaults.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Grade = Literal["site", "vendor", "community", "derived", "unconfirmed"]
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The scope that decided, the place to look it up, and when somebody last looked."""
+    """The scope that decided, the place to look it up, and the date when it was last checked."""
 
     scope: Scope
     where: str = ""
@@ -52,13 +52,13 @@ BUILTIN = Origin(scope="builtin", where="windlass")
 
 
 class Argument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One or more words of a command line that belong together (`-n 8`), with the reason they are there."""
+    """One or more words of a command line that belong together (`-n 8`), with the reason for them."""
 
     words: tuple[str, ...]
     because: str
     origin: Origin = BUILTIN
     expand: bool = False
-    """`${NAME}` in the words is filled in by the job's shell, after its modules; a variable that is not set is an
+    """The job's shell expands `${NAME}` in the arguments, after it has loaded the modules. An unset variable is an
     error there."""
 
     @property
@@ -68,7 +68,7 @@ class Argument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def argv_of(arguments: tuple[Argument, ...]) -> tuple[str, ...]:
-    """All words in order, as an argv tail."""
+    """Return all words in order, as the tail of an argv."""
     return tuple(word for argument in arguments for word in argument.words)
 
 
@@ -76,7 +76,7 @@ _REPEATABLE = ("-l", "-W", "-o", "-x", "--env", "--genv", "-genv", "--mca", "--s
 
 
 def argument_key(words: tuple[str, ...]) -> str:
-    """The name of an option without its value; for options that may be given many times, with the name in the value."""
+    """Return the name of an option without its value. For a repeatable option, include the name in the value."""
     first, equals, value = words[0].partition("=") if words else ("", "", "")
     if first not in _REPEATABLE:
         return first
@@ -86,7 +86,7 @@ def argument_key(words: tuple[str, ...]) -> str:
 
 
 class SourceSpec(Table, frozen=True, kw_only=True):
-    """Where facts were read. `checked` is the date of the copy, `grade` how far to trust it."""
+    """Where facts were read. `checked` is the date of the copy, `grade` is how far to trust it."""
 
     where: str
     checked: str
@@ -94,7 +94,7 @@ class SourceSpec(Table, frozen=True, kw_only=True):
 
 
 class ArgumentSpec(Table, frozen=True, kw_only=True):
-    """Words of a batch directive or of the launcher's command line."""
+    """Arguments of a batch directive or of the launcher's command line."""
 
     words: tuple[str, ...]
     because: str
@@ -105,15 +105,18 @@ class ArgumentSpec(Table, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """What this is a value of: `--network`, `-l place`, `--setattr rdzv_get_en`. A higher scope replaces by it."""
+        """The option that this sets: `--network`, `-l place`, `--setattr rdzv_get_en`. A higher scope replaces it."""
         return argument_key(self.words)
 
 
 def with_site(defaults: Iterable[Argument], own: tuple[ArgumentSpec, ...]) -> tuple[Argument, ...]:
-    """The defaults and then the site's own words, in its order. Where both say the same option, the site's counts:
-    launchers take an option that is given twice in silence, and not all take the last one. The planner has already
-    left out those of the site whose condition does not hold."""
-    said = {spec.key: spec for spec in own}  # of an option that holds twice the last, as with variables
+    """Return the defaults, followed by the site's arguments in the site's order.
+
+    If both set the same option, only the site's remains. The reason: launchers accept a repeated option without a
+    message, and not all of them use the last one. The planner has already removed the site's arguments whose condition
+    does not hold.
+    """
+    said = {spec.key: spec for spec in own}  # if an option applies twice, the last one wins, as with variables
     return (
         *(argument for argument in defaults if argument_key(argument.words) not in said),
         *(

@@ -1,7 +1,8 @@
-"""The plan: everything decided, each thing with its reason and its source, and no secret in it.
+"""The plan: all decisions, each with its reason and its source, and without secrets.
 
-A plan is the same value whether it is shown (`windlass plan`), saved (`plan.json`), turned into a batch script or run.
-It is made on any machine; what only the job can know (host names, job id, a free port) is left to rules in it.
+A plan is the same value whether windlass shows it (`windlass plan`), saves it (`plan.json`), writes a batch script from
+it or runs it. It can be created on any machine. For facts that only the job has (host names, job id, a free port), the
+plan contains rules.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from windlass.model.site import SettingSpec
 from windlass.model.topology import DeviceUnit, Topology
 
 PLAN_VERSION = 3
-"""Version 1 (windlass 0.1.0) has no agents: `read_plan` makes them from its request. Remarks of versions 1 and 2 have
+"""Version 1 (windlass 0.1.0) has no agents: `read_plan` creates them from its request. Remarks of versions 1 and 2 have
 no kind: `plan_from_json` reads them as findings."""
 _FINDINGS_SINCE = 3
 _MAX_NODES = 200_000
@@ -30,38 +31,38 @@ _MAX_RANKS_PER_NODE = 4096
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One environment variable of the ranks. `value` None unsets it; a secret's value is in a file beside."""
+    """One environment variable of the ranks. `value` None unsets it. The value of a secret is in a separate file."""
 
     name: str
     value: str | None
     because: str
     origin: Origin = BUILTIN
     when: When = ALWAYS
-    """Only tests that the compute node decides are left in here."""
+    """Contains only the tests that the compute node decides."""
     expand: bool = False
     fill: bool = False
-    """`{rank}` and the like are filled in, as in arguments, and nothing else is looked at."""
+    """`{rank}` and the like are filled in, as in arguments. Nothing else is expanded."""
     prepend: bool = False
-    """Goes in front of the value that the variable has there, as an element of a path."""
+    """The value is put in front of the variable's existing value, as an element of a path."""
     append: bool = False
-    """Goes behind it."""
+    """The value is put after the variable's existing value."""
     inside: bool = True
     """False: only for the host side of a container."""
     secret: bool = False
     keep_user: bool = True
-    """A value that the user has set in the environment before the modules wins over this one."""
+    """A value that the user set in the environment before the modules takes precedence over this one."""
     module: str = ""
-    """A module of the plan that has a say: what it sets wins, and this value is for what it leaves."""
+    """A module of the plan whose value takes precedence. This value applies if the module does not set the variable."""
     note: str = ""
 
     @property
     def joins(self) -> bool:
-        """Adds to the variable's value instead of replacing it."""
+        """Whether it adds to the variable's value and does not replace it."""
         return self.prepend or self.append
 
 
 def setting_of(spec: SettingSpec) -> Setting:
-    """A catalog setting as a plan has it, keeping only the tests that the node decides."""
+    """Convert a catalog setting to a setting of a plan. Keeps only the tests that the node decides."""
     left = ALWAYS
     if spec.when.at_run_time:
         left = When(exists=spec.when.exists, found=spec.when.found, found_in=spec.when.found_in)
@@ -79,12 +80,12 @@ def setting_of(spec: SettingSpec) -> Setting:
 
 
 class RankBinding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where one local rank sits. Empty `cpus`: not bound."""
+    """The placement of one local rank. Empty `cpus`: not bound."""
 
     local_rank: int
     cpus: tuple[int, ...] = ()
     devices: tuple[int, ...] = ()
-    """Physical devices that are this rank's (one, or a share of one)."""
+    """Physical devices of this rank (one, or a share of one)."""
     numa: tuple[int, ...] = ()
     nic: str | None = None
 
@@ -97,19 +98,19 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     origin: Origin = BUILTIN
     preset: str | None = None
     visible: tuple[int, ...] = ()
-    """Order of devices that every rank sees (`--devices all`); empty leaves all visible as they are."""
+    """Order of the devices that every rank sees (`--devices all`). Empty: all are visible in their own order."""
     agent_cpus: tuple[int, ...] = ()
     comm_cpus: tuple[int, ...] = ()
     by_launcher: bool = True
-    """Launcher flags bind; otherwise the rank script does, with taskset."""
+    """The launcher's options bind the ranks. Otherwise the rank script binds them with taskset."""
     variable: str | None = None
-    """The launcher binds by what this variable of the job says (a module's), and nobody here knows to what."""
+    """The launcher binds by the value of this variable (set by a module). The plan does not contain the value."""
     device_unit: DeviceUnit | None = None
-    """What the device numbers here count, where that is not what the topology's count."""
+    """The unit of the device numbers here, if it differs from the topology's."""
 
 
 class Rendezvous(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How ranks find each other. A rule, because only the job knows its hosts."""
+    """How ranks find each other. This is a rule, because only the job has the host names."""
 
     suffix: str = ""
     short_name: bool = True
@@ -133,13 +134,13 @@ class Mount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class HostLibs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Network libraries of the host that each node puts into a folder of the job for the container (host-inject)."""
+    """Network libraries of the host that each node collects in a folder of the job for the container (host-inject)."""
 
     names: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
     provider: str = ""
     own: str = ""
-    """A folder that the user named: every network library in it is taken."""
+    """A folder that the user named. Every network library in it is used."""
     because: str = ""
     origin: Origin = BUILTIN
 
@@ -154,9 +155,9 @@ class ContainerPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     arguments: tuple[Argument, ...] = ()
     mounts: tuple[Mount, ...] = ()
     settings: tuple[Setting, ...] = ()
-    """Variables for the inside alone, which the host must not see: search paths of libraries and programs, preloads."""
+    """Variables only for the inside, which the host must not see: search paths of libraries and programs, preloads."""
     device_flag: bool = True
-    """Give the runtime's own device option (`--nv`, `--rocm`)."""
+    """Pass the runtime's own device option (`--nv`, `--rocm`)."""
     activate: str = ""
     annotations: dict[str, str] = {}
     host_libs: HostLibs | None = None
@@ -175,7 +176,7 @@ class CacheDir(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class CacheRoot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A folder that the cooperative cache shows: as the user wrote it, and what it is when links are followed."""
+    """A folder that the cooperative cache shows: the path as the user wrote it, and the path with links resolved."""
 
     path: str
     real: str
@@ -186,19 +187,19 @@ class CachePlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     roots: tuple[CacheRoot, ...]
     environments: tuple[str, ...] = ()
-    """Prefixes below the roots whose `bin` holds scripts that name their interpreter by its own path."""
+    """Prefixes below the roots whose `bin` contains scripts that name their interpreter by its absolute path."""
     variables: tuple[str, ...] = ()
-    """Variables in which paths below the roots are replaced, on the node, by their place in the view."""
+    """Variables in which the node replaces paths below the roots by their paths in the view."""
     placement: Literal["replicate", "partition"] = "replicate"
     budget_bytes: int = 2 << 30
     readers: int = 1
     store: str = ""
-    """Folder of each node in which the cache lies; empty: in its memory."""
+    """Folder of each node for the cache. Empty: the cache is in the node's memory."""
     allow_other: bool = False
     trace: bool = True
-    """Write down what the run touches, and push it ahead of the ranks from the second run on."""
+    """Record the files that the run reads. From the second run on, push them to the nodes ahead of the ranks."""
     ready_s: float = 60.0
-    """How long the nodes may take to come up before the run is given up."""
+    """How long the nodes may take to become ready before the run is abandoned."""
     because: str = ""
     origin: Origin = BUILTIN
 
@@ -207,17 +208,17 @@ AgentService = Literal["cache", "heartbeat", "sampler", "stage"]
 
 
 class AgentsPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The agents of a run: one small process on every node beside the ranks, which hosts these services."""
+    """The agents of a run: one small process on every node next to the ranks, which hosts these services."""
 
     services: tuple[AgentService, ...]
     launch: tuple[Argument, ...] = ()
-    """The node step that starts them, without the program; empty where windlass starts the only one itself."""
+    """The node step that starts them, without the program. Empty if windlass starts the only agent itself."""
     cpus: tuple[int, ...] = ()
-    """CPUs of each node on which they stay; empty: where there is room."""
+    """CPUs of each node on which they run. Empty: any CPU."""
     cpus_because: str = ""
     interpreter: str = ""
     ready_s: float
-    """How long the nodes may take to come up."""
+    """How long the nodes may take to become ready."""
     because: str
     origin: Origin = BUILTIN
 
@@ -243,7 +244,7 @@ class _Remark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """See the module's text. Field order is the order in which people read it."""
+    """The plan of one run. The fields are in reading order."""
 
     version: int
     windlass: str = ""
@@ -257,21 +258,21 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     launcher: str
     request: Request
     command: tuple[str, ...]
-    """What each rank runs, placeholders not yet filled in; secret words are masked, see `secret_words`."""
+    """The command of each rank, with unfilled placeholders. Secret arguments are masked, see `secret_words`."""
     interpreter_because: str = ""
-    """Why this interpreter, where windlass chose one."""
+    """Why this interpreter is used, if windlass chose it."""
     secret_words: tuple[int, ...] = ()
-    """Positions in `command` whose words are in the secrets file."""
+    """Positions in `command` whose arguments are in the secrets file."""
     directives: tuple[Argument, ...] = ()
     launch: tuple[Argument, ...] = ()
-    """The launcher's command line without the rank script; `{run_dir}` stands for the run folder."""
+    """The launcher's command line without the rank script. `{run_dir}` is the run folder."""
     modules_use: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     prologue: tuple[Prologue, ...] = ()
     activate_on_node: str | None = None
-    """The environment of --activate, where only the nodes have its folder: the ranks look at it there."""
+    """The environment of --activate, if only the nodes have its folder. The ranks check it there."""
     limits: tuple[Argument, ...] = ()
-    """`ulimit` words, e.g. `-c 0`."""
+    """`ulimit` arguments, e.g. `-c 0`."""
     environment: tuple[Setting, ...] = ()
     binding: Binding
     topology: Topology
@@ -283,22 +284,22 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     agents: AgentsPlan | None = None
     keep_caches: str | None = None
     hosts: str | None = None
-    """Folded host list, where an allocation is known."""
+    """Folded host list, if an allocation is known."""
     job_id: str | None = None
     remarks: tuple[Finding, ...] = ()
     grace_s: float = 5.0
     parent: bool = False
-    """The rank script stays the parent of the user's command and reports its end: the run is watched, or its launcher
-    does not say which rank failed."""
+    """The rank script stays the parent of the user's command and reports its end. Set if the run is watched, or if its
+    launcher does not report which rank failed."""
 
 
 def plan_to_json(plan: Plan) -> bytes:
-    """Indented JSON that `plan_from_json` reads back as the same value."""
+    """Return indented JSON that `plan_from_json` decodes to the same value."""
     return to_json(plan)
 
 
 def plan_from_json(data: bytes, *, where: str = "plan") -> Plan:
-    """The plan in `data`. A torn file, an unknown field or a newer version is an error that names `where`."""
+    """Decode a plan. A truncated file, an unknown field or a newer version is an error that names `where`."""
     try:
         version = from_json(data, Versioned).version
         if version > PLAN_VERSION:
@@ -315,7 +316,7 @@ def plan_from_json(data: bytes, *, where: str = "plan") -> Plan:
 
 
 def _with_findings(data: bytes) -> bytes:
-    """A plan of version 1 or 2 with its remarks in the form of findings."""
+    """Convert the remarks of a plan of version 1 or 2 to findings."""
     raw = from_json(data, dict[str, Any])
     remarks = msgspec.convert(raw.get("remarks", []), list[_Remark])
     raw["remarks"] = [remark.finding() for remark in remarks]
@@ -323,7 +324,7 @@ def _with_findings(data: bytes) -> bytes:
 
 
 def _check_counts(plan: Plan, where: str) -> None:
-    """Whoever reads the plan goes through its nodes and ranks: there must be no more of them than any machine has."""
+    """Limit the counts to those of real machines, because readers of the plan loop over its nodes and ranks."""
     if not (1 <= plan.nodes <= _MAX_NODES and 1 <= plan.ranks_per_node <= _MAX_RANKS_PER_NODE):
         raise ConfigError(
             f"{where}: not a plan: no machine has {plan.nodes} nodes x {plan.ranks_per_node} ranks",
@@ -337,7 +338,7 @@ def _check_counts(plan: Plan, where: str) -> None:
 
 
 def _check_words_for_shells(plan: Plan, where: str) -> None:
-    """Scripts hold these as they are: a name of a variable cannot be quoted."""
+    """Check text that scripts contain unquoted: the name of a variable cannot be quoted."""
     cache = plan.cache.variables if plan.cache else ()
     names = [
         *(setting.name for setting in plan.environment),

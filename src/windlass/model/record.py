@@ -1,4 +1,4 @@
-"""A result is a record: what ran where, how it ended, with which figures. Versioned JSON."""
+"""The record of a run: what ran where, how it ended, and its measurements. Versioned JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Outcome = Literal["ok", "failed", "killed", "stopped", "not-started"]
 
 
 class RankFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The first rank that failed. `signal` is set where a signal ended it."""
+    """The first rank that failed. `signal` is set if a signal ended it."""
 
     rank: int | None
     host: str | None = None
@@ -25,18 +25,18 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     log: str | None = None
     last_lines: tuple[str, ...] = ()
     said: str = ""
-    """The launcher's own words about it ("Out Of Memory")."""
+    """The launcher's own message about it ("Out Of Memory")."""
 
     @property
     def exit_code(self) -> int:
-        """What the shell would say: the code, or 128 + signal."""
+        """The exit code as a shell reports it: the code, or 128 + signal."""
         if self.signal is not None:
             return 128 + self.signal
         return self.code if self.code else 1
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The end of one run, `result.json` in its folder."""
+    """The result of one run, `result.json` in its folder."""
 
     version: int
     windlass: str
@@ -54,11 +54,11 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     failure: RankFailure | None = None
     remarks: tuple[str, ...] = ()
     steps: int | None = None
-    """Of the rank that took most of them. None: not sampled."""
+    """Number of steps of the rank with the most steps. None: not sampled."""
     step_ms: float | None = None
     """Median step."""
     findings: tuple[Finding, ...] = ()
-    """What the rules of `windlass report` found in the samples."""
+    """Findings of the rules of `windlass report` in the samples."""
 
 
 def record_to_json(record: RunRecord) -> bytes:
@@ -66,7 +66,7 @@ def record_to_json(record: RunRecord) -> bytes:
 
 
 def record_from_json(data: bytes, *, where: str = "record") -> RunRecord:
-    """The record in `data`; a torn file or a newer version is an error that names `where`."""
+    """Decode a record. A truncated file or a newer version is an error that names `where`."""
     try:
         version = from_json(data, Versioned).version
         if version > RECORD_VERSION:

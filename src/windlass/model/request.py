@@ -1,4 +1,4 @@
-"""What the user asked for, before anything is decided."""
+"""The user's request, before any decision."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ AUTO = "auto"
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Options of run, plan and submit. None means "not said": the site or the machine decides."""
+    """Options of run, plan and submit. None means "not given": the site or the machine decides."""
 
     command: tuple[str, ...]
-    """The user's own words: a script and its arguments, `-m module`, or a command."""
+    """The user's command line: a script and its arguments, `-m module`, or a command."""
     kind: Literal["script", "module", "command", "none"] = "command"
     """`none`: there are no ranks, only agents (`windlass stage`, `windlass cache start`)."""
     name: str | None = None
@@ -29,7 +29,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ranks_per_node: int | None = None
     gpus_per_node: int | None = None
     gpu_type: str | None = None
-    """As Slurm names it, where nodes have several (`--gpus-per-node a100:4`)."""
+    """Slurm's name of the type, if nodes have several (`--gpus-per-node a100:4`)."""
     ranks_per_device: int | None = None
     hosts: str | None = None
     partition: str | None = None
@@ -38,7 +38,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     time: str | None = None
     directives: tuple[str, ...] = ()
     launcher_args: tuple[str, ...] = ()
-    """Both: a leading `~` removes a default of that name."""
+    """For both: a leading `~` removes a default of that name."""
 
     cpu_bind: str = "auto"
     devices: Literal["all", "one"] | None = None
@@ -50,7 +50,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     binds: tuple[str, ...] = ()
     container_args: tuple[str, ...] = ()
     host_libs: str | None = None
-    """Folder with the host's network libraries for the container; `none` leaves the image as it is."""
+    """Folder with the host's network libraries for the container. `none` leaves the image unchanged."""
 
     env: tuple[tuple[str, str], ...] = ()
     env_prepend: tuple[tuple[str, str], ...] = ()
@@ -71,20 +71,20 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Time between asking ranks to end and killing them."""
 
     cache: tuple[str, ...] = ()
-    """Folders of a shared file system that the ranks read through the cooperative cache. `auto`, before it is looked
-    up: those of the interpreter in use."""
+    """Folders of a shared file system that the ranks read through the cooperative cache. `auto`, before it is resolved:
+    those of the interpreter in use."""
     cache_placement: Literal["replicate", "partition"] = "replicate"
     cache_budget_bytes: int | None = None
     cache_readers: int = 1
-    """Nodes that read the shared file system side by side, each at the top of a tree of its own."""
+    """Nodes that read the shared file system in parallel. Each is the root of a separate tree."""
     cache_store: str | None = None
-    """Folder of each node that holds the cache in the place of its memory; `${NAME}` is expanded there."""
+    """Folder of each node for the cache, which otherwise uses its memory. `${NAME}` is expanded on the node."""
     cache_allow_other: bool = False
     """Let root enter the view."""
     cache_trace: bool = True
 
     check: bool = False
-    """Look at the nodes before the ranks start, and leave out those that are not well."""
+    """Check the nodes before the ranks start, and leave out the unhealthy ones."""
 
     stage: tuple[str, ...] = ()
     """Files and folders that `windlass stage` pushes to the nodes."""
@@ -96,12 +96,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     profile_ranks: str = "0"
     """Numbers, separated by commas."""
     profile_steps: int = 32
-    """Of torch's profiler; the others see the whole run."""
+    """For torch's profiler. The other profilers record the whole run."""
 
     restarts: int | None = None
-    """How often a failed run is started again, in a row and without a newer snapshot in between."""
+    """How often a failed run is restarted, counted in a row and without a newer snapshot in between."""
     spares: int = 0
-    """Nodes of the allocation that wait for one of the others to fail."""
+    """Nodes of the allocation that wait for another node to fail."""
     hang_after_s: float | None = None
     """Silence of all ranks after which the run counts as hanging."""
     until_done: bool = False
@@ -109,24 +109,24 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def restarts_allowed(self) -> int:
-        """Who asks for spare nodes or for the end of the work means to start again too."""
+        """The allowed number of restarts. Spare nodes and `until_done` imply restarts."""
         if self.restarts is not None:
             return self.restarts
         return 3 if self.spares or self.until_done else 0
 
     @property
     def arguments_at(self) -> int:
-        """Where the user's own arguments begin in what a rank runs: behind interpreter and script or module."""
+        """Index of the user's first argument in a rank's command, after the interpreter and the script or module."""
         return {"script": 2, "module": 3}.get(self.kind, 0)
 
     @property
     def supervised(self) -> bool:
-        """Whether somebody has to watch the ranks and may start them again."""
+        """Whether windlass must watch the ranks and may restart them."""
         return bool(self.restarts or self.spares or self.hang_after_s or self.until_done)
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the scheduler has given us, read inside the job."""
+    """The scheduler's allocation, read inside the job."""
 
     scheduler: str
     job_id: str
@@ -134,12 +134,12 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cpus_per_node: int | None = None
     tasks_per_node: int | None = None
     uneven_tasks: tuple[int, ...] = ()
-    """Tasks of each node in order, where their number is not the same on all."""
+    """Tasks of each node in order, if the number is not the same on all nodes."""
     gpus_per_node: int | None = None
     end_time_s: float | None = None
     whole_nodes: bool | None = None
     step_tasks: int | None = None
-    """Tasks of the step that this process is in, where it is in one that holds CPUs of the job (`srun --pty bash`)."""
+    """Tasks of the step that contains this process, if that step holds CPUs of the job (`srun --pty bash`)."""
     partition: str | None = None
     account: str | None = None
 
@@ -150,21 +150,21 @@ class NodeOffer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     nodes: int
     cpus: int
     gpus: tuple[tuple[str, int], ...] = ()
-    """Each type, empty where the scheduler names none, with the number of such devices per node."""
+    """Each type with the number of such devices per node. The type is empty if the scheduler names none."""
     features: tuple[str, ...] = ()
 
 
 class PartitionOffer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the scheduler says of the nodes of one partition or queue, asked from outside of any job."""
+    """The scheduler's description of the nodes of one partition or queue, queried from outside of any job."""
 
     name: str = ""
-    """Empty where the scheduler's nodes belong to no queue."""
+    """Empty if the scheduler's nodes belong to no queue."""
     default: bool = False
     kinds: tuple[NodeOffer, ...]
 
     @property
     def commonest(self) -> NodeOffer:
-        """The kind with devices, where there is one, of which there are most."""
+        """The most frequent kind of node. Kinds with devices are preferred."""
         return max(self.kinds, key=lambda kind: (bool(kind.gpus), kind.nodes, kind.cpus))
 
     @property
@@ -177,10 +177,10 @@ class PartitionOffer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def gpus_per_node(self) -> int:
-        """Devices of the type of which a node of the commonest kind has most: types are different devices."""
+        """The largest number of devices of one type on a node of the commonest kind. Types are different devices."""
         return max((count for _, count in self.commonest.gpus), default=0)
 
     @property
     def mixed(self) -> bool:
-        """Its nodes differ, so that an allocation may have others than the commonest."""
+        """Whether its nodes differ, so that an allocation may have others than the commonest kind."""
         return len({(kind.cpus, kind.gpus) for kind in self.kinds}) > 1

@@ -1,7 +1,7 @@
-"""Masking of values that look like tokens, keys or passwords, so that they reach no plan, log or record. Pure.
+"""Mask values that look like tokens, keys or passwords, so that no plan, log or record contains them. Pure.
 
-A word that is masked in error costs nothing but its sight: the rank gets the real one through the secrets file. Every
-repetition that is not followed by the end of a value has a bound, so that no text takes long.
+A word that is masked in error is only hidden from view: the rank gets the real one through the secrets file. Every
+repetition in a pattern has a bound unless the end of a value follows it, so that no text takes long.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _SECRET_WORDS = frozenset(
         *("connectionstring", "connstr", "signature", "sig", "passwort", "otp", "sessionid", "psk"),
     )
 )
-"""Parts of a name, in small letters, that say what it holds."""
+"""Parts of a name, in lower case, that indicate a secret."""
 _STRONG_WORDS = _SECRET_WORDS - {"key", "pass", "pat", "auth", "pw", "sas", "tokens", "signature", "otp"}
-"""Those that mean it in the middle of other text too."""
+"""The parts that indicate a secret in the middle of other text too."""
 _ENDS = ("token", "password", "passwd", "secret", "apikey", "cookie")
-"""Of names that are written without a mark between their parts: PGPASSWORD, PBS_JOBCOOKIE."""
+"""Endings of names without a separator between their parts: PGPASSWORD, PBS_JOBCOOKIE."""
 _NOT_SECRET = re.compile(
     r"^(SSH_AUTH_SOCK|(?-i:PWD|OLDPWD)|TOKENIZERS_PARALLELISM|.{0,80}_PWD_DIR)$|tokens?_per|max_tokens|num_tokens|tokenizer|monkey"
     r"|keyboard|key_(size|dim|len|length|bias|value_heads)|(sort|primary|foreign)[_-]key"
@@ -62,7 +62,7 @@ _HEAD = re.compile(
     r"(?<![\w.])(?P<name>[A-Za-z][\w.-]{0,80})(?:\\{0,3}[\"'])?"
     r"(?:\s{0,4}(?:=>|:=|[:=])\s{0,4}|(?<=[\"'])\s{0,2},\s{0,2}(?=[\\\"'])|>(?=[^<\s]))"
 )
-"""A name and what stands between it and its value: `x=`, `"x": `, `x => `, `('x', `, `<x>`."""
+"""A name and the separator before its value: `x=`, `"x": `, `x => `, `('x', `, `<x>`."""
 _OPTION = re.compile(r"(?:(?<![\w-])--?|\bsetenv {1,4})(?P<name>[A-Za-z][\w-]{1,60})(?:[\"'],)? {1,4}(?=[^\s-])")
 _SAID = re.compile(
     r"(?i)(?<![\w-])(?P<name>password|passwd|passphrase|passcode|passwort|pwd|secret|token|credentials?|(?:api|access|"
@@ -85,30 +85,33 @@ _USERS = frozenset(("git", "oauth2", "user", "root", "anonymous", "me"))
 
 
 def _parts(name: str) -> list[str]:
-    """`SharedAccessKey` and `shared-access-key` alike; neighbours are joined too, for `API_KEY` and `conn_str`."""
+    """Split a name: `SharedAccessKey` and `shared-access-key` give the same parts.
+
+    Adjacent parts are also joined, for `API_KEY` and `conn_str`.
+    """
     parts = [part.lower() for part in re.split(r"[_.\-\s]+", _HUMP.sub("_", name)) if part]
     return parts + [first + second for first, second in pairwise(parts)]
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable or option of this name holds a secret. Numbers of tokens and tokenizers are not secrets."""
+    """Return whether this variable or option contains a secret. Token counts and tokenizers are not secrets."""
     bare = name.lstrip("-")
     says = not _SECRET_WORDS.isdisjoint(_parts(bare)) or bare.lower().endswith(_ENDS)
     return says and not _NOT_SECRET.search(bare) and not _NOT_SECRET.search(bare.replace("-", "_"))
 
 
 def is_secret_value(value: str) -> bool:
-    """Whether the value has a known token, a URL with a password, or a named secret anywhere in it."""
+    """Return whether the value contains a known token, a URL with a password, or a named secret."""
     return mask_text(value) != value
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether a named value has to be hidden. A plain small number and a reference to a variable never are."""
+    """Return whether a named value must be hidden. A small number or a reference to a variable is not hidden."""
     return is_secret_value(value) or (is_secret_name(name) and bool(value) and not _PLAIN_VALUE.fullmatch(value))
 
 
 def mask_text(text: str) -> str:
-    """Any text with what looks like a secret hidden and the rest as it was."""
+    """Return the text with everything that looks like a secret hidden. The rest does not change."""
     text = _FORMS.sub(MASK, text)
     text = _WEBHOOK.sub(rf"\1{MASK}", text)
     text = _URL.sub(_masked_login, text)
@@ -122,7 +125,7 @@ def mask_text(text: str) -> str:
 
 
 def _looks_random(value: str) -> bool:
-    """Whether letters and digits, or small and capital letters, are mixed as in no word."""
+    """Return whether letters and digits, or lower and upper case, are mixed as in no normal word."""
     letters = any(c.isalpha() for c in value)
     humps = sum(a.islower() and b.isupper() for a, b in pairwise(value))
     return letters and (any(c.isdigit() for c in value) or humps > 1 or value.endswith("="))
@@ -134,7 +137,7 @@ def _is_plain(value: str) -> bool:
 
 
 def _masked_login(match: re.Match[str]) -> str:
-    """The part of a URL before the host: a password, or a token in the place of the user."""
+    """Mask the part of a URL before the host: a password, or a token that replaces the user."""
     user, colon, password = match[2].partition(":")
     if colon:
         return match[0] if not password or MASK in password else f"{match[1]}{user}:{MASK}"
@@ -155,7 +158,7 @@ def _masked_said(match: re.Match[str]) -> str:
 
 
 def _masked_values(text: str, heads: re.Pattern[str]) -> str:
-    """The text without the values of secret names. What is kept is searched again from behind the name on."""
+    """Mask the values of secret names. If a value is kept, the search continues after its name."""
     done, position = [], 0
     for match in heads.finditer(text):
         if match.start("name") < position or not _names_secret(match, text):
@@ -165,7 +168,7 @@ def _masked_values(text: str, heads: re.Pattern[str]) -> str:
         if start == end or _is_plain(text[start:end]) or (name == "pwd" and text[start] == "/"):
             continue
         if name == "key" and not query and text[start - 1 : start] not in {'"', "'"}:
-            continue  # `key=value` in the middle of a text names a sort order more often than a secret
+            continue  # in running text, `key=value` names a sort order more often than a secret
         done += [text[position:start], MASK]
         position = end
     return "".join((*done, text[position:]))
@@ -178,13 +181,16 @@ def _names_secret(match: re.Match[str], text: str) -> bool:
 
 
 def _in_query(match: re.Match[str], text: str) -> bool:
-    """Whether the name is a parameter of a URL."""
+    """Return whether the name is a parameter of a URL."""
     start = match.start("name")
     return start > 0 and text[start - 1] in "?&"
 
 
 def _value_span(text: str, start: int, *, query: bool) -> tuple[int, int]:
-    """Where the value is: between quotes, else up to white space or a quote; in a URL's query up to `&`."""
+    """Return the span of the value.
+
+    It is between quotes, or it ends at white space or a quote. In a URL's query it ends at `&`.
+    """
     if quote := _QUOTE.match(text, start):
         end = text.find(quote[0], quote.end())
         line = text.find("\n", quote.end())
@@ -200,7 +206,7 @@ def _value_span(text: str, start: int, *, query: bool) -> tuple[int, int]:
 
 
 def secret_positions(words: tuple[str, ...]) -> tuple[int, ...]:
-    """Positions of the words of a command line that hold a secret: `--token X` and `--token=X`, or a known form."""
+    """Return the positions of arguments that contain a secret: `--token X`, `--token=X`, or a known form."""
     found: list[int] = []
     for index, word in enumerate(words):
         name, equals, value = word.partition("=")
@@ -216,7 +222,7 @@ def secret_positions(words: tuple[str, ...]) -> tuple[int, ...]:
 
 
 def mask_word(word: str) -> str:
-    """A word that holds a secret with that part hidden; an option's name stays readable."""
+    """Hide the secret part of an argument. The name of an option stays readable."""
     name, equals, value = word.partition("=")
     if equals and " " not in name and is_secret_name(name) and is_secret(name, value):
         return f"{name}={MASK}"
@@ -225,6 +231,6 @@ def mask_word(word: str) -> str:
 
 
 def mask_argv(words: tuple[str, ...]) -> tuple[str, ...]:
-    """A command line as it may be shown or saved."""
+    """Return a command line that is safe to show or save."""
     hide = set(secret_positions(words))
     return tuple(mask_word(word) if index in hide else word for index, word in enumerate(words))

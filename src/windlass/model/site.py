@@ -1,8 +1,8 @@
-"""The closed schema of a catalog file. One schema serves sites, hardware, networks and the user's own overlays.
+"""The closed schema of a catalog file, for sites, hardware, networks and the user's overlays.
 
-Every field has a default, so that a file may say only what it knows and a merge of scopes fills the rest. Unknown keys
-are errors. Values that a reader may doubt carry `source`, the key of an entry in `[sources]` of the same file, which
-says where it was read, when, and how far to trust it.
+Every field has a default. A file therefore contains only the facts that its author has, and a merge of scopes adds the
+others. Unknown keys are errors. A value that a reader may doubt has a `source`: the key of an entry in `[sources]` of
+the same file. The entry states where the value was read, when, and how far to trust it.
 """
 
 from __future__ import annotations
@@ -27,22 +27,24 @@ class SettingSpec(Table, frozen=True, kw_only=True):
     expand: bool = False
     """`${NAME}` in the value is expanded on the node, `{local_rank}` and the like in the rank."""
     prepend: bool = False
+    """The value is added before the variable's existing value, separated by a colon."""
     append: bool = False
-    """The value goes in front of what is there, separated by a colon."""
+    """The value is added after the variable's existing value, separated by a colon."""
     note: str = ""
     origin: Origin | None = None
-    """Filled in by the merge; not for files."""
+    """Set by the merge. Files must not contain it."""
 
 
 class DetectSpec(Table, frozen=True, kw_only=True):
-    """Evidence that this is the machine. Never one host prefix alone: `hostnames` count only beside something else.
+    """Evidence that this is the machine. `hostnames` count only together with other evidence.
 
-    Host names and values of variables are regular expressions that must match as a whole; domains are suffixes."""
+    Host names and values of variables are regular expressions that must match the whole text. Domains are suffixes.
+    """
 
     cluster_names: tuple[str, ...] = ()
     """Names that the scheduler gives its cluster."""
     variables: dict[str, str] = {}
-    """Variable to a regular expression that its value matches."""
+    """Maps a variable to a regular expression that its value matches."""
     domains: tuple[str, ...] = ()
     hostnames: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
@@ -55,11 +57,11 @@ class SchedulerSpec(Table, frozen=True, kw_only=True):
     default_partition: str | None = None
     account_required: bool = False
     time_required: bool = False
-    """The scheduler refuses a job that names no time limit."""
+    """The scheduler refuses a job without a time limit."""
     whole_nodes: bool = False
-    """Nodes are given whole, and the request names only how many."""
+    """The scheduler allocates whole nodes, and the request contains only their number."""
     gpu_request: Literal["none", "gpus-per-node", "gres", "gpus", "gpus-per-task"] = "none"
-    """How the allocation asks for devices; a site that allots whole nodes needs none."""
+    """How the allocation requests devices. A site that allocates whole nodes uses `none`."""
     directives: tuple[ArgumentSpec, ...] = ()
     source: str = ""
 
@@ -68,7 +70,7 @@ class LauncherSpec(Table, frozen=True, kw_only=True):
     kind: Literal["srun", "pals", "hydra", "openmpi", "flux", "local"] = "local"
     executable: str | None = None
     mpi: str | None = None
-    """The process-management interface to ask for (`pmi2`, `pmix`); none leaves the site's default."""
+    """The process-management interface to request (`pmi2`, `pmix`). Without it, the site's default applies."""
     arguments: tuple[ArgumentSpec, ...] = ()
     source: str = ""
 
@@ -84,7 +86,8 @@ class RendezvousSpec(Table, frozen=True, kw_only=True):
     """Interface whose address to publish when `address` is `ip`."""
     port_base: int = 20000
     port_span: int = 12000
-    """Job id and run choose one of so many ports from `port_base` on, which is checked to be free on node 0."""
+    """Number of ports, counted from `port_base`. Job id and run select one of them, and windlass checks that it is free
+    on node 0."""
     source: str = ""
 
 
@@ -97,13 +100,13 @@ class PresetSpec(Table, frozen=True, kw_only=True):
     because: str
     source: str
     comm_cpus: str = ""
-    """Cores of the collective library's own threads; ranks stay away from them. A preset states its own: those of
-    `[binding]` are for computed maps."""
+    """Cores of the collective library's threads. Ranks do not use them. A preset needs its own list: the one in
+    `[binding]` is for computed maps."""
     device_unit: Literal["tile", "card"] | None = None
     devices: tuple[int, ...] = ()
-    """Device of each local rank; without it, rank i uses device i * devices / ranks."""
+    """Device of each local rank. Without it, rank i uses device i * devices / ranks."""
     default: bool = False
-    """Taken by `--cpu-bind auto` when the number of ranks per node is this preset's."""
+    """`--cpu-bind auto` uses this preset if the number of ranks per node is the same."""
     note: str = ""
     settings: tuple[SettingSpec, ...] = ()
     origin: Origin | None = None
@@ -111,14 +114,14 @@ class PresetSpec(Table, frozen=True, kw_only=True):
 
 class BindingSpec(Table, frozen=True, kw_only=True):
     order: Literal["device", "core"] = "device"
-    """`device`: rank i sits next to device i. `core`: rank i has the i-th cores, and the devices are renumbered."""
+    """`device`: rank i is next to device i. `core`: rank i has the i-th cores, and the devices are renumbered."""
     threads: Literal["first", "all"] = "all"
-    """Whether a rank's mask has only the first hardware thread of each core."""
+    """`first`: a rank's mask has only the first hardware thread of each core. `all`: it has all of them."""
     agent_cpus: str = ""
     comm_cpus: str = ""
     cores_per_rank_max: int | None = None
     launcher_binds: bool = True
-    """False where the site leaves binding to its launcher (Flux mpibind)."""
+    """False if the site leaves binding to its launcher (Flux mpibind)."""
     presets: tuple[PresetSpec, ...] = ()
     source: str = ""
 
@@ -131,7 +134,7 @@ class QueueBinSpec(Table, frozen=True, kw_only=True):
 
 
 class QueueSpec(Table, frozen=True, kw_only=True):
-    """A partition, queue or QOS, and what it takes. `plan/queues.py` chooses and checks by it."""
+    """A partition, queue or QOS with its limits. `plan/queues.py` uses them to choose a queue and to check jobs."""
 
     name: str
     kind: Literal["partition", "qos", "queue"] = "partition"
@@ -139,19 +142,20 @@ class QueueSpec(Table, frozen=True, kw_only=True):
     nodes_max: int | None = None
     time_max: str | None = None
     bins: tuple[QueueBinSpec, ...] = ()
-    """Time limits by size, smallest first, where jobs of different sizes have different ones."""
+    """Time limits by job size, smallest first, if they depend on the size."""
     default: bool = False
-    """What the scheduler takes when nobody names one."""
+    """The scheduler uses this one if the job names none."""
     by_name: bool = False
-    """For those who name it: by request only, one job per user, or not for training. Never chosen for anybody."""
+    """windlass never chooses this one automatically: it is by request only, limited to one job per user, or not for
+    training."""
     accounts: tuple[str, ...] = ()
-    """Those that alone may use it, where not all may."""
+    """The only accounts that may use it. Empty: all accounts may."""
     devices: bool = True
     """False for nodes without accelerators."""
     gpus: tuple[int, ...] = ()
-    """A chunk of this queue is one GPU of a node (PBS), and a job has one of these numbers of them."""
+    """A chunk of this queue is one GPU of a node (PBS). A job has one of these numbers of chunks."""
     firm: bool = True
-    """False where the limits are somebody's report: a job beyond them gets a warning, not an error."""
+    """False if the limits come from an individual report. A job beyond them gets a warning, not an error."""
     note: str = ""
     source: str = ""
 
@@ -165,14 +169,14 @@ class BindSpec(Table, frozen=True, kw_only=True):
     source: str
     when: When = ALWAYS
     follow: bool = False
-    """Follow symbolic links on the host and bind what they point at too."""
+    """Follow symbolic links on the host, and bind their targets too."""
     optional: bool = False
-    """Leave it out when the host does not have it, where the runtime would otherwise refuse to start."""
+    """Leave it out if the host does not have it. Otherwise the runtime would refuse to start."""
     origin: Origin | None = None
 
 
 class ContainerSpec(Table, frozen=True, kw_only=True):
-    """What a site's container runtime needs at run time."""
+    """Settings that a site's container runtime needs at run time."""
 
     runtime: str
     executable: str | None = None
@@ -182,12 +186,13 @@ class ContainerSpec(Table, frozen=True, kw_only=True):
     settings: tuple[SettingSpec, ...] = ()
     modules: tuple[str, ...] = ()
     activate: str = ""
-    """Shell text that some images need first, e.g. `$WITH_CONDA`; `activate_images` says which (glob patterns)."""
+    """Shell text that some images must execute first, e.g. `$WITH_CONDA`. `activate_images` selects the images (glob
+    patterns)."""
     activate_images: tuple[str, ...] = ()
     images: tuple[str, ...] = ()
-    """Glob patterns of the images that this entry is for; without any it is for every image of the runtime."""
+    """Glob patterns of the images that this entry applies to. Without any, it applies to every image of the runtime."""
     device_flag: bool = True
-    """False where the runtime's own device option (`--nv`, `--rocm`) does harm at this site."""
+    """False if the runtime's own device option (`--nv`, `--rocm`) is harmful at this site."""
     verb: Literal["exec", "run"] = "exec"
     annotations: dict[str, str] = {}
     """Container-engine annotations (EDF)."""
@@ -196,14 +201,15 @@ class ContainerSpec(Table, frozen=True, kw_only=True):
 
 
 class HostLibrariesSpec(Table, frozen=True, kw_only=True):
-    """Network libraries that a container must take from the host, where the image does not bring the fabric itself."""
+    """Network libraries of the host that a container needs, if the image does not contain the fabric's libraries."""
 
     names: tuple[str, ...] = ()
-    """As the loader names them: `libfabric.so.1`. What these need is found on the node."""
+    """Names as in the loader: `libfabric.so.1`. Their dependencies are found on the node."""
     folders: tuple[str, ...] = ()
-    """Where the node has them, before the loader's own folders; of a pattern, the newest version first."""
+    """Folders of the node that contain them, searched before the loader's folders. For a pattern, the newest version
+    comes first."""
     provider: str = ""
-    """libfabric's name for the fabric: an image whose own libfabric has it needs nothing of the host."""
+    """libfabric's name for the fabric. An image whose own libfabric supports it needs no libraries of the host."""
     because: str = ""
     source: str = ""
 
@@ -211,12 +217,12 @@ class HostLibrariesSpec(Table, frozen=True, kw_only=True):
 class StorageSpec(Table, frozen=True, kw_only=True):
     home: str = ""
     scratch: str = ""
-    """Shared and large; run folders and caches of downloads belong here."""
+    """Shared and large. Use it for run folders and download caches."""
     downloads: str = ""
-    """Where models and data sets are downloaded to, where that is not below `scratch`; `{account}` is the
-    job's, `{account_lower}` the same in small letters."""
+    """Folder for downloaded models and data sets, if it is not below `scratch`. `{account}` is the job's account,
+    `{account_lower}` the same in lower case."""
     system: tuple[str, ...] = ()
-    """Folders of the machine's own software, which every node has or reads fast: they need no cache."""
+    """Folders of the machine's own software. Every node has them or reads them fast, so they need no cache."""
     local: str = "/tmp"
     """Node-local, for JIT caches."""
     local_kind: Literal["memory", "disk", "unknown"] = "unknown"
@@ -224,7 +230,7 @@ class StorageSpec(Table, frozen=True, kw_only=True):
     """Best node-local place for a staged environment."""
     shared: tuple[str, ...] = ()
     file_systems: dict[str, Literal["Lustre", "NFS", "GPFS", "VAST", "DVS"]] = {}
-    """What a shared path is, where that decides how long thousands of imports take."""
+    """File system of a shared path, if it determines how long thousands of imports take."""
     links: dict[str, str] = {}
     """Paths that are links into another tree (`/scratch` into `/pfs`), so that a container bind must follow them."""
     note: str = ""
@@ -237,44 +243,44 @@ class ModuleSpec(Table, frozen=True, kw_only=True):
     because: str = ""
     when: When = ALWAYS
     default: bool = True
-    """False: advice that the user asks for with `--module`."""
+    """False: a recommendation. The user requests it with `--module`."""
     variables: tuple[str, ...] = ()
-    """Patterns of variables that the module is known to set: its values win over the catalog's."""
+    """Patterns of variables that the module is known to set. Its values take precedence over the catalog's."""
     cpu_bind: str = ""
-    """A variable of the module that holds the launcher's CPU binding, for `ranks_per_node` ranks."""
+    """A variable of the module that contains the launcher's CPU binding, for `ranks_per_node` ranks."""
     ranks_per_node: int | None = None
     python: str = ""
-    """The name of the Python that the module brings, where scripts are meant to run with it."""
+    """Name of the Python that the module provides, if scripts should run with it."""
     torch: str = ""
-    """The build of torch that these modules are for (`rocm5.7`), in the place of the site's own."""
+    """The build of torch that these modules are for (`rocm5.7`). It replaces the site's build."""
     note: str = ""
     source: str = ""
 
 
 class PythonSpec(Table, frozen=True, kw_only=True):
-    """How a Python environment is made at this site: what `windlass env` does."""
+    """How `windlass env` creates a Python environment at this site."""
 
     kind: Literal["venv", "conda"] = "venv"
     version: str = ""
-    """The Python that conda installs."""
+    """The Python version that conda installs."""
     beneath: Literal["nothing", "module", "image"] = "nothing"
-    """Whose packages are seen through the environment: none, those of the site's modules, those of an image."""
+    """The packages visible through the environment: none, those of the site's modules, or those of an image."""
     modules: tuple[str, ...] = ()
-    """Modules of `[[modules]]` that are not loaded by default and that an environment needs."""
+    """Modules of `[[modules]]` that an environment needs and that are not loaded by default."""
     before: tuple[str, ...] = ()
-    """Lines of shell after the modules, such as `conda activate`."""
+    """Lines of shell to execute after the modules, such as `conda activate`."""
     image: str = ""
-    """The image beneath, where the site has one for all; a pattern stands for the newest."""
+    """The image beneath, if the site has one for all users. A pattern selects the newest."""
     torch: str = ""
     """The wheel that the site names, as in `2.10.0+rocm7.1`."""
     mpicc: str = ""
-    """What builds mpi4py with the site's MPI, as in `cc -shared`."""
+    """The compiler command that builds mpi4py with the site's MPI, as in `cc -shared`."""
     compilers: dict[str, str] = {}
-    """CC and CXX, where the system's own are too old to build packages."""
+    """CC and CXX, if the system's compilers are too old to build packages."""
     place: str = ""
-    """Folder for environments; `{account}` is the project, `{account_lower}` the same in small letters."""
+    """Folder for environments. `{account}` is the project, `{account_lower}` the same in lower case."""
     quotas: dict[str, str] = {}
-    """What a path holds at most, in the site's words."""
+    """The quota of a path, quoted from the site."""
     because: str = ""
     note: str = ""
     source: str = ""
@@ -291,38 +297,39 @@ class PrologueSpec(Table, frozen=True, kw_only=True):
 
 
 class NoteSpec(Table, frozen=True, kw_only=True):
-    """Where sources contradict each other, or something worth knowing: the verdict and the alternatives."""
+    """A verdict and its alternatives, where sources contradict each other, or another useful fact."""
 
     topic: str
     verdict: str
     alternatives: str = ""
     tell: When | None = None
-    """Plans that say this note as a remark: a fact that a user meets first as a failure or a long wait."""
+    """Plans for which this holds show the note as a remark. For facts that users otherwise notice only as a failure or
+    a long wait."""
     source: str = ""
 
 
 class SiteFile(Table, frozen=True, kw_only=True):
-    """One file. `kind` says which scope it fills."""
+    """One file. `kind` is the scope that it fills."""
 
     kind: Literal["site", "hardware", "network", "overlay"] = "site"
     name: str = ""
-    """What `--site` takes: the name of the file, without `.toml`."""
+    """The value for `--site`: the name of the file, without `.toml`."""
     title: str = ""
     """The machine's name, for people."""
     operator: str = ""
-    """Who runs it."""
+    """The organisation that runs it."""
     extends: str | None = None
-    """An overlay's base site, or a site that another one differs little from."""
+    """An overlay's base site, or a similar site from which this one differs little."""
     source: str = ""
-    """For the facts at the top of the file."""
+    """The source of the facts at the top of the file."""
     hardware: str | None = None
-    """Name of a hardware file: the node, its devices and their peaks come from there."""
+    """Name of a hardware file, which defines the node, its devices and their peaks."""
     network: str | None = None
-    """Name of a network file: the fabric's settings come from there."""
+    """Name of a network file, which defines the fabric's settings."""
     largest_nodes: int | None = None
-    """Nodes that a job can have, for people: `windlass sites show` says it."""
+    """The largest number of nodes of a job. For people: `windlass sites show` prints it."""
     status: str = ""
-    """What of this entry was never run on the machine."""
+    """The parts of this entry that were never run on the machine."""
     login_refuse: bool = True
     """`windlass run` starts no ranks on a login node."""
     offline: bool = False
@@ -341,9 +348,9 @@ class SiteFile(Table, frozen=True, kw_only=True):
     fabric: FabricSpec = FabricSpec()
     settings: tuple[SettingSpec, ...] = ()
     drop: tuple[str, ...] = ()
-    """Inherited things to leave out: variables (`NCCL_*` is a pattern), options (`--network`), binds (`/opt/cray`)."""
+    """Inherited entries to leave out: variables (`NCCL_*` is a pattern), options (`--network`), binds (`/opt/cray`)."""
     limits: tuple[ArgumentSpec, ...] = ()
-    """Words of `ulimit`, e.g. `-c 0`."""
+    """Arguments of `ulimit`, e.g. `-c 0`."""
     modules: tuple[ModuleSpec, ...] = ()
     python: PythonSpec = PythonSpec()
     prologue: tuple[PrologueSpec, ...] = ()
@@ -355,7 +362,7 @@ class SiteFile(Table, frozen=True, kw_only=True):
 
 
 class PartitionSpec(Table, frozen=True, kw_only=True):
-    """What differs in one partition or queue."""
+    """Settings that differ in one partition or queue."""
 
     hardware: str | None = None
     binding: BindingSpec | None = None
@@ -369,7 +376,7 @@ class PartitionSpec(Table, frozen=True, kw_only=True):
 
 
 class Dropped(msgspec.Struct, frozen=True, kw_only=True):
-    """Something inherited that a file leaves out with `drop`."""
+    """An inherited entry that a file leaves out with `drop`."""
 
     name: str
     text: str
@@ -380,7 +387,7 @@ class Dropped(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
-    """A site after the merge of scopes. `origins` remembers which scope and file decided each key (`launcher.kind`)."""
+    """A site after the merge of scopes. `origins` maps each key (`launcher.kind`) to the scope and file that set it."""
 
     name: str
     file: SiteFile
@@ -388,7 +395,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     dropped: tuple[Dropped, ...] = ()
 
     def origin_of(self, key: str) -> Origin:
-        """The origin of a key or of the nearest table that holds it."""
+        """Return the origin of a key, or of the nearest table that contains it."""
         while key:
             if key in self.origins:
                 return self.origins[key]

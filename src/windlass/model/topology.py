@@ -1,6 +1,6 @@
-"""One node as it is: cores, memory domains, devices, network interfaces, and who is near whom.
+"""One node: cores, memory domains, devices, network interfaces, and which of them are close to each other.
 
-Also hardware as catalog files describe it.
+The module also defines hardware as catalog files describe it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DeviceUnit = Literal["tile", "card"]
 
 
 class Core(msgspec.Struct, frozen=True, kw_only=True):
-    """One physical core. `cpus` are its hardware threads, the first one first."""
+    """One physical core. `cpus` are its hardware threads, in order."""
 
     cpus: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)]
     socket: int = 0
@@ -36,9 +36,9 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str = ""
     card: int = 0
     tile: int | None = None
-    """Which part of its card this is; None where the card is one device."""
+    """The part of its card that this is. None if the card is one device."""
     tiles: int = 1
-    """Parts that this one device stands for: 2 for a whole card of two tiles."""
+    """Number of parts in this device: 2 for a whole card of two tiles."""
     numa: int | None = None
     l3: int | None = None
     pci: str = ""
@@ -46,7 +46,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Nic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One network interface worth telling ranks about. `name` is the interface, `device` the RDMA or CXI device."""
+    """One network interface that ranks may use. `name` is the interface, `device` the RDMA or CXI device."""
 
     name: str
     device: str = ""
@@ -56,7 +56,7 @@ class Nic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Topology(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A node. `allowed` are the CPUs this job may use (the cgroup's or the mask's); `reserved` belong to the system."""
+    """A node. `allowed` are the CPUs this job may use (by cgroup or mask). `reserved` belong to the system."""
 
     arch: str
     cores: tuple[Core, ...]
@@ -67,11 +67,11 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory_bytes: int = 0
     probed: bool = False
     nic_by_core: bool = False
-    """Within a NUMA domain, core c is served by interface c modulo their number, not by whichever is free."""
+    """Within a NUMA domain, core c uses interface c modulo their number, not any free interface."""
 
     @property
     def unit(self) -> DeviceUnit:
-        """What one entry of `devices` is."""
+        """The unit of one entry of `devices`."""
         return "tile" if any(device.tile is not None for device in self.devices) else "card"
 
     @property
@@ -89,13 +89,14 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def whole(self) -> bool:
-        """True where the job may use every CPU of the node."""
+        """True if the job may use every CPU of the node."""
         return not self.allowed or set(self.allowed) >= set(self.cpus) - set(self.reserved)
 
     def usable_cores(self) -> tuple[Core, ...]:
-        """Cores with an allowed thread and no reserved one, narrowed to their allowed threads, in ascending order.
+        """Return the cores with an allowed thread and no reserved one, in ascending order.
 
-        A job that asked for one thread per core may use half of each core's threads: the core still counts.
+        Each core is limited to its allowed threads. A job that requested one thread per core may use half of each
+        core's threads. The core still counts.
         """
         allowed = set(self.allowed) if self.allowed else set(self.cpus)
         blocked = set(self.reserved)
@@ -114,30 +115,31 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class DeviceSpec(Table, frozen=True, kw_only=True):
-    """Devices of a node of this hardware, and how a process is told which to use."""
+    """Devices of a node of this hardware, and how a process selects them."""
 
     vendor: Literal["nvidia", "amd", "intel"] | None = None
     name: str = ""
     unit: Literal["tile", "card"] = "card"
-    """What one torch device is by default."""
+    """The unit of one torch device by default."""
     visibility: str | None = None
     """The one variable that selects devices."""
     mode: Literal["all", "one"] = "all"
     by_launcher: bool = False
-    """With `--devices one` the launcher's own flags choose the device (Frontier's closest)."""
+    """With `--devices one`, the launcher's own options choose the device (Frontier's closest)."""
     memory_gb: float | None = None
     memory_tbs: float | None = None
     """Memory bandwidth of one torch device, TB/s."""
     torch_type: Literal["cuda", "xpu", "cpu"] | None = None
     backend: str = ""
-    """Collective backend for `torch.distributed`, where the site names one (`nccl`, `xccl`)."""
+    """Collective backend for `torch.distributed`, if the site names one (`nccl`, `xccl`)."""
     source: str = ""
 
 
 class DomainSpec(Table, frozen=True, kw_only=True):
     """A NUMA domain: its CPUs (all hardware threads), socket, devices (in the hardware's default unit), interfaces.
 
-    Where the domain has several last-level caches, its devices are listed in the order of those caches."""
+    If the domain has several last-level caches, its devices are listed in the order of those caches.
+    """
 
     cpus: str
     socket: int = 0
@@ -153,10 +155,11 @@ class NodeSpec(Table, frozen=True, kw_only=True):
     cores: int = 0
     threads_per_core: int = 1
     adjacent_threads: bool = False
-    """Threads of a core have neighbouring numbers (0 and 1, 2 and 3); else first threads come before second ones."""
+    """True: the threads of a core have adjacent numbers (0 and 1, 2 and 3). False: all first threads come before the
+    second threads."""
     domains: tuple[DomainSpec, ...] = ()
     l3: tuple[str, ...] = ()
-    """CPU lists of the last-level caches, where they are smaller than a NUMA domain."""
+    """CPU lists of the last-level caches, if they are smaller than a NUMA domain."""
     reserved: str = ""
     tiles_per_card: int = 1
     memory_gb: float | None = None
@@ -164,7 +167,7 @@ class NodeSpec(Table, frozen=True, kw_only=True):
     """Interfaces whose domain is not documented."""
     nic_gbits: float | None = None
     nic_by_core: bool = False
-    """Within a domain, core c is served by interface c modulo their number."""
+    """Within a domain, core c uses interface c modulo their number."""
     source: str = ""
 
 
@@ -178,7 +181,7 @@ class PeakSpec(Table, frozen=True, kw_only=True):
 
 
 class ReferenceSpec(Table, frozen=True, kw_only=True):
-    """A figure that somebody measured on a healthy machine of this kind, to compare one's own with."""
+    """A published measurement of a healthy machine of this kind, for comparison."""
 
     what: str
     """`all_reduce busbw`, `import torch`, `resnet50 images/s`."""
@@ -191,20 +194,20 @@ class ReferenceSpec(Table, frozen=True, kw_only=True):
 
 
 class PluginSpec(Table, frozen=True, kw_only=True):
-    """Something that brings the fabric's plugin into the ranks: a module, a runtime's option, an image."""
+    """A module, a runtime's option or an image that makes the fabric's plugin available to the ranks."""
 
     by: str
     when: When = ALWAYS
     images: tuple[str, ...] = ()
-    """Glob patterns of the images that hold it; without any, whichever image it is."""
+    """Glob patterns of the images that contain it. Without any, every image counts."""
     source: str = ""
 
 
 class FabricSpec(Table, frozen=True, kw_only=True):
-    """What NCCL or RCCL need to use the fabric between nodes. Without the plugin they use TCP, and do not say so."""
+    """What NCCL or RCCL need to use the fabric between nodes. Without the plugin they use TCP, without a message."""
 
     plugin: str = ""
-    """The plugin's library; empty where none is needed."""
+    """The plugin's library. Empty if none is needed."""
     plugins: tuple[PluginSpec, ...] = ()
     remedy: str = ""
     source: str = ""
