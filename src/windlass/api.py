@@ -1,7 +1,8 @@
-"""windlass as a library: plan a request, start a run, resume one, submit one. What the commands do, without a terminal.
+"""windlass as a library: plan a request, start a run, resume one, submit one.
 
-Every function takes the environment to work with (`environ`, by default a copy of this process's) and what to show
-(`view`, by default nothing). `start` and what starts runs belong into the main thread: they listen to signals.
+These functions do the same as the commands, without a terminal. Every function takes the environment to work with
+(`environ`, by default a copy of this process's environment) and an output view (`view`, by default one that shows
+nothing). Call `start` and the functions that start runs in the main thread, because they handle signals.
 """
 
 from __future__ import annotations
@@ -60,8 +61,10 @@ __all__ = [
 def plan_request(
     request: Request, *, environ: Mapping[str, str] | None = None, here: bool | None = None
 ) -> PlannedRequest:
-    """The plan of a request, as `windlass plan` shows it: for this machine inside an allocation and where no scheduler
-    rules, else for compute nodes. `here`: True for this machine, False for nodes of a job. Starts and writes nothing.
+    """Return the plan of a request, as `windlass plan` shows it.
+
+    Inside an allocation and without a scheduler, the plan is for this machine. Otherwise it is for compute nodes.
+    `here`: True for this machine, False for nodes of a job. Starts and writes nothing.
     """
     return planning.plan_request(request, _given(environ), here=here)
 
@@ -74,8 +77,11 @@ def new_run(
     allow_login: bool = False,
     quiet: bool = False,
 ) -> Run:
-    """A run that can be started: planned for this machine or this allocation, its folder made, its plan saved there.
-    Raises `UsageError` for a request that cannot be, and makes nothing then."""
+    """Return a run that can be started, with its run folder and its saved plan.
+
+    The plan is made for this machine or this allocation. Raises `UsageError` for an invalid request, and creates
+    nothing then.
+    """
     return once.new_run(request, _given(environ), view or silent_view, allow_login=allow_login, quiet=quiet)
 
 
@@ -89,9 +95,11 @@ def saved_run(
     content: bytes | None = None,
     quiet: bool = False,
 ) -> Run:
-    """The run of a saved plan (a file or a run folder), completed with what only this job knows. `content` is the plan
-    where no file holds it, and `path` then only names it. Raises `NotTrustedError`, a `UsageError`, for a plan that
-    this user neither made nor trusted (`windlass runs trust`)."""
+    """Return the run of a saved plan (a file or a run folder), completed with the facts of this job.
+
+    `content` is the plan if no file contains it. `path` is then only its name. Raises `NotTrustedError`, a
+    `UsageError`, for a plan that this user neither made nor trusted (`windlass runs trust`).
+    """
     return saved.saved_run(
         str(path),
         _given(environ),
@@ -104,8 +112,11 @@ def saved_run(
 
 
 def start(run: Run) -> RunRecord:
-    """Start a run and stay until it has ended: once, or supervised where its request asks for that. Returns the record,
-    also of a run that failed; raises where it could not be started. Nothing of it is left on return."""
+    """Start a run and wait until it has ended: once, or supervised if its request asks for supervision.
+
+    Returns the record, also for a run that failed. Raises if the run cannot be started. No process of the run is left
+    on return.
+    """
     own(run.folder, run.plan.job_id)
     run = _checked(run) if run.plan.request.check else run
     # Imported here: most runs have neither supervision nor agents.
@@ -128,7 +139,7 @@ def run(
     allow_login: bool = False,
     quiet: bool = False,
 ) -> RunRecord:
-    """Plan and start a new run, and stay until it has ended."""
+    """Plan and start a new run, and wait until it has ended."""
     return start(new_run(request, environ=environ, view=view, allow_login=allow_login, quiet=quiet))
 
 
@@ -141,8 +152,10 @@ def resume(
     view: ViewMaker | None = None,
     quiet: bool = False,
 ) -> RunRecord | Submission:
-    """Go on with a run that has ended, with its saved plan or at another size: here, and then it is the record of how
-    it ended; or, where its scheduler has to be asked, the job that goes on."""
+    """Resume a run that has ended, with its saved plan or at another size.
+
+    Returns the record if the run was started here. Returns the new job if the run was submitted to its scheduler.
+    """
     opened = folder if isinstance(folder, RunFolder) else open_folder(folder)
     ready = saved.resume_run(
         opened, _given(environ), view or silent_view, nodes=nodes, ranks_per_node=ranks_per_node, quiet=quiet
@@ -152,7 +165,7 @@ def resume(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SelfTest:
-    """A self-test that has run."""
+    """The result of a self-test."""
 
     record: RunRecord
     findings: list[Finding]
@@ -166,13 +179,16 @@ def selftest(
     view: ViewMaker | None = None,
     bundle: str | Path | None = None,
 ) -> SelfTest:
-    """Run windlass's own small script in the place of the request's command, hold what its ranks saw against the plan,
-    and write an archive of it all to `bundle` (by default a file of this folder, named after site and time)."""
+    """Run windlass's own small script instead of the request's command and compare the ranks' results with the plan.
+
+    An archive of all results is written to `bundle` (by default a file in the current directory, named after site and
+    time).
+    """
     environ = _given(environ)
     settings = read_settings(environ)
     folder = make_folder(request.run_dir, settings.runs_dir, "selftest", state_dir=settings.state_dir)
     program = script_text("windlass.node.checks.selftest:main", {})
-    script = folder.write("selftest.py", program)  # a container sees the run folder
+    script = folder.write("selftest.py", program)  # a container has access to the run folder
     request = msgspec.structs.replace(request, kind="script", command=(str(script),), run_dir=str(folder.path))
     record = run(request, environ=environ, view=view)
     plan = read_plan(folder.path)
@@ -187,13 +203,16 @@ def selftest(
 def submit_request(
     request: Request, *, environ: Mapping[str, str] | None = None, standalone: bool = False
 ) -> Submission:
-    """Write the batch script of a request into a new run folder and hand it to the scheduler."""
+    """Write the batch script of a request into a new run folder and submit it to the scheduler."""
     environ = _given(environ)
     return submit.submit(submit.prepare_submission(request, environ, standalone=standalone), environ)
 
 
 def silent_view(plan: Plan) -> OutputView:
-    """A view that shows nothing: output of the ranks is in the run folder, how they ended in the record."""
+    """Return a view that shows nothing.
+
+    The run folder contains the output of the ranks, and the record contains how they ended.
+    """
     return OutputView(frozenset(), io.StringIO(), io.StringIO())
 
 
@@ -202,8 +221,8 @@ def _given(environ: Mapping[str, str] | None) -> Mapping[str, str]:
 
 
 def _checked(run: Run) -> Run:
-    """The run on nodes that passed the quick checks: spare ones take the place of those that did not."""
-    from windlass.diagnose.doctor.before_run import bad_nodes_of  # here: only a run with --check pays for it
+    """Return the run on nodes that passed the quick checks. Spare nodes replace the nodes that failed."""
+    from windlass.diagnose.doctor.before_run import bad_nodes_of  # only a run with --check needs it
 
     bad: dict[str, str] = {}
     for _ in range(_MAX_CHECKS):

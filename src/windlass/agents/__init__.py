@@ -1,3 +1,5 @@
-"""Our code on the nodes: `ship` carries it there, `step` runs a task on each node, `ask` collects the answers of one
-question, and `start` keeps one small process per node, the agent, for the time of a job.
+"""Our code on the nodes.
+
+`ship` carries the code to the nodes. `step` runs a task on each node and collects the answers to a question. `start`
+runs one small process per node, the agent, for the duration of a job.
 """

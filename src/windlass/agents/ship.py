@@ -1,14 +1,13 @@
-"""Carry the node tree to a node and start a program of it there. Every command that runs our code on nodes uses this.
+"""Carry the node tree to a node and start one of its programs there.
 
-A program is an entry `windlass.node.X:main`, which is called with its settings. Its code is a zip file: all of
-`windlass.node` in the run folder for agents, or, where no file should be read, the modules that one entry imports,
-inside the command line. A shell chooses a Python of the node, so that no start reads an interpreter from the shared
-file system.
+Every command that runs our code on nodes uses this module. A program is an entry `windlass.node.X:main`, which is
+called with its settings. Its code is a zip file. Agents use a zip file of all of `windlass.node` in the run folder.
+Where no file should be read, the command line contains the modules that the entry imports. A shell chooses a Python of
+the node, so that no start reads an interpreter from the shared file system.
 
-An interpreter that travels: for nodes whose own Python is too old for the agent (SLES 15 has 3.6).
-
-One archive in the run folder, read once by each node, instead of an interpreter on the shared file system that every
-agent starts from: that would be some 600 calls of it a node.
+This module also packs our own interpreter for nodes whose Python is too old for the agent (SLES 15 has 3.6). Each node
+reads one archive from the run folder once. If every agent started an interpreter from the shared file system instead,
+each node would make about 600 calls to that file system.
 """
 
 from __future__ import annotations
@@ -51,14 +50,14 @@ _CHOOSE = (
     "echo '{failed}'; exit 1"
 )
 
-# An interpreter that travelled: unpacked into a folder of ours, which the agent removes again.
+# Unpacks the interpreter from the archive into a directory of this user. The agent removes the directory later.
 _TRAVELS = (
     'd={folder}; mkdir -p -m 700 "$d"; [ -O "$d" ] && [ ! -L "$d" ] && d=$(mktemp -d "$d/py.$$.XXXXXX") && '
     'tar -x -z -f {archive} -C "$d" && exec "$d/bin/python3" -I -S -c "$boot" "$@" "$d"; '
 )
 
-# A zip begins with PK, in base64 `UEs`. A file is opened once and read to its end; `${NAME}` in its path is a variable
-# of the node. The memory file lets zipimport work without a place on disk.
+# A zip file starts with PK, which is `UEs` in base64. The file is opened once and read completely. `${NAME}` in its
+# path is a variable of the node. zipimport reads the code from a memory file, so it needs no directory on disk.
 _BOOT = """\
 import base64, importlib, json, os, re, sys
 code, entry, settings = sys.argv[1:4]
@@ -82,8 +81,11 @@ def tree_bytes(
     *,
     compressed: bool = True,
 ) -> bytes:
-    """Return all of `windlass.node` as a zip file, with these members, and with `packages`: folders of modules by their
-    full names. Not `compressed`: for interpreters that may lack zlib."""
+    """Return all of `windlass.node` as a zip file, with these additional members.
+
+    `packages` are directories of modules by their full names. Use `compressed=False` for interpreters that may lack
+    zlib.
+    """
     folders = sorted({file.parent for file in _NODE.rglob("*.py")})
     if not folders:
         raise ConfigError(f"{_NODE} has no modules", hint="windlass is not installed as a whole")
@@ -106,8 +108,11 @@ def _dotted(folder: Path) -> str:
 
 
 def _zipped(files: Mapping[str, bytes], *, compressed: bool = True) -> bytes:
-    """The same files give the same bytes: no entry has a time. Folders of modules become packages."""
-    import zipfile  # here: most runs carry nothing
+    """Return a reproducible zip file.
+
+    The same files give the same bytes, because no entry has a time. Directories of modules become packages.
+    """
+    import zipfile  # imported here because most runs carry no code
 
     parents = {str(parent) for name in files if "/" in name for parent in PurePosixPath(name).parents if parent.name}
     files = {f"{parent}/__init__.py": b"" for parent in sorted(parents)} | dict(files)
@@ -120,7 +125,7 @@ def _zipped(files: Mapping[str, bytes], *, compressed: bool = True) -> bytes:
 
 @functools.cache
 def _inline_code(module: str) -> str:
-    """The modules that this one imports, and itself, as text for a command line."""
+    """Return this module and the modules that it imports, as text for a command line."""
     files: dict[str, bytes] = {}
     wanted = [module]
     while wanted:
@@ -133,7 +138,10 @@ def _inline_code(module: str) -> str:
 
 
 def _imported(text: str) -> Iterator[str]:
-    """Names of the node's modules in import statements; a name from a package may be a module of it."""
+    """Yield the names of node modules in import statements.
+
+    A name that is imported from a package may be a module of that package.
+    """
     for package, names, module in _IMPORT.findall(text):
         yield package or module
         yield from (f"{package}.{name.split()[0]}" for name in names.strip("(").split(",") if name.strip())
@@ -142,8 +150,11 @@ def _imported(text: str) -> Iterator[str]:
 def program_argv(
     entry: str, settings: Mapping[str, object], *, file: str = "", pythons: Iterable[str] = NODE_PYTHONS
 ) -> tuple[str, ...]:
-    """Run `entry` with these settings on a node. `file`: the zip there that has the code; without it the command line
-    carries the code. Where the node has no Python that is new enough, the one that runs this is taken."""
+    """Return the argv that runs `entry` with these settings on a node.
+
+    `file` is a zip file on the node that contains the code. Without it, the command line contains the code. If the node
+    has no Python that is new enough, the path of the current interpreter is used.
+    """
     last = os.path.realpath(sys.executable)
     return _argv(_choose(pythons), last, file or _inline_code(entry.partition(":")[0]), entry, settings)
 
@@ -151,8 +162,11 @@ def program_argv(
 def agent_argv(
     file: str, last_python: str, *, archive: str | None = None, folder: str = "", pythons: Iterable[str] = NODE_PYTHONS
 ) -> tuple[str, ...]:
-    """Run the agent from its file. Where the node has no Python that is new enough, the one in `archive` is unpacked
-    below `folder`, the folder of agents; without an archive `last_python` is taken."""
+    """Return the argv that runs the agent from its file.
+
+    If the node has no Python that is new enough, the one in `archive` is unpacked below `folder`, the directory of
+    agents. Without an archive, `last_python` is used.
+    """
     otherwise = "" if archive is None else _TRAVELS.format(folder=expandable(folder), archive=quote(archive))
     choose = _choose(pythons, otherwise)
     return _argv(choose, "" if archive else last_python, file, "windlass.node.agent.host:main", {})
@@ -171,7 +185,7 @@ def _choose(pythons: Iterable[str], otherwise: str = "") -> str:
 
 
 def script_text(entry: str, settings: Mapping[str, object]) -> str:
-    """The same program as the text of a script, for ranks: they run it with the user's interpreter."""
+    """Return the same program as the text of a script for ranks, which run it with the user's interpreter."""
     told = (_inline_code(entry.partition(":")[0]), entry, json.dumps(settings))
     return f"import sys\nsys.argv[1:] = {told!r}\n{_BOOT}"
 
@@ -185,13 +199,16 @@ _STOP = (
 
 
 def stop_argv(folder: str, run_id: str, node_variables: tuple[str, ...]) -> tuple[str, ...]:
-    """Asks the agent of this run on the node where it runs to end, and waits until it has. Fine where there is none."""
+    """Return the argv that stops the agent of this run on its node and waits until the agent has ended.
+
+    The command succeeds if no agent runs.
+    """
     text = _STOP.format(names=" ".join(node_variables), folder=expandable(f"{folder}/a/{run_id}"))
     return ("/bin/sh", "-c", text, "windlass-agent")
 
 
 def agent_file(folder: str, run_id: str, node: int) -> str:
-    """The copy of its code that a living agent keeps on its node."""
+    """Path of the copy of its code that a running agent keeps on its node."""
     return f"{folder}/a/{run_id}.{node}/agent.pyz"
 
 
@@ -199,7 +216,7 @@ ARCHIVE = "agent-python.tar.gz"
 LEFT_OUT = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3"}
 )
-"""What of a standard library need not travel."""
+"""Parts of a standard library that the archive leaves out."""
 _CHECK_S = 10.0
 
 
@@ -215,7 +232,7 @@ def fits(python: str, oldest: tuple[int, int]) -> bool:
 
 
 def pack_interpreter(target: Path) -> Path:
-    """The interpreter that runs this, with its standard library and without anything that was installed into it."""
+    """Pack the current interpreter and its standard library, without installed packages."""
     binary = Path(sys.executable).resolve()
     library = Path(sysconfig.get_path("stdlib"))
     with replacing(target) as file, tarfile.open(None, "w:gz", file, compresslevel=1) as archive:
@@ -234,7 +251,7 @@ def _wanted(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 
 def _shared_libraries(binary: Path) -> list[Path]:
-    """The interpreter's own shared library, where it is built with one."""
+    """Return the interpreter's own shared library, if it is built with one."""
     name = sysconfig.get_config_var("INSTSONAME") or ""
     if ".so" not in name:
         return []

@@ -1,7 +1,10 @@
-"""The agents of a run: one file into the run folder, one small step beside the ranks, a barrier, and an orderly end.
+"""Start and stop the agents of a run.
 
-Where the step follows its standard input the agents end when it does, also when windlass is killed outright: the kernel
-closes the pipe. Elsewhere their launcher gets a signal.
+The run folder gets one file with their code. One small step starts the agents on the nodes of the ranks. `start` waits
+until all agents are up.
+
+If the step reads its standard input, the agents end when the step ends. This also works when windlass is killed,
+because the kernel closes the pipe. In other cases the launcher of the agents gets a signal.
 """
 
 from __future__ import annotations
@@ -37,14 +40,14 @@ _KEY_BYTES = 32
 _POLL_S = 0.02
 _END_S = 20.0
 _MAX_OUT_BYTES = 8 << 20
-"""What the agents said is read and dropped beyond this: samplers go on for days."""
+"""Output that was read is dropped beyond this size, because samplers run for days."""
 STREAMED = frozenset({"sampler"})
-"""Services whose texts are taken as they come, and not kept."""
+"""Services whose messages are consumed as they arrive and not stored."""
 Lines = list[dict[str, Any]]
 
 
 class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A service to host: `entry` is `package.module:function` of a package in the file."""
+    """A service to host. `entry` is `package.module:function` of a package in the file."""
 
     name: str
     entry: str
@@ -52,34 +55,36 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agents are told; the same on all nodes, and no secret in it."""
+    """The settings of the agents. They are the same on all nodes and contain no secret."""
 
     version: int = 1
     run_id: str
     hosts: tuple[str, ...]
     addresses: tuple[str, ...] = ()
-    """Where they are reached, if not by these names."""
+    """Addresses of the hosts, if they differ from the names."""
     node_variables: tuple[str, ...]
-    """Variables in which the launcher tells an agent its place among the hosts."""
+    """Variables in which the launcher sets the agent's index among the hosts."""
     folder: str
-    """Folder of this user's agents on a node; `${NAME}` is expanded there."""
+    """Directory of this user's agents on a node. `${NAME}` is expanded on the node."""
     until: str = "stdin"
-    """`stdin`: the agents end when their standard input does. `signal`: only when asked."""
+    """`stdin`: the agents end when their standard input closes. `signal`: they end only after a signal."""
     stop_signal: int = 15
-    """What asks them, beside SIGTERM, SIGINT and SIGHUP."""
+    """The signal that stops them, in addition to SIGTERM, SIGINT and SIGHUP."""
     cpus: tuple[int, ...] = ()
     services: tuple[ServiceSpec, ...] = ()
 
 
 def agent_bytes(manifest: AgentManifest, key: bytes, packages: Mapping[str, Path] = MappingProxyType({})) -> bytes:
-    """The file that each node reads once: code, manifest and the job's key. It is as closed as a key file: mode 0600,
-    in the run folder, removed after the run."""
+    """Return the file that each node reads once: code, manifest and the job's key.
+
+    The file is protected like a key file: it has mode 0600, is in the run folder, and is removed after the run.
+    """
     return tree_bytes({"manifest.json": to_json(manifest), "key": key}, packages)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentsSpec:
-    """What to start, and the node step that starts it."""
+    """The services to start, and the node step that starts them."""
 
     step: NodeStep
     run_id: str
@@ -100,7 +105,10 @@ class AgentStartError(MachineError):
 
 
 class Agents:
-    """Running agents. `start` returns when all nodes are up; `stop` leaves nothing of them."""
+    """The running agents of a run.
+
+    `start` returns when all nodes are up. `stop` ends all agents and removes their files.
+    """
 
     def __init__(self, spec: AgentsSpec, folder: RunFolder, environ: Mapping[str, str]) -> None:
         self._spec = spec
@@ -111,15 +119,17 @@ class Agents:
         self._reader = MessageReader()
         self.lines: Lines = []
         self.streamed: Lines = []
-        """Texts of streamed services that nobody has taken yet."""
+        """Messages of streamed services that the caller has not consumed yet."""
         self.heard: dict[int, float] = {}
         """When each node sent its last line, by the monotonic clock of this process."""
 
     def start(self, stopping: Callable[[], bool] = lambda: False, *, detached: bool = False) -> bool:
-        """Start and wait until every node is up; False where `stopping` became true first.
+        """Start the agents and wait until every node is up.
 
-        Raises `MachineError` with the node's own words where one cannot come up, `DeadlineError` with the missing
-        nodes where one does not; nothing runs then. `detached`: the agents outlive this process."""
+        Returns False if `stopping` becomes true first. Raises `MachineError` with the node's message if an agent fails
+        to start, and `DeadlineError` with the missing nodes if agents are not up in time. After an error no agent runs.
+        With `detached`, the agents outlive this process.
+        """
         self.write_bundle("stdin" if self._spec.step.follows_stdin and not detached else "signal")
         self._running = start_node_step(
             self._spec.step,
@@ -137,7 +147,11 @@ class Agents:
             raise
 
     def _program(self) -> tuple[str, ...]:
-        """Where this machine's own Python is too old for the agent, so are the nodes': then ours travels, once."""
+        """Return the argv of the agent.
+
+        If the Python of this machine is too old for the agent, the nodes' Python is assumed to be too old as well. Then
+        one archive with our interpreter is written to the run folder.
+        """
         bundle, ours = str(self._folder.part(BUNDLE_FILE)), os.path.realpath(sys.executable)
         if not self._spec.step.arguments or any(fits(python, OLDEST) for python in NODE_PYTHONS):
             return agent_argv(bundle, ours)
@@ -151,13 +165,13 @@ class Agents:
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """The command line of the step that holds them."""
+        """The argv of the step that runs the agents."""
         assert self._running is not None
         return self._running.argv
 
     @property
     def running(self) -> bool:
-        """Whether the step that holds them still runs."""
+        """Whether the step that runs the agents is still running."""
         return self._running is not None and self._running.code is None
 
     def write_bundle(self, until: str) -> Path:
@@ -217,7 +231,7 @@ class Agents:
         return "no log"
 
     def hear(self) -> None:
-        """Read what the agents have said since the last look into `lines`."""
+        """Read the new messages of the agents into `lines` and `streamed`."""
         with contextlib.suppress(OSError), open_plain(self._folder.part(OUT_FILE)) as stream:
             stream.seek(self._read)
             for raw in stream:
@@ -231,15 +245,15 @@ class Agents:
                 if line.get("news") != ALIVE:
                     (self.streamed if line.get("service") in STREAMED else self.lines).append(line)
             if self._read > _MAX_OUT_BYTES and os.fstat(stream.fileno()).st_size == self._read:
-                os.truncate(self._folder.part(OUT_FILE), 0)  # its writer appends
+                os.truncate(self._folder.part(OUT_FILE), 0)  # the writer appends
                 self._read = 0
 
     def forgive_silence(self) -> None:
-        """Count the silence of all nodes from now on."""
+        """Restart the silence timer of all nodes."""
         self.heard = dict.fromkeys(self.heard, time.monotonic())
 
     def stop(self, patience_s: float = _END_S) -> None:
-        """Ask the agents to end, wait, insist. Never raises."""
+        """Ask the agents to end, wait, then kill them. Never raises."""
         if self._running is None:
             return
         self._running.stop(patience_s)
@@ -249,7 +263,10 @@ class Agents:
             self._folder.part(name).unlink(missing_ok=True)
 
     def _wait_ended(self, patience_s: float) -> None:
-        """An agent of this machine whose keeper was killed ends a little after it."""
+        """Wait for the last messages of the agents.
+
+        If the launcher of an agent on this machine is killed, the agent ends a little later.
+        """
         assert self._running is not None
         deadline = time.monotonic() + patience_s
         while (self._running.code or 0) < 0 and time.monotonic() < deadline:

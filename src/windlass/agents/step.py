@@ -1,9 +1,9 @@
-"""Node steps: the one place that runs a small task on each node beside the ranks, to its end or as long as the job.
+"""Run node steps: a small task on each node of the ranks, run once or for the whole job.
 
-How a launcher starts such a task is its `node_step` hook; here the host file is written, placeholders are filled in,
-and every step that is waited for has a deadline.
+Only this module starts node steps. The launcher's `node_step` hook defines how a task starts. This module writes the
+host file and fills in placeholders. Every step that it waits for has a deadline.
 
-Also questions to all nodes: one small program on each, and its answers.
+It also asks questions: it runs a small program on each node and collects the answers.
 """
 
 from __future__ import annotations
@@ -47,8 +47,11 @@ def run_node_step(
     folder: RunFolder | None = None,
     check: bool = True,
 ) -> Done:
-    """Run the program on every node of the step, to its end. Raises `DeadlineError` with what was said until then,
-    and, with `check`, `CommandError` where it fails on a node. `folder` is needed where the step has a host file."""
+    """Run the program once on every node of the step and wait for it.
+
+    Raises `DeadlineError` with the output so far. With `check`, raises `CommandError` if the program fails on a node.
+    `folder` is required if the step has a host file.
+    """
     argv = (*_launch_argv(step, folder, environ), *program)
     return run_command(
         argv, timeout_s=timeout_s, env=_step_environ(step, environ), check=check, stop_with=signal.SIGTERM
@@ -65,9 +68,12 @@ def start_node_step(
     log: str,
     detached: bool = False,
 ) -> RunningStep:
-    """Start the program on every node and leave it running; `out` and `log` are files of the folder for its output and
-    for what it and the launcher complain about. Unless `detached`, it ends when this process does, however that ends.
-    Raises `MachineError` where the launcher cannot be started."""
+    """Start the program on every node and return.
+
+    `out` and `log` are files of the folder, for the program's output and for the error output of the program and the
+    launcher. Unless `detached`, the program ends when this process ends for any reason. Raises `MachineError` if the
+    launcher cannot be started.
+    """
     argv = (*_launch_argv(step, folder, environ), *program)
     holds = step.follows_stdin and not detached
     explained = os_errors(f"start {argv[0]}", hint="is it installed here, and is a module missing?")
@@ -86,7 +92,7 @@ def start_node_step(
 
 
 class RunningStep:
-    """A node step that was started; `stop` leaves nothing of it."""
+    """A node step that was started. `stop` ends all of its processes."""
 
     def __init__(self, child: subprocess.Popen[bytes], argv: tuple[str, ...], stop_signal: signal.Signals) -> None:
         self._child = child
@@ -103,7 +109,7 @@ class RunningStep:
         return self._child.poll()
 
     def stop(self, patience_s: float) -> None:
-        """Ask the tasks to end, wait, insist. Never raises."""
+        """Ask the tasks to end, wait, then kill them. Never raises."""
         child = self._child
         deadline = time.monotonic() + patience_s
         if child.stdin is not None:
@@ -134,7 +140,7 @@ def _step_environ(step: NodeStep, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _launch_argv(step: NodeStep, folder: RunFolder | None, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The launcher's command line with every placeholder filled in; the host file that it names is written."""
+    """Return the launcher's argv with all placeholders filled in, and write its host file."""
     values: dict[str, str] = {}
     if folder is not None:
         values["{run_dir}"] = str(folder.path)
@@ -149,7 +155,7 @@ def _launch_argv(step: NodeStep, folder: RunFolder | None, environ: Mapping[str,
     argv = tuple(_filled(word, values) for word in argv_of(step.arguments))
     if not argv or not step.prologue:
         return argv
-    entered = "\n".join(("{", *step.prologue, "} >&2", 'exec "$@"'))  # what modules say is none of the step's output
+    entered = "\n".join(("{", *step.prologue, "} >&2", 'exec "$@"'))  # output of modules is not output of the step
     return ("/bin/bash", "-c", entered, "windlass", *argv)
 
 
@@ -160,7 +166,10 @@ def _filled(word: str, values: Mapping[str, str]) -> str:
 
 
 def broker_ranks(instance: tuple[str, ...], hosts: tuple[str, ...]) -> tuple[int, ...]:
-    """The broker of each host, by its place among all hosts of the instance. Raises `MachineError` for a stranger."""
+    """Return the broker of each host, by its index among all hosts of the instance.
+
+    Raises `MachineError` for a host that is not in the instance.
+    """
     known = {host: rank for rank, host in reversed(list(enumerate(instance)))}
     missing = [host for host in hosts if host not in known]
     if missing:
@@ -176,31 +185,34 @@ _MAX_ALONE = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """A program of the node tree, and what it is told. It writes with `node.sys.messages.node_writer`, and ends with
-    the message `done=True`. Beside its settings it gets `place` (variables with its number in the step), `first`
-    (the number of the first host of the step among all hosts) and `alone` (whether only some hosts are asked)."""
+    """A program of the node tree and its settings.
+
+    The program writes with `node.sys.messages.node_writer` and ends with the message `done=True`. In addition to its
+    settings it gets `place` (variables with its number in the step), `first` (the number of the first host of the step
+    among all hosts) and `alone` (whether only some hosts are asked).
+    """
 
     entry: str
     purpose: str
     deadline_s: float
     settings: Mapping[str, object] = field(default_factory=dict)
     file: str = ""
-    """A zip on the node that has the code; without it the command line carries the code."""
+    """A zip file on the node that contains the code. Without it, the command line contains the code."""
     alone: bool = True
-    """Whether nodes that did not answer together are asked one by one: one dead node can silence a whole step."""
+    """Whether nodes that did not answer together are asked one by one. One dead node can silence a whole step."""
 
 
 class Answers(msgspec.Struct, frozen=True, kw_only=True):
-    """What the nodes said."""
+    """The answers of the nodes."""
 
     answered: frozenset[str]
-    """Hosts whose program came to its end."""
+    """Hosts whose program finished."""
     messages: tuple[dict[str, Any], ...]
-    """Each with its `node` and `host`."""
+    """Each message contains its `node` and `host`."""
     refused: frozenset[str] = frozenset()
-    """Hosts that the launcher itself says it cannot start anything on."""
+    """Hosts on which the launcher reports that it cannot start a task."""
     complaint: str = ""
-    """The last line that a program or the launcher wrote to standard error, or why nothing was started."""
+    """The last line that a program or the launcher wrote to standard error, or the reason why no task started."""
 
 
 def ask(
@@ -210,7 +222,10 @@ def ask(
     question: Question,
     hosts: tuple[str, ...] | None = None,
 ) -> Answers:
-    """Ask these hosts (None: those of the plan). Never raises; what was said before the deadline counts."""
+    """Ask these hosts (None: the hosts of the plan). Never raises.
+
+    Answers that arrive before the deadline count.
+    """
     if hosts is None:
         hosts = expand_hostlist(plan.hosts) if plan.hosts else ()
     said = _ask(plan, folder, environ, question, hosts, range(len(hosts)))
@@ -218,7 +233,7 @@ def ask(
     if not missing or len(hosts) < 2 or len(missing) > _MAX_ALONE or not question.alone:
         return said
     messages, answered = list(said.messages), set(said.answered)
-    with ThreadPoolExecutor(len(missing)) as pool:  # at once: each may take until its deadline
+    with ThreadPoolExecutor(len(missing)) as pool:  # in parallel, because each may take until its deadline
         ranges = [range(number, number + 1) for number in missing]
         again = list(pool.map(lambda one: _ask(plan, folder, environ, question, hosts, one), ranges))
     for alone in again:
@@ -262,8 +277,11 @@ def ask_step(
     folder: RunFolder | None = None,
     first: int | None = None,
 ) -> Answers:
-    """Ask the nodes of one step. `first`: the number of its first host, where only some are asked. `complaint` is all
-    that was written to standard error. Never raises."""
+    """Ask the nodes of one step. Never raises.
+
+    `first` is the number of the step's first host if only some hosts are asked. `complaint` is all output on standard
+    error.
+    """
     deadline_s = question.deadline_s if first is None else min(ALONE_S, question.deadline_s)
     told = {**question.settings, "place": step.place, "first": first or 0, "alone": first is not None}
     argv = program_argv(question.entry, told, file=question.file)
@@ -279,6 +297,9 @@ def ask_step(
 
 
 def _named(message: dict[str, Any], hosts: tuple[str, ...]) -> dict[str, Any]:
-    """The message with the host as the plan calls it: by its number, for nodes may call themselves otherwise."""
+    """Return the message with the host name of the plan.
+
+    The host is found by its number, because a node may use another name for itself.
+    """
     node = message.get("node")
     return {**message, "host": hosts[node]} if isinstance(node, int) and 0 <= node < len(hosts) else message
