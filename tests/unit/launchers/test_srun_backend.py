@@ -123,6 +123,20 @@ def test_other_complaints_are_understood(line: str, rank: int | None, signal: in
     assert (failure.rank, failure.signal) == (rank, signal)
 
 
+@each(
+    ("why", "said"),
+    [("", "step 2.3 was cancelled"), (" DUE TO TIME LIMIT", "step 2.3 was cancelled due to time limit")],
+)
+def test_an_aborted_step_is_said_to_be_cancelled_where_its_daemon_says_so(why: str, said: str) -> None:
+    aborted = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish."
+    daemon = f"slurmstepd-nid0001: error: *** STEP 2.3 ON nid0001 CANCELLED AT 2026-11-15T03:17:13{why} ***"
+    failure = Srun().parse_failure([aborted, daemon], 1)
+    assert failure is not None and (failure.rank, failure.said) == (None, said)
+    task = "srun: error: nid0001: task 1: Exited with exit code 3"
+    first = Srun().parse_failure([task, aborted, daemon], 1)
+    assert first is not None and (first.rank, first.code) == (1, 3), "a task that failed before is the cause"
+
+
 def test_a_quiet_end_names_nobody() -> None:
     assert Srun().parse_failure(["srun: Step created for job 11", ""], 0) is None
 

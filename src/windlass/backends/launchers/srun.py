@@ -31,6 +31,7 @@ _NODE = re.compile(r"\Asrun: error: (?:Node failure on|Task launch for \S+ faile
 _ABORTED = re.compile(
     r"\Asrun: (?:error: )?(?P<said>(?:Job step aborted|Unable to create step|Application launch|Only allocated).*)"
 )
+_CANCELLED = re.compile(r"\*\*\* STEP (?P<step>\S+) ON \S+ CANCELLED AT \S+(?P<why> DUE TO [A-Z ]+)? \*\*\*")
 _DAEMON = re.compile(r"\Aslurmstepd(?:-\S+)?: ")
 _OUT_OF_MEMORY = "Out Of Memory"
 
@@ -91,11 +92,16 @@ class Srun(Launcher):
     def parse_failure(self, messages: Iterable[str], exit_code: int) -> RankFailure | None:
         """The first task that srun complained about: it is told of the failure before it begins to end the others. A
         step that was stopped from outside or never started has no such task: rank None, and srun's words."""
+        found: RankFailure | None = None
         for message in messages:
-            failure = _failure(message.strip())
-            if failure:
-                return failure
-        return None
+            if found is None:
+                found = _failure(message.strip())
+                if found is not None and not _ABORTED.match(message.strip()):
+                    return found
+            elif cancelled := _CANCELLED.search(message):  # why it was aborted
+                why = (cancelled["why"] or "").lower()
+                return RankFailure(rank=None, said=f"step {cancelled['step']} was cancelled{why}")
+        return found
 
 
 def _shape(spec: LaunchSpec) -> Iterator[Argument]:
