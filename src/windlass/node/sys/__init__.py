@@ -1,1 +1,1 @@
-"""Processes, locks, files, mounts and messages of one machine. Every layer may import these modules."""
+"""Process, lock, file, mount and message helpers. Every layer may import them."""

@@ -1,9 +1,8 @@
-"""Write files safely in folders that other users can write to.
+"""Write files safely in directories that other users can write to. Lock files.
 
-A reader sees the old file or the new one. No link is followed at the name of a file, and none in its path that another
-user made. Node code and the user's process import this module: standard library, Python 3.9.
-
-Also locks on files.
+A reader sees either the old file or the new one. The functions never follow a link at the name of the file. They also
+never follow a link in its path that another user made. Node code and the user's process import this module, so it uses
+only the standard library and runs on Python 3.9.
 """
 
 from __future__ import annotations
@@ -24,18 +23,21 @@ _APPEND_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NO
 
 
 def replace_file(path: str | os.PathLike[str], data: bytes, mode: int = 0o600) -> None:
-    """Write `data` to `path` in one step; see `replacing`."""
+    """Write `data` to `path` atomically. See `replacing`."""
     with replacing(path, mode) as file:
         file.write(data)
 
 
 def replace_text(path: str | os.PathLike[str], text: str, mode: int = 0o600) -> None:
-    """Write a text for people to `path` in one step; see `replacing`. What is not Unicode is written as `\\udcff`."""
+    """Write text to `path` atomically. See `replacing`.
+
+    A character that is not valid Unicode is written as an escape such as `\\udcff`.
+    """
     replace_file(path, text.encode("utf-8", "backslashreplace"), mode)
 
 
 def copy_file(source: str | os.PathLike[str], path: str | os.PathLike[str], mode: int = 0o600) -> None:
-    """Copy the plain file `source` to `path` in one step; see `replacing`."""
+    """Copy the plain file `source` to `path` atomically. See `replacing`."""
     with open_plain(source) as content, replacing(path, mode) as file:
         while piece := content.read(1 << 20):
             file.write(piece)
@@ -43,11 +45,11 @@ def copy_file(source: str | os.PathLike[str], path: str | os.PathLike[str], mode
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str], mode: int = 0o600) -> Iterator[BinaryIO]:
-    """A new file with a random name in the folder of `path`, which takes the name `path` at the end.
+    """Open a new temporary file that is renamed to `path` at the end.
 
-    Never follows a link at `path` or at the temporary name. On an exception the old file is unchanged and no temporary
-    file remains. Raises `UntrustedError` where every user can replace the files of the folder, and where a link of
-    another user leads to it.
+    The temporary file has a random name and is in the directory of `path`. Never follows a link at `path` or at the
+    temporary name. On an exception the old file is unchanged and no temporary file remains. Raises `UntrustedError` if
+    every user can replace the files of the directory, or if a link of another user leads to the directory.
     """
     with _parent(path) as (parent, name):
         partial = ".%s.%s" % (name[:200], os.urandom(8).hex())
@@ -62,20 +64,21 @@ def replacing(path: str | os.PathLike[str], mode: int = 0o600) -> Iterator[Binar
 
 
 def create_file(path: str | os.PathLike[str], data: bytes = b"", mode: int = 0o600) -> None:
-    """Write a file that is not there yet; `FileExistsError` where something has its name, a link included."""
+    """Create a file. Raises `FileExistsError` if the name exists, even as a link."""
     with _parent(path) as (parent, name), open(os.open(name, _CREATE_FLAGS, mode, dir_fd=parent), "wb") as file:
         file.write(data)
 
 
 def open_append(path: str | os.PathLike[str], mode: int = 0o600, *, fresh: bool = False) -> BinaryIO:
-    """A file object of `append_descriptor`."""
+    """Return `append_descriptor` as a file object."""
     return open(append_descriptor(path, mode, fresh=fresh), "ab")
 
 
 def append_descriptor(path: str | os.PathLike[str], mode: int = 0o600, *, fresh: bool = False) -> int:
-    """Open a file of ours to append to it, made if need be. With `fresh`, a new file takes the place of the old one.
+    """Open a file that we own for appending. Create it if necessary.
 
-    Raises `UntrustedError` for a link, for a file that is not plain, and for one of another user.
+    With `fresh`, a new file replaces the old one. Raises `UntrustedError` for a link, for a file that is not plain, and
+    for a file of another user.
     """
     with _parent(path) as (parent, name):
         if fresh:
@@ -97,7 +100,7 @@ def append_descriptor(path: str | os.PathLike[str], mode: int = 0o600, *, fresh:
 
 @contextlib.contextmanager
 def _parent(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
-    """The folder of a file as a descriptor, and the name of the file in it."""
+    """Open the directory of a file. Return its descriptor and the name of the file."""
     folder, name = os.path.split(os.fspath(path))
     parent = open_folder(folder or ".")
     try:
@@ -112,8 +115,11 @@ def _parent(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
 
 
 def take_lock(path: str | os.PathLike[str], timeout_s: float = 0.0) -> int:
-    """A descriptor that holds the file's lock until it is closed; the file is made if need be. `BlockingIOError` where
-    another process still holds it after `timeout_s`, another `OSError` where there are no locks."""
+    """Return a descriptor that holds the file's lock until it is closed.
+
+    Creates the file if necessary. Raises `BlockingIOError` if another process still holds the lock after `timeout_s`.
+    Raises another `OSError` if the file system does not support locks.
+    """
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     end = time.monotonic() + timeout_s
     while True:
@@ -128,7 +134,7 @@ def take_lock(path: str | os.PathLike[str], timeout_s: float = 0.0) -> int:
 
 
 def is_locked(path: str | os.PathLike[str]) -> bool | None:
-    """Whether a process holds the file's lock; None where there is no such file, or none that we may open."""
+    """Return whether a process holds the lock. None if there is no such file or we cannot open it."""
     try:
         lock = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:

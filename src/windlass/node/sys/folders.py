@@ -1,6 +1,8 @@
-"""Folders and files that we trust on machines shared with strangers: ours, closed to others, reached through no link.
+"""Trusted directories and files on machines that other users share.
 
-The one place with these rules. It travels to the nodes and lives in the user's process: standard library, Python 3.9.
+A trusted path belongs to us, is closed to others, and is not reached through a link. All code that applies these rules
+is in this module. Node code and the user's process import it, so it uses only the standard library and runs on Python
+3.9.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class UntrustedError(PermissionError):
-    """A folder or file that another user made or could have changed; the text says which and what to do."""
+    """A directory or file that another user made or could have changed. The message has the path and the remedy."""
 
     def __init__(self, path: str | os.PathLike[str], why: str) -> None:
         super().__init__(errno.EPERM, why, os.fspath(path))
@@ -29,8 +31,11 @@ class UntrustedError(PermissionError):
 
 
 def private_folder(path: str | os.PathLike[str]) -> str:
-    """The folder, made if need be. On return it is no link, ours, and nobody else can enter it; in a place where all
-    may write, somebody may have been there before us, which raises `UntrustedError`."""
+    """Return the directory. Create it if necessary.
+
+    On return the directory is not a link, belongs to us, and no other user can enter it. Raises `UntrustedError` if
+    another user created the path first, which is possible in a directory that all users can write to.
+    """
     with contextlib.suppress(FileExistsError):
         Path(path).mkdir(mode=0o700, parents=True)
     try:
@@ -57,13 +62,19 @@ def _not_ours(path: str | os.PathLike[str], status: os.stat_result) -> Untrusted
 
 
 def is_own(status: os.stat_result) -> bool:
-    """Whether nobody else could have written it: it is ours (or the system's), and neither group nor others may."""
+    """Return whether no other user could have written the file.
+
+    The file belongs to us or to the system, and neither group nor others can write to it.
+    """
     return status.st_uid in (os.geteuid(), 0) and not status.st_mode & _OTHERS_WRITE
 
 
 def open_own(path: str | os.PathLike[str]) -> int:
-    """A descriptor for reading a plain file that only we could have written; else `UntrustedError`. What is checked is
-    what was opened, so nothing can be put in its place in between."""
+    """Open a plain file for reading that only we could have written.
+
+    Raises `UntrustedError` otherwise. The check uses the open descriptor, so the file cannot be replaced between the
+    check and the read.
+    """
     try:
         opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -78,9 +89,12 @@ def open_own(path: str | os.PathLike[str]) -> int:
 
 
 def keep_to_ourselves(path: str | os.PathLike[str]) -> None:
-    """From now on only we write in this folder, which must be there and be ours: a project's folder made with umask 002
-    loses its write access for others. `UntrustedError`, and nothing changed, where it or a link to it is another
-    user's, or where another user has put something into it."""
+    """Remove the write access of other users to this directory.
+
+    The directory must exist and belong to us. An example is a project directory that was made with umask 002. Raises
+    `UntrustedError` and changes nothing if the directory or a link to it belongs to another user, or if another user
+    has put a file into it.
+    """
     link = Path(path).lstat()
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -90,7 +104,7 @@ def keep_to_ourselves(path: str | os.PathLike[str]) -> None:
                 raise _not_ours(path, found)
         mode = stat.S_IMODE(status.st_mode)
         if mode & _OTHERS_WRITE:
-            os.fchmod(folder, mode & ~_OTHERS_WRITE)  # first: nothing can be added after the look
+            os.fchmod(folder, mode & ~_OTHERS_WRITE)  # before the check, so that no file can be added after it
         with os.scandir(folder) as entries:
             foreign = [(entry.name, entry.stat(follow_symlinks=False).st_uid) for entry in entries]
         for name, uid in foreign:
@@ -102,10 +116,10 @@ def keep_to_ourselves(path: str | os.PathLike[str]) -> None:
 
 
 def open_folder(path: str | os.PathLike[str]) -> int:
-    """A descriptor of a folder in which files can be made and renamed.
+    """Open a directory in which files can be created and renamed. Return a descriptor.
 
-    Follows links of ours and of the system. Raises `UntrustedError` for a link of another user, who could let it point
-    to a folder of ours.
+    Follows links of ours and of the system. Raises `UntrustedError` for a link of another user, because that user could
+    point it to a directory of ours.
     """
     steps = os.fspath(path).split(os.sep)[::-1]
     folder = os.open(os.sep if os.path.isabs(path) else os.curdir, _STEP)
@@ -132,7 +146,7 @@ def open_folder(path: str | os.PathLike[str]) -> int:
 
 
 def _link_target(name: str, folder: int, path: str | os.PathLike[str]) -> str | None:
-    """Where a link in this folder points to; None where the name is not a link."""
+    """Return the target of a link in this directory, or None if the name is not a link."""
     link = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
         status = os.fstat(link)
@@ -146,7 +160,7 @@ def _link_target(name: str, folder: int, path: str | os.PathLike[str]) -> str | 
 
 
 def _in_user_namespace() -> bool:
-    """Whether the system's files may appear as files of nobody, as in a rootless container."""
+    """Return whether files of the system can appear to belong to `nobody`, as in a rootless container."""
     try:
         with open("/proc/self/uid_map", encoding="ascii") as file:
             return file.read().split() != ["0", "0", "4294967295"]
@@ -155,9 +169,9 @@ def _in_user_namespace() -> bool:
 
 
 def is_foreign(path: str | os.PathLike[str]) -> bool:
-    """Whether `path`, or the file or folder that it points to, belongs to a user who is neither us nor the system.
+    """Return whether `path` or its link target belongs to a user who is neither us nor the system.
 
-    Raises `OSError` where there is no such path.
+    Raises `OSError` if the path does not exist.
     """
     return _is_foreign(os.lstat(path)) or _is_foreign(os.stat(path))
 
@@ -167,8 +181,11 @@ def _is_foreign(status: os.stat_result) -> bool:
 
 
 def require_owner(folder: str | os.PathLike[str], below: Iterable[Path], owner: int | None = None) -> None:
-    """Return where only one user and the system can change a folder and the paths `below` it. The user is `owner`, else
-    the owner of the folder. `UntrustedError` names the first path that others can change or that is a link."""
+    """Check that only one user and the system can change a directory and the paths `below` it.
+
+    The user is `owner`. The default is the owner of the directory. Raises `UntrustedError` with the first path that
+    others can change or that is a link.
+    """
     os.close(open_folder(folder))
     top = Path(folder).resolve()
     owners = {0, top.stat().st_uid if owner is None else owner}
@@ -188,27 +205,30 @@ def require_owner(folder: str | os.PathLike[str], below: Iterable[Path], owner: 
 
 @contextlib.contextmanager
 def temporary_folder(prefix: str, above: str | os.PathLike[str] | None = None) -> Iterator[Path]:
-    """A folder of `new_folder`, removed at the end."""
+    """Create a directory with `new_folder` and remove it at the end."""
     folder = new_folder(prefix, above)
     try:
         yield folder
     finally:
-        import shutil  # here: it is slow to import, as tempfile is
+        import shutil  # imported here because it is slow to import, as is tempfile
 
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def new_folder(prefix: str, above: str | os.PathLike[str] | None = None) -> Path:
-    """A new folder of ours with a random name that only we can enter, below `above` or where temporary files go."""
-    import tempfile  # here: it is slow to import, and only programs that build something need it
+    """Create a private directory with a random name below `above` or in the temporary directory."""
+    import tempfile  # imported here because it is slow to import, and only programs that build something need it
 
     return Path(tempfile.mkdtemp(prefix=prefix, dir=above))
 
 
 def exposure(path: str | os.PathLike[str]) -> str | None:
-    """Who can rename what we put at `path`, and so put something else in its place: everybody, where a folder above it
-    is open to all without a sticky bit; another user, where a folder above it is theirs and stands where all may write.
-    None where nobody can. Folders of a project, with its group or its owner, are the project's own decision."""
+    """Describe which other users can rename `path` and so replace it.
+
+    The answer is every user if a parent directory is open to all without a sticky bit. It is another user if that user
+    owns a parent directory inside a directory that all users can write to. None if no other user can rename it.
+    Directories that belong to a project's group or owner are accepted, because the project decided that.
+    """
     for folder in Path(path).resolve().parents:
         with contextlib.suppress(OSError):
             status = folder.stat()

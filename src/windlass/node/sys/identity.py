@@ -1,10 +1,10 @@
-"""Which process is meant: a number alone comes again, so its start time goes with it, and the machine's start too.
+"""Identify processes safely, and find and kill processes by an environment mark.
 
-Travels to the nodes and lives in the user's process: standard library, Python 3.9.
+The kernel reuses process numbers. A process is therefore identified by its number, its start time and the boot of its
+machine. A mark is an entry in the environment of a process. `kill_marked` finds processes with a mark even if they left
+their process group or session.
 
-Processes that carry a mark, an entry of their environment: found and killed wherever they have gone.
-
-Travels to the nodes: standard library, Python 3.9.
+Node code and the user's process import this module, so it uses only the standard library and runs on Python 3.9.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from typing import NamedTuple
 
 
 class Process(NamedTuple):
-    """One process of one machine, as it can be written down and looked up again."""
+    """One process of one machine, in a form that can be stored and looked up again."""
 
     host: str
     pid: int
     started: str
-    """In the kernel's ticks since the machine's start."""
+    """In the kernel's clock ticks since the machine's boot."""
     boot: str
-    """This start of that machine, and the view of processes (the container) in which the number counts."""
+    """This boot of the machine, and the PID namespace (the container) in which the number is valid."""
 
     def alive(self) -> bool | None:
-        """Whether it runs; None where that cannot be told from here: on another machine, in another container."""
+        """Return whether the process runs. None on another machine or in another container, where that is unknown."""
         if self.boot != boot():
             return None
         return self.started != "" and start_of(self.pid) == self.started
 
 
 def own_environ() -> MutableMapping[str, str]:
-    """The environment of this process, for code on nodes and in ranks."""
+    """Return the environment of this process, for code on nodes and in ranks."""
     return os.environ
 
 
@@ -45,7 +45,7 @@ def this_process() -> Process:
 
 
 def start_of(pid: int) -> str:
-    """When a process started, in the kernel's ticks; empty where there is none, or one that has ended (a zombie)."""
+    """Return the start time of a process in the kernel's ticks. Empty if it does not exist or is a zombie."""
     try:
         with open("/proc/%d/stat" % pid, "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -55,7 +55,7 @@ def start_of(pid: int) -> str:
 
 
 def boot() -> str:
-    """This start of this machine, and this view of its processes; the machine's name where neither can be read."""
+    """Return an identifier of this boot and this PID namespace. The host name if neither can be read."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
             return "%s %s" % (file.read().strip(), os.readlink("/proc/self/ns/pid"))
@@ -64,8 +64,10 @@ def boot() -> str:
 
 
 def kill_marked(mark: bytes, patience_s: float = 5.0) -> int:
-    """Kill until nobody with this mark is left, new ones included, or the patience is; this process and those above
-    it are spared. Returns how many were killed."""
+    """Kill all processes with this mark, including new ones, for up to `patience_s`.
+
+    Does not kill this process or its ancestors. Returns the number of killed processes.
+    """
     spared = _ancestors()
     killed: set[int] = set()
     end = time.monotonic() + patience_s
@@ -82,7 +84,7 @@ def kill_marked(mark: bytes, patience_s: float = 5.0) -> int:
 
 
 def marked(mark: bytes) -> list[int]:
-    """Processes that started with this entry in their environment; zombies have none any more."""
+    """Return the processes that started with this entry in their environment. Zombies have no environment."""
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError), open("/proc/%s/environ" % name, "rb") as file:

@@ -1,4 +1,4 @@
-"""How much memory this node could still give away: the machine's, or what the batch system left this job of it."""
+"""The memory that is available on this node: the machine's, or the job's share set by the batch system."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from windlass.node.sys.mounts import mounts
 
 
 class _Version(NamedTuple):
-    """Where a version of control groups keeps its limit and its use."""
+    """The files in which one version of control groups keeps its limit and its usage."""
 
     limit: str
     used: str
     place: str
-    """Where it is usually mounted."""
+    """The usual mount point."""
 
 
 _V1 = _Version("memory.limit_in_bytes", "memory.usage_in_bytes", "/sys/fs/cgroup/memory")
@@ -24,7 +24,7 @@ _V2 = _Version("memory.max", "memory.current", "/sys/fs/cgroup")
 
 
 def memory_left(proc: str = "/proc") -> int:
-    """Bytes; 0 where nobody knows."""
+    """Return the available bytes, or 0 if unknown."""
     left = [found for found in (_machine(proc), *_control_groups(proc)) if found is not None]
     return max(0, min(left)) if left else 0
 
@@ -41,11 +41,13 @@ def _machine(proc: str) -> int | None:
 
 
 def _control_groups(proc: str) -> Iterator[int]:
-    """What is left in the process's control group and in each one above it, in both versions: a machine may have its
-    memory in either."""
+    """Yield the available bytes of the process's control group and of each group above it.
+
+    Reads both versions, because a machine may account for memory in either.
+    """
     for version, path in _own_groups(proc):
         top, above = _mounted(proc, version)
-        # In a container the path may be the host's, of which nothing is seen here but the group that is mounted.
+        # In a container the path may be the host's. Then only the mounted group is visible here.
         own = path[len(above) :] if path == above or path.startswith(above.rstrip("/") + "/") else ""
         own = os.path.normpath("/" + own).strip("/")
         while True:
@@ -73,7 +75,7 @@ def _own_groups(proc: str) -> list[tuple[_Version, str]]:
 
 
 def _mounted(proc: str, version: _Version) -> tuple[str, str]:
-    """Where a version is mounted, and which group is seen there as the top."""
+    """Return the mount point of a version and the group that is mounted there."""
     with contextlib.suppress(OSError):
         for mount in mounts(os.path.join(proc, "self", "mountinfo")):
             if mount.kind == "cgroup2" if version is _V2 else mount.kind == "cgroup" and "memory" in mount.options:
@@ -84,7 +86,7 @@ def _mounted(proc: str, version: _Version) -> tuple[str, str]:
 def _left(folder: str, version: _Version) -> int | None:
     try:
         return int(_read(folder, version.limit)) - int(_read(folder, version.used))
-    except (OSError, ValueError):  # no controller here, or "max": no limit
+    except (OSError, ValueError):  # no controller here, or the value "max", which means no limit
         return None
 
 

@@ -1,6 +1,6 @@
-"""Messages through a launcher's output: JSON objects in short marked lines, in any mixture with other output.
+"""Messages through a launcher's output: JSON objects in short marked lines, mixed with other output.
 
-Standard output is the one channel from a node that every launcher has. Slurm forwards it in pieces of 1,024 bytes and
+Standard output is the only channel from a node that every launcher has. Slurm forwards it in pieces of 1,024 bytes and
 mixes the pieces of two tasks, so no line is longer. A message that does not fit into one line is compressed and split.
 """
 
@@ -19,8 +19,10 @@ _numbers = itertools.count()
 
 
 def message_lines(sender: int, name: str, message: dict[str, Any]) -> list[str]:
-    """The message as lines: mark, number of the sender, name of the message, part/parts, text. `name` must differ
-    between the messages of one sender."""
+    """Return the message as lines: mark, number of the sender, name of the message, part/parts, text.
+
+    `name` must differ between the messages of one sender.
+    """
     text = json.dumps(message, separators=(",", ":"))
     pieces = [text]
     if len(text) > _PIECE:
@@ -30,7 +32,7 @@ def message_lines(sender: int, name: str, message: dict[str, Any]) -> list[str]:
 
 
 class MessageWriter:
-    """Writes messages of one node or rank to a file descriptor, each at once, with the fields in `always`."""
+    """Write messages of one node or rank to a file descriptor without buffering. Each has the fields in `always`."""
 
     def __init__(self, sender: int, out: int = 1, **always: Any) -> None:
         self._sender = sender
@@ -38,20 +40,23 @@ class MessageWriter:
         self._always = always
 
     def send(self, **fields: Any) -> None:
-        """Raises `OSError` where no reader is left. Each line is one write, so a pipe takes all of it or nothing."""
+        """Send one message. Each line is one write, so a pipe takes all of it or nothing.
+
+        Raises `OSError` if the pipe has no reader.
+        """
         name = "%x.%d" % (os.getpid(), next(_numbers))  # a process that takes over may have the same sender
         for line in message_lines(self._sender, name, {**self._always, **fields}):
             os.write(self._out, line.encode() + b"\n")
 
 
 class MessageReader:
-    """Puts messages together from lines. The parts of a message may come in any order."""
+    """Assemble messages from lines. The parts of a message may arrive in any order."""
 
     def __init__(self) -> None:
         self._parts: dict[tuple[str, str], dict[int, str]] = {}
 
     def read_line(self, line: str) -> dict[str, Any] | None:
-        """The message that this line completes, or None. Torn and foreign lines are passed over."""
+        """Return the message that this line completes, or None. Ignores torn and foreign lines."""
         start = line.find(MARK)
         fields = line[start + len(MARK) :].rstrip("\r\n").split(" ", 3) if start >= 0 else ()
         if len(fields) != 4:
@@ -70,7 +75,7 @@ class MessageReader:
 
 
 def _compressed(text: str) -> str:
-    """Compressed, or as it is where this Python has no zlib: a container may lack the library."""
+    """Compress the text. Return it unchanged if this Python has no zlib, which containers may lack."""
     try:
         import base64
         import zlib
@@ -98,23 +103,23 @@ def _decompressed(text: str) -> bytes:
 
 
 def read_messages(lines: Iterable[str]) -> list[dict[str, Any]]:
-    """All complete messages, in the order in which they were completed."""
+    """Return all complete messages, in the order of completion."""
     reader = MessageReader()
     return [message for line in lines if (message := reader.read_line(line)) is not None]
 
 
 def node_writer(settings: dict[str, Any]) -> MessageWriter:
-    """The writer of a program that `agents.step` started: its messages have the node's number and name."""
+    """Return the writer of a program that `agents.step` started. Its messages have the node's number and name."""
     node = place_of(settings["place"]) + int(settings["first"])
     return MessageWriter(node, node=node, host=host_name())
 
 
 def host_name() -> str:
-    """This node's name as the scheduler says it, or else as the node does."""
+    """Return this node's name from the scheduler, or else the host name."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
 
 
 def place_of(variables: Sequence[str]) -> int:
-    """This task's number in its step, by the variables in which launchers say it; 0 where none is set."""
+    """Return this task's number in its step from the launcher's variables, or 0 if none is set."""
     environ = os.environ
     return next((int(environ[name]) for name in variables if environ.get(name, "").isdigit()), 0)

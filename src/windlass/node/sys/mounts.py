@@ -1,4 +1,4 @@
-"""What is mounted on this node: asks the kernel and not the mounts, of which one that is dead answers nobody."""
+"""The mounts of this node, from the kernel's table. Never accesses a mount, because a dead mount blocks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LOCAL = frozenset(
     | {"xfs", "zfs"}
 )
 BENCH_SOURCE = "windlass-bench"
-"""The mount with which `bench start` acts as a shared file system."""
+"""The mount source of the simulated shared file system of `bench start`."""
 _QUICK_FUSE = ("squash", "windlass", "overlay", "copper")
 
 
@@ -39,15 +39,18 @@ class MountPoint(NamedTuple):
     kind: str
     source: str
     uid: int | None = None
-    """Who mounted it, where the kernel says that: of FUSE."""
+    """The user who mounted it. The kernel reports this only for FUSE."""
     root: str = "/"
-    """The folder of the file system that is mounted there."""
+    """The directory of the file system that is mounted there."""
     options: tuple[str, ...] = ()
 
     @property
     def served_by(self) -> str:
-        """`memory`, `image`, `local` or `shared`: what answers a read there. A kind that is not known to belong to one
-        machine is shared: the list of those is short, and sites have file systems that nobody has heard of."""
+        """Return what serves reads there: `memory`, `image`, `local` or `shared`.
+
+        An unknown type counts as shared. The list of types that belong to one machine is short, and sites use shared
+        file systems that are not in any list.
+        """
         if self.kind in _MEMORY:
             return "memory"
         if self.source == BENCH_SOURCE:
@@ -58,18 +61,18 @@ class MountPoint(NamedTuple):
 
     @property
     def file_system(self) -> str:
-        """As people call it."""
+        """The common name of the file system."""
         return _NAMES.get(self.kind, self.kind)
 
 
 def mounts(table: str = "/proc/self/mountinfo") -> list[MountPoint]:
-    """Every mount that this process sees."""
+    """Return every mount that this process sees."""
     with open(table, "rb") as file:
         return parse_mountinfo(file.read())
 
 
 def parse_mountinfo(text: bytes) -> list[MountPoint]:
-    """The mounts in the form of /proc/PID/mountinfo, in its order. Lines of another form are passed over."""
+    """Parse the format of /proc/PID/mountinfo, in its order. Ignore lines in another format."""
     found = []
     for line in text.splitlines():
         left, _, right = line.partition(b" - ")
@@ -83,7 +86,10 @@ def parse_mountinfo(text: bytes) -> list[MountPoint]:
 
 
 def mount_of(path: str, table: Sequence[MountPoint]) -> MountPoint:
-    """The mount that holds this path: of those above it the deepest, and of equals the last one, which hides others."""
+    """Return the mount that holds this path.
+
+    This is the deepest mount above the path. If several are equally deep, the last one hides the others.
+    """
     best = MountPoint("/", "unknown", "")
     for mount in table:
         inside = path == mount.place or path.startswith(mount.place.rstrip("/") + "/")
@@ -93,7 +99,7 @@ def mount_of(path: str, table: Sequence[MountPoint]) -> MountPoint:
 
 
 def real_place(where: str) -> str:
-    """A mount's place as the kernel tells it. The mount itself, which may be dead, is not looked at."""
+    """Return a mount point as the kernel reports it. Does not access the mount, which may be dead."""
     return os.path.join(os.path.realpath(os.path.dirname(where)), os.path.basename(where))
 
 

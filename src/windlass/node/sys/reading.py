@@ -19,7 +19,7 @@ _FOLDER_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class UnreadableError(OSError, ValueError):
-    """A file that is not what it must be. The text names the file and says why."""
+    """A file of the wrong type or size. The message has the path and the reason."""
 
     def __init__(self, path: str | os.PathLike[str], why: str) -> None:
         super().__init__(errno.EINVAL, why, os.fspath(path))
@@ -31,7 +31,7 @@ class UnreadableError(OSError, ValueError):
 def open_plain(
     path: str | os.PathLike[str], *, within: str | os.PathLike[str] | None = None, follow: bool = False
 ) -> BinaryIO:
-    """A file object of `plain_descriptor`."""
+    """Return `plain_descriptor` as a file object."""
     return open(plain_descriptor(path, within=within, follow=follow), "rb")
 
 
@@ -40,10 +40,10 @@ def plain_descriptor(
 ) -> int:
     """Open a plain file for reading.
 
-    No link at `path` is followed, unless `follow` says that the user chose the path. Then it may also name a pipe that
-    the user's shell opened for this process, as `<(zcat log.gz)` does. With `within`, a folder above the file, no link
-    between the two is followed either. Raises `UnreadableError` for a link and for a file that is not plain, and the
-    usual `OSError` where there is no file or no permission.
+    Does not follow a link at `path`, unless `follow` is true because the user chose the path. Then the path may also
+    name a pipe that the user's shell opened for this process, as `<(zcat log.gz)` does. With `within`, a directory
+    above the file, no link between the two is followed either. Raises `UnreadableError` for a link and for a file that
+    is not plain, and the usual `OSError` if the file is missing or not readable.
     """
     given = _given_descriptor(os.fspath(path)) if follow else None
     try:
@@ -73,7 +73,7 @@ def read_bytes(
     within: str | os.PathLike[str] | None = None,
     follow: bool = False,
 ) -> bytes:
-    """The content of a plain file of at most `limit` bytes; see `plain_descriptor`."""
+    """Return the content of a plain file of at most `limit` bytes. See `plain_descriptor`."""
     with open_plain(path, within=within, follow=follow) as file:
         if os.fstat(file.fileno()).st_size <= limit:
             data = file.read(limit + 1)
@@ -90,7 +90,7 @@ def read_text(
     follow: bool = False,
     errors: str = "strict",
 ) -> str:
-    """The text of a UTF-8 file, with all line ends as newlines; see `read_bytes`."""
+    """Return the text of a UTF-8 file with all line ends as newlines. See `read_bytes`."""
     try:
         text = read_bytes(path, limit, within=within, follow=follow).decode("utf-8", errors)
     except UnicodeDecodeError as error:
@@ -105,7 +105,7 @@ def read_object(
     within: str | os.PathLike[str] | None = None,
     follow: bool = False,
 ) -> dict[str, Any]:
-    """The object of a JSON file, in which all numbers are finite; see `read_bytes`."""
+    """Return the object of a JSON file. All its numbers are finite. See `read_bytes`."""
     data = read_bytes(path, limit, within=within, follow=follow)
     try:
         found = loads(data)
@@ -117,8 +117,11 @@ def read_object(
 
 
 def loads(text: str | bytes) -> Any:
-    """The value of a JSON text with finite numbers. Raises `ValueError` for everything else, deep nesting included."""
-    import json  # here: programs that only write do not need it
+    """Return the value of a JSON text with finite numbers.
+
+    Raises `ValueError` for all other text, and for text that is nested too deeply.
+    """
+    import json  # imported here because programs that only write do not need it
 
     try:
         return json.loads(text, parse_float=_finite, parse_constant=_finite)
@@ -127,7 +130,7 @@ def loads(text: str | bytes) -> Any:
 
 
 def read_tail(path: str | os.PathLike[str], size: int, *, within: str | os.PathLike[str] | None = None) -> bytes:
-    """The last `size` bytes of a plain file of any size."""
+    """Return the last `size` bytes of a plain file of any size."""
     with open_plain(path, within=within) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - size))
         return file.read(size)
@@ -140,13 +143,13 @@ def read_lines(
     within: str | os.PathLike[str] | None = None,
     follow: bool = False,
 ) -> Iterator[bytes]:
-    """The lines of a plain file of any size, with their ends, in constant memory. Longer lines are cut."""
+    """Yield the lines of a plain file of any size, with their ends, in constant memory. Cut longer lines."""
     with open_plain(path, within=within, follow=follow) as file:
         yield from cut_lines(file, max_line)
 
 
 def cut_lines(file: BinaryIO, max_line: int = MAX_LINE) -> Iterator[bytes]:
-    """The lines from here to the end of a file, with their ends. Longer lines are cut."""
+    """Yield the lines from the current position to the end of a file, with their ends. Cut longer lines."""
     cut = False
     for piece in iter(lambda: file.readline(max_line), b""):
         if not cut:
@@ -155,7 +158,7 @@ def cut_lines(file: BinaryIO, max_line: int = MAX_LINE) -> Iterator[bytes]:
 
 
 def _given_descriptor(path: str) -> int | None:
-    """The descriptor of this process that a path names."""
+    """Return the descriptor of this process that a path names."""
     folder, _, name = path.rpartition("/")
     if path == "/dev/stdin":
         return 0

@@ -1,7 +1,4 @@
-"""Sizes and lists as people read them, for nodes and for everything above.
-
-CPU lists as the kernel writes them: `0-3,8`.
-"""
+"""Format sizes, lists and CPU lists (`0-3,8`, as the kernel writes them)."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from collections.abc import Sequence
 
 
 def binary_size(size: float) -> str:
-    """`512 MiB`, `1.5 GiB`: powers of 1024, as memory and messages count."""
+    """Return a size such as `512 MiB` or `1.5 GiB`, in powers of 1024."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if size < 1024 or unit == "TiB":
             break
@@ -19,7 +16,7 @@ def binary_size(size: float) -> str:
 
 
 def listed(words: Sequence[str], limit: int = 6, separator: str = ", ") -> str:
-    """`a, b, c and 4 more`."""
+    """Return a list such as `a, b, c and 4 more`."""
     more = len(words) - limit
     return separator.join(words[:limit]) + (" and %d more" % more if more > 0 else "")
 
@@ -29,7 +26,7 @@ _NUMBER = re.compile(r"[0-9]{1,18}\Z")
 
 
 class CpuListError(ValueError):
-    """A text that is no CPU list: what is wrong with it, and how to write one."""
+    """A text that is not a CPU list. The message has the mistake and the correct form."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -37,7 +34,7 @@ class CpuListError(ValueError):
 
 
 def cpus_of(text: str) -> tuple[int, ...]:
-    """The sorted numbers of a list. Empty text is no CPU. Raises `CpuListError`."""
+    """Return the sorted numbers of a CPU list. Empty text means no CPU. Raises `CpuListError`."""
     cpus: set[int] = set()
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         first, dash, last = part.partition("-")

@@ -1,4 +1,4 @@
-"""Small readings of files in /proc and /sys and of tools, any of which may be missing."""
+"""Read small files in /proc and /sys and the output of tools, any of which may be missing."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ COMMAND_S = 15.0
 
 
 class MissingError(Exception):
-    """This source is not here, or does not answer; the text says why."""
+    """A source that does not exist or does not answer. The message has the reason."""
 
 
 def text_of(path: str) -> str:
-    """The text of a small file without surrounding space; empty where it cannot be read."""
+    """Return the stripped text of a small file, or an empty string if it cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (OSError, ValueError):
@@ -31,7 +31,7 @@ def text_of(path: str) -> str:
 
 
 def output_of(*argv: str, timeout_s: float = COMMAND_S, env: Optional[Mapping[str, str]] = None) -> str:
-    """The standard output of a tool. Raises `MissingError` where it is not there, fails or takes too long."""
+    """Return the standard output of a tool. Raises `MissingError` if it is missing, fails or takes too long."""
     try:
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False, env=env

@@ -1,8 +1,9 @@
-"""The called side of connections: one loop proves all callers, and each proven one gets a thread of its own.
+"""Accept connections: one loop authenticates all callers, and each authenticated caller gets a thread.
 
-Callers that have proven nothing hold a slot each and no thread; when the slots are full the oldest of them goes. So a
-stranger with any number of half-open connections delays nobody by more than the time to fill all slots anew. There is
-no list of addresses and no limit per address: an honest node may come from any of its own.
+A caller that is not yet authenticated uses a slot but no thread. When all slots are full, the oldest such caller is
+dropped. A stranger with any number of half-open connections therefore delays other callers by at most the time to
+refill all slots. There is no list of addresses and no limit per address, because a legitimate node may use any of its
+addresses.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _NO_ROOM = (errno.EMFILE, errno.ENFILE)
 
 
 class _Caller:
-    """A connection whose caller has proven nothing yet."""
+    """A connection whose caller is not authenticated yet."""
 
     __slots__ = ("claim", "proof", "since", "socket")
 
@@ -40,10 +41,10 @@ class _Caller:
         if connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.proof = CalledProof(identity, endpoint_bytes(connection.getsockname()))
-        connection.sendall(self.proof.hello)  # the first bytes on a connection: they fit
+        connection.sendall(self.proof.hello)  # the first bytes on a connection always fit into the send buffer
 
     def receive(self) -> Channel | None:
-        """One step of the proof; the channel when it is done."""
+        """Perform one step of the proof. Return the channel when the proof is complete."""
         with contextlib.suppress(BlockingIOError):
             more = self.socket.recv(CLAIM_BYTES - len(self.claim))
             if not more:
@@ -58,8 +59,11 @@ class _Caller:
 
 
 class Acceptor:
-    """Serves a listening socket until it is closed. `serve` runs on a thread of its own for every proven connection,
-    which is closed when it returns. A moment without threads, descriptors or memory costs those who call in it."""
+    """Serves a listening socket until it is closed.
+
+    Runs `serve` on a separate thread for every authenticated connection. The connection is closed when `serve` returns.
+    If threads, descriptors or memory run out, only the callers of that moment fail.
+    """
 
     def __init__(
         self,
@@ -89,11 +93,11 @@ class Acceptor:
 
     @property
     def is_accepting(self) -> bool:
-        """Whether callers get an answer now."""
+        """Return whether callers get an answer now."""
         return self._thread.is_alive() and not self._failing and not self._closed
 
     def close(self) -> None:
-        """Nobody is accepted any more, and all connections end."""
+        """Accept no new connections and end all open ones."""
         self._closed = True
         with contextlib.suppress(OSError):
             self._wake.send(b"x")
@@ -113,7 +117,7 @@ class Acceptor:
                     self._failing = True
                     if isinstance(error, OSError) and error.errno in _NO_ROOM:
                         self._evict_oldest()
-                    time.sleep(_PAUSE_S)  # others will close theirs
+                    time.sleep(_PAUSE_S)  # wait until other connections close
         finally:
             for caller in list(self._unproven.values()):
                 self._leave(caller, refused=False)
@@ -123,7 +127,7 @@ class Acceptor:
 
     def _round(self) -> None:
         found = self._selector.select(1.0)
-        for key, _ in found:  # first those who prove something: each new caller may cost the oldest its slot
+        for key, _ in found:  # first the callers that send a proof, because each new caller may evict the oldest one
             if key.data is not None:
                 self._advance(key.data)
         if any(key.fileobj is self._listening for key, _ in found):
@@ -133,7 +137,7 @@ class Acceptor:
             self._evict_oldest()
 
     def _accept_some(self) -> None:
-        for _ in range(_BATCH):  # and then a look at those who wait to be proven
+        for _ in range(_BATCH):  # a limited batch, then back to the callers that wait for authentication
             try:
                 connection, _ = self._listening.accept()
             except (BlockingIOError, ConnectionError):
@@ -141,7 +145,7 @@ class Acceptor:
             try:
                 caller = _Caller(connection, self._identity)
                 self._selector.register(connection, selectors.EVENT_READ, caller)
-            except (OSError, ValueError):  # gone again
+            except (OSError, ValueError):  # the caller has disconnected
                 connection.close()
                 self.refused += 1
                 continue

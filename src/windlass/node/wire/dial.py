@@ -1,7 +1,8 @@
-"""Dialling a node: all its candidate ports at once, and the first that proves the job's key wins.
+"""Dial a node: try all its candidate ports at once, and use the first that proves the job's key.
 
-Strangers may listen on some of the ports: one that is silent, lies or passes the proof on costs no time, because nobody
-waits for it. One that hangs up, or does not even connect, may be the node itself under a flood: it is dialled again.
+Other users may listen on some of the ports. A port that is silent, gives a wrong proof or relays the proof costs no
+time, because the other attempts do not wait for it. A port that hangs up or refuses the connection may be the node
+itself under a flood, so it is dialled again.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from windlass.node.wire.proof import (
 
 _MAX_ADDRESSES = 4
 _AGAIN_S = 0.05
-_UNANSWERED_S = 0.3  # the kernel itself would ask again only after a second
+_UNANSWERED_S = 0.3  # the kernel would retry only after a second
 _MAX_UNANSWERED = 3
 
 
 class Target(NamedTuple):
-    """A node to dial. `source_host`: the address to dial from, empty for the kernel's choice."""
+    """A node to dial. `source_host` is the address to dial from. Empty lets the kernel choose."""
 
     host: str
     ports: tuple[int, ...]
@@ -43,7 +44,10 @@ class Target(NamedTuple):
 
 
 def dial(target: Target, identity: Identity, timeout_s: float) -> tuple[Channel, int]:
-    """A proven connection and the port that answered; `OSError` or `ProtocolError` where none proves the key."""
+    """Return an authenticated connection and the port that answered.
+
+    Raises `OSError` or `ProtocolError` if no port proves the key.
+    """
     places = [(family, (name[0], port, *name[2:])) for family, name in _addresses(target.host) for port in target.ports]
     source = (target.source_host, 0) if target.source_host else None
     with _Race(identity, target.node, time.monotonic() + timeout_s) as race:
@@ -54,7 +58,7 @@ def dial(target: Target, identity: Identity, timeout_s: float) -> tuple[Channel,
 
 
 def dial_unix(path: str, identity: Identity, node: int, timeout_s: float) -> Channel:
-    """A proven connection to a process of this node, over its Unix socket."""
+    """Return an authenticated connection to a process of this node, over its Unix socket."""
     with short_path(path) as short, _Race(identity, node, time.monotonic() + timeout_s) as race:
         race.enter(socket.AF_UNIX, short, None)
         return race.winner()[0]
@@ -66,7 +70,7 @@ def _addresses(host: str) -> list[tuple[int, Any]]:
 
 
 class _Attempt:
-    """One connection that is being proven. `proof` is None until the connection stands."""
+    """One connection during authentication. `proof` is None until the connection is established."""
 
     __slots__ = ("data", "family", "place", "proof", "said", "socket", "source")
 
@@ -96,7 +100,7 @@ class _Attempt:
         self.proof = CallerProof(identity, node, endpoint_bytes(self.socket.getpeername()))
 
     def receive(self) -> SessionKeys | None:
-        """One step of the proof; the session's keys when it is done."""
+        """Perform one step of the proof. Return the session keys when the proof is complete."""
         assert self.proof is not None
         want = PROOF_BYTES if self.said else HELLO_BYTES
         with contextlib.suppress(BlockingIOError):
@@ -110,7 +114,7 @@ class _Attempt:
         if self.said:
             return self.proof.check(data)
         self.said = True
-        self.socket.sendall(self.proof.claim(data))  # the first bytes on a connection: they fit
+        self.socket.sendall(self.proof.claim(data))  # the first bytes on a connection always fit into the send buffer
         return None
 
 
@@ -192,7 +196,7 @@ class _Race:
             self.enter(attempt.family, attempt.place, attempt.source)
 
     def _note(self, error: Exception) -> None:
-        """Of all failures the one that says most: a wrong proof before a closed port."""
+        """Keep the most informative failure. A wrong proof is more informative than a closed port."""
         if isinstance(error, ProofError) or not isinstance(self._error, ProofError):
             self._error = error
 

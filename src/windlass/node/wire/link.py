@@ -1,7 +1,7 @@
-"""A connection on which this node asks: many requests at once, replies in any order, silence is a failure.
+"""A client connection: many requests at once, replies in any order, and silence counts as failure.
 
-The other side sends WAIT while it works on an answer, so a slow shared file system and a dead peer look different: no
-frame at all for `timeout_s`, with something asked, means the peer is gone, stopped or cut off.
+The peer sends WAIT while it works on an answer, so a slow shared file system differs from a dead peer. No frame at all
+for `timeout_s` during an open request means that the peer is dead, stopped or cut off.
 """
 
 from __future__ import annotations
@@ -25,18 +25,21 @@ _SMALL = 64 << 10
 
 
 class Reply(Protocol):
-    """Receives the frames of one request. Both are called from the connection's own thread; keep them short."""
+    """Receives the frames of one request. The connection's thread calls both methods. Keep them short."""
 
     def frame(self, kind: int, body: memoryview) -> bool:
-        """One frame; true when it was the last one. `body` is only valid during the call."""
+        """Receive one frame. Return true if it was the last one. `body` is only valid during the call."""
 
     def lost(self, reason: str) -> None:
-        """No more frames will come."""
+        """No further frames will arrive."""
 
 
 class FrameReader:
-    """Cuts a byte stream into frames. Heads and small frames come many to a system call; the body of a large frame is
-    received straight into a buffer of its own. Only frames with the right tag come out."""
+    """Cuts a byte stream into frames and returns only frames with a valid tag.
+
+    One system call receives many heads and small frames. The body of a large frame is received directly into a separate
+    buffer.
+    """
 
     def __init__(self, channel: Channel, parse: Callable[[bytes], wire.Head]) -> None:
         self._channel = channel
@@ -46,14 +49,16 @@ class FrameReader:
         self._small = memoryview(bytearray(_SMALL))
         self._start = self._end = 0
         self._large = memoryview(bytearray())
-        self._got = -1  # bytes of a large body that are there; -1: no large body under way
+        self._got = -1  # bytes received of a large body. -1: no large body in progress
         self._head: wire.Head | None = None
-        self._sealed = b""  # that head as it came, with its tag
+        self._sealed = b""  # that head as received, with its tag
         self.heard = time.monotonic()
 
     def next(self) -> tuple[wire.Head, memoryview] | None:
-        """The next frame, or None when the socket's receive timeout passed first. `ConnectionError` at the end. The
-        body is good until the next call."""
+        """Return the next frame, or None if the socket's receive timeout passed first.
+
+        Raises `ConnectionError` at the end of the stream. The body is valid until the next call.
+        """
         while True:
             if self._head is None and self._end - self._start >= self._head_bytes:
                 self._sealed = bytes(self._small[self._start : self._start + self._head_bytes])
@@ -83,7 +88,7 @@ class FrameReader:
         return head, body
 
     def has_more(self) -> bool:
-        """Whether something has arrived that `next` has not given out."""
+        """Return whether data has arrived that `next` has not returned yet."""
         if self._end > self._start:
             return True
         waiting = bytearray(4)
@@ -114,7 +119,7 @@ class FrameReader:
         return got > 0
 
     def _receive(self, target: memoryview) -> int:
-        """Bytes received; 0 at the socket's timeout."""
+        """Return the number of bytes received, or 0 at the socket's timeout."""
         try:
             got = self._connection.recv_into(target)
         except (TimeoutError, BlockingIOError):
@@ -126,7 +131,7 @@ class FrameReader:
 
 
 def set_timeouts(connection: socket.socket, receive_s: float, send_s: float) -> None:
-    """Timeouts in the kernel, on a blocking socket: `sendfile` works, and no poll before every call."""
+    """Set timeouts in the kernel on a blocking socket. `sendfile` works, and no call needs a poll first."""
     connection.settimeout(None)
     for option, seconds in ((socket.SO_RCVTIMEO, receive_s), (socket.SO_SNDTIMEO, send_s)):
         value = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
@@ -134,7 +139,7 @@ def set_timeouts(connection: socket.socket, receive_s: float, send_s: float) -> 
 
 
 class Link:
-    """One open, proven connection to a node."""
+    """One open, authenticated connection to a node."""
 
     def __init__(self, channel: Channel, timeout_s: float) -> None:
         self.closed = False
@@ -156,7 +161,10 @@ class Link:
         return not self._pending
 
     def ask(self, kind: int, body: bytes, reply: Reply) -> int:
-        """Sends a request; its frames go to `reply`. 0 where the link is closed: `reply` then hears nothing."""
+        """Send a request. Its frames go to `reply`.
+
+        Returns 0 if the link is closed. Then no method of `reply` is called.
+        """
         request = next(self._ids)
         if not self._pending:
             self._asked_at = time.monotonic()
@@ -168,7 +176,7 @@ class Link:
         return request
 
     def tell(self, kind: int, body: bytes) -> bool:
-        """Sends a request that has no answer."""
+        """Send a request that has no answer."""
         return not self.closed and self._send(kind, 0, body)
 
     def close(self, reason: str = "closed") -> None:
@@ -208,7 +216,7 @@ class Link:
     def _deliver(self, found: wire.Head, body: memoryview) -> None:
         if found.kind == wire.WAIT:
             return
-        if found.request == 0:  # nobody asked: news
+        if found.request == 0:  # not the answer to a request: a notification
             self.on_news(found.kind, bytes(body))
             return
         reply = self._pending.get(found.request)
@@ -240,7 +248,10 @@ class Collect:
         self._done.set()
 
     def wait(self, timeout_s: float) -> tuple[int, bytes]:
-        """Kind and body, or `TimeoutError`, `ConnectionError`, or the `OSError` the other side reported."""
+        """Return kind and body.
+
+        Raises `TimeoutError`, `ConnectionError`, or the `OSError` that the peer reported.
+        """
         if not self._done.wait(timeout_s):
             raise TimeoutError("no answer in %.1f s" % timeout_s)
         if self._lost is not None:
@@ -251,19 +262,22 @@ class Collect:
 
 
 def open_link(target: Target, identity: Identity, timeout_s: float) -> tuple[Link, int]:
-    """An open link to a node and the port that answered; `OSError` or `ProtocolError` where none proves the key."""
+    """Return an open link to a node and the port that answered.
+
+    Raises `OSError` or `ProtocolError` if no port proves the key.
+    """
     channel, port = dial(target, identity, timeout_s)
     return _started(channel, timeout_s), port
 
 
 def open_local_link(path: str, identity: Identity, node: int, timeout_s: float) -> Link:
-    """A link to the peer process of this node, over its Unix socket."""
+    """Return a link to the peer process of this node, over its Unix socket."""
     return _started(dial_unix(path, identity, node, timeout_s), timeout_s)
 
 
 def _started(channel: Channel, timeout_s: float) -> Link:
     try:
         return Link(channel, timeout_s)
-    except RuntimeError as error:  # no thread to be had now: as good as no answer
+    except RuntimeError as error:  # no thread available now: treated like no answer
         channel.socket.close()
         raise OSError(errno.EAGAIN, str(error)) from error

@@ -1,4 +1,4 @@
-"""The links this node has open to others, opened when first needed and remembered with the port that answered."""
+"""The open links of this node. A link is opened when first needed and stored with the port that answered."""
 
 from __future__ import annotations
 
@@ -32,8 +32,11 @@ class Links:
         return link if link is not None and not link.closed else None
 
     def open(self, node: int) -> Link | None:
-        """An open link, or None after its failure was noted. Blocks up to the peer timeout; longer only while the job
-        starts and the node has never been seen: it is coming up, and to go round it would be the storm."""
+        """Return an open link, or None after recording the failure.
+
+        Blocks up to the peer timeout. It blocks longer only while the job starts and the node has never answered. That
+        node is still starting, and bypassing it would cause the storm of reads that the tree prevents.
+        """
         with self._lock:
             opening = self._opening.setdefault(node, threading.Lock())
         with opening:
@@ -78,7 +81,7 @@ class Links:
                     del self._links[node]
 
     def end_grace(self) -> None:
-        """All nodes have been seen: from now on a node that does not answer is a fault."""
+        """Record that all nodes have answered once. From now on a node that does not answer is a fault."""
         self._grace_end = 0.0
 
     def close(self) -> None:

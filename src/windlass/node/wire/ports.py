@@ -1,6 +1,7 @@
-"""The ports of a node: sixteen that are scattered by the job's key, the first free one is taken, callers dial them all.
+"""The ports of a node: sixteen candidates, derived from the job's key.
 
-Nobody without the key knows them before they are used, so nobody can take them all beforehand, nor one range of them.
+A node listens on the first free one, and callers dial all of them. Users without the key cannot predict the ports, so
+they cannot occupy all of them, or a range of them, in advance.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from collections.abc import Iterator
 from windlass.node.wire.proof import Identity
 
 CANDIDATES = 16
-_FIRST, _LAST = 10240, 32767  # below the ports that kernels give to outgoing connections
+_FIRST, _LAST = 10240, 32767  # below the ports that kernels use for outgoing connections
 _LISTENING = "0A"
 _BACKLOG = 4096
 
 
 def port_candidates(identity: Identity, node: int) -> tuple[int, ...]:
-    """Ports that `node` may listen on."""
+    """Return the ports that `node` may listen on."""
     ports: dict[int, None] = {}
     text = "windlass ports\0%s\0%s\0%d\0" % (identity.service, identity.run, node)
     for count in range(256):
@@ -34,15 +35,19 @@ def port_candidates(identity: Identity, node: int) -> tuple[int, ...]:
 
 
 def listen_tcp(host: str, ports: tuple[int, ...]) -> socket.socket:
-    """A listening socket on the first free port; `OSError` where there is none, which says who has them."""
+    """Return a listening socket on the first free port.
+
+    Raises `OSError` if no port is free. The message names the users who listen on them.
+    """
     last: OSError = OSError("no port to try")
     for port in ports:
         sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         try:
-            # Without SO_REUSEADDR a port that a job just left would be refused for a minute.
+            # Without SO_REUSEADDR the kernel would refuse a port for a minute after a job released it.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind((host, port))
-            # A short queue would drop honest callers' first packets under a flood; they come again only after a second.
+            # With a short queue, a flood would make the kernel drop the first packets of legitimate callers. They retry
+            # only after a second.
             sock.listen(_BACKLOG)
             return sock
         except OSError as error:
@@ -56,7 +61,7 @@ def listen_tcp(host: str, ports: tuple[int, ...]) -> socket.socket:
 
 
 def listening_uids(ports: tuple[int, ...], proc: str = "/proc") -> tuple[int, ...]:
-    """Users who listen on any of the ports on this node, as the kernel says."""
+    """Return the users who listen on any of the ports on this node, from the kernel's tables."""
     wanted, found = set(ports), set()
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(OSError, ValueError, IndexError), open(os.path.join(proc, "net", name)) as file:
@@ -69,7 +74,7 @@ def listening_uids(ports: tuple[int, ...], proc: str = "/proc") -> tuple[int, ..
 
 
 def listen_unix(path: str) -> socket.socket:
-    """A listening socket that only this user can reach, however long the path is."""
+    """Return a listening socket that only this user can reach. The path may have any length."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     sock = socket.socket(socket.AF_UNIX)
@@ -82,7 +87,7 @@ def listen_unix(path: str) -> socket.socket:
 
 @contextlib.contextmanager
 def short_path(path: str) -> Iterator[str]:
-    """A name for a socket's path that fits into the 107 bytes the kernel allows."""
+    """Yield a name for a socket's path that fits into the 107 bytes the kernel allows."""
     folder = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield "/proc/self/fd/%d/%s" % (folder, os.path.basename(path))

@@ -1,18 +1,18 @@
-"""Proof of the job's key on a new connection, and the key that authenticates what follows. Bytes in, bytes out.
+"""Authenticate a new connection with the job's key, and tag every frame on TCP.
 
-The called side sends a nonce; the caller proves first; only then does the called side prove itself. Both proofs cover
-the run, the service, both nodes, both nonces and the endpoint that was dialled: the caller's `getpeername()`, the
-called side's `getsockname()`. Whoever listens elsewhere and passes the proof on has another endpoint, and the proof
-fails. The source address plays no part in it: nodes with several interfaces choose theirs freely, and gateways change
-it.
+The proof does no input or output: it takes bytes and returns bytes. The called side sends a nonce. The caller sends its
+proof first. Only then does the called side send its proof. Both proofs cover the run, the service, both nodes, both
+nonces and the endpoint that was dialled: the caller's `getpeername()`, the called side's `getsockname()`. A process
+that listens elsewhere and relays the proof has another endpoint, and the proof fails. The source address is not part of
+the proof, because nodes with several interfaces choose theirs freely and gateways change it.
 
-A proven connection: its socket, who is on the other side, and the tags that authenticate every frame on TCP.
+A `Channel` is an authenticated connection: its socket, the peer, and the tags that authenticate every frame on TCP. A
+tag is a keyed hash of the frame's number in its direction, its head, and the covered part of its body. The frame's kind
+determines this part. Usually it is the whole body. For objects and blocks it is only key and digest, because the
+receiver checks the digest against the bytes anyway. The kernel can therefore send them without copying them through
+this process. Nothing is encrypted.
 
-A tag is a keyed hash of the frame's number in its direction, its head, and what the frame's kind says is covered: the
-whole body, but of objects and blocks only key and digest, because the receiver checks the digest against the bytes
-anyway; so the kernel still sends them without their passing through this process. Nothing is encrypted.
-
-A Unix socket lies in a folder that only this user can enter: its frames carry no tags.
+Frames on a Unix socket carry no tags, because the socket is in a directory that only this user can enter.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 VERSION = 2
 NO_NODE = 0xFFFFFFFF
-"""The caller is a tool of this node, or the caller takes any node."""
+"""The caller is a tool of this node, or the caller accepts any node."""
 
 _HELLO = struct.Struct("<4sHH32s")
 _CLAIM = struct.Struct("<II32s32s")
@@ -39,15 +39,15 @@ _MAPPED = bytes(10) + b"\xff\xff"
 
 
 class ProtocolError(Exception):
-    """The other side does not speak this protocol, or not within its limits."""
+    """The peer does not use this protocol, or exceeds its limits."""
 
 
 class ProofError(ProtocolError):
-    """The other side does not hold the key of this job, or is not the node it should be."""
+    """The peer does not hold the key of this job, or is not the expected node."""
 
 
 class Identity(NamedTuple):
-    """Who this side is: a node of a run, in one of its services. `key` is the job's key."""
+    """The identity of this side: a node of a run, in one of its services. `key` is the job's key."""
 
     key: bytes
     run: str
@@ -63,8 +63,11 @@ class SessionKeys(NamedTuple):
 
 
 def endpoint_bytes(name: Any) -> bytes:
-    """Address and port of a socket's name in one form: IPv4 in IPv6 is IPv4, a scope is left out. Unix sockets have
-    none: nobody but this user reaches their folder."""
+    """Return address and port of a socket's name in one form.
+
+    An IPv4 address mapped into IPv6 becomes IPv4, and a scope is omitted. Unix sockets have no endpoint, because only
+    this user can reach their directory.
+    """
     if not isinstance(name, tuple):
         return b"unix"
     host, port = name[0].partition("%")[0], name[1]
@@ -75,7 +78,7 @@ def endpoint_bytes(name: Any) -> bytes:
 
 
 class CalledProof:
-    """The called side of one proof. Send `hello`, give the claim to `answer`, send what it returns."""
+    """The called side of one proof. Send `hello`, pass the claim to `answer`, and send the result."""
 
     def __init__(self, identity: Identity, endpoint: bytes) -> None:
         self._identity = identity
@@ -84,8 +87,10 @@ class CalledProof:
         self.hello = _HELLO.pack(_MAGIC, VERSION, 0, self._nonce)
 
     def answer(self, claim: bytes) -> tuple[bytes, int, SessionKeys]:
-        """Our proof, the caller's node (`NO_NODE`: a tool) and the session's keys; `ProofError` for a caller that does
-        not hold the key, or looks for another node, run, service or endpoint."""
+        """Return our proof, the caller's node (`NO_NODE`: a tool) and the session keys.
+
+        Raises `ProofError` for a caller that does not hold the key or expects another node, run, service or endpoint.
+        """
         caller, called, theirs, proof = _CLAIM.unpack(claim)
         mine = self._identity
         text = _transcript(mine, caller, called, self._endpoint, self._nonce, theirs)
@@ -97,7 +102,7 @@ class CalledProof:
 
 
 class CallerProof:
-    """The calling side of one proof: `claim` answers the hello, `check` accepts the other side's proof."""
+    """The calling side of one proof: `claim` answers the hello, `check` verifies the peer's proof."""
 
     def __init__(self, identity: Identity, called: int, endpoint: bytes) -> None:
         self._identity = identity
@@ -106,7 +111,7 @@ class CallerProof:
         self._text = b""
 
     def claim(self, hello: bytes) -> bytes:
-        """What to send; `ProofError` for a hello of somebody else."""
+        """Return the bytes to send. Raises `ProofError` for a hello that this protocol did not produce."""
         magic, version, _, theirs = _HELLO.unpack(hello)
         if magic != _MAGIC:
             raise ProofError("not a windlass node")
@@ -125,7 +130,10 @@ class CallerProof:
 def _transcript(
     identity: Identity, caller: int, called: int, endpoint: bytes, called_nonce: bytes, caller_nonce: bytes
 ) -> bytes:
-    """Everything both sides must agree on; each part with its length, so that no two values give one text."""
+    """Return all values that both sides must agree on.
+
+    Each part has its length in front, so that different values never give the same bytes.
+    """
     names = (identity.service.encode(), identity.run.encode("utf-8", "surrogateescape"), endpoint)
     parts = b"".join(struct.pack("<I", len(name)) + name for name in names)
     return struct.pack("<HII", VERSION, caller, called) + parts + called_nonce + caller_nonce
@@ -144,7 +152,7 @@ _COUNT = struct.Struct("<Q")
 
 
 class Channel:
-    """Made by `dial` and `accept`. `seal` must be called in the order in which frames leave; `check`, as they come."""
+    """Made by `dial` and `accept`. Call `seal` in the order in which frames are sent, and `check` as they arrive."""
 
     __slots__ = ("_received", "_receiving", "_sending", "_sent", "node", "socket", "tag_bytes")
 
@@ -157,12 +165,12 @@ class Channel:
         self._sent = self._received = 0
         if keys is not None:
             mine, theirs = (keys.from_called, keys.from_caller) if called else (keys.from_caller, keys.from_called)
-            # Keyed once: a copy of the state costs less than the key's own block for every frame.
+            # Keyed once: copying the state costs less than hashing the key block for every frame.
             self._sending = hashlib.blake2b(key=mine, digest_size=TAG_BYTES)
             self._receiving = hashlib.blake2b(key=theirs, digest_size=TAG_BYTES)
 
     def seal(self, head: bytes, covered: bytes | memoryview = b"") -> bytes:
-        """The head as it travels: with the frame's tag behind it."""
+        """Return the head with the frame's tag appended."""
         if not self.tag_bytes:
             return head
         state = self._sending.copy()
@@ -172,7 +180,7 @@ class Channel:
         return head + state.digest()
 
     def check(self, head: bytes, tag: bytes, covered: bytes | memoryview = b"") -> None:
-        """`ProtocolError` for a frame that is not the next one that the other side sealed."""
+        """Raise `ProtocolError` if this is not the next frame that the peer sealed."""
         if not self.tag_bytes:
             return
         state = self._receiving.copy()
@@ -184,6 +192,6 @@ class Channel:
             raise ProtocolError("a frame that the other side did not send, or not in this place")
 
     def shut(self) -> None:
-        """Ends both directions: whoever reads or writes on it finds out. The socket stays to be closed."""
+        """End both directions, so that all readers and writers fail. The socket remains to be closed."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)

@@ -1,6 +1,6 @@
-"""Things to do later, on one thread.
+"""Run jobs later on one thread, or soon on a pool of threads.
 
-Threads that take jobs from one queue. Lighter than an executor: no futures, and one wake-up per job.
+`Pool` is lighter than an executor: no futures, and one wake-up per job.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Timers:
         self._thread.start()
 
     def after(self, delay_s: float, job: Callable[[], None]) -> None:
-        """Runs `job` once, `delay_s` from now, unless closed before. Jobs must be short."""
+        """Run `job` once after `delay_s`, unless closed before. Jobs must be short."""
         with self._changed:
             heapq.heappush(self._heap, (time.monotonic() + delay_s, next(self._order), job))
             if self._heap[0][2] is job:
@@ -52,7 +52,7 @@ class Timers:
 
 
 class Pool:
-    """Up to `most` threads, started when jobs find all others busy."""
+    """Up to `most` threads. A new thread starts when a job finds all others busy."""
 
     def __init__(self, most: int, name: str) -> None:
         self._most = most
@@ -65,7 +65,7 @@ class Pool:
         self._closed = False
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Runs `job` soon on one of the threads. `RuntimeError` after `close`, or where not one thread can be had."""
+        """Run `job` soon on one of the threads. Raises `RuntimeError` after `close`, or if no thread can start."""
         with self._lock:
             if self._closed:
                 raise RuntimeError("closed")
@@ -77,7 +77,7 @@ class Pool:
         self._jobs.put(job)
 
     def allow(self, most: int) -> None:
-        """From now on up to so many threads."""
+        """Set the maximum number of threads."""
         self._most = max(self._most, most)
 
     def _grow(self) -> None:
@@ -87,12 +87,12 @@ class Pool:
             with self._lock:
                 self._threads -= 1
                 if self._threads > 0:
-                    return  # the others get to it
+                    return  # the other threads run the job
                 self._idle += 1
             raise
 
     def close(self) -> None:
-        """No new jobs; threads end when they are done with theirs."""
+        """Accept no new jobs. Each thread ends after its current jobs."""
         with self._lock:
             self._closed = True
             threads = self._threads
@@ -100,7 +100,7 @@ class Pool:
             self._jobs.put(None)
 
     def wait(self, timeout_s: float) -> bool:
-        """After `close`: until all threads have ended; False where some have not in time."""
+        """Wait after `close` until all threads have ended. Return False if some are still running after the timeout."""
         with self._ended:
             return self._ended.wait_for(lambda: self._threads == 0, timeout_s)
 

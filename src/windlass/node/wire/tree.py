@@ -1,11 +1,11 @@
-"""Who asks whom: pure functions of the number of nodes, never of the state of the network.
+"""Which node asks which: pure functions of the number of nodes, never of the network's state.
 
-`replicate` spreads every object over a k-ary tree. There is one tree per reader of the shared file system (a stripe);
-the trees are rotations of each other: a node that forwards in one is a leaf in the others, and all links carry load.
-`partition` gives each object a short list of owners by rendezvous hashing.
+`replicate` spreads every object over a k-ary tree. There is one tree per reader of the shared file system (a stripe).
+The trees are rotations of each other. A node that forwards in one tree is a leaf in the others, and all links carry
+load. `partition` gives each object a short list of owners by rendezvous hashing.
 
-In every order produced here a node asks only nodes that stand before it, for that object. Waiting can therefore never
-go in a circle, whoever is dead.
+In every order produced here, a node asks only nodes that precede it for that object. Nodes can therefore never wait for
+each other in a cycle, even if some nodes are dead.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def child_positions(position: int, fanout: int, nodes: int) -> range:
 
 
 def rotation(stripe: int, stripes: int, nodes: int) -> int:
-    """The node that stands at the root of a stripe."""
+    """Return the node at the root of a stripe."""
     return stripe * nodes // stripes
 
 
@@ -41,7 +41,10 @@ def node_at(position: int, stripe: int, stripes: int, nodes: int) -> int:
 
 
 def ancestors(node: int, stripe: int, stripes: int, nodes: int, fanout: int) -> tuple[int, ...]:
-    """Parent first, the stripe's reader of the shared file system last; empty for the reader itself."""
+    """Return the ancestors, parent first. The last one reads the stripe from the shared file system.
+
+    Empty for the reader itself.
+    """
     chain = []
     position = position_of(node, stripe, stripes, nodes)
     while position > 0:
@@ -56,7 +59,7 @@ def children(node: int, stripe: int, stripes: int, nodes: int, fanout: int) -> t
 
 
 def tree_route(node: int, stripe: int, stripes: int, nodes: int, fanout: int) -> tuple[int, ...]:
-    """Whom to ask, best first: the ancestors, then standby readers that stand before this node."""
+    """Return the nodes to ask, best first: the ancestors, then standby readers that precede this node."""
     chain = ancestors(node, stripe, stripes, nodes, fanout)
     position = position_of(node, stripe, stripes, nodes)
     standbys = (node_at(p, stripe, stripes, nodes) for p in range(1, min(1 + STANDBYS, position)))
@@ -64,7 +67,7 @@ def tree_route(node: int, stripe: int, stripes: int, nodes: int, fanout: int) ->
 
 
 def _mix(value: int) -> int:
-    """One round of splitmix64: cheap enough to weigh every node for every chunk."""
+    """Compute one round of splitmix64. It is cheap enough to weigh every node for every chunk."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -76,10 +79,10 @@ def _ranked(seed: int, candidates: Sequence[int], count: int) -> list[int]:
 
 
 def owners(key: bytes, nodes: int, count: int = 1 + STANDBYS) -> tuple[int, ...]:
-    """Owner and stand-ins of an object, best first, by rendezvous hashing.
+    """Return the owner and the stand-ins of an object, best first, by rendezvous hashing.
 
-    Beyond 64 nodes the contest has two rounds, groups and then members, so that a choice among 10,000 nodes costs some
-    220 weights and not 10,000; the stand-ins are the winners of the next groups, which also keeps them apart.
+    Beyond 64 nodes the selection has two rounds: groups, then members. A choice among 10,000 nodes then computes some
+    220 weights and not 10,000. The stand-ins are the winners of the next groups, so they are in different groups.
     """
     seed = int.from_bytes(hashlib.sha256(key).digest()[:8], "little")
     if nodes <= _GROUP:
@@ -90,6 +93,6 @@ def owners(key: bytes, nodes: int, count: int = 1 + STANDBYS) -> tuple[int, ...]
 
 
 def owner_route(key: bytes, node: int, nodes: int) -> tuple[int, ...]:
-    """Owners to ask before reading the shared file system oneself: those that rank before this node."""
+    """Return the owners to ask before this node reads the shared file system: those that rank before it."""
     ranked = owners(key, nodes)
     return ranked[: ranked.index(node)] if node in ranked else ranked

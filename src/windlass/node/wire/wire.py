@@ -1,7 +1,7 @@
 """The cache's protocol: frames and their limits. No threads, no policy.
 
-A frame is a head (length of the body, type, request), its tag on TCP (`channel`), and a body. A length beyond the limit
-of the frame's type ends the connection.
+A frame is a head (length of the body, type, request), its tag on TCP (see `proof.Channel`), and a body. A length beyond
+the limit of the frame's type ends the connection.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ERROR = struct.Struct("<i")
 MAX_OBJECT_BYTES = MAX_LISTING_BYTES + _KEY_LENGTH.size + MAX_KEY_BYTES + DIGEST_BYTES
 BATCH_OBJECTS = 64
 BATCH_BYTES = 1 << 20
-"""Data of a batch, or one object more than that: no object that is larger is sent in one."""
+"""Data size at which a batch ends. Its last object may exceed it. A batch has no larger object than this."""
 _BATCH_HEAD = struct.Struct("<I")
 _SIZE = struct.Struct("<I")
 _MAX_BATCH_HEAD = BATCH_OBJECTS * (_KEY_LENGTH.size + MAX_KEY_BYTES + DIGEST_BYTES + _SIZE.size)
@@ -52,7 +52,7 @@ def head(kind: int, request: int, length: int) -> bytes:
 
 
 def parse_request_head(data: bytes) -> Head:
-    """Head of a frame that asks; `ProtocolError` beyond the limits."""
+    """Parse the head of a request frame. Raises `ProtocolError` beyond the limits."""
     length, kind, request = HEAD.unpack(data)
     if not GET <= kind <= PING:
         raise ProtocolError("unknown request %d" % kind)
@@ -62,7 +62,7 @@ def parse_request_head(data: bytes) -> Head:
 
 
 def parse_reply_head(data: bytes) -> Head:
-    """Head of a frame that answers; `ProtocolError` beyond the limits."""
+    """Parse the head of a reply frame. Raises `ProtocolError` beyond the limits."""
     length, kind, request = HEAD.unpack(data)
     if not OBJECT <= kind <= BATCH:
         raise ProtocolError("unknown reply %d" % kind)
@@ -72,12 +72,12 @@ def parse_reply_head(data: bytes) -> Head:
 
 
 def object_prefix(key: bytes, digest: bytes) -> bytes:
-    """What stands before the data in the body of an OBJECT."""
+    """Return the bytes that precede the data in the body of an OBJECT."""
     return _KEY_LENGTH.pack(len(key)) + key + digest
 
 
 def parse_object(body: memoryview) -> tuple[bytes, bytes, memoryview]:
-    """Key, digest and data of an OBJECT's body; the data is not checked yet."""
+    """Return key, digest and data of an OBJECT's body. The data is not checked yet."""
     if len(body) < _KEY_LENGTH.size:
         raise ProtocolError("object of %d bytes" % len(body))
     end = _KEY_LENGTH.size + _KEY_LENGTH.unpack_from(body)[0]
@@ -87,13 +87,16 @@ def parse_object(body: memoryview) -> tuple[bytes, bytes, memoryview]:
 
 
 def batch_prefix(objects: Iterable[tuple[bytes, bytes, int]]) -> bytes:
-    """What stands before the data in the body of a BATCH: key, digest and size of each object."""
+    """Return the bytes that precede the data in the body of a BATCH: key, digest and size of each object."""
     head = b"".join(object_prefix(key, digest) + _SIZE.pack(size) for key, digest, size in objects)
     return _BATCH_HEAD.pack(len(head)) + head
 
 
 def parse_batch(body: memoryview) -> list[tuple[bytes, bytes, memoryview]]:
-    """Key, digest and data of each object of a BATCH; the data follow each other in `body` and are not checked yet."""
+    """Return key, digest and data of each object of a BATCH.
+
+    The data follow each other in `body` and are not checked yet.
+    """
     end = data_at = _batch_head_end(body)
     at = _BATCH_HEAD.size
     found: list[tuple[bytes, bytes, memoryview]] = []
@@ -124,7 +127,10 @@ def _batch_head_end(body: bytes | memoryview) -> int:
 
 
 def covered_by_tag(kind: int, body: bytes | memoryview) -> bytes | memoryview:
-    """The part of a body that its tag covers. An object's data is checked against the digest before it, which is."""
+    """Return the part of a body that its tag covers.
+
+    The tag covers an object's digest. The receiver checks the object's data against that digest.
+    """
     if kind == BATCH:
         return body[: _batch_head_end(body)]
     if kind != OBJECT:
@@ -139,7 +145,7 @@ def join_keys(keys: Iterable[bytes]) -> bytes:
 
 
 def split_keys(body: bytes) -> list[bytes]:
-    """Keys put together by `join_keys`; `ProtocolError` where they are cut off."""
+    """Split keys that `join_keys` joined. Raises `ProtocolError` if the text is truncated."""
     keys, at = [], 0
     while at < len(body):
         end = at + _KEY_LENGTH.size + int.from_bytes(body[at : at + _KEY_LENGTH.size], "little")
