@@ -61,7 +61,7 @@ class SchedulerSpec(Table, frozen=True, kw_only=True):
     whole_nodes: bool = False
     """The scheduler allocates whole nodes, and the request contains only their number."""
     gpu_request: Literal["none", "gpus-per-node", "gres", "gpus", "gpus-per-task"] = "none"
-    """How the allocation requests devices. A site that allocates whole nodes uses `none`."""
+    """How the allocation asks for devices. A site that allocates whole nodes uses `none`."""
     directives: tuple[ArgumentSpec, ...] = ()
     source: str = ""
 
