@@ -1,1 +1,1 @@
-"""The cooperative cache: the processes of one node."""
+"""The processes of the cooperative cache on one node."""

@@ -1,4 +1,4 @@
-"""Verified bytes of objects, from any origin: they go to the store, and whoever waits for them is told."""
+"""Store verified bytes of objects from any origin and notify the waiting requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NamedObject = tuple[bytes, bytes, int]
 
 
 class Arrivals:
-    """The flights of a node, the end of each, and the counts of what came from where. Thread-safe."""
+    """The flights of a node, their results, and byte counts per origin. Thread-safe."""
 
     def __init__(self, config: NodeConfig, store: Store, health: NodeHealth) -> None:
         self.store = store
@@ -33,11 +33,11 @@ class Arrivals:
         self.warned: set[str] = set()
 
     def landed(self, key: bytes, stated: bytes, data: bytes | memoryview) -> None:
-        """Keep verified bytes and tell who waits."""
+        """Store verified bytes and notify the waiting requests."""
         self.landed_run([(key, stated, len(data))], data)
 
     def landed_run(self, objects: Sequence[NamedObject], data: bytes | memoryview) -> None:
-        """`landed` for objects whose bytes follow each other in `data`."""
+        """Like `landed`, for objects whose bytes are contiguous in `data`."""
         began = perf_counter()
         key, stated, _ = objects[0]
         others = self.routes.is_anothers(key)
@@ -55,19 +55,19 @@ class Arrivals:
         STAGES.add("tell who waits", began)
 
     def read_here(self, objects: Sequence[NamedObject], data: bytes | memoryview) -> None:
-        """`landed_run` for objects that this node read from the shared file system."""
+        """Like `landed_run`, for objects that this node read from the shared file system."""
         for _, _, size in objects:
             self.counts.add("shared", size)
         self.landed_run(objects, data)
 
     def pushed(self, node: int, objects: Sequence[NamedObject], data: bytes | memoryview) -> None:
-        """`landed_run` for objects that a stream brought."""
+        """Like `landed_run`, for objects that a stream delivered."""
         for key, _, size in objects:
             self.counts.add(self.routes.pushed_from(node, key), size)
         self.landed_run(objects, data)
 
     def finish(self, flight: Flight, outcome: FetchResult) -> None:
-        """End a flight, once, and tell who waits."""
+        """End a flight once and notify the waiting requests."""
         waiters = self.flights.end(flight)
         if waiters is None:
             return
@@ -77,7 +77,7 @@ class Arrivals:
             done(outcome)
 
     def finish_held(self, flight: Flight) -> bool:
-        """End a flight whose object came to the store by another way; False where it is not there."""
+        """End a flight whose object reached the store in another way. Return False if the store does not have it."""
         held = self.store.digest_of(flight.key)
         if held is not None:
             self.finish(flight, FetchResult(digest=held))

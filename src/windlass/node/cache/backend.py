@@ -1,7 +1,8 @@
-"""The mount process's side of the cache: the node's store, the peer process for the rest, and the shared file system
-itself where the peer process is gone.
+"""The cache as the mount process uses it: the node's store, the peer process, and the shared file system.
 
-The mount outlives the peer: a peer that is dead or stopped costs one warning and the sharing, never a read.
+Objects come from the store, then from the peer process, and from the shared file system if the peer process is gone.
+The mount outlives the peer process. If the peer process is dead or stopped, the mount process logs one warning and
+stops sharing. Reads still succeed.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _NEWS_EVERY_S = 0.5
 
 
 class Backend:
-    """Implements `view.Local`, and fetches what it lacks."""
+    """Implement `view.LocalObjects` and fetch missing objects."""
 
     def __init__(self, config: NodeConfig, key: bytes) -> None:
         self._config = config
@@ -63,7 +64,7 @@ class Backend:
         self.extra_status: Callable[[], dict[str, Any]] = dict
 
     def start(self, deadline: float) -> None:
-        """Waits for the peer process; without it the mount would start by reading around it."""
+        """Wait for the peer process. Without it, the mount would start by reading the shared file system directly."""
         while self._connect() is None:
             if time.monotonic() > deadline:
                 raise TimeoutError("the peer process did not come up at %s" % self._config.socket)
@@ -78,7 +79,7 @@ class Backend:
             link.close()
         self._readers.close()
 
-    # What is here
+    # Local objects
 
     def listing(self, path: bytes) -> Listing | None:
         held = self._listings.get(path)
@@ -91,7 +92,7 @@ class Backend:
         listing = Listing(blob)
         self.touched(key)
         self._tell_unasked(key)
-        # Names and their table weigh about as much again as the listing itself, twice for short names.
+        # Names and their table need about as much memory again as the listing itself, twice as much for short names.
         weight = len(blob) + 150 * len(listing)
         with self._lock:
             self._listings[path] = listing, weight
@@ -101,7 +102,7 @@ class Backend:
         return listing
 
     def _tell_unasked(self, key: bytes) -> None:
-        """A folder that came before it was asked for is used: the peer process fetches what follows such a look."""
+        """Tell the peer process that a prefetched directory is in use, so that it fetches what usually follows."""
         if key in self._asked:
             self._asked.discard(key)
         else:
@@ -121,7 +122,7 @@ class Backend:
         return len(part)
 
     def read_run_into(self, keys: Sequence[bytes], target: memoryview) -> int:
-        """As `read_into` for whole objects that follow each other; -1 where they do not lie so."""
+        """Like `read_into`, for whole contiguous objects. Return -1 if they are not contiguous."""
         return self._store.read_run_into(keys, target)
 
     def will_want(self, key: bytes, count: int) -> None:
@@ -132,10 +133,13 @@ class Backend:
     def touched(self, key: bytes) -> None:
         self._touched.append(key)
 
-    # What is not here
+    # Missing objects
 
     def fetch(self, key: bytes, done: Fetched, *, again: bool = False) -> None:
-        """Brings an object here and calls `done` once, from another thread. `again`: it was brought and is gone."""
+        """Bring an object here and call `done` once, from another thread.
+
+        `again`: the object was brought here before and has been evicted.
+        """
         self.counters["misses"] += 1
         if key[0] == DIRECTORY:
             self._asked.add(key)
@@ -145,16 +149,16 @@ class Backend:
             self.fetch_directly(key, done)
 
     def subscribe(self, body: bytes, arrivals: Reply) -> bool:
-        """Asks the peer process to tell what its stream brings; False where it cannot be asked."""
+        """Subscribe to the arrivals of the peer process's stream. Return False if the peer process is not reachable."""
         link = self._connect()
         return link is not None and bool(link.ask(wire.STREAM, body, arrivals))
 
     def learn(self, key: bytes, place: Location) -> None:
-        """The peer process says where in its store an object lies."""
+        """Record where an object is in the store of the peer process."""
         self._store.learn(key, place)
 
     def keep_in_hand(self, key: bytes, data: bytes) -> None:
-        """Objects the store could not take wait here for the call that wanted them."""
+        """Keep an object that did not fit into the store until the call that needs it."""
         with self._lock:
             self._in_hand[key] = data
             self._in_hand.move_to_end(key)
@@ -162,7 +166,7 @@ class Backend:
                 self._in_hand.popitem(last=False)
 
     def fetch_directly(self, key: bytes, done: Fetched) -> None:
-        """The peer process does not answer: this process reads the shared file system."""
+        """Read the shared file system in this process, because the peer process does not answer."""
         if not self._warned:
             self._warned = True
             log.warning("the peer process of this node does not answer; reading the shared file system directly")
@@ -210,7 +214,7 @@ class Backend:
         if kind == wire.GONE:
             self._store.forget(int.from_bytes(body, "little"))
 
-    # News for the peer process
+    # Messages to the peer process
 
     def status(self) -> dict[str, Any]:
         return {
@@ -230,10 +234,10 @@ class Backend:
                 self.send_news()
 
     def send_news(self) -> None:
-        """Counters, and what was touched since the last time, to the peer process."""
+        """Send the counters and the keys touched since the last call to the peer process."""
         costs = {"stages": STAGES.figures(), "threads": thread_figures()}
         head = json.dumps({**self.status(), **costs}).encode() + b"\n"
-        with self._news_lock:  # whoever closes the link must not overtake what another thread is about to tell
+        with self._news_lock:  # a thread that closes the link must not overtake another thread's message
             touched, self._touched = self._touched, []
             link = self._link
             if link is None or link.closed:

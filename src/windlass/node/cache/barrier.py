@@ -1,6 +1,7 @@
-"""The readiness barrier: every node tells its parent which nodes below it are up, until the root knows of all.
+"""The readiness barrier: each node reports to its parent which nodes below it are up.
 
-It replaces a fixed sleep. Nobody needs it to read, it only says when the whole job may start.
+The barrier is complete when the root has reports for all nodes. It replaces a fixed sleep. Reads do not need it. It
+only marks the time when the whole job may start.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Barrier:
         self.complete = config.nodes == 1
 
     def start(self, then: Callable[[], None]) -> None:
-        """Begins to report upwards; `then` is called once all are up."""
+        """Start reporting to the parent. Call `then` once all nodes are up."""
         self._then = then
         if self.complete:
             then()
@@ -45,13 +46,13 @@ class Barrier:
         return self._config.nodes if self.complete else bin(self._ready).count("1")
 
     def missing(self) -> list[int]:
-        """Nodes this node has not heard of; only at the root does that mean they are not up."""
+        """Return the nodes without a report. Only at the root does this mean that they are not up."""
         if self.complete:
             return []
         return [n for n in range(self._config.nodes) if not self._ready >> n & 1]
 
     def heard(self, body: bytes) -> bytes:
-        """A child's report; the answer says whether all nodes are up."""
+        """Record a child's report. The reply states whether all nodes are up."""
         self._merge(int.from_bytes(body, "little") & self._all)
         return b"\1" if self.complete else b"\0"
 

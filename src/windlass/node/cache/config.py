@@ -1,4 +1,4 @@
-"""What a node's cache is told: one value, one JSON file, no secret in it (the key stays in its own file)."""
+"""The configuration of a node's cache: one value, one JSON file. The key is a secret and stays in a separate file."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ TREE_CHILDREN = 4
 
 
 class ConfigFileError(Exception):
-    """A configuration or key file that cannot be used; the text says which and why."""
+    """A configuration or key file is unusable. The message names the file and the reason."""
 
 
 @dataclass(frozen=True)
 class NodeConfig:
-    """The cache of one node. `hosts[i]` is the address of node i; the list is the same on all nodes, `node` is not."""
+    """The cache of one node.
+
+    `hosts[i]` is the address of node i. The list is the same on all nodes. `node` differs per node.
+    """
 
     job: str
     node: int
@@ -38,7 +41,7 @@ class NodeConfig:
     budget_bytes: int = 2 << 30
     chunk_bytes: int = 96 << 10
     fanout: int = 0
-    """Children of each node; 0: one for few nodes, four for many."""
+    """Children of each node. 0 means one child for few nodes and four for many."""
     readers: int = 1
     placement: str = REPLICATE
     trace_in: str = ""
@@ -60,7 +63,7 @@ class NodeConfig:
     version: int = VERSION
 
     def identity(self, key: bytes) -> Identity:
-        """Who this node is to the others of the job."""
+        """Return the identity with which this node authenticates to the other nodes of the job."""
         return Identity(key, self.job, "cache", self.node)
 
     @property
@@ -69,7 +72,11 @@ class NodeConfig:
 
     @property
     def children_each(self) -> int:
-        """In a chain each answers one node and sends every byte once; of many nodes the last would wait too long."""
+        """Return the number of children per node in the tree.
+
+        In a chain, each node answers one node and sends every byte once. With many nodes the last node of a chain would
+        wait too long.
+        """
         return self.fanout or (1 if len(self.hosts) <= CHAIN_NODES else TREE_CHILDREN)
 
     @property
@@ -78,17 +85,23 @@ class NodeConfig:
 
     @property
     def mount_threads(self) -> int:
-        """Threads that answer the kernel. One is cheapest for many small requests; large reads gain from several."""
+        """Return the number of threads that answer the kernel.
+
+        One thread is cheapest for many small requests. Large reads gain from several threads.
+        """
         return self.fuse_threads or (1 if self.placement == REPLICATE else 4)
 
     @property
     def sparse(self) -> bool:
-        """Large files are read here and there, as programs and libraries are, not from end to end."""
+        """Whether large files are read at scattered offsets, like programs and libraries, and not sequentially."""
         return self.placement == REPLICATE
 
     @property
     def store(self) -> str:
-        """The folder of the objects, below `store_dir` and named after its owner for the sweep; empty: in memory."""
+        """The directory of the objects, below `store_dir`, or an empty string for memory.
+
+        Its name contains the job and the node, so that the sweep can identify the owner.
+        """
         if not self.store_dir:
             return ""
         return os.path.join(self.store_dir, "windlass-%s-%d" % (self.job, self.node))
@@ -99,21 +112,24 @@ class NodeConfig:
 
 
 def state_folder(folder: str, run_id: str, node: int | str) -> str:
-    """The cache of one node: `view` is its mount, `front` holds scripts of the environments with the interpreter of the
-    view in their first line. The number is in the name because nodes may share a folder (on one machine they do)."""
+    """Return the state directory of the cache of one node.
+
+    `view` in it is the mount. `front` holds scripts of the environments, with the interpreter of the view in their
+    first line. The node number is in the name because nodes may share a directory (on one machine they do).
+    """
     return "%s/c/%s.%s" % (folder, run_id, node)
 
 
 def dump_config(config: NodeConfig) -> str:
     values = asdict(config)
     values["hosts"] = list(config.hosts)
-    # Paths are bytes; JSON holds them as text with the bytes that are not UTF-8 escaped one by one.
+    # Paths are bytes. JSON holds them as text, and each byte that is not UTF-8 is escaped.
     values["roots"] = [[os.fsdecode(r.view), os.fsdecode(r.real)] for r in config.roots]
     return json.dumps(values, indent=1, sort_keys=True)
 
 
 def parse_config(text: str) -> NodeConfig:
-    """The value of a file; `ConfigFileError` for an unknown key, a newer version or a value out of range."""
+    """Parse the configuration. Raise `ConfigFileError` for an unknown key, a newer version or a value out of range."""
     values: dict[str, Any] = json.loads(text)
     known = {f.name for f in fields(NodeConfig)}
     if values.get("version", 0) > VERSION:
@@ -141,7 +157,7 @@ def read_config(path: str) -> NodeConfig:
 
 
 def read_key(path: str) -> bytes:
-    """The job's key. Refused where others could read it: a key everyone knows proves nothing."""
+    """Read the job's key. Refuse it if other users can read it, because such a key proves nothing."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         status = os.fstat(fd)

@@ -1,7 +1,8 @@
-"""A node's cache from outside: start it, ask it, stop it, and sweep what a crash left.
+"""Control a node's cache from outside: start it, query it, stop it, and clean up after a crash.
 
-What is swept is provably ours: a folder of this user, closed to others, with a configuration that names the folder
-itself, whose two processes hold their locks no more; a mount of our type whose source names the same job.
+The sweep removes only what belongs to windlass. A state directory must belong to this user, be closed to others, and
+contain a configuration that names this directory. Its two processes must not hold their locks. A mount must have our
+type, and its source must name the same job.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from windlass.node.wire.proof import NO_NODE, ProtocolError
 
 ROLES = ("peer", "mount")
 _LOCK_S = 1.0
-"""Whoever looks whether a lock is held holds it for a moment."""
+"""A process that tests whether a lock is held also holds it for a moment."""
 _PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
     "from windlass.node.cache.daemon import main; sys.exit(main(sys.argv[2:]))"
@@ -37,14 +38,15 @@ _PROGRAM = (
 
 
 class ControlError(Exception):
-    """A node's cache could not be started, reached or stopped; the text says why."""
+    """A node's cache could not be started, reached or stopped. The message gives the reason."""
 
 
 def start(config: NodeConfig, deadline_s: float = 20.0, code: str = "") -> dict[str, Any]:
-    """Sweeps, then starts the processes of this node. On return the mount is there; other nodes may still be coming.
-    `code`: the folder with the package `windlass` to start them from, where it is not the one this module came from.
+    """Sweep, then start the processes of this node.
 
-    Raises `ControlError` with the end of the log where a process does not come up; nothing is left behind then.
+    On return the mount exists. Other nodes may still be starting. `code`: the directory with the package `windlass` to
+    start from, if it is not the one that contains this module. Raises `ControlError` with the end of the log if a
+    process does not start. In that case everything is cleaned up.
     """
     base = os.path.dirname(config.state_dir)
     if not os.path.isdir(base):
@@ -80,7 +82,7 @@ def _start_processes(config: NodeConfig, deadline: float, code: str) -> dict[str
 
 
 def spawn(config: NodeConfig, role: str, code: str = "") -> subprocess.Popen[bytes]:
-    """Starts one process in a session of its own; its log lies in the state folder."""
+    """Start one process in a new session. Its log is in the state directory."""
     argv = [sys.executable, "-I", "-S", "-c", _PROGRAM, code or os.path.abspath(__file__ + "/../../../.."), role]
     with open_append(os.path.join(config.state_dir, role + ".log")) as log:
         return subprocess.Popen(
@@ -94,7 +96,10 @@ def spawn(config: NodeConfig, role: str, code: str = "") -> subprocess.Popen[byt
 
 
 def status(state_dir: str, *, tree: bool = False, timeout_s: float = 5.0) -> list[dict[str, Any]]:
-    """Status of this node, or of all nodes below it in the tree (from node 0: of all). `ControlError` if it is gone."""
+    """Return the status of this node, or of all nodes below it in the tree (from node 0: of all nodes).
+
+    Raises `ControlError` if the cache is gone.
+    """
     asked = json.dumps({"tree": tree, "timeout_s": timeout_s}).encode()
     answer = _ask(state_dir, wire.STATUS, asked, timeout_s + 1.0)
     found: list[dict[str, Any]] = json.loads(answer)
@@ -102,7 +107,10 @@ def status(state_dir: str, *, tree: bool = False, timeout_s: float = 5.0) -> lis
 
 
 def stop(state_dir: str, timeout_s: float = 10.0) -> None:
-    """Unmounts, ends both processes (by force at the deadline) and removes all they made. Fine where nothing runs."""
+    """Unmount, end both processes (with SIGKILL at the deadline) and remove their files.
+
+    Does nothing if nothing runs.
+    """
     try:
         config = read_config(os.path.join(state_dir, "config.json"))
     except (OSError, ValueError, ConfigFileError):
@@ -114,7 +122,7 @@ def stop(state_dir: str, timeout_s: float = 10.0) -> None:
 
 
 def sweep(base: str) -> list[str]:
-    """Removes what crashed caches left below `base`; returns the folders that went."""
+    """Remove the remains of crashed caches below `base`. Return the removed directories."""
     swept = []
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(base):
@@ -130,7 +138,7 @@ def is_running(state_dir: str, role: str) -> bool:
     return bool(is_locked(os.path.join(state_dir, role + ".lock")))
 
 
-# Inside
+# Internals
 
 
 def _ask(state_dir: str, kind: int, body: bytes, timeout_s: float) -> bytes:
@@ -166,7 +174,7 @@ def _end_process(state_dir: str, role: str, deadline: float) -> None:
             time.sleep(0.01)
     if pid:
         with contextlib.suppress(OSError):
-            os.waitpid(pid, os.WNOHANG)  # where it is a child of ours: no zombie
+            os.waitpid(pid, os.WNOHANG)  # if it is our child: leave no zombie
 
 
 def _pid_from_lock(state_dir: str, role: str) -> int:
@@ -199,7 +207,7 @@ def _remove(config: NodeConfig) -> None:
 
 
 def is_our_mount(where: str, job: str) -> bool:
-    """Whether a mount of this job stands at `where`, alive or dead; asks the kernel, not the mount."""
+    """Whether a mount of this job exists at `where`, alive or dead. Asks the kernel, not the mount."""
     wanted = real_place(where), "fuse.windlass", "windlass:" + job
     return any(mount[:3] == wanted for mount in mounts())
 

@@ -1,4 +1,4 @@
-"""The two processes of a node, from start to end: files that say they are up, signals, and leaving nothing behind."""
+"""The lifecycle of a node's two processes: ready files, signals and cleanup."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`peer|mount CONFIG`: one process of a node's cache, to its end."""
+    """Run one process of a node's cache until it ends. Arguments: `peer|mount CONFIG`."""
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s " + arguments[0] + " %(levelname)s %(message)s"
     )
     threading.stack_size(512 << 10)
-    # Tens of thousands of small values live as long as the process: to look through them for cycles again and again
-    # is most of what the collector would do.
+    # Tens of thousands of small values live as long as the process. The collector would spend most of its time
+    # searching them for cycles again and again.
     gc.set_threshold(100_000, 50, 100)
-    # Who comes back from a read or a socket must not wait five milliseconds for one that computes.
+    # A thread that returns from a read or a socket must not wait five milliseconds for a thread that computes.
     sys.setswitchinterval(0.001)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    # Blocked here, before there are threads, and waited for by one thread: a signal that the kernel hands to some
-    # other thread would leave the main one asleep.
+    # The signals are blocked here, before any thread starts, and one thread waits for them. Otherwise the kernel could
+    # deliver a signal to another thread and the main thread would stay asleep.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # where every thread is, into the log
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # write the stack of every thread to the log
     try:
         config = read_config(arguments[1])
         _hold_lock(config, arguments[0])
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
         log.error("%s", error)
         say(arguments[0], read_state_dir(arguments[1]), {"failed": str(error)})
         return 1
-    # Threads may still be blocked in the shared file system or in a connect: nothing to wait for.
+    # Threads may still be blocked in the shared file system or in a connect. Do not wait for them.
     logging.shutdown()
     os._exit(0)
 
@@ -73,14 +73,14 @@ def run_peer(config: NodeConfig, key: bytes) -> None:
 
 
 def run_mount(config: NodeConfig, key: bytes) -> None:
-    """Mounts, serves until unmounted or told to stop, and unmounts."""
+    """Mount, serve until unmounted or asked to stop, then unmount."""
     backend = Backend(config, key)
     backend.start(time.monotonic() + config.start_grace_s)
-    # A library is read in short runs: what is fetched beyond the end of one is wasted.
+    # A library is read in short runs. Anything fetched beyond the end of a run is wasted.
     view = View(backend, config.chunk_bytes, 8 if config.sparse else 64)
     os.makedirs(config.mount, mode=0o700, exist_ok=True)
     device = mount(config.mount, "windlass:" + config.job, allow_other=config.allow_other)
-    # Pages of libraries are touched here and there: to read far around each of them brings what nobody wants.
+    # Pages of libraries are read at scattered offsets. A large read-ahead around each page fetches unused data.
     readahead = 64 << 10 if config.sparse else 1 << 20
     server = Server(view, backend, device, config.fuse_flags_mask, readahead)
     warmer = Warmer(config, view, backend, server)
@@ -92,7 +92,8 @@ def run_mount(config: NodeConfig, key: bytes) -> None:
     }
 
     def stop() -> None:
-        # With a file open the kernel keeps the connection after the unmount: only the end of this process ends it.
+        # While a file is open, the kernel keeps the connection after the unmount. Only the exit of this process ends
+        # it.
         unmount(config.mount)
         backend.close()
         os._exit(0)
@@ -115,7 +116,7 @@ def _when_mounted(server: Server, config: NodeConfig, warmer: Warmer) -> None:
 
 
 def say(role: str, state_dir: str, news: dict[str, object]) -> None:
-    """Puts `<role>.json` into the state folder: whoever started the process waits for it."""
+    """Write `<role>.json` to the state directory. The process that started this one waits for the file."""
     if not state_dir:
         return
     path = os.path.join(state_dir, role + ".json")
@@ -139,7 +140,7 @@ def _on_signals(stop: Callable[[], None]) -> None:
 
 
 def _follow_owner(config: NodeConfig, stop: Callable[[], None]) -> None:
-    """Ends with the last of the processes that wanted the cache, however they end; a zombie has ended."""
+    """Stop when the last owner process of the cache has ended, for any reason. A zombie counts as ended."""
     if not config.owner_pids:
         return
     born = {pid: start_of(pid) for pid in config.owner_pids}
@@ -153,9 +154,12 @@ def _follow_owner(config: NodeConfig, stop: Callable[[], None]) -> None:
 
 
 def _hold_lock(config: NodeConfig, role: str) -> None:
-    """The kernel lets go of the lock when this process ends, in whatever way: proof of life, also across containers."""
+    """Take the lock that proves that this process is alive, also across containers.
+
+    The kernel releases the lock when this process ends, for any reason.
+    """
     try:
-        # A moment of patience: whoever looks whether the lock is held holds it himself.
+        # Wait a moment, because a process that tests whether the lock is held also holds it.
         lock = take_lock(os.path.join(config.state_dir, role + ".lock"), 1.0)
         os.pwrite(lock, b"%d" % os.getpid(), 0)
     except BlockingIOError:

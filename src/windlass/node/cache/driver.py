@@ -1,4 +1,4 @@
-"""The reader's end of a stream: turns a trace into objects of today's versions, and adds what is read on demand."""
+"""The reader's end of a stream: turn a trace into objects of current versions and add objects read on demand."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _RUN_BYTES = 1 << 20
 
 
 class Driver:
-    """Fills the log of a stripe whose reader this node is."""
+    """Fill the log of a stripe whose reader is this node."""
 
     def __init__(self, config: NodeConfig, fetcher: Fetcher, store: Store, stripe: int, mine: StreamLog) -> None:
         self._config = config
@@ -44,7 +44,10 @@ class Driver:
             self._read_ahead = ReadAhead(fetcher, store, config)
 
     def run(self) -> None:
-        """The planned part; what is read on demand follows through `were_read`, from the threads that read it."""
+        """Push the planned part.
+
+        Objects read on demand follow through `were_read`, from the threads that read them.
+        """
         trace = self._read_trace()
         stripes = self._config.stripes
         wanted = [w for w in self._wanted(trace) if stripe_of(_unpinned_key(*w), stripes) == self._stripe]
@@ -61,7 +64,10 @@ class Driver:
             self._log.close()
 
     def were_read(self, objects: Sequence[tuple[bytes, bytes | memoryview]]) -> None:
-        """This node read objects for somebody: in a job where all start alike, all will want them."""
+        """Offer objects that this node read on demand.
+
+        In a job where all nodes start alike, all nodes will need them.
+        """
         if self._read_ahead is not None:
             self._read_ahead.were_read(objects)
         if not self._live:
@@ -107,16 +113,16 @@ class Driver:
                 yield touch, index
 
     def _fill(self, wanted: list[tuple[Touch, int]]) -> None:
-        """Reads ahead with several requests under way, and logs in the order of the trace."""
+        """Read ahead with several requests in progress, and log in the order of the trace."""
         under_way: deque[tuple[bytes | None, Landing]] = deque()
         folders = deque(directory_key(touch.path) for touch, _ in wanted if touch.is_directory)
-        left = len(folders)  # those whose turn has not come
+        left = len(folders)  # directories that have not been processed yet
         run_chunks = max(1, _RUN_BYTES // self._config.chunk_bytes)
         for unit in _units(wanted, run_chunks):
             if self._log.closed:
                 return
             left -= unit[0][0].is_directory
-            # What lies in a folder is known when its listing is there: a few are fetched before their turn.
+            # The content of a directory is known only with its listing, so a few listings are fetched in advance.
             while folders and left - len(folders) < self._folders_ahead():
                 self._fetcher.obtain(folders.popleft(), lambda outcome: None)
             under_way += self._begin(unit)
@@ -127,12 +133,18 @@ class Driver:
             self._log_first(under_way)
 
     def _folders_ahead(self) -> int:
-        """With a pack nothing else has to be asked for: listings are all that the push waits for."""
+        """Return how many listings to fetch in advance.
+
+        With a pack, no other requests are needed. The push waits only for listings.
+        """
         return _FOLDERS_IF_SLOW if self._pack is not None or self._fetcher.reader.is_slow else _FOLDERS_AHEAD
 
     def _begin(self, unit: list[tuple[Touch, int]]) -> list[tuple[bytes | None, Landing]]:
-        """Starts to fetch neighbouring objects: those of the pack with others that lie beside them there, the rest, as
-        far as nobody else fetches it, in one read of its file."""
+        """Start fetching neighbouring objects.
+
+        Objects of the pack are read together with their neighbours in the pack. The remaining objects are read in one
+        read of their file, unless another thread already fetches them.
+        """
         begun: list[tuple[bytes | None, Landing]] = []
         others: list[bytes] = []
         for touch, index in unit:
@@ -160,7 +172,7 @@ class Driver:
             self._fetcher.reader.submit_run([claimed[key] for key in run])
 
     def _log_first(self, under_way: deque[tuple[bytes | None, Landing]]) -> None:
-        """Logs the first object and all that have come after it: many wake the children once."""
+        """Log the first object and all objects that arrived after it, so that the children wake up only once."""
         if self._pack is not None and not under_way[0][1].is_set():
             self._pack.flush()
         came: list[bytes | None] = []
@@ -172,7 +184,10 @@ class Driver:
         self._log.add(*came)
 
     def _key_of(self, touch: Touch, index: int) -> tuple[bytes | None, int]:
-        """The key of today's version and its file's ctime, from today's listing; None for what is no longer there."""
+        """Return the current key of a touch and the ctime of its file, from the current listing.
+
+        The key is None if the file no longer exists.
+        """
         if touch.is_directory:
             return directory_key(touch.path), 0
         parent, _, name = touch.path.rpartition(b"/")
@@ -190,7 +205,7 @@ class Driver:
         if self._listing[0] != path:
             key = directory_key(path)
             if self._pack is not None and key not in self._store:
-                self._pack.flush()  # the rest of it need not wait for the listing
+                self._pack.flush()  # the rest of the pack need not wait for the listing
             self._listing = path, self._fetch_listing(key)
         return self._listing[1]
 
@@ -205,7 +220,7 @@ class Driver:
 
 
 def _units(wanted: Sequence[tuple[Touch, int]], most: int) -> Iterator[list[tuple[Touch, int]]]:
-    """Chunks of a range together, up to `most`; a folder by itself."""
+    """Group contiguous chunks of a range, up to `most`. A directory is a group by itself."""
     unit: list[tuple[Touch, int]] = []
     for touch, index in wanted:
         if unit and (unit[-1] != (touch, index - 1) or len(unit) == most):

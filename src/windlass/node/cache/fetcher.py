@@ -1,8 +1,8 @@
 """Fetch an object to this node. Concurrent requests share one fetch.
 
 Order: the store, then the nodes of the route (parent, further ancestors, standby readers, or the owners), then the
-shared file system. A node whose route is empty is the object's reader and reads it at once. All others read only after
-a jittered wait and at a limited rate.
+shared file system. A node whose route is empty is the object's reader and reads it at once. All other nodes read only
+after a jittered wait and at a limited rate.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from windlass.node.wire.timers import Pool, Timers
 
 log = logging.getLogger("windlass.cache")
 
-# Errors that say something about the file and not about the node that reports them: asking elsewhere changes nothing.
+# Errors of the file and not of the node that reports them. Asking another node gives the same error.
 _FINAL = frozenset({errno.ESTALE, errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EINVAL})
 
 
 class _FlightReply:
-    """Frames of one GET of one flight. A reply that comes after the flight moved on is still used."""
+    """Frames of one GET of one flight. A reply that arrives after the flight has moved on is still used."""
 
     def __init__(self, fetcher: Fetcher, flight: Flight, node: int, generation: int) -> None:
         self._fetcher = fetcher
@@ -58,7 +58,10 @@ class _FlightReply:
 
 
 class Fetcher:
-    """Asks nodes in turn, and reads the shared file system last. `logs`: what the stream of each stripe announces."""
+    """Ask nodes in turn, and read the shared file system last.
+
+    `logs`: the objects that the stream of each stripe announces.
+    """
 
     def __init__(
         self, config: NodeConfig, reader: SourceReader, arrivals: Arrivals, links: Links, timers: Timers,
@@ -78,7 +81,8 @@ class Fetcher:
     def obtain(self, key: bytes, done: Done, *, idle: bool = False) -> None:
         """Call `done` once, now or later, from any thread. Raises `BadKeyError` for a key that names nothing.
 
-        `idle`: the calling thread has nothing else to do and may read the shared file system itself."""
+        `idle`: the calling thread has no other work and may read the shared file system itself.
+        """
         held = self.arrivals.store.digest_of(key)
         if held is not None:
             self.arrivals.counts.calls["local"] += 1
@@ -86,7 +90,7 @@ class Fetcher:
             return
         route = self.arrivals.routes.of(key)
         flight = self.arrivals.flights.join(key, route, time.monotonic() + self._config.give_up_s, done)
-        if flight is None or self.arrivals.finish_held(flight):  # it may have arrived between the look and the flight
+        if flight is None or self.arrivals.finish_held(flight):  # it may have arrived between the lookup and the flight
             return
         if idle and not route and self.reader.is_quick:
             self._guarded(lambda: self.reader.read(flight), flight)
@@ -96,14 +100,14 @@ class Fetcher:
             self._advance(flight)
 
     def wait(self, key: bytes, timeout_s: float) -> FetchResult:
-        """`obtain` for code that has a thread of its own to block."""
+        """Like `obtain`, for callers that can block their thread."""
         landing = Landing()
         self.obtain(key, landing)
         late = FetchResult(error=OSError(errno.ETIMEDOUT, "not there after %.0f s" % timeout_s))
         return landing.wait(timeout_s) or late
 
     def wait_if_under_way(self, key: bytes, timeout_s: float) -> None:
-        """Return when an object that is being fetched has come, or at once where it is not being fetched."""
+        """Wait for an object that is being fetched. Return at once if it is not being fetched."""
         landing = Landing()
         if self.arrivals.flights.watch(key, landing):
             landing.wait(timeout_s)
@@ -113,7 +117,7 @@ class Fetcher:
         self._openers.close()
 
     def received(self, flight: Flight, node: int, body: memoryview, generation: int) -> None:
-        """Take an OBJECT from another node if it is the right object and its digest is right."""
+        """Accept an OBJECT from another node if its key and its digest are right."""
         began = STAGES.add("ask another node", flight.began)
         key, stated, data = wire.parse_object(body)
         right = key == flight.key and digest(key, data) == stated
@@ -161,7 +165,7 @@ class Fetcher:
             self.arrivals.finish(flight, FetchResult(error=OSError(errno.ESHUTDOWN, "the cache is stopping")))
 
     def _sweep(self) -> None:
-        """Flights that others keep waiting beyond the deadline go to the shared file system."""
+        """Read the shared file system for flights that have waited for other nodes beyond the deadline."""
         for flight in self.arrivals.flights.take_late(time.monotonic()):
             self._go_to_source(flight)
         self._timers.after(1.0, self._sweep)
@@ -190,7 +194,7 @@ class Fetcher:
         self._timers.after(delay, lambda: self.reader.submit(flight))
 
     def _guarded(self, job: Callable[[], None], flight: Flight) -> None:
-        """A bug in one flight must not leave its readers waiting for ever."""
+        """Run a job and end the flight on any exception. A bug in one flight must not block its readers forever."""
         try:
             job()
         except Exception as error:

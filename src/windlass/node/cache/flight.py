@@ -1,4 +1,4 @@
-"""Objects on their way to a node: who waits for one, how it ended, and what came from where."""
+"""Objects in transit to a node: waiting requests, results, and counts per origin."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from typing import NamedTuple
 
 
 class FetchResult(NamedTuple):
-    """An object is here: in the store (`data` None), or in hand where the store could not take it. Or it is not."""
+    """The result of a fetch: the object is in the store (`data` is None), in `data`, or not available (`error`).
+
+    `data` holds the bytes if the store could not keep the object.
+    """
 
     digest: bytes = b""
     data: bytes | None = None
@@ -21,7 +24,7 @@ Done = Callable[[FetchResult], None]
 
 
 class Counts:
-    """What came from where."""
+    """Calls and bytes per origin."""
 
     def __init__(self) -> None:
         self.calls: dict[str, int] = {"local": 0, "parent": 0, "peer": 0, "shared": 0}
@@ -38,7 +41,7 @@ class Counts:
 
 
 class Flight:
-    """An object that is on its way to this node, and who waits for it."""
+    """An object in transit to this node, with its waiting requests."""
 
     __slots__ = ("began", "deadline", "done", "generation", "key", "position", "route", "waiters")
 
@@ -54,17 +57,17 @@ class Flight:
 
 
 class Turn(NamedTuple):
-    """The next node to ask, None for the shared file system. A flight's replies carry the generation of their turn."""
+    """The next node to ask, or None for the shared file system. Replies carry the generation of their turn."""
 
     generation: int
     node: int | None
 
 
-_LATE = 1 << 30  # a position behind every route
+_LATE = 1 << 30  # a position after the end of every route
 
 
 class FlightTable:
-    """The flights of a node by their keys. Everything that changes a flight is here, under one lock."""
+    """The flights of a node by key. All changes of a flight are made here, under one lock."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -74,7 +77,10 @@ class FlightTable:
         return len(self._flights)
 
     def join(self, key: bytes, route: tuple[int, ...], deadline: float, done: Done) -> Flight | None:
-        """Make `done` wait for an object. Returns a new flight, which the caller starts, or None for one under way."""
+        """Add `done` as a waiter for an object.
+
+        Return a new flight for the caller to start, or None if one is in progress.
+        """
         with self._lock:
             flight = self._flights.get(key)
             if flight is not None:
@@ -85,7 +91,7 @@ class FlightTable:
             return flight
 
     def claim(self, key: bytes) -> Flight | None:
-        """A new flight for an object that this node reads; None where there is one."""
+        """Return a new flight for an object that this node reads, or None if one exists."""
         with self._lock:
             if key in self._flights:
                 return None
@@ -93,7 +99,7 @@ class FlightTable:
             return flight
 
     def watch(self, key: bytes, done: Done) -> bool:
-        """Make `done` wait for an object that is on its way; False where it is not."""
+        """Add `done` as a waiter for an object in transit. Return False if the object is not in transit."""
         with self._lock:
             flight = self._flights.get(key)
             if flight is not None:
@@ -105,7 +111,7 @@ class FlightTable:
             return [self._flights.get(key) for key in keys]
 
     def end(self, flight: Flight) -> list[Done] | None:
-        """Take a flight out. Returns who waits for it, or None where it has ended already."""
+        """Remove a flight. Return its waiters, or None if it has ended already."""
         with self._lock:
             if flight.done:
                 return None
@@ -114,7 +120,10 @@ class FlightTable:
             return flight.waiters
 
     def next_turn(self, flight: Flight, usable: Callable[[int], bool], generation: int | None) -> Turn | None:
-        """Move a flight to its next usable node. None where it has ended, or moved on from `generation` already."""
+        """Move a flight to its next usable node.
+
+        Return None if the flight has ended or has already moved on from `generation`.
+        """
         with self._lock:
             if flight.done or generation not in (None, flight.generation):
                 return None
@@ -127,7 +136,7 @@ class FlightTable:
             return Turn(flight.generation, None)
 
     def take_late(self, now: float) -> list[Flight]:
-        """Flights that wait for other nodes beyond their deadline, each once."""
+        """Return each flight that waits for other nodes beyond its deadline, once."""
         with self._lock:
             late = [f for f in self._flights.values() if f.route and now > f.deadline and f.position < _LATE]
             for flight in late:
@@ -136,7 +145,7 @@ class FlightTable:
 
 
 class Landing:
-    """A callback for an outcome that a thread waits for, or comes back for."""
+    """A callback that stores an outcome. A thread can wait for it or poll it."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -150,6 +159,6 @@ class Landing:
         return self._event.is_set()
 
     def wait(self, timeout_s: float) -> FetchResult | None:
-        """The outcome, or None where there is none in time."""
+        """Return the outcome, or None on timeout."""
         self._event.wait(timeout_s)
         return self._outcome

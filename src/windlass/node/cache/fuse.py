@@ -1,8 +1,8 @@
-"""The kernel's FUSE protocol, read-only: the only file that knows it. A thin skin over `view.View`.
+"""The kernel's FUSE protocol, read-only: a thin layer over `view.View`. No other file handles the protocol.
 
-What makes it fast: answers that hold for ever (entries, attributes, "no such file"), no message for open and opendir
-where the kernel allows it, entries with attributes in directory reads, and hits answered by the thread that read the
-request. A miss never blocks that thread: the request is finished later by whoever brings the object.
+Four properties make it fast. Answers are valid forever (entries, attributes, "no such file"). Open and opendir need no
+message if the kernel supports that. Directory reads return entries with attributes. The thread that read a request
+answers hits. A miss never blocks that thread: the thread that brings the object finishes the request later.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOOKUP, FORGET, GETATTR, READLINK, OPEN, READ, STATFS = 1, 2, 3, 5, 14, 15, 17
 RELEASE, GETXATTR, LISTXATTR, FLUSH, INIT, OPENDIR, READDIR, RELEASEDIR = 18, 22, 23, 25, 26, 27, 28, 29
 ACCESS, INTERRUPT, DESTROY, IOCTL, BATCH_FORGET, READDIRPLUS = 34, 36, 38, 39, 42, 44
 # setattr symlink mknod mkdir unlink rmdir rename link write fsync setxattr removexattr fsyncdir create fallocate
-# rename2 copy_file_range syncfs tmpfile: everything that would change something.
+# rename2 copy_file_range syncfs tmpfile: all operations that change something.
 _WRITES = (4, 6, 8, 9, 10, 11, 12, 13, 16, 20, 21, 24, 30, 35, 43, 45, 47, 50, 51)
 
 ASYNC_READ = 1 << 0
@@ -66,10 +66,11 @@ _OWN = threading.local()  # a buffer for each thread that finishes late reads
 
 
 def negotiate(body: bytes, mask: int, readahead_bytes: int = MAX_READ) -> tuple[bytes, int]:
-    """Answer to INIT and the flags agreed on. `mask` takes flags away, as an older kernel would; `readahead_bytes` is
-    the most that the kernel reads around what a program touches.
+    """Return the reply to INIT and the negotiated flags.
 
-    `OSError(EPROTO)` for a kernel whose protocol is too old to know 64-byte dates and attributes (before 7.12).
+    `mask` removes flags, as an older kernel would. `readahead_bytes` is the maximum that the kernel reads around an
+    access. Raises `OSError(EPROTO)` for a kernel whose protocol is too old for 64-byte dates and attributes (before
+    7.12).
     """
     major, minor, readahead, offered = struct.unpack_from("<IIII", body)
     if (major, minor) < (7, 12):
@@ -81,13 +82,13 @@ def negotiate(body: bytes, mask: int, readahead_bytes: int = MAX_READ) -> tuple[
 
 
 def statfs_reply() -> bytes:
-    """A full, read-only file system of plausible size: what `df` shows for an image, too."""
+    """Report a full, read-only file system of plausible size, as `df` shows for an image."""
     blocks = 1 << 28
     return _STATFS_OUT.pack(blocks, 0, 0, 1 << 28, 0, 4096, 255, 4096)
 
 
 class Server:
-    """Answers the kernel on a mounted device until it is unmounted."""
+    """Answer the kernel on a mounted device until it is unmounted."""
 
     def __init__(
         self, view: View, backend: Backend, device: int, flags_mask: int, readahead_bytes: int = MAX_READ
@@ -124,7 +125,7 @@ class Server:
         self._refusals[IOCTL] = errno.ENOTTY
 
     def serve(self, threads: int) -> None:
-        """Blocks until the file system is unmounted or its connection aborted."""
+        """Block until the file system is unmounted or its connection is aborted."""
         # INIT must be answered before the device can be cloned.
         self._loop(self._device, until_init=True)
         others = []
@@ -188,12 +189,12 @@ class Server:
         try:
             os.writev(device, [_OUT.pack(16 + len(data), -error, unique), data])
         except OSError as failure:
-            # ENOENT: the request was interrupted meanwhile. ENODEV: unmounted.
+            # ENOENT: the request was interrupted in the meantime. ENODEV: unmounted.
             if failure.errno not in (errno.ENOENT, errno.ENODEV, errno.ECONNABORTED):
                 log.warning("reply failed: %s", failure)
 
     def _unanswered(self, device: int, code: int, unique: int, ident: int, body: bytes) -> None:
-        """Requests without an answer, and all that are refused."""
+        """Handle requests without a reply, and refuse all others."""
         if code == FORGET:
             self._view.forget(ident, struct.unpack_from("<Q", body)[0])
         elif code == BATCH_FORGET:
@@ -207,12 +208,14 @@ class Server:
             self._reply(device, unique, b"", self._refusals.get(code, errno.ENOSYS))
 
     def store_pages(self, node: Node, offset: int, data: memoryview) -> None:
-        """Puts bytes of a file into the kernel's page cache. Never from a thread that answers requests: it may have to
-        wait for a page whose answer is due."""
+        """Put bytes of a file into the kernel's page cache.
+
+        Never call this from a thread that answers requests, because it may wait for a page whose answer is due.
+        """
         head = _OUT.pack(16 + 24 + len(data), _NOTIFY_STORE, 0)
         os.writev(self._device, [head, struct.pack("<QQII", node.id, offset, len(data), 0), data])
 
-    # Calls
+    # Handlers
 
     def _init(self, ident: int, body: bytes, buffer: memoryview) -> bytes:
         answer, self.flags = negotiate(body, self._mask, self._readahead_bytes)
@@ -252,7 +255,7 @@ class Server:
 
 
 class _Late:
-    """A request that waits for objects. Ends once: answered, failed, or interrupted by the reader."""
+    """A request that waits for objects. It ends once: answered, failed, or interrupted by the reader."""
 
     def __init__(self, server: Server, device: int, code: int, unique: int, ident: int, body: bytes) -> None:
         self._server = server
@@ -277,7 +280,8 @@ class _Late:
 
     def _arrived(self, error: OSError | None) -> None:
         if error is not None:
-            # A version that is gone is an I/O error to a reader that began with it; the log says which file and why.
+            # A reader that began with a version that is gone gets an I/O error. The log contains the file and the
+            # reason.
             number = errno.EIO if error.errno == errno.ESTALE else error.errno or errno.EIO
             self._end(b"", number)
             return

@@ -1,7 +1,7 @@
-"""Names for the things that travel: a key says which bytes of which version of which file, or which directory.
+"""Keys of objects: bytes of one version of a file, or a directory.
 
-A key is plain `bytes`, so that it can be a dictionary key, go on the wire and be hashed without any conversion. The
-version of a file (its pin) is part of the key: bytes of two versions of a file can never meet under one key.
+A key is plain `bytes`, so it can be a dictionary key, be sent and be hashed without any conversion. The version of a
+file (its pin) is part of the key, so bytes of two versions of a file never have the same key.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_CHUNK = (1 << 32) - 1
 
 
 class Pin(NamedTuple):
-    """What tells one version of a file from another."""
+    """The attributes that distinguish versions of a file."""
 
     size: int
     mtime_ns: int
@@ -53,7 +53,7 @@ def chunk_key(path: bytes, pin: Pin, index: int) -> bytes:
 
 
 def parse_key(key: bytes) -> Key:
-    """The parts of a key; `BadKeyError` for anything that is not a clean absolute path of a known kind."""
+    """Return the parts of a key. Raise `BadKeyError` unless it has a known kind and a clean absolute path."""
     if not HEAD_BYTES < len(key) <= MAX_KEY_BYTES:
         raise BadKeyError("key has %d bytes" % len(key))
     kind, index, size, mtime_ns, ino = _HEAD.unpack_from(key)
@@ -65,7 +65,10 @@ def parse_key(key: bytes) -> Key:
 
 
 def check_path(path: bytes) -> None:
-    """Holds on return: absolute, no NUL, no empty, `.` or `..` part, so that joining it can never leave a root."""
+    """Check that a path is absolute and has no NUL and no empty, `.` or `..` part.
+
+    Joining such a path can never leave a root. Raises `BadKeyError` otherwise.
+    """
     if path == b"/":
         return
     if not path.startswith(b"/") or b"\0" in path:
@@ -78,7 +81,10 @@ def check_path(path: bytes) -> None:
 
 
 def digest(key: bytes, data: bytes | bytearray | memoryview) -> bytes:
-    """Made by the reader of the shared file system; covers the key: the right bytes of the wrong chunk fail too."""
+    """Compute the digest of an object. The reader of the shared file system computes it.
+
+    It covers the key, so the right bytes of the wrong chunk fail too.
+    """
     state = hashlib.sha256(key)
     state.update(data)
     return state.digest()
@@ -89,12 +95,12 @@ def chunk_count(size: int, chunk_bytes: int) -> int:
 
 
 def chunk_length(size: int, chunk_bytes: int, index: int) -> int:
-    """Bytes of chunk `index` of a file of `size`; 0 beyond its end."""
+    """Return the bytes of chunk `index` of a file of `size`, or 0 beyond its end."""
     return max(0, min(chunk_bytes, size - index * chunk_bytes))
 
 
 def sibling_key(key: bytes, index: int) -> bytes:
-    """The key of another chunk of the same version of the same file."""
+    """Return the key of another chunk of the same version of the same file."""
     return key[:1] + index.to_bytes(4, "little") + key[5:]
 
 
@@ -103,12 +109,12 @@ def chunk_index(key: bytes) -> int:
 
 
 def file_size(key: bytes) -> int:
-    """Of the file of a chunk."""
+    """Return the size of the file of a chunk."""
     return int.from_bytes(key[5:13], "little")
 
 
 def runs(keys: Sequence[bytes], most: int) -> list[list[bytes]]:
-    """Neighbouring chunks of one file together, up to `most`; the order stays."""
+    """Group neighbouring chunks of one file, up to `most`. The order is kept."""
     found: list[list[bytes]] = []
     for key in keys:
         if found and len(found[-1]) < most and _follows(found[-1][-1], key):
@@ -123,9 +129,9 @@ def _follows(key: bytes, later: bytes) -> bool:
 
 
 def stripe_of(key: bytes, stripes: int) -> int:
-    """Which reader of the shared file system an object belongs to; the version of a file plays no part in it.
+    """Return the stripe (the reader of the shared file system) of an object. The version of a file has no influence.
 
-    Runs of eight chunks stay together: all readers read one large file, without a seek at every chunk.
+    Runs of eight chunks stay together. So all readers share one large file, without a seek at every chunk.
     """
     if stripes == 1:
         return 0

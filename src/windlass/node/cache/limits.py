@@ -1,4 +1,4 @@
-"""Pace: a token bucket, back-off with jitter, and who is left alone for how long. Clock and seed come from outside."""
+"""Rate limits: a token bucket, back-off with jitter, and pauses for failed nodes. Clock and seed are parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Clock = Callable[[], float]
 
 
 class TokenBucket:
-    """`rate` tokens a second, at most `burst` saved up. `take` says how long to wait before going on."""
+    """`rate` tokens a second, at most `burst` saved. `take` returns how long to wait."""
 
     def __init__(self, rate: float, burst: float, clock: Clock = time.monotonic) -> None:
         self._rate = rate
@@ -22,7 +22,7 @@ class TokenBucket:
         self._lock = threading.Lock()
 
     def take(self, tokens: float = 1.0) -> float:
-        """Takes the tokens now, into debt if need be, and returns the seconds until they are earned."""
+        """Take the tokens now, into debt if necessary, and return the seconds until they are earned."""
         with self._lock:
             now = self._clock()
             self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate) - tokens
@@ -31,7 +31,7 @@ class TokenBucket:
 
 
 class NodeHealth:
-    """Which nodes to leave out. A failure costs a pause that doubles; wrong bytes cost the rest of the job."""
+    """Nodes to leave out. A failure causes a pause that doubles. Wrong bytes exclude a node for the rest of the job."""
 
     FIRST_PAUSE_S = 1.0
     LONGEST_PAUSE_S = 60.0
@@ -49,7 +49,7 @@ class NodeHealth:
             return node not in self.corrupt and self._until.get(node, 0.0) <= self._clock()
 
     def failed(self, node: int) -> None:
-        """Noted once per pause, however many requests went down with it."""
+        """Record a failure once per pause, regardless of how many requests failed with it."""
         with self._lock:
             if self._until.get(node, 0.0) > self._clock():
                 return
@@ -74,5 +74,8 @@ class NodeHealth:
 
 
 def fallback_jitter_s(nodes: int, random_: random.Random) -> float:
-    """A random wait before reading the shared file system in another node's place: 8,192 must not do it at once."""
+    """Return a random wait before this node reads the shared file system instead of another node.
+
+    Without it, 8,192 nodes could read at once.
+    """
     return random_.uniform(0.0, min(5.0, 0.002 * nodes))

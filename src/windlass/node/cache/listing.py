@@ -1,7 +1,7 @@
 """A directory as one value: every name with its attributes, and the targets of its symbolic links.
 
-One value answers every later question about the directory, "no such file" included, without asking anyone. Attributes
-lie in the order of the kernel's `fuse_attr`, so that a reply is a slice and not a conversion.
+One value answers every later query about the directory, including "no such file", without a request. Attributes are in
+the order of the kernel's `fuse_attr`, so a reply is a slice and not a conversion.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class BadListingError(ValueError):
 
 
 def pack_attr(status: os.stat_result, *, salt: int = 0, size: int | None = None) -> bytes:
-    """Kernel attributes of a file; `salt` keeps inode numbers of two file systems apart in one view."""
+    """Return the kernel attributes of a file. `salt` separates inode numbers of two file systems in one view."""
     mtime, mtime_rest = divmod(status.st_mtime_ns, 10**9)
     ctime, ctime_rest = divmod(status.st_ctime_ns, 10**9)
     mask = (1 << 64) - 1
@@ -53,14 +53,14 @@ def pack_attr(status: os.stat_result, *, salt: int = 0, size: int | None = None)
         status.st_uid,
         status.st_gid,
         status.st_rdev & 0xFFFFFFFF,
-        # What programs take as the size of one read: larger means fewer calls for `cp` and for buffered readers.
+        # Programs use this as the size of one read. A larger value means fewer calls for `cp` and for buffered readers.
         128 << 10 if stat.S_ISREG(status.st_mode) else 4096,
         0,
     )
 
 
 def folder_attr(ino: int) -> bytes:
-    """Attributes of a folder that exists only in the view, above the declared roots."""
+    """Return the attributes of a directory that exists only in the view, above the declared roots."""
     mode = stat.S_IFDIR | 0o555
     return ATTR.pack(ino, 4096, 8, 0, 0, 0, 0, 0, 0, mode, 2, os.getuid(), os.getgid(), 0, 4096, 0)
 
@@ -82,7 +82,7 @@ def attr_ctime_ns(attr: bytes) -> int:
 
 
 class Listing:
-    """A parsed directory. Parsing splits names and nothing else; the rest is done per question."""
+    """A parsed directory. Parsing only splits the names. All other work is done per query."""
 
     __slots__ = ("_blob", "_links", "_places", "attr", "names")
 
@@ -105,7 +105,7 @@ class Listing:
         return len(self.names)
 
     def place(self, name: bytes) -> int | None:
-        """Position of a name, or None: the file does not exist."""
+        """Return the position of a name, or None if the file does not exist."""
         places = self._places
         if places is None:
             places = self._places = dict(zip(self.names, range(len(self.names))))
@@ -120,7 +120,7 @@ class Listing:
         return int.from_bytes(self._blob[start : start + 4], "little")
 
     def target_at(self, place: int) -> bytes:
-        """Text of the symbolic link at `place`; empty where there is none."""
+        """Return the text of the symbolic link at `place`, or an empty string if it is not a link."""
         if self._links is None:
             texts = self._blob[len(self._blob) - self._links_bytes() :].split(b"\0")
             places = [p for p in range(len(self.names)) if stat.S_ISLNK(self.mode_at(p))]
@@ -137,7 +137,7 @@ class Listing:
 
 
 def pack_listing(attr: bytes, entries: Iterable[Entry]) -> bytes:
-    """The value that travels. Entries are sorted, so equal directories give equal bytes on every node."""
+    """Return the serialized directory. Entries are sorted, so equal directories give equal bytes on every node."""
     ordered = sorted(entries)
     names = b"\0".join(entry.name for entry in ordered)
     links = b"\0".join(entry.target for entry in ordered if entry.target is not None)

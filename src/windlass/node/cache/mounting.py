@@ -1,4 +1,4 @@
-"""Mounting and unmounting a FUSE file system: directly as root, through fusermount for everybody else."""
+"""Mount and unmount a FUSE file system: directly as root, through fusermount for other users."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CLONE = 0x8004E500
 
 
 def clone_device(device: int) -> int:
-    """A second descriptor of the same connection, with a queue of its own; the same one where the kernel has none."""
+    """Return a second descriptor of the same connection with a separate queue, or the same one if not supported."""
     try:
         other = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -33,11 +33,11 @@ def clone_device(device: int) -> int:
 
 
 def mount(where: str, name: str, *, allow_other: bool) -> int:
-    """Mounts at `where` and returns the device: directly as root, through fusermount for everybody else."""
+    """Mount at `where` and return the device: directly as root, through fusermount for other users."""
     if os.geteuid() == 0:
         try:
             return _mount_directly(where, name, allow_other)
-        except PermissionError:  # root of a container without the right to mount
+        except PermissionError:  # root of a container without permission to mount
             pass
     return _mount_through_fusermount(where, name, allow_other)
 
@@ -95,7 +95,7 @@ def fusermount() -> str:
 
 
 def unmount(where: str) -> None:
-    """Takes the mount away at once, also under open files; nothing happens where there is none."""
+    """Unmount at once, even with open files. Does nothing if `where` is not mounted."""
     if os.geteuid() == 0:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.umount2(os.fsencode(where), 2) == 0:

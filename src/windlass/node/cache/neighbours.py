@@ -1,8 +1,9 @@
-"""What lies beside a chunk that somebody waited for: a few chunks around it, and many ahead of one that sweeps a file.
+"""Chunks to read with a requested chunk: a few around it, and many ahead of a sweep through the file.
 
-The loader runs the initializers of a library one after the other, and what they touch lies in the order in which the
-library was linked: a walk through the file with gaps, forwards or (in the libraries of CUDA) backwards, often two or
-three at a time (code, constants). A read within a gap of where the last window ended goes on with one twice as long.
+The loader runs the initializers of a library one after the other. The pages that they touch are in link order. So the
+accesses form a sweep through the file with gaps, forwards or (in the libraries of CUDA) backwards. Often there are two
+or three sweeps at a time (code, constants). A read within a gap of the end of the last window continues the sweep with
+a window twice as long.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 from windlass.node.cache.keys import chunk_count, chunk_index, file_size
 
-RUN_CHUNKS = 4  # chunks of a library that are read together: those beside one that is wanted mostly are, too
+RUN_CHUNKS = 4  # library chunks that are read together: neighbours of a requested chunk are mostly needed too
 GAP_CHUNKS = 8
 FIRST_WINDOW, LAST_WINDOW = 8, 32
 _SWEEPS_EACH = 6
@@ -21,8 +22,10 @@ _FILES = 256
 
 
 class FileSweep(NamedTuple):
-    """A walk through a file: the chunks from `start` to `end` are on their way; `window` were asked for last, below
-    zero for a walk backwards."""
+    """A sweep through a file. The chunks from `start` to `end` are in transit.
+
+    `window` is the size of the last request. It is negative for a backwards sweep.
+    """
 
     start: int
     end: int
@@ -30,17 +33,17 @@ class FileSweep(NamedTuple):
 
 
 class Neighbours:
-    """Remembers the sweeps of the files that are read. Thread-safe; decides, and reads nothing."""
+    """The sweeps of the files that are read. Thread-safe. It only decides and reads nothing."""
 
     def __init__(self, chunk_bytes: int, limit_bytes: int) -> None:
-        """`limit_bytes`: of all windows together; what lies in the group of a chunk comes in any case."""
+        """`limit_bytes` limits all windows together. The group of a chunk is always read."""
         self._chunk_bytes = chunk_bytes
         self._left = limit_bytes
         self._lock = threading.Lock()
         self._files: OrderedDict[bytes, list[FileSweep]] = OrderedDict()
 
     def of(self, key: bytes) -> range:
-        """Numbers of the chunks to read after that of `key`, which may be among them."""
+        """Return the numbers of the chunks to read after the chunk of `key`, which may be among them."""
         index = chunk_index(key)
         count = chunk_count(file_size(key), self._chunk_bytes)
         with self._lock:
@@ -54,7 +57,7 @@ class Neighbours:
                 sweep = FileSweep(group, min(group + RUN_CHUNKS, count), 0)
                 wanted = range(sweep.start, sweep.end)
             elif found.start <= index < found.end:
-                return range(0)  # on its way already
+                return range(0)  # in transit already
             else:
                 sweeps.remove(found)
                 window = self._window(found, forwards=index >= found.end)
@@ -69,7 +72,7 @@ class Neighbours:
         return wanted
 
     def _window(self, sweep: FileSweep, *, forwards: bool) -> int:
-        """Twice the last one where the walk goes on in its direction; below zero backwards."""
+        """Return twice the last window if the sweep continues in its direction. The value is negative for backwards."""
         goes_on = sweep.window > 0 if forwards else sweep.window < 0
         window = min(LAST_WINDOW, max(FIRST_WINDOW, 2 * abs(sweep.window) if goes_on else 0))
         if self._left < window * self._chunk_bytes:
